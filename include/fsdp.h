@@ -860,7 +860,9 @@ enum {
   FSDP_MISSING_GRAD_ZEROS = 1, /* it counts as zeros: weights decay, and move on along their moments */
   FSDP_MISSING_GRAD_SKIP = 2   /* fsdp_step_adamw leaves weights and moments as they are, as torch.optim does; AdamW's
                                   number of steps goes on. fsdp_shard.flags tell a caller's own optimizer. Ranks agree
-                                  in fsdp_finish_grads, by one more exchange, of a bit for each such parameter */
+                                  in fsdp_finish_grads, by one more exchange, of a bit for each such parameter, where
+                                  they have not all given the same. Such a model is not captured into graphs. No
+                                  effect if FROZEN */
 };
 
 typedef struct fsdp_param {
@@ -1122,12 +1124,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uin
 
 /**
  * Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others
- * refuse it as they do a FROZEN one, fsdp_reduce_grad does not ask for it, and a group of which none is trained is not
- * reduced. No step changes its weights or states; its gradient counts as zeros in norms. Memory stays as it was
- * planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank: what is trained is
- * compared at the end of the step. Blocks: no. Window: either, between steps: no gradient may have been acquired since
- * the last publish, and inside the window there may be none. Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1),
- * INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
+ * refuse it as they do a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not ask for it, and a group
+ * of which none is trained is not reduced: fsdp_reduce_grad does nothing there, and need not be called.
+ * fsdp_apply_grads still lists it, with data NULL. No step changes its weights or states, with weight decay or without;
+ * fsdp_shard.flags have FROZEN, its main gradient is zeros, also in norms. fsdp_get_param_info shows it as declared.
+ * Memory stays as it was planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank:
+ * what is trained is compared in the model's next meeting, at the latest at the end of the step; until then ranks that
+ * reduce other groups than their peers are MISMATCH at once, and their contexts have failed. Blocks: no. Window:
+ * either, between steps: no gradient may have been acquired since the last publish, and inside the window there may be
+ * none. A graph that was captured before can be replayed only once the same is trained again.
+ * Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable);
 
@@ -1196,10 +1202,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t 
 
 /**
  * fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
- * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
- * is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
- * buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has no room for all
- * of them at once. Since 0.2.
+ * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, or
+ * is not trained, data is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the
+ * host device, if a buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has
+ * no room for all of them at once. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
                                                  fsdp_tensor *grads, uint64_t grad_count, uint64_t grad_stride,
@@ -1435,7 +1441,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_check_replicas(fsdp_model *model, uint32_
 
 /** One full gradient for fsdp_apply_grads. May grow: it comes with a stride. */
 typedef struct fsdp_grad {
-  const void *data; /* NULL: none, counts as zeros */
+  const void *data; /* NULL: none, counts as zeros (but see fsdp_missing_grad) */
   uint64_t element_count;
   fsdp_dtype dtype;
   uint32_t reserved; /* must be 0 */
@@ -1443,10 +1449,11 @@ typedef struct fsdp_grad {
 
 /**
  * A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
- * for each trainable parameter of the model, group by group in declaration order. Same bits as put, reduce, finish and
- * step. If max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before
- * clipping; gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and
- * with 0 whether norm is NULL, must be alike on every rank.
+ * for each parameter of the model that was not declared FROZEN, group by group in declaration order; that of one that
+ * is not trained now (fsdp_set_param_trainable) has data NULL. Same bits as put, reduce, finish and step. If max_norm >
+ * 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping; gradients
+ * that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0 whether norm is
+ * NULL, must be alike on every rank.
  * Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
  * 0.2.
  */
@@ -1769,8 +1776,9 @@ typedef struct fsdp_capture fsdp_capture;
  * it fails on every rank with the error of this one, and the next capture is as good as any.
  * Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
  * library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
- * under way), UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host,
- * which no graph can hold), TIMEOUT (the library's work has not ended), SYSTEM. Since 0.2.
+ * under way), UNSUPPORTED (host device; a parameter with FSDP_MISSING_GRAD_SKIP; calls between here and the end: ranks
+ * that exchange through memory of the host, which no graph can hold), TIMEOUT (the library's work has not ended),
+ * SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_stream stream);
 

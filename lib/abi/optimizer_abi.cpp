@@ -79,7 +79,7 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     value.row_offset = own.slice.tensor_offset / row;
     value.row_count = own.slice.count / row;
     value.lr_scale = param.lr_scale;
-    value.flags = param.flags;
+    value.flags = param.flags | (impl.optimizer(call).is_kept(own) ? FSDP_PARAM_FROZEN + 0u : 0u);
     value.state_count = static_cast<uint32_t>(impl.spec().states.size());
     write_output(shard, value);
   });

@@ -75,6 +75,11 @@ void read_quantization(const fsdp_param &given, uint64_t index, memory::ParamSpe
   param.quantization = given.quantization;
 }
 
+void read_missing_grad(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
+  param.missing_grad = read_enum(given.missing_grad, FSDP_MISSING_GRAD_ZEROS + 0, FSDP_MISSING_GRAD_SKIP + 0, call,
+                                 field_of(index, param, "missing_grad"));
+}
+
 // Nothing is computed of bytes.
 void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *call) {
   if (!param.frozen())
@@ -110,6 +115,7 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
                               field_of(index, param, "lr_scale"));
   param.user_data = given.user_data;
   read_quantization(given, index, param, call);
+  read_missing_grad(given, index, param, call);
   if (param.dtype == FSDP_UINT8) check_bytes(param, index, call);
   return param;
 }
@@ -305,6 +311,7 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
     value.lr_scale = spec.lr_scale;
     value.user_data = spec.user_data;
     value.quantization = spec.quantization;
+    value.missing_grad = spec.missing_grad;
     if (spec.is_box()) value.global_shape = spec.global_shape.data(), value.global_offset = spec.global_offset.data();
     write_output(param, value);
   });
@@ -465,9 +472,11 @@ fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, dou
 
 fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable) {
   constexpr auto call = "fsdp_set_param_trainable";
-  return in_group(group, call, [&](HandledModel &, engine::Runtime &runtime, engine::Group &impl) {
+  return in_group(group, call, [&](HandledModel &model, engine::Runtime &runtime, engine::Group &impl) {
     runtime.place(impl, param_index, call);
-    fail(FSDP_UNSUPPORTED, "{}: not built yet ({})", call, trainable);
+    if (trainable != 0 && trainable != 1)
+      fail(FSDP_INVALID_ARGUMENT, "{}: trainable is {}, it must be 0 or 1", call, trainable);
+    model.set_trainable(impl, param_index, trainable == 1);
   });
 }
 

@@ -13,7 +13,8 @@ Capture::Capture(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimiz
       reducer_(reducer),
       optimizer_(optimizer),
       number_(number),
-      name_(runtime.context.flight().keep(format_text("capture {}", number))) {
+      name_(runtime.context.flight().keep(format_text("capture {}", number))),
+      trained_(runtime.step.trained()) {
   device::Device &device = runtime.context.device();
   device::Stream &caller = device.caller_stream(stream);
   const uint64_t id = caller.capture_id();
@@ -121,6 +122,8 @@ std::string Capture::find_difference() const {
   if (has_step_ && lr_scales_ != runtime_.step.lr_scales())
     return format_text(
         "an lr_scale was changed after capture {}, whose step has those of before; capture the step again", number_);
+  if (trained_ != runtime_.step.trained())
+    return format_text("other parameters are trained than in capture {}; capture again", number_);
   const std::string difference = engine::find_difference(before_, read(), runtime_);
   if (difference.empty()) return {};
   return format_text("the model is not in the state in which capture {} began: {}", number_, difference);

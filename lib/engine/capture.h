@@ -77,6 +77,7 @@ class Capture {
   KnownNorm norm_;            // before
   bool has_step_ = false, has_norm_ = false;
   uint64_t lr_scales_ = 0;  // of that step, as Runtime has them
+  uint64_t trained_;        // ... and which parameters are trained, from the beginning
   fsdp_adamw_options adamw_{};
 };
 

@@ -12,6 +12,11 @@ void Reducer::check_open(const Group &group, uint64_t param_index, const char *c
   if (param.frozen())
     fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name,
          group.name());
+  if (!param.trained)
+    fail(FSDP_INVALID_STATE,
+         "{}: parameter '{}' of group '{}' is not trained now and has no gradient; call fsdp_set_param_trainable "
+         "between steps to train it again",
+         call, param.name, group.name());
   if (group.grad.last)
     fail(FSDP_INVALID_STATE,
          "{}: group '{}' was already reduced with FSDP_LAST in this step; the next call is fsdp_finish_grads", call,
@@ -30,7 +35,7 @@ void Reducer::check_unfinished(const Group &group, uint64_t param_index, const c
 void Reducer::check_takes_all(const char *call) const {
   for (const Group &group : runtime_.groups)
     for (uint64_t i = 0; i < group.places.size(); ++i) {
-      if (runtime_.param(group, i).frozen() || (!group.grad.last && !group.grad.completed[i])) continue;
+      if (!runtime_.param(group, i).has_gradient() || (!group.grad.last && !group.grad.completed[i])) continue;
       fail(FSDP_INVALID_STATE,
            "{}: the gradient of parameter '{}' of group '{}' was {}, and takes no other now; end the step as it was "
            "begun, or call fsdp_discard_step",
@@ -69,6 +74,36 @@ void Reducer::await_free(GradPart &part, device::Stream &caller) {
   };
   await(part);
   for (const uint32_t number : part.overlaps) await(runtime_.parts[number]);
+}
+
+// What is not trained is in the buffer too, and in the sums of it.
+void Reducer::clear_untrained(const GradPart &part, device::Stream &caller) {
+  const Group &group = *part.group;
+  if (group.plan->persistent_grad && group.grad.given_count) return;  // it is clear since the first contribution
+  for (const uint32_t p : part.plan->params) {
+    const memory::ParamSpec &param = runtime_.param(group, p);
+    if (param.trained) continue;
+    const Plane &full_grad = runtime_.bucket(group.places[p]).plane(PlaneKind::full_grad);
+    caller.fill(full_grad.element(runtime_.placement(group.places[p]).full_offset), 0,
+                param.element_count * dtype_size(full_grad.dtype()));
+  }
+}
+
+// Once, since nothing is reduced into them, and all that this rank has of them: the outer axis may add it to what other
+// ranks have. In a capture nothing has happened yet.
+void Reducer::clear_untrained_sums(device::Stream &caller) {
+  if (cleared_) return;
+  runtime_.join_window(caller);
+  for (const GradPart &part : runtime_.parts) {
+    if (part.trained_count()) continue;
+    for (const uint32_t b : part.plan->buckets) {
+      const Bucket &bucket = runtime_.storage->buckets()[b];
+      const Plane &sums = bucket.plane(PlaneKind::grad);
+      caller.fill(sums.data, 0, bucket.plan->bytes(*sums.plan, "main grads"));
+    }
+  }
+  runtime_.leave_window(caller);
+  cleared_ = runtime_.capture_id == 0;
 }
 
 void Reducer::make_room(GradPart &part, device::Stream &caller, const char *call) {
@@ -164,9 +199,11 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, uint32_t flags, fs
                 group.plan->persistent_grad ? state.touched[param_index] != 0 : again};
   state.acquired[param_index] = 1;
   state.touched[param_index] = 1;
+  state.given[param_index] = 1;
   state.writers[param_index] = stream;
   if (!wrote(stream)) {
     await_free(part, caller);
+    if (part.streams.empty()) clear_untrained(part, caller);
     part.streams.push_back(stream);
   }
   if ((flags & FSDP_GRAD_ZEROED) && !lent.accumulate) {
@@ -185,7 +222,7 @@ void Reducer::check_lends_all(const Group &group, const char *call) const {
          "one first, or raise max_pending_bytes",
          call, group.name(), group.parts.size(), runtime_.spec.max_pending_bytes);
   for (uint64_t i = 0; i < group.places.size(); ++i) {
-    if (runtime_.param(group, i).frozen()) continue;
+    if (!runtime_.param(group, i).has_gradient()) continue;
     check_open(group, i, call);
     check_unfinished(group, i, call);
   }
@@ -196,7 +233,7 @@ void Reducer::check_lends_all(const Group &group, const char *call) const {
 void Reducer::check_room(std::span<const GradPart> opened, const char *call) const {
   size_t lent = pool_.live - pool_.reducing.size();
   for (const GradPart &part : opened) {
-    if (part.stage == GradStage::lent || part.group->plan->persistent_grad) continue;
+    if (part.stage == GradStage::lent || part.group->plan->persistent_grad || part.trained_count() == 0) continue;
     if (lent++ >= most_live_) refuse_more(part, call);
     for (const uint32_t number : part.overlaps)
       if (runtime_.parts[number].stage == GradStage::lent) refuse_shared(part, runtime_.parts[number], call);
@@ -210,7 +247,7 @@ std::span<const LentGrad> Reducer::acquire_all(Group &group, uint32_t flags, fsd
   flags &= ~uint32_t{FSDP_GRAD_NO_WAIT};
   lent_.clear();
   for (uint64_t i = 0; i < group.places.size(); ++i)
-    lent_.push_back(runtime_.param(group, i).frozen() ? LentGrad{} : acquire(group, i, flags, stream, call));
+    lent_.push_back(!runtime_.param(group, i).has_gradient() ? LentGrad{} : acquire(group, i, flags, stream, call));
   return lent_;
 }
 
@@ -224,8 +261,12 @@ void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dty
     fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has {} elements, element_count is {}", call,
          param.name, group.name(), param.element_count, element_count);
   if (data && !is_number(dtype)) fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a dtype", call, dtype);
+  const uint8_t given = group.grad.given[param_index];
   const LentGrad lent = acquire(group, param_index, data ? flags : flags | FSDP_GRAD_ZEROED, stream, call);
-  if (!data) return;
+  if (!data) {
+    group.grad.given[param_index] = given;  // zeros are none
+    return;
+  }
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
   if (lent.accumulate) {
     caller.add(lent.data, lent.dtype, data, dtype, element_count);
@@ -238,7 +279,7 @@ void Reducer::check_complete(const Group &group) const {
   std::string missing;
   for (size_t i = 0; i < group.places.size(); ++i) {
     const memory::ParamSpec &param = runtime_.param(group, i);
-    if (param.frozen() || group.grad.acquired[i]) continue;
+    if (!param.has_gradient() || group.grad.acquired[i]) continue;
     missing += format_text("{}'{}'", missing.empty() ? "" : ", ", param.name);
   }
   if (!missing.empty())

@@ -44,7 +44,7 @@ class Declaration {
   // The seal's own: throws the first violation.
   std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal() { sealed_ = true; }
-  // Afterwards the lr_scale alone may change.
+  // Afterwards the lr_scale, and whether it is trained, alone may change.
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:

@@ -27,7 +27,7 @@ void Reducer::check_drained(Group &group, uint64_t first, uint64_t end, const de
     --live;
   };
   for (uint64_t i = first; i < end; ++i) {
-    if (runtime_.param(group, i).frozen()) continue;
+    if (!runtime_.param(group, i).has_gradient()) continue;
     const GradPart &part = group.part_of(i);
     if (part.stage == GradStage::lent || std::exchange(would_[part.number].open, true)) continue;
     drain(part, part);

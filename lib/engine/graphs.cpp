@@ -7,9 +7,21 @@
 
 namespace fsdp::engine {
 
+// Ranks agree on the host which parameters a step skips, and a graph has its kernels for all steps.
+void Graphs::require_no_skips(const char *call) const {
+  for (const memory::GroupSpec &group : runtime_.spec.groups)
+    for (const memory::ParamSpec &param : group.params)
+      if (param.skips_missing())
+        fail(FSDP_UNSUPPORTED,
+             "{}: parameter '{}' of group '{}' has FSDP_MISSING_GRAD_SKIP, and a graph cannot leave it out in one step "
+             "and not in another; declare it with FSDP_MISSING_GRAD_ZEROS to capture",
+             call, param.name, group.name);
+}
+
 void Graphs::begin_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_begin_capture";
   require_no_replay(call);
+  require_no_skips(call);
   if (!runtime_.has_graphs) fail(FSDP_UNSUPPORTED, "{}: the host device has no graphs", call);
   if (runtime_.spec.schedule == FSDP_SCHEDULE_ANY)
     fail(FSDP_UNSUPPORTED,

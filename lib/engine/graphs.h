@@ -48,6 +48,7 @@ class Graphs {
   std::string describe_open() const;
 
  private:
+  void require_no_skips(const char *call) const;
   void end_failed_begin();
   std::string find_obstacle(const Capture &capture, fsdp_stream stream);
   void require_prepared(const Capture &capture, fsdp_stream stream, const char *call) const;

@@ -89,6 +89,8 @@ struct GradPart : PartState {
   uint64_t all_reduced_bytes = 0;              // that one all-reduce reads: those, and the other ranks' sums
   const char *flight_name = nullptr;           // the flight recorder's copy
   const char *trace_name = nullptr;            // the timeline's copy; NULL if there is none
+
+  uint32_t trained_count() const;  // of its parameters, those that have a gradient now
 };
 
 // What calls change of a group's gradient.
@@ -97,6 +99,7 @@ struct ContributionState {
   std::vector<uint8_t> acquired;     // parameters written in this contribution
   std::vector<uint8_t> completed;    // ... and that no one writes any more
   std::vector<uint8_t> touched;      // ... since the last publish (persistent buffers)
+  std::vector<uint8_t> given;        // parameters that got a gradient since then; in the update window, on any rank
   std::vector<fsdp_stream> writers;  // the stream that wrote each parameter last
   uint32_t reduced_count = 0;        // contributions in the main grads
   uint32_t given_count = 0;          // calls of fsdp_reduce_grad
@@ -134,8 +137,15 @@ struct Group {
   const char *trace_name = nullptr;   // the timeline's copy; NULL if there is none
 
   const char *name() const { return spec->name.c_str(); }
+  bool trained() const { return spec->trained(); }
   GatherSlot &slot(fsdp_phase phase) { return slots[plan->slot_of(phase)]; }
   GradPart &part_of(uint64_t param_index) { return parts[places[param_index].part]; }
 };
+
+inline uint32_t GradPart::trained_count() const {
+  uint32_t count = 0;
+  for (const uint32_t param : plan->params) count += group->spec->params[param].has_gradient();
+  return count;
+}
 
 }  // namespace fsdp::engine

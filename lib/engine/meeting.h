@@ -24,9 +24,11 @@ struct Meeting {
   uint64_t reduces = 0;    // contributions of this step that were to be reduced one by one: the same on every rank
   uint64_t calls = 0;      // a hash of the gathers and reduces since the last update, where these are messages
   uint64_t capture = 0;    // the number of the one under way, or to be replayed; 0: none
+  uint64_t trained = 0;    // a hash of which parameters are trained: the same on every rank
+  uint64_t given = 0;      // ... of which have a gradient, of those that are skipped without: may differ
   uint64_t waited_ns = 0;  // for peers, at the end of a step before this meeting; 0: nothing to tell
   uint64_t flags = 0;      // of fsdp_finish_grads: must be the same on every rank
-  char text[440] = {};     // of one that is sound: its numbers
+  char text[424] = {};     // of one that is sound: its numbers
 
   StepNumbers numbers() const {
     StepNumbers numbers;

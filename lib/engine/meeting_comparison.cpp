@@ -4,6 +4,7 @@
 
 #include "engine/lr_scales.h"
 #include "engine/meetings.h"
+#include "engine/trained.h"
 
 namespace fsdp::engine {
 namespace {
@@ -92,6 +93,7 @@ void Meetings::compare(Differences &found) {
   for (uint32_t r = 1; r < told.size(); ++r) {
     const uint32_t rank = team.world_rank(r);
     std::string text = compare_given(rank, told[r], team.world_rank(0), told[0]);
+    if (told[r].trained != told[0].trained) append(text, compare_trained(runtime_.spec, team, 0, r));
     if (told[r].sound && r > base) {
       if (told[r].reduces != sound->reduces)
         append(text, format_text("rank {} reduced {} contributions of groups in this step, rank {} reduced {}", rank,

@@ -31,6 +31,8 @@ void Meetings::meet(const Arrival &call) {
   mine.version = runtime_.step.version();
   mine.value = call.value;
   mine.reduces = call.reduces;
+  mine.trained = runtime_.step.trained();
+  mine.given = call.given;
   mine.calls = runtime_.calls.hash();
   mine.capture = call.capture;
   mine.flags = call.flags;
@@ -72,6 +74,10 @@ bool Meetings::all_came_for(Intent intent) const {
 
 bool Meetings::all_sound() const {
   return std::ranges::all_of(told(), [](const Meeting &one) { return one.sound != 0; });
+}
+
+bool Meetings::all_gave_alike() const {
+  return std::ranges::all_of(told(), [&](const Meeting &one) { return one.given == told().front().given; });
 }
 
 // Clocks of hosts differ, so ranks tell how long they have waited: who waited least came last.

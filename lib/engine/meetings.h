@@ -25,6 +25,7 @@ class Meetings {
     int32_t blamed = -1;  // the rank of the job that is why; -1: this one
     StepNumbers numbers = {};
     uint64_t reduces = 0;  // of a step that finishes
+    uint64_t given = 0;    // ... and a hash of which parameters have a gradient (given_grads.h)
     uint32_t capture = 0;  // the number of the one under way, or to be replayed; 0: none
     uint32_t flags = 0;    // of fsdp_finish_grads
   };
@@ -40,6 +41,9 @@ class Meetings {
   // Of the last one: is there a rank whose collectives cannot end by themselves?
   void say_sound(bool sound) { meetings_.back().sound = sound; }
   bool all_sound() const;
+
+  // Of the last one: has every rank given the same parameters a gradient?
+  bool all_gave_alike() const;
 
   uint64_t count() const { return count_; }              // so many were there
   uint32_t captures() const { return captures_; }        // the highest number that any rank has told of

@@ -7,6 +7,7 @@
 #include "engine/lr_scales.h"
 #include "engine/outcome.h"
 #include "engine/queues.h"
+#include "engine/trained.h"
 #include "memory/quantization.h"
 
 namespace fsdp::engine {
@@ -46,6 +47,7 @@ void Model::seal_running() {
   if (!teams.inner_data->traits().receives_slices) drop_received(*plan_);
   runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), teams);
   runtime_->step.set_lr_scales(hash_lr_scales(spec));
+  runtime_->set_trained(hash_trained(spec), true);
   // Where another rank fails, this one has no parts either: the model is not sealed.
   std::unique_ptr<SealedParts> parts;
   share_outcome(*team, catch_error([&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); }));
@@ -119,6 +121,24 @@ void Model::set_lr_scale(const Group &group, uint64_t param_index, double lr_sca
   param.lr_scale = lr_scale == 0 ? 0 : lr_scale;  // no negative zero: equal ones have equal bits
   param.flags = lr_scale == 0 ? param.flags | FSDP_PARAM_LR_ZERO : param.flags & ~uint32_t{FSDP_PARAM_LR_ZERO};
   state.step.set_lr_scales(hash_lr_scales(spec()));
+}
+
+void Model::set_trainable(const Group &group, uint64_t param_index, bool trainable) {
+  constexpr auto call = "fsdp_set_param_trainable";
+  Runtime &state = runtime(call);
+  state.require_eager(call);
+  memory::ParamSpec &param = declaration_.param(group.index, param_index);
+  if (param.frozen())
+    fail(FSDP_INVALID_STATE,
+         "{}: parameter '{}' of group '{}' was declared FROZEN, and has neither gradient nor optimizer; declare it "
+         "without FSDP_PARAM_FROZEN to train it later",
+         call, param.name, group.name());
+  parts_->update.require_between_steps(call);
+  if (param.trained == trainable) return;
+  param.trained = trainable;
+  parts_->optimizer.list_trained();
+  parts_->reducer.forget_cleared();
+  state.set_trained(hash_trained(spec()), trains_all(spec()));
 }
 
 // A call that ends so by itself was inside; who reports it takes it for one that was not (CallScope).

@@ -21,18 +21,34 @@ Optimizer::Optimizer(Runtime &runtime, bool adamw)
     if (main.slice.count)
       shards_.push_back({main.group.index, main.param_index, main.ordinal, &main.bucket, main.slice, counted});
   });
-  batches_ = make_batches();
+  kept_.reserve(shards_.size());
+  grads_.reserve(shards_.size());
+  squares_.reserve(shards_.size());
+  measured_ordinals_.reserve(shards_.size());
   list_grads();
+  adopt(make_batches());
 }
 
-// What all main grads are measured and scaled by, in a few launches.
-void Optimizer::list_grads() {
+bool Optimizer::is_kept(const Shard &shard) const noexcept {
+  const memory::ParamSpec &param = param_of(shard);
+  if (!param.has_gradient()) return true;
+  return param.skips_missing() && runtime_.step.window_has_grads() &&
+         !runtime_.groups[shard.group].grad.given[shard.param_index];
+}
+
+// What all main grads are measured and scaled by, in a few launches. Of what is not trained they are zeros: one of
+// them stands for all, and the result is written like the others.
+void Optimizer::list_grads() noexcept {
+  grads_.clear();
+  squares_.clear();
+  measured_ordinals_.clear();
   for (const Shard &shard : shards_) {
-    grads_.push_back({main_grad(shard), shard.slice.count});
+    const bool trained = param_of(shard).has_gradient();
+    if (trained) grads_.push_back({main_grad(shard), shard.slice.count});
     if (shard.counted.count == 0) continue;
     const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
     const auto *counted = reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted));
-    squares_.push_back({nullptr, counted, shard.counted.count, granule});
+    squares_.push_back({nullptr, counted, trained ? shard.counted.count : 1, trained ? granule : 1});
     measured_ordinals_.push_back(shard.ordinal);
   }
   std::ranges::sort(grads_, std::less<>(), &device::FloatSpan::values);
@@ -43,6 +59,11 @@ void Optimizer::list_grads() {
     else
       grads_[++last] = grads_[i];
   if (!grads_.empty()) grads_.resize(last + 1);
+}
+
+void Optimizer::list_trained() noexcept {
+  list_grads();
+  list_spans();
 }
 
 device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
@@ -67,35 +88,43 @@ bool continues(const device::AdamWSpan &a, const device::AdamWSpan &b) {
          follows(a.compute, b.compute, dtype_size(a.compute_dtype));
 }
 
-void merge_neighbours(std::vector<device::AdamWSpan> &spans) {
-  std::sort(spans.begin(), spans.end(), [](const auto &a, const auto &b) { return std::less<>()(a.weight, b.weight); });
-  size_t last = 0;
-  for (size_t i = 1; i < spans.size(); ++i) {
-    if (continues(spans[last], spans[i])) {
-      spans[last].count += spans[i].count;
-    } else {
-      spans[++last] = spans[i];
-    }
-  }
-  spans.resize(last + 1);
+void add_span(std::vector<device::AdamWSpan> &spans, const device::AdamWSpan &span) noexcept {
+  if (!spans.empty() && continues(spans.back(), span))
+    spans.back().count += span.count;
+  else
+    spans.push_back(span);
 }
 
 }  // namespace
 
 // What is done to each element depends on nothing else, so neither order nor cuts change a bit.
 std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
-  std::map<std::pair<double, bool>, std::vector<device::AdamWSpan>> alike;
+  std::map<std::pair<double, bool>, std::vector<ShardSpan>> alike;
   for (const Shard &shard : shards_) {
-    const memory::ParamSpec &param = runtime_.param(runtime_.groups[shard.group], shard.param_index);
+    const memory::ParamSpec &param = param_of(shard);
     alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].push_back(
-        span_of(shard));
+        {&shard, span_of(shard)});
   }
   std::vector<AdamWBatch> batches;
-  for (auto &[key, spans] : alike) {
-    merge_neighbours(spans);
-    batches.push_back({key.first, key.second, {}, std::move(spans)});
+  for (auto &[key, shards] : alike) {
+    std::ranges::sort(shards, std::less<>(), [](const ShardSpan &one) { return one.span.weight; });
+    batches.push_back({key.first, key.second, {}, std::move(shards), {}});
+    batches.back().spans.reserve(batches.back().shards.size());
   }
   return batches;
+}
+
+void Optimizer::adopt(std::vector<AdamWBatch> batches) noexcept {
+  batches_ = std::move(batches);
+  list_spans();
+}
+
+void Optimizer::list_spans() noexcept {
+  kept_.clear();
+  for (AdamWBatch &batch : batches_) {
+    batch.spans.clear();
+    for (const ShardSpan &one : batch.shards) add_span(is_kept(*one.shard) ? kept_ : batch.spans, one.span);
+  }
 }
 
 const Shard &Optimizer::shard(uint64_t index, const char *call) const {
@@ -178,6 +207,7 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device:
   runtime_.join_window(caller);
   make_steps(lr, given);
   for (const AdamWBatch &batch : batches_) caller.adamw(batch.step, batch.spans);
+  cast_spans(kept_, caller);
   quantizer_.quantize(caller);
   runtime_.step.stepped(given.step);
 }
@@ -191,6 +221,7 @@ void Optimizer::step_adamw_captured(device::Stream &caller) {
          batches_.size());
   const device::AdamW *step = steps();
   for (const AdamWBatch &batch : batches_) caller.adamw_from(step++, batch.spans);
+  cast_spans(kept_, caller);
   quantizer_.quantize(caller);
   runtime_.step.stepped(runtime_.step.adamw_step() + 1);
 }
@@ -201,10 +232,15 @@ void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device
   for (const AdamWBatch &batch : batches_) caller.store_step(step++, batch.step);
 }
 
+// What a step keeps may have been loaded in its window.
+void Optimizer::cast_spans(std::span<const device::AdamWSpan> spans, device::Stream &stream) const {
+  for (const device::AdamWSpan &span : spans)
+    if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
+}
+
 void Optimizer::cast_weights(device::Stream &stream) {
-  for (const AdamWBatch &batch : batches_)
-    for (const device::AdamWSpan &span : batch.spans)
-      if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
+  for (const AdamWBatch &batch : batches_) cast_spans(batch.spans, stream);
+  cast_spans(kept_, stream);
   quantizer_.quantize(stream);
 }
 

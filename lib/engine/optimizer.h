@@ -23,13 +23,19 @@ struct Shard {
   layout::Slice counted;
 };
 
-// Shards that are updated alike, in the order of their addresses; those that lie one behind the other in every plane
-// are one span. The moments are NULL without AdamW.
+struct ShardSpan {
+  const Shard *shard;
+  device::AdamWSpan span;
+};
+
+// Shards that are updated alike, in the order of their addresses. The spans are those that a step changes; what lies
+// one behind the other in every plane is one span. The moments are NULL without AdamW.
 struct AdamWBatch {
   double lr_scale;
   bool decays;
   device::AdamW step{};  // of the last step
-  std::vector<device::AdamWSpan> spans;
+  std::vector<ShardSpan> shards;
+  std::vector<device::AdamWSpan> spans;  // has room for all of them
 };
 
 // Ranks that asked for different things with a norm: the lowest that differs from the first of those that measure it
@@ -53,6 +59,9 @@ class Optimizer {
   const Shard &shard(uint64_t index, const char *call) const;
   float *main_weight(const Shard &shard) const;
   float *main_grad(const Shard &shard) const;
+  // Weights and states are to stay as they are: it is not trained, or, in the update window of a step, no rank has
+  // given it a gradient and it asked to be skipped then.
+  bool is_kept(const Shard &shard) const noexcept;
   const Plane &state(const Shard &shard, const char *name, const char *call) const;
 
   // further: other models' norms are added over its ranks; NULL: none. norm: NULL if the host need not wait for it.
@@ -63,7 +72,11 @@ class Optimizer {
   void set_known_norm(const KnownNorm &norm) noexcept { known_norm_ = norm; }
   // Batches with another lr_scale for one parameter, and their adoption, which cannot fail.
   std::vector<AdamWBatch> make_batches(const memory::ParamSpec *changed = nullptr, double lr_scale = 0) const;
-  void adopt(std::vector<AdamWBatch> batches) noexcept { batches_ = std::move(batches); }
+  void adopt(std::vector<AdamWBatch> batches) noexcept;
+  // After what is trained has changed.
+  void list_trained() noexcept;
+  // After the update window has opened in which shards are kept, or not.
+  void list_spans() noexcept;
   void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
   // What scales is kept for the model's next meeting, where it must be the same on every rank.
   void scale_grads(double factor, device::Stream &caller);
@@ -98,7 +111,11 @@ class Optimizer {
   std::byte *compute(const Shard &shard) const;
   void make_steps(double lr, const StepNumbers &numbers);
   device::AdamWSpan span_of(const Shard &shard) const;
-  void list_grads();
+  const memory::ParamSpec &param_of(const Shard &shard) const noexcept {
+    return runtime_.groups[shard.group].spec->params[shard.param_index];
+  }
+  void list_grads() noexcept;
+  void cast_spans(std::span<const device::AdamWSpan> spans, device::Stream &stream) const;
   // scratch: one value a parameter for this rank, then a chunk of parameters for every rank
   double *own_values() const {
     std::byte *const norms = runtime_.storage->own_part(memory::RegionId::norms);
@@ -115,8 +132,10 @@ class Optimizer {
   Quantizer quantizer_;
   KnownNorm known_norm_;
   std::vector<Shard> shards_;
+  // Lists have room for all shards, so that they are made anew without memory.
   std::vector<AdamWBatch> batches_;           // of all of them
-  std::vector<device::FloatSpan> grads_;      // ... that are not empty, with neighbours as one
+  std::vector<device::AdamWSpan> kept_;       // ... what no step changes now
+  std::vector<device::FloatSpan> grads_;      // main grads of what is trained, with neighbours as one
   std::vector<device::SquaresSpan> squares_;  // of what is counted of them; who measures says where the results go
   std::vector<uint32_t> measured_ordinals_;   // ... of the parameter of each
   std::vector<const char *> names_;           // of all parameters of the model

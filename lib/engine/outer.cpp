@@ -140,14 +140,14 @@ void Outer::sum(const OuterSums &sums, uint32_t turn, bool accumulate, const com
 
 void Outer::reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version) {
   stream_->wait(*part.reduced);
-  sum(part.outer, turn, accumulate, {part.number, part.name.c_str()}, part, version);
+  sum(part.outer, turn, accumulate, {part.number, part.name.c_str(), nullptr, note_}, part, version);
   if (part.partial) stream_->record(*partial_free_[turn]);
   stream_->record(*part.group->grad.summed);
 }
 
 void Outer::reduce_group(Group &group, const device::Event &reduced, uint64_t version) {
   stream_->wait(reduced);
-  sum(group.outer, 0, false, {group.index, group.name()}, group, version);
+  sum(group.outer, 0, false, {group.index, group.name(), nullptr, note_}, group, version);
   stream_->record(*group.grad.summed);
 }
 

@@ -61,6 +61,8 @@ class Outer {
   // Brings the updated compute weights of other outer ranks.
   void gather_weights(Group &group, uint64_t version);
   bool gathers() const { return gathers_; }
+  // What messages say behind the names of what is summed; stays where it is.
+  void set_note(const char *note) { note_ = note; }
 
   device::Stream &stream() { return *stream_; }
   comm::Collectives &sum_comm() { return *sums_; }
@@ -85,6 +87,7 @@ class Outer {
   uint32_t rank_;   // of the outer team
   uint32_t inner_;  // of the inner team
   bool gathers_;
+  const char *note_ = "";
   std::unique_ptr<comm::Collectives> sums_, weights_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<StreamTrace> trace_;

@@ -37,13 +37,13 @@ void Reducer::complete(Group &group, uint64_t param_index, fsdp_stream stream) {
   check_writers(group, call);
   GradPart &part = group.part_of(param_index);
   group.grad.completed[param_index] = 1;
-  if (++part.complete_count == part.plan->params.size() && !group.plan->persistent_grad) reduce_part(part);
+  if (++part.complete_count == part.trained_count() && !group.plan->persistent_grad) reduce_part(part);
 }
 
 void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   const CallSpan span(runtime_, "reduce_grad", &group);
   runtime_.caller_stream(stream, "fsdp_reduce_grad");
-  if (!group.plan->trainable) return;
+  if (!group.trained()) return;
   Contribution &grad = group.grad;
   if (grad.last)
     fail(FSDP_INVALID_STATE,
@@ -71,7 +71,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
 void Reducer::reduce_parts(Group &group, bool last) {
   const device::Event *reduced = nullptr;
   for (size_t p = group.parts.size(); p-- > 0;) {
-    if (group.parts[p].given) continue;
+    if (group.parts[p].given || group.parts[p].trained_count() == 0) continue;
     reduce_part(group.parts[p]);
     reduced = group.parts[p].reduced.get();
   }
@@ -83,7 +83,9 @@ void Reducer::reduce_parts(Group &group, bool last) {
 // has chosen that; the others are told, once a model, by one rank.
 void Reducer::warn_of_narrow_sum(const Group &group) {
   if (narrow_sum_told_ || group.spec->grad_dtype) return;
-  const auto narrow = [](const memory::ParamSpec &param) { return !param.frozen() && dtype_size(param.dtype) == 2; };
+  const auto narrow = [](const memory::ParamSpec &param) {
+    return param.has_gradient() && dtype_size(param.dtype) == 2;
+  };
   const auto found = std::ranges::find_if(group.spec->params, narrow);
   if (found == group.spec->params.end()) return;
   narrow_sum_told_ = true;
@@ -140,7 +142,7 @@ void Reducer::end_contribution(Group &group) {
 }
 
 void Reducer::enqueue(GradPart &part, uint32_t turn) {
-  const comm::Tag tag{part.number, part.name.c_str()};
+  const comm::Tag tag{part.number, part.name.c_str(), nullptr, runtime_.reduce_note};
   const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
   Stats &stats = runtime_.stats;
   if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, part.number);
@@ -170,12 +172,13 @@ void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
 void Reducer::gather_whole() {
   if (!runtime_.outer) return;
   for (Group &group : runtime_.groups) {
-    if (group.whole_grads.empty()) continue;
+    if (group.whole_grads.empty() || !group.trained()) continue;
     runtime_.outer->gather_grads(group, runtime_.step.version());
     if (!runtime_.communicates()) continue;
     runtime_.reduces.stream->wait(*group.grad.summed);
     runtime_.reduces.trace->begin("all_gather", group, group.reduced_bytes);
-    runtime_.reduces.comm->gather(group.whole_grads, {group.index, group.name()}, *runtime_.reduces.stream);
+    runtime_.reduces.comm->gather(group.whole_grads, {group.index, group.name(), nullptr, runtime_.reduce_note},
+                                  *runtime_.reduces.stream);
     runtime_.reduces.trace->end("all_gather", group, group.reduced_bytes, runtime_.step.version(),
                                 *runtime_.reduces.comm);
     ++runtime_.stats.all_gathers;
@@ -185,7 +188,7 @@ void Reducer::gather_whole() {
 void Reducer::end_groups(fsdp_stream stream) {
   for (size_t g = runtime_.groups.size(); g-- > 0;) {
     Group &group = runtime_.groups[g];
-    if (!group.plan->trainable || group.grad.last) continue;
+    if (!group.trained() || group.grad.last) continue;
     if (group.grad.given_count)
       end_group(group);
     else
@@ -211,7 +214,7 @@ void Reducer::end_group(Group &group) {
 // Each complete at once, from the last to the first: what the gradient pool was planned for.
 void Reducer::give_zeros(Group &group, fsdp_stream stream) {
   for (uint64_t i = group.places.size(); i-- > 0;) {
-    if (runtime_.param(group, i).frozen()) continue;
+    if (!runtime_.param(group, i).has_gradient()) continue;
     put(group, i, nullptr, 0, 0, 0, stream);
     complete(group, i, stream);
   }
@@ -224,7 +227,7 @@ std::string Reducer::list_missing(bool ends_groups) const {
     text += format_text("{}group '{}' {}", text.empty() ? "" : "; ", group.name(), what);
   };
   for (const Group &group : runtime_.groups) {
-    if (!group.plan->trainable) continue;
+    if (!group.trained()) continue;
     if (group.grad.open)
       add(group, "has gradients that were acquired but not reduced: call fsdp_reduce_grad");
     else if (ends_groups)
@@ -240,7 +243,7 @@ std::string Reducer::list_missing(bool ends_groups) const {
 uint64_t Reducer::count_reduces() const noexcept {
   uint64_t count = 0;
   for (const Group &group : runtime_.groups)
-    if (group.plan->trainable && !group.plan->persistent_grad) count += group.grad.given_count;
+    if (group.trained() && !group.plan->persistent_grad) count += group.grad.given_count;
   return count;
 }
 
@@ -251,6 +254,7 @@ void Reducer::start_step() {
     grad.reduced_count = grad.given_count = 0;
     grad.last = false;
     std::fill(grad.touched.begin(), grad.touched.end(), uint8_t{0});
+    std::fill(grad.given.begin(), grad.given.end(), uint8_t{0});
   }
   for (GradPart &part : runtime_.parts) {
     part.stage = GradStage::idle;

@@ -28,7 +28,7 @@ class Reducer {
   // flags: FSDP_GRAD_*.
   LentGrad acquire(Group &group, uint64_t param_index, uint32_t flags, fsdp_stream stream,
                    const char *call = "fsdp_acquire_grad");
-  // Those of all parameters, with no data where one is frozen; until the next call.
+  // Those of all parameters, with no data where one is frozen or not trained; until the next call.
   std::span<const LentGrad> acquire_all(Group &group, uint32_t flags, fsdp_stream stream, const char *call);
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
            uint32_t flags, fsdp_stream stream);
@@ -51,6 +51,10 @@ class Reducer {
   // A graph writes them without a call.
   void forget_hidden() noexcept;
   void start_step();
+  // What is trained has changed.
+  void forget_cleared() noexcept { cleared_ = false; }
+  // Main grads of parts of which nothing is trained become zeros: of what is trained beside it, sums have made them.
+  void clear_untrained_sums(device::Stream &caller);
   // The transient buffers.
   struct Pool {
     std::vector<uint32_t> reducing;  // parts whose buffer is being reduced, oldest first
@@ -72,6 +76,7 @@ class Reducer {
   void check_lends_all(const Group &group, const char *call) const;
   void open(GradPart &part, device::Stream &caller, const char *call);
   void await_free(GradPart &part, device::Stream &caller);
+  void clear_untrained(const GradPart &part, device::Stream &caller);
   void make_room(GradPart &part, device::Stream &caller, const char *call);
   [[noreturn]] void refuse_more(const GradPart &part, const char *call) const;
   [[noreturn]] void refuse_shared(const GradPart &part, const GradPart &other, const char *call) const;
@@ -113,6 +118,7 @@ class Reducer {
   };
   std::vector<Would> would_;
   bool narrow_sum_told_ = false;
+  bool cleared_ = true;  // are main grads of parts of which nothing is trained zeros?
 };
 
 }  // namespace fsdp::engine

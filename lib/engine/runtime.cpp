@@ -174,6 +174,12 @@ bool Runtime::streams_end(std::chrono::milliseconds within) {
   return true;
 }
 
+void Runtime::set_trained(uint64_t hash, bool all) {
+  step.set_trained(hash);
+  reduce_note = all ? "" : " (not all are trained)";
+  if (outer) outer->set_note(reduce_note);
+}
+
 ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call) {
   if (param_index >= group.places.size())
     fail(FSDP_INVALID_ARGUMENT, "{}: param_index {} is outside [0, {}) of group '{}'", call, param_index,

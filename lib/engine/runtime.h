@@ -90,6 +90,7 @@ class Runtime {
   uint64_t capture_id = 0;  // the graph that calls are recorded into (capture.h), as the device numbers it; 0: none
   const bool has_graphs;    // of the device: can its streams be captured?
   Replays replays;
+  const char *reduce_note = "";  // what messages say behind the names of what is reduced (comm::Tag)
 
   comm::Team &inner() const { return *teams.inner; }
   // The ranks that hold different slots: replicas hold the same, and come to the same.
@@ -102,6 +103,8 @@ class Runtime {
     return plan.buckets[place.bucket].layout.tensors[place.tensor];
   }
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
+  // Where ranks differ their collectives may find it before they meet: then words of it are in what these say.
+  void set_trained(uint64_t hash, bool all);
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
   // The caller's stream. INVALID_STATE, before anything is recorded, where it belongs to another capture than the
   // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so

@@ -119,7 +119,7 @@ uint64_t Runtime::add_gather(std::vector<comm::Gather> &gathers, const Bucket &b
 void Runtime::make_grads(Group &group) {
   Contribution &grad = group.grad;
   const size_t params = group.places.size();
-  for (auto *flags : {&grad.acquired, &grad.completed, &grad.touched}) flags->assign(params, 0);
+  for (auto *flags : {&grad.acquired, &grad.completed, &grad.touched, &grad.given}) flags->assign(params, 0);
   grad.writers.assign(params, nullptr);
   grad.summed = context.device().create_event();
   group.parts = std::span(parts).subspan(group.plan->first_part, group.plan->part_count);

@@ -34,6 +34,7 @@ class Step : private StepState {
   bool failed() const { return !failure_.empty(); }
   const std::string &failure() const { return failure_; }  // why this step can only be discarded
   uint64_t lr_scales() const { return lr_scales_; }
+  uint64_t trained() const { return trained_; }
 
   // finish_grads, with gradients, or begin_update.
   void open_window(bool has_grads);
@@ -47,6 +48,7 @@ class Step : private StepState {
   // Ranks gave it up together: the weights are those of the version that was published last.
   void discard();
   void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
+  void set_trained(uint64_t hash) { trained_ = hash; }
 
   // Errors that name the call expected.
   void require_unfailed(const char *call) const;
@@ -62,6 +64,7 @@ class Step : private StepState {
  private:
   std::string failure_;
   uint64_t lr_scales_ = 0;  // a hash of those of all parameters
+  uint64_t trained_ = 0;    // ... and of which are trained
 };
 
 }  // namespace fsdp::engine

@@ -59,12 +59,21 @@ void UpdateWindow::finish_grads(double scale, uint32_t flags, fsdp_stream stream
             .missing = std::move(missing),
             .numbers = numbers,
             .reduces = reducer_.count_reduces(),
+            .given = given_.hash(),
             .flags = flags},
            caller);
+  open_with_grads(caller);
+  optimizer_.multiply_grads(scale, caller);
+}
+
+// Where ranks have given different parameters a gradient, they tell each other before a step depends on it.
+void UpdateWindow::open_with_grads(device::Stream &caller) {
+  if (given_.any() && !meetings_.all_gave_alike()) given_.share();
   runtime_.step.open_window(true);
   gatherer_.show_whole(false);
   reducer_.hide_grads(caller);
-  optimizer_.multiply_grads(scale, caller);
+  reducer_.clear_untrained_sums(caller);
+  if (given_.any()) optimizer_.list_spans();
 }
 
 void UpdateWindow::begin(fsdp_stream stream) {
@@ -87,6 +96,21 @@ std::string UpdateWindow::list_unfinished() const {
       if (!runtime_.step.window_open())
         return format_text("group '{}' has gradients of an unfinished step", group.name());
   return {};
+}
+
+void UpdateWindow::require_between_steps(const char *call) const {
+  runtime_.step.require_unfailed(call);
+  if (runtime_.step.window_has_grads())
+    fail(FSDP_INVALID_STATE,
+         "{}: the update window has the gradients of a step; call fsdp_step_adamw, fsdp_publish_weights or "
+         "fsdp_discard_step first",
+         call);
+  for (const Group &group : runtime_.groups)
+    if (group.grad.open || group.grad.given_count)
+      fail(FSDP_INVALID_STATE,
+           "{}: group '{}' has gradients of a step that has not ended; call it before the first gradient of a step is "
+           "acquired",
+           call, group.name());
 }
 
 device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char *call) {
@@ -176,6 +200,7 @@ void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream
     for (uint64_t i = group.spec->params.size(); i-- > 0;) {
       if (group.spec->params[i].frozen()) continue;
       const fsdp_grad grad = grads[--next];
+      if (!group.spec->params[i].trained) continue;
       reducer_.put(group, i, grad.data, grad.dtype, grad.element_count, 0, stream);
       reducer_.complete(group, i, stream);
     }
@@ -198,6 +223,11 @@ void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call
         fail(FSDP_UNSUPPORTED, "{}: byte {} of grads[{}] is not zero, but this release knows only the first {} bytes",
              call, *byte, index, sizeof grad);
       if (!grad.data) continue;
+      if (!param.trained)
+        fail(FSDP_INVALID_STATE,
+             "{}: grads[{}] is parameter '{}', which is not trained now: give data NULL for it, or call "
+             "fsdp_set_param_trainable between steps",
+             call, index, param.name);
       if (grad.element_count != param.element_count)
         fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}] is parameter '{}' with {} elements, element_count is {}", call,
              index, param.name, param.element_count, grad.element_count);

@@ -6,6 +6,7 @@
 #include "base/strided.h"
 #include "engine/checkpoints.h"
 #include "engine/gather.h"
+#include "engine/given_grads.h"
 #include "engine/graphs.h"
 #include "engine/meetings.h"
 #include "engine/optimizer.h"
@@ -25,6 +26,7 @@ class UpdateWindow {
         checkpoints_(checkpoints),
         meetings_(meetings),
         graphs_(graphs),
+        given_(runtime),
         adamw_(adamw) {}
 
   void finish_grads(double scale, uint32_t flags, fsdp_stream stream, const StepNumbers &numbers = {});
@@ -36,6 +38,8 @@ class UpdateWindow {
                    fsdp_stream stream, double *norm);
   void discard(fsdp_stream stream);
 
+  // Neither has a step begun to take gradients, nor has the window those of one.
+  void require_between_steps(const char *call) const;
   // The window is open and holds the gradients of a finished step.
   void require_grads(const char *call) const { runtime_.step.require_grads(call); }
   // ... and the host may wait for what it asks of them. The stream that it asks on.
@@ -52,6 +56,7 @@ class UpdateWindow {
   void end_step(Meetings::Arrival call, device::Stream &caller);
   void await_readers(device::Stream &caller);
   void put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream);
+  void open_with_grads(device::Stream &caller);
   void check_grads(const Strided<fsdp_grad> &grads, const char *call) const;
   // -- publish.cpp --
   void close_window(device::Stream &caller);
@@ -70,6 +75,7 @@ class UpdateWindow {
   Checkpoints &checkpoints_;
   Meetings &meetings_;
   Graphs &graphs_;
+  GivenGrads given_;
   bool adamw_;
 };
 

@@ -20,10 +20,11 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
                                                        fmt::join(param.global_shape, ", "))
                                          : "";
   return format_text(
-      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}", param.name,
+      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}", param.name,
       group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
-      param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "");
+      param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
+      param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "");
 }
 
 void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {

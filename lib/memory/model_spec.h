@@ -25,11 +25,16 @@ struct ParamSpec {
   uint64_t granule_rows = 0;
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
+  fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
+  bool trained = true;  // what fsdp_set_param_trainable says; of a frozen one nothing
   void *user_data = nullptr;
 
   bool is_box() const { return !global_shape.empty(); }
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
   bool quantized() const { return quantization != 0; }
+  bool has_gradient() const { return !frozen() && trained; }
+  // Without a gradient a step leaves it as it is.
+  bool skips_missing() const { return !frozen() && missing_grad == FSDP_MISSING_GRAD_SKIP; }
 };
 
 struct GroupSpec {
@@ -55,6 +60,8 @@ struct GroupSpec {
       if (!param.frozen()) return true;
     return false;
   }
+  // ... and is anything of it trained now?
+  bool trained() const { return std::ranges::any_of(params, &ParamSpec::has_gradient); }
 };
 
 struct StateSpec {

@@ -78,6 +78,7 @@ struct ParamDef {
   double lr_scale = 0;
   std::vector<uint64_t> global_shape = {}, global_offset = {};  // empty: it is no box of a larger tensor
   fsdp_quantization quantization = 0;
+  fsdp_missing_grad missing_grad = 0;
 
   uint64_t count() const {
     uint64_t product = 1;

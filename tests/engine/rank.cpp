@@ -37,6 +37,7 @@ void Rank::declare(bool seal) {
       p.granule_rows = param.granule_rows;
       p.lr_scale = param.lr_scale;
       p.quantization = param.quantization;
+      p.missing_grad = param.missing_grad;
       if (!param.global_shape.empty()) {
         p.global_shape = param.global_shape.data();
         p.global_offset = param.global_offset.data();

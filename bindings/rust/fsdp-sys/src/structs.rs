@@ -549,7 +549,7 @@ impl Default for fsdp_adamw_options {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_grad {
-    /// NULL: none, counts as zeros
+    /// NULL: none, counts as zeros (but see fsdp_missing_grad)
     pub data: *const c_void,
     pub element_count: u64,
     pub dtype: fsdp_dtype,

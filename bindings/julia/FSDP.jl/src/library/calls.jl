@@ -586,12 +586,16 @@ way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
 raw"""
 ```text
 Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others
-refuse it as they do a FROZEN one, fsdp_reduce_grad does not ask for it, and a group of which none is trained is not
-reduced. No step changes its weights or states; its gradient counts as zeros in norms. Memory stays as it was
-planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank: what is trained is
-compared at the end of the step. Blocks: no. Window: either, between steps: no gradient may have been acquired since
-the last publish, and inside the window there may be none. Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1),
-INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
+refuse it as they do a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not ask for it, and a group
+of which none is trained is not reduced: fsdp_reduce_grad does nothing there, and need not be called.
+fsdp_apply_grads still lists it, with data NULL. No step changes its weights or states, with weight decay or without;
+fsdp_shard.flags have FROZEN, its main gradient is zeros, also in norms. fsdp_get_param_info shows it as declared.
+Memory stays as it was planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank:
+what is trained is compared in the model's next meeting, at the latest at the end of the step; until then ranks that
+reduce other groups than their peers are MISMATCH at once, and their contexts have failed. Blocks: no. Window:
+either, between steps: no gradient may have been acquired since the last publish, and inside the window there may be
+none. A graph that was captured before can be replayed only once the same is trained again.
+Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
 ```
 """
 @inline fsdp_set_param_trainable(group, param_index, trainable) =
@@ -665,10 +669,10 @@ BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, T
 raw"""
 ```text
 fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
-number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, data
-is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host device, if a
-buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has no room for all
-of them at once. Since 0.2.
+number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, or
+is not trained, data is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the
+host device, if a buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has
+no room for all of them at once. Since 0.2.
 ```
 """
 @inline fsdp_acquire_grads(group, flags, stream, grads, grad_count, grad_stride, accumulate) =
@@ -928,10 +932,11 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 raw"""
 ```text
 A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
-for each trainable parameter of the model, group by group in declaration order. Same bits as put, reduce, finish and
-step. If max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before
-clipping; gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and
-with 0 whether norm is NULL, must be alike on every rank.
+for each parameter of the model that was not declared FROZEN, group by group in declaration order; that of one that
+is not trained now (fsdp_set_param_trainable) has data NULL. Same bits as put, reduce, finish and step. If max_norm >
+0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping; gradients
+that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0 whether norm is
+NULL, must be alike on every rank.
 Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
 0.2.
 ```
@@ -1177,8 +1182,9 @@ Where this call itself has failed, fsdp_end_capture may be called all the same, 
 it fails on every rank with the error of this one, and the next capture is as good as any.
 Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
 library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
-under way), UNSUPPORTED (host device; calls between here and the end: ranks that exchange through memory of the host,
-which no graph can hold), TIMEOUT (the library's work has not ended), SYSTEM. Since 0.2.
+under way), UNSUPPORTED (host device; a parameter with FSDP_MISSING_GRAD_SKIP; calls between here and the end: ranks
+that exchange through memory of the host, which no graph can hold), TIMEOUT (the library's work has not ended),
+SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_begin_capture(model, stream) =

@@ -599,7 +599,7 @@ raw"""
 One full gradient for fsdp_apply_grads. May grow: it comes with a stride.
 """
 struct fsdp_grad
-    # NULL: none, counts as zeros
+    # NULL: none, counts as zeros (but see fsdp_missing_grad)
     data::Ptr{Cvoid}
     element_count::UInt64
     dtype::Int32

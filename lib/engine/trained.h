@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which of a model's parameters are trained, as fsdp_set_param_trainable says it from step to step. Meetings compare a
+// hash of it, as they do of lr_scales (lr_scales.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "comm/team.h"
+#include "memory/model_spec.h"
+
+namespace fsdp::engine {
+
+uint64_t hash_trained(const memory::ModelSpec &spec) noexcept;
+// Of what was not declared frozen.
+bool trains_all(const memory::ModelSpec &spec) noexcept;
+
+// Collective over the team, whose ranks have come to know that these two of them differ: the first parameter that one
+// of them trains and the other does not, as text.
+std::string compare_trained(const memory::ModelSpec &spec, comm::Team &team, uint32_t first, uint32_t odd);
+
+}  // namespace fsdp::engine
