@@ -121,6 +121,7 @@ inline std::vector<Call> group_calls(fsdp_group *group) {
       {"fsdp_load_grad", [=] { return fsdp_load_grad(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK, 0); }},
       {"fsdp_read_grad", [=] { return fsdp_read_grad(group, 0, data, FSDP_FLOAT32, 32, FSDP_EVERY_RANK, 0); }},
       {"fsdp_set_param_lr_scale", [=] { return fsdp_set_param_lr_scale(group, 0, 2); }},
+      {"fsdp_set_param_trainable", [=] { return fsdp_set_param_trainable(group, 0, 0); }},
       {"fsdp_get_params", [=] { return fsdp_get_params(group, FSDP_FORWARD, &tensor, 1, sizeof tensor); }},
       {"fsdp_get_param", [=] { return fsdp_get_param(group, 0, FSDP_FORWARD, &tensor); }},
       {"fsdp_get_chunk", [=] { return fsdp_get_chunk(group, 0, 0, &chunk); }},

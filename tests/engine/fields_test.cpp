@@ -113,7 +113,7 @@ const std::map<std::string, std::vector<Field>> table = {
       {"global_shape", {}, {}},
       {"global_offset", {}, {}},
       {"quantization", {1, 2, 3}, {-1, 4}},
-      {"reserved", {}, {1}}}},
+      {"missing_grad", {1, 2}, {-1, 3}}}},
     {"fsdp_group_options",
      {{"struct_size", {}, {0, 8}},
       {"flags", {FSDP_GROUP_RESIDENT, FSDP_GROUP_ROOT}, {unknown_flag, next_flag, FSDP_PARAM_FROZEN}},
@@ -376,6 +376,7 @@ const Default defaults[] = {
     {"fsdp_param", "dtype", FSDP_FLOAT32, FSDP_FLOAT16},
     {"fsdp_param", "granule", FSDP_GRANULE_ROW, FSDP_GRANULE_TENSOR},
     {"fsdp_param", "lr_scale", 1, 0.5},
+    {"fsdp_param", "missing_grad", FSDP_MISSING_GRAD_ZEROS, FSDP_MISSING_GRAD_SKIP},
     {"fsdp_mesh_options", "replicate_size", 1, 2},
     {"fsdp_mesh_options", "shard_size", 2, 1},
 };

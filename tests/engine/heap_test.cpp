@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <cmath>
 #include <cstdlib>
 #include <new>
@@ -88,6 +89,53 @@ TEST(Heap, ABusyGradientTakesLittle) {
     for (const size_t g : {1u, 0u}) give(g);
     FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
     FSDP(fsdp_publish_weights(rank.model, nullptr));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// What is trained changes no memory, so nothing can be missing.
+TEST(Heap, WhatIsTrainedChangesWithoutAny) {
+  const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 1);
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    for (const int32_t trainable : {0, 1}) {
+      left = 0;
+      const fsdp_status status = fsdp_set_param_trainable(rank.groups[0], 0, trainable);
+      left = -1;
+      FSDP(status);
+    }
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// A step that skips has its lists and its exchange from the seal on, whether ranks have given the same or not.
+TEST(Heap, AStepSkipsMissingGradientsWithoutAny) {
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  for (GroupDef &group : scenario.groups)
+    for (ParamDef &param : group.params) param.missing_grad = FSDP_MISSING_GRAD_SKIP;
+  std::barrier all(2);
+  run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    for (const uint32_t givers : {2u, 1u, 0u}) {
+      for (size_t g = rank.groups.size(); g-- > 0;) {
+        if (r < givers) put_all(rank, g, 1);
+        for (size_t p = 0; r >= givers && p < rank.def(g).params.size(); ++p)
+          FSDP(fsdp_put_grad(rank.groups[g], p, nullptr, 0, 0, 0, nullptr));
+        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+      }
+      all.arrive_and_wait();
+      if (r == 0) left = 0;
+      all.arrive_and_wait();
+      const fsdp_status status = fsdp_finish_grads(rank.model, 1.0, 0, nullptr);
+      const fsdp_status stepped = fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr);
+      all.arrive_and_wait();
+      if (r == 0) left = -1;
+      all.arrive_and_wait();
+      FSDP(status);
+      FSDP(stepped);
+    }
     FSDP(fsdp_close_context(context));
   });
 }

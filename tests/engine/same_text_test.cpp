@@ -141,6 +141,14 @@ TEST(SameText, OfLrScalesThatDiffer) {
              {"FSDP_MISMATCH of rank 1", "rank 1 has lr_scale 2 for parameter", "of group 'layer.0', rank 0 1"});
 }
 
+TEST(SameText, OfParametersThatSomeDoNotTrain) {
+  expect_one(texts_of_model([](Rank &rank) {
+               if (rank.rank) FSDP(fsdp_set_param_trainable(rank.groups[rank.rank], 0, 0));
+               return fsdp_begin_update(rank.model, nullptr);
+             }),
+             {"FSDP_MISMATCH of rank 1", "rank 1 does not train parameter", "of group 'layer.0', rank 0 does"});
+}
+
 // Of calls that differ none is the right one: all are named, with the first rank that made it.
 TEST(SameText, OfCallsThatDiffer) {
   expect_one(

@@ -71,6 +71,8 @@ const Case cases[] = {
      "granule 2 x 16"},
     {"LearningRateScale", [](Declaration &d) { d.scenario.groups[3].params[1].lr_scale = 0.25; }, "lr_scale 0.5",
      "lr_scale 0.25"},
+    {"MissingGrad", [](Declaration &d) { d.scenario.groups[3].params[1].missing_grad = FSDP_MISSING_GRAD_SKIP; },
+     "lr_scale 0.5", "FSDP_MISSING_GRAD_SKIP"},
     {"StrategyOfAGroup", [](Declaration &d) { d.scenario.groups[2].options.strategy = FSDP_STRATEGY_OPTIM_GRADS; },
      "strategy 4", "strategy 3"},
     {"Resident", [](Declaration &d) { d.scenario.groups[0].options.flags = FSDP_GROUP_RESIDENT; }, "resident false",

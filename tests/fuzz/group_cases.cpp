@@ -313,6 +313,15 @@ const std::vector<Case> &group_cases() {
          const uint64_t param = rank.number(rank.aim.param);
          return fsdp_set_param_lr_scale(group, param, rank.real(0.5));
        }},
+      {"fsdp_set_param_trainable",
+       [](Rank &rank) {
+         fsdp_group *const group = rank.group();
+         const uint64_t param = rank.number(rank.aim.param);
+         const int32_t trainable = rank.exactly(rank.random.one_in(4) ? 0 : 1);
+         const fsdp_status status = fsdp_set_param_trainable(group, param, trainable);
+         if (status == FSDP_OK) rank.groups.at(group).params.at(param).trained = trainable;
+         return status;
+       }},
       {"fsdp_get_param", get_param},
       {"fsdp_get_params", get_params},
       {"fsdp_get_plane", get_plane},

@@ -85,8 +85,8 @@ fsdp_status apply_grads(Rank &rank) {
   const uint64_t stride =
       std::clamp<uint64_t>(given, sizeof(fsdp_grad), 4096);  // the elements lie where the call looks
   for (uint64_t i = 0; i < facts.size() && (i + 1) * stride < bytes.size(); ++i) {
-    const fsdp_grad grad = {rank.random.one_in(8) ? nullptr : rank.buffer, rank.number(facts[i].element_count),
-                            rank.exactly(FSDP_FLOAT32), rank.wild() ? 1u : 0u};
+    const fsdp_grad grad = {rank.random.one_in(8) || !facts[i].trained ? nullptr : rank.buffer,
+                            rank.number(facts[i].element_count), rank.exactly(FSDP_FLOAT32), rank.wild() ? 1u : 0u};
     std::memcpy(bytes.data() + i * stride, &grad, sizeof grad);
   }
   const Input<fsdp_adamw_options> options(rank, choose_adamw(rank));

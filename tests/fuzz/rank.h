@@ -29,6 +29,7 @@ struct ParamFacts {
   fsdp_dtype dtype;
   bool frozen;
   std::string name{};
+  bool trained = true;
 };
 
 struct GroupFacts {

@@ -25,7 +25,8 @@ std::vector<void *> groups_of(const Rank &rank, const fsdp_model *model) {
 void visit_params(Rank &rank, const char *name, const char *other) {
   const std::vector<ParamFacts> params = rank.groups.at(rank.aim.group).params;
   for (rank.aim.param = 0; rank.aim.param < params.size(); ++rank.aim.param)
-    if (!params[rank.aim.param].frozen) go_on(rank, rank.random.one_in(3) ? other : name);
+    if (!params[rank.aim.param].frozen && params[rank.aim.param].trained)
+      go_on(rank, rank.random.one_in(3) ? other : name);
   rank.aim.param = 0;
 }
 
@@ -92,9 +93,9 @@ void save_beside(Rank &rank) {
 }
 
 void load(Rank &rank) {
-  static constexpr const char *ways[] = {"fsdp_load_param", "fsdp_load_param",        "fsdp_load_chunk",
-                                         "fsdp_load_plane", "fsdp_load_state",        "fsdp_read_param",
-                                         "fsdp_read_state", "fsdp_set_param_lr_scale"};
+  static constexpr const char *ways[] = {"fsdp_load_param", "fsdp_load_param",         "fsdp_load_chunk",
+                                         "fsdp_load_plane", "fsdp_load_state",         "fsdp_read_param",
+                                         "fsdp_read_state", "fsdp_set_param_lr_scale", "fsdp_set_param_trainable"};
   for (void *const group : groups_of(rank, rank.aim.model)) {
     rank.aim.group = static_cast<fsdp_group *>(group);
     const uint64_t count = rank.groups.at(group).params.size();
