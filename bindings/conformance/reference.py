@@ -77,6 +77,9 @@ class Run:
         param.lr_scale = float(scale)
         param.flags = param.flags & ~zero if param.lr_scale else param.flags | zero
 
+    def set_param_trainable(self, group, index, trainable):
+        self.at(group, index).trained = trainable == "1"
+
     def get_params(self, group, phase):
         return crc(b"".join(bytes_of(param.weights, param.dtype) for param in self.named[group].params))
 
@@ -91,18 +94,21 @@ class Run:
         return quantized.planes(self.at(group, index).weights, *self.at(group, index).shape, columns)
 
     def acquire_grad(self, group, index, *values):
+        self.at(group, index).given = True
         for rank in self.ranks:
             self.named[group].contribute(rank, int(index), array(values, self.at(group, index).count, rank))
 
     def acquire_grads(self, group, *values):
         for index, param in enumerate(self.named[group].params):
-            for rank in self.ranks if param.trainable else []:
+            param.given = True
+            for rank in self.ranks if param.has_gradient else []:
                 self.named[group].contribute(rank, index, array(values, param.count, rank, index))
 
     def put_grad(self, group, index, *values, dtype=FLOAT32):
         count = self.at(group, index).count
         for rank in self.ranks:
             data = [0.0] * count if values == ("none",) else array(values, count, rank)
+            self.at(group, index).given |= values != ("none",)
             self.named[group].contribute(rank, int(index), data)
 
     def complete_grad(self, group, index):
@@ -132,6 +138,7 @@ class Run:
     def apply_grads(self, model, lr, max_norm, *values, **keys):
         model = self.named[model]
         for j, param in enumerate(model.trained):
+            param.given = True
             group = next(group for group in model.groups if param in group.params)
             for rank in self.ranks:
                 group.contribute(rank, group.params.index(param), array(values, param.count, rank, j))

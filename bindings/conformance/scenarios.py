@@ -479,6 +479,9 @@ def differing():
         "discard_step m",
     ]
     yield "mismatch_lr", several, ending(*lines, *step(TWO, 1), *read(TWO))
+    lines = [*two_groups(), "on 1 set_param_trainable body 0 0", "begin_update m ! MISMATCH 1", "discard_step m"]
+    lines += ["on 1 set_param_trainable body 0 1", *step(TWO, 1), *read(TWO)]
+    yield "mismatch_trainable", several, ending(*lines)
     lines = [
         "create_model m",
         "on 1 param w 9 8",
@@ -494,6 +497,32 @@ def differing():
         "off 0 begin_update m ! PEER_FAILED 0",
     ]
     yield "abort", several, lines
+
+
+def trainable():
+    """Parameters and a whole group are left out of steps, and come again."""
+    adamw = "step_adamw m 0.01 weight_decay=0.1"
+    put = f"put_grad body 0 {GRADS.format(5)}"
+    lines = [*two_groups(), *step(TWO, 0, adamw), "set_param_trainable body 0 0", put + " ! INVALID_STATE -1"]
+    lines += step(TWO, 1, adamw, frozen=[("body", 0)])
+    lines += ["set_param_trainable head 0 0", "set_param_trainable head 1 0"]
+    lines += step(TWO, 2, adamw, frozen=[("body", 0), ("head", 0), ("head", 1)])
+    lines += [*read(TWO), *counters("step", "reduces", "pending_grad_groups"), "set_param_trainable body 0 1", put]
+    lines += ["set_param_trainable head 0 1 ! INVALID_STATE -1", "discard_step m"]
+    lines += ["set_param_trainable head 0 1", "set_param_trainable head 1 1", *step(TWO, 3, adamw)]
+    return "trainable", ALL, ending(*lines, *read(TWO), *counters("step", "reduces"))
+
+
+def missing():
+    """Without a gradient w1 is skipped and b1 is not; one rank's is enough."""
+    groups, adamw = (("body", 2),), ["finish_grads m 1", "step_adamw m 0.01 weight_decay=0.1"]
+    lines = ["create_model m", "param w1 10 8 missing_grad=MISSING_GRAD_SKIP"]
+    lines += ["param b1 10 missing_grad=MISSING_GRAD_ZEROS", "create_group m body", "seal_model m"]
+    lines += [*load(groups), "publish_weights m", *step(groups, 0)]
+    lines += ["put_grad body 0 none", "put_grad body 1 none", "reduce_grad body flags=LAST", *adamw, *read(groups)]
+    lines += [f"on 0 put_grad body 0 {GRADS.format(3)}", "off 0 put_grad body 0 none"]
+    lines += [f"put_grad body 1 {GRADS.format(4)}", "reduce_grad body flags=LAST", *adamw, *read(groups)]
+    return "missing_grad", ALL, ending(*lines, *counters("step"))
 
 
 def read_planes(phase, planes):
@@ -547,6 +576,8 @@ def all_scenarios():
     yield frozen()
     yield from accumulation()
     yield zeroed()
+    yield trainable()
+    yield missing()
     yield parts()
     yield discarded()
     yield norms()

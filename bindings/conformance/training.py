@@ -80,15 +80,20 @@ class Param:
         self.flags, self.lr_scale = int(keys.get("flags", 0)), float(keys.get("lr_scale", 1))
         self.main, self.weights = [0.0] * self.count, [0.0] * self.count
         self.states = {"exp_avg": [0.0] * self.count, "exp_avg_sq": [0.0] * self.count}
+        self.skips, self.trained = int(keys.get("missing_grad", 0)) == CONSTANTS["MISSING_GRAD_SKIP"], True
         self.forget()
 
     def forget(self):
         """No gradient of this step yet: neither the ranks' full ones nor the replicas' totals."""
-        self.local, self.totals, self.grad = {}, None, None
+        self.local, self.totals, self.grad, self.given = {}, None, None, False
 
     @property
     def trainable(self):
         return not self.flags & CONSTANTS["PARAM_FROZEN"]
+
+    @property
+    def has_gradient(self):
+        return self.trainable and self.trained
 
     def kept(self):
         return self.main, self.states
@@ -124,8 +129,9 @@ class Group:
     def reduce(self, is_last):
         if self.is_last_only() and not is_last:
             return
-        self.model.reduces += self.model.world > 1
-        for param in filter(lambda param: param.trainable, self.params):
+        trained = [param for param in self.params if param.has_gradient]
+        self.model.reduces += self.model.world > 1 and bool(trained)
+        for param in trained:
             added = [self.sum_replica(param, replica) for replica in range(self.model.replicas)]
             before, param.local = param.totals, {}
             param.totals = (
@@ -155,7 +161,7 @@ class Model:
 
     @property
     def trained(self):
-        return [param for param in self.params if param.trainable]
+        return [param for param in self.params if param.has_gradient]
 
     def factor(self):
         op = int(self.keys.get("grad_op", CONSTANTS["GRAD_OP_MEAN"]))
@@ -197,6 +203,8 @@ class Model:
     def adamw(self, lr, keys):
         self.step = int(keys.get("step", 0)) or self.step + 1
         for param in self.trained:
+            if param.skips and not param.given:
+                continue
             self.update(param, f32(lr * param.lr_scale), keys)
         self.publish()
 

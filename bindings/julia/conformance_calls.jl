@@ -67,6 +67,8 @@ call(rank, ::Val{:read_state}, words, keys) =
     hash_of(FSDP.read_state(rank.named[words[1]], param_at(words[2]), words[3]))
 call(rank, ::Val{:set_param_lr_scale}, words, keys) =
     FSDP.set_param_lr_scale(rank.named[words[1]], param_at(words[2]), parse(Float64, words[3]))
+call(rank, ::Val{:set_param_trainable}, words, keys) =
+    FSDP.set_param_trainable(rank.named[words[1]], param_at(words[2]), words[3] == "1")
 
 # Gathers and gradients.
 phase(word) = FSDP.Phase(parse(Int, word))

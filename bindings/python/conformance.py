@@ -165,6 +165,9 @@ class Rank:
     def set_param_lr_scale(self, group, index, scale):
         self.named[group].set_param_lr_scale(int(index), float(scale))
 
+    def set_param_trainable(self, group, index, trainable):
+        self.named[group].set_param_trainable(int(index), int(trainable))
+
     # -- gathers and gradients
 
     def unshard(self, group, phase):

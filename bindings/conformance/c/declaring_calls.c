@@ -19,6 +19,7 @@ fsdp_status do_param(rank_state *state, const line *words) {
   made->dtype = (fsdp_dtype)key_or(words, "dtype", 0);
   made->flags = (uint32_t)key_or(words, "flags", 0);
   made->quantization = (fsdp_quantization)key_or(words, "quantization", 0);
+  made->missing_grad = (fsdp_missing_grad)key_or(words, "missing_grad", 0);
   return FSDP_OK;
 }
 
@@ -66,7 +67,8 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
     const declared_param *from = &state->declared[p];
     params[p] = (fsdp_param){.struct_size = sizeof *params, .name = from->name, .shape = from->shape,
                              .dimension_count = from->dimension_count, .dtype = from->dtype, .flags = from->flags,
-                             .lr_scale = from->lr_scale, .quantization = from->quantization};
+                             .lr_scale = from->lr_scale, .quantization = from->quantization,
+                             .missing_grad = from->missing_grad};
   }
   fsdp_group *group = NULL;
   const fsdp_status status = fsdp_create_group(handle(state, words, 1, 'm'), word(words, 2), params,
@@ -127,6 +129,11 @@ fsdp_status do_read_state(rank_state *state, const line *words) {
   if (status == FSDP_OK) give_crc(state, crc32_of(0, data, elements * sizeof *data));
   free(data);
   return status;
+}
+
+fsdp_status do_set_param_trainable(rank_state *state, const line *words) {
+  const int32_t trainable = (int32_t)integer(words, 3);
+  return fsdp_set_param_trainable(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2), trainable);
 }
 
 fsdp_status do_set_param_lr_scale(rank_state *state, const line *words) {

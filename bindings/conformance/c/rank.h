@@ -15,7 +15,7 @@ typedef struct line {
   char text[256], cut[256]; /* as it is written; cut at its spaces */
   const char *words[MOST_WORDS], *keys[MOST_WORDS], *key_values[MOST_WORDS], *expected[MOST_WORDS];
   int word_count, key_count, expected_count;
-  int only, but; /* the rank of "on" and "off", else -1 */
+  int only, but;     /* the rank of "on" and "off", else -1 */
   bool gives, fails; /* "->", "!" */
 } line;
 
@@ -25,6 +25,7 @@ typedef struct declared_param {
   uint32_t dimension_count, flags;
   fsdp_dtype dtype;
   fsdp_quantization quantization;
+  fsdp_missing_grad missing_grad;
   double lr_scale;
 } declared_param;
 
@@ -87,6 +88,7 @@ fsdp_status do_read_param(rank_state *state, const line *words);
 fsdp_status do_load_state(rank_state *state, const line *words);
 fsdp_status do_read_state(rank_state *state, const line *words);
 fsdp_status do_set_param_lr_scale(rank_state *state, const line *words);
+fsdp_status do_set_param_trainable(rank_state *state, const line *words);
 fsdp_status do_unshard(rank_state *state, const line *words);
 fsdp_status do_reshard(rank_state *state, const line *words);
 fsdp_status do_prefetch(rank_state *state, const line *words);

@@ -141,6 +141,7 @@ std::string Rank::declare(const Line &line) {
                       static_cast<std::uint32_t>(line.key_or("flags", 0)));
     param.lr_scale = line.key_number("lr_scale");
     param.quantization = static_cast<fsdp_quantization>(line.key_or("quantization", 0));
+    param.missing_grad = static_cast<fsdp_missing_grad>(line.key_or("missing_grad", 0));
     declared_.push_back(param);
   } else if (call == "create_mesh") {
     fsdp::MeshOptions options;
@@ -201,6 +202,8 @@ std::string Rank::move_values(const Line &line) {
     return crc_of(group(line).group.read_state<float>(index, line.word(3)));
   } else if (call == "set_param_lr_scale") {
     group(line).group.set_param_lr_scale(index, line.number(3));
+  } else if (call == "set_param_trainable") {
+    group(line).group.set_param_trainable(index, line.integer(3) != 0);
   } else {
     return "";
   }

@@ -32,6 +32,11 @@ struct Param : Options<fsdp_param> {
     quantization = static_cast<fsdp_quantization>(to);
     return *this;
   }
+  /** What a step does to it where no rank has given it a gradient. */
+  Param &without_grad(MissingGrad what) {
+    missing_grad = static_cast<fsdp_missing_grad>(what);
+    return *this;
+  }
   /** A box of a larger tensor: that one's shape, and where the box begins. */
   Param &global(std::vector<std::uint64_t> shape_, std::vector<std::uint64_t> offset_) {
     if (shape_.size() != own_shape.size() || offset_.size() != own_shape.size())
@@ -223,6 +228,10 @@ class Group {
   }
   void set_param_lr_scale(const ParamKey &key, double lr_scale) {
     detail::check(fsdp_set_param_lr_scale(raw_, find(key), lr_scale));
+  }
+  /** Stops training a parameter, or trains it again, between steps and alike on every rank. */
+  void set_param_trainable(const ParamKey &key, bool trainable) {
+    detail::check(fsdp_set_param_trainable(raw_, find(key), trainable));
   }
 
   // ---- values

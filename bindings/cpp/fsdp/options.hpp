@@ -49,6 +49,7 @@ enum class Quantization : fsdp_quantization {
   mxfp8 = FSDP_QUANTIZE_MXFP8,
   fp8_block = FSDP_QUANTIZE_FP8_BLOCK
 };
+enum class MissingGrad : fsdp_missing_grad { zeros = FSDP_MISSING_GRAD_ZEROS, skip = FSDP_MISSING_GRAD_SKIP };
 enum class ScaleRounding : fsdp_scale_rounding { exact = FSDP_SCALE_EXACT, power_of_two = FSDP_SCALE_POWER_OF_TWO };
 enum class ScaleRule : fsdp_scale_rule { round_up = FSDP_SCALE_ROUND_UP, floor = FSDP_SCALE_FLOOR };
 enum class PlanePolicy : fsdp_plane_policy {

@@ -164,8 +164,9 @@ class Group:
     def set_param_lr_scale(self, param, lr_scale):
         self.check(lib.set_param_lr_scale(self.handle, self.index(param), lr_scale))
 
-    def restore_view(self):
-        self.check(lib.restore_view(self.handle))
+    def set_param_trainable(self, param, trainable):
+        """Stop training a parameter, or train it again, between steps and alike on every rank."""
+        self.check(lib.set_param_trainable(self.handle, self.index(param), int(trainable)))
 
     # -- gathering ----------------------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Group:
         return Tensor(found, self.model._handle).array(), bool(accumulate.value)
 
     def acquire_grads(self, flags=_abi.FSDP_GRAD_ZEROED, stream=None):
-        """{name: full gradient} of all trainable parameters, to add to; with flags=0 {name: (gradient, accumulate)}."""
+        """{name: full gradient} of all parameters that are trained, to add to; with flags=0 {name: (gradient, accumulate)}."""
         found, accumulate = (_abi.fsdp_tensor * len(self.params))(), (ctypes.c_int32 * len(self.params))()
         self.check(
             lib.acquire_grads(
@@ -261,7 +262,7 @@ class Group:
         return {name: grad for name, (grad, _) in grads.items()} if flags & _abi.FSDP_GRAD_ZEROED else grads
 
     def put_grad(self, param, grad, stream=None):
-        """Hand in a full gradient, any array; None means that there is none."""
+        """Hand in a full gradient, any array; None means that there is none (see MissingGrad)."""
         address, dtype, count, kept = _NONE if grad is None else read_grad(grad, self._context.device)
         if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, 0, stream):
             self.check(status)

@@ -203,8 +203,8 @@ class Model(Owner):
         self.context.check(lib.step_adamw(self.handle, lr, make(_abi.fsdp_adamw_options, options), stream))
 
     def apply_grads(self, grads, lr, *, max_norm=0.0, stream=None, **options):
-        """A whole step: a full gradient (or None) for each trainable parameter, group by group; returns their norm
-        before clipping."""
+        """A whole step: a full gradient (or None) for each parameter that was not declared frozen, group by group;
+        returns their norm before clipping."""
         array, kept = (_abi.fsdp_grad * len(grads))(), []
         for at, grad in zip(array, grads):
             if grad is not None:

@@ -16,7 +16,7 @@ end
 """
     acquire_grads(group; stream)
 
-The full gradients of all trainable parameters by their names, to add to.
+The full gradients of all parameters that are trained by their names, to add to.
 """
 function acquire_grads(group::Group; stream = C_NULL)
     found = Vector{fsdp_tensor}(undef, length(group.params))

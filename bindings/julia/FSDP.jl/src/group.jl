@@ -6,7 +6,7 @@
 
 A parameter to declare: an array of `T` (Float32, Float16, BFloat16, and UInt8 of frozen ones) and of these dims in Julia, which the library has
 reversed. It shards along its first dimension, which is Julia's last. Keywords are further fields of `fsdp_param`
-(`flags`, `lr_scale`, `granule`, `granule_rows`, `quantization`), and `global_dims` and `global_offset` of a tensor that this one is a box
+(`flags`, `lr_scale`, `granule`, `granule_rows`, `quantization`, `missing_grad`), and `global_dims` and `global_offset` of a tensor that this one is a box
 of, in Julia's order too, the offset from 0.
 """
 struct Param
@@ -84,7 +84,7 @@ function param_info(group::Group, param)
     raw = found.memory[]
     box(sizes) = sizes == C_NULL ? nothing : dims_of(sizes, raw)
     fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows, lr_scale = raw.lr_scale,
-        quantization = raw.quantization, global_dims = box(raw.global_shape), global_offset = box(raw.global_offset))
+        quantization = raw.quantization, missing_grad = MissingGrad(raw.missing_grad), global_dims = box(raw.global_shape), global_offset = box(raw.global_offset))
     return Param(unsafe_string(raw.name), element_type(raw.dtype), dims_of(raw.shape, raw), fields)
 end
 
@@ -195,3 +195,7 @@ end
 "Give a parameter another lr_scale from the next step on, alike on every rank."
 set_param_lr_scale(group::Group, param, lr_scale) =
     @call group.state fsdp_set_param_lr_scale(group.number, param_index(group, param), lr_scale)
+
+"Stop training a parameter, or train it again, between steps and alike on every rank."
+set_param_trainable(group::Group, param, trainable::Bool) =
+    @call group.state fsdp_set_param_trainable(group.number, param_index(group, param), trainable)

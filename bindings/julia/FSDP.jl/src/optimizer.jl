@@ -57,7 +57,7 @@ end
 """
     apply_grads(model, grads, lr; max_norm = 0, options...)
 
-A whole step: a full gradient, or `nothing`, for each trainable parameter, group by group. Gives their norm from before
+A whole step: a full gradient, or `nothing`, for each parameter that was not declared frozen, group by group. Gives their norm from before
 clipping. Keywords are the fields of `fsdp_adamw_options`.
 """
 function apply_grads(model::Model, grads, lr; max_norm = 0.0, stream = C_NULL, fields...)

@@ -390,6 +390,12 @@ impl Model {
         check(unsafe { sys::fsdp_set_param_lr_scale(entry.raw, find(entry, param)? as u64, lr_scale) })
     }
 
+    /// Stops training a parameter, or trains it again, between steps and alike on every rank.
+    pub fn set_param_trainable(&self, group: Group, param: impl ParamKey, trainable: bool) -> Result<()> {
+        let entry = self.entry(group)?;
+        check(unsafe { sys::fsdp_set_param_trainable(entry.raw, find(entry, param)? as u64, trainable as i32) })
+    }
+
     // ---- reading ------------------------------------------------------------------------------------------------
 
     /// A whole parameter's main weights, on every rank.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Dtype, Granule, Quantization, Status};
+use crate::enums::{Dtype, Granule, MissingGrad, Quantization, Status};
 use crate::error::{c_string, text, Error, Result};
 use crate::group::GroupEntry;
 use crate::sys;
@@ -67,6 +67,12 @@ impl Param {
     /// What its compute weights are stored as: [`Weights::plane`](crate::Weights::plane) shows it.
     pub fn quantization(mut self, quantization: Quantization) -> Self {
         self.raw.quantization = quantization as i32;
+        self
+    }
+
+    /// What a step does to it where no rank has given it a gradient.
+    pub fn missing_grad(mut self, missing_grad: MissingGrad) -> Self {
+        self.raw.missing_grad = missing_grad as i32;
         self
     }
 
@@ -172,6 +178,8 @@ pub struct ParamInfo {
     pub granule_rows: u64,
     /// Of now.
     pub lr_scale: f64,
+    /// What a step does to it without a gradient.
+    pub missing_grad: MissingGrad,
     /// As it was given.
     pub user_data: *mut c_void,
     /// The larger tensor's shape, and where this box of it begins.
@@ -193,6 +201,7 @@ impl ParamInfo {
             granule: Granule::from_raw(raw.granule).expect("a granule of this release"),
             granule_rows: raw.granule_rows,
             lr_scale: raw.lr_scale,
+            missing_grad: MissingGrad::from_raw(raw.missing_grad).expect("a missing_grad of this release"),
             user_data: raw.user_data,
             global: (!raw.global_shape.is_null() && !raw.global_offset.is_null())
                 .then(|| (sizes(raw.global_shape), sizes(raw.global_offset))),

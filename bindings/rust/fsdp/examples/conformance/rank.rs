@@ -3,7 +3,7 @@
 use crate::line::Line;
 use fsdp::{
     sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, Mesh,
-    MeshOptions, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Status, ValueOp, F16,
+    MeshOptions, MissingGrad, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Status, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -22,6 +22,7 @@ pub struct Declared {
     flags: u32,
     lr_scale: f64,
     quantization: Option<Quantization>,
+    missing_grad: Option<MissingGrad>,
 }
 
 impl Declared {
@@ -35,6 +36,9 @@ impl Declared {
         let mut param = Param::new(&self.name, &self.shape).lr_scale(self.lr_scale);
         if let Some(quantization) = self.quantization {
             param = param.quantization(quantization);
+        }
+        if let Some(missing_grad) = self.missing_grad {
+            param = param.missing_grad(missing_grad);
         }
         if let Some(dtype) = self.dtype {
             param = param.dtype(dtype);
@@ -136,6 +140,7 @@ impl Rank {
                     flags: line.key_integer("flags").unwrap_or(0) as u32,
                     lr_scale: line.key_number("lr_scale").unwrap_or(0.0),
                     quantization: line.key_integer("quantization").and_then(|raw| Quantization::from_raw(raw as i32)),
+                    missing_grad: line.key_integer("missing_grad").and_then(|raw| MissingGrad::from_raw(raw as i32)),
                 });
                 Ok(())
             }
@@ -249,6 +254,10 @@ impl Rank {
                 .and_then(|(model, group)| Ok(crc_of(&model.read_state::<f32>(group, index, line.word(3))?))),
             "set_param_lr_scale" => nothing(
                 self.of_group(line).and_then(|(model, group)| model.set_param_lr_scale(group, index, line.number(3))),
+            ),
+            "set_param_trainable" => nothing(
+                self.of_group(line)
+                    .and_then(|(model, group)| model.set_param_trainable(group, index, line.integer(3) != 0)),
             ),
             _ => return None,
         })
