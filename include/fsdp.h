@@ -37,9 +37,10 @@
  *              wants a zero that is not the default, there is a flag for it, FSDP_..._ZERO; the flag together with a
  *              value is INVALID_ARGUMENT.
  *   Flags      Unknown bits are INVALID_ARGUMENT. No flag uses one of the lowest eight bits, which belong to the values
- *              of enums. Each family has bits of its own, so that a call refuses the flags of another family. Two bits
- *              are shared with FSDP_CONTEXT_*, which only the calls that make a context take: FSDP_SAVE_COMMIT_MANIFEST
- *              is that of FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA that of FSDP_CONTEXT_NO_OVERLAP.
+ *              of enums. Each family has bits of its own, so that a call refuses the flags of another family. Three
+ *              bits are shared with FSDP_CONTEXT_*, which only the calls that make a context take:
+ *              FSDP_SAVE_COMMIT_MANIFEST is that of FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA that of
+ *              FSDP_CONTEXT_NO_OVERLAP, FSDP_GRAD_NO_WAIT that of FSDP_CONTEXT_TRACE.
  *   Arrays     of structs come with a stride, the bytes from one element to the next: sizeof the struct as the caller's
  *              header has it, whatever the count. FSDP_ARRAY(array) writes pointer, count and stride of a C array.
  *   Ranks      A rank or root that is passed, returned or told in a message is a rank of the job, never of a mesh.
@@ -99,7 +100,7 @@ enum {
   FSDP_INVALID_STATE = 3,    /* right call, wrong moment; the message names the call expected */
   FSDP_UNSUPPORTED = 4,      /* this build, backend or release cannot do it */
   FSDP_OUT_OF_MEMORY = 5,
-  FSDP_BUSY = 6,           /* another thread is inside this context */
+  FSDP_BUSY = 6,           /* another thread is inside this context; or FSDP_GRAD_NO_WAIT, and the call would wait */
   FSDP_MISMATCH = 7,       /* ranks called or declared different things */
   FSDP_PEER_FAILED = 8,    /* a rank died, left or aborted; the error names it */
   FSDP_TIMEOUT = 9,        /* an operation outlasted its timeout_ms */
@@ -515,7 +516,8 @@ enum {
 
 typedef int32_t fsdp_optimizer;
 enum {
-  FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw */
+  FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw; further ones of the caller's
+                               from fsdp_add_optimizer_state */
   FSDP_OPTIMIZER_CALLER = 2 /* the caller's own, with states from fsdp_add_optimizer_state */
 };
 
@@ -664,7 +666,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_sche
  * Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights):
  * as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks:
  * no.
- * Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
+ * Errors: INVALID_ARGUMENT (name taken, by AdamW's states or its "step" too, or not UTF-8 of 1-63 bytes),
+ * INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype);
 
@@ -1092,9 +1095,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t pa
 
 /**
  * Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and
- * "exp_avg_sq" of AdamW, or the caller's own. The number of AdamW's steps is not part of it: fsdp_adamw_options.step
- * sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the mesh. Blocks: peers, if
- * there is a root. Window: inside.
+ * "exp_avg_sq" of AdamW, or one of the caller's own. The number of AdamW's steps is not part of it:
+ * fsdp_adamw_options.step sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the
+ * mesh. Blocks: peers, if there is a root. Window: inside.
  * Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_state(fsdp_group *group, uint64_t param_index, const char *name,
@@ -1183,9 +1186,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_restore_view(fsdp_group *group);
 enum {
   FSDP_GRAD_ZEROED = 1u << 17, /* where *accumulate would be 0 the gradient is cleared, and it is 1: for callers who
                                   only add */
-  FSDP_GRAD_NO_WAIT = 1u << 10 /* where a buffer must be drained and peers have not read it yet, the call is BUSY and
-                                  nothing has changed: try again later, or without this flag. With
-                                  FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad waits for peers itself */
+  FSDP_GRAD_NO_WAIT = 1u << 10 /* where a buffer must be drained and peers have not read it yet (of one rank: its own
+                                  reduce has not), the call is BUSY and nothing has changed, of fsdp_acquire_grads for
+                                  any parameter: try again later, or without this flag. Never so on a CUDA device, whose
+                                  streams wait. With FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad waits for peers itself */
 };
 
 /**
@@ -1253,10 +1257,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t f
  * End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
  * reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
  * here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group
- * end here, in reverse declared order, and a group that no contribution came for has zeros. What is missing anywhere is
- * listed on every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank.
- * Until then getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and
- * every other call of the step say INVALID_STATE.
+ * end here, in reverse declared order, with the same bits, and a group that no contribution came for has zeros, as if
+ * each parameter had been put NULL; groups that have ended stay as they are. What is missing anywhere is listed on
+ * every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then
+ * getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other
+ * call of the step say INVALID_STATE.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
  * 0.2.
  */
@@ -1299,7 +1304,7 @@ typedef struct fsdp_shard {
   double lr_scale;
   uint32_t flags;           /* FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step,
                                by fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP */
-  uint32_t state_count;     /* optimizer states, in the order of fsdp_add_optimizer_state */
+  uint32_t state_count;     /* optimizer states: AdamW's two, then those of fsdp_add_optimizer_state in its order */
 } fsdp_shard;
 #define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -1771,7 +1776,8 @@ typedef struct fsdp_capture fsdp_capture;
  * told, check_grads, load, read), begin_update and discard_step; streams that are not in the capture; calls of the
  * context's other models, whose work could be drawn into the graph; closing the context. A call of the model that
  * fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
- * which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.)
+ * which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.
+ * FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.)
  * Where this call itself has failed, fsdp_end_capture may be called all the same, for peers whose call has not failed:
  * it fails on every rank with the error of this one, and the next capture is as good as any.
  * Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the

@@ -205,7 +205,8 @@ extern "C" {
     /// Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights):
     /// as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks:
     /// no.
-    /// Errors: INVALID_ARGUMENT (name taken or not UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
+    /// Errors: INVALID_ARGUMENT (name taken, by AdamW's states or its "step" too, or not UTF-8 of 1-63 bytes),
+    /// INVALID_STATE. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_add_optimizer_state(model: *mut fsdp_model, name: *const c_char, dtype: fsdp_dtype) -> fsdp_status;
@@ -428,9 +429,9 @@ extern "C" {
 
     /// ```text
     /// Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and
-    /// "exp_avg_sq" of AdamW, or the caller's own. The number of AdamW's steps is not part of it: fsdp_adamw_options.step
-    /// sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the mesh. Blocks: peers, if
-    /// there is a root. Window: inside.
+    /// "exp_avg_sq" of AdamW, or one of the caller's own. The number of AdamW's steps is not part of it:
+    /// fsdp_adamw_options.step sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the
+    /// mesh. Blocks: peers, if there is a root. Window: inside.
     /// Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
     /// ```
     #[must_use]
@@ -576,10 +577,11 @@ extern "C" {
     /// End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
     /// reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
     /// here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group
-    /// end here, in reverse declared order, and a group that no contribution came for has zeros. What is missing anywhere is
-    /// listed on every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank.
-    /// Until then getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and
-    /// every other call of the step say INVALID_STATE.
+    /// end here, in reverse declared order, with the same bits, and a group that no contribution came for has zeros, as if
+    /// each parameter had been put NULL; groups that have ended stay as they are. What is missing anywhere is listed on
+    /// every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then
+    /// getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other
+    /// call of the step say INVALID_STATE.
     /// Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
     /// 0.2.
     /// ```
@@ -941,7 +943,8 @@ extern "C" {
     /// told, check_grads, load, read), begin_update and discard_step; streams that are not in the capture; calls of the
     /// context's other models, whose work could be drawn into the graph; closing the context. A call of the model that
     /// fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
-    /// which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.)
+    /// which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.
+    /// FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.)
     /// Where this call itself has failed, fsdp_end_capture may be called all the same, for peers whose call has not failed:
     /// it fails on every rank with the error of this one, and the next capture is as good as any.
     /// Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the

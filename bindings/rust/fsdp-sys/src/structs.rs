@@ -503,7 +503,7 @@ pub struct fsdp_shard {
     /// FSDP_PARAM_\*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by
     /// fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     pub flags: u32,
-    /// optimizer states, in the order of fsdp_add_optimizer_state
+    /// optimizer states: AdamW's two, then those of fsdp_add_optimizer_state in its order
     pub state_count: u32,
 }
 

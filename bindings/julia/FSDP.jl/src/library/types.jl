@@ -573,7 +573,7 @@ struct fsdp_shard
     # FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by
     # fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     flags::UInt32
-    # optimizer states, in the order of fsdp_add_optimizer_state
+    # optimizer states: AdamW's two, then those of fsdp_add_optimizer_state in its order
     state_count::UInt32
 end
 
