@@ -237,13 +237,23 @@ void expect_late_ends(const Scenario &setup) {
   const Weights mixed = run(setup, [&](Rank &rank, cudaStream_t stream) {
     std::unique_ptr<Graph> end;
     for (int i = 0; i < steps; ++i) {
-      both(rank, stream);
       nap(stream, 10);
+      both(rank, stream);
       if (!end) end = std::make_unique<Graph>(rank, stream, [&] { end_groups_and_update(rank, stream, 0); });
       end->replay(lr_of(i));
     }
   });
   EXPECT_TRUE(same_bits(mixed, expected)) << "the end alone";
+  const Weights eager = run(setup, [&](Rank &rank, cudaStream_t stream) {
+    const Stream other;  // ends what the first one writes
+    for (int i = 0; i < steps; ++i) {
+      nap(stream, 10);
+      both(rank, stream);
+      end_groups_and_update(rank, other, lr_of(i));
+      chain(other, stream);
+    }
+  });
+  EXPECT_TRUE(same_bits(eager, expected)) << "without a graph";
 }
 
 TEST(Capture, MayEndTheGroupsOfAStep) {

@@ -120,6 +120,33 @@ TEST_F(Flight, TellsThatACallWasBusy) {
   EXPECT_FALSE(record.contains("wait"));
 }
 
+// What fsdp_finish_grads reduces for the caller is what a backward pass would have, in its order.
+TEST_F(Flight, TellsWhatTheEndOfAStepReduces) {
+  for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
+    Scenario setup = scenario(2, nullptr);
+    setup.model.strategy = strategy;
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      for (const size_t g : {0u, 2u}) {
+        put_all(rank, g, 1);
+        FSDP(fsdp_reduce_grad(rank.groups[g], 0, nullptr));
+      }
+      FSDP(fsdp_finish_grads(rank.model, 1, FSDP_LAST, nullptr));
+      FSDP(fsdp_write_flight_record(context, path("end-" + std::to_string(r)).c_str()));
+      FSDP(fsdp_publish_weights(rank.model, nullptr));
+      FSDP(fsdp_close_context(context));
+    });
+    std::vector<std::string> reduced;
+    const Json record = read("end-1");
+    for (const Json &one : record["collectives"])
+      if (one["sequence"] == "reduces of model 0") reduced.push_back(one["group"]);
+    EXPECT_EQ(reduced, strategy == FSDP_STRATEGY_OPTIM
+                           ? (std::vector<std::string>{"head", "layer.1", "layer.0", "embed"})
+                           : (std::vector<std::string>{"embed", "layer.1", "head", "layer.0"}));
+  }
+}
+
 TEST_F(Flight, NamesCallsGroupsPhasesAndCollectives) {
   const Scenario setup = scenario(2, nullptr);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

@@ -181,6 +181,8 @@ TEST_F(MisusedModel, OptimizerStates) {
   for (const char *name : {"exp_avg", "exp_avg_sq"})
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(model, name, FSDP_FLOAT32),
                  "the model has a state '" + std::string(name) + "' already, which FSDP_OPTIMIZER_ADAMW brings");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(model, "step", FSDP_FLOAT32),
+               "'step' is what checkpoints call the number of steps of FSDP_OPTIMIZER_ADAMW");
   EXPECT_WORKS(fsdp_add_optimizer_state(model, "average", FSDP_FLOAT32));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(model, "average", FSDP_FLOAT32), "'average' already");
   EXPECT_EQ(std::string(fsdp_get_last_message()).find("ADAMW"), std::string::npos);
@@ -195,7 +197,8 @@ TEST_F(MisusedModel, OptimizerStates) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, "\xFE", FSDP_FLOAT32), "not UTF-8");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, "momentum", 0), "0 is not a dtype");
   EXPECT_WORKS(fsdp_add_optimizer_state(own, "momentum", FSDP_FLOAT32));
-  EXPECT_WORKS(fsdp_add_optimizer_state(own, "exp_avg", FSDP_FLOAT32));  // AdamW's names are the caller's there
+  for (const char *name : {"exp_avg", "step"})  // AdamW's names are the caller's there
+    EXPECT_WORKS(fsdp_add_optimizer_state(own, name, FSDP_FLOAT32));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(own, "momentum", FSDP_BFLOAT16), "'momentum' already");
   fsdp_destroy_model(own);
 }

@@ -290,19 +290,58 @@ TEST(NoWait, IsNotBusyWhereTheBufferIsLentAlready) {
 
 // Where more are lent than fit nobody can be waited for: that is an error still, also beside buffers that are awaited.
 TEST(NoWait, IsInvalidWhereTooManyAreLent) {
-  run_with_late_rank(setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [](Rank &rank, std::atomic<bool> &go) {
-    FSDP(acquire_all(rank, 5, no_wait));
-    FSDP(acquire_all(rank, 4, no_wait));
-    const auto expect_full = [&](fsdp_status status) {
-      require_error(status, FSDP_INVALID_STATE, {"all 2 are lent to 'layer.4', 'layer.5'"});
-    };
-    expect_full(acquire(rank, 3, no_wait));
-    expect_full(acquire_all(rank, 3, no_wait));
-    expect_full(put(rank, 3, 0, no_wait));
-    go = true;
-    for (size_t g : {5u, 4u}) FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-    for (size_t g = 4; g-- > 0;) give(rank, g);
-  });
+  run_with_late_rank(
+      setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2),
+      [](Rank &rank, std::atomic<bool> &go) {
+        FSDP(acquire_all(rank, 5, no_wait));
+        FSDP(acquire_all(rank, 4, no_wait));
+        const auto expect_full = [&](fsdp_status status) {
+          require_error(status, FSDP_INVALID_STATE, {"all 2 are lent to 'layer.4', 'layer.5'"});
+        };
+        expect_full(acquire(rank, 3, no_wait));
+        expect_full(acquire_all(rank, 3, no_wait));
+        expect_full(put(rank, 3, 0, no_wait));
+        // Also where the buffer is lent that it shares, and another one is awaited.
+        FSDP(fsdp_reduce_grad(rank.groups[4], FSDP_LAST, nullptr));
+        require_error(acquire(rank, 3, no_wait), FSDP_INVALID_STATE,
+                      {"the gradient buffer that is lent to group 'layer.5'"});
+        go = true;
+        FSDP(fsdp_reduce_grad(rank.groups[5], FSDP_LAST, nullptr));
+        for (size_t g = 4; g-- > 0;) give(rank, g);
+      },
+      [](Rank &rank) {
+        for (const size_t g : {4u, 5u, 3u, 2u, 1u, 0u}) give(rank, g);
+      });
+}
+
+// There is a buffer to spare, but the group's own, or the one that it shares, is awaited.
+TEST(NoWait, IsBusyWhereTheVeryBufferIsAwaited) {
+  const auto give_one = [](Rank &rank, size_t group, uint32_t flags) {
+    for (size_t p = 0; p < 2; ++p) FSDP(put(rank, group, p, 0));
+    FSDP(fsdp_reduce_grad(rank.groups[group], flags, nullptr));
+  };
+  run_with_late_rank(
+      setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2),
+      [&](Rank &rank, std::atomic<bool> &go) {
+        give_one(rank, 5, 0);
+        REQUIRE(rank.stats().pending_grad_groups == 1);
+        require_error(acquire(rank, 5, no_wait), FSDP_BUSY, {"group 'layer.5' needs", "that of group 'layer.5'"});
+        require_error(acquire_all(rank, 5, no_wait), FSDP_BUSY, {"group 'layer.5' needs", "that of group 'layer.5'"});
+        require_error(acquire(rank, 3, no_wait), FSDP_BUSY, {"group 'layer.3' needs", "that of group 'layer.5'"});
+        FSDP(acquire_all(rank, 4, no_wait));
+        go = true;
+        FSDP(fsdp_reduce_grad(rank.groups[4], FSDP_LAST, nullptr));
+        for (size_t p = 0; p < 2; ++p) FSDP(fsdp_put_grad(rank.groups[5], p, nullptr, 0, 0, 0, nullptr));
+        FSDP(fsdp_reduce_grad(rank.groups[5], FSDP_LAST, nullptr));
+        for (size_t g = 4; g-- > 0;) give(rank, g);
+      },
+      [&](Rank &rank) {
+        give_one(rank, 5, 0);
+        give(rank, 4);
+        for (size_t p = 0; p < 2; ++p) FSDP(fsdp_put_grad(rank.groups[5], p, nullptr, 0, 0, 0, nullptr));
+        FSDP(fsdp_reduce_grad(rank.groups[5], FSDP_LAST, nullptr));
+        for (size_t g = 4; g-- > 0;) give(rank, g);
+      });
 }
 
 // The step takes no more of it: said before anything is awaited.
