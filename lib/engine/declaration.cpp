@@ -72,6 +72,10 @@ void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> 
 void Declaration::add_state(memory::StateSpec state) {
   constexpr auto call = "fsdp_add_optimizer_state";
   require_unsealed(call);
+  if (adamw() && state.name == "step")
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: 'step' is what checkpoints call the number of steps of FSDP_OPTIMIZER_ADAMW; give the state another name",
+         call);
   for (const auto &known : spec_.states)
     if (known.name == state.name)
       fail(FSDP_INVALID_ARGUMENT, "{}: the model has a state '{}' already{}", call, state.name,
