@@ -450,7 +450,8 @@ The full compute weights: a read-only view, legal to read while the group is uns
 update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
 the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
 of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
-INTERLEAVED, but FORWARD's where planes are by phase. phase may be any.
+INTERLEAVED, but FORWARD's where planes are by phase. With ANY it is that of the hold, as long as the group is held.
+phase may be any.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
 INVALID_STATE (not sealed; not unsharded). Since 0.2.
 ```
@@ -1185,9 +1186,9 @@ Where this call itself has failed, fsdp_end_capture may be called all the same, 
 it fails on every rank with the error of this one, and the next capture is as good as any.
 Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
 library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
-under way), UNSUPPORTED (host device; a parameter with FSDP_MISSING_GRAD_SKIP; calls between here and the end: ranks
-that exchange through memory of the host, which no graph can hold), TIMEOUT (the library's work has not ended),
-SYSTEM. Since 0.2.
+under way), UNSUPPORTED (host device; FSDP_SCHEDULE_ANY; a parameter with FSDP_MISSING_GRAD_SKIP; calls between here
+and the end: ranks that exchange through memory of the host, which no graph can hold), TIMEOUT (the library's work
+has not ended), SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_begin_capture(model, stream) =
