@@ -187,7 +187,7 @@ TEST(Trainable, AModelOfWhichNothingIsTrainedStillSteps) {
   }
 }
 
-// Main weights that the window of a step was given are published by it, also of what is not trained.
+// Main weights that are written in a window are published at its end, by a step too, also of what is not trained.
 TEST(Trainable, LoadedWeightsArePublished) {
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = scenario_of(strategy, 2);
@@ -204,9 +204,17 @@ TEST(Trainable, LoadedWeightsArePublished) {
       const std::vector<float> data(rank.def(0).params[0].count(), 3.0f);
       FSDP(fsdp_load_param(rank.groups[0], 0, data.data(), FSDP_FLOAT32, data.size(), FSDP_EVERY_RANK, 0));
       update(rank);
-      FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
-      REQUIRE(rank.view(0, 0, FSDP_FORWARD) == data);
-      FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+      const auto require_shown = [&](const std::vector<float> &expected) {
+        FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+        REQUIRE(rank.view(0, 0, FSDP_FORWARD) == expected);
+        FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+      };
+      require_shown(data);
+      const std::vector<float> again(data.size(), 5.0f);
+      FSDP(fsdp_begin_update(rank.model, stream()));
+      FSDP(fsdp_load_param(rank.groups[0], 0, again.data(), FSDP_FLOAT32, again.size(), FSDP_EVERY_RANK, 0));
+      FSDP(fsdp_publish_weights(rank.model, stream()));
+      require_shown(again);
       FSDP(fsdp_close_context(context));
     });
   }
