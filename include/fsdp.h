@@ -1280,7 +1280,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t par
 /**
  * Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
- * and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+ * and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *data,
                                                 fsdp_dtype dtype, uint64_t element_count, int32_t root,

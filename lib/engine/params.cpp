@@ -214,7 +214,13 @@ void Params::read_state(Group &group, uint64_t param_index, const std::string &s
 
 void Params::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                        int32_t root) {
-  load(group, grad_of(group, param_index, "fsdp_load_grad"), data, dtype, element_count, root);
+  const Tensor tensor = grad_of(group, param_index, "fsdp_load_grad");
+  if (!tensor.param.trained)
+    fail(FSDP_INVALID_STATE,
+         "{}: parameter '{}' of group '{}' is not trained now, and its gradient stays zeros; call "
+         "fsdp_set_param_trainable between steps to train it again",
+         tensor.call, tensor.param.name, group.name());
+  load(group, tensor, data, dtype, element_count, root);
 }
 
 void Params::read_grad(Group &group, uint64_t param_index, void *data, fsdp_dtype dtype, uint64_t element_count,

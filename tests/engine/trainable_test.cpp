@@ -438,5 +438,20 @@ TEST(MisusedTrainable, GradientsAreRefused) {
   solo.clean_step();
 }
 
+TEST(MisusedTrainable, ItsMainGradientIsZerosAndTakesNoOther) {
+  Solo solo(State::published);
+  fsdp_group *const group = solo.group(1);
+  EXPECT_WORKS(fsdp_set_param_trainable(group, 1, 0));
+  EXPECT_WORKS(fsdp_finish_grads(solo.model, 1, FSDP_LAST, nullptr));
+  std::vector<float> grad(6, 3.0f);
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_load_grad(group, 1, grad.data(), FSDP_FLOAT32, 6, FSDP_EVERY_RANK, 0),
+               "fsdp_load_grad", "'beta.b'", "not trained", "fsdp_set_param_trainable");
+  EXPECT_WORKS(fsdp_read_grad(group, 1, grad.data(), FSDP_FLOAT32, 6, FSDP_EVERY_RANK, 0));
+  EXPECT_EQ(grad, std::vector<float>(6, 0.0f));
+  EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
+  EXPECT_WORKS(fsdp_set_param_trainable(group, 1, 1));
+  solo.clean_step();
+}
+
 }  // namespace
 }  // namespace trainable

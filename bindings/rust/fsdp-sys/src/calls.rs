@@ -600,7 +600,7 @@ extern "C" {
     /// ```text
     /// Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
     /// Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
-    /// and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+    /// and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_load_grad(group: *mut fsdp_group, param_index: u64, data: *const c_void, dtype: fsdp_dtype, element_count: u64, root: i32, flags: u32) -> fsdp_status;

@@ -755,7 +755,7 @@ raw"""
 ```text
 Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
 Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
-and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
 ```
 """
 @inline fsdp_load_grad(group, param_index, data, dtype, element_count, root, flags) =
