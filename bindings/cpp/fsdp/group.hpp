@@ -81,14 +81,16 @@ class ParamKey {
 
 namespace detail {
 
-/** What the model keeps of a group. Addresses of views are fixed from the seal on, and asked for once. */
+/** What the model keeps of a group. Addresses of views are asked for once where they are fixed from the seal on: not
+ * with ScheduleKind::any, where each hold may have others. */
 struct GroupEntry {
   std::string name;
   std::vector<std::string> names;
   std::vector<std::uint64_t> element_counts;
   std::array<std::vector<Tensor>, 4> views;  // by phase
-  int rank = 0;                              // of the context
-  std::uint64_t discards = 0;                // of steps of the model
+  bool has_fixed_addresses = true;
+  int rank = 0;                // of the context
+  std::uint64_t discards = 0;  // of steps of the model
 
   std::uint64_t find(const ParamKey &key) const {
     if (!key.is_name()) return key.index();
@@ -116,7 +118,8 @@ class Weights {
  public:
   Weights(fsdp_group *group, std::shared_ptr<detail::GroupEntry> entry, Phase phase, fsdp_stream stream)
       : group_(group), entry_(std::move(entry)), phase_(phase), stream_(stream), discards_(entry_->discards) {
-    auto &views = entry_->views[static_cast<std::size_t>(static_cast<fsdp_phase>(phase) - 1) % 4];
+    auto &kept_views = entry_->views[static_cast<std::size_t>(static_cast<fsdp_phase>(phase) - 1) % 4];
+    auto &views = entry_->has_fixed_addresses ? kept_views : own_views_;
     const fsdp_status status = fsdp_unshard(group, static_cast<fsdp_phase>(phase), 0, stream);
     try {
       detail::check(status);  // also throws what a hook has thrown
@@ -130,6 +133,7 @@ class Weights {
   Weights(Weights &&other) noexcept
       : group_(std::exchange(other.group_, nullptr)),
         entry_(std::move(other.entry_)),
+        own_views_(std::move(other.own_views_)),
         views_(other.views_),
         phase_(other.phase_),
         stream_(other.stream_),
@@ -181,6 +185,7 @@ class Weights {
 
   fsdp_group *group_;
   std::shared_ptr<detail::GroupEntry> entry_;
+  std::vector<Tensor> own_views_;  // where no addresses are kept
   const Tensor *views_ = nullptr;
   Phase phase_;
   fsdp_stream stream_;

@@ -86,6 +86,7 @@ class Model {
     auto entry = std::make_shared<detail::GroupEntry>();
     entry->name = name;
     entry->rank = rank_;
+    entry->has_fixed_addresses = has_fixed_addresses_;
     for (const Param &param : params) {
       raws.push_back(param.raw());
       entry->names.push_back(param.own_name);
@@ -99,15 +100,19 @@ class Model {
     groups_.emplace_back(made, std::move(entry));
     return groups_.back();
   }
-  /** Visits count only with ScheduleKind::visits. */
-  void set_schedule(ScheduleKind kind, const std::vector<fsdp_visit> &visits = {}) {
+  /** visits are of ScheduleKind::visits; held_groups, how many groups of copied weights are held at once (0: 4), is of
+   *  ScheduleKind::any. */
+  void set_schedule(ScheduleKind kind, const std::vector<fsdp_visit> &visits = {}, std::uint32_t held_groups = 0) {
     Options<fsdp_schedule_options> options;
+    options.held_groups = held_groups;
     if (!visits.empty()) {
       options.visits = visits.data();
       options.visit_count = visits.size();
       options.visit_stride = sizeof(fsdp_visit);
     }
-    detail::check(fsdp_set_schedule(get(), static_cast<fsdp_schedule_kind>(kind), &options));
+    const fsdp_status status = fsdp_set_schedule(get(), static_cast<fsdp_schedule_kind>(kind), &options);
+    if (status == FSDP_OK) set_fixed_addresses(kind != ScheduleKind::any);
+    detail::check(status);
   }
   void add_optimizer_state(const std::string &name, DType dtype = DType::float32) {
     detail::check(fsdp_add_optimizer_state(get(), name.c_str(), static_cast<fsdp_dtype>(dtype)));
@@ -271,6 +276,10 @@ class Model {
   const detail::KeptHooks &hooks() const noexcept { return hooks_; }
 
  private:
+  void set_fixed_addresses(bool are_fixed) noexcept {
+    has_fixed_addresses_ = are_fixed;
+    for (const Group &group : groups_) group.entry_->has_fixed_addresses = are_fixed;
+  }
   Group group_of(fsdp_group *raw) const {
     for (const Group &group : groups_)
       if (group.get() == raw) return group;
@@ -281,6 +290,7 @@ class Model {
   detail::Handle<fsdp_model, fsdp_destroy_model> raw_;
   std::vector<Group> groups_;
   int rank_ = 0;
+  bool has_fixed_addresses_ = true;
 };
 
 static_assert(sizeof(FullGrad) == sizeof(fsdp_grad), "an array of them is one of the header's");

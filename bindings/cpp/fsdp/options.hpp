@@ -66,7 +66,8 @@ enum class Plane : fsdp_plane {
 enum class ScheduleKind : fsdp_schedule_kind {
   sequential = FSDP_SCHEDULE_SEQUENTIAL,
   interleaved = FSDP_SCHEDULE_INTERLEAVED,
-  visits = FSDP_SCHEDULE_VISITS
+  visits = FSDP_SCHEDULE_VISITS,
+  any = FSDP_SCHEDULE_ANY
 };
 enum class Role : fsdp_role {
   all = FSDP_ROLE_ALL,

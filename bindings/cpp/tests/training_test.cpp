@@ -5,6 +5,7 @@
 
 #include <array>
 #include <filesystem>
+#include <set>
 
 namespace {
 
@@ -45,6 +46,36 @@ TEST(Training, ViewsAreTypedSpansOfTheLibrarysMemory) {
     EXPECT_EQ(status_of([&] { weights[2]; }), fsdp::Status::invalid_argument);
     weights.reshard();
     EXPECT_EQ(status_of([&] { weights[0]; }), fsdp::Status::invalid_state);
+    context.close();
+  });
+}
+
+// Three groups of different values take turns in two buffers, so that weights move.
+TEST(Training, WeightsAreReadWhereTheirOwnHoldHasThem) {
+  run_ranks(2, [](fsdp::Context &context) {
+    fsdp::ModelOptions options;
+    options.unshard_mode = FSDP_UNSHARD_COPIED;
+    fsdp::Model model(context, options);
+    std::vector<fsdp::Group> groups = {model.create_group("a", {fsdp::Param("a", {6})})};
+    model.set_schedule(fsdp::ScheduleKind::any, {}, 2);  // also of groups that are created later
+    for (const char *name : {"b", "c"}) groups.push_back(model.create_group(name, {fsdp::Param(name, {6})}));
+    model.seal();
+    for (std::size_t g = 0; g < 3; ++g) groups[g].load_param(0, std::vector<float>(6, static_cast<float>(g)));
+    model.publish_weights();
+    std::array<std::set<const void *>, 3> addresses;
+    for (std::size_t turn = 0; turn < 6; ++turn) {
+      const std::size_t held[] = {turn % 3, (turn + 1) % 3};
+      std::vector<fsdp::Weights> holds;
+      for (const std::size_t g : held) holds.push_back(groups[g].unshard(fsdp::Phase::forward));
+      for (std::size_t i = 0; i < 2; ++i) {
+        const fsdp::span<const float> seen = holds[i][0];
+        EXPECT_EQ(std::vector<float>(seen.begin(), seen.end()), std::vector<float>(6, static_cast<float>(held[i])));
+        addresses[held[i]].insert(seen.data());
+      }
+      EXPECT_EQ(status_of([&] { (void)groups[(turn + 2) % 3].unshard(fsdp::Phase::forward); }),
+                fsdp::Status::invalid_state);
+    }
+    for (std::size_t g = 0; g < 3; ++g) EXPECT_EQ(addresses[g].size(), 2U) << "the weights of group " << g;
     context.close();
   });
 }

@@ -42,6 +42,31 @@ class Views(unittest.TestCase):
 
         fsdp.run_local(2, rank)
 
+    def test_are_where_their_own_hold_has_them(self):
+        """Three groups of different values take turns in two buffers, so that weights move."""
+
+        def rank(context):
+            model = context.create_model(unshard_mode=fsdp.UnshardMode.COPIED)
+            groups = [model.create_group(name, [fsdp.Param(name, (6,))]) for name in "abc"]
+            model.set_schedule(fsdp.ScheduleKind.ANY, held_groups=2)
+            with model:
+                model.seal()
+                for value, group in enumerate(groups):
+                    group.load_param(0, floats(*[value] * 6))
+                model.publish_weights()
+                addresses = [set() for _ in groups]
+                for turn in range(6):
+                    one, other, third = ((turn + i) % 3 for i in range(3))
+                    with groups[one].unsharded() as first, groups[other].unsharded() as second:
+                        for g, weights in ((one, first), (other, second)):
+                            self.assertEqual(flat(*weights.values()), [g] * 6)
+                            addresses[g].add(groups[g].tensors()["abc"[g]].address)
+                        with self.assertRaisesRegex(fsdp.InvalidState, "held_groups"):
+                            groups[third].unshard()
+                self.assertEqual([len(seen) for seen in addresses], [2, 2, 2])
+
+        fsdp.run_local(2, rank)
+
     def test_weights_are_read_only(self):
         def rank(context):
             model, group = small_model(context)

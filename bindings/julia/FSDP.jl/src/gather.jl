@@ -69,10 +69,10 @@ Base.keys(weights::Weights) = [param.name for param in weights.group.params]
 Base.length(weights::Weights) = length(weights.views)
 Base.show(io::IO, weights::Weights) = print(io, "Weights(", weights.group, ", ", weights.phase, ")")
 
-"Views of all parameters, made once for each phase."
+"Views of all parameters, made once for each phase where their addresses are fixed: with `SCHEDULE_ANY` each hold has its own."
 @noinline function find_views(group, phase)
     views = Any[tensor.address == C_NULL ? nothing : view_of(tensor) for tensor in tensors(group, phase)]
-    group.views[Int(phase)] = views
+    group.model.has_fixed_addresses && (group.views[Int(phase)] = views)
     return views
 end
 

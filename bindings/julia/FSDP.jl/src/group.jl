@@ -51,7 +51,7 @@ mutable struct Group
     name::String
     params::Vector{Param}
     indices::Dict{String,Int}
-    views::Vector{Union{Nothing,Vector{Any}}}  # for each phase: addresses are fixed from the seal on
+    views::Vector{Union{Nothing,Vector{Any}}}  # for each phase, where addresses are fixed from the seal on
     grads::Vector{Any}
 end
 

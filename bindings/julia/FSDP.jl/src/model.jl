@@ -10,6 +10,7 @@ mutable struct Model <: Owner
     handle::Handle{State}
     context::Context
     groups::Vector{Group}
+    has_fixed_addresses::Bool  # of gathered weights
 end
 
 """
@@ -24,7 +25,7 @@ function create_model(context::Context; mesh = nothing, fields...)
     handle = create(context.state, fsdp_destroy_model, fsdp_model) do number
         fsdp_create_model(context.number, wanted, number)
     end
-    return own(Model(handle.number, context.state, handle, context, []))
+    return own(Model(handle.number, context.state, handle, context, [], true))
 end
 create_model(f, context::Context; fields...) = closing(f, create_model(context; fields...))
 
@@ -76,12 +77,14 @@ function create_group(model::Model, name, params; fields...)
 end
 
 """
-    set_schedule(model, kind, visits)
+    set_schedule(model, kind, visits; held_groups)
 
-`SCHEDULE_SEQUENTIAL`, `SCHEDULE_INTERLEAVED`, or `SCHEDULE_VISITS` with `visits`: `group => phase` of each.
+`SCHEDULE_SEQUENTIAL`, `SCHEDULE_INTERLEAVED`, `SCHEDULE_VISITS` with `visits`: `group => phase` of each; or `SCHEDULE_ANY`, in which
+up to `held_groups` (0: 4) groups of copied weights are held at once, in any order.
 """
-function set_schedule(model::Model, kind::ScheduleKind, visits = nothing)
+function set_schedule(model::Model, kind::ScheduleKind, visits = nothing; held_groups = 0)
     wanted = blank(fsdp_schedule_options)
+    setfield(wanted, :held_groups, held_groups)
     if visits !== nothing
         list = [fsdp_visit(group_info(group).group_index, Int32(phase)) for (group, phase) in visits]
         setfield(wanted, :visits, list)
@@ -89,6 +92,8 @@ function set_schedule(model::Model, kind::ScheduleKind, visits = nothing)
         setfield(wanted, :visit_stride, sizeof(fsdp_visit))
     end
     @call model.state fsdp_set_schedule(model.number, Int32(kind), wanted)
+    model.has_fixed_addresses = kind != SCHEDULE_ANY
+    return nothing
 end
 
 "Add a named state for the caller's own optimizer; the model must have `OPTIMIZER_CALLER`."

@@ -50,6 +50,32 @@ end
     end
 end
 
+# Three groups of different values take turns in two buffers, so that weights move.
+@testset "weights are read where their own hold has them" begin
+    run_local(2) do context
+        model = create_model(context; unshard_mode = FSDP.UNSHARD_COPIED)
+        groups = [create_group(model, name, [Param(name, 6)]) for name in ("a", "b", "c")]
+        FSDP.set_schedule(model, FSDP.SCHEDULE_ANY; held_groups = 2)
+        seal(model)
+        foreach(g -> load_param(groups[g], 1, fill(Float32(g), 6)), 1:3)
+        publish_weights(model)
+        addresses = [Set() for _ in groups]
+        for turn in 0:5
+            held = [turn % 3 + 1, (turn + 1) % 3 + 1]
+            holds = unshard.(groups[held])
+            for (g, weights) in zip(held, holds)
+                @test weights[1] == fill(Float32(g), 6)
+                push!(addresses[g], pointer(weights[1]))
+            end
+            error = thrown(() -> unshard(groups[(turn+2)%3+1]))
+            @test error.status == FSDP.INVALID_STATE && occursin("held_groups", error.message)
+            foreach(reshard, holds)
+        end
+        @test length.(addresses) == [2, 2, 2]
+        close(model)
+    end
+end
+
 @testset "checkpoints" begin
     folder = mktempdir()
     run_local(2) do context

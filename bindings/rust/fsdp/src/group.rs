@@ -65,8 +65,8 @@ pub(crate) struct GroupEntry {
     views: [ViewTable; 4],
 }
 
-/// Addresses of views, which are fixed from the seal on: asked for once. They are no references: slices are made anew of them
-/// for each guard.
+/// Addresses of views, asked for once where they are fixed from the seal on. They are no references: slices are made anew of
+/// them for each guard.
 #[derive(Default)]
 struct ViewTable(UnsafeCell<Option<Box<[sys::fsdp_tensor]>>>);
 
@@ -82,28 +82,34 @@ impl GroupEntry {
         }
     }
 
-    /// The views of all parameters; the group is unsharded.
+    /// The views of all parameters, in a model whose addresses are fixed; the group is unsharded.
     #[inline]
-    pub(crate) fn views(&self, phase: Phase) -> Result<&[sys::fsdp_tensor]> {
+    pub(crate) fn kept_views(&self, phase: Phase) -> Result<&[sys::fsdp_tensor]> {
         let table = &self.views[phase as usize - 1].0;
         // SAFETY: written once, below, where it was None and so nothing borrowed from it; a model is not Sync.
         match unsafe { &*table.get() } {
             Some(views) => Ok(views),
-            None => self.ask_for_views(phase, table),
+            None => self.keep_views(phase, table),
         }
     }
 
     #[cold]
-    fn ask_for_views<'a>(
+    fn keep_views<'a>(
         &'a self,
         phase: Phase,
         table: &'a UnsafeCell<Option<Box<[sys::fsdp_tensor]>>>,
     ) -> Result<&'a [sys::fsdp_tensor]> {
+        let views = self.ask_for_views(phase)?;
+        // SAFETY: as in kept_views.
+        Ok(unsafe { (*table.get()).insert(views.into_boxed_slice()) })
+    }
+
+    /// The views of all parameters at this hold's addresses.
+    pub(crate) fn ask_for_views(&self, phase: Phase) -> Result<Vec<sys::fsdp_tensor>> {
         let mut views = vec![sys::fsdp_tensor::default(); self.names.len()];
         let (count, stride) = (views.len() as u64, std::mem::size_of::<sys::fsdp_tensor>() as u64);
         check(unsafe { sys::fsdp_get_params(self.raw, phase as i32, views.as_mut_ptr(), count, stride) })?;
-        // SAFETY: as in views.
-        Ok(unsafe { (*table.get()).insert(views.into_boxed_slice()) })
+        Ok(views)
     }
 }
 

@@ -52,6 +52,7 @@ mod model;
 #[rustfmt::skip]
 mod options;
 mod param;
+mod schedule;
 mod shard;
 mod tensor;
 mod weights;
@@ -68,6 +69,7 @@ pub use mesh::Mesh;
 pub use model::{Chunk, Model, ModelInfo, Stats};
 pub use options::*;
 pub use param::{Param, ParamInfo, ParamKey};
+pub use schedule::Schedule;
 pub use shard::{Shard, State};
 pub use tensor::{Bf16, E4m3, Element, ScaleE8m0, Tensor, F16};
 pub use weights::Weights;

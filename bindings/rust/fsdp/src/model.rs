@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Dtype, Phase, Role, ScheduleKind, Status};
+use crate::enums::{Dtype, Phase, Role, Status};
 use crate::error::{c_path, c_string, check, read_text, Error, Result};
 use crate::group::{foreign, GroupEntry};
 use crate::hooks::Hooks;
 use crate::param::find;
 use crate::{
     sys, AdamwOptions, Context, Element, FullGrad, Grads, Group, GroupInfo, GroupOptions, ModelOptions, Param,
-    ParamInfo, ParamKey, SaveOptions, Tensor, Weights, Window,
+    ParamInfo, ParamKey, SaveOptions, Schedule, Tensor, Weights, Window,
 };
 use std::cell::Cell;
 use std::os::raw::c_void;
@@ -59,6 +59,8 @@ pub struct Model {
     pub(crate) stream: Cell<sys::fsdp_stream>,
     pub(crate) window_open: bool,
     pub(crate) states: Vec<String>,
+    /// Of gathered weights.
+    pub(crate) has_fixed_addresses: bool,
     rank: u32,
     number: u64,
     groups: Vec<GroupEntry>,
@@ -85,6 +87,7 @@ impl Model {
             stream: Cell::new(null_mut()),
             window_open: false,
             states,
+            has_fixed_addresses: true,
             rank: context.rank(),
             number: MADE.fetch_add(1, Ordering::Relaxed),
             groups: Vec::new(),
@@ -105,19 +108,23 @@ impl Model {
         Ok(Group { model: self.number, index: self.groups.len() as u32 - 1 })
     }
 
-    /// The order in which groups will be visited; visits count only with [`ScheduleKind::Visits`].
-    pub fn set_schedule(&mut self, kind: ScheduleKind, visits: &[(Group, Phase)]) -> Result<()> {
+    /// The order in which groups will be visited.
+    pub fn set_schedule(&mut self, schedule: Schedule<'_>) -> Result<()> {
         let visit = |&(group, phase): &(Group, Phase)| {
             self.entry(group).map(|_| sys::fsdp_visit { group_index: group.index, phase: phase as i32 })
         };
-        let visits = visits.iter().map(visit).collect::<Result<Vec<_>>>()?;
-        let mut options = sys::fsdp_schedule_options::default();
+        let visits = schedule.visits().iter().map(visit).collect::<Result<Vec<_>>>()?;
+        let mut options = sys::fsdp_schedule_options { held_groups: schedule.held_groups(), ..Default::default() };
         if !visits.is_empty() {
             options.visits = visits.as_ptr();
             options.visit_count = visits.len() as u64;
             options.visit_stride = std::mem::size_of::<sys::fsdp_visit>() as u64;
         }
-        check(unsafe { sys::fsdp_set_schedule(self.raw, kind as i32, &options) })
+        let status = unsafe { sys::fsdp_set_schedule(self.raw, schedule.kind() as i32, &options) };
+        if status == sys::FSDP_OK {
+            self.has_fixed_addresses = !matches!(schedule, Schedule::Any { .. });
+        }
+        check(status)
     }
 
     /// A state tensor for the caller's own optimizer, zeroed at the seal.

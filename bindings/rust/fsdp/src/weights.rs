@@ -5,6 +5,7 @@ use crate::group::GroupEntry;
 use crate::param::find;
 use crate::tensor::typed;
 use crate::{sys, Element, Model, ParamKey, ScaleE8m0, Tensor};
+use std::borrow::Cow;
 
 /// The full compute weights of an unsharded group: a hold, which ends with the guard.
 ///
@@ -24,7 +25,7 @@ use crate::{sys, Element, Model, ParamKey, ScaleE8m0, Tensor};
 pub struct Weights<'m> {
     model: &'m Model,
     entry: &'m GroupEntry,
-    views: &'m [sys::fsdp_tensor],
+    views: Cow<'m, [sys::fsdp_tensor]>,
     phase: Phase,
 }
 
@@ -32,8 +33,12 @@ impl<'m> Weights<'m> {
     #[inline]
     pub(crate) fn unshard(model: &'m Model, entry: &'m GroupEntry, phase: Phase) -> Result<Self> {
         check(unsafe { sys::fsdp_unshard(entry.raw, phase as i32, 0, model.stream.get()) })?;
-        let mut weights = Weights { model, entry, views: &[], phase }; // whose drop returns the hold if the next call fails
-        weights.views = entry.views(phase)?;
+        // Its drop returns the hold if the next call fails.
+        let mut weights = Weights { model, entry, views: Cow::Borrowed(&[]), phase };
+        weights.views = match model.has_fixed_addresses {
+            true => Cow::Borrowed(entry.kept_views(phase)?),
+            false => Cow::Owned(entry.ask_for_views(phase)?),
+        };
         Ok(weights)
     }
 
@@ -94,8 +99,9 @@ impl<'m> Weights<'m> {
 
     /// Returns the hold, as dropping does, and tells if that fails.
     #[inline]
-    pub fn reshard(self) -> Result<()> {
+    pub fn reshard(mut self) -> Result<()> {
         let status = self.return_hold();
+        self.views = Cow::Borrowed(&[]); // what they own is given back, which forget would not do
         std::mem::forget(self);
         check(status)
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 mod common;
 use common::{adamw, assert_close, ramp, run_ranks, step, two_groups};
-use fsdp::{Bf16, Dtype, FullGrad, ModelOptions, Optimizer, Param, Phase, ScheduleKind, Status, Strategy, UnshardMode};
+use fsdp::{Bf16, Dtype, FullGrad, ModelOptions, Optimizer, Param, Phase, Schedule, Status, Strategy, UnshardMode};
 
 const STRATEGIES: [Strategy; 4] =
     [Strategy::NoShard, Strategy::Optim, Strategy::OptimGrads, Strategy::OptimGradsParams];
@@ -147,7 +147,7 @@ fn an_explicit_schedule_is_taken_and_a_plan_has_no_data() {
     let mut model = fsdp::Model::new(&context, &ModelOptions::new()).unwrap();
     let group = model.create_group("g", &[Param::new("w", &[64, 2])], &Default::default()).unwrap();
     let visits = [(group, Phase::Forward), (group, Phase::Backward)];
-    model.set_schedule(ScheduleKind::Visits, &visits).unwrap();
+    model.set_schedule(Schedule::Visits(&visits)).unwrap();
     assert_eq!(model.check().unwrap(), "");
     drop(model.seal().unwrap());
     let chunk = model.chunk(group, "w", 3).unwrap();

@@ -2,7 +2,8 @@
 //! What is found at run time, and what leaked guards and handles leave behind.
 mod common;
 use common::{ramp, run_ranks, step, two_groups};
-use fsdp::{Dtype, E4m3, Model, ModelOptions, Param, Phase, Plane, Quantization, Status};
+use fsdp::{Dtype, E4m3, Model, ModelOptions, Param, Phase, Plane, Quantization, Schedule, Status, UnshardMode};
+use std::collections::HashSet;
 
 #[test]
 fn a_second_claim_of_gradients_is_an_error_until_the_first_ends() {
@@ -275,5 +276,39 @@ fn frozen_planes_and_bytes_are_loaded_as_they_are() {
         assert_eq!(model.read_param::<u8>(group, "nf4").unwrap(), [0, 255, 7]);
         let weights = model.unshard(group, Phase::Forward).unwrap();
         assert_eq!(weights.get::<u8>("nf4").unwrap(), [0, 255, 7]);
+    });
+}
+
+/// Three groups of different values take turns in two buffers, so that weights move.
+#[test]
+fn weights_are_read_where_their_own_hold_has_them() {
+    run_ranks(2, |context| {
+        let mut model = Model::new(&context, &ModelOptions::new().unshard_mode(UnshardMode::Copied)).unwrap();
+        let groups = ["a", "b", "c"]
+            .map(|name| model.create_group(name, &[Param::new(name, &[6])], &Default::default()).unwrap());
+        model.set_schedule(Schedule::Any { held_groups: 2 }).unwrap();
+        let mut window = model.seal().unwrap();
+        for (g, group) in groups.iter().enumerate() {
+            window.load_param(*group, 0, &[g as f32; 6]).unwrap();
+        }
+        window.publish().unwrap();
+        let mut addresses = [(); 3].map(|_| HashSet::new());
+        for turn in 0..6 {
+            let held = [turn % 3, (turn + 1) % 3];
+            let guards = held.map(|g| (g, model.unshard(groups[g], Phase::Forward).unwrap()));
+            let again = model.unshard(groups[held[0]], Phase::Forward).unwrap();
+            for (g, weights) in &guards {
+                assert_eq!(weights.get::<f32>(0).unwrap(), [*g as f32; 6]);
+                addresses[*g].insert(weights.tensor(0).unwrap().data() as usize);
+            }
+            assert_eq!(again.get::<f32>(0).unwrap().as_ptr(), guards[0].1.get::<f32>(0).unwrap().as_ptr());
+            again.reshard().unwrap();
+            let third = model.unshard(groups[(turn + 2) % 3], Phase::Forward).map(drop).unwrap_err();
+            assert_eq!(third.status, Status::InvalidState);
+            assert!(third.message.contains("held_groups"), "{third}");
+        }
+        assert!(addresses.iter().any(|of_one| of_one.len() == 2), "no weights have moved: {addresses:?}");
+        drop(model);
+        context.close().unwrap();
     });
 }
