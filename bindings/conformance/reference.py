@@ -36,7 +36,7 @@ class Run:
     def ignore(self, *words, **keys):
         """Nothing that a later value would depend on."""
 
-    seal_model = unshard = reshard = prefetch = restore_view = ignore
+    set_schedule = seal_model = unshard = reshard = prefetch = restore_view = ignore
     destroy_model = destroy_mesh = destroy_checkpoint = close_context = abort_context = find_group = ignore
     check_replicas = commit_checkpoint = wait_checkpoint = ignore
 

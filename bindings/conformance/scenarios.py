@@ -565,6 +565,37 @@ def private_views():
     yield "read_only_views", ALL, ending(*two_groups(), "restore_view body ! INVALID_STATE -1", *step(TWO, 1))
 
 
+def any_order():
+    """Groups held out of order and two at once, in two buffers: copied weights move from hold to hold."""
+    groups = (*TWO, ("tail", 1))
+    in_turns = [
+        *("unshard head FORWARD", "unshard body FORWARD", "get_params head FORWARD ->", "get_params body FORWARD ->"),
+        "reshard head FORWARD",
+        *("unshard tail FORWARD", "get_params tail FORWARD ->", "get_params body FORWARD ->"),
+        *("unshard body BACKWARD", "reshard body FORWARD", "get_params body BACKWARD ->", "reshard body BACKWARD"),
+        *("unshard head FORWARD", "get_params head FORWARD ->", "get_params tail FORWARD ->"),
+        *("reshard tail FORWARD", "reshard head FORWARD"),
+        *("prefetch body FORWARD", "unshard tail FORWARD", "unshard body FORWARD", "get_params body FORWARD ->"),
+        *("get_params tail FORWARD ->", "reshard tail FORWARD", "reshard body FORWARD"),
+    ]
+    train = [backward(groups[g : g + 1], 7 * g) for g in (1, 2, 0)]
+    steps = [*in_turns, *[line for lines in train for line in lines], "finish_grads m 1", "step_adamw m 0.01"] * 2
+    for name, worlds, mode in (("any_order", ALL, "MAPPED"), ("any_order_copied", (2, 4), "COPIED")):
+        declared = two_groups(f" unshard_mode=UNSHARD_{mode}")
+        seal = declared.index("seal_model m")
+        more = ["param w3 7 6", "create_group m tail"]
+        more += ["set_schedule m SCHEDULE_SEQUENTIAL held_groups=2 ! INVALID_ARGUMENT -1"]
+        more += ["set_schedule m SCHEDULE_ANY held_groups=2"]
+        lines = [*declared[:seal], *more, "seal_model m", *load(groups), "publish_weights m", *steps]
+        if mode == "COPIED":
+            lines += [
+                *("unshard tail FORWARD", "unshard body FORWARD", "unshard head FORWARD ! INVALID_STATE -1"),
+                *("get_params tail FORWARD ->", "get_params body FORWARD ->", "reshard tail FORWARD"),
+                *("unshard head FORWARD", "get_params head FORWARD ->", "reshard body FORWARD", "reshard head FORWARD"),
+            ]
+        yield name, worlds, ending(*lines, *steps, *read(groups))
+
+
 def all_scenarios():
     """(name, worlds, calls) of each, in the order of the file."""
     yield from strategies()
@@ -572,6 +603,7 @@ def all_scenarios():
     yield from scalars()
     yield mxfp8()
     yield from private_views()
+    yield from any_order()
     yield tied()
     yield frozen()
     yield from accumulation()

@@ -40,6 +40,8 @@ function call(rank, ::Val{:create_group}, words, keys)
     get!(rank.params, words[2], declared)
     rank.named[words[2]] = FSDP.create_group(rank.named[words[1]], words[2], declared; numbers(keys)...)
 end
+call(rank, ::Val{:set_schedule}, words, keys) =
+    FSDP.set_schedule(rank.named[words[1]], FSDP.ScheduleKind(parse(Int, words[2])); numbers(keys)...)
 call(rank, ::Val{:find_group}, words, keys) = FSDP.find_group(rank.named[words[1]], words[2])
 call(rank, ::Val{:seal_model}, words, keys) = FSDP.seal(rank.named[words[1]])
 const Destroyed = Union{Val{:destroy_model},Val{:destroy_mesh},Val{:destroy_checkpoint}}

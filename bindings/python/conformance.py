@@ -115,6 +115,9 @@ class Rank:
         self.params.setdefault(name, declared)
         self.named[name] = self.named[model].create_group(name, declared, **numbers(keys))
 
+    def set_schedule(self, model, kind, held_groups=0):
+        self.named[model].set_schedule(int(kind), held_groups=int(held_groups))
+
     def find_group(self, model, name):
         self.named[model].find_group(name)
 

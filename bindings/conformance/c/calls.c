@@ -160,7 +160,8 @@ static const struct call {
   fsdp_status (*make)(rank_state *, const line *);
 } calls[] = {
     {"param", do_param}, {"create_mesh", do_create_mesh}, {"create_model", do_create_model},
-    {"create_group", do_create_group}, {"find_group", do_find_group}, {"load_param", do_load_param},
+    {"create_group", do_create_group}, {"set_schedule", do_set_schedule}, {"find_group", do_find_group},
+    {"load_param", do_load_param},
     {"read_param", do_read_param}, {"load_state", do_load_state}, {"read_state", do_read_state},
     {"set_param_lr_scale", do_set_param_lr_scale}, {"set_param_trainable", do_set_param_trainable},
     {"unshard", do_unshard}, {"reshard", do_reshard}, {"prefetch", do_prefetch}, {"restore_view", do_restore_view},

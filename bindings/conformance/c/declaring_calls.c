@@ -83,6 +83,12 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
   return status;
 }
 
+fsdp_status do_set_schedule(rank_state *state, const line *words) {
+  fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
+  options.held_groups = (uint32_t)key_or(words, "held_groups", 0);
+  return fsdp_set_schedule(handle(state, words, 1, 'm'), (fsdp_schedule_kind)integer(words, 2), &options);
+}
+
 fsdp_status do_find_group(rank_state *state, const line *words) {
   fsdp_group *group = NULL;
   return fsdp_find_group(handle(state, words, 1, 'm'), word(words, 2), &group);

@@ -82,6 +82,7 @@ fsdp_status do_param(rank_state *state, const line *words);
 fsdp_status do_create_mesh(rank_state *state, const line *words);
 fsdp_status do_create_model(rank_state *state, const line *words);
 fsdp_status do_create_group(rank_state *state, const line *words);
+fsdp_status do_set_schedule(rank_state *state, const line *words);
 fsdp_status do_find_group(rank_state *state, const line *words);
 fsdp_status do_load_param(rank_state *state, const line *words);
 fsdp_status do_read_param(rank_state *state, const line *words);

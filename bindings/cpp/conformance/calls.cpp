@@ -152,6 +152,9 @@ std::string Rank::declare(const Line &line) {
     create_model(line);
   } else if (call == "create_group") {
     create_group(line);
+  } else if (call == "set_schedule") {
+    model(line).set_schedule(static_cast<fsdp::ScheduleKind>(line.integer(2)), {},
+                             static_cast<std::uint32_t>(line.key_or("held_groups", 0)));
   } else if (call == "seal_model") {
     model(line).seal();
   } else if (call == "find_group") {

@@ -3,7 +3,8 @@
 use crate::line::Line;
 use fsdp::{
     sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, Mesh,
-    MeshOptions, MissingGrad, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Status, ValueOp, F16,
+    MeshOptions, MissingGrad, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Schedule, ScheduleKind,
+    Status, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -147,6 +148,7 @@ impl Rank {
             "create_mesh" => self.create_mesh(line),
             "create_model" => self.create_model(line),
             "create_group" => self.create_group(line),
+            "set_schedule" => self.set_schedule(line),
             "find_group" => self.model(line.word(1)).and_then(|model| model.group(line.word(2))).map(drop),
             "destroy_model" => {
                 let model = self.models.remove(line.word(1)).expect("a model of that name");
@@ -214,6 +216,20 @@ impl Rank {
         };
         let mut made = std::ptr::null_mut();
         status(unsafe { sys::fsdp_create_model(self.context().as_raw(), &options, &mut made) })
+    }
+
+    fn set_schedule(&mut self, line: &Line) -> Result<()> {
+        let held_groups = line.key_integer("held_groups").unwrap_or(0) as u32;
+        let model = self.model(line.word(1))?;
+        match ScheduleKind::from_raw(line.integer(2) as i32) {
+            Some(ScheduleKind::Any) => model.set_schedule(Schedule::Any { held_groups }),
+            Some(ScheduleKind::Sequential) if held_groups == 0 => model.set_schedule(Schedule::Sequential),
+            Some(ScheduleKind::Interleaved) if held_groups == 0 => model.set_schedule(Schedule::Interleaved),
+            _ => {
+                let options = sys::fsdp_schedule_options { held_groups, ..Default::default() };
+                status(unsafe { sys::fsdp_set_schedule(model.as_raw(), line.integer(2) as i32, &options) })
+            }
+        }
     }
 
     fn create_group(&mut self, line: &Line) -> Result<()> {
