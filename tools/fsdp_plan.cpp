@@ -73,6 +73,8 @@ void add_policy_options(CLI::App &app, plan::Policy &policy) {
   add_choice(app, "--reduce", policy.reduce_policy, plan::reduce_policies, "reduce each micro-batch or the last");
   add_choice(app, "--optimizer", policy.optimizer, plan::optimizers, "whose state is counted (adamw)");
   add_choice(app, "--schedule", policy.schedule, plan::schedules, "order of the passes (sequential)");
+  app.add_option("--held-groups", policy.held_groups, "groups of copied weights held at once, of --schedule any (4)")
+      ->check(CLI::Range(1, 1 << 20));
   app.add_option("--save-staging", policy.save_staging, "memory for checkpoints on their way to the disk (none)")
       ->transform(CLI::AsSizeValue(false));
   app.add_option("--prefetch", policy.prefetch, "groups gathered ahead (1)")->check(CLI::Range(0, 1 << 20));

@@ -85,6 +85,20 @@ check "copied needs one" sh -c "[ $(value rank_bytes.gather) -gt 0 ]"
 gather=$(value rank_bytes.gather)
 small --ranks 2 --unshard copied --prefetch 0 --json
 check "... that is smaller without prefetch" sh -c "[ $(value rank_bytes.gather) -lt $gather ]"
+# In any order there are so many buffers of the largest group's size, and no more than there are groups.
+any() { small --ranks 2 --unshard copied --schedule any "$@" --json; }
+any --held-groups 1
+one=$(value rank_bytes.gather)
+check "in any order one group is held" sh -c "[ $one -gt 0 ]"
+any --held-groups 3
+check "... or three" equal "$(value rank_bytes.gather)" $((3 * one))
+any
+check "... or four" equal "$(value rank_bytes.gather)" $((4 * one))
+any --held-groups 100
+check "... or all" equal "$(value rank_bytes.gather)" $(($(value groups) * one))
+small --ranks 2 --held-groups 3
+check "held groups of another schedule are refused" contains "$status $err" "1 fsdp-plan: "
+check "... which is said" contains "$err" "held_groups is 3, but only FSDP_SCHEDULE_ANY"
 small --ranks 2 --optimizer none --json
 check "no optimizer, no state" equal "$(value rank_bytes.optimizer)" 0
 small --ranks 2 --unshard copied --quantize fp8_block --json

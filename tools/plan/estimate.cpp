@@ -82,7 +82,9 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
   planned.model.reset(model);
 
   for (const auto &group : spec.groups) add_group(planned, group, policy);
-  check(fsdp_set_schedule(model, policy.schedule, nullptr), context);
+  fsdp_schedule_options schedule_options = FSDP_SCHEDULE_OPTIONS_INIT;
+  schedule_options.held_groups = policy.held_groups;
+  check(fsdp_set_schedule(model, policy.schedule, &schedule_options), context);
   check(fsdp_seal_model(model), context);
   return planned;
 }

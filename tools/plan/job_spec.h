@@ -47,6 +47,7 @@ struct Policy {
   fsdp_reduce_policy reduce_policy = 0;
   fsdp_optimizer optimizer = FSDP_OPTIMIZER_ADAMW;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  uint32_t held_groups = 0;
   uint32_t prefetch = 1;
   uint32_t max_pending_groups = 2;
   uint64_t max_pending_bytes = 0;

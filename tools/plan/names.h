@@ -25,7 +25,8 @@ inline const Names unshard_modes{{"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSD
 inline const Names reduce_policies{{"each", FSDP_REDUCE_POLICY_EACH}, {"last", FSDP_REDUCE_POLICY_LAST}};
 inline const Names optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"none", FSDP_OPTIMIZER_CALLER}};
 inline const Names outer_strategies{{"no_shard", FSDP_OUTER_NO_SHARD}, {"optim", FSDP_OUTER_OPTIM}};
-inline const Names schedules{{"sequential", FSDP_SCHEDULE_SEQUENTIAL}, {"interleaved", FSDP_SCHEDULE_INTERLEAVED}};
+inline const Names schedules{
+    {"sequential", FSDP_SCHEDULE_SEQUENTIAL}, {"interleaved", FSDP_SCHEDULE_INTERLEAVED}, {"any", FSDP_SCHEDULE_ANY}};
 
 inline std::string name_of(const Names &names, int32_t value) {
   for (const auto &[name, number] : names)
