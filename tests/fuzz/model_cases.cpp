@@ -48,8 +48,10 @@ fsdp_status set_schedule(Rank &rank) {
   options.visit_stride = rank.number(sizeof(fsdp_visit));
   // Never further than the array goes.
   if (options.visit_stride > 64 && options.visit_stride <= 4096) options.visit_stride = 64;
+  const auto kind = static_cast<fsdp_schedule_kind>(1 + rank.random.below(4));
+  options.held_groups = rank.number32(kind == FSDP_SCHEDULE_ANY ? static_cast<uint32_t>(rank.random.below(4)) : 0);
   const Input<fsdp_schedule_options> input(rank, options);
-  return fsdp_set_schedule(rank.model(), rank.exactly(static_cast<int32_t>(1 + rank.random.below(3))), input.pointer());
+  return fsdp_set_schedule(rank.model(), rank.exactly(kind), input.pointer());
 }
 
 fsdp_status set_arena(Rank &rank) {
