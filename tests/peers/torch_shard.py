@@ -150,6 +150,20 @@ class Borrows(nn.Module):
         return linear(x, self.layers[0].weight) + self.layers[2].bias
 
 
+class Twice(nn.Module):
+    """A layer whose gradients come in two parts: by itself, and from a checkpoint that runs a backward pass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        x = checkpoint(self.layers[0], self.layers[1](x), use_reentrant=True)
+        x = self.layers[0](self.layers[2](x))
+        return checkpoint(self.layers[2], x, use_reentrant=True)
+
+
 def frozen():
     module = Stack()
     for part in (module.first, module.layers[1], module.layers[3].up):
@@ -268,6 +282,7 @@ CASES = {
     "a checkpoint in each layer, objects": (lambda: Stack(inner=False, container="object"), one),
     "a checkpoint around each layer": (lambda: Stack(recomputes=False), one),
     "a reentrant checkpoint around each layer": (lambda: Stack(recomputes=True), one),
+    "layers inside and outside of a reentrant checkpoint": (Twice, one),
     "layers in reverse": (lambda: Stack(order=[4, 3, 2, 1, 0]), one),
     "a layer that is not used": (lambda: Stack(8, order=[0, 1, 2, 3, 4, 5, 7]), one),
     "layers that are used twice": (lambda: Stack(order=[0, 1, 1, 2, 0, 3, 4]), one),

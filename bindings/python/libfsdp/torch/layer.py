@@ -84,8 +84,10 @@ class Layer(NotCopied):
         self.can_train = [param.requires_grad for _, param in params]
         self.trains = list(self.can_train)
         self.visits, self.holds, self.open_uses, self.address = [], 0, 0, None
-        # waiting: gradients in torch's memory; given: what this contribution has; arrived: what this pass has brought
-        self.waiting, self.given, self.arrived, self.is_over = {}, set(), set(), False
+        # waiting: gradients in torch's memory; given: what the contribution has; arrived: what this pass has brought;
+        # late: what came when the contribution of its pass was complete
+        self.waiting, self.given, self.arrived, self.late = {}, set(), set(), {}
+        self.is_over = self.is_complete = False
         self.was_used = False  # since the last step
         self.markers = [HandedGrad.of(param, name) if can else None for (name, param), can in zip(params, self.can_train)]
 
@@ -379,12 +381,12 @@ class Layer(NotCopied):
             grad = grad.to_dense()
         if not self.trains[index]:
             return
-        if index in self.waiting:
-            grad = self.waiting[index] + grad
-        self.waiting[index] = grad
-        self.given.add(index)
         self.arrived.add(index)
-        self.owner.passes.advance(self)
+        where = self.late if self.is_complete else self.waiting
+        where[index] = where[index] + grad if index in where else grad
+        if not self.is_complete:
+            self.given.add(index)
+            self.owner.passes.advance(self)
 
     def put_waiting(self, flags):
         """Hands over what waits; False if the library has no buffer now."""
@@ -405,11 +407,20 @@ class Layer(NotCopied):
             if index not in self.given:
                 self.group.put_grad(index, None, self.owner.stream())
         self.group.reduce_grad(False, self.owner.stream())
-        self.given = set()
 
     def mark_grads(self):
         for index in self.arrived:
             self.params[index][1].grad = self.markers[index]
 
+    def take_late(self):
+        """What came late is a contribution of its own."""
+        self.waiting, self.late = self.late, {}
+        self.given, self.is_complete = set(self.waiting), True
+
+    def start_pass(self):
+        self.waiting, self.given, self.arrived = {}, set(), set()
+        self.is_over = self.is_complete = False
+
     def forget(self):
-        self.waiting, self.given, self.arrived, self.is_over = {}, set(), set(), False
+        self.start_pass()
+        self.late = {}

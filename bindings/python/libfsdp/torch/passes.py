@@ -39,7 +39,7 @@ class Passes:
             self.queue = [layer for layer in self.order if any(layer.trains)]
             self.seen = []
             for layer in self.queue:
-                layer.is_over = not layer.was_used
+                layer.is_over = layer.is_complete = not layer.was_used
         self.tasks.append(task)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self.end(task))
 
@@ -96,16 +96,18 @@ class Passes:
             self.advance(layer)
 
     def advance(self, layer):
-        if layer.is_ready and layer not in self.seen:
+        """What is complete follows from the order of autograd alone, never from how far other ranks are."""
+        if len(self.tasks) > 1:  # in a checkpoint that runs a backward pass of its own a gradient may come in parts
+            return
+        if layer.is_ready and not layer.is_complete:
+            layer.is_complete = True
             self.seen.append(layer)
-        # Inside of a checkpoint that runs a backward pass of its own a gradient may come in parts.
-        if len(self.tasks) == 1:
-            self._reduce_ready(GradFlag.NO_WAIT)
+        self._reduce_complete(GradFlag.NO_WAIT)
 
-    def _reduce_ready(self, flags):
+    def _reduce_complete(self, flags):
         while self.queue:
             layer = self.queue[0]
-            if not layer.put_waiting(flags) or not layer.is_ready:
+            if not layer.put_waiting(flags) or not layer.is_complete:
                 return
             layer.reduce()
             self.queue.pop(0)
@@ -117,27 +119,42 @@ class Passes:
         self.give_back_all()
         if any(layer.arrived for layer in self.layers):
             for layer in self.queue:
-                layer.is_over = True
-            self._reduce_ready(0)
-            # What has come again after its group was reduced, from a checkpoint that runs backward passes of its own.
-            self.queue = [layer for layer in self.order if layer.waiting]
-            self._reduce_ready(0)
+                layer.is_complete = True
+            self._reduce_complete(0)
             self.reduced_passes += 1
         for layer in self.layers:
             layer.mark_grads()
-            layer.forget()
+            layer.start_pass()
         self.queue = []
 
-    def adopt_order(self, agree):
-        """The order that this pass has seen, if it is that of all ranks. agree(number): is it the same on all?"""
+    def has_late(self):
+        return any(layer.late for layer in self.layers)
+
+    def reduce_late(self):
+        """On all ranks, where one of them has gradients that came late."""
+        self.queue = [layer for layer in self.order if any(layer.trains)]
+        for layer in self.queue:
+            layer.take_late()
+        self._reduce_complete(0)
+        for layer in self.layers:
+            layer.start_pass()
+
+    def order_number(self):
+        """Of the order that this pass has seen: ranks with the same number have seen the same."""
+        number = 0
+        for layer in self._seen_order():
+            number = (number * 1000003 + self.layers.index(layer) + 1) % (1 << 52)
+        return number
+
+    def _seen_order(self):
         trained = [layer for layer in self.order if any(layer.trains)]
         seen = [layer for layer in self.seen if layer in trained]
-        seen += [layer for layer in trained if layer not in seen]
-        number = 0
-        for layer in seen:
-            number = (number * 1000003 + self.layers.index(layer) + 1) % (1 << 52)
-        if agree(number) and seen != trained:
-            self.order = seen + [layer for layer in self.order if layer not in seen]
+        return seen + [layer for layer in trained if layer not in seen]
+
+    def adopt_order(self):
+        """All ranks have seen this one."""
+        seen = self._seen_order()
+        self.order = seen + [layer for layer in self.order if layer not in seen]
 
     def start_step(self):
         self.reduced_passes = 0

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .. import _abi
-from ..constants import MissingGrad, Phase, Role, ScheduleKind, Strategy, UnshardMode, ValueOp, ViewKind
+from ..constants import Phase, Role, ScheduleKind, Strategy, UnshardMode, ValueOp, ViewKind
 from ..errors import InvalidState, Mismatch
 from . import state
 from .division import divide
@@ -47,7 +47,6 @@ class Sharded(NotCopied):
         self.moves = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
         self.places = self._find_places()
         self.saved, self.passes = SavedWeights(self), Passes(self, self.layers)
-        self._steps, self._order_steps = 0, 0
         self._next, self._before, self._last = {}, {}, None
         for layer in self.layers:
             layer.load()
@@ -268,6 +267,7 @@ class Sharded(NotCopied):
         self.passes.note_forward()
         self.passes.require_sound()
         self.check_grads_kept()
+        self._agree()
         self.model.finish_grads(scale, self.stream(), ends_all=True)
 
     def step(self, lr, max_norm=None, scale=1.0, **options):
@@ -281,22 +281,20 @@ class Sharded(NotCopied):
 
     def _end_step(self):
         self._clear_markers()
-        self._adopt_order()
         self.passes.start_step()
         self._show_written()
 
-    def _adopt_order(self):
-        """Ranks that have seen the groups come in one order reduce them in it from now on. They compare in the first
-        steps, and then now and then."""
-        self._steps += 1
-        if len(self.layers) < 2 or (self._steps > 4 and self._steps % 32):
-            return
-
-        def agree(number):
-            low, high = self.context.all_reduce_values([-float(number), float(number)], ValueOp.MAX, self._mesh)
-            return -low == high
-
-        self.passes.adopt_order(agree)
+    def _agree(self):
+        """Once a step ranks tell each other in which order they have seen the groups come, and if gradients came late."""
+        if len(self.layers) < 2:
+            return self.passes.reduce_late() if self.passes.has_late() else None
+        number = float(self.passes.order_number())
+        values = [-number, number, float(self.passes.has_late())]
+        low, high, late = self.context.all_reduce_values(values, ValueOp.MAX, self._mesh)
+        if late:
+            self.passes.reduce_late()
+        if -low == high:
+            self.passes.adopt_order()
 
     def publish(self):
         """Closes the update window: the main weights become those that the module computes with."""
