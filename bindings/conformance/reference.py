@@ -117,8 +117,18 @@ class Run:
     def reduce_grad(self, group, flags=0):
         self.named[group].reduce(bool(int(flags) & CONSTANTS["LAST"]))
 
-    def finish_grads(self, model, scale):
+    def finish_grads(self, model, scale, flags=0):
+        if int(flags) & CONSTANTS["LAST"]:
+            for group in self.named[model].groups:
+                group.end()
         self.named[model].finish(float(scale))
+
+    def load_grad(self, group, index, *values, root=-1):
+        param = self.at(group, index)
+        param.grad = array(values, param.count, max(0, int(root)))
+
+    def read_grad(self, group, index, dtype=FLOAT32):
+        return crc(bytes_of(self.at(group, index).grad, int(dtype)))
 
     def scale_grads(self, model, factor):
         self.named[model].scale(float(factor))

@@ -217,6 +217,36 @@ def accumulation():
         yield "accumulate_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
 
 
+def ended():
+    """No contribution is the last one, some groups have none at all: fsdp_finish_grads ends them."""
+    for policy in ("EACH", "LAST"):
+        lines = two_groups(f" reduce_policy=REDUCE_POLICY_{policy}")
+        for n in range(4):
+            for k in range(n):
+                given = TWO[1:] if n == 3 else TWO
+                lines += forward(given) + backward(given, 10 * n + k, is_last=False)
+            lines += ["finish_grads m 0.5 flags=LAST", "step_adamw m 0.01"]
+        yield "ended_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
+
+
+def whole_grads():
+    lines = [*two_groups(" reduce_policy=REDUCE_POLICY_EACH"), "read_grad body 0 ! INVALID_STATE -1"]
+    for n in range(2):
+        lines += [*forward(TWO), *backward(TWO, n + 5), "finish_grads m 0.5"]
+        lines += [f"read_grad {group} {p} ->" for group, count in TWO for p in range(count)]
+        lines += [
+            f"load_grad head 0 {WEIGHTS.format(n + 70)}",
+            f"load_grad body 1 {GRADS.format(n + 80)} root=0",
+            "read_grad head 0 ->",
+            "read_grad body 1 ->",
+            "read_grad body 1 dtype=BFLOAT16 ->",
+            "read_grad head 9 ! INVALID_ARGUMENT -1",
+            "step_adamw m 0.01",
+            f"load_grad head 0 {WEIGHTS.format(1)} ! INVALID_STATE -1",
+        ]
+    return "whole_grads", ALL, ending(*lines, *read(TWO))
+
+
 def parts():
     """Groups of three parameters of which two do not fit: reduced one after the other."""
     groups = (("body", 3), ("head", 3))
@@ -607,6 +637,8 @@ def all_scenarios():
     yield tied()
     yield frozen()
     yield from accumulation()
+    yield from ended()
+    yield whole_grads()
     yield zeroed()
     yield trainable()
     yield missing()

@@ -138,6 +138,16 @@ class Group:
                 added if before is None else [[f32(x + y) for x, y in zip(*pair)] for pair in zip(before, added)]
             )
 
+    def end(self):
+        """What waits for the last contribution is reduced now; what was never given has zeros."""
+        if all(param.totals is None and not param.local for param in filter(lambda param: param.trainable, self.params)):
+            for index, param in enumerate(self.params):
+                for rank in range(self.model.world if param.trainable else 0):
+                    self.contribute(rank, index, [0.0] * param.count)
+            self.reduce(True)
+        elif self.is_last_only() and any(param.local for param in self.params):
+            self.reduce(True)
+
     def sum_replica(self, param, replica):
         """The ranks of one replica in rank order, each rounded to what travels, then times the factor."""
         size = self.model.world // self.model.replicas

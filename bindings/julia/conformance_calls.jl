@@ -67,6 +67,10 @@ call(rank, ::Val{:load_state}, words, keys) = FSDP.load_state(rank.named[words[1
     values_of(rank, words[4:end], elements(rank, words[1], words[2])))
 call(rank, ::Val{:read_state}, words, keys) =
     hash_of(FSDP.read_state(rank.named[words[1]], param_at(words[2]), words[3]))
+call(rank, ::Val{:load_grad}, words, keys) = FSDP.load_grad(rank.named[words[1]], param_at(words[2]),
+    values_of(rank, words[3:end], elements(rank, words[1], words[2])); root = parse(Int, get(keys, :root, "-1")))
+call(rank, ::Val{:read_grad}, words, keys) =
+    hash_of(FSDP.read_grad(rank.named[words[1]], param_at(words[2]), element_type(get(keys, :dtype, "1"))))
 call(rank, ::Val{:set_param_lr_scale}, words, keys) =
     FSDP.set_param_lr_scale(rank.named[words[1]], param_at(words[2]), parse(Float64, words[3]))
 call(rank, ::Val{:set_param_trainable}, words, keys) =
@@ -116,7 +120,8 @@ function call(rank, ::Val{:reduce_grad}, words, keys)
     flags in (0, FSDP.LAST) && return FSDP.reduce_grad(group; is_last = flags != 0)
     FSDP.@call group.state LibFSDP.fsdp_reduce_grad(group.number, flags, C_NULL)
 end
-call(rank, ::Val{:finish_grads}, words, keys) = FSDP.finish_grads(rank.named[words[1]], parse(Float64, words[2]))
+call(rank, ::Val{:finish_grads}, words, keys) =
+    FSDP.finish_grads(rank.named[words[1]], parse(Float64, words[2]); is_last = get(keys, :flags, "0") != "0")
 call(rank, ::Val{:scale_grads}, words, keys) = FSDP.scale_grads(rank.named[words[1]], parse(Float64, words[2]))
 call(rank, ::Val{:get_grad_norm}, words, keys) = hex(FSDP.grad_norm(rank.named[words[1]]))
 call(rank, ::Val{:clip_grads}, words, keys) = hex(FSDP.clip_grads(rank.named[words[1]], parse(Float64, words[2])))

@@ -165,6 +165,12 @@ class Rank:
     def read_state(self, group, index, name):
         return crc(self.named[group].read_state(int(index), name))
 
+    def load_grad(self, group, index, *values, root=fsdp.EVERY_RANK):
+        self.named[group].load_grad(int(index), self.values(values, self.elements(group, index)), root=int(root))
+
+    def read_grad(self, group, index, dtype=fsdp.Dtype.FLOAT32):
+        return crc(self.named[group].read_grad(int(index), fsdp.Dtype(int(dtype))))
+
     def set_param_lr_scale(self, group, index, scale):
         self.named[group].set_param_lr_scale(int(index), float(scale))
 
@@ -226,8 +232,8 @@ class Rank:
         else:
             self.context.check(fsdp.lib.reduce_grad(self.named[group].handle, int(flags), None))
 
-    def finish_grads(self, model, scale):
-        self.named[model].finish_grads(float(scale))
+    def finish_grads(self, model, scale, flags=0):
+        self.named[model].finish_grads(float(scale), is_last=bool(int(flags)))
 
     def scale_grads(self, model, factor):
         self.named[model].scale_grads(float(factor))

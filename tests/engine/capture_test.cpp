@@ -245,12 +245,14 @@ void expect_late_ends(const Scenario &setup) {
   });
   EXPECT_TRUE(same_bits(mixed, expected)) << "the end alone";
   const Weights eager = run(setup, [&](Rank &rank, cudaStream_t stream) {
-    const Stream other;  // ends what the first one writes
     for (int i = 0; i < steps; ++i) {
-      nap(stream, 10);
-      both(rank, stream);
-      end_groups_and_update(rank, other, lr_of(i));
-      chain(other, stream);
+      {
+        const Stream writer;  // which is gone when the step ends
+        chain(stream, writer);
+        nap(writer, 10);
+        both(rank, writer);
+      }
+      end_groups_and_update(rank, stream, lr_of(i));
     }
   });
   EXPECT_TRUE(same_bits(eager, expected)) << "without a graph";

@@ -30,9 +30,11 @@ TEST(FinishLast, ByPartsHasTheReferencesBits) {
   for (const Axes axes : every_axes)
     for (const fsdp_strategy strategy :
          {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
-      Scenario setup = setup_over(axes, strategy, 2);
+      Scenario setup = setup_over(axes, strategy, axes == Axes::one ? 2 : 4);
       setup.model.reduce_policy = FSDP_REDUCE_POLICY_EACH;
-      setup.model.max_pending_bytes = 10 * 1024;
+      setup.groups = equal_groups(3, 64, 32);
+      for (GroupDef &group : setup.groups) group.params.push_back({group.name + ".v", {64, 32}});
+      setup.model.max_pending_bytes = 2 * group_bytes;
       setup.ends_late = setup.complete = true;
       setup.microbatches = 2;
       SCOPED_TRACE(testing::Message() << "strategy " << strategy << ", axes " << static_cast<int>(axes));
@@ -98,7 +100,7 @@ TEST(FinishLast, CountsWhatWasNotGivenAsZeros) {
 
 // No group was given anything; by parts too.
 TEST(FinishLast, AloneIsAStepOfZeros) {
-  for (const uint64_t bytes : {uint64_t{0}, uint64_t{10} * 1024}) {
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{12} * 1024}) {
     Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
     setup.model.max_pending_bytes = bytes;
     run_threads(setup, [&](uint32_t, fsdp_context *context) {

@@ -357,9 +357,11 @@ TEST(NoWait, IsInvalidWhereTheGroupHasEnded) {
   });
 }
 
-// Of a group in parts the first could be lent and the second not: none is.
-TEST(NoWait, OfAGroupLendsAllOrNothing) {
+// Of a group in parts the first could be lent and the second not: none is. In debug mode, where each has a place of its
+// own, for want of buffers alone.
+void expect_all_or_nothing(uint32_t flags) {
   Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.context.flags = flags;
   setup.groups = equal_groups(2, 64, 32);
   for (GroupDef &group : setup.groups) group.params.push_back({group.name + ".v", {64, 32}});
   setup.model.max_pending_bytes = 2 * group_bytes;
@@ -396,6 +398,10 @@ TEST(NoWait, OfAGroupLendsAllOrNothing) {
         FSDP(put(rank, 0, 1, 0));
         FSDP(fsdp_reduce_grad(rank.groups[0], FSDP_LAST, nullptr));
       });
+}
+
+TEST(NoWait, OfAGroupLendsAllOrNothing) {
+  for (const uint32_t flags : {0u, FSDP_CONTEXT_DEBUG + 0u}) expect_all_or_nothing(flags);
 }
 
 // Gradients that add up where they are have a buffer of their own.

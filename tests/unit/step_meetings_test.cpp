@@ -45,9 +45,9 @@ Met take_steps(Model &model, int steps) {
   };
   count(met.publish, [&] { update.publish(nullptr); });
   for (int i = 0; i < steps; ++i) {
-    model.reducer(call).put(model.runtime(call).groups[0], 0, nullptr, FSDP_FLOAT32, 48, nullptr);
+    model.reducer(call).put(model.runtime(call).groups[0], 0, nullptr, FSDP_FLOAT32, 48, 0, nullptr);
     model.reducer(call).reduce(model.runtime(call).groups[0], FSDP_LAST, nullptr);
-    count(met.finish, [&] { update.finish_grads(1.0, nullptr); });
+    count(met.finish, [&] { update.finish_grads(1.0, 0, nullptr); });
     fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
     count(met.step, [&] { update.step_adamw(0.1, options, nullptr); });
   }

@@ -163,6 +163,7 @@ static const struct call {
     {"create_group", do_create_group}, {"set_schedule", do_set_schedule}, {"find_group", do_find_group},
     {"load_param", do_load_param},
     {"read_param", do_read_param}, {"load_state", do_load_state}, {"read_state", do_read_state},
+    {"load_grad", do_load_grad}, {"read_grad", do_read_grad},
     {"set_param_lr_scale", do_set_param_lr_scale}, {"set_param_trainable", do_set_param_trainable},
     {"unshard", do_unshard}, {"reshard", do_reshard}, {"prefetch", do_prefetch}, {"restore_view", do_restore_view},
     {"get_params", do_get_params}, {"get_plane", do_get_plane},

@@ -137,6 +137,26 @@ fsdp_status do_read_state(rank_state *state, const line *words) {
   return status;
 }
 
+fsdp_status do_load_grad(rank_state *state, const line *words) {
+  const uint64_t index = (uint64_t)integer(words, 2), elements = element_count(state, words, index);
+  void *data = make_array(state, words, 3, 0, elements, FSDP_FLOAT32);
+  const fsdp_status status = fsdp_load_grad(handle(state, words, 1, 'g'), index, data, FSDP_FLOAT32, elements,
+                                            (int32_t)key_or(words, "root", FSDP_EVERY_RANK), 0);
+  free(data);
+  return status;
+}
+
+fsdp_status do_read_grad(rank_state *state, const line *words) {
+  const uint64_t index = (uint64_t)integer(words, 2), elements = element_count(state, words, index);
+  const fsdp_dtype dtype = (fsdp_dtype)key_or(words, "dtype", FSDP_FLOAT32);
+  void *data = calloc(elements, sizeof(float));
+  const fsdp_status status =
+      fsdp_read_grad(handle(state, words, 1, 'g'), index, data, dtype, elements, FSDP_EVERY_RANK, 0);
+  if (status == FSDP_OK) give_crc(state, crc32_of(0, data, elements * fsdp_get_dtype_size(dtype)));
+  free(data);
+  return status;
+}
+
 fsdp_status do_set_param_trainable(rank_state *state, const line *words) {
   const int32_t trainable = (int32_t)integer(words, 3);
   return fsdp_set_param_trainable(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2), trainable);

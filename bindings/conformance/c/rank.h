@@ -88,6 +88,8 @@ fsdp_status do_load_param(rank_state *state, const line *words);
 fsdp_status do_read_param(rank_state *state, const line *words);
 fsdp_status do_load_state(rank_state *state, const line *words);
 fsdp_status do_read_state(rank_state *state, const line *words);
+fsdp_status do_load_grad(rank_state *state, const line *words);
+fsdp_status do_read_grad(rank_state *state, const line *words);
 fsdp_status do_set_param_lr_scale(rank_state *state, const line *words);
 fsdp_status do_set_param_trainable(rank_state *state, const line *words);
 fsdp_status do_unshard(rank_state *state, const line *words);

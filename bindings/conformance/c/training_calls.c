@@ -105,7 +105,7 @@ fsdp_status do_reduce_grad(rank_state *state, const line *words) {
   return fsdp_reduce_grad(handle(state, words, 1, 'g'), (uint32_t)key_or(words, "flags", 0), NULL);
 }
 fsdp_status do_finish_grads(rank_state *state, const line *words) {
-  return fsdp_finish_grads(handle(state, words, 1, 'm'), number(words, 2), 0, NULL);
+  return fsdp_finish_grads(handle(state, words, 1, 'm'), number(words, 2), (uint32_t)key_or(words, "flags", 0), NULL);
 }
 fsdp_status do_scale_grads(rank_state *state, const line *words) {
   return fsdp_scale_grads(handle(state, words, 1, 'm'), number(words, 2), NULL);

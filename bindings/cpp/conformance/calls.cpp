@@ -203,6 +203,13 @@ std::string Rank::move_values(const Line &line) {
     group(line).group.load_state(index, line.word(3), make_array(line, 4, 0, element_count(group(line), index)));
   } else if (call == "read_state") {
     return crc_of(group(line).group.read_state<float>(index, line.word(3)));
+  } else if (call == "load_grad") {
+    group(line).group.load_grad(index, make_array(line, 3, 0, element_count(group(line), index)),
+                                static_cast<int>(line.key_or("root", FSDP_EVERY_RANK)));
+  } else if (call == "read_grad") {
+    const std::int64_t dtype = line.key_or("dtype", FSDP_FLOAT32);
+    if (dtype == FSDP_BFLOAT16) return crc_of(group(line).group.read_grad<fsdp::bfloat16>(index));
+    return crc_of(group(line).group.read_grad<float>(index));
   } else if (call == "set_param_lr_scale") {
     group(line).group.set_param_lr_scale(index, line.number(3));
   } else if (call == "set_param_trainable") {
@@ -319,7 +326,7 @@ std::string Rank::apply_grads(const Line &line) {
 std::string Rank::end_step(const Line &line) {
   const std::string call = line.word(0);
   if (call == "finish_grads")
-    model(line).finish_grads(line.number(2));
+    model(line).finish_grads(line.number(2), nullptr, static_cast<std::uint32_t>(line.key_or("flags", 0)));
   else if (call == "step_adamw")
     model(line).step_adamw(line.number(2), adamw_options(line));
   else if (call == "publish_weights")

@@ -262,6 +262,13 @@ class Group {
     detail::check(fsdp_load_state(raw_, index, name.c_str(), data_of(values), dtype_in(values),
                                   count_of(values, index, root), root, 0));
   }
+  /** In place of a whole main gradient, in an update window that has them. */
+  template <typename Array>
+  void load_grad(const ParamKey &key, const Array &values, int root = FSDP_EVERY_RANK) {
+    const std::uint64_t index = find(key);
+    detail::check(
+        fsdp_load_grad(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
+  }
   /** Whole rows that this rank owns, from row_offset on. */
   template <typename Array>
   void load_chunk(const ParamKey &key, const Array &values, std::uint64_t row_offset) {
@@ -284,6 +291,14 @@ class Group {
     const std::uint64_t index = find(key);
     return read_whole<T>(index, root, [&](void *data, std::uint64_t count) {
       return fsdp_read_state(raw_, index, name.c_str(), data, raw_dtype<T>, count, root, 0);
+    });
+  }
+  /** A whole main gradient, as the optimizer will see it; with a root, empty on other ranks. */
+  template <typename T>
+  std::vector<T> read_grad(const ParamKey &key, int root = FSDP_EVERY_RANK) const {
+    const std::uint64_t index = find(key);
+    return read_whole<T>(index, root, [&](void *data, std::uint64_t count) {
+      return fsdp_read_grad(raw_, index, data, raw_dtype<T>, count, root, 0);
     });
   }
 
@@ -323,7 +338,7 @@ class Group {
 
   // ---- gradients
 
-  /** flags: FSDP_GRAD_ZEROED. */
+  /** flags: FSDP_GRAD_ZEROED, FSDP_GRAD_NO_WAIT (Status::busy where peers have yet to read a buffer). */
   Grad acquire_grad(const ParamKey &key, std::uint32_t flags = 0, fsdp_stream stream = nullptr) {
     auto tensor = detail::sized<fsdp_tensor>();
     std::int32_t accumulate = 0;
@@ -340,16 +355,16 @@ class Group {
     for (std::size_t i = 0; i < tensors.size(); ++i) grads.push_back({Tensor(tensors[i]), accumulate[i] != 0});
     return grads;
   }
-  /** The caller's own gradient, copied or added. */
+  /** The caller's own gradient, copied or added. flags: FSDP_GRAD_NO_WAIT. */
   template <typename Array>
-  void put_grad(const ParamKey &key, const Array &values, fsdp_stream stream = nullptr) {
+  void put_grad(const ParamKey &key, const Array &values, fsdp_stream stream = nullptr, std::uint32_t flags = 0) {
     detail::refuse_no_data(data_of(values));
-    detail::check(fsdp_put_grad(raw_, find(key), data_of(values), dtype_in(values), std::size(values), 0, stream));
+    detail::check(fsdp_put_grad(raw_, find(key), data_of(values), dtype_in(values), std::size(values), flags, stream));
   }
   /** No gradient: it counts as zeros. */
-  void put_no_grad(const ParamKey &key, fsdp_stream stream = nullptr) {
+  void put_no_grad(const ParamKey &key, fsdp_stream stream = nullptr, std::uint32_t flags = 0) {
     const std::uint64_t index = find(key);
-    detail::check(fsdp_put_grad(raw_, index, nullptr, FSDP_FLOAT32, entry().element_count(index), 0, stream));
+    detail::check(fsdp_put_grad(raw_, index, nullptr, FSDP_FLOAT32, entry().element_count(index), flags, stream));
   }
   /** Nothing is written into this gradient any more in this contribution. */
   void complete_grad(const ParamKey &key, fsdp_stream stream = nullptr) {

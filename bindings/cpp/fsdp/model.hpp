@@ -179,9 +179,9 @@ class Model {
   // ---- the end of a step
 
   /** Waits for all reduces, multiplies main grads by scale, and opens the update window once every rank has come here.
-   */
-  void finish_grads(double scale = 1.0, fsdp_stream stream = nullptr) {
-    detail::check(fsdp_finish_grads(get(), scale, 0, stream));
+   *  flags: FSDP_LAST, on all ranks, where no contribution was the last one. */
+  void finish_grads(double scale = 1.0, fsdp_stream stream = nullptr, std::uint32_t flags = 0) {
+    detail::check(fsdp_finish_grads(get(), scale, flags, stream));
   }
   /** One step of AdamW, then publish. */
   void step_adamw(double lr, const AdamwOptions &options = {}, fsdp_stream stream = nullptr) {

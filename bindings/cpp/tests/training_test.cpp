@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 namespace {
 
@@ -168,6 +171,52 @@ TEST(Training, GradientsArePutAddedUpAndLeftOut) {
     EXPECT_NEAR(net.model.get_grad_norm(), std::sqrt(squares), 1e-12);
     EXPECT_EQ(net.model.clip_grads(1e9), net.model.get_last_norm());
     EXPECT_EQ(net.model.check_grads(), "");
+    net.model.discard_step();
+    context.close();
+  });
+}
+
+TEST(Training, WholeGradientsAreReadAndReplaced) {
+  run_ranks(2, [](fsdp::Context &context) {
+    TwoGroups net(context);
+    net.first.put_grad("first.weight", ramp(12));
+    net.first.put_no_grad("first.bias");
+    net.first.reduce_grad();
+    net.model.finish_grads(2, nullptr, FSDP_LAST);  // the second group was given nothing
+    const std::vector<float> found = net.first.read_grad<float>("first.weight");
+    for (std::size_t i = 0; i < 12; ++i) EXPECT_EQ(found[i], 2 * ramp(12)[i]);
+    EXPECT_EQ(net.first.read_grad<float>("first.weight", 1).empty(), context.rank() != 1);
+    EXPECT_EQ(net.second.read_grad<float>(0), std::vector<float>(10));
+    net.second.load_grad(0, context.rank() == 1 ? ramp(10) : std::vector<float>(), 1);
+    EXPECT_EQ(net.second.read_grad<float>(0), ramp(10));
+    net.model.step_adamw(0.125);
+    expect_trained(net.second.read_param<float>(0), 10, 1, 0.125);
+    EXPECT_EQ(status_of([&] { net.second.load_grad(0, ramp(10)); }), fsdp::Status::invalid_state);
+    context.close();
+  });
+}
+
+TEST(Training, BuffersThatPeersHaveYetToReadAreBusy) {
+  std::atomic<bool> asked{false};
+  run_ranks(2, [&](fsdp::Context &context) {
+    fsdp::ModelOptions options;
+    options.max_pending_groups = 1;
+    TwoGroups net(context, options);
+    while (context.rank() == 1 && !asked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    net.second.put_grad(0, ramp(10), nullptr, FSDP_GRAD_NO_WAIT);
+    net.second.reduce_grad(FSDP_LAST);
+    if (context.rank() == 0) {
+      EXPECT_EQ(status_of([&] { net.first.acquire_grad(0, FSDP_GRAD_NO_WAIT); }), fsdp::Status::busy);
+      EXPECT_EQ(status_of([&] { net.first.acquire_grads(FSDP_GRAD_NO_WAIT); }), fsdp::Status::busy);
+      EXPECT_EQ(status_of([&] { net.first.put_grad(0, ramp(12), nullptr, FSDP_GRAD_NO_WAIT); }), fsdp::Status::busy);
+      EXPECT_EQ(status_of([&] { net.first.put_no_grad(0, nullptr, FSDP_GRAD_NO_WAIT); }), fsdp::Status::busy);
+    }
+    asked = true;
+    net.first.put_grad(0, ramp(12));
+    net.first.put_no_grad(1);
+    net.first.reduce_grad(FSDP_LAST);
+    net.model.finish_grads();
+    EXPECT_EQ(net.first.read_grad<float>(0), ramp(12));
     net.model.discard_step();
     context.close();
   });

@@ -151,6 +151,18 @@ class Group:
         index = self.index(param)
         return self._read(root, dtype, index, lambda *to: lib.read_state(self.handle, index, name.encode(), *to))
 
+    def load_grad(self, param, data, root=EVERY_RANK):
+        """Replace a whole main gradient, in an update window that has them: any array. data may be None on ranks other
+        than the root."""
+        address, dtype, count, kept = self._value(data)
+        self.check(lib.load_grad(self.handle, self.index(param), address, dtype, count, root, 0))
+
+    def read_grad(self, param, dtype=Dtype.FLOAT32, root=EVERY_RANK):
+        """The whole main gradient, as the optimizer will see it, as an array of the caller's own; None on ranks other than
+        the root."""
+        index = self.index(param)
+        return self._read(root, dtype, index, lambda *to: lib.read_grad(self.handle, index, *to))
+
     def _read(self, root, dtype, index, call):
         array, address = empty(self._shape(index), dtype)
         self.check(call(address, dtype, _count(self._shape(index)), root, 0))
@@ -240,14 +252,17 @@ class Group:
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
-    def acquire_grad(self, param, flags=0, stream=None):
-        """(the full gradient to write into, whether to add to what is there instead of writing over it)"""
+    def acquire_grad(self, param, flags=0, stream=None, wait=True):
+        """(the full gradient to write into, whether to add to what is there instead of writing over it). wait=False: Busy
+        is raised, and nothing has changed, where peers have yet to read a buffer that it needs; so for the two below."""
         found, accumulate = _abi.fsdp_tensor(), ctypes.c_int32()
+        flags = flags if wait else flags | _abi.FSDP_GRAD_NO_WAIT
         self.check(lib.acquire_grad(self.handle, self.index(param), flags, stream, found, accumulate))
         return Tensor(found, self.model._handle).array(), bool(accumulate.value)
 
-    def acquire_grads(self, flags=_abi.FSDP_GRAD_ZEROED, stream=None):
+    def acquire_grads(self, flags=_abi.FSDP_GRAD_ZEROED, stream=None, wait=True):
         """{name: full gradient} of all parameters that are trained, to add to; with flags=0 {name: (gradient, accumulate)}."""
+        flags = flags if wait else flags | _abi.FSDP_GRAD_NO_WAIT
         found, accumulate = (_abi.fsdp_tensor * len(self.params))(), (ctypes.c_int32 * len(self.params))()
         self.check(
             lib.acquire_grads(
@@ -261,10 +276,11 @@ class Group:
         }
         return {name: grad for name, (grad, _) in grads.items()} if flags & _abi.FSDP_GRAD_ZEROED else grads
 
-    def put_grad(self, param, grad, stream=None):
+    def put_grad(self, param, grad, stream=None, wait=True):
         """Hand in a full gradient, any array; None means that there is none (see MissingGrad)."""
         address, dtype, count, kept = _NONE if grad is None else read_grad(grad, self._context.device)
-        if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, 0, stream):
+        flags = 0 if wait else _abi.FSDP_GRAD_NO_WAIT
+        if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, flags, stream):
             self.check(status)
 
     def complete_grad(self, param, stream=None):

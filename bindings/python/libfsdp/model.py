@@ -161,9 +161,10 @@ class Model(Owner):
 
     # -- a step -------------------------------------------------------------------------------------------------
 
-    def finish_grads(self, scale=1.0, stream=None, ends_all=False):
-        """ends_all: what was reduced without is_last ends here."""
-        self.context.check(lib.finish_grads(self.handle, scale, _abi.FSDP_LAST if ends_all else 0, stream))
+    def finish_grads(self, scale=1.0, stream=None, is_last=False):
+        """is_last, on all ranks: contributions that were reduced without it end here, and a group that there was none for
+        has zeros."""
+        self.context.check(lib.finish_grads(self.handle, scale, _abi.FSDP_LAST if is_last else 0, stream))
 
     def get_grad_norm(self, mesh=None, stream=None):
         norm = ctypes.c_double()

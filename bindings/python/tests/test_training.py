@@ -4,6 +4,7 @@
 import logging
 import math
 import tempfile
+import threading
 import unittest
 
 import libfsdp as fsdp
@@ -53,6 +54,74 @@ class Training(unittest.TestCase):
         shards, norms = fsdp.run_local(1, rank)[0]
         self.assertEqual(shards["w"], [5.0] + [0.0] * 31)
         self.assertEqual(norms, {"w": 5.0, "b": 0.0})
+
+    def test_whole_gradients_are_read_and_replaced(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                group.put_grad("w", floats(*[1.0 + 2 * context.rank] * COUNT))
+                group.put_grad("b", None)
+                group.reduce_grad(is_last=False)
+                model.finish_grads(0.5, is_last=True)
+                before = flat(group.read_grad("w"))
+                on_one = group.read_grad("b", root=1)
+                group.load_grad("w", ramp() if context.rank == 0 else None, root=0)
+                after = flat(group.read_grad("w"))
+                model.step_adamw(0.5)
+                with self.assertRaisesRegex(fsdp.InvalidState, "the update window is closed"):
+                    group.read_grad("w")
+                return before, on_one is None, after, flat(group.read_param("w"))
+
+        for number, (before, is_none, after, weights) in enumerate(fsdp.run_local(2, rank)):
+            self.assertEqual(before, [1.0] * COUNT)
+            self.assertEqual(is_none, number == 0)
+            self.assertEqual(after, list(ramp()))
+            for i, weight in enumerate(weights):
+                self.assertAlmostEqual(weight, i - (0.5 if i else 0), places=5)
+
+    def test_a_step_that_was_given_nothing_has_zeros(self):
+        def rank(context):
+            model, group = small_model(context)
+            with model:
+                model.finish_grads(is_last=True)
+                norm = model.get_grad_norm()
+                model.step_adamw(0.5)
+                return norm, flat(group.read_param("w"))
+
+        self.assertEqual(fsdp.run_local(2, rank), [(0.0, list(ramp()))] * 2)
+
+    def test_buffers_that_peers_have_yet_to_read_are_busy(self):
+        asked = threading.Event()
+
+        def rank(context):
+            model = context.create_model(max_pending_groups=1)
+            groups = [model.create_group(name, [fsdp.Param(f"{name}.w", (8, 4))]) for name in ("first", "second")]
+            model.seal()
+            model.publish_weights()
+            with model:
+                if context.rank == 1:
+                    asked.wait(60)
+                groups[1].put_grad(0, ramp(), wait=False)
+                groups[1].reduce_grad()
+                if context.rank == 0:
+                    try:
+                        for call in (
+                            lambda: groups[0].acquire_grad(0, wait=False),
+                            lambda: groups[0].acquire_grads(wait=False),
+                            lambda: groups[0].put_grad(0, None, wait=False),
+                        ):
+                            with self.assertRaisesRegex(fsdp.Busy, "'first' needs .* that of group 'second'"):
+                                call()
+                    finally:
+                        asked.set()
+                groups[0].put_grad(0, ramp(2.0))
+                groups[0].reduce_grad()
+                model.finish_grads()
+                found = [flat(group.read_grad(0)) for group in groups]
+                model.discard_step()
+                return found
+
+        self.assertEqual(fsdp.run_local(2, rank), [[list(ramp(2.0)), list(ramp())]] * 2)
 
     def test_update_window_and_shards(self):
         def rank(context):

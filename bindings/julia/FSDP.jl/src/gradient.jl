@@ -1,30 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 
 """
-    acquire_grad(group, param; flags = 0, stream)
+    acquire_grad(group, param; flags = 0, stream, wait = true)
 
 The full gradient as an Array to write into, and whether to add to what is there instead of writing over it. It is for
-writing until `reduce_grad`.
+writing until `reduce_grad`. `wait = false`: where peers have yet to read a buffer that it needs, that is an error of
+status `BUSY`, and nothing has changed; so for the two below.
 """
-function acquire_grad(group::Group, param; flags = 0, stream = C_NULL)
+function acquire_grad(group::Group, param; flags = 0, stream = C_NULL, wait = true)
     found, accumulate = blank(fsdp_tensor), Ref{Int32}(0)
-    index = param_index(group, param)
+    index, flags = param_index(group, param), UInt32(flags) | waiting(wait)
     @call group.state fsdp_acquire_grad(group.number, index, flags, Ptr{Cvoid}(stream), found, accumulate)
     return grad_view(group, Int(index) + 1, found.memory[]), accumulate[] != 0
 end
 
 """
-    acquire_grads(group; stream)
+    acquire_grads(group; stream, wait = true)
 
 The full gradients of all parameters that are trained by their names, to add to.
 """
-function acquire_grads(group::Group; stream = C_NULL)
-    found = Vector{fsdp_tensor}(undef, length(group.params))
-    @call group.state fsdp_acquire_grads(group.number, FSDP_GRAD_ZEROED, Ptr{Cvoid}(stream), found, length(found),
+function acquire_grads(group::Group; stream = C_NULL, wait = true)
+    found, flags = Vector{fsdp_tensor}(undef, length(group.params)), FSDP_GRAD_ZEROED | waiting(wait)
+    @call group.state fsdp_acquire_grads(group.number, flags, Ptr{Cvoid}(stream), found, length(found),
         sizeof(fsdp_tensor), C_NULL)
     return Dict{String,Any}(group.params[index].name => grad_view(group, index, one)
                             for (index, one) in enumerate(found) if one.data != C_NULL)
 end
+
+waiting(wait) = wait ? UInt32(0) : UInt32(FSDP_GRAD_NO_WAIT)
 
 "The array of the last time, if it lies there again."
 function grad_view(group, index, found::fsdp_tensor)
@@ -34,18 +37,19 @@ function grad_view(group, index, found::fsdp_tensor)
 end
 
 """
-    put_grad(group, param, grad; stream)
+    put_grad(group, param, grad; stream, wait = true)
 
 Hand in a full gradient; `nothing` means that there is none.
 """
-function put_grad(group::Group, param, grad::AbstractArray; stream = C_NULL)
+function put_grad(group::Group, param, grad::AbstractArray; stream = C_NULL, wait = true)
     data, dtype = full(group, param, grad)
     stream = Ptr{Cvoid}(stream)
     GC.@preserve data @call group.state fsdp_put_grad(group.number, param_index(group, param), address(data), Int32(dtype),
-        length(data), 0, stream)
+        length(data), waiting(wait), stream)
 end
-put_grad(group::Group, param, ::Nothing; stream = C_NULL) =
-    @call group.state fsdp_put_grad(group.number, param_index(group, param), C_NULL, FSDP_FLOAT32, 0, 0, Ptr{Cvoid}(stream))
+put_grad(group::Group, param, ::Nothing; stream = C_NULL, wait = true) =
+    @call group.state fsdp_put_grad(group.number, param_index(group, param), C_NULL, FSDP_FLOAT32, 0, waiting(wait),
+        Ptr{Cvoid}(stream))
 
 """
     complete_grad(group, param; stream)

@@ -146,6 +146,13 @@ Load a named optimizer state of a parameter, as `load_param` does its weights.
 """
 load_state(group::Group, param, name, data; root = EVERY_RANK) = load(fsdp_load_state, group, param, (name,), data, root)
 
+"""
+    load_grad(group, param, data; root = EVERY_RANK)
+
+Replace a whole main gradient, in an update window that has them, as `load_param` loads weights.
+"""
+load_grad(group::Group, param, data; root = EVERY_RANK) = load(fsdp_load_grad, group, param, (), data, root)
+
 function load(f, group::Group, param, name::Tuple, data::AbstractArray, root)
     data, dtype = full(group, param, data)
     GC.@preserve data @call group.state f(group.number, param_index(group, param), name..., address(data), Int32(dtype),
@@ -169,6 +176,14 @@ A whole optimizer state of a parameter, as `read_param` gives its weights.
 """
 read_state(group::Group, param, name, T::DataType = Float32; root = EVERY_RANK) =
     read_whole(fsdp_read_state, group, param, (name,), T, root)
+
+"""
+    read_grad(group, param, T = Float32; root = EVERY_RANK)
+
+A whole main gradient as the optimizer will see it, as `read_param` gives weights.
+"""
+read_grad(group::Group, param, T::DataType = Float32; root = EVERY_RANK) =
+    read_whole(fsdp_read_grad, group, param, (), T, root)
 
 function read_whole(f, group, param, name, T, root)
     index = param_index(group, param)

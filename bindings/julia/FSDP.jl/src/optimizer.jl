@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"End the step's gradients, multiplied by `scale`, and open the update window."
-finish_grads(model::Model, scale = 1.0; stream = C_NULL) =
-    @call model.state fsdp_finish_grads(model.number, scale, 0, Ptr{Cvoid}(stream))
+"""
+    finish_grads(model, scale = 1.0; is_last = false, stream)
+
+End the step's gradients, multiplied by `scale`, and open the update window. `is_last`, on all ranks: contributions that
+were reduced without it end here, and a group that there was none for has zeros.
+"""
+finish_grads(model::Model, scale = 1.0; is_last = false, stream = C_NULL) =
+    @call model.state fsdp_finish_grads(model.number, scale, is_last ? FSDP_LAST : UInt32(0), Ptr{Cvoid}(stream))
 
 "The L2 norm of all main grads; with a mesh, of all models of its ranks."
 function grad_norm(model::Model; mesh = nothing, stream = C_NULL)

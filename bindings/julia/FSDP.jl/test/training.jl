@@ -29,6 +29,26 @@
     @test steps == [1, 1]
 end
 
+@testset "whole gradients are read and replaced" begin
+    run_local(2) do context
+        model, group = small_model(context)
+        put_grad(group, "w", ramp(); wait = false)
+        put_grad(group, "b", nothing; wait = false)
+        acquire_grads(group; wait = false)["b"] .+= 1
+        @test last(acquire_grad(group, "w"; wait = false))
+        reduce_grad(group; is_last = false)
+        finish_grads(model, 2; is_last = true)
+        @test read_grad(group, "w") == 2 .* ramp()
+        @test (read_grad(group, "b"; root = 1) === nothing) == (rank(context) == 0)
+        load_grad(group, "b", rank(context) == 1 ? Float32[4, 3, 2, 1] : nothing; root = 1)
+        @test read_grad(group, "b") == [4, 3, 2, 1]
+        step_adamw(model, 0.5)
+        @test read_param(group, "b") ≈ [0.5, 1.5, 2.5, 3.5]
+        @test thrown(() -> read_grad(group, "w")).status == FSDP.INVALID_STATE
+        close(model)
+    end
+end
+
 @testset "frozen planes and bytes are loaded as they are" begin
     run_local(2) do context
         model = create_model(context)

@@ -268,7 +268,7 @@ class Sharded(NotCopied):
         self.passes.require_sound()
         self.check_grads_kept()
         self._agree()
-        self.model.finish_grads(scale, self.stream(), ends_all=True)
+        self.model.finish_grads(scale, self.stream(), is_last=True)
 
     def step(self, lr, max_norm=None, scale=1.0, **options):
         """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where

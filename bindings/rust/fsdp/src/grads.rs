@@ -46,6 +46,7 @@ pub struct Grad<'g, T> {
 pub struct Grads<'m> {
     model: &'m Model,
     entry: &'m GroupEntry,
+    waiting: u32,
 }
 
 impl<'m> Grads<'m> {
@@ -54,7 +55,13 @@ impl<'m> Grads<'m> {
             let what = format!("the gradients of group {} are lent: reduce or drop that Grads first", entry.name);
             return Err(Error::new(Status::InvalidState, what));
         }
-        Ok(Grads { model, entry })
+        Ok(Grads { model, entry, waiting: 0 })
+    }
+
+    /// From here on what would wait for peers to read a buffer is an error of [`Status::Busy`], and nothing has changed.
+    pub fn no_wait(mut self) -> Self {
+        self.waiting = sys::FSDP_GRAD_NO_WAIT;
+        self
     }
 
     /// Borrows the gradient of a parameter, in the model's grad_dtype.
@@ -81,7 +88,7 @@ impl<'m> Grads<'m> {
         let stream = self.model.stream.get();
         check(unsafe {
             let flags = accumulate.as_mut_ptr();
-            sys::fsdp_acquire_grads(self.entry.raw, 0, stream, pointer, count as u64, stride, flags)
+            sys::fsdp_acquire_grads(self.entry.raw, self.waiting, stream, pointer, count as u64, stride, flags)
         })?;
         let one = |(tensor, accumulate): (&sys::fsdp_tensor, &i32)| {
             if tensor.data.is_null() {
@@ -102,7 +109,7 @@ impl<'m> Grads<'m> {
 
     fn acquire(&self, param: impl ParamKey, flags: u32) -> Result<(sys::fsdp_tensor, bool)> {
         let (index, stream) = (find(self.entry, param)? as u64, self.model.stream.get());
-        let (mut tensor, mut accumulate) = (sys::fsdp_tensor::default(), 0);
+        let (mut tensor, mut accumulate, flags) = (sys::fsdp_tensor::default(), 0, flags | self.waiting);
         check(unsafe { sys::fsdp_acquire_grad(self.entry.raw, index, flags, stream, &mut tensor, &mut accumulate) })?;
         Ok((tensor, accumulate != 0))
     }
@@ -133,7 +140,7 @@ impl<'m> Grads<'m> {
         element_count: u64,
     ) -> Result<()> {
         let (index, stream) = (find(self.entry, param)? as u64, self.model.stream.get());
-        check(sys::fsdp_put_grad(self.entry.raw, index, data, dtype as i32, element_count, 0, stream))
+        check(sys::fsdp_put_grad(self.entry.raw, index, data, dtype as i32, element_count, self.waiting, stream))
     }
 
     /// Nothing is written into this gradient any more in this contribution: with `max_pending_bytes` its part of the

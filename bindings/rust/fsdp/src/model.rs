@@ -332,6 +332,14 @@ impl Model {
         Window::opened_by(self, status)
     }
 
+    /// ... where no contribution was the last one: they end here, and a group that there was none for has zeros. Alike on
+    /// all ranks.
+    pub fn finish_last_grads(&mut self, scale: f64) -> Result<Window<'_>> {
+        self.forget_claims();
+        let status = unsafe { sys::fsdp_finish_grads(self.raw, scale, sys::FSDP_LAST, self.stream.get()) };
+        Window::opened_by(self, status)
+    }
+
     /// Opens the update window outside a training step, to load or edit weights.
     pub fn begin_update(&mut self) -> Result<Window<'_>> {
         let status = unsafe { sys::fsdp_begin_update(self.raw, self.stream.get()) };
@@ -442,7 +450,7 @@ impl Model {
         })
     }
 
-    fn read_whole<T: Element>(
+    pub(crate) fn read_whole<T: Element>(
         &self,
         group: Group,
         param: impl ParamKey,
@@ -455,7 +463,7 @@ impl Model {
         Ok(data)
     }
 
-    fn read_whole_on<T: Element>(
+    pub(crate) fn read_whole_on<T: Element>(
         &self,
         root: i32,
         group: Group,

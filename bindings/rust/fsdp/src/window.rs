@@ -260,6 +260,41 @@ impl<'m> Window<'m> {
         })
     }
 
+    /// Replaces a whole main gradient; every rank passes the same data.
+    pub fn load_grad<T: Element>(&mut self, group: Group, param: impl ParamKey, data: &[T]) -> Result<()> {
+        self.load_whole(sys::FSDP_EVERY_RANK, group, param, Some(data), |raw, index, data, count, root| unsafe {
+            sys::fsdp_load_grad(raw, index, data, T::DTYPE as i32, count, root, 0)
+        })
+    }
+
+    /// ... which rank `root` alone passes.
+    pub fn load_grad_from<T: Element>(
+        &mut self,
+        root: u32,
+        group: Group,
+        param: impl ParamKey,
+        data: Option<&[T]>,
+    ) -> Result<()> {
+        self.load_whole(as_root(root)?, group, param, data, |raw, index, data, count, root| unsafe {
+            sys::fsdp_load_grad(raw, index, data, T::DTYPE as i32, count, root, 0)
+        })
+    }
+
+    /// A whole main gradient as the optimizer will see it, on every rank.
+    pub fn read_grad<T: Element>(&self, group: Group, param: impl ParamKey) -> Result<Vec<T>> {
+        self.model.read_whole(group, param, |raw, index, data, count| unsafe {
+            sys::fsdp_read_grad(raw, index, data, T::DTYPE as i32, count, sys::FSDP_EVERY_RANK, 0)
+        })
+    }
+
+    /// ... on rank `root` alone: the others get `None`.
+    pub fn read_grad_on<T: Element>(&self, root: u32, group: Group, param: impl ParamKey) -> Result<Option<Vec<T>>> {
+        let root = as_root(root)?;
+        self.model.read_whole_on(root, group, param, |raw, index, data, count| unsafe {
+            sys::fsdp_read_grad(raw, index, data, T::DTYPE as i32, count, root, 0)
+        })
+    }
+
     fn load_whole<T: Element>(
         &mut self,
         root: i32,

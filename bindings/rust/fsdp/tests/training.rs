@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 mod common;
 use common::{adamw, assert_close, ramp, run_ranks, step, two_groups};
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use fsdp::{Bf16, Dtype, FullGrad, ModelOptions, Optimizer, Param, Phase, Schedule, Status, Strategy, UnshardMode};
 
 const STRATEGIES: [Strategy; 4] =
@@ -48,6 +50,61 @@ fn one_call_steps_as_the_single_calls_do() {
         let squares: f32 = grads.iter().flatten().map(|g| g * g).sum();
         assert!((norm - f64::from(squares).sqrt()).abs() < 1e-9);
         assert_close(&model.read_param::<f32>(first, 0).unwrap(), &adamw(&ramp(12), 1, 0.125));
+        drop(model);
+        context.close().unwrap();
+    });
+}
+
+#[test]
+fn whole_gradients_are_read_and_replaced() {
+    run_ranks(2, |context| {
+        let (mut model, first, second) = two_groups(&context, &ModelOptions::new());
+        let mut grads = model.grads(first).unwrap();
+        grads.put("first.weight", Some(&ramp(12))).unwrap();
+        grads.put::<f32>("first.bias", None).unwrap();
+        grads.reduce().unwrap();
+        let mut window = model.finish_last_grads(2.0).unwrap(); // the second group was given nothing
+        let doubled: Vec<f32> = ramp(12).iter().map(|value| 2.0 * value).collect();
+        assert_eq!(window.read_grad::<f32>(first, "first.weight").unwrap(), doubled);
+        assert_eq!(window.read_grad_on::<f32>(1, first, 0).unwrap().is_some(), context.rank() == 1);
+        assert_eq!(window.read_grad::<f32>(second, 0).unwrap(), [0.0; 10]);
+        let values = ramp(10);
+        window.load_grad_from(1, second, 0, (context.rank() == 1).then_some(&values[..])).unwrap();
+        window.load_grad(first, 1, &ramp(4)).unwrap();
+        assert_eq!(window.read_grad::<f32>(second, 0).unwrap(), values);
+        window.step_adamw(0.125, &Default::default()).unwrap();
+        assert_close(&model.read_param::<f32>(second, 0).unwrap(), &adamw(&ramp(10), 1, 0.125));
+        assert_close(&model.read_param::<f32>(first, 1).unwrap(), &adamw(&ramp(4), 1, 0.125));
+        drop(model);
+        context.close().unwrap();
+    });
+}
+
+#[test]
+fn buffers_that_peers_have_yet_to_read_are_busy() {
+    let asked = AtomicBool::new(false);
+    run_ranks(2, |context| {
+        let (mut model, first, second) = two_groups(&context, &ModelOptions::new().max_pending_groups(1));
+        while context.rank() == 1 && !asked.load(Ordering::SeqCst) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let mut grads = model.grads(second).unwrap().no_wait();
+        grads.put(0, Some(&ramp(10))).unwrap();
+        grads.reduce_last().unwrap();
+        let mut grads = model.grads(first).unwrap().no_wait();
+        if context.rank() == 0 {
+            assert_eq!(grads.get::<f32>(0).unwrap_err().status, Status::Busy);
+            assert_eq!(grads.all::<f32>().unwrap_err().status, Status::Busy);
+            assert_eq!(grads.put(0, Some(&ramp(12))).unwrap_err().status, Status::Busy);
+        }
+        asked.store(true, Ordering::SeqCst);
+        drop(grads);
+        let mut grads = model.grads(first).unwrap();
+        grads.put(0, Some(&ramp(12))).unwrap();
+        grads.put::<f32>(1, None).unwrap();
+        grads.reduce_last().unwrap();
+        assert_eq!(model.finish_grads(1.0).unwrap().read_grad::<f32>(first, 0).unwrap(), ramp(12));
+        model.discard_step().unwrap();
         drop(model);
         context.close().unwrap();
     });

@@ -268,6 +268,11 @@ impl Rank {
             "read_state" => self
                 .of_group(line)
                 .and_then(|(model, group)| Ok(crc_of(&model.read_state::<f32>(group, index, line.word(3))?))),
+            "load_grad" => nothing(self.load_grad(line, index)),
+            "read_grad" => self.of_group(line).and_then(|(model, group)| match line.key_integer("dtype") {
+                Some(2) => Ok(crc_of(&model.window()?.read_grad::<Bf16>(group, index)?)),
+                _ => Ok(crc_of(&model.window()?.read_grad::<f32>(group, index)?)),
+            }),
             "set_param_lr_scale" => nothing(
                 self.of_group(line).and_then(|(model, group)| model.set_param_lr_scale(group, index, line.number(3))),
             ),
@@ -277,6 +282,16 @@ impl Rank {
             ),
             _ => return None,
         })
+    }
+
+    fn load_grad(&mut self, line: &Line, index: usize) -> Result<()> {
+        let values = self.array(line, 3, 0, self.element_count(line));
+        let (model, group) = self.of_group(line)?;
+        let mut window = model.window()?;
+        match line.key_integer("root") {
+            Some(root) => window.load_grad_from(root as u32, group, index, Some(&values)),
+            None => window.load_grad(group, index, &values),
+        }
     }
 
     /// Where types allow no such call, through the header's.

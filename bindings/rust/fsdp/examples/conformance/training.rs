@@ -28,7 +28,10 @@ impl Rank {
             "put_grad" => nothing(self.put_grad(line)),
             "complete_grad" => nothing(self.complete_grad(line)),
             "reduce_grad" => nothing(self.reduce_grad(line)),
-            "finish_grads" => nothing(self.model(name).and_then(|model| model.finish_grads(line.number(2)).map(drop))),
+            "finish_grads" => nothing(self.model(name).and_then(|model| match line.key_integer("flags") {
+                None | Some(0) => model.finish_grads(line.number(2)).map(drop),
+                _ => model.finish_last_grads(line.number(2)).map(drop),
+            })),
             "begin_update" => nothing(self.model(name).and_then(|model| model.begin_update().map(drop))),
             "discard_step" => nothing(self.model(name).and_then(|model| model.discard_step())),
             "check_replicas" => nothing(self.model(name).and_then(|model| model.check_replicas())),
