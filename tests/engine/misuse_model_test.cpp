@@ -152,7 +152,7 @@ TEST_F(MisusedModel, Schedules) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_ANY, &options),
                "fsdp_schedule_options.reserved is 1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, nullptr), "visits", "visit_count");
-  fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
+  options = FSDP_SCHEDULE_OPTIONS_INIT;
   options.visit_count = 3;
   options.visit_stride = sizeof(fsdp_visit);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, FSDP_SCHEDULE_VISITS, &options),

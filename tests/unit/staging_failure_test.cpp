@@ -185,7 +185,7 @@ TEST_F(StagingFailureTest, AFailedAllocationFailsTheCreationOnAllRanks) {
             std::unique_ptr<Arena> arena;
             std::unique_ptr<Collectives> communicator;
             std::unique_ptr<Collectives> messages;
-            attempt([&] { arena = team.create_parts(4096, "parts"); });
+            attempt([&] { arena = team.create_parts(4096, "parts", View::read_only); });
             attempt([&] { communicator = team.create_collectives("collectives", {}); });
             attempt([&] { messages = team.create_collectives("messages", Shape::messages()); });
             require(failures == 1, "no allocation failed");
@@ -222,7 +222,7 @@ TEST_F(StagingFailureTest, MemoryThatRanksWouldShareIsUnsupported) {
   run(2, [](Rank &rank) {
     auto host = std::shared_ptr<Team>(std::shared_ptr<void>(), rank.team.get());
     staging::StagedTeam team(host, *rank.device, small_sizes);
-    require(error_of([&] { team.create_arena(4096, {}, "whole"); }).status == FSDP_UNSUPPORTED,
+    require(error_of([&] { team.create_arena(4096, {}, "whole", View::read_only); }).status == FSDP_UNSUPPORTED,
             "an arena that is shared");
     require(!team.create_versions("messages"), "where gathers meet nobody waits for a version");
     rank.leave();

@@ -45,7 +45,7 @@ struct TwoWays {
         host_team(std::shared_ptr<void>(), rank.team.get()),
         team(std::make_shared<staging::StagedTeam>(host_team, *rank.device, sizes)),
         host_arena(host_team->create_parts(part_bytes, "host memory")),
-        arena(team->create_parts(part_bytes, "device memory")),
+        arena(team->create_parts(part_bytes, "device memory", View::read_only)),
         stream(rank.device->create_stream("test")),
         uploads(rank.device->create_stream("uploads")),
         host(host_team->create_collectives("host collectives", {.block = reduction_block})),
