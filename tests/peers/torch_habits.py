@@ -218,8 +218,12 @@ def writes_can_be_taken(module, sharded):
     if sharded.moves:
         return raises(sharded.take_writes, "load_state_dict")
     nn.init.ones_(module.layers[2].weight)
+    module.norm.bias = nn.Parameter(torch.full((8,), 3.0))
+    module.layers[3].bias.data = torch.full((8,), 5.0)
     sharded.take_writes()
-    return bool(sharded.full_state_dict()["layers.2.weight"].eq(1).all()) and trains(module, sharded)
+    full = sharded.full_state_dict()
+    is_right = [full[name].eq(value).all() for name, value in (("layers.2.weight", 1), ("norm.bias", 3), ("layers.3.bias", 5))]
+    return all(is_right) and trains(module, sharded)
 
 
 def weights_outside_of_a_pass(module, sharded):
@@ -362,6 +366,24 @@ def unfreezing_what_was_declared_frozen(shard):
     return raises(lambda: module(X), "layers.1", "frozen when the module was sharded")
 
 
+def closing_gives_the_module_back(shard):
+    module = net()
+    sharded = shard(module)
+    train(module, sharded, 2)
+    full = sharded.full_state_dict()
+    sharded.close()
+    if sharded.moves:
+        if not module.layers[1].weight.isnan().all():
+            return "weights that are gone look as if they were there"
+        module.load_state_dict(full)
+    alone = net()
+    alone.load_state_dict(full)
+    is_same = torch.equal(module(X), alone(X))
+    sharded = shard(module)
+    is_trained = trains(module, sharded)
+    return is_same and is_trained
+
+
 def sharded_twice(shard):
     module = net()
     shard(module)
@@ -414,7 +436,7 @@ def main():
                     return found
 
                 run(habit.__name__.replace("_", " "), ranks, mode, check)
-            for refusal in (unfreezing_what_was_declared_frozen, sharded_twice):
+            for refusal in (unfreezing_what_was_declared_frozen, sharded_twice, closing_gives_the_module_back):
                 run(refusal.__name__.replace("_", " "), ranks, mode, refusal)
     for name, (make, words) in REFUSED.items():
         run(f"shard refuses {name}", 1, "mapped", lambda shard, make=make, words=words: raises(lambda: shard(make()), *words))

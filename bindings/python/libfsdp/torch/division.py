@@ -70,7 +70,8 @@ def check_module(module, context, layers):
                 f"libfsdp.torch.shard: {type(part).__name__} {name!r} has max_norm, which writes weights in the forward "
                 "pass: clip them in the update window, as `with sharded.model.update():` opens it"
             )
-    strangers = [type(layer).__name__ for layer in layers if layer not in set(module.modules())]
+    parts = set(module.modules())
+    strangers = [type(layer).__name__ for layer in layers if layer not in parts]
     if strangers:
         raise ValueError(f"libfsdp.torch.shard: layers has {', '.join(strangers)}, which the module does not contain")
 

@@ -11,8 +11,8 @@ from .. import _abi
 from .._library import lib
 from ..constants import EVERY_RANK, Dtype, ParamFlag, Phase
 from ..group import Param
-from .passes import current_task
 from .parameter import HandedGrad, HiddenParameter, refuse_use
+from .passes import current_task
 
 DTYPES = {
     torch.float32: Dtype.FLOAT32,
@@ -78,8 +78,9 @@ class Use:
 class Layer(NotCopied):
     """params: [(name, parameter)], in the order of the group."""
 
-    def __init__(self, owner, name, module, params, is_root):
-        self.owner, self.name, self.module, self.params, self.is_root = owner, name, module, params, is_root
+    def __init__(self, owner, number, name, module, params):
+        self.owner, self.number, self.name, self.module, self.params = owner, number, name, module, params
+        self.is_root = module is owner.module
         self.names = {param: index for index, (_, param) in enumerate(params)}
         self.can_train = [param.requires_grad for _, param in params]
         self.trains = list(self.can_train)
@@ -117,8 +118,20 @@ class Layer(NotCopied):
         for index, (_, param) in enumerate(self.params):
             param.fsdp_layer = self
             if self.can_train[index]:
-                param.register_hook(lambda grad, param=param: self._clear_marker(param))
-                param.register_post_accumulate_grad_hook(lambda param, index=index: self.receive(index, param))
+                self.owner.handles += [
+                    param.register_hook(lambda grad, param=param: self._clear_marker(param)),
+                    param.register_post_accumulate_grad_hook(lambda param, index=index: self.receive(index, param)),
+                ]
+
+    def detach(self):
+        """The model is closed. Weights that came and went are gone: what the parameters show says so."""
+        for _, param in self.params:
+            if type(param) is HiddenParameter:
+                param.__class__ = Parameter
+            if self.owner.moves and param.dtype.is_floating_point:
+                param.data = torch.full(param.shape, float("nan"), dtype=param.dtype, device=param.device)
+            param.grad = None
+            del param.fsdp_layer
 
     def find_views(self):
         """The tensors of the full weights where they lie now."""
@@ -161,30 +174,28 @@ class Layer(NotCopied):
         for index, (name, param) in enumerate(self.params):
             for part, attribute in self.owner.places[param]:
                 if part._parameters.get(attribute) is not param:
-                    self._refuse(name, "is not in the module any more", "put the values of what is there into the model", "take_writes")
+                    self._refuse(name, "is not in the module any more", "put the values of what is there into the model")
             if param._version != self.versions[index]:
-                self._refuse(
-                    name, "was written into in place", "put the numbers that are there now into the model", "take_writes"
-                )
+                self._refuse(name, "was written into in place", "put the numbers that are there now into the model")
             if not self.owner.moves and param.data_ptr() != self.pointers[index]:
                 self._refuse(
                     name,
                     f"has other memory ({tuple(param.shape)}, {param.dtype}): module.to(), .data = or the like replaced it",
                     "put its numbers into the model, in the dtype that shard() saw",
-                    "take_writes",
                 )
 
-    def is_touched(self, index):
+    def written_values(self, index):
+        """What the module has in the parameter's place, if that was written into or replaced; else None."""
         param = self.params[index][1]
-        if any(part._parameters.get(attribute) is not param for part, attribute in self.owner.places[param]):
-            return True
-        return param._version != self.versions[index] or (
-            not self.owner.moves and param.data_ptr() != self.pointers[index]
-        )
+        for part, attribute in self.owner.places[param]:
+            if (found := part._parameters.get(attribute)) is not param and found is not None:
+                return found
+        is_other = not self.owner.moves and param.data_ptr() != self.pointers[index]
+        return param if is_other or param._version != self.versions[index] else None
 
-    def _refuse(self, name, what, does, call):
+    def _refuse(self, name, what, does):
         raise RuntimeError(
-            f"parameter {name!r} {what}, but its weights are libfsdp's: sharded.{call}() on every rank would {does}, "
+            f"parameter {name!r} {what}, but its weights are libfsdp's: sharded.take_writes() on every rank would {does}, "
             "sharded.drop_writes() shows the weights as they were. Convert a module before shard(); "
             "module.load_state_dict() loads after it"
         )
@@ -206,70 +217,6 @@ class Layer(NotCopied):
         self.versions[index] = param._version
         if self.owner.moves and not self.holds:
             param.__class__ = HiddenParameter
-
-    def reach(self, param, function):
-        """A hidden parameter is used. Inside a pass its layer is unsharded, until the pass ends."""
-        if not self.owner.reach(self):
-            refuse_use(self.params[self.names[param]][0], function)
-
-    def check_untouched(self):
-        """What was written into the module's parameters behind the library's back is told, and not lost in silence."""
-        for index, (name, param) in enumerate(self.params):
-            for part, attribute in self.owner.places[param]:
-                if part._parameters.get(attribute) is not param:
-                    self._refuse(name, "is not in the module any more", "put the values of what is there into the model", "take_writes")
-            if param._version != self.versions[index]:
-                self._refuse(
-                    name, "was written into in place", "put the numbers that are there now into the model", "take_writes"
-                )
-            if not self.owner.moves and param.data_ptr() != self.pointers[index]:
-                self._refuse(
-                    name,
-                    f"has other memory ({tuple(param.shape)}, {param.dtype}): module.to(), .data = or the like replaced it",
-                    "put its numbers into the model, in the dtype that shard() saw",
-                    "take_writes",
-                )
-
-    def is_touched(self, index):
-        param = self.params[index][1]
-        if any(part._parameters.get(attribute) is not param for part, attribute in self.owner.places[param]):
-            return True
-        return param._version != self.versions[index] or (
-            not self.owner.moves and param.data_ptr() != self.pointers[index]
-        )
-
-    def _refuse(self, name, what, does, call):
-        raise RuntimeError(
-            f"parameter {name!r} {what}, but its weights are libfsdp's: sharded.{call}() on every rank would {does}, "
-            "sharded.drop_writes() shows the weights as they were. Convert a module before shard(); "
-            "module.load_state_dict() loads after it"
-        )
-
-    def mark_written(self):
-        """A step has written the weights: graphs that saved the old ones must not be used."""
-        torch.autograd.graph.increment_version([param for _, param in self.params])
-        self.versions = [version + 1 for version in self.versions]
-
-    def lend(self, param, tensor):
-        """Until take_back the parameter is a tensor of torch, which may be written into."""
-        if type(param) is HiddenParameter:
-            param.__class__ = Parameter
-        param.data = tensor
-
-    def take_back(self, index):
-        param = self.params[index][1]
-        param.data = next(iter(self._views.values()))[index]
-        self.versions[index] = param._version
-        if self.owner.moves and not self.holds:
-            param.__class__ = HiddenParameter
-
-    def __deepcopy__(self, memo):
-        return self  # hooks of a copied module find that it is not theirs
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError(
-            f"a sharded module is not pickled (layer {self.name!r}): save sharded.full_state_dict(), or sharded.save(folder)"
-        )
 
     # -- holds --------------------------------------------------------------------------------------------------
 
@@ -296,8 +243,10 @@ class Layer(NotCopied):
     # -- visits -------------------------------------------------------------------------------------------------
 
     def hook(self):
-        self.module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
-        self.module.register_forward_hook(self.after_forward, always_call=True)
+        self.owner.handles += [
+            self.module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True),
+            self.module.register_forward_hook(self.after_forward, always_call=True),
+        ]
 
     def before_forward(self, module, args, kwargs):
         if torch.compiler.is_compiling():
@@ -377,10 +326,10 @@ class Layer(NotCopied):
         """autograd has added up a gradient."""
         self.owner.passes.begin()
         grad, param.grad = param.grad, None
-        if grad.layout != torch.strided:
-            grad = grad.to_dense()
         if not self.trains[index]:
             return
+        if grad.layout != torch.strided:
+            grad = grad.to_dense()
         self.arrived.add(index)
         where = self.late if self.is_complete else self.waiting
         where[index] = where[index] + grad if index in where else grad
@@ -409,8 +358,9 @@ class Layer(NotCopied):
         self.group.reduce_grad(False, self.owner.stream())
 
     def mark_grads(self):
-        for index in self.arrived:
-            self.params[index][1].grad = self.markers[index]
+        with torch._C.DisableTorchFunctionSubclass():
+            for index in self.arrived:
+                self.params[index][1].grad = self.markers[index]
 
     def take_late(self):
         """What came late is a contribution of its own."""
@@ -422,5 +372,9 @@ class Layer(NotCopied):
         self.is_over = self.is_complete = False
 
     def forget(self):
+        """The library has forgotten the step, and with it all holds."""
         self.start_pass()
         self.late = {}
+        if self.holds and self.owner.moves:
+            self.hide()
+        self.holds = 0

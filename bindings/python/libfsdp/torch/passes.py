@@ -143,7 +143,7 @@ class Passes:
         """Of the order that this pass has seen: ranks with the same number have seen the same."""
         number = 0
         for layer in self._seen_order():
-            number = (number * 1000003 + self.layers.index(layer) + 1) % (1 << 52)
+            number = (number * 1000003 + layer.number + 1) % (1 << 52)  # a double has it exactly
         return number
 
     def _seen_order(self):
@@ -162,8 +162,7 @@ class Passes:
             layer.open_uses, layer.was_used = 0, False
 
     def discard(self):
-        self.give_back_all()
-        self.tasks, self.queue, self.is_broken = [], [], False
+        self.tasks, self.held, self.queue, self.is_broken = [], {}, [], False
         for layer in self.layers:
             layer.forget()
         self.start_step()

@@ -9,9 +9,8 @@ import threading
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import _abi
-from ..constants import Phase, Role, ScheduleKind, Strategy, UnshardMode, ValueOp, ViewKind
-from ..errors import InvalidState, Mismatch
+from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
+from ..errors import InvalidState
 from . import state
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
@@ -34,9 +33,8 @@ class Sharded(NotCopied):
         if self._on_host:
             options.setdefault("view_kind", ViewKind.PRIVATE)
         self.model = context.create_model(**options)
-        self.layers = [
-            Layer(self, name, part, params, part is module) for name, part, params in divide(module, layers)
-        ]
+        self.handles = []  # of hooks
+        self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, layers))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
             layer.declare(no_decay, missing_grad)
@@ -68,8 +66,10 @@ class Sharded(NotCopied):
         owners = {part for _, param in self.root.params for part, _ in self.places[param]} if self.root else set()
         self._root_parts = owners | {self.module}
         for part in self._root_parts:
-            part.register_forward_pre_hook(self._before_root, prepend=True)
-            part.register_forward_hook(self._after_root, always_call=True)
+            self.handles += [
+                part.register_forward_pre_hook(self._before_root, prepend=True),
+                part.register_forward_hook(self._after_root, always_call=True),
+            ]
         for layer in self.layers:
             if not layer.is_root:
                 layer.hook()
@@ -193,22 +193,26 @@ class Sharded(NotCopied):
     # -- what users do to parameters ----------------------------------------------------------------------------
 
     def _follow_requires_grad(self):
-        for layer in self.layers:
-            for index, (name, param) in enumerate(layer.params):
-                if param.requires_grad == layer.trains[index]:
-                    continue
-                if param.requires_grad and not layer.can_train[index]:
-                    raise RuntimeError(
-                        f"parameter {name!r} was frozen when the module was sharded, and has no optimizer state: shard it "
-                        "with requires_grad=True, and freeze it afterwards"
-                    )
-                if self.passes.reduced_passes:
-                    raise RuntimeError(
-                        f"requires_grad of {name!r} has changed between a backward pass and its step: change it after "
-                        "sharded.step()"
-                    )
-                layer.group.set_param_trainable(index, param.requires_grad)
-                layer.trains[index] = param.requires_grad
+        with torch._C.DisableTorchFunctionSubclass():  # quick, for parameters that are hidden
+            changed = [
+                (layer, index, *layer.params[index])
+                for layer in self.layers
+                for index, trains in enumerate(layer.trains)
+                if layer.params[index][1].requires_grad != trains
+            ]
+        for layer, index, name, param in changed:
+            if param.requires_grad and not layer.can_train[index]:
+                raise RuntimeError(
+                    f"parameter {name!r} was frozen when the module was sharded, and has no optimizer state: shard it "
+                    "with requires_grad=True, and freeze it afterwards"
+                )
+            if self.passes.reduced_passes:
+                raise RuntimeError(
+                    f"requires_grad of {name!r} has changed between a backward pass and its step: change it after "
+                    "sharded.step()"
+                )
+            layer.group.set_param_trainable(index, param.requires_grad)
+            layer.trains[index] = param.requires_grad
 
     def check_grads_kept(self):
         """zero_grad() after a backward pass would forget gradients that are in the sums of all ranks."""
@@ -221,30 +225,32 @@ class Sharded(NotCopied):
         )
 
     def _has_markers(self):
-        return any(type(param.grad) is HandedGrad for layer in self.layers for _, param in layer.params)
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(type(param.grad) is HandedGrad for layer in self.layers for _, param in layer.params)
 
     def _clear_markers(self):
-        for layer in self.layers:
-            for _, param in layer.params:
-                if type(param.grad) is HandedGrad:
-                    param.grad = None
+        with torch._C.DisableTorchFunctionSubclass():
+            for layer in self.layers:
+                for _, param in layer.params:
+                    if type(param.grad) is HandedGrad:
+                        param.grad = None
 
     def take_writes(self):
         """What was written into the module's parameters on this rank becomes the model's weights. Collective: every rank
         must have written the same. Between steps."""
         if self.moves:
             raise RuntimeError("take_writes: copied weights are gone; use module.load_state_dict()")
-        values = {
-            (layer, index): param.detach().clone()
+        written = {
+            (layer, index): found.detach().clone()
             for layer in self.layers
-            for index, (_, param) in enumerate(layer.params)
-            if layer.is_touched(index)
+            for index in range(len(layer.params))
+            if (found := layer.written_values(index)) is not None
         }
         self.drop_writes()
         self.model.begin_update(self.stream())
-        for (layer, index), value in values.items():
+        for (layer, index), values in written.items():
             param = layer.params[index][1]
-            layer.group.load_param(index, value.to(param.device, param.dtype).contiguous())
+            layer.group.load_param(index, values.to(param.device, param.dtype).contiguous())
         self.publish()
 
     def drop_writes(self):
@@ -311,11 +317,9 @@ class Sharded(NotCopied):
 
     def discard(self):
         """Forget a step that went wrong, on every rank."""
-        self.passes.discard()
         self._clear_markers()
-        for param in self.module.parameters():
-            param.grad = None
         self.model.discard_step(self.stream())
+        self.passes.discard()
 
     # -- values -------------------------------------------------------------------------------------------------
 
@@ -364,4 +368,12 @@ class Sharded(NotCopied):
         return state.load(self, folder, options)
 
     def close(self):
+        """The model ends, and the module has its hooks no more. Weights that are mapped stay readable in it; those that
+        were copied are gone: full_state_dict() first."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        self._clear_markers()
+        for layer in self.layers:
+            layer.detach()
         self.model.close()

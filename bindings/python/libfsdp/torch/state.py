@@ -13,19 +13,26 @@ class StateDicts:
     """The hooks of module.state_dict() and module.load_state_dict(), of the root and of each layer."""
 
     def __init__(self, owner):
-        self.owner, self.loading, self.saved = owner, [], []
+        self.owner, self.loading = owner, []  # loading: what each load that is under way has opened
 
     def hook(self, module, layers):
         """layers: those whose parameters the module's state dict has, and no smaller module's that is hooked."""
+        handles = self.owner.handles
         if self.owner.moves:
-            module.register_state_dict_pre_hook(lambda part, prefix, keep_vars: self.show(part, module, layers, keep_vars))
-            module.register_state_dict_post_hook(
-                lambda part, state, prefix, metadata: self.take(part, module, layers, state, prefix)
-            )
-        module.register_load_state_dict_pre_hook(
-            lambda part, state, prefix, *rest: self.begin_load(part, module, layers)
-        )
-        module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module, layers))
+            handles += [
+                module.register_state_dict_pre_hook(
+                    lambda part, prefix, keep_vars: self.show(part, module, layers, keep_vars)
+                ),
+                module.register_state_dict_post_hook(
+                    lambda part, state, prefix, metadata: self.take(part, module, layers, state, prefix)
+                ),
+            ]
+        handles += [
+            module.register_load_state_dict_pre_hook(
+                lambda part, state, prefix, *rest: self.begin_load(part, module, layers)
+            ),
+            module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module, layers)),
+        ]
 
     # -- out: where weights come and go -------------------------------------------------------------------------
 
@@ -82,8 +89,7 @@ class StateDicts:
 
     def _find_assigned(self, layer, index):
         """load_state_dict(assign=True) has put another parameter into the module: its values, and ours is put back."""
-        name, param = layer.params[index]
-        values = None
+        param, values = layer.params[index][1], None
         for owner, attribute in self.owner.places[param]:
             if (found := owner._parameters.get(attribute)) is not param:
                 values = found if found is not None else values
@@ -166,8 +172,8 @@ def save(owner, folder, options):
 
 
 def load(owner, folder, options):
-    owner.model.begin_update(owner.stream())
-    with owner.context.open_checkpoint(folder) as checkpoint:
+    with owner.context.open_checkpoint(folder) as checkpoint:  # which fails where there is none, and nothing has begun
+        owner.model.begin_update(owner.stream())
         loaded = checkpoint.load_model(owner.model, **options)
         try:
             saved = checkpoint.read_bytes(BUFFERS)
