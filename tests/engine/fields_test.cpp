@@ -96,7 +96,12 @@ const std::map<std::string, std::vector<Field>> table = {
       {"plane_policy", {1, 2, 3}, {-1, 4}},
       {"max_pending_bytes", {1, 9e15}, {}}}},
     {"fsdp_schedule_options",
-     {{"struct_size", {}, {0, 8}}, {"visits", {}, {}}, {"visit_count", {}, {}}, {"visit_stride", {}, {}}}},
+     {{"struct_size", {}, {0, 8}},
+      {"visits", {}, {}},
+      {"visit_count", {}, {}},
+      {"visit_stride", {}, {}},
+      {"held_groups", {1, 4e9}, {}},
+      {"reserved", {}, {1}}}},
     {"fsdp_param",
      {{"struct_size", {}, {0, 8}},
       {"name", {}, {}},
@@ -204,7 +209,7 @@ class Calls {
     return status;
   }
   fsdp_status operator()(const fsdp_schedule_options &options) {
-    return fsdp_set_schedule(model_, FSDP_SCHEDULE_SEQUENTIAL, &options);
+    return fsdp_set_schedule(model_, FSDP_SCHEDULE_ANY, &options);
   }
   fsdp_status operator()(fsdp_param param) {
     const std::string name = "p" + std::to_string(++count_);
