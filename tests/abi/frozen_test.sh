@@ -30,7 +30,8 @@ runs() {
 }
 # compile OUT FOLDER-OF-HEADER CLIENT
 compile() { "${CC:-cc}" -std=c99 -O1 -I"$2" "$3" -o "$1" "$library" -lpthread -lm; }
-# compare OLD NEW RELEASE-FOLDER: RELEASE-FOLDER/allowed, if it is there, names in abidiff's words what has been added to structs since.
+# compare OLD NEW RELEASE-FOLDER: RELEASE-FOLDER/allowed, if it is there, names in abidiff's words what has been added to structs since;
+# named.sed names fields that were reserved then.
 compare() {
   if [ -f "$3/allowed" ]; then set -- "$1" "$2" --suppressions "$3/allowed"; else set -- "$1" "$2"; fi
   abidiff --no-added-syms "$@" >difference
@@ -59,7 +60,9 @@ for folder in "$root"/tests/abi/frozen/*/; do
   check "the source of $release compiles with today's header" compile now "$root/include" "$folder/client.c"
   check "... and runs" runs ./now
   if command -v abidiff >/dev/null; then
-    check "the types of $release have a stub" stub then.so "$folder" "$folder/abi.json"
+    mkdir -p named
+    sed -f "$(if [ -f "$folder/named.sed" ]; then echo "$folder/named.sed"; else echo /dev/null; fi)" "$folder/fsdp.h" >named/fsdp.h
+    check "the types of $release have a stub" stub then.so named "$folder/abi.json"
     check "no call or struct of $release has changed" alike then.so today.so "$folder"
     # The comparison itself: a field that becomes wider, and a call that is gone, are seen.
     mkdir -p wider
