@@ -4,8 +4,8 @@
 #
 # usage: torch.sh SOURCE_ROOT LIBRARY SCRIPT [options of the script...]     PYTHON names Pythons to look for it in
 set -u
+FSDP_LIBRARY=$(realpath "$2") PYTHONPATH=$1/bindings/python
 cd "$1" || exit 1
-FSDP_LIBRARY=$2 PYTHONPATH=$1/bindings/python
 export FSDP_LIBRARY PYTHONPATH
 script=$3
 shift 3
