@@ -4,6 +4,8 @@
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_fsdp2.py [--rounds N] [--steps N] [--copied]
 
+FSDP2_BATCH (1) and FSDP2_LENGTH (64) say how many tokens a rank has: with many of them both spend their time in torch.
+
 Each round runs both, on two ranks as processes with one thread each: fp32, AdamW, clipped. Memory is what the processes
 have of their own and their share of what they have in common (PSS), right after the module was sharded and after the last
 step. Needs torch and transformers.
@@ -18,7 +20,8 @@ import subprocess
 import sys
 import time
 
-RANKS, BATCH, LENGTH, VOCABULARY = 2, 2, 128, 8192
+RANKS, VOCABULARY = 2, 8192
+BATCH, LENGTH = (int(os.environ.get(name, usual)) for name, usual in (("FSDP2_BATCH", 1), ("FSDP2_LENGTH", 64)))
 
 
 def build():
