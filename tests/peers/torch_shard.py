@@ -387,6 +387,26 @@ def keeps_order_that_one_rank_saw(mode):
     return found[0] == found[1] == [*(f"layers.{index}" for index in reversed(range(5))), "root"] or str(found)
 
 
+def gathers_ahead_in_the_order_of_the_last_step(mode):
+    """Copied weights of the next layer are gathered while one computes; nothing is where weights do not move."""
+
+    def rank(context, shard):
+        module = Stack()
+        sharded = shard(module)
+        counts = []
+        for step in range(3):
+            one(module, step, context.rank)
+            sharded.step(RATE)
+            counts.append(sharded.model.stats.prefetches)
+        return counts
+
+    first, second, third = on_ranks(2, mode, rank)[0]
+    if mode != "copied":
+        return third == 0 or f"{third} gathers ahead"
+    # Forward each of the five layers but the first; fewer of them backward, where buffers still have the last ones.
+    return third - second == second - first >= 4 or f"gathers ahead by then: {first}, {second}, {third}"
+
+
 def reduces_nothing_without_gradients(mode):
     def rank(context, shard):
         module = Stack()
@@ -410,7 +430,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = Report()
-    others = [waits_for_no_peer, adopts_order, keeps_order_that_one_rank_saw, reduces_nothing_without_gradients]
+    others = [waits_for_no_peer, adopts_order, keeps_order_that_one_rank_saw,
+              reduces_nothing_without_gradients, gathers_ahead_in_the_order_of_the_last_step]
     for mode in [options.mode] if options.mode else MODES:
         for name, (make, step_of) in CASES.items():
             for ranks in (1, 2):
