@@ -284,9 +284,12 @@ def whole_gradients_can_be_read(module, sharded):
     backward(module)
     sharded.finish()
     found = sharded.read_grad("layers.2.weight")
-    sharded.model.step_adamw(RATE)
-    sharded._end_step()
-    return torch.allclose(found, alone.layers[2].weight.grad, atol=1e-6)
+    told = [raises(lambda: module(X), "sharded.step()"), raises(sharded.finish, "sharded.step()")]
+    before = sharded.full_state_dict()["layers.2.weight"]
+    sharded.step(RATE)
+    has_moved = not torch.equal(before, sharded.full_state_dict()["layers.2.weight"])
+    is_right = torch.allclose(found, alone.layers[2].weight.grad, atol=1e-6)
+    return told == [True, True] and has_moved and is_right and trains(module, sharded) or str(told)
 
 
 def a_backward_after_the_step_is_refused(module, sharded):
@@ -384,6 +387,16 @@ def closing_gives_the_module_back(shard):
     return is_same and is_trained
 
 
+def too_few_buffers_name_the_option(shard):
+    module = net()
+    sharded = shard(module, held_groups=1)
+    if not sharded.moves:
+        return trains(module, sharded)
+    found = raises(lambda: module(X), "'layers.0'", "'root'", "shard() a larger held_groups")
+    sharded.discard()
+    return found
+
+
 def sharded_twice(shard):
     module = net()
     shard(module)
@@ -436,7 +449,8 @@ def main():
                     return found
 
                 run(habit.__name__.replace("_", " "), ranks, mode, check)
-            for refusal in (unfreezing_what_was_declared_frozen, sharded_twice, closing_gives_the_module_back):
+            for refusal in (unfreezing_what_was_declared_frozen, sharded_twice, closing_gives_the_module_back,
+                            too_few_buffers_name_the_option):
                 run(refusal.__name__.replace("_", " "), ranks, mode, refusal)
     for name, (make, words) in REFUSED.items():
         run(f"shard refuses {name}", 1, "mapped", lambda shard, make=make, words=words: raises(lambda: shard(make()), *words))

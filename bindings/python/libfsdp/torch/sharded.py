@@ -24,7 +24,7 @@ class Sharded(NotCopied):
 
     def __init__(self, module, context, layers, no_decay, missing_grad, held_groups, options):
         self.module, self.context = module, context
-        self._thread, self._depth, self._scope_holds = None, 0, {}
+        self._thread, self._depth, self._scope_holds, self._is_finished = None, 0, {}, False
         self._device = next(module.parameters()).device
         self._on_host = self._device.type != "cuda"
         self._mesh = options.get("mesh")
@@ -99,6 +99,11 @@ class Sharded(NotCopied):
             self.saved.enter()
 
     def _require_usual(self):
+        if self._is_finished:
+            raise RuntimeError(
+                "sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() before the next "
+                "forward pass"
+            )
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled and compiled.compiled_autograd_enabled:
             raise RuntimeError("compiled autograd does not run the hooks of a sharded module: train it in eager mode")
@@ -128,7 +133,11 @@ class Sharded(NotCopied):
                 self.passes.give_back(next(iter(self.passes.held)))
                 with contextlib.suppress(InvalidState):
                     return layer.hold(phase)
-            error.message += "; shard(held_groups=...) sets it"
+            holders = error.message.partition("held, by ")[2].partition("; return")[0]
+            error.message = (
+                f"the weights of {layer.name!r} find no buffer: all are in use at once, by {holders}; give shard() a larger "
+                "held_groups"
+            )
             raise
 
     def hold_in_scope(self, layer):
@@ -268,24 +277,32 @@ class Sharded(NotCopied):
     # -- step ---------------------------------------------------------------------------------------------------
 
     def finish(self, scale=1.0):
-        """The step's gradients are complete: what step() does first. Then the update window is open."""
+        """The step's gradients are complete: what step() does first, and does not do again. Until then gradients can be
+        read; no forward pass may run."""
+        if self._is_finished:
+            raise RuntimeError("sharded.finish() was called in this step already: go on with sharded.step() or discard()")
         self.passes.require_sound()
         self.passes.note_forward()
         self.passes.require_sound()
         self.check_grads_kept()
         self._agree()
         self.model.finish_grads(scale, self.stream(), is_last=True)
+        self._is_finished = True
 
     def step(self, lr, max_norm=None, scale=1.0, **options):
         """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where
         max_norm is given. Collective."""
-        self.finish(scale)
+        if not self._is_finished:
+            self.finish(scale)
+        elif scale != 1.0:
+            raise ValueError("sharded.step(scale=...): gradients were scaled by sharded.finish(scale) before")
         norm = None if max_norm is None else self.model.clip_grads(max_norm, stream=self.stream())
         self.model.step_adamw(lr, stream=self.stream(), **options)
         self._end_step()
         return norm
 
     def _end_step(self):
+        self._is_finished = False
         self._clear_markers()
         self.passes.start_step()
         self._show_written()
@@ -317,6 +334,7 @@ class Sharded(NotCopied):
 
     def discard(self):
         """Forget a step that went wrong, on every rank."""
+        self._is_finished = False
         self._clear_markers()
         self.model.discard_step(self.stream())
         self.passes.discard()
