@@ -124,8 +124,8 @@ struct Rig {
   const Transport transport;
   std::shared_ptr<Seat> seat;
   std::shared_ptr<Team> team;
-  std::unique_ptr<device::Stream> stream;
   std::unique_ptr<Collectives> collectives;
+  std::unique_ptr<device::Stream> stream;  // last: its work refers to the collectives
 };
 
 // Each rank has a GPU of its own, if it has one.

@@ -75,7 +75,10 @@ bool Watch::wait(Awaited &awaited) {
   for (;;) {
     if (awaited.come()) return true;
     check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
-    if (awaited.given_up()) return false;
+    if (awaited.given_up()) {
+      check();  // again: the verdict may have come between the two
+      return false;
+    }
     if (on_caller) waiter_.poll();
     check_leavers(awaited, left_since);
     const auto now = Clock::now();
@@ -103,6 +106,16 @@ void Watch::check() {
   control_.accuse(error.status == FSDP_ABORTED ? Verdict::aborted : Verdict::failed, rank_,
                   format_text("rank {} failed: {}", rank_, error.message));
   throw error;
+}
+
+// A suspicion becomes the job's verdict: that of a leader, or this rank's own when no leader answers.
+bool Watch::has_failed() noexcept {
+  try {
+    check();
+    return control_.suspected();
+  } catch (const Error &) {
+    return true;
+  }
 }
 
 void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bool waited) {
