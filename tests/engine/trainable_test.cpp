@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 
 #include "device.h"
+#include "held_up.h"
 #include "kept.h"
 #include "misuse.h"
 
@@ -237,6 +239,46 @@ TEST(Trainable, OfAllGradientsThoseOfTheOthersAreLent) {
     }
     FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
     update(rank);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
+// Of each group in two parts one is trained: what is lent or not read yet of the other group takes the other buffer.
+TEST(Trainable, PartsOfWhichNothingIsTrainedTakeNoBuffer) {
+  Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.groups = equal_groups(2, 64, 32);
+  for (GroupDef &group : setup.groups) group.params.push_back({group.name + ".v", {64, 32}});
+  setup.model.max_pending_bytes = 2 * 64 * 32 * sizeof(float);
+  std::atomic<bool> go{false};
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    FSDP(fsdp_set_param_trainable(rank.groups[1], 1, 0));
+    FSDP(fsdp_set_param_trainable(rank.groups[0], 0, 0));
+    const auto acquire_all = [&](size_t group, uint32_t flags) {
+      std::array<fsdp_tensor, 2> grads{fsdp_tensor(FSDP_TENSOR_INIT), fsdp_tensor(FSDP_TENSOR_INIT)};
+      std::array<int32_t, 2> accumulate{};
+      FSDP(fsdp_acquire_grads(rank.groups[group], flags | FSDP_GRAD_ZEROED, stream(), grads.data(), 2,
+                              sizeof(fsdp_tensor), accumulate.data()));
+      REQUIRE(grads[group].data == nullptr && grads[1 - group].data != nullptr);
+    };
+    const auto reduce = [&](size_t group) { FSDP(fsdp_reduce_grad(rank.groups[group], FSDP_LAST, stream())); };
+    const auto end = [&] {
+      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
+      update(rank);
+    };
+    acquire_all(1, 0);
+    acquire_all(0, 0);
+    reduce(1);
+    reduce(0);
+    end();
+    if (r == 1) await(go);
+    acquire_all(1, 0);
+    reduce(1);  // the other rank has not come
+    acquire_all(0, r == 0 ? FSDP_GRAD_NO_WAIT : 0);
+    go = true;
+    reduce(0);
+    end();
     FSDP(fsdp_close_context(context));
   });
 }
