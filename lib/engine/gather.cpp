@@ -232,7 +232,6 @@ std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
 
 // In debug mode each slot has bytes of its own, and only their number is limited.
 void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase) {
-  held_.give_back(slot.key);  // of a gather that has failed
   const auto chosen = choose_buffer(false);
   if (!chosen) refuse_buffer(group, phase);
   if (const auto key = held_.buffers()[*chosen].key) release(group_of(*key), slot_of(*key));
