@@ -251,6 +251,34 @@ TEST_F(Leaver, WhatComesAtTheLastMomentHasCome) {
   EXPECT_TRUE(Watch(*control, links, pulse, 0, hurried, failure).wait(moment));
 }
 
+// A peer that gives up because of a verdict has made it known before.
+class GivenUpByAPeer final : public Awaited {
+ public:
+  explicit GivenUpByAPeer(Control &control) : control_(control) {}
+  bool come() override { return false; }
+  bool given_up() override {
+    control_.accuse(Verdict::mismatch, 1, "rank 1 called something else");
+    return true;
+  }
+  void sleep(uint32_t ms) override { pause_ms(static_cast<int>(ms)); }
+  bool misses(uint32_t rank) const override { return rank == 2; }
+  std::string text() const override { return "what is given up"; }
+
+ private:
+  Control &control_;
+};
+
+TEST_F(Leaver, WhatIsGivenUpBecauseOfAVerdictEndsWithTheVerdict) {
+  GivenUpByAPeer awaited(*control);
+  try {
+    Watch(*control, links, pulse, 0, waiter, failure).wait(awaited);
+    ADD_FAILURE() << "it was given up without a word";
+  } catch (const Error &error) {
+    EXPECT_EQ(error.status, FSDP_MISMATCH) << error.message;
+    EXPECT_EQ(error.rank, 1);
+  }
+}
+
 NodePlan three_nodes() {
   NodePlan plan;
   plan.node_of = {0, 0, 1, 2};
