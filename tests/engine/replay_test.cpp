@@ -120,6 +120,46 @@ TEST(Replay, NeedsTheLrScalesOfTheCapture) {
   });
 }
 
+void step_without(Rank &rank, cudaStream_t stream, double lr, uint64_t untrained) {
+  for (size_t g = rank.groups.size(); g-- > 0;) {
+    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
+    for (size_t p = g == 1 ? untrained : 0; p < rank.def(g).params.size(); ++p) enqueue_grad(rank, g, p, stream);
+    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
+    FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream));
+  }
+  update(rank, stream, lr);
+}
+
+// A graph has the reduces and the spans of what was trained: one parameter of a group less, or the whole group.
+TEST(Replay, NeedsWhatWasTrainedInTheCapture) {
+  NEEDS_NCCL();
+  for (const bool whole : {false, true}) {
+    const Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+    const uint64_t count = whole ? setup.groups[1].params.size() : 1;
+    const auto train = [&](Rank &rank, bool trained) {
+      for (uint64_t p = 0; p < count; ++p) FSDP(fsdp_set_param_trainable(rank.groups[1], p, trained));
+    };
+    const Weights expected = run(setup, [&](Rank &rank, cudaStream_t stream) {
+      for (int i = 0; i < steps; ++i) {
+        train(rank, i % 2 == 0);
+        step_without(rank, stream, lr_of(i), i % 2 == 0 ? 0 : count);
+      }
+    });
+    const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+      Graph all(rank, stream, [&] { step_without(rank, stream, 0, 0); });
+      train(rank, false);
+      Graph fewer(rank, stream, [&] { step_without(rank, stream, 0, count); });
+      for (int i = 0; i < steps; ++i) {
+        train(rank, i % 2 == 0);
+        require_error(fsdp_prepare_replay((i % 2 == 0 ? fewer : all).capture(), lr_of(i), stream), FSDP_INVALID_STATE,
+                      {"other parameters are trained than in capture", i % 2 == 0 ? "2" : "1", "capture again"});
+        (i % 2 == 0 ? all : fewer).replay(lr_of(i));
+      }
+    });
+    EXPECT_TRUE(same_bits(weights, expected)) << whole;
+  }
+}
+
 // Replicas share no gathers and no reduces of the inner axis: the meeting compares their captures themselves.
 TEST(Replay, ReplicasThatReplayDifferentGraphsAreTold) {
   NEEDS_NCCL();
