@@ -13,7 +13,6 @@ import argparse
 import copy
 import io
 import sys
-import tempfile
 
 import torch
 from torch import nn
@@ -66,104 +65,6 @@ def trains(module, sharded):
     train(module, sharded, 2)
     after = sharded.full_state_dict()
     return not torch.equal(before["layers.1.weight"], after["layers.1.weight"])
-
-
-def equal(found, wanted):
-    return set(found) == set(wanted) and all(torch.equal(found[name].float(), wanted[name].float()) for name in wanted)
-
-
-# -- state dicts ------------------------------------------------------------------------------------------------------
-
-
-def state_dict_has_the_weights(module, sharded):
-    train(module, sharded, 3)
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    return equal(torch.load(file), sharded.full_state_dict()) and trains(module, sharded)
-
-
-def load_state_dict_takes_values(module, sharded, **options):
-    wanted = {name: value + 1 for name, value in net().state_dict().items()}
-    module.load_state_dict(wanted, **options)
-    alone = net()
-    alone.load_state_dict(wanted)
-    is_right = equal(sharded.full_state_dict(), wanted)
-    return is_right and torch.allclose(module(X), alone(X), atol=1e-5) and trains(module, sharded)
-
-
-def load_state_dict_assigns_values(module, sharded):
-    return load_state_dict_takes_values(module, sharded, assign=True)
-
-
-def load_state_dict_tells_what_is_missing(module, sharded):
-    state = net().state_dict()
-    del state["head.bias"]
-    found = raises(lambda: module.load_state_dict(state), "head.bias")
-    module.load_state_dict(state, strict=False)
-    return found is True and trains(module, sharded) or found
-
-
-def load_state_dict_tells_shapes_that_differ(module, sharded):
-    state = net().state_dict()
-    state["layers.1.weight"] = torch.ones(3, 3)
-    found = raises(lambda: module.load_state_dict(state), "layers.1.weight", "size mismatch")
-    return found is True and trains(module, sharded) or found
-
-
-def a_layer_loads_its_own(module, sharded):
-    wanted = {name: value + 2 for name, value in net().layers[1].state_dict().items()}
-    module.layers[1].load_state_dict(wanted)
-    return torch.equal(sharded.full_state_dict()["layers.1.weight"], wanted["weight"]) and trains(module, sharded)
-
-
-def full_state_dict_has_buffers_and_tied_names(module, sharded):
-    train(module, sharded, 2)
-    full = sharded.full_state_dict()
-    if set(full) != set(net().state_dict()):
-        return str(set(full) ^ set(net().state_dict()))
-    module.norm.running_mean.zero_()
-    sharded.load_full_state_dict({name: value * 2 for name, value in full.items()})
-    return equal(sharded.full_state_dict(), {name: value * 2 for name, value in full.items()})
-
-
-def load_full_state_dict_names_what_does_not_fit(module, sharded):
-    full = sharded.full_state_dict()
-    lacks = {name: value for name, value in full.items() if name != "norm.weight"}
-    found = raises(lambda: sharded.load_full_state_dict(lacks), "norm.weight")
-    other = raises(lambda: sharded.load_full_state_dict({**full, "norm.weight": torch.ones(3)}), "norm.weight", "shapes")
-    return found is True and other is True and trains(module, sharded) or f"{found}, {other}"
-
-
-def saves_and_loads_with_buffers(module, sharded):
-    with shared_folder(sharded.context) as folder:
-        train(module, sharded, 2)
-        sharded.save(folder)
-        saved = sharded.full_state_dict()
-        train(module, sharded, 2)
-        sharded.load(folder)
-        return equal(sharded.full_state_dict(), saved) and trains(module, sharded)
-
-
-class shared_folder:
-    """A folder that rank 0 makes and removes, by its name."""
-
-    names = {}
-
-    def __init__(self, context):
-        self.context = context
-
-    def __enter__(self):
-        if self.context.rank == 0:
-            self.folder = tempfile.TemporaryDirectory()
-            self.names["folder"] = self.folder.name
-        self.context.all_reduce_values(0.0)
-        return self.names["folder"]
-
-    def __exit__(self, *_):
-        self.context.all_reduce_values(0.0)
-        if self.context.rank == 0:
-            self.folder.cleanup()
 
 
 # -- parameters -------------------------------------------------------------------------------------------------------
@@ -234,6 +135,34 @@ def weights_outside_of_a_pass(module, sharded):
         return torch.equal(module.layers[1].weight, BASE.layers[1].weight) and found
 
 
+def writes_within_a_step_are_kept(module, sharded):
+    if sharded.moves:
+        return True
+    backward(module)
+    nn.init.ones_(module.layers[2].weight)
+    found = raises(sharded.take_writes, "sharded.step()", "sharded.discard()")
+    is_kept = module.layers[2].weight.eq(1).all().item()
+    sharded.discard()
+    sharded.drop_writes()
+    return found is True and is_kept and trains(module, sharded) or found
+
+
+def a_step_while_weights_are_shown(module, sharded):
+    backward(module)
+    with sharded.unsharded(module.layers[1]):
+        found = raises(lambda: sharded.step(RATE), "sharded.unsharded()", "'layers.1'")
+    sharded.step(RATE)
+    return found is True and trains(module, sharded) or found
+
+
+def what_is_no_group_is_not_shown(module, sharded):
+    def show():
+        with sharded.unsharded(module.layers):
+            pass
+
+    return raises(show, "ModuleList is no group", "'layers.1'")
+
+
 def a_deep_copy(module, sharded):
     if sharded.moves:
         return raises(lambda: copy.deepcopy(module), "deepcopy", "full_state_dict")
@@ -276,6 +205,29 @@ def zero_grad_around_a_step_is_nothing(module, sharded):
         train(module, sharded, 1)
         module.zero_grad()
     return trains(module, sharded)
+
+
+def zero_grad_of_a_part_is_told(module, sharded):
+    backward(module)
+    module.layers[2].zero_grad()
+    found = raises(lambda: (backward(module), sharded.step(RATE)), "'layers.2.weight'", "zero_grad", "sharded.discard()")
+    sharded.discard()
+    return found is True and trains(module, sharded) or found
+
+
+def a_gradient_of_a_failed_pass_is_forgotten(module, sharded):
+    alone = net()
+    backward(alone)
+    backward(module)
+    module.zero_grad()
+    with sharded.unsharded(module):
+        raises(lambda: module.norm.weight.pow(2).sum().backward())
+    sharded.discard()
+    backward(module)
+    sharded.finish()
+    found = sharded.read_grad("norm.weight")
+    sharded.step(RATE)
+    return torch.allclose(found, alone.norm.weight.grad, atol=1e-6) and trains(module, sharded) or str(found)
 
 
 def whole_gradients_can_be_read(module, sharded):
@@ -321,16 +273,37 @@ def an_exception_in_forward(module, sharded):
     return found is True and trains(module, sharded) or found
 
 
+def an_interrupt(module, sharded):
+    """Ctrl-C in a forward or backward pass, which torch's hooks of a forward are not told of."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def is_interrupted(call):
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        return False
+
+    alone = net()
+    backward(alone)
+    for register in (module.layers[1].register_forward_pre_hook, module.layers[1].register_full_backward_hook):
+        hook = register(interrupt)
+        if not is_interrupted(lambda: backward(module)):
+            return "it was not interrupted"
+        hook.remove()
+        sharded.discard()
+        backward(module)
+        sharded.finish()
+        found = sharded.read_grad("layers.2.weight")
+        sharded.discard()
+        if not torch.allclose(found, alone.layers[2].weight.grad, atol=1e-6):
+            return str(found - alone.layers[2].weight.grad)
+    return trains(module, sharded)
+
+
 HABITS = [
-    state_dict_has_the_weights,
-    load_state_dict_takes_values,
-    load_state_dict_assigns_values,
-    load_state_dict_tells_what_is_missing,
-    load_state_dict_tells_shapes_that_differ,
-    a_layer_loads_its_own,
-    full_state_dict_has_buffers_and_tied_names,
-    load_full_state_dict_names_what_does_not_fit,
-    saves_and_loads_with_buffers,
     a_frozen_layer_stays,
     freezing_within_a_step_is_refused,
     conversion_is_refused,
@@ -338,17 +311,23 @@ HABITS = [
     new_parameters_are_told,
     writes_can_be_taken,
     weights_outside_of_a_pass,
+    writes_within_a_step_are_kept,
+    a_step_while_weights_are_shown,
+    what_is_no_group_is_not_shown,
     a_deep_copy,
     pickling_is_refused,
     clip_grad_norm_names_the_call,
     an_optimizer_of_torch_is_refused,
     zero_grad_after_backward_is_told,
     zero_grad_around_a_step_is_nothing,
+    zero_grad_of_a_part_is_told,
+    a_gradient_of_a_failed_pass_is_forgotten,
     whole_gradients_can_be_read,
     a_backward_after_the_step_is_refused,
     operations_in_place_are_checked,
     an_exception_in_backward,
     an_exception_in_forward,
+    an_interrupt,
 ]
 
 
@@ -397,6 +376,39 @@ def too_few_buffers_name_the_option(shard):
     return found
 
 
+def unfreezing_between_forward_and_backward(shard):
+    module = net()
+    sharded = shard(module)
+    module.layers[1].requires_grad_(False)
+    train(module, sharded, 1)
+    loss = module(X).pow(2).mean()
+    module.layers[1].requires_grad_(True)
+    with sharded.unsharded(module.layers[1]):
+        loss = loss + module.layers[1].bias.sum() * 2
+    found = raises(loss.backward, "layers.1.bias", "between steps")
+    sharded.discard()
+    return found
+
+
+def names_of_groups_are_free(shard):
+    """The module itself as a layer, and layers that are called as the root group is."""
+    for module, layers in ((nn.Sequential(nn.Linear(8, 8)), "all"), (Rooted(), "root")):
+        sharded = shard(module, layers=[module] if layers == "all" else [module.root])
+        if not torch.isfinite(torch.tensor(train(module, sharded, 2))).all():
+            return "it does not train"
+        sharded.close()
+    return True
+
+
+class Rooted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.root, self.head = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.root(x))
+
+
 def sharded_twice(shard):
     module = net()
     shard(module)
@@ -419,7 +431,8 @@ def with_integers():
     return module
 
 
-def main():
+def run_habits(habits, others=(), refused=None):
+    """The script: habits(module, sharded), others(shard), and what shard() refuses."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("words", nargs="*")
@@ -439,7 +452,7 @@ def main():
 
     for mode in [options.mode] if options.mode else MODES:
         for ranks in (1, 2):
-            for habit in HABITS:
+            for habit in habits:
 
                 def check(shard, habit=habit):
                     module = net()
@@ -449,13 +462,21 @@ def main():
                     return found
 
                 run(habit.__name__.replace("_", " "), ranks, mode, check)
-            for refusal in (unfreezing_what_was_declared_frozen, sharded_twice, closing_gives_the_module_back,
-                            too_few_buffers_name_the_option):
-                run(refusal.__name__.replace("_", " "), ranks, mode, refusal)
-    for name, (make, words) in REFUSED.items():
+            for other in others:
+                run(other.__name__.replace("_", " "), ranks, mode, other)
+    for name, (make, words) in (refused or {}).items():
         run(f"shard refuses {name}", 1, "mapped", lambda shard, make=make, words=words: raises(lambda: shard(make()), *words))
     return report.end()
 
 
+OTHERS = [
+    unfreezing_what_was_declared_frozen,
+    unfreezing_between_forward_and_backward,
+    sharded_twice,
+    closing_gives_the_module_back,
+    too_few_buffers_name_the_option,
+    names_of_groups_are_free,
+]
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_habits(HABITS, OTHERS, REFUSED))

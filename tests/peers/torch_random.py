@@ -5,7 +5,7 @@
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_random.py [--seed N] [--count N] [--mode MODE]
 
 A module has layers of random math, with outputs in dicts, lists and tuples, layers that are used twice, in another order
-or not at all, checkpoints of both kinds, operations in place, tied and frozen parameters; a step has a random pattern of
+or not at all, checkpoints of both kinds around any of them, few buffers or many, operations in place, tied and frozen parameters; a step has a random pattern of
 forward and backward passes. MODE is mapped, copied or debug; default: each in turn. Needs torch; ranks are threads.
 Reports in the Test Anything Protocol; a failure names the seed, with which --count 1 shows it alone.
 """
@@ -18,6 +18,7 @@ import sys
 
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 from torch_check import MODES, compare
 
@@ -117,13 +118,14 @@ class Model(nn.Module):
         self.order = order + [choice.randrange(count) for _ in range(choice.randrange(3))]
         self.dropped = choice.randrange(count) if choice.random() < 0.4 else None  # in every other step
         self.outer = choice.choice((None, None, None, False, True))
+        # a checkpoint around the layers from one on to the end, each of which may come again
+        self.region = choice.choice((None, None, False, True)), choice.randrange(len(self.order))
         self.has_two_outputs = choice.random() < 0.3
         self.borrows = choice.random() < 0.2  # weights of a layer, outside of it
         self.step = 0
 
-    def forward(self, x):
-        x = self.first(x)
-        for index in self.order:
+    def run(self, order, x):
+        for index in order:
             if index == self.dropped and self.step % 2:
                 continue
             layer = self.layers[index]
@@ -131,6 +133,15 @@ class Model(nn.Module):
                 x = checkpoint(layer, x, use_reentrant=self.outer)
             else:
                 x = find_tensor(layer(x))
+        return x
+
+    def forward(self, x):
+        reentrant, begin = self.region
+        if reentrant is None or not self.training:
+            x = self.run(self.order, self.first(x))
+        else:
+            x = self.run(self.order[:begin], self.first(x))
+            x = checkpoint(self.run, self.order[begin:], x, use_reentrant=reentrant)
         if self.borrows:
             x = x + nn.functional.linear(x, self.layers[0].b.weight)
         y = self.last(self.norm(x))
@@ -159,6 +170,13 @@ def accumulated(model, data):
 
 def one(model, data):
     loss = loss_of(model, data)
+    loss.backward()
+    return loss
+
+
+def offloaded(model, data):
+    with save_on_cpu():
+        loss = loss_of(model, data)
     loss.backward()
     return loss
 
@@ -209,13 +227,13 @@ def a_part(model, data):
     return loss
 
 
-PATTERNS = (one, one, retained, accumulated, two_forwards, apart, looked_at, inputs_alone, a_part)
+PATTERNS = (one, one, retained, offloaded, accumulated, two_forwards, apart, looked_at, inputs_alone, a_part)
 
 
 def choose_pattern(choice, model):
     # autograd.grad does not go through checkpoints that run backward passes of their own.
-    reentrant = model.outer is True or any(layer.checkpoint is True for layer in model.layers)
-    known = [one, accumulated, two_forwards, apart, looked_at, a_part] if reentrant else [*PATTERNS, penalized]
+    reentrant = True in (model.outer, model.region[0]) or any(layer.checkpoint is True for layer in model.layers)
+    known = [one, accumulated, offloaded, two_forwards, apart, looked_at, a_part] if reentrant else [*PATTERNS, penalized]
     return choice.choice(known)
 
 
@@ -234,7 +252,9 @@ def try_one(seed, mode):
         model.step = step
         return pattern(model, data_of(step, rank)).detach()
 
-    wrong = compare(model, step_of, STEPS, RATE, mode, EPSILON, RANKS, held_groups=9)
+    # In evaluation and in forward passes the root, a layer, and one that is borrowed are in use at once.
+    held_groups = choice.choice((3, 4, 9))
+    wrong = compare(model, step_of, STEPS, RATE, mode, EPSILON, RANKS, held_groups=held_groups)
     return wrong and f"{pattern.__name__}: {wrong}"
 
 

@@ -11,6 +11,7 @@ Protocol.
 import argparse
 import sys
 import threading
+import time
 
 import torch
 from torch import nn
@@ -356,6 +357,59 @@ def waits_for_no_peer(mode):
     return all(on_ranks(2, mode, rank))
 
 
+class Unused(nn.Module):
+    """Rank 0 leaves layers out, and is late; the other one waits for it in an exchange between the first layers."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(10))
+        self.barrier = barrier
+
+    def forward(self, x, rank):
+        x = torch.tanh(self.layers[0](x))
+        x = Exchange.apply(x, self.barrier)
+        for layer in self.layers[8:] if rank == 0 else self.layers[1:]:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def waits_for_no_peer_with_layers_that_are_not_used(mode):
+    """That a layer has no gradients is told without a wait, too."""
+    barrier = threading.Barrier(2)
+
+    def rank(context, shard):
+        module = Unused(barrier)
+        sharded = shard(module)
+        for step in range(3):
+            loss = module(data_of(step, context.rank), context.rank).pow(2).mean()
+            if context.rank == 0:
+                time.sleep(0.5)
+            loss.backward()
+            sharded.step(RATE)
+        return True
+
+    return all(on_ranks(2, mode, rank))
+
+
+def agrees_on_late_gradients_of_one_group(mode):
+    """A gradient that comes when its layer was not used in a forward pass, on one rank alone."""
+
+    def rank(context, shard):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False))
+        sharded = shard(module, layers=[])
+        if context.rank == 0 and not sharded.moves:
+            module[0].weight.pow(2).sum().backward()
+        else:
+            module(data_of(0, context.rank)).pow(2).mean().backward()
+        sharded.step(RATE)
+        return sharded.full_state_dict()["0.weight"]
+
+    found = on_ranks(2, mode, rank)
+    return torch.equal(*found) or "ranks have other weights"
+
+
 def adopts_order(mode):
     """Ranks that have seen the groups in another order reduce them in it from the next step on."""
 
@@ -430,8 +484,8 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     report = Report()
-    others = [waits_for_no_peer, adopts_order, keeps_order_that_one_rank_saw,
-              reduces_nothing_without_gradients, gathers_ahead_in_the_order_of_the_last_step]
+    others = [waits_for_no_peer, waits_for_no_peer_with_layers_that_are_not_used, agrees_on_late_gradients_of_one_group,
+              adopts_order, keeps_order_that_one_rank_saw, reduces_nothing_without_gradients, gathers_ahead_in_the_order_of_the_last_step]
     for mode in [options.mode] if options.mode else MODES:
         for name, (make, step_of) in CASES.items():
             for ranks in (1, 2):
@@ -447,6 +501,10 @@ def main():
         for step_of in (one, several_backwards):
             wrong = compare(Stack(), step_of, 4, RATE, "mapped", ranks=2, epsilon=1e-4, strategy=strategy)
             report.case(f"strategy {strategy.name}, {step_of.__name__}", not wrong, wrong)
+    for mode in [] if options.words else MODES:  # a layer's gradients do not fit at once
+        for name, module in (("layers", Stack()), ("layers that some steps leave out", Dropped())):
+            wrong = compare(module, several_backwards, 4, RATE, mode, ranks=2, epsilon=1e-4, max_pending_bytes=4096)
+            report.case(f"max_pending_bytes, {name} ({mode})", not wrong, wrong)
     return report.end()
 
 

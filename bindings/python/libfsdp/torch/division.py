@@ -4,7 +4,7 @@
 import torch
 from torch import nn
 
-from .layer import DTYPES
+from .grads import DTYPES
 
 
 def find_layers(module):
@@ -18,6 +18,7 @@ def find_layers(module):
 
 def divide(module, layers):
     """Yields (name, module, [(name, parameter)]) of each group, the root first: what no layer has, or several have."""
+    layers = [layer for layer in layers if layer is not module]  # which is the root
     names, users = {}, {}
     for name, param in module.named_parameters():
         names[param] = name
@@ -29,14 +30,18 @@ def divide(module, layers):
         param for part in module.modules() if part not in inside for param in part.parameters(recurse=False)
     }
     root = [(name, param) for param, name in names.items() if len(users.get(param, ())) != 1 or param in outside]
-    if root:
-        yield "root", module, root
-    taken = {param for _, param in root}
     paths = {part: path for path, part in module.named_modules()}
+    taken = {paths[layer] for layer in layers}
+    if root:
+        yield _free_name("root", taken), module, root
     for layer in layers:
-        own = [(names[param], param) for param in layer.parameters() if param not in taken]
+        own = [(names[param], param) for param in layer.parameters() if len(users[param]) == 1 and param not in outside]
         if own:
             yield paths[layer], layer, own
+
+
+def _free_name(name, taken):
+    return name if name not in taken else _free_name(name + "_", taken)
 
 
 def check_module(module, context, layers):
@@ -68,7 +73,7 @@ def check_module(module, context, layers):
         if getattr(part, "max_norm", None) is not None:
             raise TypeError(
                 f"libfsdp.torch.shard: {type(part).__name__} {name!r} has max_norm, which writes weights in the forward "
-                "pass: clip them in the update window, as `with sharded.model.update():` opens it"
+                "pass: set it to None, and clip between steps, with sharded.full_state_dict() and load_full_state_dict()"
             )
     parts = set(module.modules())
     strangers = [type(layer).__name__ for layer in layers if layer not in parts]

@@ -9,17 +9,12 @@ from torch.utils import _pytree as pytree
 
 from .. import _abi
 from .._library import lib
-from ..constants import EVERY_RANK, Dtype, ParamFlag, Phase
+from ..constants import EVERY_RANK, ParamFlag, Phase
 from ..group import Param
-from .parameter import HandedGrad, HiddenParameter, refuse_use
-from .passes import current_task
-
-DTYPES = {
-    torch.float32: Dtype.FLOAT32,
-    torch.bfloat16: Dtype.BFLOAT16,
-    torch.float16: Dtype.FLOAT16,
-    torch.uint8: Dtype.UINT8,  # of frozen parameters: codes of the caller's own
-}
+from .grads import DTYPES, Grads
+from .parameter import HiddenParameter, refuse_use
+from .saved import current_task
+from .words import in_torch_words
 
 
 def refuse_tracing():
@@ -51,10 +46,10 @@ class NotCopied:
 class Visit:
     """One call of a module's forward: what its hooks undo when it ends."""
 
-    __slots__ = ("entered", "phase", "use")
+    __slots__ = ("hooks", "phase", "use")
 
-    def __init__(self):
-        self.entered, self.phase, self.use = False, None, None
+    def __init__(self, hooks):
+        self.hooks, self.phase, self.use = hooks, None, None
 
 
 class Use:
@@ -84,13 +79,11 @@ class Layer(NotCopied):
         self.names = {param: index for index, (_, param) in enumerate(params)}
         self.can_train = [param.requires_grad for _, param in params]
         self.trains = list(self.can_train)
-        self.visits, self.holds, self.open_uses, self.address = [], 0, 0, None
-        # waiting: gradients in torch's memory; given: what the contribution has; arrived: what this pass has brought;
-        # late: what came when the contribution of its pass was complete
-        self.waiting, self.given, self.arrived, self.late = {}, set(), set(), {}
-        self.is_over = self.is_complete = False
+        # holds: of the library; shows: those of them for which the parameters are views of the weights
+        self.visits, self.holds, self.shows, self.open_uses = [], 0, 0, 0
+        self.address, self.has_copies = None, False
         self.was_used = False  # since the last step
-        self.markers = [HandedGrad.of(param, name) if can else None for (name, param), can in zip(params, self.can_train)]
+        self.grads = Grads(self)
 
     def declare(self, no_decay, missing_grad):
         declared = []
@@ -118,10 +111,7 @@ class Layer(NotCopied):
         for index, (_, param) in enumerate(self.params):
             param.fsdp_layer = self
             if self.can_train[index]:
-                self.owner.handles += [
-                    param.register_hook(lambda grad, param=param: self._clear_marker(param)),
-                    param.register_post_accumulate_grad_hook(lambda param, index=index: self.receive(index, param)),
-                ]
+                self.grads.watch(index, param)
 
     def detach(self):
         """The model is closed. Weights that came and went are gone: what the parameters show says so."""
@@ -140,7 +130,8 @@ class Layer(NotCopied):
         address = self._found[0].data
         if address not in self._views:
             views = self.group.tensors(Phase.FORWARD).values()
-            self._views[address] = [torch.from_dlpack(view) for view in views]
+            with torch.inference_mode(False):  # they outlast it, if it is on
+                self._views[address] = [torch.from_dlpack(view) for view in views]
         return address, self._views[address]
 
     def show(self):
@@ -157,9 +148,21 @@ class Layer(NotCopied):
         if self.owner.moves:
             self.owner.saved.know(self, views)
 
+    def show_copies(self):
+        """What is saved of them is used when the buffer may have the weights of others."""
+        for (_, param), view in zip(self.params, self.find_views()[1]):
+            param.__class__ = Parameter
+            param.data = view.clone()
+        self.has_copies = True
+
+    @property
+    def is_shown(self):
+        return self.shows > 0 or self.has_copies
+
     def hide(self):
-        self.owner.saved.forget(self._views[self.address])
-        self.address = None
+        if self.address is not None:
+            self.owner.saved.forget(self._views[self.address])
+        self.address, self.has_copies = None, False
         for _, param in self.params:
             if type(param) is Parameter:
                 param.__class__ = HiddenParameter
@@ -168,37 +171,6 @@ class Layer(NotCopied):
         """A hidden parameter is used. Inside a pass its layer is unsharded, until the pass ends."""
         if not self.owner.reach(self):
             refuse_use(self.params[self.names[param]][0], function)
-
-    def check_untouched(self):
-        """What was written into the module's parameters behind the library's back is told, and not lost in silence."""
-        for index, (name, param) in enumerate(self.params):
-            for part, attribute in self.owner.places[param]:
-                if part._parameters.get(attribute) is not param:
-                    self._refuse(name, "is not in the module any more", "put the values of what is there into the model")
-            if param._version != self.versions[index]:
-                self._refuse(name, "was written into in place", "put the numbers that are there now into the model")
-            if not self.owner.moves and param.data_ptr() != self.pointers[index]:
-                self._refuse(
-                    name,
-                    f"has other memory ({tuple(param.shape)}, {param.dtype}): module.to(), .data = or the like replaced it",
-                    "put its numbers into the model, in the dtype that shard() saw",
-                )
-
-    def written_values(self, index):
-        """What the module has in the parameter's place, if that was written into or replaced; else None."""
-        param = self.params[index][1]
-        for part, attribute in self.owner.places[param]:
-            if (found := part._parameters.get(attribute)) is not param and found is not None:
-                return found
-        is_other = not self.owner.moves and param.data_ptr() != self.pointers[index]
-        return param if is_other or param._version != self.versions[index] else None
-
-    def _refuse(self, name, what, does):
-        raise RuntimeError(
-            f"parameter {name!r} {what}, but its weights are libfsdp's: sharded.take_writes() on every rank would {does}, "
-            "sharded.drop_writes() shows the weights as they were. Convert a module before shard(); "
-            "module.load_state_dict() loads after it"
-        )
 
     def mark_written(self):
         """A step has written the weights: graphs that saved the old ones must not be used."""
@@ -215,22 +187,24 @@ class Layer(NotCopied):
         param = self.params[index][1]
         param.data = next(iter(self._views.values()))[index]
         self.versions[index] = param._version
-        if self.owner.moves and not self.holds:
+        if self.owner.moves and not self.is_shown:
             param.__class__ = HiddenParameter
 
     # -- holds --------------------------------------------------------------------------------------------------
 
-    def hold(self, phase):
+    def hold(self, phase, shows=True):
         status = lib.unshard(self.group.handle, phase, 0, self.owner.stream())
         if status:
             self.group.check(status)
         self.holds += 1
-        if self.holds == 1 and self.owner.moves:
+        self.shows += shows
+        if shows and self.shows == 1 and self.owner.moves:
             self.show()
 
-    def give_back(self, phase):
+    def give_back(self, phase, shows=True):
         self.holds -= 1
-        if self.holds == 0 and self.owner.moves:
+        self.shows -= shows
+        if self.shows == 0 and self.owner.moves and (shows or self.has_copies):
             self.hide()
         status = lib.reshard(self.group.handle, phase, 0, self.owner.stream())
         if status:
@@ -248,23 +222,21 @@ class Layer(NotCopied):
             self.module.register_forward_hook(self.after_forward, always_call=True),
         ]
 
+    @in_torch_words
     def before_forward(self, module, args, kwargs):
         if torch.compiler.is_compiling():
             refuse_tracing()
         if module is not self.module:
             return refuse_replica(module)
-        visit = Visit()
-        self.visits.append(visit)
-        visit.entered = True  # after_forward is called whatever fails from here on
-        self.owner.enter(module)
+        visit = Visit(self.owner.enter())
+        self.visits.append(visit)  # after_forward is called whatever fails from here on
+        self.owner.begin_forward()
         self.was_used = True
         grads, in_backward = torch.is_grad_enabled(), current_task() != -1
-        if in_backward and self.owner.moves:  # what is saved now is used when this forward has ended
-            self.owner.passes.hold(self)
         phase = Phase.RECOMPUTE if in_backward else Phase.FORWARD if grads else Phase.EVAL
-        self.owner.hold_in_forward(self, phase)
+        self.owner.passes.hold_for(self, phase)
         visit.phase = phase
-        self.check_untouched()
+        self.owner.writes.check(self)
         if grads and not in_backward:
             visit.use = self.begin_use(args, kwargs)
         self.owner.prefetch_after(self, phase)
@@ -281,18 +253,20 @@ class Layer(NotCopied):
             node.register_prehook(use.end)
         return use
 
+    @in_torch_words
     def after_forward(self, module, inputs, output):
         if module is not self.module or not self.visits:
-            return
+            return None
         visit = self.visits.pop()
         try:
+            shown = self.owner.saved.copy_outputs(output) if self.owner.moves else output
             if visit.use:
-                self.watch_outputs(output)
+                self.watch_outputs(shown)
+            return None if shown is output else shown
+        finally:
             if visit.phase is not None:
                 self.give_back(visit.phase)
-        finally:
-            if visit.entered:
-                self.owner.leave()
+            self.owner.leave(visit.hooks)
 
     def watch_outputs(self, output):
         """When autograd comes to them, the layer's weights are soon needed."""
@@ -300,81 +274,15 @@ class Layer(NotCopied):
             if isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None:
                 value.grad_fn.register_prehook(self._before_backward)
 
+    @in_torch_words
     def _before_backward(self, grads):
         self.owner.passes.begin()
         if self.owner.moves:
             self.owner.passes.hold(self)
             self.owner.prefetch_before(self)
 
-    # -- gradients ----------------------------------------------------------------------------------------------
-
-    @property
-    def trained(self):
-        return [index for index, trains in enumerate(self.trains) if trains]
-
-    @property
-    def is_ready(self):
-        """Everything that this backward pass gives the layer is here."""
-        return self.is_over or len(self.given) == sum(self.trains)
-
-    def _clear_marker(self, param):
-        if type(param.grad) is HandedGrad:
-            self.owner.passes.begin()
-            param.grad = None
-
-    def receive(self, index, param):
-        """autograd has added up a gradient."""
-        self.owner.passes.begin()
-        grad, param.grad = param.grad, None
-        if not self.trains[index]:
-            return
-        if grad.layout != torch.strided:
-            grad = grad.to_dense()
-        self.arrived.add(index)
-        where = self.late if self.is_complete else self.waiting
-        where[index] = where[index] + grad if index in where else grad
-        if not self.is_complete:
-            self.given.add(index)
-            self.owner.passes.advance(self)
-
-    def put_waiting(self, flags):
-        """Hands over what waits; False if the library has no buffer now."""
-        for index in list(self.waiting):
-            grad = self.waiting[index].contiguous()
-            status = lib.put_grad(
-                self.group.handle, index, grad.data_ptr(), DTYPES[grad.dtype], grad.numel(), flags, self.owner.stream()
-            )
-            if status == _abi.FSDP_BUSY and flags:
-                return False
-            self.group.check(status)
-            del self.waiting[index]
-        return True
-
-    def reduce(self):
-        """What autograd gave nothing for has no gradient."""
-        for index in self.trained:
-            if index not in self.given:
-                self.group.put_grad(index, None, self.owner.stream())
-        self.group.reduce_grad(False, self.owner.stream())
-
-    def mark_grads(self):
-        with torch._C.DisableTorchFunctionSubclass():
-            for index in self.arrived:
-                self.params[index][1].grad = self.markers[index]
-
-    def take_late(self):
-        """What came late is a contribution of its own."""
-        self.waiting, self.late = self.late, {}
-        self.given, self.is_complete = set(self.waiting), True
-
-    def start_pass(self):
-        self.waiting, self.given, self.arrived = {}, set(), set()
-        self.is_over = self.is_complete = False
-
     def forget(self):
         """The library has forgotten the step, and with it all holds."""
-        self.start_pass()
-        self.late = {}
-        if self.holds and self.owner.moves:
+        if self.is_shown and self.owner.moves:
             self.hide()
-        self.holds = 0
+        self.holds, self.shows, self.visits = 0, 0, []

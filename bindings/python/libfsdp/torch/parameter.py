@@ -20,7 +20,8 @@ _METADATA |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.Ten
 _METADATA |= {torch.is_floating_point, torch.is_complex, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like}
 
 
-# Here parameters are names of what is asked for; what runs inside needs their numbers, and reaches them.
+# These calls are given parameters to say whose gradients are wanted. What runs inside needs their numbers, and reaches
+# them by itself.
 _PASSES = {torch.autograd.grad, torch.autograd.backward}
 
 
@@ -32,7 +33,7 @@ def _name_params(function, args, kwargs):
         return function(*args, **kwargs)
     finally:
         for param in named:
-            if not param.fsdp_layer.holds:
+            if not param.fsdp_layer.is_shown:
                 param.__class__ = HiddenParameter
 
 
@@ -93,8 +94,8 @@ class HandedGrad(torch.Tensor):
             name = next(_tensors_in((*args, *kwargs.values()), HandedGrad)).param_name
             raise RuntimeError(
                 f"{_name_of(function)}: the gradient of {name!r} was handed to libfsdp, which sums it over ranks: "
-                "sharded.step(lr, max_norm=...) clips and steps, sharded.grad_norm() and sharded.read_grad(name) look "
-                "at gradients; an optimizer of torch has nothing to do"
+                "sharded.step(lr, max_norm=...) clips and steps, sharded.finish() and sharded.read_grad(name) show "
+                "gradients; an optimizer of torch has nothing to do"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)

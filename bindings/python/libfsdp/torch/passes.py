@@ -11,18 +11,17 @@ import torch
 
 from ..constants import GradFlag, Phase
 from ..errors import InvalidState
-
-
-def current_task():
-    """The number of the backward pass that this thread is in, or -1."""
-    return torch._C._current_graph_task_id()
+from .saved import current_task
+from .words import in_torch_words
 
 
 class Passes:
     def __init__(self, owner, layers):
         self.owner, self.layers = owner, layers
         self.order = list(reversed(layers))
+        # held: layers, the one that was asked for last behind the others; in_use: of them, by an operation of autograd
         self.tasks, self.held, self.queue, self.seen = [], {}, [], []
+        self._operation, self._in_use = None, []
         self.reduced_passes, self.is_broken = 0, False
 
     def in_backward(self):
@@ -35,11 +34,11 @@ class Passes:
             return
         self.require_sound()
         if not self.tasks:
-            self.owner.check_grads_kept()
+            self.check_markers_kept()
             self.queue = [layer for layer in self.order if any(layer.trains)]
             self.seen = []
             for layer in self.queue:
-                layer.is_over = layer.is_complete = not layer.was_used
+                layer.grads.is_over = layer.grads.is_complete = not layer.was_used
         self.tasks.append(task)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self.end(task))
 
@@ -48,6 +47,19 @@ class Passes:
             raise RuntimeError(
                 "a backward pass ended by an exception, so that some groups were reduced and others were not: call "
                 "sharded.discard() on every rank, and run the step again"
+            )
+
+    def check_markers_kept(self):
+        """zero_grad() after a backward pass would forget gradients that are in the sums of all ranks."""
+        if not self.reduced_passes:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            name = next(filter(None, (layer.grads.find_lost_marker() for layer in self.layers)), None)
+        if name:
+            raise RuntimeError(
+                f"the gradient of {name!r} was cleared (zero_grad) after a backward pass, but libfsdp has it already: call "
+                "sharded.discard() on every rank in place of zero_grad() to forget a step; after sharded.step() there is "
+                "nothing to clear"
             )
 
     def note_forward(self):
@@ -64,80 +76,105 @@ class Passes:
         them: they come back when they are needed again."""
         self.begin()
         if layer in self.held:
-            self.held[layer] = self.held.pop(layer)  # the latest is the last
-            return
+            self.held[layer] = self.held.pop(layer)
+        else:
+            self.hold_for(layer, Phase.BACKWARD, shows=False)
+            self.held[layer] = True
+
+    def show(self, layer):
+        """The layer's weights are used in the pass, outside of its forward: what recomputes without it saves what it finds
+        where we do not see it."""
+        self.hold(layer)
+        layer.show_copies()
+
+    def hold_for_operation(self, layer):
+        """One that autograd runs now. It may need weights of several layers at once."""
+        operation = torch._C._current_autograd_node()
+        if operation is not self._operation:
+            self._operation, self._in_use = operation, []
+        self._in_use.append(layer)
+        self.hold(layer)
+
+    def hold_for(self, layer, phase, shows=True):
+        """Where all buffers are taken, what a backward pass keeps can come back later."""
         while True:
             try:
-                layer.hold(Phase.BACKWARD)
-                break
-            except InvalidState:
-                if len(self.held) < 2:  # what was asked for last may be in use by this very operation
+                return layer.hold(phase, shows)
+            except InvalidState as error:
+                if not self.owner.moves or "held_groups" not in error.message:
                     raise
-                self.give_back(next(iter(self.held)))
-        self.held[layer] = True
+                kept = next((other for other in self.held if other not in self._in_use), None)
+                if kept is None:
+                    holders = error.message.partition("held, by ")[2].partition("; return")[0]
+                    error.message = (
+                        f"the weights of {layer.name!r} find no buffer: all are in use at once, by {holders}; give shard() a "
+                        "larger held_groups"
+                    )
+                    raise
+                self.give_back(kept)
 
     def give_back(self, layer):
         if self.held.pop(layer, None):
-            layer.give_back(Phase.BACKWARD)
+            layer.give_back(Phase.BACKWARD, shows=False)
 
     def give_back_all(self):
+        self._operation, self._in_use = None, []
         for layer in list(self.held):
             self.give_back(layer)
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
+    @in_torch_words
     def end_uses(self, layer):
         """Autograd has left the layer: what has not come by now will not come in this pass."""
         if not self.in_backward():
             return
         self.give_back(layer)
-        if layer.arrived:
-            layer.is_over = True
+        if layer.grads.arrived:
+            layer.grads.is_over = True
             self.advance(layer)
 
+    @in_torch_words
     def advance(self, layer):
         """What is complete follows from the order of autograd alone, never from how far other ranks are."""
         if len(self.tasks) > 1:  # in a checkpoint that runs a backward pass of its own a gradient may come in parts
             return
-        if layer.is_ready and not layer.is_complete:
-            layer.is_complete = True
+        if layer.grads.is_ready and not layer.grads.is_complete:
+            layer.grads.is_complete = True
             self.seen.append(layer)
         self._reduce_complete(GradFlag.NO_WAIT)
 
     def _reduce_complete(self, flags):
-        while self.queue:
-            layer = self.queue[0]
-            if not layer.put_waiting(flags) or not layer.is_complete:
-                return
-            layer.reduce()
-            self.queue.pop(0)
+        while self.queue and self.queue[0].grads.hand_over(flags):
+            self.queue.pop(0).grads.reduce()
 
+    @in_torch_words
     def end(self, task):
         self.tasks.remove(task)
         if self.tasks:
             return
         self.give_back_all()
-        if any(layer.arrived for layer in self.layers):
+        if any(layer.grads.arrived for layer in self.layers):
             for layer in self.queue:
-                layer.is_complete = True
+                layer.grads.is_complete = True
             self._reduce_complete(0)
             self.reduced_passes += 1
         for layer in self.layers:
-            layer.mark_grads()
-            layer.start_pass()
+            layer.grads.mark()
+            layer.grads.start_pass()
         self.queue = []
 
     def has_late(self):
-        return any(layer.late for layer in self.layers)
+        return any(layer.grads.late for layer in self.layers)
 
     def reduce_late(self):
         """On all ranks, where one of them has gradients that came late."""
         self.queue = [layer for layer in self.order if any(layer.trains)]
         for layer in self.queue:
-            layer.take_late()
+            layer.grads.take_late()
         self._reduce_complete(0)
         for layer in self.layers:
-            layer.start_pass()
+            layer.grads.start_pass()
 
     def order_number(self):
         """Of the order that this pass has seen: ranks with the same number have seen the same."""
@@ -163,6 +200,8 @@ class Passes:
 
     def discard(self):
         self.tasks, self.held, self.queue, self.is_broken = [], {}, [], False
+        self._operation, self._in_use = None, []
         for layer in self.layers:
             layer.forget()
+            layer.grads.discard()
         self.start_step()

@@ -10,13 +10,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
-from ..errors import InvalidState
 from . import state
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
-from .parameter import HandedGrad
-from .passes import Passes, current_task
-from .saved import SavedWeights
+from .passes import Passes
+from .saved import SavedWeights, current_task
+from .words import in_torch_words
+from .writes import Writes
 
 
 class Sharded(NotCopied):
@@ -25,10 +25,12 @@ class Sharded(NotCopied):
     def __init__(self, module, context, layers, no_decay, missing_grad, held_groups, options):
         self.module, self.context = module, context
         self._thread, self._depth, self._scope_holds, self._is_finished = None, 0, {}, False
+        self._discards = 0
         self._device = next(module.parameters()).device
         self._on_host = self._device.type != "cuda"
         self._mesh = options.get("mesh")
         self._prefetches = options.get("prefetch_depth", 1) > 0
+        self.by_parts = options.get("max_pending_bytes", 0) > 0
         mapped = options.get("unshard_mode", UnshardMode.MAPPED if self._on_host else UnshardMode.COPIED)
         if self._on_host:
             options.setdefault("view_kind", ViewKind.PRIVATE)
@@ -43,27 +45,20 @@ class Sharded(NotCopied):
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
         # Do weights come and go, or are they always there, at one address?
         self.moves = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
-        self.places = self._find_places()
-        self.saved, self.passes = SavedWeights(self), Passes(self, self.layers)
+        self.saved, self.passes, self.writes = SavedWeights(self), Passes(self, self.layers), Writes(self)
+        self.dicts = state.StateDicts(self)
         self._next, self._before, self._last = {}, {}, None
         for layer in self.layers:
             layer.load()
         self.model.publish_weights(self.stream())
         for layer in self.layers:
             layer.attach()
+        self.writes.attach()
         self._hook()
 
-    def _find_places(self):
-        """{parameter: [(module, attribute)]}"""
-        places = {}
-        for part in self.module.modules():
-            for attribute, param in part._parameters.items():
-                if param is not None:
-                    places.setdefault(param, []).append((part, attribute))
-        return places
-
     def _hook(self):
-        owners = {part for _, param in self.root.params for part, _ in self.places[param]} if self.root else set()
+        places = self.writes.places
+        owners = {part for _, param in self.root.params for part, _ in places[param]} if self.root else set()
         self._root_parts = owners | {self.module}
         for part in self._root_parts:
             self.handles += [
@@ -73,11 +68,10 @@ class Sharded(NotCopied):
         for layer in self.layers:
             if not layer.is_root:
                 layer.hook()
-        dicts = state.StateDicts(self)
-        dicts.hook(self.module, [self.root] if self.root else [])
+        self.dicts.hook(self.module, [self.root] if self.root else [])
         for layer in self.layers:
             if not layer.is_root and layer.module is not self.module:
-                dicts.hook(layer.module, [layer])
+                self.dicts.hook(layer.module, [layer])
 
     def stream(self):
         """The stream that torch works on now; None on the host."""
@@ -85,18 +79,19 @@ class Sharded(NotCopied):
 
     # -- forward ------------------------------------------------------------------------------------------------
 
-    def enter(self, module):
-        """A forward of the module, or of a part of it, begins."""
+    def enter(self):
+        """A forward of the module, or of a part of it. Returns what leave() takes."""
         self._depth += 1
-        if self._depth > 1:
+        return self.saved.enter() if self.moves else None
+
+    def begin_forward(self):
+        """Looks, at the outermost one, at what has happened since the last."""
+        if self._depth > 1 or current_task() != -1:
             return
-        if current_task() == -1:
-            self._require_usual()
-            self.passes.note_forward()
-            self._follow_requires_grad()
-            self._last = None
-        if self.moves:
-            self.saved.enter()
+        self._require_usual()
+        self.passes.note_forward()
+        self.writes.follow_requires_grad()
+        self._last = None
 
     def _require_usual(self):
         if self._is_finished:
@@ -104,6 +99,7 @@ class Sharded(NotCopied):
                 "sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() before the next "
                 "forward pass"
             )
+        self.dicts.require_ended()
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled and compiled.compiled_autograd_enabled:
             raise RuntimeError("compiled autograd does not run the hooks of a sharded module: train it in eager mode")
@@ -113,32 +109,14 @@ class Sharded(NotCopied):
         if self._thread != thread:
             raise RuntimeError("a sharded module runs in the thread that ran it first: libfsdp has one thread a rank")
 
-    def leave(self):
+    def leave(self, hooks):
+        self.saved.leave(hooks)
         self._depth -= 1
         if self._depth:
             return
-        self.saved.leave()
         holds, self._scope_holds = self._scope_holds, {}
         for layer, phase in holds.items():
             layer.give_back(phase)
-
-    def hold_in_forward(self, layer, phase):
-        try:
-            layer.hold(phase)
-        except InvalidState as error:
-            if not self.moves or "held_groups" not in error.message:
-                raise
-            # What backward passes keep can come back later.
-            while self.passes.held:
-                self.passes.give_back(next(iter(self.passes.held)))
-                with contextlib.suppress(InvalidState):
-                    return layer.hold(phase)
-            holders = error.message.partition("held, by ")[2].partition("; return")[0]
-            error.message = (
-                f"the weights of {layer.name!r} find no buffer: all are in use at once, by {holders}; give shard() a larger "
-                "held_groups"
-            )
-            raise
 
     def hold_in_scope(self, layer):
         """Until the outermost forward ends."""
@@ -147,41 +125,48 @@ class Sharded(NotCopied):
         layer.was_used = True
         in_backward = current_task() != -1
         phase = Phase.RECOMPUTE if in_backward else Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL
-        if in_backward and self.moves:
-            self.passes.hold(layer)
-        self.hold_in_forward(layer, phase)
+        self.passes.hold_for(layer, phase)
         self._scope_holds[layer] = phase
-        layer.check_untouched()
+        self.writes.check(layer)
 
+    @in_torch_words
     def reach(self, layer):
         """Weights are used outside of their layer's forward. Unshards them if there is a pass whose end takes them."""
-        if current_task() != -1:
-            self.passes.hold(layer)
-        elif self._depth:
+        if self._depth:
             self.hold_in_scope(layer)
+        elif current_task() != -1:
+            self.passes.show(layer)
         else:
             return False
         return True
 
+    @in_torch_words
     def _before_root(self, part, args):
         if torch.compiler.is_compiling():
             refuse_tracing()
         if part not in self._root_parts:
             return refuse_replica(part)
-        part.__dict__.setdefault("_fsdp_visits", []).append(True)  # the hook behind is called whatever fails here
-        self.enter(part)
+        # _after_root is called whatever fails from here on.
+        part.__dict__.setdefault("_fsdp_visits", []).append(self.enter())
+        self.begin_forward()
         if self.root:
             self.hold_in_scope(self.root)
 
+    @in_torch_words
     def _after_root(self, part, args, output):
         if part not in self._root_parts or not part.__dict__.get("_fsdp_visits"):
-            return
-        part._fsdp_visits.pop()
-        if current_task() == -1 and torch.is_grad_enabled() and part is self.module:
-            for value in pytree.tree_leaves(output):
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                    value.grad_fn.register_prehook(lambda grads: self.passes.begin())
-        self.leave()
+            return None
+        hooks, shown = part._fsdp_visits.pop(), output
+        try:
+            if self.moves and self._depth == 1:
+                shown = self.saved.copy_outputs(output)
+            if current_task() == -1 and torch.is_grad_enabled() and part is self.module:
+                for value in pytree.tree_leaves(shown):
+                    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                        value.grad_fn.register_prehook(lambda grads: self.passes.begin())
+        finally:
+            self.leave(hooks)
+        return None if shown is output else shown
 
     # -- gathers ahead ------------------------------------------------------------------------------------------
 
@@ -201,94 +186,72 @@ class Sharded(NotCopied):
 
     # -- what users do to parameters ----------------------------------------------------------------------------
 
-    def _follow_requires_grad(self):
-        with torch._C.DisableTorchFunctionSubclass():  # quick, for parameters that are hidden
-            changed = [
-                (layer, index, *layer.params[index])
-                for layer in self.layers
-                for index, trains in enumerate(layer.trains)
-                if layer.params[index][1].requires_grad != trains
-            ]
-        for layer, index, name, param in changed:
-            if param.requires_grad and not layer.can_train[index]:
-                raise RuntimeError(
-                    f"parameter {name!r} was frozen when the module was sharded, and has no optimizer state: shard it "
-                    "with requires_grad=True, and freeze it afterwards"
-                )
-            if self.passes.reduced_passes:
-                raise RuntimeError(
-                    f"requires_grad of {name!r} has changed between a backward pass and its step: change it after "
-                    "sharded.step()"
-                )
-            layer.group.set_param_trainable(index, param.requires_grad)
-            layer.trains[index] = param.requires_grad
+    def require_between_steps(self, call):
+        """Weights are loaded where no gradient is under way."""
+        if self._is_finished:
+            raise RuntimeError(f"{call}: sharded.finish() has ended the step's gradients: sharded.step() or discard() first")
+        if self.passes.reduced_passes or self.passes.is_broken or self.passes.has_late():
+            raise RuntimeError(
+                f"{call}: libfsdp has gradients of a backward pass: sharded.step() first, or sharded.discard() on every rank"
+            )
+        self.dicts.require_ended()
 
-    def check_grads_kept(self):
-        """zero_grad() after a backward pass would forget gradients that are in the sums of all ranks."""
-        if not self.passes.reduced_passes or self._has_markers():
-            return
-        raise RuntimeError(
-            "gradients were cleared (zero_grad) after a backward pass, but libfsdp has them already: call "
-            "sharded.discard() on every rank in place of zero_grad() to forget a step; after sharded.step() there is "
-            "nothing to clear"
-        )
+    @in_torch_words
+    def begin_window(self, call):
+        self.require_between_steps(call)
+        self.require_no_holds(call)
+        self.model.begin_update(self.stream())
 
-    def _has_markers(self):
-        with torch._C.DisableTorchFunctionSubclass():
-            return any(type(param.grad) is HandedGrad for layer in self.layers for _, param in layer.params)
+    def require_no_holds(self, call):
+        self.passes.note_forward()
+        held = next((layer for layer in self.layers if layer.holds), None)
+        if held:
+            raise RuntimeError(
+                f"{call}: the weights of {held.name!r} are in use, by `with sharded.unsharded():` or a forward pass that was "
+                "interrupted: leave it first, or call sharded.discard() on every rank"
+            )
 
-    def _clear_markers(self):
-        with torch._C.DisableTorchFunctionSubclass():
-            for layer in self.layers:
-                for _, param in layer.params:
-                    if type(param.grad) is HandedGrad:
-                        param.grad = None
+    @contextlib.contextmanager
+    def window(self, call):
+        """Weights may be loaded until it ends. What was loaded before an error stays."""
+        self.begin_window(call)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self.publish()
+            raise
+        self.publish()
 
+    @in_torch_words
     def take_writes(self):
         """What was written into the module's parameters on this rank becomes the model's weights. Collective: every rank
         must have written the same. Between steps."""
-        if self.moves:
-            raise RuntimeError("take_writes: copied weights are gone; use module.load_state_dict()")
-        written = {
-            (layer, index): found.detach().clone()
-            for layer in self.layers
-            for index in range(len(layer.params))
-            if (found := layer.written_values(index)) is not None
-        }
-        self.drop_writes()
-        self.model.begin_update(self.stream())
-        for (layer, index), values in written.items():
-            param = layer.params[index][1]
-            layer.group.load_param(index, values.to(param.device, param.dtype).contiguous())
-        self.publish()
+        self.writes.take()
 
+    @in_torch_words
     def drop_writes(self):
         """The module's parameters show the model's weights again, whatever was written into them."""
-        for layer in self.layers:
-            for index, (_, param) in enumerate(layer.params):
-                for part, attribute in self.places[param]:
-                    part._parameters[attribute] = param
-                if not self.moves:
-                    layer.take_back(index)
-                else:
-                    layer.versions[index] = param._version
-            layer.group.restore_view()
+        self.writes.drop()
 
     # -- step ---------------------------------------------------------------------------------------------------
 
+    @in_torch_words
     def finish(self, scale=1.0):
         """The step's gradients are complete: what step() does first, and does not do again. Until then gradients can be
         read; no forward pass may run."""
         if self._is_finished:
             raise RuntimeError("sharded.finish() was called in this step already: go on with sharded.step() or discard()")
         self.passes.require_sound()
-        self.passes.note_forward()
+        self.dicts.require_ended()
+        self.require_no_holds("sharded.step()")
         self.passes.require_sound()
-        self.check_grads_kept()
+        self.passes.check_markers_kept()
         self._agree()
         self.model.finish_grads(scale, self.stream(), is_last=True)
         self._is_finished = True
 
+    @in_torch_words
     def step(self, lr, max_norm=None, scale=1.0, **options):
         """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where
         max_norm is given. Collective."""
@@ -303,14 +266,17 @@ class Sharded(NotCopied):
 
     def _end_step(self):
         self._is_finished = False
-        self._clear_markers()
+        self._clear_grads()
         self.passes.start_step()
         self._show_written()
 
+    def _clear_grads(self):
+        with torch._C.DisableTorchFunctionSubclass():
+            for layer in self.layers:
+                layer.grads.clear()
+
     def _agree(self):
         """Once a step ranks tell each other in which order they have seen the groups come, and if gradients came late."""
-        if len(self.layers) < 2:
-            return self.passes.reduce_late() if self.passes.has_late() else None
         number = float(self.passes.order_number())
         values = [-number, number, float(self.passes.has_late())]
         low, high, late = self.context.all_reduce_values(values, ValueOp.MAX, self._mesh)
@@ -332,10 +298,17 @@ class Sharded(NotCopied):
             layer.hold(Phase.EVAL)
             layer.give_back(Phase.EVAL)
 
+    @in_torch_words
     def discard(self):
-        """Forget a step that went wrong, on every rank."""
-        self._is_finished = False
-        self._clear_markers()
+        """Forget a step that went wrong, on every rank; also a forward or backward pass, or a load, that an exception has
+        ended. What such a load has put into the model stays."""
+        self._is_finished, self._depth, self._scope_holds = False, 0, {}
+        self._discards += 1
+        self.saved.leave_all()
+        for part in self._root_parts:
+            part.__dict__.pop("_fsdp_visits", None)
+        if self.dicts.abandon():
+            self.publish()
         self.model.discard_step(self.stream())
         self.passes.discard()
 
@@ -345,16 +318,27 @@ class Sharded(NotCopied):
     def unsharded(self, *layers):
         """`with sharded.unsharded():` the module's parameters have their weights, to be read. layers: modules that are a
         group each; default: all, which must fit (held_groups)."""
-        held = [layer for layer in self.layers if not layers or layer.module in layers]
-        done = []
+        groups = {layer.module: layer for layer in self.layers}
+        for module in layers:
+            if module not in groups:
+                raise ValueError(
+                    f"sharded.unsharded: {type(module).__name__} is no group of its own; the groups are "
+                    + ", ".join(repr(layer.name) for layer in self.layers)
+                )
+        held, done, discards = [groups[module] for module in layers or groups], [], self._discards
         try:
             for layer in held:
-                self.hold_in_forward(layer, Phase.EVAL)
+                self._hold_to_read(layer)
                 done.append(layer)
             yield self
         finally:
-            for layer in done:
-                layer.give_back(Phase.EVAL)
+            if discards == self._discards:  # else no hold is left
+                for layer in done:
+                    layer.give_back(Phase.EVAL)
+
+    @in_torch_words
+    def _hold_to_read(self, layer):
+        self.passes.hold_for(layer, Phase.EVAL)
 
     def _param(self, name):
         for layer in self.layers:
@@ -363,23 +347,30 @@ class Sharded(NotCopied):
                     return layer.group, index
         raise KeyError(f"the sharded module has no parameter {name!r}")
 
+    @in_torch_words
     def read_grad(self, name):
         """The whole gradient of a parameter, fp32, on the host, after finish(). Collective."""
         group, index = self._param(name)
         return torch.from_numpy(group.read_grad(index))
 
+    @in_torch_words
     def full_state_dict(self):
         """{name: value} as module.state_dict() names them, parameters whole, fp32, and buffers, on the host. Collective."""
         return state.full_state_dict(self)
 
+    @in_torch_words
     def load_full_state_dict(self, values, strict=True):
         """Between steps. Collective: every rank passes the same. Returns the names (missing, unexpected)."""
         return state.load_full_state_dict(self, values, strict)
 
+    @in_torch_words
     def save(self, folder, **options):
         """A checkpoint of weights, optimizer state and buffers; keywords are the fields of fsdp_save_options. Collective."""
+        if self._is_finished:
+            raise RuntimeError("sharded.save(): sharded.finish() has ended the step's gradients: sharded.step() first")
         state.save(self, folder, options)
 
+    @in_torch_words
     def load(self, folder, **options):
         """From save(), or the weights and states of any checkpoint of libfsdp. Keywords are the fields of
         fsdp_load_options. Collective."""
@@ -391,7 +382,6 @@ class Sharded(NotCopied):
         for handle in self.handles:
             handle.remove()
         self.handles = []
-        self._clear_markers()
         for layer in self.layers:
             layer.detach()
         self.model.close()

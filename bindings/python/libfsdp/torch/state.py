@@ -7,6 +7,8 @@ import torch
 
 from ..constants import EVERY_RANK, Dtype, Phase
 from ..errors import InvalidArgument
+from .grads import DTYPES
+from .words import in_torch_words
 
 
 class StateDicts:
@@ -57,6 +59,21 @@ class StateDicts:
 
     # -- in -----------------------------------------------------------------------------------------------------
 
+    def require_ended(self):
+        if self.loading:
+            raise RuntimeError(
+                "module.load_state_dict() was ended by an exception: call sharded.discard() on every rank; what it had loaded "
+                "by then stays"
+            )
+
+    def abandon(self):
+        """Ends loads that an exception has ended. True if there were any: the update window is open then."""
+        opened, self.loading = [entry for load in self.loading for entry in load], []
+        for layer, index, _, _ in opened:
+            layer.take_back(index)
+        return bool(opened)
+
+    @in_torch_words
     def begin_load(self, part, module, layers):
         """Until the load ends the parameters are tensors of torch, which may be written into."""
         if part is not module:
@@ -67,13 +84,14 @@ class StateDicts:
             for index, (_, param) in enumerate(layer.params)
         ]
         if not self.loading:
-            self.owner.model.begin_update(self.owner.stream())
+            self.owner.begin_window("module.load_state_dict()")
         opened = []
         for layer, index, param, memory in lent:
             layer.lend(param, memory)
             opened.append((layer, index, param, param._version))
         self.loading.append(opened)
 
+    @in_torch_words
     def end_load(self, part, module, layers):
         if part is not module:
             return
@@ -82,7 +100,7 @@ class StateDicts:
             if values is None and param._version != version:
                 values = param.data
             if values is not None:
-                layer.group.load_param(index, values.detach().to(param.dtype).contiguous(), EVERY_RANK)
+                layer.group.load_param(index, _loadable(param, values.to(param.dtype)), EVERY_RANK)
             layer.take_back(index)
         if not self.loading:
             self.owner.publish()
@@ -90,7 +108,7 @@ class StateDicts:
     def _find_assigned(self, layer, index):
         """load_state_dict(assign=True) has put another parameter into the module: its values, and ours is put back."""
         param, values = layer.params[index][1], None
-        for owner, attribute in self.owner.places[param]:
+        for owner, attribute in self.owner.writes.places[param]:
             if (found := owner._parameters.get(attribute)) is not param:
                 values = found if found is not None else values
                 owner._parameters[attribute] = param
@@ -130,17 +148,29 @@ def load_full_state_dict(owner, state, strict=True):
     }
     if shapes:
         raise ValueError(f"load_full_state_dict: shapes differ (given, the module's): {shapes}")
-    owner.model.begin_update(owner.stream())
-    for layer in owner.layers:
-        for index, (name, param) in enumerate(layer.params):
-            if name in state:
-                layer.group.load_param(index, state[name].detach().cpu().contiguous(), EVERY_RANK)
-    owner.publish()
+    values = {
+        (layer, index): _loadable(param, state[name])
+        for layer in owner.layers
+        for index, (_, param) in enumerate(layer.params)
+        for name in wanted
+        if wanted[name] is param and name in state
+    }
+    with owner.window("sharded.load_full_state_dict()"):
+        for (layer, index), value in values.items():
+            layer.group.load_param(index, value, EVERY_RANK)
     with torch.no_grad():
         for name, buffer in _buffers(owner.module):
             if name in state:
                 buffer.copy_(state[name])
     return missing, unexpected
+
+
+def _loadable(param, values):
+    """On the host, in a dtype that the library reads, as plain torch would copy them into the parameter."""
+    values = torch.as_tensor(values).detach().cpu()
+    if param.dtype == torch.uint8 or values.dtype not in DTYPES or values.dtype == torch.uint8:
+        values = values.to(torch.uint8 if param.dtype == torch.uint8 else torch.float32)
+    return values.contiguous()
 
 
 def full_names(owner):
@@ -173,13 +203,12 @@ def save(owner, folder, options):
 
 def load(owner, folder, options):
     with owner.context.open_checkpoint(folder) as checkpoint:  # which fails where there is none, and nothing has begun
-        owner.model.begin_update(owner.stream())
-        loaded = checkpoint.load_model(owner.model, **options)
+        with owner.window("sharded.load()"):
+            loaded = checkpoint.load_model(owner.model, **options)
         try:
             saved = checkpoint.read_bytes(BUFFERS)
         except InvalidArgument:
             saved = None  # a checkpoint of another program: its model alone
-    owner.publish()
     if saved:
         kept = torch.load(io.BytesIO(saved), weights_only=True)
         with torch.no_grad():

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the library in the words of torch's users, who call none of the C functions that they name."""
+
+import functools
+import re
+
+from ..errors import Error
+
+_PHRASES = {
+    "the gradient buffers of FSDP_SCHEDULE_ANY": "the gradient buffers",
+    "buffers of FSDP_SCHEDULE_ANY": "buffers",
+    "raise held_groups in fsdp_schedule_options": "give shard() a larger held_groups",
+}
+_CALLS = {
+    "fsdp_acquire_grad": "the backward pass",
+    "fsdp_begin_update": "the beginning of a load",
+    "fsdp_clip_grads": "sharded.step(max_norm=)",
+    "fsdp_complete_grad": "the backward pass",
+    "fsdp_discard_step": "sharded.discard()",
+    "fsdp_finish_grads": "sharded.finish()",
+    "fsdp_get_grad_norm": "sharded.step(max_norm=)",
+    "fsdp_load_model": "sharded.load()",
+    "fsdp_load_param": "load_state_dict()",
+    "fsdp_prefetch": "the forward pass",
+    "fsdp_publish_weights": "sharded.step()",
+    "fsdp_put_grad": "the backward pass",
+    "fsdp_read_grad": "sharded.read_grad()",
+    "fsdp_read_param": "sharded.full_state_dict()",
+    "fsdp_reduce_grad": "the backward pass",
+    "fsdp_reshard": "the end of `with sharded.unsharded():`",
+    "fsdp_restore_view": "sharded.drop_writes()",
+    "fsdp_save": "sharded.save()",
+    "fsdp_set_param_trainable": "requires_grad",
+    "fsdp_step_adamw": "sharded.step()",
+    "fsdp_unshard": "the forward pass",
+}
+
+
+def translate(message):
+    for phrase, ours in _PHRASES.items():
+        message = message.replace(phrase, ours)
+    return re.sub(r"\bfsdp_[a-z_]+", lambda found: _CALLS.get(found[0], found[0]), message)
+
+
+def in_torch_words(function):
+    """A method whose errors name what torch's users call."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except Error as error:
+            error.message = translate(error.message)
+            error.args = (error.message,)
+            raise
+
+    return call

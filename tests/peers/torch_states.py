@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""State dicts and checkpoints of a module after libfsdp.torch.shard: they have the right values, or a Python exception
+names what does not fit, and the module goes on.
+
+usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_states.py [--mode mapped|copied|debug] [WORD...]
+
+WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test Anything
+Protocol.
+"""
+
+import io
+import sys
+import tempfile
+
+import torch
+from torch import nn
+from torch_check import raises
+from torch_habits import RATE, X, backward, net, run_habits, train, trains
+
+import libfsdp.torch
+
+
+def equal(found, wanted):
+    return set(found) == set(wanted) and all(torch.equal(found[name].float(), wanted[name].float()) for name in wanted)
+
+
+def state_dict_has_the_weights(module, sharded):
+    train(module, sharded, 3)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    return equal(torch.load(file), sharded.full_state_dict()) and trains(module, sharded)
+
+
+def load_state_dict_takes_values(module, sharded, **options):
+    wanted = {name: value + 1 for name, value in net().state_dict().items()}
+    module.load_state_dict(wanted, **options)
+    alone = net()
+    alone.load_state_dict(wanted)
+    is_right = equal(sharded.full_state_dict(), wanted)
+    return is_right and torch.allclose(module(X), alone(X), atol=1e-5) and trains(module, sharded)
+
+
+def load_state_dict_assigns_values(module, sharded):
+    return load_state_dict_takes_values(module, sharded, assign=True)
+
+
+def load_state_dict_tells_what_is_missing(module, sharded):
+    state = net().state_dict()
+    del state["head.bias"]
+    found = raises(lambda: module.load_state_dict(state), "head.bias")
+    module.load_state_dict(state, strict=False)
+    return found is True and trains(module, sharded) or found
+
+
+def load_state_dict_tells_shapes_that_differ(module, sharded):
+    state = net().state_dict()
+    state["layers.1.weight"] = torch.ones(3, 3)
+    found = raises(lambda: module.load_state_dict(state), "layers.1.weight", "size mismatch")
+    return found is True and trains(module, sharded) or found
+
+
+def a_load_that_raises_can_be_left(module, sharded):
+    """A part of the module raises while it loads: the model goes on with what it had by then."""
+
+    def refuse(*_):
+        raise ValueError("a bad value")
+
+    module.norm._load_from_state_dict, before = refuse, module.norm._load_from_state_dict
+    found = raises(lambda: module.load_state_dict(net().state_dict()), "a bad value")
+    module.norm._load_from_state_dict = before
+    told = [raises(call, "load_state_dict()", "sharded.discard()") for call in (lambda: module(X), lambda: sharded.step(RATE))]
+    sharded.discard()
+    is_right = trains(module, sharded) and load_state_dict_takes_values(module, sharded)
+    return [found, *told] == [True] * 3 and is_right or f"{found}, {told}, {is_right}"
+
+
+def full_state_dicts_of_other_dtypes_load(module, sharded):
+    for dtype in (torch.float64, torch.bfloat16, torch.int64):
+        wanted = {name: (value * 4).to(dtype) for name, value in net().state_dict().items()}
+        sharded.load_full_state_dict(wanted)
+        if not equal(sharded.full_state_dict(), wanted):
+            return f"{dtype} loads as something else"
+    return trains(module, sharded)
+
+
+def a_full_state_dict_with_one_of_two_names_loads(module, sharded):
+    full = {name: value + 1 for name, value in net().state_dict().items() if name != "layers.0.weight"}
+    sharded.load_full_state_dict(full, strict=False)
+    return torch.equal(sharded.full_state_dict()["layers.0.weight"], full["head.weight"]) and trains(module, sharded)
+
+
+def loads_within_a_step_are_refused(module, sharded):
+    """In torch's words, and the step goes on."""
+    state, found = net().state_dict(), []
+    loads = [lambda: module.load_state_dict(state), lambda: sharded.load_full_state_dict(state), lambda: sharded.load("no")]
+    backward(module)
+    found += [raises(call, "sharded.step()", "sharded.discard()") for call in loads[:2]]
+    sharded.finish()
+    found += [raises(call, "sharded.step()") for call in (*loads[:2], lambda: sharded.save("no"))]
+    sharded.step(RATE)
+    return found == [True] * 5 and trains(module, sharded) or str(found)
+
+
+def a_checkpoint_that_does_not_fit(module, sharded):
+    """It is told, and the model goes on."""
+    with shared_folder(sharded.context) as folder:
+        other = libfsdp.torch.shard(nn.Sequential(nn.Linear(3, 3)), sharded.context)
+        other.save(folder)
+        found = raises(lambda: sharded.load(folder), "norm.weight")
+        return found is True and trains(module, sharded) or found
+
+
+def a_layer_loads_its_own(module, sharded):
+    wanted = {name: value + 2 for name, value in net().layers[1].state_dict().items()}
+    module.layers[1].load_state_dict(wanted)
+    return torch.equal(sharded.full_state_dict()["layers.1.weight"], wanted["weight"]) and trains(module, sharded)
+
+
+def full_state_dict_has_buffers_and_tied_names(module, sharded):
+    train(module, sharded, 2)
+    full = sharded.full_state_dict()
+    if set(full) != set(net().state_dict()):
+        return str(set(full) ^ set(net().state_dict()))
+    module.norm.running_mean.zero_()
+    sharded.load_full_state_dict({name: value * 2 for name, value in full.items()})
+    return equal(sharded.full_state_dict(), {name: value * 2 for name, value in full.items()})
+
+
+def load_full_state_dict_names_what_does_not_fit(module, sharded):
+    full = sharded.full_state_dict()
+    lacks = {name: value for name, value in full.items() if name != "norm.weight"}
+    found = raises(lambda: sharded.load_full_state_dict(lacks), "norm.weight")
+    other = raises(lambda: sharded.load_full_state_dict({**full, "norm.weight": torch.ones(3)}), "norm.weight", "shapes")
+    return found is True and other is True and trains(module, sharded) or f"{found}, {other}"
+
+
+def saves_and_loads_with_buffers(module, sharded):
+    with shared_folder(sharded.context) as folder:
+        train(module, sharded, 2)
+        sharded.save(folder)
+        saved = sharded.full_state_dict()
+        train(module, sharded, 2)
+        sharded.load(folder)
+        return equal(sharded.full_state_dict(), saved) and trains(module, sharded)
+
+
+class shared_folder:
+    """A folder that rank 0 makes and removes, by its name."""
+
+    names = {}
+
+    def __init__(self, context):
+        self.context = context
+
+    def __enter__(self):
+        if self.context.rank == 0:
+            self.folder = tempfile.TemporaryDirectory()
+            self.names["folder"] = self.folder.name
+        self.context.all_reduce_values(0.0)
+        return self.names["folder"]
+
+    def __exit__(self, *_):
+        self.context.all_reduce_values(0.0)
+        if self.context.rank == 0:
+            self.folder.cleanup()
+
+
+HABITS = [
+    state_dict_has_the_weights,
+    load_state_dict_takes_values,
+    load_state_dict_assigns_values,
+    load_state_dict_tells_what_is_missing,
+    load_state_dict_tells_shapes_that_differ,
+    a_load_that_raises_can_be_left,
+    full_state_dicts_of_other_dtypes_load,
+    a_full_state_dict_with_one_of_two_names_loads,
+    loads_within_a_step_are_refused,
+    a_checkpoint_that_does_not_fit,
+    a_layer_loads_its_own,
+    full_state_dict_has_buffers_and_tied_names,
+    load_full_state_dict_names_what_does_not_fit,
+    saves_and_loads_with_buffers,
+]
+
+if __name__ == "__main__":
+    sys.exit(run_habits(HABITS))
