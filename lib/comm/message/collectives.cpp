@@ -45,8 +45,8 @@ void ChannelCollectives::quiesce() {
   channel_->tell_end();
 }
 
-// Where the job has failed, peers hear of that, and not of what this rank gave up because of it: that comes by a shorter
-// way and would name this rank as the cause.
+// Where the job has failed, peers hear of that. What this rank gave up because of it comes by a shorter way, and would
+// name this rank as the cause.
 void ChannelCollectives::abandon() {
   const bool failed = seat_->watch.has_failed();
   channel_->round().abandon();

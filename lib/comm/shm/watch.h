@@ -63,7 +63,8 @@ class Watch final : Lookout {
   void check();
   // Has the job or this context failed? Then every rank hears why, as check() tells them.
   bool has_failed() noexcept;
-  // check() throws as well if one of these ranks died or stopped, or if one of these ranks died or stopped, or has left while it is waited for: that fails the job.
+  // What check() throws, or if one of these ranks died or stopped, or has left while it is waited for: that fails the
+  // job.
   void look_at(std::span<const uint32_t> ranks, const std::string &what, bool waited);
   // What a library thread finds: the context fails, and with it every wait.
   void fail(const Error &error) noexcept { failure_.set(error); }
