@@ -221,7 +221,7 @@ void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
     if (slot_of(key).gathered) release(group_of(key), slot_of(key));
 }
 
-// ahead: what was gathered ahead before, and is not used yet, stays.
+// ahead: for a gather ahead, to which what was gathered ahead before, and is not used yet, does not give way.
 std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
   auto &self = const_cast<Gatherer &>(*this);
   return held_.choose([&](uint32_t key) {
@@ -231,8 +231,8 @@ std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
 }
 
 // In debug mode each slot has bytes of its own, and only their number is limited.
-void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase) {
-  const auto chosen = choose_buffer(false);
+void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead) {
+  const auto chosen = choose_buffer(ahead);
   if (!chosen) refuse_buffer(group, phase);
   if (const auto key = held_.buffers()[*chosen].key) release(group_of(*key), slot_of(*key));
   held_.take(*chosen, slot.key);
@@ -257,7 +257,7 @@ void Gatherer::refuse_buffer(const Group &group, fsdp_phase phase) const {
 void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting) {
   if (group.plan->copies) {
     if (any_order())
-      take_buffer(group, slot, phase);
+      take_buffer(group, slot, phase, waiting == nullptr);
     else
       evict(group, slot, phase);
     if (waiting && is_short_copy(group, *waiting))

@@ -62,7 +62,7 @@ class Gatherer {
   void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
   bool any_order() const { return runtime_.spec.schedule == FSDP_SCHEDULE_ANY; }
   std::optional<uint32_t> choose_buffer(bool ahead) const;
-  void take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase);
+  void take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead);
   [[noreturn]] void refuse_buffer(const Group &group, fsdp_phase phase) const;
   bool is_short_copy(const Group &group, const device::Stream &waiting) const;
   void copy_here(Group &group, GatherSlot &slot);

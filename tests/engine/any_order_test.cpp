@@ -167,6 +167,22 @@ TEST(AnyOrder, APrefetchTakesWhatIsFreeAndNothingThatIsWanted) {
   });
 }
 
+// A buffer that was used goes, however long what was gathered ahead has waited.
+TEST(AnyOrder, APrefetchLeavesWhatWasGatheredAheadBefore) {
+  const Scenario setup = equal_layers(3, 2);
+  run_one_rank_of_two(setup, [&](Rank &rank) {
+    const auto prefetch = [&](size_t g) { FSDP(fsdp_prefetch(rank.groups[g], FSDP_FORWARD, 0, nullptr)); };
+    hold(rank, 0);
+    prefetch(1);
+    give_back(rank, 0);
+    prefetch(2);
+    REQUIRE(rank.stats().prefetches == 2 && rank.stats().dropped_prefetches == 0);
+    for (const size_t g : {1, 2}) hold(rank, g);
+    REQUIRE(rank.stats().gathers == 3);
+    for (const size_t g : {1, 2}) give_back(rank, g);
+  });
+}
+
 TEST(AnyOrder, MemoryIsBuffersOfTheLargestGroup) {
   const auto pool_bytes = [](uint32_t held_groups, uint32_t flags) {
     Scenario setup = any_order(2, held_groups);
