@@ -447,7 +447,7 @@ fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *
   constexpr auto call = "fsdp_load_grad";
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_flags(flags, 0, call, "flags");
-    model.params(call).load_grad(impl, param_index, data, dtype, element_count, root);
+    model.load_grad(impl, param_index, data, dtype, element_count, root);
   });
 }
 

@@ -141,6 +141,14 @@ void Model::set_trainable(const Group &group, uint64_t param_index, bool trainab
   state.set_trained(hash_trained(spec()), trains_all(spec()));
 }
 
+// One that is loaded is given, on all ranks, as if they had had it.
+void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                      int32_t root) {
+  params("fsdp_load_grad").load_grad(group, param_index, data, dtype, element_count, root);
+  group.grad.given[param_index] = 1;
+  parts_->optimizer.list_spans();
+}
+
 // A call that ends so by itself was inside; who reports it takes it for one that was not (CallScope).
 void Model::note_failure(const char *call, Error &error) noexcept {
   if (error.status == FSDP_BUSY) context_->flight().leave_failed(FSDP_BUSY);

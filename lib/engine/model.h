@@ -47,6 +47,8 @@ class Model : public OpenModel {
   void set_lr_scale(const Group &group, uint64_t param_index, double lr_scale);
   // ... and so is this.
   void set_trainable(const Group &group, uint64_t param_index, bool trainable);
+  void load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                 int32_t root);
   // What this call waits for is told with the model's number, where it could be another model's.
   void name_waits() const noexcept {
     if (runtime_ && context_->has_several_models()) context_->waiter().set_model(runtime_->teams.number);

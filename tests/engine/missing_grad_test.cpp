@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "device.h"
 #include "kept.h"
@@ -73,6 +74,36 @@ std::vector<float> average(const Rank &rank) {
   std::vector<float> values(rank.def(1).params[2].count());
   FSDP(fsdp_read_state(rank.groups[1], 2, "exp_avg", values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
   return values;
+}
+
+// One that is loaded into the window counts as given, in this step alone.
+TEST(MissingGrad, AGradientThatIsLoadedIsOne) {
+  for (const fsdp_strategy strategy : strategies)
+    for (const uint32_t replicas : {1u, 2u}) {
+      Scenario setup = skipping(scenario_of(strategy, 4));
+      setup.mesh.replicate_size = replicas;
+      setup.mesh.shard_size = 4 / replicas;
+      run_threads(setup, [&](uint32_t, fsdp_context *context) {
+        Rank rank(context, setup);
+        rank.load();
+        const std::vector<float> before = rank.read(1, 2), ones(before.size(), 1.0f);
+        reduce(rank, put_none);
+        FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
+        FSDP(fsdp_load_grad(rank.groups[1], 2, ones.data(), FSDP_FLOAT32, ones.size(), FSDP_EVERY_RANK, 0));
+        double norm = 0, elements = 0;
+        for (const GroupDef &group : setup.groups)
+          for (const ParamDef &param : group.params) elements += static_cast<double>(param.count());
+        FSDP(fsdp_get_grad_norm(rank.model, nullptr, stream(), &norm));
+        REQUIRE(std::abs(norm - std::sqrt(elements)) < 1e-4 * norm);
+        update(rank);
+        const std::vector<float> stepped = rank.read(1, 2);
+        const std::vector<float> averages = average(rank);
+        for (size_t i = 0; i < before.size(); ++i) REQUIRE(stepped[i] < before[i] && averages[i] > 0);
+        step(rank, put_none);
+        REQUIRE(rank.read(1, 2) == stepped && average(rank) == averages);
+        FSDP(fsdp_close_context(context));
+      });
+    }
 }
 
 // The case that frameworks ask for: torch.optim leaves a parameter without a gradient as it is.
