@@ -11,13 +11,19 @@ Protocol.
 
 import argparse
 import copy
+import functools
 import sys
 
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-from torch_check import MODES, Report, compare, on_ranks
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+from torch_check import MODES, Report, compare, on_ranks, raises
 
 WIDTH, BATCH, RATE = 8, 4, 1e-2
 
@@ -114,6 +120,28 @@ def offloaded(run, layers, x):
 def recomputed_and_offloaded(run, layers, x):
     with save_on_cpu():
         return checkpoint(run, layers, x, use_reentrant=False)
+
+
+def saves(*operations):
+    """A selective checkpoint, which keeps what these operations came to; all of them: without any."""
+
+    def choose(context, operation, *args, **kwargs):
+        keeps = not operations or operation in operations
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, choose)
+
+
+PRODUCTS = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+
+
+def recomputed_in_part(run, layers, x):
+    return checkpoint(run, layers, x, use_reentrant=False, context_fn=saves(*PRODUCTS))
+
+
+class RecomputingInPart(Block):
+    def forward(self, h):
+        return checkpoint(super().forward, h, use_reentrant=False, context_fn=saves())
 
 
 class Table(nn.Module):
@@ -249,6 +277,8 @@ CASES = {
     "checkpoints inside of layers side by side": (lambda: Layers(side_by_side, layer=Recomputing), one),
     "reentrant ones inside of layers side by side": (lambda: Layers(side_by_side, layer=RecomputingReentrant), one),
     "a checkpoint inside of layers in one": (lambda: Layers(in_order(*ORDERS[0]), recomputed, layer=Recomputing), one),
+    "a selective checkpoint": (lambda: Layers(in_order(*ORDERS[0]), recomputed_in_part), one),
+    "selective checkpoints inside of layers": (lambda: Layers(in_order(), layer=RecomputingInPart), one),
     "a checkpoint, two forwards": (lambda: Layers(in_order(*ORDERS[0]), recomputed), two),
     "a checkpoint around the module": (lambda: Layers(in_order(*ORDERS[0])), around_all(recomputed)),
     "hooks of the program": (lambda: Layers(in_order(), hooked), one),
@@ -300,6 +330,37 @@ def one_module_inside_of_another(mode):
     return True
 
 
+def views_that_are_kept_too_long_are_told(mode):
+    """By the module, beyond its forward, and by a checkpoint that keeps what each operation came to: also views."""
+
+    class Keeping(Block):
+        def forward(self, h):
+            self.kept = getattr(self, "kept", self.up.weight.t())
+            return h @ self.kept
+
+    def recomputed_from_views(run, layers, x):
+        return checkpoint(run, layers, x, use_reentrant=False, context_fn=saves())
+
+    def rank(context, shard):
+        found = []
+        for made, steps in ((Layers(in_order(), layer=Keeping), 2), (Layers(in_order(*ORDERS[0]), recomputed_from_views), 1)):
+            sharded = shard(made)
+
+            def train(made=made, sharded=sharded, steps=steps):
+                for step in range(steps):
+                    one(made, step, context.rank)
+                    made.run = in_order(3, 1, 5, 0, 2, 7, 6, 4)  # in buffers of others
+                    sharded.discard()
+
+            # In debug mode each layer has a buffer of its own.
+            found.append(raises(train, "a view of 'layers.", "kept") if mode == "copied" else (train() or True))
+            sharded.discard()
+        return found
+
+    found = on_ranks(2, mode, rank)
+    return found[0] == [True, True] or str(found[0])
+
+
 def outputs_are_copies_in_evaluation(mode):
     """What a layer has given out stays as it was, whatever its buffer has later."""
 
@@ -333,7 +394,7 @@ def main():
                     more = {"held_groups": held_groups} if held_groups else {}
                     wrong = compare(make(), step_of, 3, RATE, mode, ranks=2, epsilon=1e-4, **more)
                     report.case(f"{name} ({mode}{f', {held_groups} buffers' if held_groups else ''})", not wrong, wrong)
-        for check in (one_module_inside_of_another, outputs_are_copies_in_evaluation):
+        for check in (one_module_inside_of_another, views_that_are_kept_too_long_are_told, outputs_are_copies_in_evaluation):
             name = check.__name__.replace("_", " ")
             if all(word in name for word in options.words):
                 report.run(f"{name} ({mode})", lambda check=check, mode=mode: check(mode))

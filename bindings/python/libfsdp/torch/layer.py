@@ -13,7 +13,7 @@ from ..constants import EVERY_RANK, ParamFlag, Phase
 from ..group import Param
 from .grads import DTYPES, Grads
 from .parameter import HiddenParameter, refuse_use
-from .saved import current_task
+from .saved import copy_weight, current_task
 from .words import in_torch_words
 
 
@@ -132,27 +132,27 @@ class Layer(NotCopied):
             views = self.group.tensors(Phase.FORWARD).values()
             with torch.inference_mode(False):  # they outlast it, if it is on
                 self._views[address] = [torch.from_dlpack(view) for view in views]
+            self.owner.saved.know(self, address, self._views[address])
         return address, self._views[address]
+
+    def is_at(self, address):
+        """Are the weights in that buffer now?"""
+        return self.address == address or (self.holds > 0 and self.find_views()[0] == address)
 
     def show(self):
         """Where weights come and go the parameters become views of the buffer that they are in now."""
-        address, views = self.find_views()
-        if self.address is not None and address != self.address:
-            self.owner.saved.forget(self._views[self.address])
-        self.address = address
+        self.address, views = self.find_views()
         for (_, param), view in zip(self.params, views):
             if type(param) is HiddenParameter:
                 param.__class__ = Parameter
             if param.data_ptr() != view.data_ptr():
                 param.data = view
-        if self.owner.moves:
-            self.owner.saved.know(self, views)
 
     def show_copies(self):
         """What is saved of them is used when the buffer may have the weights of others."""
         for (_, param), view in zip(self.params, self.find_views()[1]):
             param.__class__ = Parameter
-            param.data = view.clone()
+            param.data = copy_weight(view)
         self.has_copies = True
 
     @property
@@ -160,8 +160,6 @@ class Layer(NotCopied):
         return self.shows > 0 or self.has_copies
 
     def hide(self):
-        if self.address is not None:
-            self.owner.saved.forget(self._views[self.address])
         self.address, self.has_copies = None, False
         for _, param in self.params:
             if type(param) is Parameter:

@@ -2,14 +2,24 @@
 """Weights that autograd saves for a backward pass, and outputs that are weights, where weights come and go: what is kept
 is which parameter it was, or a copy, and never an address, which another layer may have by then."""
 
+import contextlib
+
 import torch
 from torch.nn import Parameter
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def current_task():
     """The number of the backward pass that this thread is in, or -1."""
     return torch._C._current_graph_task_id()
+
+
+def copy_weight(view):
+    """A copy that is no operation of the module: selective checkpoints count those."""
+    has_modes = torch._C._len_torch_dispatch_stack() > 0
+    with _disable_current_modes() if has_modes else contextlib.nullcontext(), torch.no_grad():
+        return view.clone()
 
 
 class _Weight:
@@ -69,7 +79,7 @@ class _RecomputeHooks(_Hooks):
     which end with their use."""
 
     def pack(self, tensor):
-        return self.theirs[0](tensor.clone() if self.saved.find(tensor) else tensor)
+        return self.theirs[0](copy_weight(tensor) if self.saved.find(tensor) else tensor)
 
     def unpack(self, packed):
         return self.theirs[1](packed)
@@ -82,17 +92,23 @@ class SavedWeights:
     def __init__(self, owner):
         self.owner, self._places, self._entered = owner, {}, []
 
-    def know(self, layer, views):
+    def know(self, layer, address, views):
+        """A layer has tensors of its own for each buffer that it has been in, whatever is there now."""
         for index, view in enumerate(views):
-            self._places[view.data_ptr()] = layer, index
-
-    def forget(self, views):
-        for view in views:
-            self._places.pop(view.data_ptr(), None)
+            self._places[view.untyped_storage()._cdata] = layer, index, address
 
     def find(self, tensor):
-        """(layer, index) of the parameter whose memory this is, or None."""
-        return self._places.get(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else None
+        """(layer, index) of the parameter that this is a view of, or None."""
+        place = self._places.get(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else None
+        if place is None:
+            return None
+        layer, index, address = place
+        if not layer.is_at(address):
+            raise RuntimeError(
+                f"a view of {layer.params[index][0]!r} is used when the weights are not unsharded any more, and shows others: "
+                "it was kept beyond the forward pass, by the module, or by a selective checkpoint that saves views of weights"
+            )
+        return layer, index
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -142,7 +158,7 @@ class SavedWeights:
         self.owner.passes.hold_for_operation(saved.layer)
         view = saved.of(saved.layer.find_views()[1][saved.index])
         # With create_graph operations of the backward pass save it in turn, beyond the hold.
-        return view.clone() if torch.is_grad_enabled() else view
+        return copy_weight(view) if torch.is_grad_enabled() else view
 
     def copy_outputs(self, output):
         """The output of a forward, with copies of what is a view of a weight: it is there when the weight is not."""
@@ -151,7 +167,7 @@ class SavedWeights:
         if not views:
             return output
         for index in views:
-            leaves[index] = leaves[index].clone()
+            leaves[index] = leaves[index].clone()  # through which gradients go
         return pytree.tree_unflatten(leaves, spec)
 
     def _is_view(self, value):
