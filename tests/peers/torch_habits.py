@@ -18,6 +18,9 @@ import torch
 from torch import nn
 from torch_check import MODES, Report, on_ranks, raises
 
+import libfsdp as fsdp
+from libfsdp.torch.words import in_torch_words
+
 RATE = 1e-2
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 
@@ -415,6 +418,16 @@ def sharded_twice(shard):
     return raises(lambda: shard(module), "sharded already")
 
 
+def layers_that_differ_by_rank_are_named(shard):
+    """On GPUs, where gathers are collective: the library's error says what to do in torch's words."""
+
+    @in_torch_words
+    def visit():
+        raise fsdp.errors.Mismatch("rank 0 called all_gather of 'a' (#7, 64 bytes), rank 1 called all_gather of 'b' (#7, 64 bytes)")
+
+    return raises(visit, "'a'", "'b'", "the same layers in the same order", "shard()", "as one layer")
+
+
 REFUSED = {
     "float64": (lambda: nn.Linear(2, 2).double(), ("'weight'", "float64")),
     "integers": (lambda: with_integers(), ("'codes'", "int64")),
@@ -476,6 +489,7 @@ OTHERS = [
     closing_gives_the_module_back,
     too_few_buffers_name_the_option,
     names_of_groups_are_free,
+    layers_that_differ_by_rank_are_named,
 ]
 
 if __name__ == "__main__":

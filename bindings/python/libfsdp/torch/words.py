@@ -36,7 +36,17 @@ _CALLS = {
 }
 
 
+# Gathers are collective on GPUs.
+_GATHERS_DIFFER = re.compile(r"called all_gather of .*, rank \d+ called ")
+_ONE_LAYER = (
+    "; ranks must visit the same layers in the same order: give shard() a block whose parts differ by rank, such as one of "
+    "experts, as one layer (layers=)"
+)
+
+
 def translate(message):
+    if _GATHERS_DIFFER.search(message) and not message.endswith(_ONE_LAYER):
+        message += _ONE_LAYER
     for phrase, ours in _PHRASES.items():
         message = message.replace(phrase, ours)
     return re.sub(r"\bfsdp_[a-z_]+", lambda found: _CALLS.get(found[0], found[0]), message)
