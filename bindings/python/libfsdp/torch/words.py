@@ -37,7 +37,7 @@ _CALLS = {
 
 
 # Gathers are collective on GPUs.
-_GATHERS_DIFFER = re.compile(r"called all_gather of .*, rank \d+ called ")
+_GATHERS_DIFFER = re.compile(r"called all_gather of .*, rank \d+ called |gathered group .*, rank \d+ gathered group ")
 _ONE_LAYER = (
     "; ranks must visit the same layers in the same order: give shard() a block whose parts differ by rank, such as one of "
     "experts, as one layer (layers=)"
