@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kept.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 
 #include "device.h"
@@ -239,6 +241,17 @@ std::vector<KeptSetup> kept_setups() {
             plain);
       }
   return setups;
+}
+
+void expect_as_restored(Way way, const Keeps &keeps) {
+  Sample sample(5);
+  for (const KeptSetup &setup : kept_setups()) {
+    if (!sample.takes_next()) continue;
+    SCOPED_TRACE(setup.name);
+    const auto expected = train_kept(setup.scenario, Way::restored, keeps);
+    const auto found = train_kept(setup.scenario, way, keeps);
+    EXPECT_EQ(kept_difference(setup.scenario, found, expected, keeps), "");
+  }
 }
 
 }  // namespace harness

@@ -38,5 +38,7 @@ struct KeptSetup {
   Scenario scenario;
 };
 std::vector<KeptSetup> kept_setups();
+// In each of them, of which every fifth is taken: what is left as it is in this way is as if it were written back.
+void expect_as_restored(Way way, const Keeps &keeps);
 
 }  // namespace harness

@@ -24,16 +24,7 @@ bool keeps(uint32_t step, uint32_t ordinal) {
   }
 }
 
-TEST(MissingGrad, AStepSkipsWhatNoRankHasGiven) {
-  Sample sample(5);
-  for (const KeptSetup &setup : kept_setups()) {
-    if (!sample.takes_next()) continue;
-    SCOPED_TRACE(setup.name);
-    const auto expected = train_kept(setup.scenario, Way::restored, keeps);
-    const auto found = train_kept(setup.scenario, Way::skipped, keeps);
-    EXPECT_EQ(kept_difference(setup.scenario, found, expected, keeps), "");
-  }
-}
+TEST(MissingGrad, AStepSkipsWhatNoRankHasGiven) { expect_as_restored(Way::skipped, keeps); }
 
 Scenario skipping(Scenario setup) {
   for (GroupDef &group : setup.groups)

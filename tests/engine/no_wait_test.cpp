@@ -149,6 +149,22 @@ TEST(NoWait, IsBusyUntilPeersHaveReadAndThenWorks) {
         }
 }
 
+// Every rank asks until it has what it needs.
+void run_polling(const Scenario &setup) {
+  run_threads(setup, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    std::atomic<bool> go{true};
+    Polls polls(go);
+    for (size_t g = rank.groups.size(); g-- > 0;) {
+      polls.until_it_works([&] { return acquire_all(rank, g, no_wait); });
+      FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
+    }
+    expect_sums(rank);
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 // Over two axes, and between acted hosts.
 TEST(NoWait, IsBusyUntilPeersOfTwoAxesHaveRead) {
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
@@ -168,18 +184,7 @@ TEST(NoWait, IsBusyUntilPeersOfTwoAxesHaveRead) {
         continue;
       }
       // Replicas meet in the last contribution alone: a late one holds up its own.
-      run_threads(setup, [&](uint32_t, fsdp_context *context) {
-        Rank rank(context, setup);
-        rank.load();
-        std::atomic<bool> go{true};
-        Polls polls(go);
-        for (size_t g = rank.groups.size(); g-- > 0;) {
-          polls.until_it_works([&] { return acquire_all(rank, g, no_wait); });
-          FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-        }
-        expect_sums(rank);
-        FSDP(fsdp_close_context(context));
-      });
+      run_polling(setup);
     }
 }
 
@@ -187,18 +192,7 @@ TEST(NoWait, IsBusyUntilPeersOfTwoAxesHaveRead) {
 TEST(NoWait, WithoutOverlapTheReduceWaits) {
   Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.context.flags = FSDP_CONTEXT_NO_OVERLAP;
-  run_threads(setup, [&](uint32_t, fsdp_context *context) {
-    Rank rank(context, setup);
-    rank.load();
-    std::atomic<bool> go{true};
-    Polls polls(go);
-    for (size_t g = rank.groups.size(); g-- > 0;) {
-      polls.until_it_works([&] { return acquire_all(rank, g, no_wait); });
-      FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-    }
-    expect_sums(rank);
-    FSDP(fsdp_close_context(context));
-  });
+  run_polling(setup);
 }
 
 // One rank has no peers; its own copies are all that can be awaited.
@@ -206,18 +200,7 @@ TEST(NoWait, WorksOnOneRank) {
   for (const uint32_t flags : {0u, FSDP_MODEL_FORCE_COMMUNICATION + 0u}) {
     Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
     setup.model.flags = flags;
-    run_threads(setup, [&](uint32_t, fsdp_context *context) {
-      Rank rank(context, setup);
-      rank.load();
-      std::atomic<bool> go{true};
-      Polls polls(go);
-      for (size_t g = rank.groups.size(); g-- > 0;) {
-        polls.until_it_works([&] { return acquire_all(rank, g, no_wait); });
-        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-      }
-      expect_sums(rank);
-      FSDP(fsdp_close_context(context));
-    });
+    run_polling(setup);
   }
 }
 

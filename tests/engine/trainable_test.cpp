@@ -29,16 +29,7 @@ bool keeps(uint32_t step, uint32_t ordinal) {
   }
 }
 
-TEST(Trainable, AStepLeavesWhatIsNotTrainedAsItIs) {
-  Sample sample(5);
-  for (const KeptSetup &setup : kept_setups()) {
-    if (!sample.takes_next()) continue;
-    SCOPED_TRACE(setup.name);
-    const auto expected = train_kept(setup.scenario, Way::restored, keeps);
-    const auto found = train_kept(setup.scenario, Way::untrained, keeps);
-    EXPECT_EQ(kept_difference(setup.scenario, found, expected, keeps), "");
-  }
-}
+TEST(Trainable, AStepLeavesWhatIsNotTrainedAsItIs) { expect_as_restored(Way::untrained, keeps); }
 
 TEST(Trainable, AGroupWithoutAnyIsNotReduced) {
   for (const fsdp_strategy strategy : strategies) {
