@@ -168,6 +168,36 @@ TEST_F(SilentRanks, AreAskedForTheirCores) {
   EXPECT_EQ(others.ranks().list(), std::vector<uint32_t>{1}) << "it had left";
 }
 
+TEST_F(SilentRanks, ThatHaveLeftAreNotDead) {
+  Pulse pulse(*control, 0, 1000);
+  DyingPeers links;
+  for (const Membership state : {Membership::left, Membership::gone}) {
+    control->set_membership(1, state);
+    Deaths dead;
+    dead.find(*control, links, pulse);
+    EXPECT_TRUE(dead.empty()) << static_cast<int>(state);
+  }
+}
+
+// Rank 0 leads, and says nothing: it may have died in the middle of it.
+TEST_F(SilentRanks, ASuspicionThatTheLeaderDoesNotAnswerBecomesTheVerdict) {
+  control->set_leader(0);
+  control->accuse(Verdict::timeout, 2, "rank 2 has not come");
+  const auto begin = std::chrono::steady_clock::now();
+  control->settle();
+  EXPECT_TRUE(control->suspected());
+  EXPECT_FALSE(control->accused()) << "the leader may ask other nodes";
+  while (!control->accused() && std::chrono::steady_clock::now() - begin < std::chrono::seconds(60)) {
+    pause_ms(10);
+    control->settle();
+  }
+  ASSERT_TRUE(control->accused());
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+  EXPECT_EQ(control->verdict().kind, Verdict::timeout);
+  EXPECT_EQ(control->verdict().rank, 2);
+  EXPECT_EQ(control->verdict().what(), "rank 2 has not come");
+}
+
 // What rank 2 sent, some time after the word that it left.
 class LateMessage final : public Awaited {
  public:
