@@ -857,7 +857,7 @@ enum {
 };
 
 /** What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
- *  was NULL. */
+ *  was NULL, and fsdp_load_grad has loaded none. */
 typedef int32_t fsdp_missing_grad;
 enum {
   FSDP_MISSING_GRAD_ZEROS = 1, /* it counts as zeros: weights decay, and move on along their moments */

@@ -54,7 +54,8 @@ class Gatherer {
   uint32_t find_position(const Group &group, fsdp_phase phase);
   void require_form(Group &group, fsdp_phase phase) const;
   void prefetch_after(fsdp_phase phase, uint32_t position);
-  // Enqueues the gather. Throws if a group with holds has the buffer; drops one without.
+  // Enqueues the gather. Throws if a group with holds has the buffer; drops one without. waiting: the stream that will
+  // read the weights; NULL: they are gathered ahead.
   void gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting);
   bool blocked(const GatherSlot &slot) const;
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;

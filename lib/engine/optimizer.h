@@ -75,7 +75,7 @@ class Optimizer {
   void adopt(std::vector<AdamWBatch> batches) noexcept;
   // After what is trained has changed.
   void list_trained() noexcept;
-  // After the update window has opened in which shards are kept, or not.
+  // After the update window has opened in which shards are kept, or not, and after a change of that in it.
   void list_spans() noexcept;
   void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
   // What scales is kept for the model's next meeting, where it must be the same on every rank.

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "device.h"
+#include "every_setup.h"
 #include "kept.h"
 #include "misuse.h"
 
@@ -65,36 +65,6 @@ std::vector<float> average(const Rank &rank) {
   std::vector<float> values(rank.def(1).params[2].count());
   FSDP(fsdp_read_state(rank.groups[1], 2, "exp_avg", values.data(), FSDP_FLOAT32, values.size(), FSDP_EVERY_RANK, 0));
   return values;
-}
-
-// One that is loaded into the window counts as given, in this step alone.
-TEST(MissingGrad, AGradientThatIsLoadedIsOne) {
-  for (const fsdp_strategy strategy : strategies)
-    for (const uint32_t replicas : {1u, 2u}) {
-      Scenario setup = skipping(scenario_of(strategy, 4));
-      setup.mesh.replicate_size = replicas;
-      setup.mesh.shard_size = 4 / replicas;
-      run_threads(setup, [&](uint32_t, fsdp_context *context) {
-        Rank rank(context, setup);
-        rank.load();
-        const std::vector<float> before = rank.read(1, 2), ones(before.size(), 1.0f);
-        reduce(rank, put_none);
-        FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
-        FSDP(fsdp_load_grad(rank.groups[1], 2, ones.data(), FSDP_FLOAT32, ones.size(), FSDP_EVERY_RANK, 0));
-        double norm = 0, elements = 0;
-        for (const GroupDef &group : setup.groups)
-          for (const ParamDef &param : group.params) elements += static_cast<double>(param.count());
-        FSDP(fsdp_get_grad_norm(rank.model, nullptr, stream(), &norm));
-        REQUIRE(std::abs(norm - std::sqrt(elements)) < 1e-4 * norm);
-        update(rank);
-        const std::vector<float> stepped = rank.read(1, 2);
-        const std::vector<float> averages = average(rank);
-        for (size_t i = 0; i < before.size(); ++i) REQUIRE(stepped[i] < before[i] && averages[i] > 0);
-        step(rank, put_none);
-        REQUIRE(rank.read(1, 2) == stepped && average(rank) == averages);
-        FSDP(fsdp_close_context(context));
-      });
-    }
 }
 
 // The case that frameworks ask for: torch.optim leaves a parameter without a gradient as it is.
@@ -165,6 +135,59 @@ TEST(MissingGrad, OneOfOneRankIsOneOfAll) {
       }
 }
 
+// A step of 'l0.w1' by a gradient that all ranks put, or that none of them puts and all load.
+struct LoadedStep {
+  std::vector<float> grad, weights, averages;
+  double norm = 0;
+};
+
+void load(Rank &rank, const std::vector<float> &grad, int32_t root) {
+  const bool gives = root == FSDP_EVERY_RANK || static_cast<uint32_t>(root) == rank.rank;
+  FSDP(fsdp_load_grad(rank.groups[1], 2, gives ? grad.data() : nullptr, FSDP_FLOAT32, grad.size(), root, 0));
+}
+
+LoadedStep step_once(Rank &rank, const std::vector<float> *loaded, int32_t root) {
+  LoadedStep step;
+  reduce(rank, loaded ? put_none : Given([](Rank &own, size_t g, size_t p) { put(own, g, p, 0.75f); }));
+  FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
+  if (loaded) load(rank, *loaded, root);
+  step.grad.resize(rank.def(1).params[2].count());
+  FSDP(fsdp_read_grad(rank.groups[1], 2, step.grad.data(), FSDP_FLOAT32, step.grad.size(), FSDP_EVERY_RANK, 0));
+  FSDP(fsdp_get_grad_norm(rank.model, nullptr, stream(), &step.norm));
+  update(rank);
+  step.weights = rank.read(1, 2);
+  step.averages = average(rank);
+  return step;
+}
+
+// Beside neighbours that were put, in some steps: the same bits as of one that was put.
+TEST(MissingGrad, ALoadedOneIsGiven) {
+  for (const fsdp_strategy strategy : strategies)
+    for (const Axes axes : every_axes) {
+      Scenario setup = setup_over(axes, strategy, 4);
+      setup.weight_decay = 0.1;
+      setup.groups[1].params[2].missing_grad = FSDP_MISSING_GRAD_SKIP;
+      SCOPED_TRACE("strategy " + std::to_string(strategy) + ", axes " + std::to_string(static_cast<int>(axes)));
+      const int32_t roots[] = {FSDP_EVERY_RANK, 3};
+      std::vector<LoadedStep> expected;
+      for (const bool loads : {false, true})
+        run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+          Rank rank(context, setup);
+          rank.load();
+          for (size_t s = 0; s < 2; ++s) {
+            const LoadedStep found = step_once(rank, loads ? &expected[s].grad : nullptr, roots[s]);
+            REQUIRE(!loads || (same_bits({found.grad, found.weights, found.averages},
+                                         {expected[s].grad, expected[s].weights, expected[s].averages}) &&
+                               found.norm == expected[s].norm));
+            step(rank, put_none);
+            REQUIRE(rank.read(1, 2) == found.weights && average(rank) == found.averages);
+            if (!loads && r == 0) expected.push_back(found);
+          }
+          FSDP(fsdp_close_context(context));
+        });
+    }
+}
+
 TEST(MissingGrad, ADiscardedStepForgetsWhatWasGiven) {
   const Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -174,6 +197,7 @@ TEST(MissingGrad, ADiscardedStepForgetsWhatWasGiven) {
     for (const bool ended : {false, true}) {
       reduce(rank, [&](Rank &own, size_t g, size_t p) { r ? put_none(own, g, p) : put(own, g, p, 1); });
       if (ended) FSDP(fsdp_finish_grads(rank.model, 1.0, 0, stream()));
+      if (ended) load(rank, weights, 0);
       FSDP(fsdp_discard_step(rank.model, stream()));
       step(rank, put_none);
       REQUIRE(rank.read(1, 2) == weights);

@@ -145,7 +145,7 @@ pub type fsdp_quantization = i32;
 
 /// ```text
 /// What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
-///  was NULL.
+///  was NULL, and fsdp_load_grad has loaded none.
 /// ```
 pub type fsdp_missing_grad = i32;
 

@@ -651,7 +651,7 @@ impl Quantization {
 
 /// ```text
 /// What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
-///  was NULL.
+///  was NULL, and fsdp_load_grad has loaded none.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
