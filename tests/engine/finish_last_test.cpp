@@ -168,6 +168,12 @@ TEST(FinishLast, ComparesTheNumberOfContributions) {
   });
 }
 
+// While a peer that cannot end the step still sums what this rank gave, and throws the sum away (tests/tsan.supp).
+[[gnu::noinline]] fsdp_status finish_spoilt_step(Rank &rank) {
+  const SanitizerFrame frame;
+  return fsdp_finish_grads(rank.model, 1, FSDP_LAST, nullptr);
+}
+
 TEST(FinishLast, NamesGradientsThatAreOpen) {
   for (const fsdp_strategy strategy : strategies) {
     const Scenario setup = scenario_of(strategy, 2);
@@ -178,7 +184,7 @@ TEST(FinishLast, NamesGradientsThatAreOpen) {
         put_all(rank, 3, 1);
         FSDP(fsdp_reduce_grad(rank.groups[3], 0, nullptr));
         if (r == 1) put_all(rank, 2, 1);
-        require_error(fsdp_finish_grads(rank.model, 1, FSDP_LAST, nullptr), FSDP_INVALID_STATE,
+        require_error(finish_spoilt_step(rank), FSDP_INVALID_STATE,
                       {"rank 1: group 'layer.1' has gradients that were acquired but not reduced: call "
                        "fsdp_reduce_grad",
                        "fsdp_discard_step"});
