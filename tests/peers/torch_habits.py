@@ -418,7 +418,7 @@ def sharded_twice(shard):
     return raises(lambda: shard(module), "sharded already")
 
 
-def layers_that_differ_by_rank_are_named(shard):
+def what_differs_by_rank_is_named(shard):
     """On GPUs, where gathers are collective: the library's error says what to do in torch's words."""
 
     @in_torch_words
@@ -429,6 +429,13 @@ def layers_that_differ_by_rank_are_named(shard):
         "rank 0 called all_gather of 'a' (#7, 64 bytes), rank 1 called all_gather of 'b' (#7, 64 bytes)",
         "as number 7, rank 0 gathered group 'a', rank 1 gathered group 'b' for BACKWARD",
     )
+    passes = (
+        "rank 0 is in fsdp_put_grad (reduce_scatter of 'a' (#0, float32, 648 elements)), rank 1 is in fsdp_all_reduce_values "
+        "(fsdp_all_reduce_values): they wait for each other"
+    )
+    told = raises(lambda: visit(passes), "the backward pass", "sharded.step()", "as many backward passes", "times zero")
+    if told is not True:
+        return told
     words = "'a'", "'b'", "the same layers in the same order", "shard()", "as one layer"
     return next((told for told in (raises(lambda: visit(text), *words) for text in texts) if told is not True), True)
 
@@ -437,10 +444,17 @@ REFUSED = {
     "float64": (lambda: nn.Linear(2, 2).double(), ("'weight'", "float64")),
     "integers": (lambda: with_integers(), ("'codes'", "int64")),
     "the meta device": (lambda: nn.Linear(2, 2, device="meta"), ("'weight'", "meta device")),
+    "an empty parameter": (lambda: with_an_empty_one(), ("'nothing'", "(0, 3)")),
     "no parameters": (lambda: nn.ReLU(), ("ReLU has no parameters",)),
     "max_norm": (lambda: nn.Embedding(4, 2, max_norm=1.0), ("Embedding", "max_norm")),
     "torch.compile": (lambda: nn.Sequential(torch.compile(nn.Linear(2, 2))), ("torch.compile",)),
 }
+
+
+def with_an_empty_one():
+    module = nn.Linear(2, 2)
+    module.nothing = nn.Parameter(torch.zeros(0, 3))
+    return module
 
 
 def with_integers():
@@ -494,7 +508,7 @@ OTHERS = [
     closing_gives_the_module_back,
     too_few_buffers_name_the_option,
     names_of_groups_are_free,
-    layers_that_differ_by_rank_are_named,
+    what_differs_by_rank_is_named,
 ]
 
 if __name__ == "__main__":

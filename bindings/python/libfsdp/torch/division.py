@@ -101,6 +101,8 @@ def _check_param(name, param):
             f"libfsdp.torch.shard: parameter {name!r} is a DTensor: shard the plain tensors of this rank, and declare "
             "boxes of larger tensors through libfsdp.Param(global_shape=, global_offset=)"
         )
+    if param.numel() == 0:
+        raise ValueError(f"libfsdp.torch.shard: parameter {name!r} has shape {tuple(param.shape)}, and nothing in it to shard")
     if param.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TypeError(f"libfsdp.torch.shard: parameter {name!r} is {param.dtype}, and libfsdp keeps {known} (uint8: frozen)")

@@ -12,6 +12,7 @@ _PHRASES = {
     "raise held_groups in fsdp_schedule_options": "give shard() a larger held_groups",
 }
 _CALLS = {
+    "fsdp_all_reduce_values": "sharded.step()",
     "fsdp_acquire_grad": "the backward pass",
     "fsdp_begin_update": "the beginning of a load",
     "fsdp_clip_grads": "sharded.step(max_norm=)",
@@ -43,8 +44,17 @@ _ONE_LAYER = (
     "experts, as one layer (layers=)"
 )
 
+# A rank that has no batch left, say.
+_PASSES_DIFFER = re.compile(r"(?s)in fsdp_all_reduce_values .*reduce_scatter|reduce_scatter.*in fsdp_all_reduce_values ")
+_SAME_PASSES = (
+    "; every rank must run as many backward passes in a step as the others: where one has nothing to learn from, let it run "
+    "one of a loss times zero"
+)
+
 
 def translate(message):
+    if _PASSES_DIFFER.search(message):
+        message += _SAME_PASSES
     if _GATHERS_DIFFER.search(message) and not message.endswith(_ONE_LAYER):
         message += _ONE_LAYER
     for phrase, ours in _PHRASES.items():

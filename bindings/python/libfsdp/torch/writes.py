@@ -28,7 +28,12 @@ class Writes:
         for index, (name, param) in enumerate(layer.params):
             for part, attribute in self.places[param]:
                 if part._parameters.get(attribute) is not param:
-                    self._refuse(name, "is not in the module any more", "put the values of what is there into the model")
+                    self._refuse(
+                        name,
+                        "is not in the module any more (torch.func.functional_call, say, with tensors of its own, which needs "
+                        "a plain module)",
+                        "put the values of what is there into the model",
+                    )
             if param._version != layer.versions[index]:
                 self._refuse(name, "was written into in place", "put the numbers that are there now into the model")
             if not self.owner.moves and param.data_ptr() != layer.pointers[index]:
