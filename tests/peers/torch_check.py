@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the checks of libfsdp.torch share: reports in the Test Anything Protocol, modes, and torch's side of a comparison."""
 
+import argparse
 import contextlib
 import copy
 import os
@@ -11,6 +12,17 @@ import libfsdp as fsdp
 import libfsdp.torch
 
 MODES = ("mapped", "copied", "debug")
+
+
+def read_options():
+    """The arguments of a check: one mode or all, and words that a case must have in its name."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", choices=MODES)
+    parser.add_argument("words", nargs="*")
+    torch.set_num_threads(1)
+    options = parser.parse_args()
+    options.modes = [options.mode] if options.mode else MODES
+    return options
 
 
 class Report:

@@ -9,14 +9,13 @@ WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks
 Protocol.
 """
 
-import argparse
 import copy
 import io
 import sys
 
 import torch
 from torch import nn
-from torch_check import MODES, Report, on_ranks, raises
+from torch_check import Report, on_ranks, raises, read_options
 
 import libfsdp as fsdp
 from libfsdp.torch.words import in_torch_words
@@ -297,6 +296,8 @@ def an_interrupt(module, sharded):
             return "it was not interrupted"
         hook.remove()
         sharded.discard()
+        if torch._C._autograd._top_saved_tensors_default_hooks(True):
+            return "the program's own operations would still be hooked"
         backward(module)
         sharded.finish()
         found = sharded.read_grad("layers.2.weight")
@@ -465,12 +466,7 @@ def with_integers():
 
 def run_habits(habits, others=(), refused=None):
     """The script: habits(module, sharded), others(shard), and what shard() refuses."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("words", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    report = Report()
+    options, report = read_options(), Report()
 
     def run(name, ranks, mode, function):
         if all(word in name for word in options.words):
@@ -482,7 +478,7 @@ def run_habits(habits, others=(), refused=None):
 
             report.run(f"{name} {ending}", agree)
 
-    for mode in [options.mode] if options.mode else MODES:
+    for mode in options.modes:
         for ranks in (1, 2):
             for habit in habits:
 

@@ -9,7 +9,6 @@ WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks
 Protocol.
 """
 
-import argparse
 import copy
 import functools
 import sys
@@ -23,7 +22,7 @@ from torch.utils.checkpoint import (
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
-from torch_check import MODES, Report, compare, on_ranks, raises
+from torch_check import Report, compare, on_ranks, raises, read_options
 
 WIDTH, BATCH, RATE = 8, 4, 1e-2
 
@@ -49,6 +48,18 @@ class Recomputing(Block):
 class RecomputingReentrant(Block):
     def forward(self, h):
         return checkpoint(super().forward, h, use_reentrant=True)
+
+
+class Calling(Block):
+    """Its checkpoint runs layers side by side that are not its own, between its first weight and its last."""
+
+    others = ()
+
+    def forward(self, h):
+        def run(h):
+            return h + self.down(side_by_side(self.others, torch.tanh(self.up(h))))
+
+        return checkpoint(run, h, use_reentrant=False)
 
 
 class Layers(nn.Module):
@@ -189,6 +200,16 @@ class Rotated(Layers):
         self.layers.insert(1, Rotation(is_conjugate))
 
 
+class CallsOthers(Layers):
+    def __init__(self):
+        super().__init__(in_order(0, 1))
+        self.layers[1] = Calling()
+
+    def forward(self, x):
+        self.layers[1].others = list(self.layers)[2:]
+        return super().forward(x)
+
+
 class NoGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
@@ -279,6 +300,7 @@ CASES = {
     "a checkpoint inside of layers in one": (lambda: Layers(in_order(*ORDERS[0]), recomputed, layer=Recomputing), one),
     "a selective checkpoint": (lambda: Layers(in_order(*ORDERS[0]), recomputed_in_part), one),
     "selective checkpoints inside of layers": (lambda: Layers(in_order(), layer=RecomputingInPart), one),
+    "a checkpoint inside of a layer that calls others": (CallsOthers, one),
     "a checkpoint, two forwards": (lambda: Layers(in_order(*ORDERS[0]), recomputed), two),
     "a checkpoint around the module": (lambda: Layers(in_order(*ORDERS[0])), around_all(recomputed)),
     "hooks of the program": (lambda: Layers(in_order(), hooked), one),
@@ -381,13 +403,8 @@ def outputs_are_copies_in_evaluation(mode):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("words", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    report = Report()
-    for mode in [options.mode] if options.mode else MODES:
+    options, report = read_options(), Report()
+    for mode in options.modes:
         for name, (make, step_of) in CASES.items():
             for held_groups in (0, 3) if mode == "copied" else (0,):
                 if all(word in name for word in options.words):

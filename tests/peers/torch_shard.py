@@ -8,7 +8,6 @@ WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks
 Protocol.
 """
 
-import argparse
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
-from torch_check import MODES, Report, compare, on_ranks
+from torch_check import MODES, Report, compare, on_ranks, read_options
 
 import libfsdp as fsdp
 
@@ -344,19 +343,27 @@ class Experts(nn.Module):
         return x
 
 
-def waits_for_no_peer(mode):
-    """A rank that is ahead with its gradients goes on to where the other one waits for it."""
+def train_with_exchanges(mode, kind, late_seconds=0):
+    """Three steps of a module whose ranks wait for each other; rank 0 is late with its backward passes."""
     barrier = threading.Barrier(2)
 
     def rank(context, shard):
-        module = Experts(barrier)
+        module = kind(barrier)
         sharded = shard(module)
         for step in range(3):
-            module(data_of(step, context.rank), context.rank).pow(2).mean().backward()
+            loss = module(data_of(step, context.rank), context.rank).pow(2).mean()
+            if context.rank == 0:
+                time.sleep(late_seconds)
+            loss.backward()
             sharded.step(RATE)
         return True
 
     return all(on_ranks(2, mode, rank))
+
+
+def waits_for_no_peer(mode):
+    """A rank that is ahead with its gradients goes on to where the other one waits for it."""
+    return train_with_exchanges(mode, Experts)
 
 
 class Unused(nn.Module):
@@ -378,20 +385,7 @@ class Unused(nn.Module):
 
 def waits_for_no_peer_with_layers_that_are_not_used(mode):
     """That a layer has no gradients is told without a wait, too."""
-    barrier = threading.Barrier(2)
-
-    def rank(context, shard):
-        module = Unused(barrier)
-        sharded = shard(module)
-        for step in range(3):
-            loss = module(data_of(step, context.rank), context.rank).pow(2).mean()
-            if context.rank == 0:
-                time.sleep(0.5)
-            loss.backward()
-            sharded.step(RATE)
-        return True
-
-    return all(on_ranks(2, mode, rank))
+    return train_with_exchanges(mode, Unused, late_seconds=1)
 
 
 def agrees_on_late_gradients_of_one_group(mode):
@@ -480,15 +474,10 @@ def reduces_nothing_without_gradients(mode):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("words", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    report = Report()
+    options, report = read_options(), Report()
     others = [waits_for_no_peer, waits_for_no_peer_with_layers_that_are_not_used, agrees_on_late_gradients_of_one_group,
               adopts_order, keeps_order_that_one_rank_saw, reduces_nothing_without_gradients, gathers_ahead_in_the_order_of_the_last_step]
-    for mode in [options.mode] if options.mode else MODES:
+    for mode in options.modes:
         for name, (make, step_of) in CASES.items():
             for ranks in (1, 2) if mode == "copied" else (2,):
                 if all(word in name for word in options.words):

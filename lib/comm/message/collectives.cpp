@@ -45,8 +45,8 @@ void ChannelCollectives::quiesce() {
   channel_->tell_end();
 }
 
-// Where the job has failed, peers hear of that. What this rank gave up because of it comes by a shorter way, and would
-// name this rank as the cause.
+// After a failure of the job this rank does not tell its peers that it gives up. That message is faster than the
+// verdict, and the peers would name this rank as the cause.
 void ChannelCollectives::abandon() {
   const bool failed = seat_->watch.has_failed();
   channel_->round().abandon();

@@ -19,9 +19,8 @@ class Passes:
     def __init__(self, owner, layers):
         self.owner, self.layers = owner, layers
         self.order = list(reversed(layers))
-        # held: layers, the one that was asked for last behind the others; in_use: of them, by an operation of autograd
+        # held: layers, the one that was asked for last behind the others
         self.tasks, self.held, self.queue, self.seen = [], {}, [], []
-        self._operation, self._in_use = None, []
         self.reduced_passes, self.is_broken = 0, False
 
     def in_backward(self):
@@ -87,23 +86,16 @@ class Passes:
         self.hold(layer)
         layer.show_copies()
 
-    def hold_for_operation(self, layer):
-        """One that autograd runs now. It may need weights of several layers at once."""
-        operation = torch._C._current_autograd_node()
-        if operation is not self._operation:
-            self._operation, self._in_use = operation, []
-        self._in_use.append(layer)
-        self.hold(layer)
-
     def hold_for(self, layer, phase, shows=True):
-        """Where all buffers are taken, what a backward pass keeps can come back later."""
+        """Where all buffers are taken, what a backward pass keeps can come back later: first what was asked for first. An
+        operation that needs the weights of several layers asked for them last, and they were there at once in its forward."""
         while True:
             try:
                 return layer.hold(phase, shows)
             except InvalidState as error:
                 if not self.owner.moves or "held_groups" not in error.message:
                     raise
-                kept = next((other for other in self.held if other not in self._in_use), None)
+                kept = next(iter(self.held), None)
                 if kept is None:
                     holders = error.message.partition("held, by ")[2].partition("; return")[0]
                     error.message = (
@@ -118,7 +110,6 @@ class Passes:
             layer.give_back(Phase.BACKWARD, shows=False)
 
     def give_back_all(self):
-        self._operation, self._in_use = None, []
         for layer in list(self.held):
             self.give_back(layer)
 
@@ -200,7 +191,6 @@ class Passes:
 
     def discard(self):
         self.tasks, self.held, self.queue, self.is_broken = [], {}, [], False
-        self._operation, self._in_use = None, []
         for layer in self.layers:
             layer.forget()
             layer.grads.discard()

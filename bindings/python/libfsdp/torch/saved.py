@@ -155,7 +155,7 @@ class SavedWeights:
                 f"parameter {name!r} is at version {param._version}; expected version {saved.version} instead. A step "
                 "writes all weights: run the backward pass before it"
             )
-        self.owner.passes.hold_for_operation(saved.layer)
+        self.owner.passes.hold(saved.layer)
         view = saved.of(saved.layer.find_views()[1][saved.index])
         # With create_graph operations of the backward pass save it in turn, beyond the hold.
         return copy_weight(view) if torch.is_grad_enabled() else view
