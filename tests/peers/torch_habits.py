@@ -359,8 +359,10 @@ def closing_gives_the_module_back(shard):
     full = sharded.full_state_dict()
     sharded.close()
     if sharded.moves:
-        if not module.layers[1].weight.isnan().all():
-            return "weights that are gone look as if they were there"
+        uses = [lambda: module(X), module.layers[1].weight.sum, module.state_dict, lambda: copy.deepcopy(module), lambda: shard(module)]
+        told = [raises(use, "sharded.close()", "full_state_dict()") for use in uses]
+        if told != [True] * len(uses) or raises(lambda: module.layers[1](X), "layers.1.weight") is not True:
+            return f"weights that are gone: {told}"
         module.load_state_dict(full)
     alone = net()
     alone.load_state_dict(full)
@@ -377,7 +379,34 @@ def too_few_buffers_name_the_option(shard):
         return trains(module, sharded)
     found = raises(lambda: module(X), "'layers.0'", "'root'", "shard() a larger held_groups")
     sharded.discard()
-    return found
+
+    def show_all():
+        with sharded.unsharded():
+            pass
+
+    told = raises(show_all, "larger held_groups", "sharded.unsharded(layer)")
+    sharded.discard()
+    return found is True and told is True or f"{found}, {told}"
+
+
+def layers_may_be_compiled_after_shard(shard):
+    """The whole module too, where buffers are enough for all of its layers."""
+    losses = []
+    for held_groups, compiles in ((3, "nothing"), (3, "layers"), (8, "module"), (3, "module")):
+        torch._dynamo.reset()
+        module = net()
+        sharded = shard(module, held_groups=held_groups)
+        for layer in module.layers if compiles == "layers" else ():
+            layer.compile(backend="eager")
+        if compiles == "module":
+            module.compile(backend="eager")
+        if sharded.moves and compiles == "module" and held_groups == 3:
+            found = raises(lambda: module(X), "larger held_groups", "compile each layer, after shard()")
+            sharded.discard()
+            return found and losses[0] == losses[1] == losses[2]
+        losses.append(train(module, sharded, 3))
+        sharded.close()
+    return losses == losses[:1] * 4 or str(losses)
 
 
 def unfreezing_between_forward_and_backward(shard):
@@ -464,8 +493,8 @@ def with_integers():
     return module
 
 
-def run_habits(habits, others=(), refused=None):
-    """The script: habits(module, sharded), others(shard), and what shard() refuses."""
+def run_habits(habits, others=(), refused=None, alone=()):
+    """The script: habits(module, sharded), others(shard), alone(shard) on one rank, and what shard() refuses."""
     options, report = read_options(), Report()
 
     def run(name, ranks, mode, function):
@@ -492,6 +521,8 @@ def run_habits(habits, others=(), refused=None):
                 run(habit.__name__.replace("_", " "), ranks, mode, check)
             for other in others:
                 run(other.__name__.replace("_", " "), ranks, mode, other)
+        for other in alone:
+            run(other.__name__.replace("_", " "), 1, mode, other)
     for name, (make, words) in (refused or {}).items():
         run(f"shard refuses {name}", 1, "mapped", lambda shard, make=make, words=words: raises(lambda: shard(make()), *words))
     return report.end()
@@ -508,4 +539,5 @@ OTHERS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(run_habits(HABITS, OTHERS, REFUSED))
+    # torch.compile works for all threads of a process at once.
+    sys.exit(run_habits(HABITS, OTHERS, REFUSED, [layers_may_be_compiled_after_shard]))

@@ -15,7 +15,7 @@ import tempfile
 
 import torch
 from torch import nn
-from torch_check import raises
+from torch_check import message_of, raises
 from torch_habits import RATE, X, backward, net, run_habits, train, trains
 
 import libfsdp.torch
@@ -118,6 +118,56 @@ def a_layer_loads_its_own(module, sharded):
     return torch.equal(sharded.full_state_dict()["layers.1.weight"], wanted["weight"]) and trains(module, sharded)
 
 
+class Block(nn.Module):
+    """Parts of two levels, a part that two others share, and parameters of the block's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.gain = nn.Parameter(torch.ones(8))
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+        self.outer = nn.Linear(8, 8)
+        self.outer.weight = self.inner[0].weight
+
+    def forward(self, x):
+        return x + self.outer(self.inner(x)) * self.gain
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.layers = Block(), nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](self.first(x)))
+
+
+def parts_of_layers_save_and_load_their_own(shard):
+    """So do parts of the root group, and none of them touches what is not its own."""
+    module = Blocks()
+    sharded = shard(module)
+    for path in ("", "first", "first.inner", "layers.1", "layers.1.inner.1", "layers.0.outer", "layers.0.inner.0"):
+        before = sharded.full_state_dict()
+        part, prefix = module.get_submodule(path), path + "." if path else ""
+        state = part.state_dict()
+        own = {name: value for name, value in before.items() if name.startswith(prefix)}
+        if not equal({prefix + name: value for name, value in state.items()}, own):
+            return f"the state dict of {path!r} is wrong"
+        wanted = {name: value * 2 + 1 for name, value in state.items()}
+        part.load_state_dict(wanted, assign=path.endswith("1"))
+        full = sharded.full_state_dict()
+        shared = {name.replace("inner.0", "outer") for name in own} | {name.replace("outer", "inner.0") for name in own}
+        shared = {name for name in shared if name.endswith("weight")}
+        others = {name: value for name, value in full.items() if name not in own and name not in shared}
+        if not equal({name: full[name] for name in own}, {prefix + name: value for name, value in wanted.items()}):
+            return f"{path!r} has not loaded its own"
+        if not equal(others, {name: before[name] for name in others}):
+            return f"the load of {path!r} has changed others"
+    module(X).pow(2).mean().backward()
+    sharded.step(RATE)
+    return True
+
+
 def full_state_dict_has_buffers_and_tied_names(module, sharded):
     train(module, sharded, 2)
     full = sharded.full_state_dict()
@@ -139,8 +189,12 @@ def load_full_state_dict_names_what_does_not_fit(module, sharded):
 def saves_and_loads_with_buffers(module, sharded):
     with shared_folder(sharded.context) as folder:
         train(module, sharded, 2)
-        sharded.save(folder)
         saved = sharded.full_state_dict()
+        sharded.save(folder, step=7)
+        told = raises(lambda: sharded.save(folder, step=7), "sharded.save(", "libfsdp.SaveFlag.REPLACE")
+        if told is not True or "FSDP_SAVE" in message_of(lambda: sharded.save(folder, step=7)):
+            return f"a name that is taken: {told}"
+        sharded.save(folder, step=7, flags=libfsdp.SaveFlag.REPLACE)
         train(module, sharded, 2)
         sharded.load(folder)
         return equal(sharded.full_state_dict(), saved) and trains(module, sharded)
@@ -185,4 +239,4 @@ HABITS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(run_habits(HABITS))
+    sys.exit(run_habits(HABITS, [parts_of_layers_save_and_load_their_own]))

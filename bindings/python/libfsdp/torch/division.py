@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from .grads import DTYPES
+from .parameter import ClosedParameter, refuse_closed
 
 
 def find_layers(module):
@@ -87,6 +88,8 @@ def _check_param(name, param):
             f"libfsdp.torch.shard: parameter {name!r} is sharded already: shard() a module once, and close() what it "
             "returned before it is sharded anew"
         )
+    if type(param) is ClosedParameter:
+        refuse_closed(name, "libfsdp.torch.shard")
     if torch.nn.parameter.is_lazy(param):
         raise ValueError(
             f"libfsdp.torch.shard: parameter {name!r} is lazy and has no shape yet: run the module once before shard()"

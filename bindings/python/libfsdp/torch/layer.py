@@ -12,7 +12,7 @@ from .._library import lib
 from ..constants import EVERY_RANK, ParamFlag, Phase
 from ..group import Param
 from .grads import DTYPES, Grads
-from .parameter import HiddenParameter, refuse_use
+from .parameter import ClosedParameter, HiddenParameter, refuse_use
 from .saved import copy_weight, current_task
 from .words import in_torch_words
 
@@ -114,14 +114,14 @@ class Layer(NotCopied):
                 self.grads.watch(index, param)
 
     def detach(self):
-        """The model is closed. Weights that came and went are gone: what the parameters show says so."""
-        for _, param in self.params:
+        """The model is closed. Weights that came and went are gone, and the use of one of them says so."""
+        for name, param in self.params:
             if type(param) is HiddenParameter:
                 param.__class__ = Parameter
-            if self.owner.moves and param.dtype.is_floating_point:
-                param.data = torch.full(param.shape, float("nan"), dtype=param.dtype, device=param.device)
             param.grad = None
             del param.fsdp_layer
+            if self.owner.moves:
+                ClosedParameter.close(param, name)
 
     def find_views(self):
         """The tensors of the full weights where they lie now."""

@@ -78,6 +78,53 @@ class HiddenParameter(Parameter):
         return super().__reduce_ex__(protocol)
 
 
+# What gives a parameter all of its numbers.
+_WRITES = {torch.Tensor.copy_, torch.Tensor.data.__set__}
+
+
+class ClosedParameter(Parameter):
+    """A parameter of a closed model whose weights were copied and went with it. It has no numbers, and no memory, until
+    values are put into it, as module.load_state_dict() does; any other use is a RuntimeError that names it."""
+
+    @staticmethod
+    def close(param, name):
+        param.data = torch.zeros((), dtype=param.dtype, device=param.device).expand(param.shape)
+        param.__class__ = ClosedParameter
+        param.closed_name = name
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in _WRITES and type(args[0]) is ClosedParameter:
+            args[0]._reopen()
+        if function not in _METADATA:
+            for param in _tensors_in((*args, *kwargs.values()), ClosedParameter):
+                refuse_closed(param.closed_name, _name_of(function))
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+
+    def _reopen(self):
+        self.__class__ = Parameter
+        self.data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        del self.closed_name
+
+    def __repr__(self):
+        return f"Parameter(closed by libfsdp, {tuple(self.shape)}, {self.dtype})"
+
+    def __deepcopy__(self, memo):
+        refuse_closed(self.closed_name, "copy.deepcopy")
+
+    def __reduce_ex__(self, protocol):
+        refuse_closed(self.closed_name, "pickling")
+
+
+def refuse_closed(name, call):
+    raise RuntimeError(
+        f"{call}: the weights of {name!r} went with the model that sharded.close() ended: call sharded.full_state_dict() "
+        "before close(), and module.load_state_dict() after it"
+    )
+
+
 class HandedGrad(torch.Tensor):
     """param.grad after a backward pass: libfsdp has the gradient. It has a shape, and no numbers of its own."""
 

@@ -15,8 +15,13 @@ from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
 from .passes import Passes
 from .saved import SavedWeights, current_task
-from .words import in_torch_words
+from .words import advice, in_torch_words
 from .writes import Writes
+
+
+def _traces():
+    """Does torch.compile look at the module now?"""
+    return torch._guards.TracingContext.try_get() is not None
 
 
 class Sharded(NotCopied):
@@ -68,10 +73,7 @@ class Sharded(NotCopied):
         for layer in self.layers:
             if not layer.is_root:
                 layer.hook()
-        self.dicts.hook(self.module, [self.root] if self.root else [])
-        for layer in self.layers:
-            if not layer.is_root and layer.module is not self.module:
-                self.dicts.hook(layer.module, [layer])
+        self.dicts.hook(self.layers)
 
     def stream(self):
         """The stream that torch works on now; None on the host."""
@@ -133,7 +135,8 @@ class Sharded(NotCopied):
     def reach(self, layer):
         """Weights are used outside of their layer's forward. Unshards them if there is a pass whose end takes them."""
         if self._depth:
-            self.hold_in_scope(layer)
+            with advice("torch.compile of the whole module needs all layers at once: compile each layer, after shard()", _traces()):
+                self.hold_in_scope(layer)
         elif current_task() != -1:
             self.passes.show(layer)
         else:
@@ -338,7 +341,8 @@ class Sharded(NotCopied):
 
     @in_torch_words
     def _hold_to_read(self, layer):
-        self.passes.hold_for(layer, Phase.EVAL)
+        with advice("`with sharded.unsharded(layer):` needs the buffer of one layer"):
+            self.passes.hold_for(layer, Phase.EVAL)
 
     def _param(self, name):
         for layer in self.layers:

@@ -12,13 +12,23 @@ from .words import in_torch_words
 
 
 class StateDicts:
-    """The hooks of module.state_dict() and module.load_state_dict(), of the root and of each layer."""
+    """The hooks of state_dict() and load_state_dict(), of the module and of each part, which may be called alone."""
 
     def __init__(self, owner):
-        self.owner, self.loading = owner, []  # loading: what each load that is under way has opened
+        self.owner, self.loading = owner, []  # loading: the parts whose loads are under way, with what each has opened
 
-    def hook(self, module, layers):
-        """layers: those whose parameters the module's state dict has, and no smaller module's that is hooked."""
+    def hook(self, layers):
+        holders, params = {}, {}  # of each part: layers that its state dict needs, and (layer, index) of its own parameters
+        for layer in layers:
+            holders.setdefault(layer.module, {})[layer] = None
+            for index, (_, param) in enumerate(layer.params):
+                for part, _ in self.owner.writes.places[param]:
+                    holders.setdefault(part, {})[layer] = None
+                    params.setdefault(part, {})[layer, index] = None
+        for part in self.owner.module.modules():
+            self._hook_part(part, list(holders.get(part, ())), list(params.get(part, ())))
+
+    def _hook_part(self, module, layers, params):
         handles = self.owner.handles
         if self.owner.moves:
             handles += [
@@ -31,9 +41,9 @@ class StateDicts:
             ]
         handles += [
             module.register_load_state_dict_pre_hook(
-                lambda part, state, prefix, *rest: self.begin_load(part, module, layers)
+                lambda part, state, prefix, *rest: self.begin_load(part, module, params)
             ),
-            module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module, layers)),
+            module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module)),
         ]
 
     # -- out: where weights come and go -------------------------------------------------------------------------
@@ -68,34 +78,36 @@ class StateDicts:
 
     def abandon(self):
         """Ends loads that an exception has ended. True if there were any: the update window is open then."""
-        opened, self.loading = [entry for load in self.loading for entry in load], []
-        for layer, index, _, _ in opened:
-            layer.take_back(index)
-        return bool(opened)
+        loading, self.loading = self.loading, []
+        for _, opened in loading:
+            for layer, index, _, _ in opened:
+                layer.take_back(index)
+        return bool(loading)
 
     @in_torch_words
-    def begin_load(self, part, module, layers):
-        """Until the load ends the parameters are tensors of torch, which may be written into."""
+    def begin_load(self, part, module, params):
+        """Until the part's load ends its parameters are tensors of torch, which may be written into."""
         if part is not module:
             return
-        lent = [
-            (layer, index, param, torch.empty(param.shape, dtype=param.dtype, device=param.device))
-            for layer in layers
-            for index, (_, param) in enumerate(layer.params)
-        ]
+        open_now = {(layer, index) for _, opened in self.loading for layer, index, _, _ in opened}
+        lent = []
+        for layer, index in params:
+            if (layer, index) not in open_now:
+                param = layer.params[index][1]
+                lent.append((layer, index, param, torch.empty(param.shape, dtype=param.dtype, device=param.device)))
         if not self.loading:
             self.owner.begin_window("module.load_state_dict()")
         opened = []
+        self.loading.append((part, opened))
         for layer, index, param, memory in lent:
             layer.lend(param, memory)
             opened.append((layer, index, param, param._version))
-        self.loading.append(opened)
 
     @in_torch_words
-    def end_load(self, part, module, layers):
-        if part is not module:
-            return
-        for layer, index, param, version in self.loading.pop():
+    def end_load(self, part, module):
+        if part is not module or not self.loading or self.loading[-1][0] is not part:
+            return  # a part that loads by a method of its own has begun nothing here
+        for layer, index, param, version in self.loading.pop()[1]:
             values = self._find_assigned(layer, index)
             if values is None and param._version != version:
                 values = param.data

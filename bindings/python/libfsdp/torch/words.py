@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of the library in the words of torch's users, who call none of the C functions that they name."""
 
+import contextlib
 import functools
 import re
 
@@ -10,6 +11,7 @@ _PHRASES = {
     "the gradient buffers of FSDP_SCHEDULE_ANY": "the gradient buffers",
     "buffers of FSDP_SCHEDULE_ANY": "buffers",
     "raise held_groups in fsdp_schedule_options": "give shard() a larger held_groups",
+    "FSDP_SAVE_REPLACE replaces it": "sharded.save(folder, flags=libfsdp.SaveFlag.REPLACE) replaces it",
 }
 _CALLS = {
     "fsdp_all_reduce_values": "sharded.step()",
@@ -60,6 +62,17 @@ def translate(message):
     for phrase, ours in _PHRASES.items():
         message = message.replace(phrase, ours)
     return re.sub(r"\bfsdp_[a-z_]+", lambda found: _CALLS.get(found[0], found[0]), message)
+
+
+@contextlib.contextmanager
+def advice(text, applies=True):
+    """Adds what to do to an error that buffers are too few."""
+    try:
+        yield
+    except Error as error:
+        if applies and "held_groups" in error.message:
+            error.message += "; " + text
+        raise
 
 
 def in_torch_words(function):
