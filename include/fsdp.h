@@ -38,9 +38,9 @@
  *              value is INVALID_ARGUMENT.
  *   Flags      Unknown bits are INVALID_ARGUMENT. No flag uses one of the lowest eight bits, which belong to the values
  *              of enums. Each family has bits of its own, so that a call refuses the flags of another family. Three
- *              bits are shared with FSDP_CONTEXT_*, which only the calls that make a context take:
- *              FSDP_SAVE_COMMIT_MANIFEST is that of FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA that of
- *              FSDP_CONTEXT_NO_OVERLAP, FSDP_GRAD_NO_WAIT that of FSDP_CONTEXT_TRACE.
+ *              flags share a bit with FSDP_CONTEXT_*, which only the calls that make a context take:
+ *              FSDP_SAVE_COMMIT_MANIFEST with FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA with FSDP_CONTEXT_NO_OVERLAP,
+ *              and FSDP_GRAD_NO_WAIT with FSDP_CONTEXT_TRACE.
  *   Arrays     of structs come with a stride, the bytes from one element to the next: sizeof the struct as the caller's
  *              header has it, whatever the count. FSDP_ARRAY(array) writes pointer, count and stride of a C array.
  *   Ranks      A rank or root that is passed, returned or told in a message is a rank of the job, never of a mesh.
@@ -100,7 +100,7 @@ enum {
   FSDP_INVALID_STATE = 3,    /* right call, wrong moment; the message names the call expected */
   FSDP_UNSUPPORTED = 4,      /* this build, backend or release cannot do it */
   FSDP_OUT_OF_MEMORY = 5,
-  FSDP_BUSY = 6,           /* another thread is inside this context; or FSDP_GRAD_NO_WAIT, and the call would wait */
+  FSDP_BUSY = 6,           /* another thread is inside this context; or the call would wait, with FSDP_GRAD_NO_WAIT */
   FSDP_MISMATCH = 7,       /* ranks called or declared different things */
   FSDP_PEER_FAILED = 8,    /* a rank died, left or aborted; the error names it */
   FSDP_TIMEOUT = 9,        /* an operation outlasted its timeout_ms */
@@ -195,8 +195,8 @@ typedef int32_t fsdp_device_kind;
 enum { FSDP_DEVICE_HOST = 1, FSDP_DEVICE_CUDA = 2 };
 
 enum {
-  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error, which a mapped view answers with SIGSEGV,
-                                            or as FSDP_VIEWS_PRIVATE says */
+  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error: SIGSEGV in a mapped view, or see
+                                      FSDP_VIEWS_PRIVATE */
 };
 
 /**
@@ -488,16 +488,16 @@ enum {
   FSDP_UNSHARD_COPIED = 2  /* full weights are copied into private buffers of a pool */
 };
 
-/** What happens to a write through a view of mapped weights, which is an error of the program. */
+/** What a write through a view of mapped weights does. Such a write is an error of the program. */
 typedef int32_t fsdp_view_kind;
 enum {
   FSDP_VIEWS_READ_ONLY = 1, /* SIGSEGV */
-  FSDP_VIEWS_PRIVATE = 2    /* the view alone changes, page by page (copy-on-write), until fsdp_restore_view, the next
-                               publish or fsdp_discard_step: for frameworks whose tensors any code may write into.
-                               Compute weights, peers and what is trained stay as they are; pages that were not written
-                               go on showing what the owners write. A copied page takes memory that no role counts. On
-                               the host device; where the strategy keeps weights whole they are shown in such a view
-                               too. Tensors say READ_ONLY all the same. All ranks alike */
+  FSDP_VIEWS_PRIVATE = 2    /* copy-on-write: the write changes the written pages of this view only, until
+                               fsdp_restore_view, the next publish or fsdp_discard_step. Compute weights, other ranks
+                               and training are unaffected, and all other pages keep showing what the owners write.
+                               For frameworks whose tensors can be written by any code. Host device only, same value on
+                               all ranks. Weights that the strategy keeps whole get such a view too. Tensors still have
+                               FSDP_TENSOR_READ_ONLY. A copied page takes memory that no role counts */
 };
 
 typedef int32_t fsdp_reduce_policy;
@@ -516,8 +516,8 @@ enum {
 
 typedef int32_t fsdp_optimizer;
 enum {
-  FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw; further ones of the caller's
-                               from fsdp_add_optimizer_state */
+  FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw; fsdp_add_optimizer_state
+                               adds states of the caller's own */
   FSDP_OPTIMIZER_CALLER = 2 /* the caller's own, with states from fsdp_add_optimizer_state */
 };
 
@@ -573,8 +573,8 @@ typedef struct fsdp_model_options {
   uint32_t max_pending_groups;     /* transient full gradient buffers alive at once, besides one for each
                                       FSDP_GROUP_ROOT; 0: 2 */
   uint32_t prefetch_depth;         /* groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none */
-  fsdp_view_kind view_kind;        /* of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA
-                                      device */
+  fsdp_view_kind view_kind;        /* of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device
+                                      has no other kind */
   uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
   /* checkpoints */
   uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB; what a save has not copied when
@@ -626,12 +626,13 @@ enum {
   FSDP_SCHEDULE_INTERLEAVED = 2, /* 1F1B: a forward and a backward pass run at once; one address per (group,
                                     direction) */
   FSDP_SCHEDULE_VISITS = 3,      /* the list of visits below */
-  FSDP_SCHEDULE_ANY = 4          /* no order: held_groups buffers of one size, that of the largest group. An unshard
-                                    that must gather takes a free one, or that of the group whose last hold was returned
-                                    first; any groups may be held at once, in any order. A view's address is that of
-                                    the hold: it may be another one at the next. Nothing is gathered ahead but by
-                                    fsdp_prefetch. Gradients are lent as SEQUENTIAL plans them. For eager frameworks; no
-                                    graph is captured, and no group is RESIDENT or ROOT: hold it instead */
+  FSDP_SCHEDULE_ANY = 4          /* no order, for eager frameworks: any groups may be held at once, in any order. There
+                                    are held_groups buffers, each as large as the largest group. An unshard that
+                                    gathers takes a free buffer, or else the buffer of the group whose last hold was
+                                    returned first. A view's address is valid while the group is held, and may differ at
+                                    the next hold. Only fsdp_prefetch gathers ahead. Gradient buffers are planned as for
+                                    SEQUENTIAL. No graph can be captured, and no group can be RESIDENT or ROOT: keep a
+                                    hold on the group instead */
 };
 
 /** One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
@@ -647,8 +648,9 @@ typedef struct fsdp_schedule_options {
   const fsdp_visit *visits; /* counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit */
   uint64_t visit_count;
   uint64_t visit_stride;    /* counts with visits: sizeof(fsdp_visit) */
-  uint32_t held_groups;     /* with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0:
-                               4. Planes by phase count for themselves (fsdp_plane_policy) */
+  uint32_t held_groups;     /* with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is
+                               held or gathered ahead; 0: 4. With planes by phase (fsdp_plane_policy), one for each set
+                               of planes */
   uint32_t reserved;        /* 0 */
 } fsdp_schedule_options;
 #define FSDP_SCHEDULE_OPTIONS_INIT {sizeof(fsdp_schedule_options), 0, 0, 0, 0, 0}
@@ -656,17 +658,17 @@ typedef struct fsdp_schedule_options {
 /**
  * The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
  * A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
- * names both groups, or with ANY the groups that have all the buffers, and held_groups. Collective: the mesh. Blocks:
- * no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+ * names both groups. With ANY this error names held_groups and the groups that hold the buffers. Collective: the mesh.
+ * Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind,
                                                    const fsdp_schedule_options *options);
 
 /**
- * Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights):
- * as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks:
- * no.
- * Errors: INVALID_ARGUMENT (name taken, by AdamW's states or its "step" too, or not UTF-8 of 1-63 bytes),
+ * Add a named state tensor for the caller's own optimizer, or to the states of AdamW (say a moving average of the
+ * weights). It is as long as each main weight shard, zeroed at the seal, and saved and loaded with the other states.
+ * Collective: the mesh. Blocks: no.
+ * Errors: INVALID_ARGUMENT (name taken, with AdamW also "step" and its states' names; or not UTF-8 of 1-63 bytes),
  * INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype);
@@ -856,16 +858,16 @@ enum {
   FSDP_QUANTIZE_FP8_BLOCK = 3
 };
 
-/** What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
- *  was NULL, and fsdp_load_grad has loaded none. */
+/** What a step does to a parameter without a gradient: in this step no rank acquired its gradient or put anything but
+ *  NULL, and fsdp_load_grad loaded none. */
 typedef int32_t fsdp_missing_grad;
 enum {
-  FSDP_MISSING_GRAD_ZEROS = 1, /* it counts as zeros: weights decay, and move on along their moments */
-  FSDP_MISSING_GRAD_SKIP = 2   /* fsdp_step_adamw leaves weights and moments as they are, as torch.optim does; AdamW's
-                                  number of steps goes on. fsdp_shard.flags tell a caller's own optimizer. Ranks agree
-                                  in fsdp_finish_grads, by one more exchange, of a bit for each such parameter, where
-                                  they have not all given the same. Such a model is not captured into graphs. No
-                                  effect if FROZEN */
+  FSDP_MISSING_GRAD_ZEROS = 1, /* the gradient is zeros: weights still decay and still move along their moments */
+  FSDP_MISSING_GRAD_SKIP = 2   /* as torch.optim: fsdp_step_adamw leaves weights and moments unchanged, and AdamW's step
+                                  number still advances. fsdp_shard.flags tell a caller's own optimizer. Ranks agree in
+                                  fsdp_finish_grads: if they gave gradients to different parameters, one more exchange
+                                  sends one bit per such parameter. A model with such a parameter cannot be captured
+                                  into graphs. No effect if FROZEN */
 };
 
 typedef struct fsdp_param {
@@ -995,8 +997,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
  * update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
  * the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
  * of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
- * INTERLEAVED, but FORWARD's where planes are by phase. With ANY it is that of the hold, as long as the group is held.
- * phase may be any.
+ * INTERLEAVED, but FORWARD's where planes are by phase. With ANY the address is valid while the group is held, and may
+ * differ at the next hold. phase may be any.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
@@ -1127,16 +1129,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t pa
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uint64_t param_index, double lr_scale);
 
 /**
- * Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others
- * refuse it as they do a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not ask for it, and a group
- * of which none is trained is not reduced: fsdp_reduce_grad does nothing there, and need not be called.
- * fsdp_apply_grads still lists it, with data NULL. No step changes its weights or states, with weight decay or without;
- * fsdp_shard.flags have FROZEN, its main gradient is zeros, also in norms. fsdp_get_param_info shows it as declared.
- * Memory stays as it was planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank:
- * what is trained is compared in the model's next meeting, at the latest at the end of the step; until then ranks that
- * reduce other groups than their peers are MISMATCH at once, and their contexts have failed. Blocks: no. Window:
- * either, between steps: no gradient may have been acquired since the last publish, and inside the window there may be
- * none. A graph that was captured before can be replayed only once the same is trained again.
+ * Stop training a parameter, or train it again. An untrained parameter has no gradient: fsdp_put_grad and
+ * fsdp_acquire_grad refuse it as a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not require one. In
+ * a group without trained parameters fsdp_reduce_grad does nothing and need not be called. fsdp_apply_grads still has
+ * an entry for the parameter, with data NULL. Steps, weight decay included, leave its weights and states unchanged.
+ * fsdp_shard.flags have FROZEN, and its main gradient is zeros, also in norms. fsdp_get_param_info shows it as
+ * declared. The planned memory does not change. A parameter that was declared FROZEN cannot be trained.
+ * Collective: no, but train the same on every rank. The model's next meeting, at the latest the end of the step,
+ * compares which parameters are trained. If before that a rank reduces another group than its peers, the collective
+ * fails at once with MISMATCH, and the contexts have failed. Blocks: no.
+ * Window: either, between steps: no gradient may have been acquired since the last publish, and the window must have no
+ * gradients. An earlier graph can be replayed only while the same parameters are trained as at its capture.
  * Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable);
@@ -1172,12 +1175,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase pha
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
 /**
- * Show the true weights of a group again after a write through its views. With FSDP_VIEWS_PRIVATE, mapped ones and
- * those that the strategy keeps whole: the pages that were written are again those of the compute weights, held or
- * not. Copied ones, whatever view_kind says: they are gathered again at the next unshard, so no hold may be left. A
- * publish and fsdp_discard_step do so for all groups. (One rank copies nothing, unless it is made to communicate.)
- * Collective: no; of copied weights on a CUDA device, where an unshard that gathers is, the shard axis. Blocks: local
- * work. Window: either. Memory: that of the pages that were written is given back.
+ * Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do so for
+ * all groups. Weights that are mapped or that the strategy keeps whole need FSDP_VIEWS_PRIVATE: the written pages show
+ * the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
+ * again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to
+ * communicate.)
+ * Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks:
+ * local work. Window: either. Memory: the copies of written pages are freed.
  * Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_restore_view(fsdp_group *group);
@@ -1187,10 +1191,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_restore_view(fsdp_group *group);
 enum {
   FSDP_GRAD_ZEROED = 1u << 17, /* where *accumulate would be 0 the gradient is cleared, and it is 1: for callers who
                                   only add */
-  FSDP_GRAD_NO_WAIT = 1u << 10 /* where a buffer must be drained and peers have not read it yet (of one rank: its own
-                                  reduce has not), the call is BUSY and nothing has changed, of fsdp_acquire_grads for
-                                  any parameter: try again later, or without this flag. Never so on a CUDA device, whose
-                                  streams wait. With FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad waits for peers itself */
+  FSDP_GRAD_NO_WAIT = 1u << 10 /* where the call would wait for peers to read a buffer (on one rank: for its own reduce)
+                                  it returns BUSY and changes nothing, with fsdp_acquire_grads for any parameter: try
+                                  again later, or without this flag. No effect on a CUDA device, where the stream waits
+                                  instead. With FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad itself waits for peers */
 };
 
 /**
@@ -1207,10 +1211,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t 
 
 /**
  * fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
- * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, or
- * is not trained, data is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the
- * host device, if a buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has
- * no room for all of them at once. Since 0.2.
+ * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. A parameter that is frozen or not
+ * trained has data NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host
+ * device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and INVALID_STATE if max_pending_bytes has no room
+ * for all gradients at once. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
                                                  fsdp_tensor *grads, uint64_t grad_count, uint64_t grad_stride,
@@ -1257,12 +1261,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t f
 /**
  * End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
  * reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
- * here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group
- * end here, in reverse declared order, with the same bits, and a group that no contribution came for has zeros, as if
- * each parameter had been put NULL; groups that have ended stay as they are. What is missing anywhere is listed on
- * every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then
- * getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other
- * call of the step say INVALID_STATE.
+ * here. What is missing anywhere is listed on every rank.
+ * With the flag FSDP_LAST, on all ranks, groups need not have been reduced with LAST: this call ends the contributions
+ * of each such group, in reverse declared order, with the same bits. A group without a contribution is reduced as
+ * zeros, as if each parameter had been put NULL. Groups that were reduced with LAST stay as they are.
+ * After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then getters,
+ * traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other call of the
+ * step say INVALID_STATE.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
  * 0.2.
  */
@@ -1270,17 +1275,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_finish_grads(fsdp_model *model, double sc
                                                  fsdp_stream stream);
 
 /**
- * Copy a whole main gradient out, converted to dtype: what all ranks' contributions of the step add up to, scaled, as
- * the optimizer will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
+ * Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer
+ * will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
  * gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                 uint64_t element_count, int32_t root, uint32_t flags);
 
 /**
- * Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
- * Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
- * and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
+ * Replace a main gradient by full data, as fsdp_load_param replaces weights, say after a transformation of the whole
+ * gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
+ * fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *data,
                                                 fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1303,9 +1308,9 @@ typedef struct fsdp_shard {
   uint64_t row_offset;
   uint64_t row_count;
   double lr_scale;
-  uint32_t flags;           /* FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step,
-                               by fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP */
-  uint32_t state_count;     /* optimizer states: AdamW's two, then those of fsdp_add_optimizer_state in its order */
+  uint32_t flags;           /* FSDP_PARAM_*. FSDP_PARAM_FROZEN: this step must leave weights and states unchanged, by
+                               fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP */
+  uint32_t state_count;     /* AdamW's two states, then those of fsdp_add_optimizer_state in the order of its calls */
 } fsdp_shard;
 #define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -1455,11 +1460,11 @@ typedef struct fsdp_grad {
 
 /**
  * A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
- * for each parameter of the model that was not declared FROZEN, group by group in declaration order; that of one that
- * is not trained now (fsdp_set_param_trainable) has data NULL. Same bits as put, reduce, finish and step. If max_norm >
- * 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping; gradients
- * that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0 whether norm is
- * NULL, must be alike on every rank.
+ * for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter that
+ * is not trained now (fsdp_set_param_trainable) must have data NULL. Same bits as put, reduce, finish and step. If
+ * max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping;
+ * gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0
+ * whether norm is NULL, must be alike on every rank.
  * Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
  * 0.2.
  */

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A module of torch whose weights, gradients and optimizer state libfsdp shards and owns.
+"""Shards a torch module with libfsdp, which then owns its weights, gradients and optimizer state.
 
     sharded = libfsdp.torch.shard(module, context)
     for inputs, targets in data:
@@ -7,9 +7,9 @@
         loss.backward()
         sharded.step(lr=1e-3, max_norm=1.0)
 
-Hooks of the module's layers unshard and reshard them; what a backward pass needs decides which weights it holds. Each
-gradient is handed over when autograd has it, and several backward passes before a step add up. Eager only: torch.compile
-of a part that is no layer works, of the sharded module it does not.
+Hooks unshard and reshard each layer; a backward pass unshards the weights that it needs. libfsdp takes each gradient
+from autograd as soon as it is complete. Gradients of several backward passes before a step add up. The sharded module
+must run in eager mode: torch.compile works on a part of a layer, but not on the module or on a layer.
 """
 
 from ..constants import MissingGrad
@@ -31,12 +31,15 @@ def shard(
 ):
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
 
-    layers: the submodules that are a group each; default: the elements of each outermost ModuleList and Sequential. What
-    they do not have, and what several of them share, is the root group. no_decay says which parameters have no weight
-    decay. missing_grad: what a step does to a parameter that no rank has a gradient for; as torch's optimizers do, it
-    stays as it is. held_groups: buffers for the weights of groups that are unsharded at once where weights are copied
-    (fsdp_schedule_options). Further keywords are the fields of fsdp_model_options. The module's values are those of this
-    rank: let them be equal on all.
+    layers: the submodules that become one group each; default: the elements of each outermost ModuleList and
+    Sequential. All other parameters, and those that several layers share, form the root group.
+    no_decay(name, param): True for parameters without weight decay.
+    missing_grad: what a step does to a parameter for which no rank has a gradient. Default: it leaves the parameter
+    unchanged, as torch's optimizers do.
+    held_groups: how many groups can be unsharded at once where weights are copied (fsdp_schedule_options).
+    options: the fields of fsdp_model_options.
+
+    Each rank shards the values of its own module: they must be equal on all ranks.
     """
     layers = list(find_layers(module)) if layers is None else list(layers)
     check_module(module, context, layers)

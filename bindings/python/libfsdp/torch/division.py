@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters of a module are a group, and what shard() refuses."""
+"""Divides a module's parameters into groups, and checks what shard() refuses."""
 
 import torch
 from torch import nn
@@ -18,8 +18,9 @@ def find_layers(module):
 
 
 def divide(module, layers):
-    """Yields (name, module, [(name, parameter)]) of each group, the root first: what no layer has, or several have."""
-    layers = [layer for layer in layers if layer is not module]  # which is the root
+    """Yields (name, module, [(name, parameter)]) of each group. The root group comes first: it has the parameters that
+    are in no layer or in several."""
+    layers = [layer for layer in layers if layer is not module]  # the module itself is the root
     names, users = {}, {}
     for name, param in module.named_parameters():
         names[param] = name
@@ -46,22 +47,22 @@ def _free_name(name, taken):
 
 
 def check_module(module, context, layers):
-    """Raises TypeError or ValueError, in one sentence, for a module that cannot be sharded."""
+    """Raises TypeError or ValueError if the module cannot be sharded."""
     params = dict(module.named_parameters())
     if not params:
-        raise ValueError(f"libfsdp.torch.shard: {type(module).__name__} has no parameters, so there is nothing to shard")
+        raise ValueError(f"libfsdp.torch.shard: {type(module).__name__} has no parameters to shard")
     for name, param in params.items():
         _check_param(name, param)
     devices = {param.device for param in params.values()}
     if len(devices) > 1:
         raise ValueError(
-            f"libfsdp.torch.shard: parameters are on {', '.join(sorted(map(str, devices)))}: move the module to the one "
-            "device of this rank first"
+            f"libfsdp.torch.shard: parameters are on {', '.join(sorted(map(str, devices)))}: move the module to this "
+            "rank's device first"
         )
     if next(iter(devices)).type == "cuda" and context.is_thread:
         raise TypeError(
-            "libfsdp.torch.shard: ranks that are threads of one process share torch's streams on a GPU: run a process "
-            "for each rank, say with fsdp-run"
+            "libfsdp.torch.shard: ranks on GPUs cannot be threads, which share torch's streams: run one process per "
+            "rank, say with fsdp-run"
         )
     compiled = [
         name or "the module"
@@ -73,20 +74,21 @@ def check_module(module, context, layers):
     for name, part in module.named_modules():
         if getattr(part, "max_norm", None) is not None:
             raise TypeError(
-                f"libfsdp.torch.shard: {type(part).__name__} {name!r} has max_norm, which writes weights in the forward "
-                "pass: set it to None, and clip between steps, with sharded.full_state_dict() and load_full_state_dict()"
+                f"libfsdp.torch.shard: {type(part).__name__} {name!r} has max_norm, so its forward pass writes "
+                "weights: set it to None, and clip between steps with sharded.full_state_dict() and "
+                "sharded.load_full_state_dict()"
             )
     parts = set(module.modules())
-    strangers = [type(layer).__name__ for layer in layers if layer not in parts]
-    if strangers:
-        raise ValueError(f"libfsdp.torch.shard: layers has {', '.join(strangers)}, which the module does not contain")
+    foreign = [type(layer).__name__ for layer in layers if layer not in parts]
+    if foreign:
+        raise ValueError(f"libfsdp.torch.shard: layers has {', '.join(foreign)}, which the module does not contain")
 
 
 def _check_param(name, param):
     if hasattr(param, "fsdp_layer"):
         raise ValueError(
-            f"libfsdp.torch.shard: parameter {name!r} is sharded already: shard() a module once, and close() what it "
-            "returned before it is sharded anew"
+            f"libfsdp.torch.shard: parameter {name!r} is sharded already: call close() on what shard() returned before "
+            "you shard the module again"
         )
     if type(param) is ClosedParameter:
         refuse_closed(name, "libfsdp.torch.shard")
@@ -96,18 +98,20 @@ def _check_param(name, param):
         )
     if param.is_meta:
         raise ValueError(
-            f"libfsdp.torch.shard: parameter {name!r} is on the meta device and has no values: module.to_empty() and "
-            "initialize it, or load a state dict, before shard()"
+            f"libfsdp.torch.shard: parameter {name!r} is on the meta device and has no values: call module.to_empty(), "
+            "then initialize the module or load a state dict, before shard()"
         )
     if type(param).__name__ == "DTensor" or type(getattr(param, "data", None)).__name__ == "DTensor":
         raise TypeError(
-            f"libfsdp.torch.shard: parameter {name!r} is a DTensor: shard the plain tensors of this rank, and declare "
-            "boxes of larger tensors through libfsdp.Param(global_shape=, global_offset=)"
+            f"libfsdp.torch.shard: parameter {name!r} is a DTensor: shard a module of plain tensors. Declare a rank's "
+            "part of a larger tensor with libfsdp.Param(global_shape=, global_offset=)"
         )
     if param.numel() == 0:
-        raise ValueError(f"libfsdp.torch.shard: parameter {name!r} has shape {tuple(param.shape)}, and nothing in it to shard")
+        raise ValueError(f"libfsdp.torch.shard: parameter {name!r} is empty: its shape is {tuple(param.shape)}")
     if param.dtype not in DTYPES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise TypeError(f"libfsdp.torch.shard: parameter {name!r} is {param.dtype}, and libfsdp keeps {known} (uint8: frozen)")
+        raise TypeError(
+            f"libfsdp.torch.shard: parameter {name!r} is {param.dtype}, but libfsdp stores {known} (uint8: frozen)"
+        )
     if param.dtype == torch.uint8 and param.requires_grad:
-        raise TypeError(f"libfsdp.torch.shard: parameter {name!r} is {param.dtype}, which does not train")
+        raise TypeError(f"libfsdp.torch.shard: parameter {name!r} is {param.dtype}, which cannot be trained")

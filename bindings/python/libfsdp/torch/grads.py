@@ -12,20 +12,21 @@ DTYPES = {
     torch.float32: Dtype.FLOAT32,
     torch.bfloat16: Dtype.BFLOAT16,
     torch.float16: Dtype.FLOAT16,
-    torch.uint8: Dtype.UINT8,  # of frozen parameters: codes of the caller's own
+    torch.uint8: Dtype.UINT8,  # frozen parameters only: codes of the caller's own
 }
 
 
 class Grads:
-    """A contribution of the group to a step is what one backward pass gives it. It is complete when autograd has left the
-    layer, and is reduced when its turn comes."""
+    """Collects one contribution of the group: the gradients of one backward pass. The contribution is complete when
+    autograd has left the layer, and is reduced when the group's turn comes."""
 
     def __init__(self, layer):
         self.layer, self.owner = layer, layer.owner
-        # waiting: gradients in torch's memory; given: what the contribution has; put: what the library has of it, where
-        # autograd gave none or parts are completed one by one; late: what came when its contribution was complete
+        # waiting: gradients that are still in torch's memory; given: parameters with a gradient in the contribution;
+        # put: parameters that _put_once() has put; late: gradients that came after the contribution was complete
         self.waiting, self.given, self.put, self.late = {}, set(), set(), {}
-        # arrived: what this pass has brought; cleared: whose marker it has taken; marked: what has one since the last step
+        # arrived: parameters that got a gradient in this pass; cleared: parameters whose marker this pass has removed;
+        # marked: parameters that got a marker since the last step
         self.arrived, self.cleared, self.marked = set(), set(), set()
         self.is_over = self.is_complete = False
         self.markers = [
@@ -44,28 +45,28 @@ class Grads:
 
     @property
     def is_ready(self):
-        """Everything that this backward pass gives the layer is here."""
+        """True if this backward pass brings the layer no further gradients."""
         return self.is_over or len(self.given) == sum(self.layer.trains)
 
     # -- from autograd ------------------------------------------------------------------------------------------
 
     def _take_marker(self, index, param):
-        """autograd would add the gradient to it."""
+        """Removes the marker before autograd would add the gradient to it."""
         if type(param.grad) is HandedGrad:
             self.owner.passes.begin()
             self.cleared.add(index)
             param.grad = None
 
     def receive(self, index, param):
-        """autograd has added up a gradient, or has come to the parameter without one."""
+        """Called when autograd has accumulated the parameter's gradient, or has reached the parameter without one."""
         grad, param.grad = param.grad, None
         if grad is None:
             return
         self.owner.passes.begin()
         if not self.layer.trains[index]:
             raise RuntimeError(
-                f"requires_grad of {self.layer.params[index][0]!r} was not the same in the forward pass: its gradient has "
-                "nowhere to go; change it between steps, before the forward pass"
+                f"requires_grad of {self.layer.params[index][0]!r} was False when the forward pass began, so libfsdp "
+                "does not take its gradient: change requires_grad between steps, before the forward pass"
             )
         if grad.layout != torch.strided:
             grad = grad.to_dense()
@@ -79,9 +80,9 @@ class Grads:
     # -- to the library -----------------------------------------------------------------------------------------
 
     def hand_over(self, flags):
-        """What there is of the contribution; False if the library has no buffer now, or more is to come. What autograd
-        gave nothing for has no gradient."""
-        if self.owner.by_parts:  # a buffer for parts of the group alone: each is reduced as it is complete
+        """Puts the gradients that are here. Returns False if no buffer is free now or the contribution is not complete.
+        Once it is complete, parameters without a gradient are put as such."""
+        if self.owner.by_parts:  # max_pending_bytes: buffers are for parts, and a part is reduced once it is complete
             return self.is_complete and all(self._put_once(index, flags) for index in reversed(self.trained))
         for index in list(self.waiting):
             if not self._put(index, flags):
@@ -120,14 +121,14 @@ class Grads:
     # -- passes and steps ---------------------------------------------------------------------------------------
 
     def mark(self):
-        """param.grad says that the library has the gradient."""
+        """Sets param.grad to the marker where the library has the gradient."""
         self.marked |= self.arrived
         with torch._C.DisableTorchFunctionSubclass():
             for index in self.arrived | self.cleared:
                 self.layer.params[index][1].grad = self.markers[index]
 
     def find_lost_marker(self):
-        """The name of a parameter whose gradient was cleared though the library has it, or None."""
+        """The name of a parameter whose marker was removed though the library has its gradient, or None."""
         params = self.layer.params
         return next((params[i][0] for i in self.marked if type(params[i][1].grad) is not HandedGrad), None)
 
@@ -137,7 +138,7 @@ class Grads:
         self.marked = set()
 
     def take_late(self):
-        """What came late is a contribution of its own."""
+        """Makes the late gradients a contribution of their own."""
         self.waiting, self.late = self.late, {}
         self.given, self.put, self.is_complete = set(self.waiting), set(), True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group and the module whose visits it follows."""
+"""Shards one layer: a group of the library, and the hooks on its module that unshard and reshard it."""
 
 import ctypes
 
@@ -18,33 +18,34 @@ from .words import in_torch_words
 
 
 def refuse_tracing():
-    """torch.compile then leaves the hooks out of its graph, or, if the graph must be whole, tells this."""
+    """Makes torch.compile leave the hooks out of its graph. With fullgraph it reports this error instead."""
     raise RuntimeError(
-        "libfsdp unshards weights in hooks, which are no part of a graph: compile functions or modules inside of a layer, "
-        "or without fullgraph"
+        "libfsdp unshards weights in hooks, which cannot be part of a compiled graph: compile functions or modules "
+        "inside of a layer, or without fullgraph"
     )
 
 
 def refuse_replica(module):
-    """A copy of a sharded module has parameters of its own, and is none of ours; a replica has ours."""
+    """Raises for a replica, which uses the sharded module's parameters. A copy has its own parameters and may run."""
     if getattr(module, "_is_replica", False):
         raise RuntimeError("a sharded module has no replicas: run a rank for each GPU in place of DataParallel")
 
 
 class NotCopied:
-    """A part of a sharded module that a copy of the module has no part in."""
+    """Base of the objects in a sharded module's hooks: a copy of the module shares them instead of copying them."""
 
     def __deepcopy__(self, memo):
-        return self  # hooks of a copied module find that it is not theirs
+        return self  # the hooks see that they are called by a copy, and do nothing
 
     def __reduce_ex__(self, protocol):
         raise TypeError(
-            "a sharded module is not pickled: save sharded.full_state_dict(), or call sharded.save(folder) on every rank"
+            "a sharded module cannot be pickled: save sharded.full_state_dict(), or call sharded.save(folder) on every "
+            "rank"
         )
 
 
 class Visit:
-    """One call of a module's forward: what its hooks undo when it ends."""
+    """One call of a module's forward, with what its hooks must undo at the end."""
 
     __slots__ = ("hooks", "phase", "use")
 
@@ -53,8 +54,8 @@ class Visit:
 
 
 class Use:
-    """A forward pass of a layer that a backward pass may come to. It ends when a node of autograd runs that comes after
-    all nodes of the layer."""
+    """One forward of a layer that a backward pass may go through. The use ends when autograd runs a node that produced
+    an input of the layer: all nodes of the layer have run by then."""
 
     __slots__ = ("layer", "is_open")
 
@@ -71,7 +72,7 @@ class Use:
 
 
 class Layer(NotCopied):
-    """params: [(name, parameter)], in the order of the group."""
+    """One group, its module, and its parameters: [(name, parameter)] in the order of the group."""
 
     def __init__(self, owner, number, name, module, params):
         self.owner, self.number, self.name, self.module, self.params = owner, number, name, module, params
@@ -79,7 +80,7 @@ class Layer(NotCopied):
         self.names = {param: index for index, (_, param) in enumerate(params)}
         self.can_train = [param.requires_grad for _, param in params]
         self.trains = list(self.can_train)
-        # holds: of the library; shows: those of them for which the parameters are views of the weights
+        # holds: holds on the library's group; shows: how many of them need the module's parameters to be the weights
         self.visits, self.holds, self.shows, self.open_uses = [], 0, 0, 0
         self.address, self.has_copies = None, False
         self.was_used = False  # since the last step
@@ -102,7 +103,7 @@ class Layer(NotCopied):
     # -- weights in the module ----------------------------------------------------------------------------------
 
     def attach(self):
-        """From here on the parameters are the library's memory."""
+        """Makes the parameters views of the library's memory."""
         self.hold(Phase.EVAL)
         self.show()
         self.versions = [param._version for _, param in self.params]
@@ -114,7 +115,8 @@ class Layer(NotCopied):
                 self.grads.watch(index, param)
 
     def detach(self):
-        """The model is closed. Weights that came and went are gone, and the use of one of them says so."""
+        """Gives the module plain parameters back when the model is closed. Copied weights are gone: any use raises an
+        error that says so."""
         for name, param in self.params:
             if type(param) is HiddenParameter:
                 param.__class__ = Parameter
@@ -124,23 +126,23 @@ class Layer(NotCopied):
                 ClosedParameter.close(param, name)
 
     def find_views(self):
-        """The tensors of the full weights where they lie now."""
+        """The address of the full weights now, and a tensor for each of them."""
         size = ctypes.sizeof(_abi.fsdp_tensor)
         self.group.check(lib.get_params(self.group.handle, Phase.FORWARD, self._found, len(self._found), size))
         address = self._found[0].data
         if address not in self._views:
             views = self.group.tensors(Phase.FORWARD).values()
-            with torch.inference_mode(False):  # they outlast it, if it is on
+            with torch.inference_mode(False):  # the tensors may outlast an inference mode
                 self._views[address] = [torch.from_dlpack(view) for view in views]
             self.owner.saved.know(self, address, self._views[address])
         return address, self._views[address]
 
     def is_at(self, address):
-        """Are the weights in that buffer now?"""
+        """True if the weights are in the buffer at that address now."""
         return self.address == address or (self.holds > 0 and self.find_views()[0] == address)
 
     def show(self):
-        """Where weights come and go the parameters become views of the buffer that they are in now."""
+        """Makes the parameters views of the weights where they are now."""
         self.address, views = self.find_views()
         for (_, param), view in zip(self.params, views):
             if type(param) is HiddenParameter:
@@ -149,7 +151,7 @@ class Layer(NotCopied):
                 param.data = view
 
     def show_copies(self):
-        """What is saved of them is used when the buffer may have the weights of others."""
+        """Makes the parameters copies of the weights: saved tensors may outlast the weights in the buffer."""
         for (_, param), view in zip(self.params, self.find_views()[1]):
             param.__class__ = Parameter
             param.data = copy_weight(view)
@@ -166,17 +168,19 @@ class Layer(NotCopied):
                 param.__class__ = HiddenParameter
 
     def reach(self, param, function):
-        """A hidden parameter is used. Inside a pass its layer is unsharded, until the pass ends."""
+        """Called when a hidden parameter is used. Inside a pass this unshards the layer until the pass ends; elsewhere
+        it raises."""
         if not self.owner.reach(self):
             refuse_use(self.params[self.names[param]][0], function)
 
     def mark_written(self):
-        """A step has written the weights: graphs that saved the old ones must not be used."""
+        """Called after a step has written the weights. Increments the versions, so that autograd refuses graphs that
+        saved the old weights."""
         torch.autograd.graph.increment_version([param for _, param in self.params])
         self.versions = [version + 1 for version in self.versions]
 
     def lend(self, param, tensor):
-        """Until take_back the parameter is a tensor of torch, which may be written into."""
+        """Makes the parameter the given tensor, which may be written, until take_back()."""
         if type(param) is HiddenParameter:
             param.__class__ = Parameter
         param.data = tensor
@@ -227,7 +231,7 @@ class Layer(NotCopied):
         if module is not self.module:
             return refuse_replica(module)
         visit = Visit(self.owner.enter())
-        self.visits.append(visit)  # after_forward is called whatever fails from here on
+        self.visits.append(visit)  # torch calls after_forward even if something fails from here on
         self.owner.begin_forward()
         self.was_used = True
         grads, in_backward = torch.is_grad_enabled(), current_task() != -1
@@ -240,7 +244,7 @@ class Layer(NotCopied):
         self.owner.prefetch_after(self, phase)
 
     def begin_use(self, args, kwargs):
-        """The use ends once autograd comes to what gave the layer its inputs."""
+        """Starts a use, which ends when autograd runs a node that produced an input of the layer."""
         before = {
             value.grad_fn
             for value in pytree.tree_leaves((args, kwargs))
@@ -267,7 +271,7 @@ class Layer(NotCopied):
             self.owner.leave(visit.hooks)
 
     def watch_outputs(self, output):
-        """When autograd comes to them, the layer's weights are soon needed."""
+        """Holds the weights when autograd comes to the layer's outputs: the layer's backward needs them next."""
         for value in pytree.tree_leaves(output):
             if isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None:
                 value.grad_fn.register_prehook(self._before_backward)
@@ -280,7 +284,7 @@ class Layer(NotCopied):
             self.owner.prefetch_before(self)
 
     def forget(self):
-        """The library has forgotten the step, and with it all holds."""
+        """Called after the library has discarded the step, and with it all holds."""
         if self.is_shown and self.owner.moves:
             self.hide()
         self.holds, self.shows, self.visits = 0, 0, []

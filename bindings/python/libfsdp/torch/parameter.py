@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in a module where weights and gradients are libfsdp's: parameters whose weights are not gathered now, and
-gradients that were handed over. Both say where they belong when they are used."""
+"""Placeholders in a sharded module: a parameter while its weights are not unsharded, and a gradient that libfsdp has
+taken. Using their values raises a RuntimeError that names the parameter and the call to make instead."""
 
 import torch
 from torch.nn import Parameter
@@ -13,26 +13,26 @@ _methods = (
     "size dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex is_signed "
     "get_device requires_grad_ register_hook register_post_accumulate_grad_hook ndimension"
 ).split()
-# What tells of a tensor without its numbers.
+# Functions that read a tensor's metadata and not its values.
 _METADATA = {getattr(torch.Tensor, name).__get__ for name in _getters if hasattr(torch.Tensor, name)}
 _METADATA |= {getattr(torch.Tensor, name) for name in _methods if hasattr(torch.Tensor, name)}
 _METADATA |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.Tensor.requires_grad.__set__}
-_METADATA |= {torch.is_floating_point, torch.is_complex, torch.numel, torch.zeros_like, torch.ones_like, torch.empty_like}
+_METADATA |= {torch.is_floating_point, torch.is_complex, torch.numel}
+_METADATA |= {torch.zeros_like, torch.ones_like, torch.empty_like}
 
 
-# These calls are given parameters to say whose gradients are wanted. What runs inside needs their numbers, and reaches
-# them by itself.
-_PASSES = {torch.autograd.grad, torch.autograd.backward}
+# Their arguments only say which gradients are wanted: the backward pass inside unshards the weights that it needs.
+_AUTOGRAD_CALLS = {torch.autograd.grad, torch.autograd.backward}
 
 
-def _name_params(function, args, kwargs):
-    named = list(_tensors_in((*args, *kwargs.values()), HiddenParameter))
-    for param in named:
+def _call_autograd(function, args, kwargs):
+    inputs = list(_tensors_in((*args, *kwargs.values()), HiddenParameter))
+    for param in inputs:
         param.__class__ = Parameter
     try:
         return function(*args, **kwargs)
     finally:
-        for param in named:
+        for param in inputs:
             if not param.fsdp_layer.is_shown:
                 param.__class__ = HiddenParameter
 
@@ -46,11 +46,11 @@ def _tensors_in(values, kind):
 
 
 class HiddenParameter(Parameter):
-    """A parameter while its layer is not unsharded. Its numbers are reached inside a forward or backward pass, where the
-    layer is then unsharded; elsewhere their use is a RuntimeError that names it.
+    """A parameter while its layer is not unsharded. Inside a forward or backward pass, using its values unshards the
+    layer; elsewhere it raises a RuntimeError that names the parameter.
 
-    Parameters change their class as their layer is unsharded and resharded, so that operations on weights that are there
-    cost nothing.
+    Parameters change their class when their layer is unsharded or resharded. So an unsharded parameter is a plain
+    torch Parameter, and operations on it have no overhead.
     """
 
     @classmethod
@@ -58,8 +58,8 @@ class HiddenParameter(Parameter):
         kwargs = kwargs or {}
         if HandedGrad in types:
             return HandedGrad.__torch_function__(function, types, args, kwargs)
-        if function in _PASSES:
-            return _name_params(function, args, kwargs)
+        if function in _AUTOGRAD_CALLS:
+            return _call_autograd(function, args, kwargs)
         if function not in _METADATA:
             for param in list(_tensors_in((*args, *kwargs.values()), HiddenParameter)):
                 param.fsdp_layer.reach(param, function)
@@ -126,7 +126,8 @@ def refuse_closed(name, call):
 
 
 class HandedGrad(torch.Tensor):
-    """param.grad after a backward pass: libfsdp has the gradient. It has a shape, and no numbers of its own."""
+    """The marker in param.grad after a backward pass: libfsdp has the gradient. It has a shape and a dtype, but no
+    values."""
 
     @staticmethod
     def of(param, name):
@@ -140,9 +141,9 @@ class HandedGrad(torch.Tensor):
         if function not in _METADATA:
             name = next(_tensors_in((*args, *kwargs.values()), HandedGrad)).param_name
             raise RuntimeError(
-                f"{_name_of(function)}: the gradient of {name!r} was handed to libfsdp, which sums it over ranks: "
-                "sharded.step(lr, max_norm=...) clips and steps, sharded.finish() and sharded.read_grad(name) show "
-                "gradients; an optimizer of torch has nothing to do"
+                f"{_name_of(function)}: the gradient of {name!r} was handed to libfsdp, which sums it over ranks. "
+                "sharded.step(lr, max_norm=...) clips and steps; sharded.read_grad(name) after sharded.finish() reads "
+                "it; an optimizer of torch has nothing to do"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
@@ -157,8 +158,8 @@ def _name_of(function):
 
 def refuse_use(name, function):
     raise RuntimeError(
-        f"{_name_of(function)}: the weights of {name!r} are not unsharded: outside of the forward and backward passes of "
-        "the module they are in parts on all ranks. `with sharded.unsharded():` shows them, sharded.full_state_dict() "
-        "copies them out, sharded.load_full_state_dict() and module.load_state_dict() load them (each on every rank). An "
-        "optimizer of torch has nothing to do: sharded.step(lr) steps"
+        f"{_name_of(function)}: the weights of {name!r} are not unsharded: outside of the module's forward and "
+        "backward passes each rank has only a shard. To read them, use `with sharded.unsharded():` or "
+        "sharded.full_state_dict(). To load them, use module.load_state_dict() or sharded.load_full_state_dict(). Do "
+        "so on every rank. To train them, call sharded.step(lr): an optimizer of torch has nothing to do"
     )

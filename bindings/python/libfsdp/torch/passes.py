@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backward passes: which weights they hold, and in which order groups are reduced.
 
-Every pass that gives a parameter a gradient reduces each group that trains once, in an order that is the same on all
-ranks: that in which they were declared, from the last to the first, until all ranks have seen another one. Only the group
-that is next is lent a buffer of the library, and no hook waits for a peer: what comes before its turn, or finds no buffer
-free, waits in torch's memory.
+A backward pass that produces a gradient reduces each trained group once. All ranks reduce in the same order: at first
+the reverse of the declared order, and later the order of the last step in which all ranks saw the same one. Only the
+next group in this order borrows gradient buffers from the library, and no hook waits for a peer. A gradient that comes
+before its group's turn, or finds no free buffer, waits in torch's memory.
 """
 
 import torch
@@ -19,7 +19,7 @@ class Passes:
     def __init__(self, owner, layers):
         self.owner, self.layers = owner, layers
         self.order = list(reversed(layers))
-        # held: layers, the one that was asked for last behind the others
+        # held: layers, in the order in which they were last asked for
         self.tasks, self.held, self.queue, self.seen = [], {}, [], []
         self.reduced_passes, self.is_broken = 0, False
 
@@ -27,7 +27,7 @@ class Passes:
         return current_task() != -1
 
     def begin(self):
-        """At the first sign of a backward pass: its end is asked for."""
+        """Called at the first sign of a backward pass. Has autograd call end() when the pass is over."""
         task = current_task()
         if task in self.tasks:
             return
@@ -44,25 +44,25 @@ class Passes:
     def require_sound(self):
         if self.is_broken:
             raise RuntimeError(
-                "a backward pass ended by an exception, so that some groups were reduced and others were not: call "
+                "a backward pass was ended by an exception, and some groups may have been reduced already: call "
                 "sharded.discard() on every rank, and run the step again"
             )
 
     def check_markers_kept(self):
-        """zero_grad() after a backward pass would forget gradients that are in the sums of all ranks."""
+        """Raises if zero_grad() has cleared gradients that libfsdp has already: they stay in the sums over ranks."""
         if not self.reduced_passes:
             return
         with torch._C.DisableTorchFunctionSubclass():
             name = next(filter(None, (layer.grads.find_lost_marker() for layer in self.layers)), None)
         if name:
             raise RuntimeError(
-                f"the gradient of {name!r} was cleared (zero_grad) after a backward pass, but libfsdp has it already: call "
-                "sharded.discard() on every rank in place of zero_grad() to forget a step; after sharded.step() there is "
-                "nothing to clear"
+                f"the gradient of {name!r} was cleared (zero_grad) after a backward pass, but libfsdp has it already. "
+                "To forget a step, call sharded.discard() on every rank in place of zero_grad(). After sharded.step() "
+                "there is nothing to clear"
             )
 
     def note_forward(self):
-        """Outside of any backward pass: one that has not ended by now never will."""
+        """Called outside of backward passes. A pass that has not called end() by now was ended by an exception."""
         if self.tasks and current_task() == -1:
             self.is_broken = True
             self.tasks = []
@@ -71,8 +71,8 @@ class Passes:
     # -- weights ------------------------------------------------------------------------------------------------
 
     def hold(self, layer):
-        """The layer's weights stay until its last use ends, or the pass, or, where buffers are few, until others need
-        them: they come back when they are needed again."""
+        """Holds the layer's weights until the last use of the layer or the pass ends. If buffers run out, other layers
+        take this one's buffer, and its weights are gathered again when they are next needed."""
         self.begin()
         if layer in self.held:
             self.held[layer] = self.held.pop(layer)
@@ -81,14 +81,15 @@ class Passes:
             self.held[layer] = True
 
     def show(self, layer):
-        """The layer's weights are used in the pass, outside of its forward: what recomputes without it saves what it finds
-        where we do not see it."""
+        """The backward pass uses the layer's weights outside of the layer's forward. Code that recomputes there may
+        save them without our hooks, so the parameters become copies."""
         self.hold(layer)
         layer.show_copies()
 
     def hold_for(self, layer, phase, shows=True):
-        """Where all buffers are taken, what a backward pass keeps can come back later: first what was asked for first. An
-        operation that needs the weights of several layers asked for them last, and they were there at once in its forward."""
+        """Holds the layer. If all buffers are taken, first gives back layers that the backward pass keeps, those that
+        were asked for earliest first. So the weights of one operation stay together: it asked for them last, and they
+        fitted in its forward."""
         while True:
             try:
                 return layer.hold(phase, shows)
@@ -99,8 +100,8 @@ class Passes:
                 if kept is None:
                     holders = error.message.partition("held, by ")[2].partition("; return")[0]
                     error.message = (
-                        f"the weights of {layer.name!r} find no buffer: all are in use at once, by {holders}; give shard() a "
-                        "larger held_groups"
+                        f"no buffer is free for the weights of {layer.name!r}: all are in use, by {holders}; give "
+                        "shard() a larger held_groups"
                     )
                     raise
                 self.give_back(kept)
@@ -117,7 +118,7 @@ class Passes:
 
     @in_torch_words
     def end_uses(self, layer):
-        """Autograd has left the layer: what has not come by now will not come in this pass."""
+        """Autograd has left the layer: this pass brings it no further gradients."""
         if not self.in_backward():
             return
         self.give_back(layer)
@@ -127,8 +128,9 @@ class Passes:
 
     @in_torch_words
     def advance(self, layer):
-        """What is complete follows from the order of autograd alone, never from how far other ranks are."""
-        if len(self.tasks) > 1:  # in a checkpoint that runs a backward pass of its own a gradient may come in parts
+        """Reduces what is complete. The order in which layers become complete depends only on autograd, never on how
+        far other ranks are."""
+        if len(self.tasks) > 1:  # a reentrant checkpoint's own backward pass may bring only a part of a gradient
             return
         if layer.grads.is_ready and not layer.grads.is_complete:
             layer.grads.is_complete = True
@@ -159,7 +161,7 @@ class Passes:
         return any(layer.grads.late for layer in self.layers)
 
     def reduce_late(self):
-        """On all ranks, where one of them has gradients that came late."""
+        """Called on all ranks if any rank has late gradients."""
         self.queue = [layer for layer in self.order if any(layer.trains)]
         for layer in self.queue:
             layer.grads.take_late()
@@ -168,19 +170,20 @@ class Passes:
             layer.grads.start_pass()
 
     def order_number(self):
-        """Of the order that this pass has seen: ranks with the same number have seen the same."""
+        """A hash of _seen_order(), for comparison between ranks."""
         number = 0
         for layer in self._seen_order():
-            number = (number * 1000003 + layer.number + 1) % (1 << 52)  # a double has it exactly
+            number = (number * 1000003 + layer.number + 1) % (1 << 52)  # exact as a double
         return number
 
     def _seen_order(self):
+        """The trained groups, first those that autograd completed in the last pass, in its order."""
         trained = [layer for layer in self.order if any(layer.trains)]
         seen = [layer for layer in self.seen if layer in trained]
         return seen + [layer for layer in trained if layer not in seen]
 
     def adopt_order(self):
-        """All ranks have seen this one."""
+        """Makes _seen_order() the order of later passes. Call it only if all ranks have seen the same order."""
         seen = self._seen_order()
         self.order = seen + [layer for layer in self.order if layer not in seen]
 

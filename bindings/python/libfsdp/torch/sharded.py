@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sharded module: the scope of its forward passes, and its steps."""
+"""A sharded module: its forward passes, its steps, and how its values are read, saved and loaded."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ class Sharded(NotCopied):
         if self._on_host:
             options.setdefault("view_kind", ViewKind.PRIVATE)
         self.model = context.create_model(**options)
-        self.handles = []  # of hooks
+        self.handles = []  # handles of all hooks
         self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, layers))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
@@ -48,7 +48,8 @@ class Sharded(NotCopied):
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
-        # Do weights come and go, or are they always there, at one address?
+        # True if weights can be read only while their layer is unsharded (copied weights, or FSDP_DEBUG), False if they
+        # always can, at one address.
         self.moves = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
         self.saved, self.passes, self.writes = SavedWeights(self), Passes(self, self.layers), Writes(self)
         self.dicts = state.StateDicts(self)
@@ -76,18 +77,18 @@ class Sharded(NotCopied):
         self.dicts.hook(self.layers)
 
     def stream(self):
-        """The stream that torch works on now; None on the host."""
+        """torch's current stream; None on the host."""
         return None if self._on_host else torch.cuda.current_stream(self._device).cuda_stream
 
     # -- forward ------------------------------------------------------------------------------------------------
 
     def enter(self):
-        """A forward of the module, or of a part of it. Returns what leave() takes."""
+        """Begins a forward of the module or of a part. Returns the argument of leave()."""
         self._depth += 1
         return self.saved.enter() if self.moves else None
 
     def begin_forward(self):
-        """Looks, at the outermost one, at what has happened since the last."""
+        """In an outermost forward, checks what the program has done to the module since the last one."""
         if self._depth > 1 or current_task() != -1:
             return
         self._require_usual()
@@ -98,8 +99,8 @@ class Sharded(NotCopied):
     def _require_usual(self):
         if self._is_finished:
             raise RuntimeError(
-                "sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() before the next "
-                "forward pass"
+                "sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() before the "
+                "next forward pass"
             )
         self.dicts.require_ended()
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
@@ -109,7 +110,7 @@ class Sharded(NotCopied):
         if self._thread is None:
             self._thread = thread
         if self._thread != thread:
-            raise RuntimeError("a sharded module runs in the thread that ran it first: libfsdp has one thread a rank")
+            raise RuntimeError("a sharded module must run in the thread that ran it first: a rank has one thread")
 
     def leave(self, hooks):
         self.saved.leave(hooks)
@@ -121,7 +122,7 @@ class Sharded(NotCopied):
             layer.give_back(phase)
 
     def hold_in_scope(self, layer):
-        """Until the outermost forward ends."""
+        """Holds the layer until the outermost forward ends."""
         if layer in self._scope_holds:
             return
         layer.was_used = True
@@ -133,7 +134,8 @@ class Sharded(NotCopied):
 
     @in_torch_words
     def reach(self, layer):
-        """Weights are used outside of their layer's forward. Unshards them if there is a pass whose end takes them."""
+        """Called when weights are used outside of their layer's forward. Inside a forward or backward pass unshards
+        them until the pass ends and returns True; elsewhere returns False."""
         if self._depth:
             with advice("torch.compile of the whole module needs all layers at once: compile each layer, after shard()", _traces()):
                 self.hold_in_scope(layer)
@@ -149,7 +151,7 @@ class Sharded(NotCopied):
             refuse_tracing()
         if part not in self._root_parts:
             return refuse_replica(part)
-        # _after_root is called whatever fails from here on.
+        # torch calls _after_root even if something fails from here on.
         part.__dict__.setdefault("_fsdp_visits", []).append(self.enter())
         self.begin_forward()
         if self.root:
@@ -171,10 +173,10 @@ class Sharded(NotCopied):
             self.leave(hooks)
         return None if shown is output else shown
 
-    # -- gathers ahead ------------------------------------------------------------------------------------------
+    # -- prefetch -----------------------------------------------------------------------------------------------
 
     def prefetch_after(self, layer, phase):
-        """The layers come in the order in which they came last."""
+        """Prefetches the layer that came after this one the last time."""
         if not self.moves or phase == Phase.RECOMPUTE:
             return
         if self._last is not None and self._last is not layer:
@@ -190,12 +192,16 @@ class Sharded(NotCopied):
     # -- what users do to parameters ----------------------------------------------------------------------------
 
     def require_between_steps(self, call):
-        """Weights are loaded where no gradient is under way."""
+        """Raises unless weights can be loaded now: libfsdp must have no gradients of a step."""
         if self._is_finished:
-            raise RuntimeError(f"{call}: sharded.finish() has ended the step's gradients: sharded.step() or discard() first")
+            raise RuntimeError(
+                f"{call}: sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() "
+                "first"
+            )
         if self.passes.reduced_passes or self.passes.is_broken or self.passes.has_late():
             raise RuntimeError(
-                f"{call}: libfsdp has gradients of a backward pass: sharded.step() first, or sharded.discard() on every rank"
+                f"{call}: libfsdp has gradients of a backward pass: call sharded.step() first, or sharded.discard() on "
+                "every rank"
             )
         self.dicts.require_ended()
 
@@ -210,41 +216,43 @@ class Sharded(NotCopied):
         held = next((layer for layer in self.layers if layer.holds), None)
         if held:
             raise RuntimeError(
-                f"{call}: the weights of {held.name!r} are in use, by `with sharded.unsharded():` or a forward pass that was "
-                "interrupted: leave it first, or call sharded.discard() on every rank"
+                f"{call}: the weights of {held.name!r} are in use, by `with sharded.unsharded():` or by an interrupted "
+                "forward pass: leave the `with` first, or call sharded.discard() on every rank"
             )
 
     @contextlib.contextmanager
     def window(self, call):
-        """Weights may be loaded until it ends. What was loaded before an error stays."""
+        """The update window, in which weights may be loaded. What was loaded before an error stays."""
         self.begin_window(call)
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to tell
+            with contextlib.suppress(Exception):  # report the first error
                 self.publish()
             raise
         self.publish()
 
     @in_torch_words
     def take_writes(self):
-        """What was written into the module's parameters on this rank becomes the model's weights. Collective: every rank
-        must have written the same. Between steps."""
+        """Loads what this rank has written into the module's parameters as the model's weights. Call it between steps.
+        Collective: every rank must have written the same."""
         self.writes.take()
 
     @in_torch_words
     def drop_writes(self):
-        """The module's parameters show the model's weights again, whatever was written into them."""
+        """Drops writes into the module's parameters: they show the model's weights again."""
         self.writes.drop()
 
     # -- step ---------------------------------------------------------------------------------------------------
 
     @in_torch_words
     def finish(self, scale=1.0):
-        """The step's gradients are complete: what step() does first, and does not do again. Until then gradients can be
-        read; no forward pass may run."""
+        """Ends the step's gradients. Call it to read them (read_grad) before step(), which otherwise does this first.
+        No forward pass may run until step() or discard()."""
         if self._is_finished:
-            raise RuntimeError("sharded.finish() was called in this step already: go on with sharded.step() or discard()")
+            raise RuntimeError(
+                "sharded.finish() was called in this step already: call sharded.step() or sharded.discard() next"
+            )
         self.passes.require_sound()
         self.dicts.require_ended()
         self.require_no_holds("sharded.step()")
@@ -256,12 +264,12 @@ class Sharded(NotCopied):
 
     @in_torch_words
     def step(self, lr, max_norm=None, scale=1.0, **options):
-        """After the last backward pass: AdamW, whose options are keywords. Returns the norm of the gradients where
-        max_norm is given. Collective."""
+        """Steps AdamW after the last backward pass. Keywords are the fields of fsdp_adamw_options. With max_norm, clips
+        the gradients and returns their norm before clipping. Collective."""
         if not self._is_finished:
             self.finish(scale)
         elif scale != 1.0:
-            raise ValueError("sharded.step(scale=...): gradients were scaled by sharded.finish(scale) before")
+            raise ValueError("sharded.step(scale=...): sharded.finish(scale) was called before: give it the scale")
         norm = None if max_norm is None else self.model.clip_grads(max_norm, stream=self.stream())
         self.model.step_adamw(lr, stream=self.stream(), **options)
         self._end_step()
@@ -279,7 +287,7 @@ class Sharded(NotCopied):
                 layer.grads.clear()
 
     def _agree(self):
-        """Once a step ranks tell each other in which order they have seen the groups come, and if gradients came late."""
+        """Once a step, ranks tell each other their order of groups and if they have late gradients."""
         number = float(self.passes.order_number())
         values = [-number, number, float(self.passes.has_late())]
         low, high, late = self.context.all_reduce_values(values, ValueOp.MAX, self._mesh)
@@ -289,22 +297,22 @@ class Sharded(NotCopied):
             self.passes.adopt_order()
 
     def publish(self):
-        """Closes the update window: the main weights become those that the module computes with."""
+        """Closes the update window: makes the compute weights from the main weights."""
         self.model.publish_weights(self.stream())
         self._show_written()
 
     def _show_written(self):
         for layer in self.layers:
             layer.mark_written()
-        if not self.moves:  # whatever reads them from here on comes after all ranks have written them
+        if not self.moves:  # waits until all ranks have published, so that the module may be read at any time
             layer = self.layers[0]
             layer.hold(Phase.EVAL)
             layer.give_back(Phase.EVAL)
 
     @in_torch_words
     def discard(self):
-        """Forget a step that went wrong, on every rank; also a forward or backward pass, or a load, that an exception has
-        ended. What such a load has put into the model stays."""
+        """Forgets a step that went wrong. Call it on every rank, also after an exception has ended a forward pass, a
+        backward pass or a load. What such a load has loaded stays."""
         self._is_finished, self._depth, self._scope_holds = False, 0, {}
         self._discards += 1
         self.saved.leave_all()
@@ -319,13 +327,13 @@ class Sharded(NotCopied):
 
     @contextlib.contextmanager
     def unsharded(self, *layers):
-        """`with sharded.unsharded():` the module's parameters have their weights, to be read. layers: modules that are a
-        group each; default: all, which must fit (held_groups)."""
+        """In `with sharded.unsharded():` the module's parameters have their weights, for reading. layers: modules that
+        are a group of their own; default: all groups. Copied weights must fit into held_groups buffers."""
         groups = {layer.module: layer for layer in self.layers}
         for module in layers:
             if module not in groups:
                 raise ValueError(
-                    f"sharded.unsharded: {type(module).__name__} is no group of its own; the groups are "
+                    f"sharded.unsharded(): {type(module).__name__} is no group of its own; the groups are "
                     + ", ".join(repr(layer.name) for layer in self.layers)
                 )
         held, done, discards = [groups[module] for module in layers or groups], [], self._discards
@@ -335,7 +343,7 @@ class Sharded(NotCopied):
                 done.append(layer)
             yield self
         finally:
-            if discards == self._discards:  # else no hold is left
+            if discards == self._discards:  # else discard() has dropped all holds
                 for layer in done:
                     layer.give_back(Phase.EVAL)
 
@@ -353,36 +361,41 @@ class Sharded(NotCopied):
 
     @in_torch_words
     def read_grad(self, name):
-        """The whole gradient of a parameter, fp32, on the host, after finish(). Collective."""
+        """A parameter's whole gradient in fp32 on the host, after finish(). Collective."""
         group, index = self._param(name)
         return torch.from_numpy(group.read_grad(index))
 
     @in_torch_words
     def full_state_dict(self):
-        """{name: value} as module.state_dict() names them, parameters whole, fp32, and buffers, on the host. Collective."""
+        """{name: value} as module.state_dict() names them, on the host: whole parameters in fp32, and buffers.
+        Collective."""
         return state.full_state_dict(self)
 
     @in_torch_words
     def load_full_state_dict(self, values, strict=True):
-        """Between steps. Collective: every rank passes the same. Returns the names (missing, unexpected)."""
+        """Loads what full_state_dict() returns. Call it between steps. Collective: every rank passes the same values.
+        Returns the names (missing, unexpected)."""
         return state.load_full_state_dict(self, values, strict)
 
     @in_torch_words
     def save(self, folder, **options):
-        """A checkpoint of weights, optimizer state and buffers; keywords are the fields of fsdp_save_options. Collective."""
+        """Saves a checkpoint of weights, optimizer state and buffers. Keywords are the fields of fsdp_save_options.
+        Collective."""
         if self._is_finished:
-            raise RuntimeError("sharded.save(): sharded.finish() has ended the step's gradients: sharded.step() first")
+            raise RuntimeError(
+                "sharded.save(): sharded.finish() has ended the step's gradients: call sharded.step() first"
+            )
         state.save(self, folder, options)
 
     @in_torch_words
     def load(self, folder, **options):
-        """From save(), or the weights and states of any checkpoint of libfsdp. Keywords are the fields of
-        fsdp_load_options. Collective."""
+        """Loads a checkpoint of save(), or the weights and optimizer state of another checkpoint of libfsdp. Keywords
+        are the fields of fsdp_load_options. Collective."""
         return state.load(self, folder, options)
 
     def close(self):
-        """The model ends, and the module has its hooks no more. Weights that are mapped stay readable in it; those that
-        were copied are gone: full_state_dict() first."""
+        """Closes the model and removes the module's hooks. Mapped weights stay readable in the module.
+        Copied weights are gone, and their use is an error: call full_state_dict() before."""
         for handle in self.handles:
             handle.remove()
         self.handles = []

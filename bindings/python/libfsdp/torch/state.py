@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole values in and out: state dicts of the module, and its buffers beside the model in a checkpoint."""
+"""Saves and loads whole values: state dicts of the module, and checkpoints of the model with the module's buffers."""
 
 import io
 
@@ -15,10 +15,12 @@ class StateDicts:
     """The hooks of state_dict() and load_state_dict(), of the module and of each part, which may be called alone."""
 
     def __init__(self, owner):
-        self.owner, self.loading = owner, []  # loading: the parts whose loads are under way, with what each has opened
+        self.owner = owner
+        self.loading = []  # for each load under way its part, and the parameters that it lent to torch
 
     def hook(self, layers):
-        holders, params = {}, {}  # of each part: layers that its state dict needs, and (layer, index) of its own parameters
+        """For each part: the layers whose weights its state dict needs, and the parameters that are its own."""
+        holders, params = {}, {}
         for layer in layers:
             holders.setdefault(layer.module, {})[layer] = None
             for index, (_, param) in enumerate(layer.params):
@@ -46,18 +48,18 @@ class StateDicts:
             module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module)),
         ]
 
-    # -- out: where weights come and go -------------------------------------------------------------------------
+    # -- state_dict(), with copied weights ----------------------------------------------------------------------
 
     def show(self, part, module, layers, keep_vars):
         if part is not module:
             return
         if keep_vars:
-            raise RuntimeError("state_dict(keep_vars=True): the parameters have weights while they are unsharded only")
+            raise RuntimeError("state_dict(keep_vars=True): the parameters have weights only while they are unsharded")
         for layer in layers:
             layer.hold(Phase.EVAL)
 
     def take(self, part, module, layers, state, prefix):
-        """What is taken along are copies: the weights are gone when the call returns."""
+        """Copies the weights in the state dict: the layers are resharded before the call returns."""
         if part is not module:
             return
         for name in [name for name in state if name.startswith(prefix)]:
@@ -67,26 +69,27 @@ class StateDicts:
         for layer in layers:
             layer.give_back(Phase.EVAL)
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- load_state_dict() --------------------------------------------------------------------------------------
 
     def require_ended(self):
         if self.loading:
             raise RuntimeError(
-                "module.load_state_dict() was ended by an exception: call sharded.discard() on every rank; what it had loaded "
-                "by then stays"
+                "module.load_state_dict() was ended by an exception: call sharded.discard() on every rank. What it had "
+                "loaded before stays"
             )
 
     def abandon(self):
-        """Ends loads that an exception has ended. True if there were any: the update window is open then."""
+        """Cleans up after loads that an exception has ended. Returns True if there were any: the update window is open
+        then."""
         loading, self.loading = self.loading, []
-        for _, opened in loading:
-            for layer, index, _, _ in opened:
+        for _, lent in loading:
+            for layer, index, _, _ in lent:
                 layer.take_back(index)
         return bool(loading)
 
     @in_torch_words
     def begin_load(self, part, module, params):
-        """Until the part's load ends its parameters are tensors of torch, which may be written into."""
+        """Lends the part's own parameters to torch: until its load ends they have memory of torch that may be written."""
         if part is not module:
             return
         open_now = {(layer, index) for _, opened in self.loading for layer, index, _, _ in opened}
@@ -106,7 +109,7 @@ class StateDicts:
     @in_torch_words
     def end_load(self, part, module):
         if part is not module or not self.loading or self.loading[-1][0] is not part:
-            return  # a part that loads by a method of its own has begun nothing here
+            return  # a part with its own method of loading has lent nothing
         for layer, index, param, version in self.loading.pop()[1]:
             values = self._find_assigned(layer, index)
             if values is None and param._version != version:
@@ -118,7 +121,8 @@ class StateDicts:
             self.owner.publish()
 
     def _find_assigned(self, layer, index):
-        """load_state_dict(assign=True) has put another parameter into the module: its values, and ours is put back."""
+        """The values of a parameter that load_state_dict(assign=True) has put into the module, or None. Puts ours
+        back."""
         param, values = layer.params[index][1], None
         for owner, attribute in self.owner.writes.places[param]:
             if (found := owner._parameters.get(attribute)) is not param:
@@ -128,8 +132,8 @@ class StateDicts:
 
 
 def full_state_dict(owner):
-    """{name: value} as module.state_dict() names them, of parameters whole and in the precision of the main weights, and of
-    buffers; on the host. Collective: every rank gets it."""
+    """{name: value} as module.state_dict() names them, on the host: whole parameters in the precision of the main
+    weights, and buffers. Collective: every rank gets it."""
     found = {}
     for layer in owner.layers:
         for index, (_, param) in enumerate(layer.params):
@@ -178,7 +182,7 @@ def load_full_state_dict(owner, state, strict=True):
 
 
 def _loadable(param, values):
-    """On the host, in a dtype that the library reads, as plain torch would copy them into the parameter."""
+    """The values on the host, in a dtype that the library reads and with the values that plain torch would load."""
     values = torch.as_tensor(values).detach().cpu()
     if param.dtype == torch.uint8 or values.dtype not in DTYPES or values.dtype == torch.uint8:
         values = values.to(torch.uint8 if param.dtype == torch.uint8 else torch.float32)
@@ -203,7 +207,7 @@ BUFFERS = "torch.buffers"
 
 
 def save(owner, folder, options):
-    """A checkpoint of the model and, in bytes of their own, the module's buffers as torch.save writes them."""
+    """Saves a checkpoint of the model, and the module's buffers in it as bytes of torch.save()."""
     buffers = io.BytesIO()
     torch.save({name: buffer.detach().cpu() for name, buffer in _buffers(owner.module)}, buffers)
     with owner.context.begin_checkpoint(folder, **options) as checkpoint:
@@ -214,13 +218,13 @@ def save(owner, folder, options):
 
 
 def load(owner, folder, options):
-    with owner.context.open_checkpoint(folder) as checkpoint:  # which fails where there is none, and nothing has begun
+    with owner.context.open_checkpoint(folder) as checkpoint:  # a missing checkpoint fails here, before the window
         with owner.window("sharded.load()"):
             loaded = checkpoint.load_model(owner.model, **options)
         try:
             saved = checkpoint.read_bytes(BUFFERS)
         except InvalidArgument:
-            saved = None  # a checkpoint of another program: its model alone
+            saved = None  # another program's checkpoint, without buffers
     if saved:
         kept = torch.load(io.BytesIO(saved), weights_only=True)
         with torch.no_grad():

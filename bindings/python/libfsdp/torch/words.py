@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of the library in the words of torch's users, who call none of the C functions that they name."""
+"""Rewords the library's errors: they name C functions, and users of torch call the methods of Sharded instead."""
 
 import contextlib
 import functools
@@ -39,18 +39,20 @@ _CALLS = {
 }
 
 
-# Gathers are collective on GPUs.
+# On GPUs gathers are collective, so ranks that visit different layers fail.
 _GATHERS_DIFFER = re.compile(r"called all_gather of .*, rank \d+ called |gathered group .*, rank \d+ gathered group ")
 _ONE_LAYER = (
-    "; ranks must visit the same layers in the same order: give shard() a block whose parts differ by rank, such as one of "
-    "experts, as one layer (layers=)"
+    "; ranks must visit the same layers in the same order: where ranks use different parts of a block, such as its "
+    "experts, give shard() the block as one layer (layers=)"
 )
 
-# A rank that has no batch left, say.
-_PASSES_DIFFER = re.compile(r"(?s)in fsdp_all_reduce_values .*reduce_scatter|reduce_scatter.*in fsdp_all_reduce_values ")
+# Ranks run different numbers of backward passes: say one has no batch left.
+_PASSES_DIFFER = re.compile(
+    r"(?s)in fsdp_all_reduce_values .*reduce_scatter|reduce_scatter.*in fsdp_all_reduce_values "
+)
 _SAME_PASSES = (
-    "; every rank must run as many backward passes in a step as the others: where one has nothing to learn from, let it run "
-    "one of a loss times zero"
+    "; every rank must run as many backward passes in a step as the others: a rank without data runs one with its loss "
+    "times zero"
 )
 
 
@@ -76,7 +78,7 @@ def advice(text, applies=True):
 
 
 def in_torch_words(function):
-    """A method whose errors name what torch's users call."""
+    """Wraps a method so that its errors name the calls of this package."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):

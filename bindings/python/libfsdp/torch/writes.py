@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do to the parameters of a sharded module: it is told, or taken into the model, and not lost in silence."""
+"""Finds writes into a sharded module's parameters. Each is reported, taken into the model or dropped on request; none
+is lost silently."""
 
 import torch
 
@@ -12,7 +13,7 @@ class Writes:
         self.restores = True
 
     def attach(self):
-        """Can what was written be undone? Not on a GPU whose weights lie in place, where it is all that there is."""
+        """Finds out if writes can be undone. They cannot on a GPU with weights in place: there is no other copy."""
         try:
             self._restore()
         except InvalidState:
@@ -22,7 +23,7 @@ class Writes:
         for layer in self.owner.layers:
             layer.group.restore_view()
 
-    # -- told ---------------------------------------------------------------------------------------------------
+    # -- reported ---------------------------------------------------------------------------------------------
 
     def check(self, layer):
         for index, (name, param) in enumerate(layer.params):
@@ -30,29 +31,29 @@ class Writes:
                 if part._parameters.get(attribute) is not param:
                     self._refuse(
                         name,
-                        "is not in the module any more (torch.func.functional_call, say, with tensors of its own, which needs "
-                        "a plain module)",
-                        "put the values of what is there into the model",
+                        "is not in the module any more (torch.func.functional_call with other tensors, say, works only "
+                        "with a plain module)",
+                        "load the values of what has replaced it",
                     )
             if param._version != layer.versions[index]:
-                self._refuse(name, "was written into in place", "put the numbers that are there now into the model")
+                self._refuse(name, "was written into in place", "load its present values")
             if not self.owner.moves and param.data_ptr() != layer.pointers[index]:
                 self._refuse(
                     name,
-                    f"has other memory ({tuple(param.shape)}, {param.dtype}): module.to(), .data = or the like replaced it",
-                    "put its numbers into the model, in the dtype that shard() saw",
+                    f"has other memory now ({tuple(param.shape)}, {param.dtype}), by module.to(), .data = or the like",
+                    "load its present values, in the dtype that it had in shard()",
                 )
 
     def _refuse(self, name, what, does):
-        ways = [] if self.owner.moves else [f"sharded.take_writes() on every rank would {does}"]
-        ways += ["sharded.drop_writes() shows the weights as they were"] if self.restores else []
+        ways = [] if self.owner.moves else [f"call sharded.take_writes() on every rank to {does}"]
+        ways += ["call sharded.drop_writes() to show the model's weights again"] if self.restores else []
         raise RuntimeError(
-            f"parameter {name!r} {what}, but its weights are libfsdp's: {', '.join(ways)}. Convert a module before shard(); "
-            "module.load_state_dict() loads after it"
+            f"parameter {name!r} {what}, but libfsdp owns its weights: {', or '.join(ways)}. Convert a module before "
+            "shard(). After it, load values with module.load_state_dict()"
         )
 
     def follow_requires_grad(self):
-        with torch._C.DisableTorchFunctionSubclass():  # quick, for parameters that are hidden
+        with torch._C.DisableTorchFunctionSubclass():  # skips __torch_function__ of hidden parameters
             changed = [
                 (layer, index, *layer.params[index])
                 for layer in self.owner.layers
@@ -62,8 +63,8 @@ class Writes:
         for layer, index, name, param in changed:
             if param.requires_grad and not layer.can_train[index]:
                 raise RuntimeError(
-                    f"parameter {name!r} was frozen when the module was sharded, and has no optimizer state: shard it "
-                    "with requires_grad=True, and freeze it afterwards"
+                    f"parameter {name!r} was frozen when the module was sharded, so it has no optimizer state: shard "
+                    "it with requires_grad=True, and freeze it afterwards"
                 )
             if self.owner.passes.reduced_passes:
                 raise RuntimeError(
@@ -73,11 +74,14 @@ class Writes:
             layer.group.set_param_trainable(index, param.requires_grad)
             layer.trains[index] = param.requires_grad
 
-    # -- taken and dropped --------------------------------------------------------------------------------------
+    # -- taken or dropped -------------------------------------------------------------------------------------
 
     def take(self):
         if self.owner.moves:
-            raise RuntimeError("take_writes: copied weights are gone; use module.load_state_dict()")
+            raise RuntimeError(
+                "sharded.take_writes(): a write into copied weights ends when they are resharded; load values with "
+                "module.load_state_dict()"
+            )
         written = {
             (layer, index): found.detach().clone()
             for layer in self.owner.layers
@@ -93,14 +97,14 @@ class Writes:
     def drop(self):
         if not self.restores:
             raise RuntimeError(
-                "drop_writes: these weights lie in place on the GPU, where what was written is all that there is: "
-                "sharded.take_writes() keeps it, module.load_state_dict() and sharded.load() replace it"
+                "sharded.drop_writes(): on this GPU the weights lie in place, so a write has replaced them. Keep it "
+                "with sharded.take_writes(), or load weights with module.load_state_dict() or sharded.load()"
             )
         self._reset()
         self._restore()
 
     def _reset(self):
-        """The module has its parameters again, in the library's memory."""
+        """Gives the module its parameters back, as views of the library's memory."""
         for layer in self.owner.layers:
             for index, (_, param) in enumerate(layer.params):
                 for part, attribute in self.places[param]:
@@ -111,7 +115,7 @@ class Writes:
                     layer.take_back(index)
 
     def _values(self, layer, index):
-        """What the module has in the parameter's place, if that was written into or replaced; else None."""
+        """What the module has in the parameter's place, if the parameter was written into or replaced; else None."""
         param = layer.params[index][1]
         for part, attribute in self.places[param]:
             if (found := part._parameters.get(attribute)) is not param and found is not None:

@@ -181,7 +181,7 @@ pub struct fsdp_model_options {
     pub max_pending_groups: u32,
     /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     pub prefetch_depth: u32,
-    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device has no other kind
     pub view_kind: fsdp_view_kind,
     /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
     pub prefetch_bytes: u64,
@@ -244,8 +244,8 @@ pub struct fsdp_schedule_options {
     pub visit_count: u64,
     /// counts with visits: sizeof(fsdp_visit)
     pub visit_stride: u64,
-    /// with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0: 4. Planes by phase
-    /// count for themselves (fsdp_plane_policy)
+    /// with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is held or gathered
+    /// ahead; 0: 4. With planes by phase (fsdp_plane_policy), one for each set of planes
     pub held_groups: u32,
     /// 0
     pub reserved: u32,
@@ -500,10 +500,10 @@ pub struct fsdp_shard {
     pub row_offset: u64,
     pub row_count: u64,
     pub lr_scale: f64,
-    /// FSDP_PARAM_\*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by
+    /// FSDP_PARAM_\*. FSDP_PARAM_FROZEN: this step must leave weights and states unchanged, by
     /// fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     pub flags: u32,
-    /// optimizer states: AdamW's two, then those of fsdp_add_optimizer_state in its order
+    /// AdamW's two states, then those of fsdp_add_optimizer_state in the order of its calls
     pub state_count: u32,
 }
 

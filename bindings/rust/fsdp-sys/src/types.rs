@@ -89,7 +89,7 @@ pub type fsdp_grad_op = i32;
 
 pub type fsdp_unshard_mode = i32;
 
-/// What happens to a write through a view of mapped weights, which is an error of the program.
+/// What a write through a view of mapped weights does. Such a write is an error of the program.
 pub type fsdp_view_kind = i32;
 
 pub type fsdp_reduce_policy = i32;
@@ -144,8 +144,8 @@ pub type fsdp_granule = i32;
 pub type fsdp_quantization = i32;
 
 /// ```text
-/// What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
-///  was NULL, and fsdp_load_grad has loaded none.
+/// What a step does to a parameter without a gradient: in this step no rank acquired its gradient or put anything but
+///  NULL, and fsdp_load_grad loaded none.
 /// ```
 pub type fsdp_missing_grad = i32;
 

@@ -322,7 +322,7 @@ impl UnshardMode {
     }
 }
 
-/// What happens to a write through a view of mapped weights, which is an error of the program.
+/// What a write through a view of mapped weights does. Such a write is an error of the program.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -650,8 +650,8 @@ impl Quantization {
 }
 
 /// ```text
-/// What a step does to a parameter of which no rank has given a gradient in it: none was acquired, or all that was put
-///  was NULL, and fsdp_load_grad has loaded none.
+/// What a step does to a parameter without a gradient: in this step no rank acquired its gradient or put anything but
+///  NULL, and fsdp_load_grad loaded none.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

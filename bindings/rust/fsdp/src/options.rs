@@ -277,7 +277,7 @@ impl ModelOptions {
         self
     }
 
-    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device has no other kind
     pub fn view_kind(mut self, view_kind: ViewKind) -> Self {
         self.raw.view_kind = view_kind as i32;
         self

@@ -250,8 +250,8 @@ raw"""
 ```text
 The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
 A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
-names both groups, or with ANY the groups that have all the buffers, and held_groups. Collective: the mesh. Blocks:
-no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+names both groups. With ANY this error names held_groups and the groups that hold the buffers. Collective: the mesh.
+Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
 ```
 """
 @inline fsdp_set_schedule(model, kind, options) =
@@ -259,10 +259,10 @@ no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
 
 raw"""
 ```text
-Add a named state tensor for the caller's own optimizer, or beside those of AdamW (a moving average of the weights):
-as long as each main weight shard, zeroed at the seal, saved and loaded with the rest. Collective: the mesh. Blocks:
-no.
-Errors: INVALID_ARGUMENT (name taken, by AdamW's states or its "step" too, or not UTF-8 of 1-63 bytes),
+Add a named state tensor for the caller's own optimizer, or to the states of AdamW (say a moving average of the
+weights). It is as long as each main weight shard, zeroed at the seal, and saved and loaded with the other states.
+Collective: the mesh. Blocks: no.
+Errors: INVALID_ARGUMENT (name taken, with AdamW also "step" and its states' names; or not UTF-8 of 1-63 bytes),
 INVALID_STATE. Since 0.2.
 ```
 """
@@ -450,8 +450,8 @@ The full compute weights: a read-only view, legal to read while the group is uns
 update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
 the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
 of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
-INTERLEAVED, but FORWARD's where planes are by phase. With ANY it is that of the hold, as long as the group is held.
-phase may be any.
+INTERLEAVED, but FORWARD's where planes are by phase. With ANY the address is valid while the group is held, and may
+differ at the next hold. phase may be any.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
 INVALID_STATE (not sealed; not unsharded). Since 0.2.
 ```
@@ -587,16 +587,17 @@ way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
 
 raw"""
 ```text
-Stop training a parameter, or train it again. One that is not trained has no gradient: fsdp_put_grad and the others
-refuse it as they do a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not ask for it, and a group
-of which none is trained is not reduced: fsdp_reduce_grad does nothing there, and need not be called.
-fsdp_apply_grads still lists it, with data NULL. No step changes its weights or states, with weight decay or without;
-fsdp_shard.flags have FROZEN, its main gradient is zeros, also in norms. fsdp_get_param_info shows it as declared.
-Memory stays as it was planned. What was declared FROZEN stays so. Collective: no, but call it alike on every rank:
-what is trained is compared in the model's next meeting, at the latest at the end of the step; until then ranks that
-reduce other groups than their peers are MISMATCH at once, and their contexts have failed. Blocks: no. Window:
-either, between steps: no gradient may have been acquired since the last publish, and inside the window there may be
-none. A graph that was captured before can be replayed only once the same is trained again.
+Stop training a parameter, or train it again. An untrained parameter has no gradient: fsdp_put_grad and
+fsdp_acquire_grad refuse it as a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not require one. In
+a group without trained parameters fsdp_reduce_grad does nothing and need not be called. fsdp_apply_grads still has
+an entry for the parameter, with data NULL. Steps, weight decay included, leave its weights and states unchanged.
+fsdp_shard.flags have FROZEN, and its main gradient is zeros, also in norms. fsdp_get_param_info shows it as
+declared. The planned memory does not change. A parameter that was declared FROZEN cannot be trained.
+Collective: no, but train the same on every rank. The model's next meeting, at the latest the end of the step,
+compares which parameters are trained. If before that a rank reduces another group than its peers, the collective
+fails at once with MISMATCH, and the contexts have failed. Blocks: no.
+Window: either, between steps: no gradient may have been acquired since the last publish, and the window must have no
+gradients. An earlier graph can be replayed only while the same parameters are trained as at its capture.
 Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
 ```
 """
@@ -641,12 +642,13 @@ may pass over that error, which changes nothing. Since 0.2.
 
 raw"""
 ```text
-Show the true weights of a group again after a write through its views. With FSDP_VIEWS_PRIVATE, mapped ones and
-those that the strategy keeps whole: the pages that were written are again those of the compute weights, held or
-not. Copied ones, whatever view_kind says: they are gathered again at the next unshard, so no hold may be left. A
-publish and fsdp_discard_step do so for all groups. (One rank copies nothing, unless it is made to communicate.)
-Collective: no; of copied weights on a CUDA device, where an unshard that gathers is, the shard axis. Blocks: local
-work. Window: either. Memory: that of the pages that were written is given back.
+Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do so for
+all groups. Weights that are mapped or that the strategy keeps whole need FSDP_VIEWS_PRIVATE: the written pages show
+the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
+again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to
+communicate.)
+Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks:
+local work. Window: either. Memory: the copies of written pages are freed.
 Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
 ```
 """
@@ -671,10 +673,10 @@ BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, T
 raw"""
 ```text
 fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
-number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. Where a parameter is frozen, or
-is not trained, data is NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the
-host device, if a buffer must be drained. Errors: as fsdp_acquire_grad; INVALID_STATE too where max_pending_bytes has
-no room for all of them at once. Since 0.2.
+number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. A parameter that is frozen or not
+trained has data NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host
+device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and INVALID_STATE if max_pending_bytes has no room
+for all gradients at once. Since 0.2.
 ```
 """
 @inline fsdp_acquire_grads(group, flags, stream, grads, grad_count, grad_stride, accumulate) =
@@ -727,12 +729,13 @@ raw"""
 ```text
 End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
 reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
-here. With the flag FSDP_LAST, on all ranks, contributions may all have been reduced without it: those of each group
-end here, in reverse declared order, with the same bits, and a group that no contribution came for has zeros, as if
-each parameter had been put NULL; groups that have ended stay as they are. What is missing anywhere is listed on
-every rank. After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then
-getters, traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other
-call of the step say INVALID_STATE.
+here. What is missing anywhere is listed on every rank.
+With the flag FSDP_LAST, on all ranks, groups need not have been reduced with LAST: this call ends the contributions
+of each such group, in reverse declared order, with the same bits. A group without a contribution is reduced as
+zeros, as if each parameter had been put NULL. Groups that were reduced with LAST stay as they are.
+After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then getters,
+traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other call of the
+step say INVALID_STATE.
 Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
 0.2.
 ```
@@ -742,8 +745,8 @@ Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MI
 
 raw"""
 ```text
-Copy a whole main gradient out, converted to dtype: what all ranks' contributions of the step add up to, scaled, as
-the optimizer will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
+Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer
+will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
 gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
 ```
 """
@@ -753,9 +756,9 @@ gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients i
 
 raw"""
 ```text
-Replace a main gradient by full data, as fsdp_load_param does weights: after a transformation that needs it whole.
-Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param,
-and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
+Replace a main gradient by full data, as fsdp_load_param replaces weights, say after a transformation of the whole
+gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
+fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
 ```
 """
 @inline fsdp_load_grad(group, param_index, data, dtype, element_count, root, flags) =
@@ -935,11 +938,11 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 raw"""
 ```text
 A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
-for each parameter of the model that was not declared FROZEN, group by group in declaration order; that of one that
-is not trained now (fsdp_set_param_trainable) has data NULL. Same bits as put, reduce, finish and step. If max_norm >
-0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping; gradients
-that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0 whether norm is
-NULL, must be alike on every rank.
+for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter that
+is not trained now (fsdp_set_param_trainable) must have data NULL. Same bits as put, reduce, finish and step. If
+max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping;
+gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0
+whether norm is NULL, must be alike on every rank.
 Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
 0.2.
 ```

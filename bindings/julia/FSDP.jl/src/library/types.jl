@@ -336,7 +336,7 @@ struct fsdp_model_options
     max_pending_groups::UInt32
     # groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     prefetch_depth::UInt32
-    # of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only one on a CUDA device
+    # of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device has no other kind
     view_kind::Int32
     # do not prefetch beyond so many gathered bytes ahead; 0: no limit
     prefetch_bytes::UInt64
@@ -381,8 +381,8 @@ struct fsdp_schedule_options
     visit_count::UInt64
     # counts with visits: sizeof(fsdp_visit)
     visit_stride::UInt64
-    # with FSDP_SCHEDULE_ANY: buffers for copied weights, of groups held or gathered ahead; 0: 4. Planes by
-    # phase count for themselves (fsdp_plane_policy)
+    # with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is held or
+    # gathered ahead; 0: 4. With planes by phase (fsdp_plane_policy), one for each set of planes
     held_groups::UInt32
     # 0
     reserved::UInt32
@@ -570,10 +570,10 @@ struct fsdp_shard
     row_offset::UInt64
     row_count::UInt64
     lr_scale::Float64
-    # FSDP_PARAM_*; FSDP_PARAM_FROZEN: weights and states are to stay as they are in this step, by
+    # FSDP_PARAM_*. FSDP_PARAM_FROZEN: this step must leave weights and states unchanged, by
     # fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     flags::UInt32
-    # optimizer states: AdamW's two, then those of fsdp_add_optimizer_state in its order
+    # AdamW's two states, then those of fsdp_add_optimizer_state in the order of its calls
     state_count::UInt32
 end
 
