@@ -118,7 +118,7 @@ def new_parameters_are_told(module, sharded):
 
 
 def writes_can_be_taken(module, sharded):
-    if sharded.moves:
+    if sharded.hides_weights:
         return raises(sharded.take_writes, "load_state_dict")
     nn.init.ones_(module.layers[2].weight)
     module.norm.bias = nn.Parameter(torch.full((8,), 3.0))
@@ -130,7 +130,7 @@ def writes_can_be_taken(module, sharded):
 
 
 def weights_outside_of_a_pass(module, sharded):
-    if not sharded.moves:
+    if not sharded.hides_weights:
         return torch.equal(module.layers[1].weight, BASE.layers[1].weight)
     found = raises(lambda: module.layers[1].weight + 1, "layers.1.weight", "sharded.unsharded()")
     with sharded.unsharded(module.layers[1]):
@@ -138,7 +138,7 @@ def weights_outside_of_a_pass(module, sharded):
 
 
 def writes_within_a_step_are_kept(module, sharded):
-    if sharded.moves:
+    if sharded.hides_weights:
         return True
     backward(module)
     nn.init.ones_(module.layers[2].weight)
@@ -166,7 +166,7 @@ def what_is_no_group_is_not_shown(module, sharded):
 
 
 def a_deep_copy(module, sharded):
-    if sharded.moves:
+    if sharded.hides_weights:
         return raises(lambda: copy.deepcopy(module), "deepcopy", "full_state_dict")
     other = copy.deepcopy(module)
     before = other(X)
@@ -358,7 +358,7 @@ def closing_gives_the_module_back(shard):
     train(module, sharded, 2)
     full = sharded.full_state_dict()
     sharded.close()
-    if sharded.moves:
+    if sharded.hides_weights:
         uses = [lambda: module(X), module.layers[1].weight.sum, module.state_dict, lambda: copy.deepcopy(module), lambda: shard(module)]
         told = [raises(use, "sharded.close()", "full_state_dict()") for use in uses]
         if told != [True] * len(uses) or raises(lambda: module.layers[1](X), "layers.1.weight") is not True:
@@ -375,7 +375,7 @@ def closing_gives_the_module_back(shard):
 def too_few_buffers_name_the_option(shard):
     module = net()
     sharded = shard(module, held_groups=1)
-    if not sharded.moves:
+    if not sharded.hides_weights:
         return trains(module, sharded)
     found = raises(lambda: module(X), "'layers.0'", "'root'", "shard() a larger held_groups")
     sharded.discard()
@@ -400,7 +400,7 @@ def layers_may_be_compiled_after_shard(shard):
             layer.compile(backend="eager")
         if compiles == "module":
             module.compile(backend="eager")
-        if sharded.moves and compiles == "module" and held_groups == 3:
+        if sharded.hides_weights and compiles == "module" and held_groups == 3:
             found = raises(lambda: module(X), "larger held_groups", "compile each layer, after shard()")
             sharded.discard()
             return found and losses[0] == losses[1] == losses[2]

@@ -122,7 +122,7 @@ class Layer(NotCopied):
                 param.__class__ = Parameter
             param.grad = None
             del param.fsdp_layer
-            if self.owner.moves:
+            if self.owner.hides_weights:
                 ClosedParameter.close(param, name)
 
     def find_views(self):
@@ -134,7 +134,7 @@ class Layer(NotCopied):
             views = self.group.tensors(Phase.FORWARD).values()
             with torch.inference_mode(False):  # the tensors may outlast an inference mode
                 self._views[address] = [torch.from_dlpack(view) for view in views]
-            self.owner.saved.know(self, address, self._views[address])
+            self.owner.saved.register(self, address, self._views[address])
         return address, self._views[address]
 
     def is_at(self, address):
@@ -189,7 +189,7 @@ class Layer(NotCopied):
         param = self.params[index][1]
         param.data = next(iter(self._views.values()))[index]
         self.versions[index] = param._version
-        if self.owner.moves and not self.is_shown:
+        if self.owner.hides_weights and not self.is_shown:
             param.__class__ = HiddenParameter
 
     # -- holds --------------------------------------------------------------------------------------------------
@@ -200,13 +200,13 @@ class Layer(NotCopied):
             self.group.check(status)
         self.holds += 1
         self.shows += shows
-        if shows and self.shows == 1 and self.owner.moves:
+        if shows and self.shows == 1 and self.owner.hides_weights:
             self.show()
 
     def give_back(self, phase, shows=True):
         self.holds -= 1
         self.shows -= shows
-        if self.shows == 0 and self.owner.moves and (shows or self.has_copies):
+        if self.shows == 0 and self.owner.hides_weights and (shows or self.has_copies):
             self.hide()
         status = lib.reshard(self.group.handle, phase, 0, self.owner.stream())
         if status:
@@ -261,7 +261,7 @@ class Layer(NotCopied):
             return None
         visit = self.visits.pop()
         try:
-            shown = self.owner.saved.copy_outputs(output) if self.owner.moves else output
+            shown = self.owner.saved.copy_outputs(output) if self.owner.hides_weights else output
             if visit.use:
                 self.watch_outputs(shown)
             return None if shown is output else shown
@@ -279,12 +279,12 @@ class Layer(NotCopied):
     @in_torch_words
     def _before_backward(self, grads):
         self.owner.passes.begin()
-        if self.owner.moves:
+        if self.owner.hides_weights:
             self.owner.passes.hold(self)
             self.owner.prefetch_before(self)
 
     def forget(self):
         """Called after the library has discarded the step, and with it all holds."""
-        if self.is_shown and self.owner.moves:
+        if self.is_shown and self.owner.hides_weights:
             self.hide()
         self.holds, self.shows, self.visits = 0, 0, []

@@ -61,7 +61,7 @@ class Passes:
                 "there is nothing to clear"
             )
 
-    def note_forward(self):
+    def check_last_pass_ended(self):
         """Called outside of backward passes. A pass that has not called end() by now was ended by an exception."""
         if self.tasks and current_task() == -1:
             self.is_broken = True
@@ -94,7 +94,7 @@ class Passes:
             try:
                 return layer.hold(phase, shows)
             except InvalidState as error:
-                if not self.owner.moves or "held_groups" not in error.message:
+                if not self.owner.hides_weights or "held_groups" not in error.message:
                     raise
                 kept = next(iter(self.held), None)
                 if kept is None:

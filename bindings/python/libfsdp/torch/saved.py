@@ -93,7 +93,7 @@ class SavedWeights:
     def __init__(self, owner):
         self.owner, self._places, self._entered = owner, {}, []
 
-    def know(self, layer, address, views):
+    def register(self, layer, address, views):
         """Registers the layer's views of a buffer. They stay registered when other weights are in the buffer."""
         for index, view in enumerate(views):
             self._places[view.untyped_storage()._cdata] = layer, index, address

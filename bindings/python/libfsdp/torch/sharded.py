@@ -50,7 +50,7 @@ class Sharded(NotCopied):
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
         # True if weights can be read only while their layer is unsharded (copied weights, or FSDP_DEBUG), False if they
         # always can, at one address.
-        self.moves = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
+        self.hides_weights = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
         self.saved, self.passes, self.writes = SavedWeights(self), Passes(self, self.layers), Writes(self)
         self.dicts = state.StateDicts(self)
         self._next, self._before, self._last = {}, {}, None
@@ -85,14 +85,14 @@ class Sharded(NotCopied):
     def enter(self):
         """Begins a forward of the module or of a part. Returns the argument of leave()."""
         self._depth += 1
-        return self.saved.enter() if self.moves else None
+        return self.saved.enter() if self.hides_weights else None
 
     def begin_forward(self):
         """In an outermost forward, checks what the program has done to the module since the last one."""
         if self._depth > 1 or current_task() != -1:
             return
         self._require_usual()
-        self.passes.note_forward()
+        self.passes.check_last_pass_ended()
         self.writes.follow_requires_grad()
         self._last = None
 
@@ -163,7 +163,7 @@ class Sharded(NotCopied):
             return None
         hooks, shown = part._fsdp_visits.pop(), output
         try:
-            if self.moves and self._depth == 1:
+            if self.hides_weights and self._depth == 1:
                 shown = self.saved.copy_outputs(output)
             if current_task() == -1 and torch.is_grad_enabled() and part is self.module:
                 for value in pytree.tree_leaves(shown):
@@ -177,7 +177,7 @@ class Sharded(NotCopied):
 
     def prefetch_after(self, layer, phase):
         """Prefetches the layer that came after this one the last time."""
-        if not self.moves or phase == Phase.RECOMPUTE:
+        if not self.hides_weights or phase == Phase.RECOMPUTE:
             return
         if self._last is not None and self._last is not layer:
             self._next[self._last], self._before[layer] = layer, self._last
@@ -212,7 +212,7 @@ class Sharded(NotCopied):
         self.model.begin_update(self.stream())
 
     def require_no_holds(self, call):
-        self.passes.note_forward()
+        self.passes.check_last_pass_ended()
         held = next((layer for layer in self.layers if layer.holds), None)
         if held:
             raise RuntimeError(
@@ -304,7 +304,7 @@ class Sharded(NotCopied):
     def _show_written(self):
         for layer in self.layers:
             layer.mark_written()
-        if not self.moves:  # waits until all ranks have published, so that the module may be read at any time
+        if not self.hides_weights:  # waits until all ranks have published, so that the module may be read at any time
             layer = self.layers[0]
             layer.hold(Phase.EVAL)
             layer.give_back(Phase.EVAL)

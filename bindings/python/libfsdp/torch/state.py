@@ -32,7 +32,7 @@ class StateDicts:
 
     def _hook_part(self, module, layers, params):
         handles = self.owner.handles
-        if self.owner.moves:
+        if self.owner.hides_weights:
             handles += [
                 module.register_state_dict_pre_hook(
                     lambda part, prefix, keep_vars: self.show(part, module, layers, keep_vars)

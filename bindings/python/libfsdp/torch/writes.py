@@ -37,7 +37,7 @@ class Writes:
                     )
             if param._version != layer.versions[index]:
                 self._refuse(name, "was written into in place", "load its present values")
-            if not self.owner.moves and param.data_ptr() != layer.pointers[index]:
+            if not self.owner.hides_weights and param.data_ptr() != layer.pointers[index]:
                 self._refuse(
                     name,
                     f"has other memory now ({tuple(param.shape)}, {param.dtype}), by module.to(), .data = or the like",
@@ -45,7 +45,7 @@ class Writes:
                 )
 
     def _refuse(self, name, what, does):
-        ways = [] if self.owner.moves else [f"call sharded.take_writes() on every rank to {does}"]
+        ways = [] if self.owner.hides_weights else [f"call sharded.take_writes() on every rank to {does}"]
         ways += ["call sharded.drop_writes() to show the model's weights again"] if self.restores else []
         raise RuntimeError(
             f"parameter {name!r} {what}, but libfsdp owns its weights: {', or '.join(ways)}. Convert a module before "
@@ -77,7 +77,7 @@ class Writes:
     # -- taken or dropped -------------------------------------------------------------------------------------
 
     def take(self):
-        if self.owner.moves:
+        if self.owner.hides_weights:
             raise RuntimeError(
                 "sharded.take_writes(): a write into copied weights ends when they are resharded; load values with "
                 "module.load_state_dict()"
@@ -109,7 +109,7 @@ class Writes:
             for index, (_, param) in enumerate(layer.params):
                 for part, attribute in self.places[param]:
                     part._parameters[attribute] = param
-                if self.owner.moves:
+                if self.owner.hides_weights:
                     layer.versions[index] = param._version
                 else:
                     layer.take_back(index)
