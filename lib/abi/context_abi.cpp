@@ -2,8 +2,8 @@
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/text.h"
-#include "comm/team.h"
 #include "engine/environment.h"
+#include "transport/team.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
@@ -92,7 +92,7 @@ fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_o
                                        fsdp_context **contexts) {
   constexpr auto call = "fsdp_create_local_contexts";
   constexpr uint32_t most_ranks = 1024;
-  if (contexts && world_size <= comm::most_ranks) std::fill_n(contexts, world_size, nullptr);
+  if (contexts && world_size <= membership::most_ranks) std::fill_n(contexts, world_size, nullptr);
   return guard([&] {
     check_pointer(contexts, call, "contexts");
     if (world_size < 1 || world_size > most_ranks)
@@ -112,9 +112,9 @@ fsdp_status fsdp_create_plan_context(uint32_t world_size, uint32_t rank, const f
   if (context) *context = nullptr;
   return guard([&] {
     check_pointer(context, call, "context");
-    if (world_size < 1 || world_size > comm::most_ranks)
+    if (world_size < 1 || world_size > membership::most_ranks)
       fail(FSDP_INVALID_ARGUMENT, "{}: world_size is {}, it must be in [1, {}], as that of a job", call, world_size,
-           comm::most_ranks);
+           membership::most_ranks);
     if (rank >= world_size) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, world_size);
     *context = make_handle(engine::Context::create_planning(world_size, rank, read_context_options(options, call)));
   });

@@ -7,10 +7,10 @@
 #include "abi/thread_error.h"
 #include "base/dtype.h"
 #include "base/text.h"
-#include "comm/description.h"
-#include "comm/net.h"
 #include "device/device.h"
 #include "trace/nvtx.h"
+#include "transport/description.h"
+#include "transport/net.h"
 
 namespace fsdp::abi {
 namespace {
@@ -157,8 +157,8 @@ fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
         "set: "
         "{}\n"
         "compiler: {}\n",
-        FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, comm::nccl_description(),
-        comm::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
+        FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, transport::nccl_description(),
+        transport::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });
 }

@@ -45,7 +45,7 @@ class Failure {
 // that ended.
 uint64_t thread_number() noexcept;
 
-// Told while the caller waits for a stream of its own, whose work may wait for peers: see comm/shm/watch.h.
+// Told while the caller waits for a stream of its own, whose work may wait for peers: see membership/liveness/watch.h.
 class Lookout {
  public:
   // The caller waits for what the thread does. Called about every 20 ms; throws what ends the wait.
@@ -57,7 +57,7 @@ class Lookout {
   ~Lookout() = default;
 };
 
-// What the caller looks after in all its waits while the job forms: see comm/bootstrap/vigil.h.
+// What the caller looks after in all its waits while the job forms: see membership/join/vigil.h.
 class Duty {
  public:
   // Called by every poll; throws what ends the wait.

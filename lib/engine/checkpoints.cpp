@@ -114,7 +114,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   }
   saved_steps_ = static_cast<double>(runtime_.step.adamw_step());
   if (std::string loaded = spared(order.folder); !loaded.empty()) order.choice.spared.push_back(std::move(loaded));
-  const comm::Team &team = *runtime_.teams.all;
+  const transport::Team &team = *runtime_.teams.all;
   checkpoint::SavedModel model{
       std::make_shared<const checkpoint::ModelShards>(shards()),
       {name, describe_mesh(runtime_.spec), runtime_.plan.layout_hash},

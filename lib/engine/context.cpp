@@ -10,15 +10,15 @@
 #include <functional>
 
 #include "base/machine_code.h"
-#include "comm/bootstrap/kernel.h"
-#include "comm/bootstrap/secret.h"
-#include "comm/net.h"
 #include "engine/environment.h"
 #include "engine/outcome.h"
 #include "engine/saving.h"
+#include "membership/join/kernel.h"
+#include "membership/wire/secret.h"
 #include "trace/chrome_trace.h"
 #include "trace/file.h"
 #include "trace/span.h"
+#include "transport/net.h"
 
 namespace fsdp::engine {
 namespace {
@@ -118,24 +118,24 @@ Context::~Context() {
 }
 
 std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
-  comm::WorldOptions world;
-  const comm::WipedText wiped(world.secret);
+  membership::WorldOptions world;
+  const membership::WipedText wiped(world.secret);
   if (options.world_size) {
     world.rank = options.rank;
     world.size = options.world_size;
     if (world.rank >= world.size)
       fail(FSDP_INVALID_ARGUMENT, "fsdp_context_options.rank: rank {} is outside [0, {})", world.rank, world.size);
     if (options.rendezvous) world.rendezvous = options.rendezvous;
-    comm::complete_world(world);
+    membership::complete_world(world);
   } else {
-    world = comm::read_launcher_environment();
+    world = membership::read_launcher_environment();
   }
   world.timeout_ms = options.timeout_ms ? options.timeout_ms : default_timeout_ms;
   world.heartbeat_timeout_ms = heartbeat_timeout_ms(options);
   if (world.size > 1) {
     Failure failure;
-    comm::check_kernel(world, Waiter(failure, options.interrupted, options.interrupted_data, world.timeout_ms,
-                                     options.interrupted_flag));
+    membership::check_kernel(world, Waiter(failure, options.interrupted, options.interrupted_data, world.timeout_ms,
+                                           options.interrupted_flag));
   }
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   populate_machine_code();
@@ -150,7 +150,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   world.log_later = [to = context.get()](fsdp_log_level level, const std::string &text) {
     to->log(level, format_text("rank {}: {}", to->rank(), text));
   };
-  context->world_ = comm::create_process_world(world, context->waiter_, context->failure_, *context->device_);
+  context->world_ = transport::create_process_world(world, context->waiter_, context->failure_, *context->device_);
   context->log_device();
   context->log(FSDP_LOG_INFO, format_text("rank {} of {}: {}", world.rank, world.size, context->world_->description()));
   if (const std::string warnings = context->world_->warnings(); !warnings.empty())
@@ -160,14 +160,14 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
 
 std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size, const fsdp_context_options &options) {
   populate_machine_code();
-  auto job = comm::create_local_job(world_size);
+  auto job = transport::create_local_job(world_size);
   std::vector<std::shared_ptr<Context>> contexts;
   for (uint32_t rank = 0; rank < world_size; ++rank) {
     contexts.emplace_back(new Context(options, rank, world_size));
     Context &context = *contexts.back();
     context.start_trace();
     context.check_directories();
-    context.world_ = comm::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
+    context.world_ = transport::create_local_world(job, rank, context.waiter_, context.failure_, *context.device_);
     context.log_device();
   }
   return contexts;
@@ -249,7 +249,7 @@ void Context::close() {
          "or with fsdp_discard_step",
          rank_, unfinished);
   failure_.check();
-  comm::Team &all = *value_team(world_ranks()).team;
+  transport::Team &all = *value_team(world_ranks()).team;
   wait_for_ranks("fsdp_close_context", [&] { all.barrier("fsdp_close_context"); });
   world_->leave();
   closed_ = true;

@@ -13,7 +13,6 @@
 
 #include "base/failure.h"
 #include "base/float_environment.h"
-#include "comm/team.h"
 #include "device/device.h"
 #include "fsdp.h"
 #include "layout/mesh.h"
@@ -21,6 +20,7 @@
 #include "trace/flight.h"
 #include "trace/flight_sequence.h"
 #include "trace/timeline.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -96,7 +96,7 @@ class Context {
   void require_no_other_capture(const Runtime *model, const char *call) const;
   // Nobody is inside the context while it runs; false: somebody was, and it was not run.
   bool run_alone(const std::function<void()> &body);
-  comm::DeviceTransport transport() const noexcept;
+  transport::DeviceTransport transport() const noexcept;
   fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
   uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
@@ -114,9 +114,9 @@ class Context {
   const Failure &failure() const noexcept { return failure_; }
   const Waiter &waiter() const noexcept { return waiter_; }
   bool has_several_models() const noexcept { return has_several_models_.load(std::memory_order_relaxed); }
-  comm::World &world() noexcept { return *world_; }
+  transport::World &world() noexcept { return *world_; }
   // All ranks; collective when it is first asked for.
-  comm::Team &world_team() { return *value_team(world_ranks()).team; }
+  transport::Team &world_team() { return *value_team(world_ranks()).team; }
   // The save that is under way in the background, one at most: it lives as long as the context keeps it. await: its
   // end, whatever that is.
   void set_saving(std::shared_ptr<Saving> saving);
@@ -126,9 +126,10 @@ class Context {
   void release_saved_models();
   void require_world(const char *call) const;
   // Collective over the ranks.
-  std::unique_ptr<comm::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
+  std::unique_ptr<transport::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
   // The same ranks over the device's memory.
-  std::shared_ptr<comm::Team> create_device_team(std::shared_ptr<comm::Team> team, comm::DeviceTransport transport);
+  std::shared_ptr<transport::Team> create_device_team(std::shared_ptr<transport::Team> team,
+                                                      transport::DeviceTransport transport);
   // A number for the host of each rank.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
   // What a rank allocates for messages between these; and what it would if the hosts that the options name were real
@@ -171,7 +172,7 @@ class Context {
   Context(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans = false);
   // Ranks that reduce values, made when they first do.
   struct ValueTeam {
-    std::unique_ptr<comm::Team> team;
+    std::unique_ptr<transport::Team> team;
     std::vector<ValueMessage> messages;  // one a rank, and this rank's own at the end
   };
   ValueTeam &value_team(const std::vector<uint32_t> &ranks);
@@ -207,7 +208,7 @@ class Context {
   std::vector<std::pair<fsdp_log_level, std::string>> log_lines_;
   std::atomic<bool> has_log_lines_{false};
   std::unique_ptr<device::Device> device_;  // may log until it ends
-  std::unique_ptr<comm::World> world_;
+  std::unique_ptr<transport::World> world_;
   std::vector<uint32_t> world_ranks_;                       // once they were asked for
   std::map<std::vector<uint32_t>, ValueTeam> value_teams_;  // by ranks, in their order
   std::atomic<const Runtime *> captured_{nullptr};

@@ -5,9 +5,9 @@
 #include <functional>
 #include <numeric>
 
-#include "comm/net.h"
 #include "engine/context.h"
 #include "trace/span.h"
+#include "transport/net.h"
 
 namespace fsdp::engine {
 namespace {
@@ -21,23 +21,23 @@ double combine(fsdp_value_op op, double a, double b) {
 
 }  // namespace
 
-std::unique_ptr<comm::Team> Context::create_team(std::span<const uint32_t> ranks, const std::string &what) {
+std::unique_ptr<transport::Team> Context::create_team(std::span<const uint32_t> ranks, const std::string &what) {
   return world_->create_team(ranks, what);
 }
 
-comm::DeviceTransport Context::transport() const noexcept {
-  if (device_traits().host_memory) return comm::DeviceTransport::none;
+transport::DeviceTransport Context::transport() const noexcept {
+  if (device_traits().host_memory) return transport::DeviceTransport::none;
   switch (options_.device_transport) {
-    case FSDP_TRANSPORT_NCCL: return comm::DeviceTransport::nccl;
-    case FSDP_TRANSPORT_STAGING: return comm::DeviceTransport::staging;
-    default: return comm::DeviceTransport::automatic;
+    case FSDP_TRANSPORT_NCCL: return transport::DeviceTransport::nccl;
+    case FSDP_TRANSPORT_STAGING: return transport::DeviceTransport::staging;
+    default: return transport::DeviceTransport::automatic;
   }
 }
 
-std::shared_ptr<comm::Team> Context::create_device_team(std::shared_ptr<comm::Team> team,
-                                                        comm::DeviceTransport transport) {
-  auto made = comm::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
-  for (const comm::Note &note : made->notes()) log(note.level, note.text);
+std::shared_ptr<transport::Team> Context::create_device_team(std::shared_ptr<transport::Team> team,
+                                                             transport::DeviceTransport transport) {
+  auto made = transport::create_device_team(std::move(team), *device_, transport, waiter_, failure_);
+  for (const transport::Note &note : made->notes()) log(note.level, note.text);
   return made;
 }
 
@@ -48,8 +48,8 @@ uint64_t Context::message_bytes(std::span<const uint32_t> ranks, bool sums) cons
 uint64_t Context::planned_message_bytes(std::span<const uint32_t> ranks, bool sums) const {
   const auto count = static_cast<uint32_t>(ranks.size());
   const std::vector<uint32_t> hosts = hosts_of(ranks);
-  if (std::count(hosts.begin(), hosts.end(), hosts[0]) == count) return comm::message_staging_bytes(count);
-  return sums ? comm::net_scratch_bytes(count, comm::read_net_chunk_bytes()) : 0;
+  if (std::count(hosts.begin(), hosts.end(), hosts[0]) == count) return transport::message_staging_bytes(count);
+  return sums ? transport::net_scratch_bytes(count, transport::read_net_chunk_bytes()) : 0;
 }
 
 std::vector<uint32_t> Context::hosts_of(std::span<const uint32_t> ranks) const {

@@ -56,7 +56,7 @@ void Reducer::open(GradPart &part, device::Stream &caller, const char *call) {
   if (part.stage == GradStage::lent) return;
   if (written_late(part)) fail(FSDP_INVALID_STATE, "{}: {}", call, describe_late_write(part));
   if (!part.group->plan->persistent_grad) make_room(part, caller, call);
-  set_access(part, comm::Access::read_write);
+  set_access(part, Access::read_write);
   part.stage = GradStage::lent;
   part.streams.clear();
   part.group->grad.open = true;

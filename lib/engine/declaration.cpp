@@ -25,7 +25,7 @@ Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_op
   spec_.host_memory = context.device_traits().host_memory;
   if (context.debug()) set_debug(spec_);
   plan_exchanges();
-  const comm::CollectiveTraits &traits = comm::traits_of(context.transport());
+  const transport::CollectiveTraits &traits = transport::traits_of(context.transport());
   spec_.rounds_before_sending = traits.rounds_before_sending;
   spec_.receives_slices = traits.receives_slices;
   spec_.device_transport = context.device_transport();

@@ -63,7 +63,7 @@ class Declaration {
 
 // verify.cpp: compares what every rank declared; throws MISMATCH naming the first difference. model: its number among
 // those that these ranks have sealed, as the flight record has it.
-void verify_declarations(comm::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
+void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                          uint32_t model);
 
 }  // namespace fsdp::engine

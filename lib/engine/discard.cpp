@@ -60,12 +60,12 @@ void UpdateWindow::realign() {
 // too, so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
 void UpdateWindow::end_messages(fsdp_stream stream) {
   bool sound = true;
-  runtime_.teams.for_each_data([&](comm::Team &team) { sound = team.ends_alike() && sound; });
+  runtime_.teams.for_each_data([&](transport::Team &team) { sound = team.ends_alike() && sound; });
   meetings_.say_sound(sound);
   meetings_.meet_again();
   if (!meetings_.all_sound()) {
-    runtime_.teams.for_each_data([](comm::Team &team) { team.cut(); });
-    runtime_.teams.for_each_data([](comm::Team &team) { team.renew(); });
+    runtime_.teams.for_each_data([](transport::Team &team) { team.cut(); });
+    runtime_.teams.for_each_data([](transport::Team &team) { team.renew(); });
     runtime_.team_news.tell();
   }
   reducer_.await_writers(stream);

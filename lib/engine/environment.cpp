@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "comm/bootstrap/variables.h"
+#include "membership/launch/variables.h"
 
 namespace fsdp::engine {
 namespace {
@@ -28,7 +28,7 @@ bool parse_switch(const char *name, const std::string &value) {
 
 uint32_t parse_seconds(const char *name, const std::string &value) {
   try {
-    return comm::number(name, value, 1, most_seconds);
+    return membership::number(name, value, 1, most_seconds);
   } catch (const Error &) {
     fail(FSDP_INVALID_ARGUMENT, "{}='{}' is not a whole number of seconds from 1 to {}", name, value, most_seconds);
   }
@@ -38,18 +38,19 @@ uint32_t parse_seconds(const char *name, const std::string &value) {
 
 // All are read, also those that an option wins over: what makes no sense is told in every run.
 void read_environment(fsdp_context_options &options) {
-  if (const auto level = comm::variable("FSDP_LOG")) {
+  if (const auto level = membership::variable("FSDP_LOG")) {
     const fsdp_log_level parsed = parse_level(*level);
     if (!options.log_level) options.log_level = parsed;
     if (!options.log) options.log = log_to_standard_error;
   }
-  if (const auto debug = comm::variable("FSDP_DEBUG"); debug && parse_switch("FSDP_DEBUG", *debug))
+  if (const auto debug = membership::variable("FSDP_DEBUG"); debug && parse_switch("FSDP_DEBUG", *debug))
     options.flags |= FSDP_CONTEXT_DEBUG;
-  if (const auto timeout = comm::variable("FSDP_TIMEOUT")) {
+  if (const auto timeout = membership::variable("FSDP_TIMEOUT")) {
     const uint32_t seconds = parse_seconds("FSDP_TIMEOUT", *timeout);
     if (!options.timeout_ms) options.timeout_ms = seconds * 1000;
   }
-  if (!options.trace_directory && comm::variable("FSDP_TRACE")) options.trace_directory = std::getenv("FSDP_TRACE");
+  if (!options.trace_directory && membership::variable("FSDP_TRACE"))
+    options.trace_directory = std::getenv("FSDP_TRACE");
 }
 
 std::string debug_views_directory() {

@@ -238,7 +238,7 @@ void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, boo
   held_.take(*chosen, slot.key);
   if (!runtime_.plan.visits.shared) return;
   const uint64_t shift = runtime_.plan.gather_pool.offsets[*chosen];
-  for (comm::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
+  for (transport::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
   slot.shift = shift;
 }
 
@@ -315,7 +315,7 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
 // Behind the copies on their stream. Where the caller's is the calling thread it is done when the call returns.
 void Gatherer::poison(const GatherSlot &slot) {
   // 0xFF bytes are a NaN in every dtype of numbers that we have.
-  for (const comm::Gather &gather : slot.gathers)
+  for (const transport::Gather &gather : slot.gathers)
     runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.inner().size());
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
   if (caller.is_calling_thread()) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);

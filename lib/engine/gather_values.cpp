@@ -9,7 +9,7 @@ device::Stream &gather_values(Runtime &runtime, const ValuesGather &gather, devi
   const layout::Mesh &mesh = runtime.spec.mesh;
   const uint64_t bytes = gather.bytes * mesh.inner_size, version = runtime.step.version();
   const uint32_t part = mesh.slices() > 1 ? mesh.outer_index(runtime.teams.all->rank()) : 0;
-  const comm::Gather near{gather.from, gather.whole + part * bytes, gather.bytes};
+  const transport::Gather near{gather.from, gather.whole + part * bytes, gather.bytes};
   caller.record(*runtime.marks.order);
   if (!runtime.marks.order->done()) reduces.stream->wait(*runtime.marks.order);
   if (runtime.communicates()) {

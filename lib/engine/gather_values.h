@@ -10,9 +10,9 @@ namespace fsdp::engine {
 // of: what they are, for traces. event: reusable; between the two axes.
 struct ValuesGather {
   Traced of;
-  comm::Part from;   // each inner rank's piece
-  std::byte *whole;  // all pieces, in the order of the ranks that hold slots
-  uint64_t bytes;    // of a piece
+  transport::Part from;  // each inner rank's piece
+  std::byte *whole;      // all pieces, in the order of the ranks that hold slots
+  uint64_t bytes;        // of a piece
   device::Event &event;
 };
 

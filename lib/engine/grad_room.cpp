@@ -10,7 +10,7 @@ namespace fsdp::engine {
 // Would drain() go on at once?
 bool Reducer::is_drained(const GradPart &part) const {
   if (!runtime_.communicates() || !runtime_.collectives().releases_tickets) return part.reduced->done();
-  const comm::Collectives &comm = *runtime_.reduces.comm;
+  const transport::Collectives &comm = *runtime_.reduces.comm;
   return comm.released(part.ticket) && (!comm.broken() || part.reduced->done());
 }
 

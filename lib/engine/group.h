@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "comm/team.h"
 #include "device/device.h"
 #include "engine/storage.h"
 #include "engine/stream_events.h"
 #include "memory/model_plan.h"
 #include "trace/timeline.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -40,13 +40,13 @@ struct SlotState {
 };
 
 struct GatherSlot : SlotState {
-  uint32_t key = 0;                      // number of the pool request
-  std::unique_ptr<device::Event> ready;  // the copies have arrived
-  StreamEvents left;                     // the streams that read have passed their reshard
-  std::vector<comm::Gather> gathers;     // copied ones
-  PlaneBytes planes;                     // ... of group.pulled_bytes
-  uint64_t shift = 0;                    // of the buffer that they go to now, where buffers are shared
-  std::vector<uint32_t> overlaps;        // keys whose buffers share bytes with this one
+  uint32_t key = 0;                        // number of the pool request
+  std::unique_ptr<device::Event> ready;    // the copies have arrived
+  StreamEvents left;                       // the streams that read have passed their reshard
+  std::vector<transport::Gather> gathers;  // copied ones
+  PlaneBytes planes;                       // ... of group.pulled_bytes
+  uint64_t shift = 0;                      // of the buffer that they go to now, where buffers are shared
+  std::vector<uint32_t> overlaps;          // keys whose buffers share bytes with this one
 };
 
 enum class GradStage { idle, lent, reducing };
@@ -55,15 +55,15 @@ enum class GradStage { idle, lent, reducing };
 struct PartState {
   GradStage stage = GradStage::idle;
   std::vector<fsdp_stream> streams;  // all that wrote in this contribution, each once
-  comm::Ticket ticket;
+  transport::Ticket ticket;
   uint32_t complete_count = 0;  // parameters of it that this contribution has completed
   bool given = false;           // it is reduced, or was, in this contribution
 };
 
 // Sums over the outer axis: everywhere, and of slots by turn.
 struct OuterSums {
-  std::vector<comm::Sum> everywhere;
-  std::array<std::vector<comm::Sum>, 2> slices;
+  std::vector<transport::Sum> everywhere;
+  std::array<std::vector<transport::Sum>, 2> slices;
 };
 
 struct Group;
@@ -80,15 +80,15 @@ struct GradPart : PartState {
   // Debug, of a device: every byte of the buffer is 0xFF once the event is done, unless something has written there.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;
-  std::array<std::vector<comm::Sum>, 2> sums;  // by turn; without a partial buffer the first
-  bool partial = false;                        // inner sums go to a partial buffer
-  bool everywhere = false;                     // ... to whole main grads of every rank
-  OuterSums outer;                             // where the outer axis adds each contribution of it
-  std::vector<uint32_t> overlaps;              // parts whose buffers share bytes with this one's
-  uint64_t reduced_bytes = 0;                  // of full gradients that one reduce reads
-  uint64_t all_reduced_bytes = 0;              // that one all-reduce reads: those, and the other ranks' sums
-  const char *flight_name = nullptr;           // the flight recorder's copy
-  const char *trace_name = nullptr;            // the timeline's copy; NULL if there is none
+  std::array<std::vector<transport::Sum>, 2> sums;  // by turn; without a partial buffer the first
+  bool partial = false;                             // inner sums go to a partial buffer
+  bool everywhere = false;                          // ... to whole main grads of every rank
+  OuterSums outer;                                  // where the outer axis adds each contribution of it
+  std::vector<uint32_t> overlaps;                   // parts whose buffers share bytes with this one's
+  uint64_t reduced_bytes = 0;                       // of full gradients that one reduce reads
+  uint64_t all_reduced_bytes = 0;                   // that one all-reduce reads: those, and the other ranks' sums
+  const char *flight_name = nullptr;                // the flight recorder's copy
+  const char *trace_name = nullptr;                 // the timeline's copy; NULL if there is none
 
   uint32_t trained_count() const;  // of its parameters, those that have a gradient now
 };
@@ -124,14 +124,15 @@ struct Group {
   std::vector<GatherSlot> slots;
   Contribution grad;
   std::span<GradPart> parts;
-  bool lends_all = true;                                 // can its parts be lent at once?
-  OuterSums outer;                                       // of the last contribution
-  std::vector<comm::Gather> outer_weights, outer_grads;  // over the outer axis: what publishing and finishing gather
-  std::vector<comm::Gather> whole_grads;  // no_shard with an outer axis: the other inner ranks' sums, at the end
-  std::vector<comm::Gather> refresh;      // whole compute weights, at publish
-  uint64_t pulled_bytes = 0;              // that one gather or refresh copies
-  PlaneBytes refreshed_planes;            // ... of them by a refresh
-  uint64_t reduced_bytes = 0;             // of full gradients that the reduces of a contribution read
+  bool lends_all = true;  // can its parts be lent at once?
+  OuterSums outer;        // of the last contribution
+  std::vector<transport::Gather> outer_weights,
+      outer_grads;                             // over the outer axis: what publishing and finishing gather
+  std::vector<transport::Gather> whole_grads;  // no_shard with an outer axis: the other inner ranks' sums, at the end
+  std::vector<transport::Gather> refresh;      // whole compute weights, at publish
+  uint64_t pulled_bytes = 0;                   // that one gather or refresh copies
+  PlaneBytes refreshed_planes;                 // ... of them by a refresh
+  uint64_t reduced_bytes = 0;                  // of full gradients that the reduces of a contribution read
 
   const char *flight_name = nullptr;  // the flight recorder's copy
   const char *trace_name = nullptr;   // the timeline's copy; NULL if there is none

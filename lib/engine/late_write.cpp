@@ -32,7 +32,7 @@ bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtyp
 // Nothing is looked at in a capture, where no bytes are yet.
 void Reducer::hide(GradPart &part, device::Stream &caller) {
   if (!runtime_.context.debug() || !part.group->plan->trainable) return;
-  if (runtime_.storage->protects_grads()) return set_access(part, comm::Access::none);
+  if (runtime_.storage->protects_grads()) return set_access(part, Access::none);
   for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     const Plane &full_grad = bucket.plane(PlaneKind::full_grad);

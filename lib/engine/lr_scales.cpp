@@ -37,7 +37,7 @@ uint64_t hash_lr_scales(const memory::ModelSpec &spec) noexcept {
   return hash;
 }
 
-std::string compare_lr_scales(const memory::ModelSpec &spec, comm::Team &team, uint32_t first, uint32_t odd) {
+std::string compare_lr_scales(const memory::ModelSpec &spec, transport::Team &team, uint32_t first, uint32_t odd) {
   std::vector<double> mine;
   if (team.rank() == first || team.rank() == odd) mine = list(spec);
   const auto all = team.all_gather(std::as_bytes(std::span(mine)), "lr_scales that differ");

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/team.h"
 #include "memory/model_spec.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -15,6 +15,6 @@ uint64_t hash_lr_scales(const memory::ModelSpec &spec) noexcept;
 
 // Collective over the team, whose ranks have come to know that these two of them differ: the first parameter that they
 // have otherwise, as text.
-std::string compare_lr_scales(const memory::ModelSpec &spec, comm::Team &team, uint32_t first, uint32_t odd);
+std::string compare_lr_scales(const memory::ModelSpec &spec, transport::Team &team, uint32_t first, uint32_t odd);
 
 }  // namespace fsdp::engine

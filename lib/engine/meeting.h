@@ -8,8 +8,8 @@
 #include <string>
 #include <type_traits>
 
-#include "comm/team.h"
 #include "engine/step_numbers.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -62,8 +62,8 @@ struct Differences {
 };
 
 // Did all come for the same?
-bool compare_intents(std::span<const Meeting> told, const comm::Team &team, Differences &found);
-void list_missing(std::span<const Meeting> told, const comm::Team &team, Differences &found);
+bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found);
+void list_missing(std::span<const Meeting> told, const transport::Team &team, Differences &found);
 // What the callers of all ranks do now.
 std::string way_on(std::span<const Meeting> told);
 

@@ -45,7 +45,7 @@ void Differences::add(uint32_t odd, const std::string &what) {
 
 // Each call with the lowest rank that made it. A rank that discards contradicts nobody: it is the wrong moment, and the
 // way on is the same.
-bool compare_intents(std::span<const Meeting> told, const comm::Team &team, Differences &found) {
+bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found) {
   const auto odd =
       std::find_if(told.begin(), told.end(), [&](const Meeting &one) { return one.intent != told[0].intent; });
   if (odd == told.end()) return true;
@@ -62,7 +62,7 @@ bool compare_intents(std::span<const Meeting> told, const comm::Team &team, Diff
   return false;
 }
 
-void list_missing(std::span<const Meeting> told, const comm::Team &team, Differences &found) {
+void list_missing(std::span<const Meeting> told, const transport::Team &team, Differences &found) {
   for (uint32_t r = 0; r < told.size(); ++r)
     if (!told[r].sound)
       found.add(told[r].blamed < 0 ? team.world_rank(r) : static_cast<uint32_t>(told[r].blamed),
@@ -85,7 +85,7 @@ std::string way_on(std::span<const Meeting> told) {
 // have told that instead of their numbers. Replicas meet in the last reduce alone: nothing but the count of reduces
 // tells that one had more micro-batches.
 void Meetings::compare(Differences &found) {
-  comm::Team &team = *runtime_.teams.all;
+  transport::Team &team = *runtime_.teams.all;
   const auto told = this->told();
   const auto sound = std::find_if(told.begin(), told.end(), [](const Meeting &one) { return one.sound != 0; });
   const auto base = static_cast<uint32_t>(sound - told.begin());

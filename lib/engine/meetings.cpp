@@ -82,7 +82,7 @@ bool Meetings::all_gave_alike() const {
 
 // Clocks of hosts differ, so ranks tell how long they have waited: who waited least came last.
 void Meetings::note_lag() {
-  const comm::Team &team = *runtime_.teams.all;
+  const transport::Team &team = *runtime_.teams.all;
   if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
   last_rank_ = static_cast<int32_t>(team.world_rank(ballot_.last));
   last_lag_ns_ = ballot_.most_waited_ns - ballot_.least_waited_ns;
@@ -91,7 +91,7 @@ void Meetings::note_lag() {
 void Meetings::check(Intent intent) {
   if (ballot_.agreed()) return;
   const auto all = told();
-  const comm::Team &team = *runtime_.teams.all;
+  const transport::Team &team = *runtime_.teams.all;
   Differences found;
   compare_calls(found);
   const bool same_intent = compare_intents(all, team, found), all_came = found.text.empty();
@@ -114,7 +114,7 @@ void Meetings::check(Intent intent) {
 
 void Meetings::check_versions() {
   if (ballot_.agreed()) return;
-  const comm::Team &team = *runtime_.teams.all;
+  const transport::Team &team = *runtime_.teams.all;
   for (uint32_t r = 1; r < team.size(); ++r) {
     if (meetings_[r].version == meetings_[0].version) continue;
     const Error error(FSDP_MISMATCH,

@@ -62,7 +62,7 @@ class Meetings {
 
   Runtime &runtime_;
   std::vector<Meeting> meetings_;  // one a rank, where they differ, and this rank's own at the end
-  comm::Ballot ballot_;            // of the last one
+  transport::Ballot ballot_;       // of the last one
   uint64_t count_ = 0;
   uint32_t captures_ = 0;
   uint64_t waited_ns_ = 0;  // for peers at the last end of a step, which the next meeting tells; 0: nothing to tell

@@ -32,7 +32,7 @@ void Model::seal_running() {
   const trace::Span span(context_->timeline(), trace::EventKind::call, "seal_model");
   const memory::ModelSpec &spec = declaration_.spec();
   Teams teams = create_teams(*context_, spec.mesh);
-  comm::Team *const team = teams.all.get();
+  transport::Team *const team = teams.all.get();
   std::unique_ptr<memory::ModelPlan> made;
   const auto unplanned = catch_error([&] { made = declaration_.make_plan(); });
   teams.number = context_->flight().count_models(name_ranks(*team, context_->world_size()));

@@ -63,7 +63,7 @@ NormDispute Optimizer::meet_for_norm(double max_norm) {
   const double share = norm_.callers_tell() ? *norm_.share() : 0;
   const double own[told] = {share, max_norm, std::bit_cast<double>(runtime_.step.scalings().hash())};
   exchange(own, told, "the gradient norm");
-  comm::Team &team = runtime_.holders();
+  transport::Team &team = runtime_.holders();
   const auto scalings = [&](uint32_t r) { return std::bit_cast<uint64_t>(all_values()[told * r + 2]); };
   for (uint32_t r = 1; r < team.size(); ++r) {
     const double limit = all_values()[1], other = all_values()[told * r + 1];

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-#include "comm/exchange.h"
+#include "transport/exchange.h"
 
 namespace fsdp::engine {
 
@@ -22,13 +22,13 @@ std::optional<Error> catch_error(const std::function<void()> &body) {
   }
 }
 
-void share_outcome(comm::Team &team, const std::optional<Error> &mine) {
-  const comm::Ballot told = team.agree({.troubled = mine.has_value()}, "fsdp_seal_model");
-  if (told.troubled == comm::Ballot::nobody) return;
+void share_outcome(transport::Team &team, const std::optional<Error> &mine) {
+  const transport::Ballot told = team.agree({.troubled = mine.has_value()}, "fsdp_seal_model");
+  if (told.troubled == transport::Ballot::nobody) return;
   std::string message;
   if (mine && told.troubled == team.rank()) message = format_text("{:02}{}", mine->status, mine->message);
   const auto all = team.all_gather(std::as_bytes(std::span(message)), "fsdp_seal_model");
-  comm::await_readers(team);
+  transport::await_readers(team);
   const uint32_t r = told.troubled;
   const std::string_view text(reinterpret_cast<const char *>(all[r].data()), all[r].size());
   Error error((text[0] - '0') * 10 + (text[1] - '0'), format_text("rank {}: {}", team.world_rank(r), text.substr(2)),

@@ -6,13 +6,13 @@
 #include <optional>
 
 #include "base/error.h"
-#include "comm/team.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
 // Runs the body; what it throws, as an Error.
 std::optional<Error> catch_error(const std::function<void()> &body);
 // Collective: if any rank has an error, every rank throws the lowest one's, with the same text.
-void share_outcome(comm::Team &team, const std::optional<Error> &mine);
+void share_outcome(transport::Team &team, const std::optional<Error> &mine);
 
 }  // namespace fsdp::engine

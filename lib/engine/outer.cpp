@@ -9,33 +9,34 @@
 namespace fsdp::engine {
 namespace {
 
-comm::Sum plain_sum(float *from, float *to, uint64_t count, bool everywhere) {
-  return {.from = comm::Part::alone(from), .to = comm::Part::alone(to), .count = count, .everywhere = everywhere};
+transport::Sum plain_sum(float *from, float *to, uint64_t count, bool everywhere) {
+  return {
+      .from = transport::Part::alone(from), .to = transport::Part::alone(to), .count = count, .everywhere = everywhere};
 }
 
 // Neighbours in memory go as one.
-void add_sum(std::vector<comm::Sum> &sums, float *values, uint64_t count) {
+void add_sum(std::vector<transport::Sum> &sums, float *values, uint64_t count) {
   if (!sums.empty() && sums.back().from.floats() + sums.back().count == values)
     sums.back().count += count;
   else
     sums.push_back(plain_sum(values, values, count, true));
 }
 
-uint64_t bytes_of(const std::vector<comm::Sum> &sums) {
+uint64_t bytes_of(const std::vector<transport::Sum> &sums) {
   uint64_t bytes = 0;
-  for (const comm::Sum &sum : sums) bytes += sum.count * sizeof(float);
+  for (const transport::Sum &sum : sums) bytes += sum.count * sizeof(float);
   return bytes;
 }
 
-uint64_t bytes_of(const std::vector<comm::Gather> &gathers) {
+uint64_t bytes_of(const std::vector<transport::Gather> &gathers) {
   uint64_t bytes = 0;
-  for (const comm::Gather &gather : gathers) bytes += gather.bytes;
+  for (const transport::Gather &gather : gathers) bytes += gather.bytes;
   return bytes;
 }
 
 // This rank's piece is at its place.
-comm::Gather gather_in(std::byte *whole, uint64_t bytes, uint32_t rank) {
-  return {comm::Part::alone(whole + rank * bytes), whole, bytes};
+transport::Gather gather_in(std::byte *whole, uint64_t bytes, uint32_t rank) {
+  return {transport::Part::alone(whole + rank * bytes), whole, bytes};
 }
 
 }  // namespace
@@ -46,9 +47,9 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
       rank_(teams.outer->rank()),
       inner_(teams.inner->rank()),
       gathers_(spec.gathers_outer()),
-      sums_(teams.outer_data->create_collectives("outer sums", comm::Shape::messages(true, spec.longest_call()))),
-      weights_(
-          teams.outer_data->create_collectives("outer weights", comm::Shape::messages(false, spec.longest_call()))),
+      sums_(teams.outer_data->create_collectives("outer sums", transport::Shape::messages(true, spec.longest_call()))),
+      weights_(teams.outer_data->create_collectives("outer weights",
+                                                    transport::Shape::messages(false, spec.longest_call()))),
       stream_(context.device().create_stream("outer")),
       trace_(std::make_unique<StreamTrace>(context, *stream_, lane, flights)) {
   for (auto &event : partial_free_) event = context.device().create_event();
@@ -120,7 +121,7 @@ void Outer::set_state(const OuterState &state) {
   state_ = state;
 }
 
-void Outer::sum(const OuterSums &sums, uint32_t turn, bool accumulate, const comm::Tag &tag, const Traced &of,
+void Outer::sum(const OuterSums &sums, uint32_t turn, bool accumulate, const transport::Tag &tag, const Traced &of,
                 uint64_t version) {
   if (!sums.everywhere.empty()) {
     const uint64_t bytes = bytes_of(sums.everywhere);
@@ -151,7 +152,8 @@ void Outer::reduce_group(Group &group, const device::Event &reduced, uint64_t ve
   stream_->record(*group.grad.summed);
 }
 
-void Outer::gather(comm::Collectives &by, const std::vector<comm::Gather> &gathers, Group &group, uint64_t version) {
+void Outer::gather(transport::Collectives &by, const std::vector<transport::Gather> &gathers, Group &group,
+                   uint64_t version) {
   const uint64_t bytes = bytes_of(gathers) * mesh_.outer_size;
   trace_->begin("all_gather", group, bytes);
   by.gather(gathers, {group.index, group.name()}, *stream_);
@@ -168,7 +170,7 @@ void Outer::gather_grads(Group &group, uint64_t version) {
 void Outer::gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after,
                           uint64_t version) {
   stream_->wait(after);
-  const comm::Gather gather = gather_in(whole, bytes, rank_);
+  const transport::Gather gather = gather_in(whole, bytes, rank_);
   trace_->begin("all_gather", of, bytes * mesh_.outer_size);
   sums_->gather({&gather, 1}, {no_group, of.in_flight}, *stream_);
   trace_->end("all_gather", of, bytes * mesh_.outer_size, version, *sums_);

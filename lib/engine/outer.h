@@ -12,12 +12,12 @@
 #include <memory>
 #include <vector>
 
-#include "comm/team.h"
 #include "device/device.h"
 #include "engine/group.h"
 #include "engine/stream_trace.h"
 #include "engine/teams.h"
 #include "memory/model_plan.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -65,7 +65,7 @@ class Outer {
   void set_note(const char *note) { note_ = note; }
 
   device::Stream &stream() { return *stream_; }
-  comm::Collectives &sum_comm() { return *sums_; }
+  transport::Collectives &sum_comm() { return *sums_; }
   void next_round();
   void trace_next_round() { trace_->next_round(); }
   void abandon();
@@ -76,11 +76,12 @@ class Outer {
   device::Event *partial_free(uint32_t turn) const { return partial_free_[turn].get(); }
 
  private:
-  void gather(comm::Collectives &by, const std::vector<comm::Gather> &gathers, Group &group, uint64_t version);
+  void gather(transport::Collectives &by, const std::vector<transport::Gather> &gathers, Group &group,
+              uint64_t version);
   void add_part(Group &group, GradPart &part, const Storage &storage) const;
   void add_weights(Group &group, const Plane &plane, uint32_t slices) const;
   void add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, const layout::SubBucket &sub) const;
-  void sum(const OuterSums &sums, uint32_t turn, bool accumulate, const comm::Tag &tag, const Traced &of,
+  void sum(const OuterSums &sums, uint32_t turn, bool accumulate, const transport::Tag &tag, const Traced &of,
            uint64_t version);
 
   const layout::Mesh &mesh_;
@@ -88,7 +89,7 @@ class Outer {
   uint32_t inner_;  // of the inner team
   bool gathers_;
   const char *note_ = "";
-  std::unique_ptr<comm::Collectives> sums_, weights_;
+  std::unique_ptr<transport::Collectives> sums_, weights_;
   std::unique_ptr<device::Stream> stream_;
   std::unique_ptr<StreamTrace> trace_;
   std::unique_ptr<device::Event> partial_free_[2];

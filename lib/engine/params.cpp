@@ -6,16 +6,16 @@
 #include <cstring>
 
 #include "base/dtype.h"
-#include "comm/exchange.h"
 #include "engine/dequantize.h"
 #include "engine/frozen_load.h"
 #include "memory/quantization.h"
+#include "transport/exchange.h"
 
 namespace fsdp::engine {
 
 Params::Params(Runtime &runtime) : runtime_(runtime) {
   if (runtime.teams.outer)
-    outer_ = runtime.teams.outer->create_collectives("outer parameters", comm::Shape::messages(false));
+    outer_ = runtime.teams.outer->create_collectives("outer parameters", transport::Shape::messages(false));
 }
 
 // Numbers of any dtype for numbers; what is stored otherwise is as it is.
@@ -88,7 +88,7 @@ void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64
   runtime_.context.device().transfer(to, dtype, from, dtype, count);
 }
 
-void Params::meet(const comm::Tag &tag, device::Stream &caller) {
+void Params::meet(const transport::Tag &tag, device::Stream &caller) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope barrier(*runtime_.flights.params, "barrier", 0);
   runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
@@ -104,13 +104,14 @@ void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   const std::string text =
       format_text("{} from rank {} of {}{}", piece.call, runtime_.teams.all->world_rank(piece.shown), piece.name,
                   piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
-  const comm::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
+  const transport::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
   const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);
   std::byte *own = runtime_.storage->own_part(memory::RegionId::staging);
   if (piece.owner == runtime_.teams.all->rank()) fill(own);
   if (outer_ && piece.travels && inner == runtime_.inner().rank()) {
     const WaitSpan span(runtime_, WaitKind::peers);
-    outer_->broadcast(comm::Part::alone(own), piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag, caller);
+    outer_->broadcast(transport::Part::alone(own), piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag,
+                      caller);
   }
   meet(tag, caller);
   take(runtime_.storage->part_of(memory::RegionId::staging, inner));
@@ -313,7 +314,7 @@ void Params::bring(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype
 void Params::attempt(const Tensor &tensor, bool together, const std::function<void()> &step) {
   if (!together) return step();
   const WaitSpan span(runtime_, WaitKind::peers);
-  comm::attempt_together(*runtime_.teams.all, format_text("{} of '{}'", tensor.call, tensor.name), step);
+  transport::attempt_together(*runtime_.teams.all, format_text("{} of '{}'", tensor.call, tensor.name), step);
 }
 
 void Params::load_converted(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype,

@@ -91,14 +91,14 @@ class Params {
   template <class Fill, class Take>
   void stage(const ShownBytes &piece, Fill fill, Take take);
   void copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count);
-  void meet(const comm::Tag &tag, device::Stream &caller);
+  void meet(const transport::Tag &tag, device::Stream &caller);
   // The place in the mesh of a root, which is a rank of the job.
   std::optional<uint32_t> find_root(int32_t root, const char *call) const;
   void check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, uint64_t element_count) const;
   void check_data(const Tensor &tensor, const void *data, std::optional<uint32_t> root) const;
 
   Runtime &runtime_;
-  std::unique_ptr<comm::Collectives> outer_;  // NULL: there is no outer axis
+  std::unique_ptr<transport::Collectives> outer_;  // NULL: there is no outer axis
 };
 
 }  // namespace fsdp::engine

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "comm/team.h"
 #include "device/device.h"
 #include "memory/model_plan.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -22,14 +22,14 @@ using memory::PlaneKind;
 // to read, and for the caller, who may have written there what is in no other view.
 struct Region {
   std::shared_ptr<device::Memory> memory;  // private; NULL if the caller handed it in
-  std::shared_ptr<comm::Arena> arena;
+  std::shared_ptr<transport::Arena> arena;
   std::byte *data = nullptr;         // where this rank writes: its part
   const std::byte *view = nullptr;   // where it reads that
   const std::byte *shown = nullptr;  // where the caller does
   uint64_t arena_offset = 0;         // of rank 0's part
   uint64_t stride = 0;               // to the next rank's part; 0: one for all
 
-  comm::Part part() const { return {data, arena.get(), arena_offset, stride}; }
+  transport::Part part() const { return {data, arena.get(), arena_offset, stride}; }
 };
 
 // One stored form of elements on this rank.
@@ -39,7 +39,7 @@ struct Plane {
   std::byte *data = nullptr;
   const std::byte *view = nullptr;
   const std::byte *shown = nullptr;
-  comm::Part part;  // from the first element on, for collectives
+  transport::Part part;  // from the first element on, for collectives
 
   fsdp_dtype dtype() const { return plan->dtype; }
   std::byte *element(uint64_t index) const { return data + index * dtype_size(plan->dtype); }

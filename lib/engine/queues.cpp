@@ -24,8 +24,9 @@ struct Share {
 
 bool waits_for_kernels(const Teams &teams) {
   bool waits = false;
-  teams.for_each_data(
-      [&](const comm::Team &team) { waits |= team.size() > 1 && team.transport() == comm::DeviceTransport::nccl; });
+  teams.for_each_data([&](const transport::Team &team) {
+    waits |= team.size() > 1 && team.transport() == transport::DeviceTransport::nccl;
+  });
   return waits;
 }
 
@@ -46,7 +47,7 @@ long count_queues() {
 void warn_of_queues(Context &context, const Teams &teams) {
   const device::Device &device = context.device();
   if (device.traits().host_memory) return;
-  comm::Team &team = *teams.all;
+  transport::Team &team = *teams.all;
   const Share mine{name_process(), device.index(), waits_for_kernels(teams) ? device.streams() : 0};
   std::vector<Share> all(team.size());
   team.all_gather(&mine, sizeof mine, all.data(), "the streams of a GPU");

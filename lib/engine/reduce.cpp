@@ -10,13 +10,13 @@ namespace fsdp::engine {
 Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.plan.pending_grads) {
   pool_.reducing.reserve(runtime.parts.size() + 1);
   size_t most = 0;
-  for (const GradPart &part : runtime.parts) set_access(part, comm::Access::none);
+  for (const GradPart &part : runtime.parts) set_access(part, Access::none);
   for (const Group &group : runtime.groups) most = std::max(most, group.places.size());
   lent_.reserve(most);
   would_.resize(runtime.parts.size());
 }
 
-void Reducer::set_access(const GradPart &part, comm::Access access) {
+void Reducer::set_access(const GradPart &part, Access access) {
   if (runtime_.context.debug() && part.group->plan->trainable) runtime_.storage->set_grad_access(*part.plan, access);
 }
 
@@ -126,7 +126,7 @@ void Reducer::reduce_part(GradPart &part) {
                                 runtime_.step.version());
   part.given = true;
   part.stage = GradStage::reducing;
-  set_access(part, comm::Access::read);
+  set_access(part, Access::read);
   if (!part.group->plan->persistent_grad) pool_.reducing.push_back(part.number);
 }
 
@@ -142,7 +142,7 @@ void Reducer::end_contribution(Group &group) {
 }
 
 void Reducer::enqueue(GradPart &part, uint32_t turn) {
-  const comm::Tag tag{part.number, part.name.c_str(), nullptr, runtime_.reduce_note};
+  const transport::Tag tag{part.number, part.name.c_str(), nullptr, runtime_.reduce_note};
   const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
   Stats &stats = runtime_.stats;
   if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, part.number);
@@ -161,7 +161,7 @@ void Reducer::enqueue(GradPart &part, uint32_t turn) {
 void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
   const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
   runtime_.reduces.trace->begin("local_sum", part, part.reduced_bytes);
-  for (const comm::Sum &sum : part.sums[turn])
+  for (const transport::Sum &sum : part.sums[turn])
     runtime_.reduces.stream->rank_sum({sum.from.of(0), 0, 1, sum.dtype, sum.wire, sum.to.floats(), sum.count,
                                        sum.factor, accumulate, sum.to.own == sum.from.own});
   runtime_.reduces.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
@@ -258,7 +258,7 @@ void Reducer::start_step() {
   }
   for (GradPart &part : runtime_.parts) {
     part.stage = GradStage::idle;
-    set_access(part, comm::Access::none);
+    set_access(part, Access::none);
   }
   pool_.reducing.clear();
   runtime_.stats.pending_grads = pool_.live = 0;

@@ -86,7 +86,7 @@ class Reducer {
   bool is_drained(const GradPart &part) const;
   [[noreturn]] void refuse_wait(const GradPart &part, const GradPart &reduced, const char *call) const;
   // Debug: a late write into a gradient faults on the host.
-  void set_access(const GradPart &part, comm::Access access);
+  void set_access(const GradPart &part, Access access);
   void hide(GradPart &part, device::Stream &caller);
   bool written_late(GradPart &part);
   std::string describe_late_write(const GradPart &part) const;

@@ -134,7 +134,7 @@ std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::v
 
 [[noreturn]] void report(Runtime &runtime, const std::vector<Replica> &replicas, const Difference &found,
                          const char *call) {
-  comm::Team &team = *runtime.teams.all;
+  transport::Team &team = *runtime.teams.all;
   std::vector<uint64_t> mine;
   if (team.rank() == found.usual || team.rank() == found.odd)
     for (const Replica &replica : replicas) mine.push_back(replica.hash);

@@ -55,7 +55,7 @@ struct ClaimSum {
   uint64_t bytes = 0;
 };
 
-std::vector<ClaimSum> add_claims(comm::Team &team, const std::vector<std::vector<std::byte>> &all) {
+std::vector<ClaimSum> add_claims(transport::Team &team, const std::vector<std::vector<std::byte>> &all) {
   std::vector<ClaimSum> sums;
   for (uint32_t r = 0; r < all.size(); ++r)
     for (size_t at = 0; at + sizeof(Claim) <= all[r].size(); at += sizeof(Claim)) {
@@ -85,7 +85,7 @@ uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t in
   return bytes;
 }
 
-void check_room(comm::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
+void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
   const std::vector<Claim> claims = make_claims(bytes, limits);
   const auto all = team.all_gather(std::as_bytes(std::span(claims)), "the room for the model");
   for (const ClaimSum &sum : add_claims(team, all))

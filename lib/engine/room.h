@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "comm/team.h"
 #include "device/memory_limit.h"
 #include "memory/model_plan.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -18,6 +18,6 @@ uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t in
 
 // Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup need more together than that
 // has free.
-void check_room(comm::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits);
+void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits);
 
 }  // namespace fsdp::engine

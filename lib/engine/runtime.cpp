@@ -11,7 +11,7 @@ namespace fsdp::engine {
 namespace {
 
 uint16_t open_flight(trace::FlightRecorder &flight, const Teams &teams, uint32_t world_size) {
-  const auto axis = [&](const comm::Team *team) {
+  const auto axis = [&](const transport::Team *team) {
     return team && team->size() < teams.all->size() ? list_ranks(*team) : "";
   };
   return flight.open_model(name_ranks(*teams.all, world_size), axis(teams.inner.get()), axis(teams.outer.get()));
@@ -58,7 +58,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 
 void Runtime::make_inner() {
   // What is never sent needs no collectives over the device's memory.
-  comm::Team &data = communicates() ? *teams.inner_data : inner();
+  transport::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
   versions = teams.inner_data->create_versions("publish");
   gathers.comm = data.create_collectives("gather", {.longest_call = spec.longest_call()});
@@ -105,8 +105,8 @@ Runtime::~Runtime() {
   if (timeline) timeline->close_model(model_number_);
 }
 
-void Runtime::gather(std::span<const comm::Gather> given, const Group &group) {
-  const comm::Tag tag{group.index, group.name()};
+void Runtime::gather(std::span<const transport::Gather> given, const Group &group) {
+  const transport::Tag tag{group.index, group.name()};
   if (auto error = gathers.comm->broken()) throw *std::move(error);
   if (collectives().gathers_meet)
     gathers.comm->gather(given, tag, *gathers.stream);
@@ -139,7 +139,7 @@ void Runtime::end_streams() noexcept {
                               context.rank()));
     }
     abandon();
-    teams.for_each_data([](comm::Team &team) { team.cut(); });
+    teams.for_each_data([](transport::Team &team) { team.cut(); });
     if (streams_end(longest)) return;
     const std::string replay = replays.describe_oldest();
     context.fail_for_good(

@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "comm/team.h"
 #include "device/device.h"
 #include "engine/call_sequence.h"
 #include "engine/context.h"
@@ -18,6 +17,7 @@
 #include "engine/stream_trace.h"
 #include "memory/model_plan.h"
 #include "trace/span.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -42,7 +42,7 @@ enum class WaitKind { gather, reduce, publish, peers, checkpoint };
 
 // An ordered sequence of collectives over the inner axis: those of one do not wait for those of another.
 struct CollectiveStream {
-  std::unique_ptr<comm::Collectives> comm;
+  std::unique_ptr<transport::Collectives> comm;
   std::unique_ptr<device::Stream> stream;
   std::unique_ptr<StreamTrace> trace;
 };
@@ -75,8 +75,8 @@ class Runtime {
   Teams teams;
   TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
-  std::unique_ptr<comm::Versions> versions;         // of the compute weights; NULL: gathers wait for who publishes
-  std::unique_ptr<comm::Collectives> control_comm;  // of calls that wait for peers on the calling thread
+  std::unique_ptr<transport::Versions> versions;         // of the compute weights; NULL: gathers wait for who publishes
+  std::unique_ptr<transport::Collectives> control_comm;  // of calls that wait for peers on the calling thread
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   Marks marks;
@@ -90,13 +90,13 @@ class Runtime {
   uint64_t capture_id = 0;  // the graph that calls are recorded into (capture.h), as the device numbers it; 0: none
   const bool has_graphs;    // of the device: can its streams be captured?
   Replays replays;
-  const char *reduce_note = "";  // what messages say behind the names of what is reduced (comm::Tag)
+  const char *reduce_note = "";  // what messages say behind the names of what is reduced (transport::Tag)
 
-  comm::Team &inner() const { return *teams.inner; }
+  transport::Team &inner() const { return *teams.inner; }
   // The ranks that hold different slots: replicas hold the same, and come to the same.
-  comm::Team &holders() const { return spec.mesh.slices() > 1 ? *teams.all : inner(); }
+  transport::Team &holders() const { return spec.mesh.slices() > 1 ? *teams.all : inner(); }
   // Of both axes: how what they exchange behaves.
-  const comm::CollectiveTraits &collectives() const { return teams.inner_data->traits(); }
+  const transport::CollectiveTraits &collectives() const { return teams.inner_data->traits(); }
   bool communicates() const { return spec.communicates(); }
   const Bucket &bucket(const ParamPlace &place) const { return storage->buckets()[place.bucket]; }
   const layout::Placement &placement(const ParamPlace &place) const {
@@ -128,7 +128,7 @@ class Runtime {
   void synchronize(device::Stream &stream);
   // The group's weights go to full buffers, on the gather stream: pulled from where they are, or as messages, of which
   // one that was given up since is an error.
-  void gather(std::span<const comm::Gather> gathers, const Group &group);
+  void gather(std::span<const transport::Gather> gathers, const Group &group);
   std::vector<device::Stream *> library_streams() const;
   // What streams of the caller's and of the library wait for, of one another.
   std::vector<device::Event *> events() const;
@@ -153,7 +153,7 @@ class Runtime {
   void add_all_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor);
   void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
   void make_refresh(Group &group);
-  uint64_t add_gather(std::vector<comm::Gather> &gathers, const Bucket &bucket, const Plane &published,
+  uint64_t add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
                       const Plane &to) const;
 
   uint32_t model_number_ = 0;  // in the timeline

@@ -101,14 +101,14 @@ void Runtime::make_slots(Group &group) {
 }
 
 // Every inner rank's part of a published plane, to a full buffer. Returns the bytes of one part.
-uint64_t Runtime::add_gather(std::vector<comm::Gather> &gathers, const Bucket &bucket, const Plane &published,
+uint64_t Runtime::add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
                              const Plane &to) const {
   const uint64_t number = dtype_size(published.dtype());
   uint64_t sum = 0;
   for (const layout::SubBucket &sub : published.layout->sub_buckets) {
     const uint64_t bytes = sub.shard_count * bucket.plan->slices * number;
     if (bytes == 0) continue;
-    comm::Part from = published.part.at(published.index_of(sub, bucket.plan->slices, 0) * number);
+    transport::Part from = published.part.at(published.index_of(sub, bucket.plan->slices, 0) * number);
     if (published.plan->extent == Extent::whole) from = from.slice(bytes, inner().rank());
     gathers.push_back({from, to.element(sub.full_offset), bytes});
     sum += bytes;
@@ -181,13 +181,13 @@ void Runtime::add_reduce(GradPart &part, const Bucket &bucket, const layout::Sub
   const memory::BucketPlan &of = *bucket.plan;
   const uint64_t element = dtype_size(of.grad_dtype);
   const uint64_t count = sub.shard_count * of.slices;
-  const comm::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
+  const transport::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
   part.reduced_bytes += count * element * inner().size();
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
     float *to = sums.fp32(sums.index_of(sub, of.slices, inner().rank()));
-    part.sums[turn].push_back({from, comm::Part::alone(to), of.grad_dtype, of.wire_dtype, count * inner().size(),
+    part.sums[turn].push_back({from, transport::Part::alone(to), of.grad_dtype, of.wire_dtype, count * inner().size(),
                                factor, false, place_in(PlaneKind::rounded, bucket, sub),
                                place_in(PlaneKind::received, bucket, sub)});
   }
@@ -197,7 +197,7 @@ void Runtime::add_reduce(GradPart &part, const Bucket &bucket, const layout::Sub
 void Runtime::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
   const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
   const Plane &grad = bucket.plane(PlaneKind::grad);
-  const comm::Part from = grad.part.at(sub.full_offset * sizeof(float)).slice(bytes, inner().rank());
+  const transport::Part from = grad.part.at(sub.full_offset * sizeof(float)).slice(bytes, inner().rank());
   group.whole_grads.push_back({from, grad.element(sub.full_offset), bytes});
 }
 

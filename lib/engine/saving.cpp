@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "base/json.h"
-#include "comm/exchange.h"
 #include "engine/model.h"
 #include "engine/outcome.h"
 #include "trace/span.h"
+#include "transport/exchange.h"
 
 namespace fsdp::engine {
 namespace {
@@ -67,7 +67,7 @@ void Saving::commit(const std::shared_ptr<Saving> &self, const char *call) {
   const trace::Span span(context.timeline(), trace::EventKind::call, "commit_checkpoint");
   context.await_saving();
   checkpoint::SaveOrder order;
-  comm::attempt_together(context.world_team(), "a checkpoint's models", [&] { order = self->prepare(call); });
+  transport::attempt_together(context.world_team(), "a checkpoint's models", [&] { order = self->prepare(call); });
   const uint64_t step = order.step;
   auto save = std::make_shared<checkpoint::Save>(
       checkpoint::SaveRanks{context.world_team(), context.world(), context.waiter()}, std::move(order));

@@ -37,9 +37,9 @@ class SharedNorm {
 
   Runtime &runtime_;
   double *squares_, *share_, *shares_;
-  device::Norm *norm_;  // on the device
-  device::Norm *copy_;  // ... and for the host
-  comm::Part own_;      // this rank's share, for all inner ranks
+  device::Norm *norm_;   // on the device
+  device::Norm *copy_;   // ... and for the host
+  transport::Part own_;  // this rank's share, for all inner ranks
 };
 
 }  // namespace fsdp::engine

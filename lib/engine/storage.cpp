@@ -85,7 +85,7 @@ void Storage::allocate_all_own() {
   if (plan_.acted_message_bytes) acted_ = device_.allocate_host(plan_.acted_message_bytes, "messages of acted hosts");
 }
 
-void Storage::register_with(comm::Team &team) const {
+void Storage::register_with(transport::Team &team) const {
   for (size_t r = 0; r < regions_.size(); ++r)
     if (const memory::RegionPlan &plan = plan_.regions[r]; plan.registered && plan.bytes)
       team.register_memory(regions_[r].data, plan.bytes, plan.what);
@@ -112,15 +112,15 @@ void Storage::allocate_arenas() {
 }
 
 // What the caller is shown of compute weights. Where all are copied into a pool, its buffers are.
-comm::View Storage::view_of(RegionId id) const {
+View Storage::view_of(RegionId id) const {
   const bool shown = id == RegionId::whole_compute || (id == RegionId::mapped_compute && spec_.mapped());
-  return shown && spec_.private_views ? comm::View::copy_on_write : comm::View::read_only;
+  return shown && spec_.private_views ? View::copy_on_write : View::read_only;
 }
 
 void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
   const memory::RegionPlan &plan = plan_.region(id);
   if (plan.bytes + bytes_behind == 0) return;
-  comm::Team &team = team_of(plan);
+  transport::Team &team = team_of(plan);
   Region &region = regions_[static_cast<size_t>(id)];
   region.arena = team.create_parts(plan.bytes + bytes_behind, plan.what, view_of(id));
   region.stride = plan.bytes + bytes_behind;
@@ -131,8 +131,8 @@ void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
 }
 
 // Each rank writes its slices of every sub-bucket.
-std::vector<comm::Range> Storage::own_ranges(RegionId id) const {
-  std::vector<comm::Range> own;
+std::vector<transport::Range> Storage::own_ranges(RegionId id) const {
+  std::vector<transport::Range> own;
   for (const memory::BucketPlan &bucket : plan_.buckets)
     for (const memory::PlanePlan &plane : bucket.planes) {
       if (!memory::is_published(plane.kind) || plane.region != id) continue;
@@ -149,14 +149,14 @@ std::vector<comm::Range> Storage::own_ranges(RegionId id) const {
 void Storage::allocate_common(RegionId id) {
   const memory::RegionPlan &plan = plan_.region(id);
   if (plan.bytes == 0) return;
-  const std::vector<comm::Range> own = own_ranges(id);
+  const std::vector<transport::Range> own = own_ranges(id);
   Region &region = regions_[static_cast<size_t>(id)];
   region.arena = team_.create_arena(plan.bytes, own, plan.what, view_of(id));
   region.data = region.arena->writable();
   region.view = region.arena->data();
   region.shown = region.arena->shown();
   uint64_t own_bytes = 0;
-  for (const comm::Range &range : own) own_bytes += range.bytes;
+  for (const transport::Range &range : own) own_bytes += range.bytes;
   allocated(plan) += own_bytes + (team_.rank() == 0 ? region.arena->size_bytes() - own_bytes * team_.size() : 0);
 }
 
@@ -188,7 +188,7 @@ void Storage::restore_all() const {
       home.arena->restore(home.arena_offset + team_.rank() * home.stride, plan_.region(id).bytes);
 }
 
-void Storage::set_grad_access(const memory::PartPlan &part, comm::Access access) const {
+void Storage::set_grad_access(const memory::PartPlan &part, Access access) const {
   const Region &home = region(part.full_grad.region);
   if (part.full_grad.bytes && protects_grads())
     home.arena->protect_own(home.arena_offset + team_.rank() * home.stride + part.full_grad.offset,

@@ -10,11 +10,11 @@
 #include <span>
 #include <vector>
 
-#include "comm/team.h"
 #include "device/device.h"
 #include "engine/plane.h"
 #include "engine/teams.h"
 #include "memory/model_plan.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -42,10 +42,10 @@ class Storage {
   std::byte *own_part(memory::RegionId id) const { return region(id).data; }
   const std::byte *part_of(memory::RegionId id, uint32_t inner_rank) const;
   // Collective: private memory that collectives of the team will name.
-  void register_with(comm::Team &team) const;
+  void register_with(transport::Team &team) const;
   // Debug, where its arena protects: what this rank may do with a part's full gradient. Peers read it in views of
   // their own.
-  void set_grad_access(const memory::PartPlan &part, comm::Access access) const;
+  void set_grad_access(const memory::PartPlan &part, Access access) const;
   bool protects_grads() const;
   // Debug, where its arena protects: may readers see a group's weights, which lie in memory that is shared?
   void show_compute(const memory::GroupPlan &group, bool readable) const;
@@ -67,20 +67,20 @@ class Storage {
   void take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const;
   void allocate_all_own();
   void allocate_arenas();
-  comm::View view_of(memory::RegionId id) const;
+  View view_of(memory::RegionId id) const;
   void allocate_parts(memory::RegionId id, uint64_t bytes_behind);
   void allocate_common(memory::RegionId id);
-  std::vector<comm::Range> own_ranges(memory::RegionId id) const;
+  std::vector<transport::Range> own_ranges(memory::RegionId id) const;
   void clear(std::byte *data, uint64_t bytes) const;
   void place(const memory::BucketPlan &plan, Bucket &bucket) const;
-  comm::Team &team_of(const memory::RegionPlan &plan) const { return plan.on_host ? host_team_ : team_; }
+  transport::Team &team_of(const memory::RegionPlan &plan) const { return plan.on_host ? host_team_ : team_; }
   uint64_t &allocated(const memory::RegionPlan &plan) { return allocated_[static_cast<size_t>(plan.role)]; }
 
   const memory::ModelSpec &spec_;
   const memory::ModelPlan &plan_;
   const std::map<fsdp_role, CallerArena> &callers_;
-  comm::Team &host_team_;  // the inner ranks
-  comm::Team &team_;       // ... over memory of the device
+  transport::Team &host_team_;  // the inner ranks
+  transport::Team &team_;       // ... over memory of the device
   device::Device &device_;
   std::array<uint64_t, 8> allocated_{};
   std::array<Region, memory::region_count> regions_;

@@ -16,7 +16,7 @@ void StreamTrace::record(trace::TimelineEvent event) const noexcept {
   timeline_->record(event);
 }
 
-void StreamTrace::await(comm::Versions &versions, uint64_t version, const char *what, const char *object) {
+void StreamTrace::await(transport::Versions &versions, uint64_t version, const char *what, const char *object) {
   const bool timed = timeline_ && stream_.runs_tasks();
   if (timed) stream_.run([this] { begin_ns_ = trace::now_ns(); });
   versions.await(version, stream_, what);

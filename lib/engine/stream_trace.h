@@ -3,11 +3,11 @@
 // Streams that run tasks write the times themselves; of others only their events tell (in_flight.h).
 #pragma once
 
-#include "comm/team.h"
 #include "device/device.h"
 #include "engine/in_flight.h"
 #include "trace/flight_sequence.h"
 #include "trace/timeline.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
@@ -36,7 +36,7 @@ class StreamTrace {
   StreamTrace &operator=(const StreamTrace &) = delete;
 
   // The stream waits until all have published the version. what is for its errors, object for the event.
-  void await(comm::Versions &versions, uint64_t version, const char *what, const char *object);
+  void await(transport::Versions &versions, uint64_t version, const char *what, const char *object);
   // The work that is enqueued between the two calls, a collective. Its communicator, if given, knows
   // whether it was skipped.
   void begin(const char *name, const Traced &of, uint64_t bytes);

@@ -8,7 +8,7 @@
 
 namespace fsdp::engine {
 
-std::string list_ranks(const comm::Team &team) {
+std::string list_ranks(const transport::Team &team) {
   std::string text;
   for (uint32_t r = 0; r < team.size();) {
     const uint32_t first = team.world_rank(r);
@@ -20,7 +20,7 @@ std::string list_ranks(const comm::Team &team) {
   return text;
 }
 
-std::string name_ranks(const comm::Team &team, uint32_t world_size) {
+std::string name_ranks(const transport::Team &team, uint32_t world_size) {
   return team.size() < world_size ? list_ranks(team) : "";
 }
 
@@ -39,7 +39,7 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
   }
   // One that only has memory needs no transport that must be opened.
   const auto make_inner = [&] {
-    const comm::DeviceTransport needed = communicates ? context.transport() : comm::DeviceTransport::staging;
+    const transport::DeviceTransport needed = communicates ? context.transport() : transport::DeviceTransport::staging;
     teams.inner_data = context.create_device_team(teams.inner, needed);
   };
   if (!teams.outer) return make_inner();
@@ -50,14 +50,14 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
 }
 
 void TeamNews::tell() noexcept {
-  teams_.for_each_data([this](comm::Team &team) {
-    for (const comm::Note &note : team.take_news()) context_.log(note.level, note.text);
+  teams_.for_each_data([this](transport::Team &team) {
+    for (const transport::Note &note : team.take_news()) context_.log(note.level, note.text);
   });
 }
 
 namespace {
 
-using comm::DeviceTransport;
+using transport::DeviceTransport;
 
 std::vector<uint32_t> outer_ranks(const Context &context, const layout::Mesh &mesh) {
   const auto rank = std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin();
@@ -67,9 +67,9 @@ std::vector<uint32_t> outer_ranks(const Context &context, const layout::Mesh &me
 uint64_t count_device_bytes(const memory::ModelSpec &spec, DeviceTransport inner, DeviceTransport outer) {
   const layout::Mesh &mesh = spec.mesh;
   const uint64_t longest = spec.longest_call();
-  return (spec.communicates() ? comm::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
+  return (spec.communicates() ? transport::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
          // Sums and weights.
-         (mesh.outer_size > 1 ? 2 * comm::device_message_bytes(mesh.outer_size, outer, longest) : 0);
+         (mesh.outer_size > 1 ? 2 * transport::device_message_bytes(mesh.outer_size, outer, longest) : 0);
 }
 
 // Parameters (engine/params), and what is not NCCL's: sums and weights.
@@ -98,7 +98,7 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
   const DeviceTransport transport = context.transport();
   // A run is refused once its ranks have met; ranks that act hosts, all of one host, may have NCCL between them.
   if (context.planning() && spans_hosts && transport == DeviceTransport::nccl)
-    comm::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
+    transport::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
   return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
 }
 

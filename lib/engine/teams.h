@@ -5,21 +5,21 @@
 #include <memory>
 #include <string>
 
-#include "comm/team.h"
 #include "layout/mesh.h"
 #include "memory/model_spec.h"
+#include "transport/team.h"
 
 namespace fsdp::engine {
 
 class Context;
 
 struct Teams {
-  uint32_t number = 0;                // of the model, among those of the same ranks: what messages call it
-  std::shared_ptr<comm::Team> all;    // agree on steps; in the mesh's order
-  std::shared_ptr<comm::Team> inner;  // share memory: gather weights, reduce gradients
-  std::shared_ptr<comm::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
+  uint32_t number = 0;                     // of the model, among those of the same ranks: what messages call it
+  std::shared_ptr<transport::Team> all;    // agree on steps; in the mesh's order
+  std::shared_ptr<transport::Team> inner;  // share memory: gather weights, reduce gradients
+  std::shared_ptr<transport::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
   // The same two over the device's memory: on the host they are the same.
-  std::shared_ptr<comm::Team> inner_data, outer_data;
+  std::shared_ptr<transport::Team> inner_data, outer_data;
 
   // Those over the device's memory, where they are others.
   template <class Visit>
@@ -30,8 +30,8 @@ struct Teams {
 };
 
 // "0, 2-5"; and the same, but empty if that is the whole job.
-std::string list_ranks(const comm::Team &team);
-std::string name_ranks(const comm::Team &team, uint32_t world_size);
+std::string list_ranks(const transport::Team &team);
+std::string name_ranks(const transport::Team &team, uint32_t world_size);
 
 // Logs what teams find out after their creation, at the latest when all that uses them has ended.
 class TeamNews {

@@ -40,7 +40,7 @@ bool trains_all(const memory::ModelSpec &spec) noexcept {
   });
 }
 
-std::string compare_trained(const memory::ModelSpec &spec, comm::Team &team, uint32_t first, uint32_t odd) {
+std::string compare_trained(const memory::ModelSpec &spec, transport::Team &team, uint32_t first, uint32_t odd) {
   std::vector<uint8_t> mine;
   if (team.rank() == first || team.rank() == odd) mine = list_trained(spec);
   const auto all = team.all_gather(std::as_bytes(std::span(mine)), "parameters that are trained on some ranks only");

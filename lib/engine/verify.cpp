@@ -9,8 +9,8 @@
 #include <xxhash.h>
 
 #include "base/dtype.h"
-#include "comm/exchange.h"
 #include "engine/declaration.h"
+#include "transport/exchange.h"
 
 namespace fsdp::engine {
 namespace {
@@ -95,12 +95,12 @@ std::string excerpt(std::string_view line, std::string_view other) {
 }
 
 // The same on every rank: the lowest rank that differs from rank 0, and where.
-[[noreturn]] void report_difference(comm::Team &team, const std::string &mine, uint32_t model) {
+[[noreturn]] void report_difference(transport::Team &team, const std::string &mine, uint32_t model) {
   const auto all = team.all_gather(std::as_bytes(std::span(mine)), "comparing declarations");
   const auto text = [&](size_t r) {
     return std::string_view(reinterpret_cast<const char *>(all[r].data()), all[r].size());
   };
-  comm::await_readers(team);
+  transport::await_readers(team);
   for (uint32_t r = 1; r < all.size(); ++r) {
     if (text(r) == text(0)) continue;
     const size_t line = first_difference(text(0), text(r));
@@ -116,7 +116,7 @@ std::string excerpt(std::string_view line, std::string_view other) {
 
 }  // namespace
 
-void verify_declarations(comm::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
+void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                          uint32_t model) {
   const std::string mine = join(describe_declaration(spec, plan));
   const uint64_t hash = XXH64(mine.data(), mine.size(), 0);

@@ -34,8 +34,8 @@ build_parsers() {
     echo "fuzz: parsers skipped: clang++ with -fsanitize=fuzzer does not work here (see build-fuzz/probe.log)"
     return 77
   fi
-  build_parser message lib/comm/bootstrap/message.cpp lib/comm/bootstrap/entries.cpp lib/comm/bootstrap/frame.cpp lib/comm/bootstrap/secret.cpp -lcrypto
-  build_parser link lib/comm/tcp/link.cpp lib/comm/tcp/frame.cpp lib/comm/tcp/tls.cpp lib/base/crc32c.cpp
+  build_parser message lib/membership/join/message.cpp lib/membership/join/entries.cpp lib/membership/wire/frame.cpp lib/membership/wire/secret.cpp -lcrypto
+  build_parser link lib/transport/message/tcp/link.cpp lib/transport/message/tcp/frame.cpp lib/transport/message/tcp/tls.cpp lib/base/crc32c.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/json.cpp lib/base/text.cpp
 }
 

@@ -8,13 +8,13 @@
 #include <map>
 #include <vector>
 
-#include "comm/tcp/link.h"
+#include "transport/message/tcp/link.h"
 
 namespace {
 
 using fsdp::Fd;
-using fsdp::comm::messages::Header;
-using fsdp::comm::messages::Place;
+using fsdp::transport::messages::Header;
+using fsdp::transport::messages::Place;
 
 constexpr uint64_t longest_chunk = 100'000;
 
@@ -23,10 +23,10 @@ void require(bool well) {
 }
 
 // As a channel: a chunk of an odd number has no place, one that is too long fits nothing.
-class Places final : public fsdp::comm::tcp::Sink {
+class Places final : public fsdp::transport::tcp::Sink {
  public:
   bool control(const Header &, const std::byte *payload, uint64_t bytes) override {
-    require(bytes <= fsdp::comm::messages::longest_control);
+    require(bytes <= fsdp::transport::messages::longest_control);
     for (uint64_t i = 0; i < bytes; ++i) sum_ += static_cast<unsigned>(payload[i]);  // all of it can be read
     return true;
   }
@@ -58,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   const Fd near(ends[0]);
   const bool checksum = data[0] & 0x80;  // the first byte says this, and cuts the others
-  fsdp::comm::tcp::Link link(Fd(ends[1]), {3, 0, checksum});
+  fsdp::transport::tcp::Link link(Fd(ends[1]), {3, 0, checksum});
   Places places;
   const size_t piece = size_t{1} + (data[0] & 0x7f) * 8;
   for (size_t at = 1; at < size && link.open(); at += piece) {

@@ -8,11 +8,12 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "comm/bootstrap/message.h"
+#include "membership/join/message.h"
+#include "transport/names.h"
 
 namespace {
 
-using namespace fsdp::comm;
+using namespace fsdp::transport;
 
 uint64_t inputs;
 std::array<uint64_t, std::variant_size_v<decltype(message::Parsed::message)>> understood;  // by alternative; 0: not

@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "base/error.h"
-#include "comm/nccl/library.h"
+#include "transport/nccl/library.h"
 
 namespace {
 
 using namespace fsdp;
-using namespace fsdp::comm::nccl;
+using namespace fsdp::transport::nccl;
 using Clock = std::chrono::steady_clock;
 
 constexpr int launches = 100, batches = 11;

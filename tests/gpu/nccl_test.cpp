@@ -14,10 +14,10 @@
 #include <thread>
 #include <vector>
 
-#include "comm/nccl/library.h"
-#include "comm/team.h"
+#include "transport/nccl/library.h"
+#include "transport/team.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 constexpr int skipped = 77;
@@ -204,4 +204,4 @@ TEST(NcclGpu, RanksThatShareAGpuAreRefusedUnlessAllowed) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

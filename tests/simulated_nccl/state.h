@@ -12,12 +12,12 @@
 #include <thread>
 #include <vector>
 
-#include "comm/nccl/abi.h"
 #include "simulated_nccl/simulated_nccl.h"
+#include "transport/nccl/abi.h"
 
 namespace simulated::nccl {
 
-using namespace fsdp::comm::nccl;  // its C types are the interface
+using namespace fsdp::transport::nccl;  // its C types are the interface
 
 enum class Kind { all_gather, reduce_scatter, all_reduce, broadcast, send, receive };
 
@@ -56,7 +56,7 @@ struct Region {
 
 }  // namespace simulated::nccl
 
-namespace fsdp::comm::nccl {
+namespace fsdp::transport::nccl {
 
 struct Window {
   simulated::nccl::Region region;
@@ -93,7 +93,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
   std::vector<std::unique_ptr<simulated::nccl::Region>> buffers;
 };
 
-}  // namespace fsdp::comm::nccl
+}  // namespace fsdp::transport::nccl
 
 namespace simulated::nccl {
 

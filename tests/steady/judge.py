@@ -6,7 +6,7 @@ RUN: a file with the lines of one run. WHAT: counts (no step allocates, maps, op
 a page fault) or memory (the library has what it planned). Status 0: so it is; 1: it is not, and it says where; 3: these
 runs do not show it, since the machine was too busy.
 
-A wait for peers that lasts 100 ms is told to the others, which takes memory (circle_ms in lib/comm/shm/watch.cpp,
+A wait for peers that lasts 100 ms is told to the others, which takes memory (circle_ms in lib/membership/liveness/watch.cpp,
 longest_common in lib/device/host/progress.cpp), and what is run for the first time then is not in memory yet. No quick step,
 in which none can have lasted so long, may count anything; a slow one may, but each step must have counted nothing in some run.
 """

@@ -14,13 +14,14 @@ from pathlib import Path
 ARROWS = {
     "base": set(),
     "layout": {"base"},
-    "checkpoint": {"comm", "layout", "memory", "base"},
+    "checkpoint": {"transport", "layout", "memory", "base"},
     "memory": {"layout", "base"},
     "device": {"base"},
-    "comm": {"device", "base"},
+    "membership": {"base"},
+    "transport": {"membership", "device", "base"},
     "trace": {"base"},
-    "engine": {"checkpoint", "layout", "memory", "device", "comm", "trace", "base"},
-    "abi": {"engine", "checkpoint", "layout", "memory", "device", "comm", "trace", "base"},
+    "engine": {"checkpoint", "layout", "memory", "device", "membership", "transport", "trace", "base"},
+    "abi": {"engine", "checkpoint", "layout", "memory", "device", "membership", "transport", "trace", "base"},
 }
 # Pure functions of their arguments: no threads, no operating system.
 PURE = ("lib/layout/", "lib/memory/", "lib/checkpoint/format/", "lib/checkpoint/plan/")
@@ -28,14 +29,12 @@ IMPURE = re.compile(
     r"<(thread|mutex|shared_mutex|atomic|condition_variable|future|chrono|random|fstream|unistd\.h|pthread\.h|sys/.*"
     r"|linux/.*|poll\.h|fcntl\.h|signal\.h)>")
 # A backend is named in its own folder and in its room's factory.
-BACKENDS = re.compile(r"(device|comm)/(host|cuda|shm|tcp|ucx|nccl|hybrid|staging)/")
-# Who else may, and why: the meeting on one host hands out the very memory that shm maps; shm moves host memory, so it
-# sums with the host's kernels, and messages are summed alike (call, message). message, tcp and ucx have shm's watch.
-# Leaders of nodes read and write their node's control memory. cuda's lanes are streams of the host, and it casts on the
-# host what the GPU cannot reach. perf measures kernels that no stream is asked for yet (quantize).
-BACKEND_FRIENDS = {("lib/device/cuda/", "device/host/"), ("lib/comm/bootstrap/", "comm/shm/"), ("lib/comm/nodes/", "comm/shm/"),
-                   ("lib/comm/shm/", "device/host/"), ("lib/comm/call/", "device/host/"), ("lib/comm/ucx/", "comm/shm/"),
-                   ("lib/comm/tcp/", "comm/shm/"), ("lib/comm/message/", "comm/shm/"), ("lib/comm/message/", "device/host/"),
+BACKENDS = re.compile(r"(device|transport)/(host|cuda|shm|message/tcp|message/ucx|nccl|hierarchy|staging)/")
+# Other folders that may name one, and why: shm moves host memory, so it sums with the host's kernels, and messages are
+# summed alike (call, channel). cuda's lanes are streams of the host, and it casts on the host what the GPU cannot reach.
+# perf measures kernels that no stream is asked for yet (quantize).
+BACKEND_FRIENDS = {("lib/device/cuda/", "device/host/"), ("lib/transport/shm/", "device/host/"),
+                   ("lib/transport/call/", "device/host/"), ("lib/transport/message/channel/", "device/host/"),
                    ("tools/perf/", "device/host/")}
 LONGEST, LONG = 600, 300
 COLUMNS = 120
@@ -163,7 +162,7 @@ def document_links(root):
 
 def document_files(root):
     """Every file of the project that the documents name in backticks is there: from the root or from lib, with or without its suffix."""
-    rooms = "abi|base|checkpoint|comm|device|engine|layout|memory|trace"
+    rooms = "abi|base|checkpoint|device|engine|layout|membership|memory|trace|transport"
     names = re.compile(rf"`((?:lib|tests|tools|docs|examples|include|bindings|{rooms})/[\w./*-]*[\w*])")
     for path, name, prose, _ in documents(root):
         for file in sorted(file for file in set(names.findall(prose)) if not re.search(r"\b[A-Z]{3,}\b", file)):
@@ -249,7 +248,7 @@ RULES = {
     includes_resolve: ("lib/layout/bad.h", '#include "layout/not_here.h"\n'),
     purity: ("lib/memory/bad.cpp", "#include <thread>\n"),
     backend_names: ("lib/engine/bad.cpp", '#include "device/host/stream.h"\n'),
-    one_boundary: ("lib/comm/bad.cpp", 'extern "C" void fsdp_bad();\n'),
+    one_boundary: ("lib/transport/bad.cpp", 'extern "C" void fsdp_bad();\n'),
     users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context.h"\n'),
     file_length: ("tests/bad.cpp", "\n" * (LONGEST + 1)),
     line_length: ("tests/bad.cpp", "// " + "x" * COLUMNS + "\n"),

@@ -8,14 +8,15 @@
 #include <atomic>
 #include <optional>
 
-#include "comm/bootstrap/address.h"
-#include "comm/bootstrap/kernel.h"
-#include "comm/bootstrap/packet.h"
-#include "comm/bootstrap/version.h"
 #include "denied_calls.h"
+#include "membership/join/address.h"
+#include "membership/join/kernel.h"
+#include "membership/wire/packet.h"
+#include "membership/wire/version.h"
 #include "reported_processes.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 using namespace std::chrono_literals;
 
@@ -133,4 +134,4 @@ class Bootstrap : public ReportedProcesses<Report>, protected RanksByHand {
   }
 };
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -5,9 +5,10 @@
 #include <fstream>
 
 #include "bootstrap_fixture.h"
-#include "comm/bootstrap/process_links.h"
+#include "membership/join/process_links.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // An end that has not read all that came resets the connection, and has said why before that.
@@ -286,4 +287,4 @@ TEST(Failure, InterruptedWhileWaitingForRanks) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

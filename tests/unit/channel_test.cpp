@@ -7,11 +7,11 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/call/launch.h"
-#include "comm/message/channel.h"
 #include "net_ranks.h"
+#include "transport/call/launch.h"
+#include "transport/message/channel/channel.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using messages::Channel;
@@ -69,9 +69,9 @@ class PlayedTransport final : public messages::Transport {
 // An all_reduce of 1,000 numbers of two ranks: a slice of 500, one chunk, each.
 TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
   const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, true, "a channel");
+    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, rank.device.get(), "a channel");
     std::vector<float> values(1000, 1.0F);
     const Sum span = everywhere_in_place(values.data(), values.size());
     Launch launch;
@@ -168,9 +168,9 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
 // Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is passed on by rank 2, and comes last.
 TEST(Channel, WhoFollowsIsNotNamedNorIsItPassedOn) {
   const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, true, "a channel");
+    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, rank.device.get(), "a channel");
     const uint64_t round = channel.round().number();
     const auto words = [&](uint64_t flags, uint64_t blamed) {
       return messages::EndWords{first_phase(round) + parts, round << 32 | blamed << 8 | flags, first_phase(round)};
@@ -212,9 +212,9 @@ TEST(Channel, WhoFollowsIsNotNamedNorIsItPassedOn) {
 
 TEST(Channel, AQuestionIsAnsweredOnceToWhoAsked) {
   const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 9, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(0, 9, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 3, 5, 8}, key, chunk_bytes, true, "a channel");
+    Channel channel(transport, seat, {0, 3, 5, 8}, key, chunk_bytes, rank.device.get(), "a channel");
     Header question{};
     question.magic = messages::header_magic;
     question.kind = Kind::ask;
@@ -233,9 +233,9 @@ TEST(Channel, AQuestionIsAnsweredOnceToWhoAsked) {
 
 TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
   const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
     PlayedTransport transport;
-    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, true, "a channel");
+    Channel channel(transport, seat, {0, 1}, key, chunk_bytes, rank.device.get(), "a channel");
     std::vector<float> values(100'000, 1.0F);
     const Sum span = everywhere_in_place(values.data(), values.size());
     Launch launch;
@@ -272,4 +272,4 @@ TEST(Channel, ACallThatFailsAsItBeginsLeavesNothingUnderWay) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

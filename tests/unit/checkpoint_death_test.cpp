@@ -15,16 +15,17 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   int deaths = 0;
   for (const uint32_t victim : {0u, 2u})
     for (int at = 0, dies = 1; dies; at += step_of(7)) {
-      const std::vector<int> codes = comm::test::await_processes(comm::test::start_processes(3, [&](Rank &rank) {
-        Part part(model(three), rank.rank());
-        part.fill(2);
-        rank.meet();
-        std::optional<FaultScope> fault;
-        if (rank.rank() == victim) fault.emplace(SystemFault{SystemFault::Way::kills_before, at, 0, ""});
-        const Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
-        if (error.status == FSDP_OK) return rank.leave();
-        require(error.status == FSDP_PEER_FAILED && error.rank == static_cast<int32_t>(victim), error.message);
-      }));
+      const std::vector<int> codes =
+          transport::test::await_processes(transport::test::start_processes(3, [&](Rank &rank) {
+            Part part(model(three), rank.rank());
+            part.fill(2);
+            rank.meet();
+            std::optional<FaultScope> fault;
+            if (rank.rank() == victim) fault.emplace(SystemFault{SystemFault::Way::kills_before, at, 0, ""});
+            const Error error = transport::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
+            if (error.status == FSDP_OK) return rank.leave();
+            require(error.status == FSDP_PEER_FAILED && error.rank == static_cast<int32_t>(victim), error.message);
+          }));
       dies = codes[victim] == 99;
       deaths += dies;
       for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(codes[r], r == victim && dies ? 99 : 0) << victim << " " << at;
@@ -43,18 +44,18 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
 
 // Of three ranks as processes, of which nobody may be silent for longer than a second.
 std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
-  const std::string rendezvous = comm::test::unique_rendezvous();
+  const std::string rendezvous = transport::test::unique_rendezvous();
   std::vector<pid_t> processes;
   for (uint32_t r = 0; r < 3; ++r) {
     const pid_t process = ::fork();
     if (process == 0) {
-      comm::WorldOptions world{r, 3, rendezvous, "secret"};
+      membership::WorldOptions world{r, 3, rendezvous, "secret"};
       world.heartbeat_timeout_ms = 1000;
-      comm::test::act_as_process(world, body, {});
+      transport::test::act_as_process(world, body, {});
     }
     processes.push_back(process);
   }
-  return comm::test::await_processes(processes);
+  return transport::test::await_processes(processes);
 }
 
 // All have written, and a rank dies before the first has committed: that changes nothing.
@@ -76,7 +77,7 @@ TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
       ::_exit(99);
     }
     // Neither waits for anybody before the death is known.
-    while (comm::test::error_of([&] { rank.world->check(); }).status != FSDP_PEER_FAILED)
+    while (transport::test::error_of([&] { rank.world->check(); }).status != FSDP_PEER_FAILED)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     require(!one.progress().ended, "the commit was not slow enough");
     while (!one.progress().ended) one.await_end(std::chrono::milliseconds(20));

@@ -120,7 +120,7 @@ TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
     expect_well(run_threads(3, [&](Rank &rank) {
       const bool other = rank.rank() == 1;
       Part part(model(three, other ? one.rows : 37), rank.rank());
-      const Error error = comm::test::error_of(
+      const Error error = transport::test::error_of(
           [&] { save(ranks_of(rank), part.saved(path, other ? one.step : 2, other ? one.choice : SaveChoice{})); });
       require(error.status == FSDP_MISMATCH && error.rank == 1, error.message);
       require(error.message.find("what is saved differs: rank 0 says step 2, replace false, ") == 0, error.message);
@@ -132,7 +132,7 @@ TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
         LoadOptions{.fall_back = true}, LoadOptions{.if_any = true}})
     expect_well(run_threads(3, [&](Rank &rank) {
       Part part(model(three), rank.rank());
-      const Error error = comm::test::error_of(
+      const Error error = transport::test::error_of(
           [&] { load(*rank.team, rank.waiter, path, part.loaded(), rank.rank() == 2 ? options : LoadOptions{}); });
       require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
     }));
@@ -143,7 +143,7 @@ TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
   expect_well(run_threads(3, [&](Rank &rank) {
     Part part(model(three), rank.rank());
     const std::string here = rank.rank() == 2 ? path + "/elsewhere" : path;
-    const Error error = comm::test::error_of([&] { load(*rank.team, rank.waiter, here, part.loaded()); });
+    const Error error = transport::test::error_of([&] { load(*rank.team, rank.waiter, here, part.loaded()); });
     require(error.status == FSDP_MISMATCH && error.rank == 2, error.message);
     require(error.message.find("the manifest of ") == 0, error.message);
   }));
@@ -157,9 +157,9 @@ TEST_F(CheckpointJob, OfAModelForOtherRanksIsRefused) {
   expect_well(run_threads(2, [&](Rank &rank) {
     Part part(model(three), rank.rank());
     const std::string of = "rank 0: the model is of 3 ranks, and 2 ";
-    Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
+    Error error = transport::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
     require(error.status == FSDP_INVALID_ARGUMENT && error.message == of + "save it", error.message);
-    error = comm::test::error_of([&] { load(*rank.team, rank.waiter, path, part.loaded()); });
+    error = transport::test::error_of([&] { load(*rank.team, rank.waiter, path, part.loaded()); });
     require(error.status == FSDP_INVALID_ARGUMENT && error.message == of + "load it", error.message);
   }));
 }
@@ -181,7 +181,7 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
       rank.meet();
       if (rank.rank() == 0) fault.emplace(SystemFault{SystemFault::Way::fails, at, ENOSPC, ""});
       rank.meet();
-      const Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
+      const Error error = transport::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
       rank.meet();
       if (error.status != FSDP_OK) problems[rank.rank()] = error.message;
     }));
@@ -249,7 +249,7 @@ TEST_F(CheckpointJob, TheRankThatFailsIsHeardAmongThoseThatGiveUp) {
       if (rank.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(40));  // they hear of it meanwhile
       read(tensor, first, to);
     };
-    errors[rank.rank()] = comm::test::error_of([&] { save(ranks_of(rank), std::move(order)); });
+    errors[rank.rank()] = transport::test::error_of([&] { save(ranks_of(rank), std::move(order)); });
   }));
   for (const Error &error : errors) {
     EXPECT_EQ(error.status, FSDP_SYSTEM) << error.message;
@@ -464,7 +464,7 @@ TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
       saved.models[0].read = [](const KeptTensor &, uint64_t, std::span<std::byte>) {
         fail(FSDP_INTERRUPTED, "enough");
       };
-    const Error error = comm::test::error_of([&] { save(ranks_of(rank), saved); });
+    const Error error = transport::test::error_of([&] { save(ranks_of(rank), saved); });
     require(error.message == "rank 1: enough", error.message);
     part.fill(2);
     save(ranks_of(rank), part.saved(path, 2));
@@ -474,7 +474,7 @@ TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
   expect_well(load_on(two, 2));
 }
 
-const comm::test::RankOptions impatient{.timeout_ms = 1500, .device = {}};
+const transport::test::RankOptions impatient{.timeout_ms = 1500, .device = {}};
 
 // The processor is training's.
 TEST_F(CheckpointJob, IsAwaitedAsleepWhereAnotherRankIsSlow) {
@@ -493,7 +493,7 @@ TEST_F(CheckpointJob, IsAwaitedAsleepWhereAnotherRankIsSlow) {
     };
     save(ranks_of(rank), std::move(order));
   }));
-  const double took = comm::test::seconds_since(start);
+  const double took = transport::test::seconds_since(start);
   EXPECT_GE(took, 2);
   EXPECT_LT(static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC, took / 4);
 }
@@ -511,7 +511,7 @@ TEST_F(CheckpointJob, OfASlowDiskTakesItsTime) {
         save(ranks_of(rank), part.saved(path, 1));
       },
       impatient));
-  EXPECT_GT(comm::test::seconds_since(start), 2.5);
+  EXPECT_GT(transport::test::seconds_since(start), 2.5);
   expect_well(load_on(three, 1));
 }
 
@@ -528,8 +528,8 @@ TEST_F(CheckpointJob, OfADeadDiskFailsAndTheJobGoesOn) {
         if (rank.rank() == 0) dead.emplace(SystemFault{SystemFault::Way::waits, 2, 8000, "pwrite"});
         rank.meet();
         const auto start = std::chrono::steady_clock::now();
-        const Error error = comm::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
-        require(comm::test::seconds_since(start) < 7, "it was waited for");
+        const Error error = transport::test::error_of([&] { save(ranks_of(rank), part.saved(path, 2)); });
+        require(transport::test::seconds_since(start) < 7, "it was waited for");
         require(error.status == FSDP_SYSTEM && error.origin_code == ETIMEDOUT, error.message);
         require(error.message.find("the disk has taken nothing for 1500 ms") != std::string::npos, error.message);
         rank.meet();

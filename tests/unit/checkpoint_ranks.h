@@ -29,12 +29,12 @@
 namespace fsdp::checkpoint {
 
 namespace fs = std::filesystem;
-using comm::test::Rank;
-using comm::test::require;
-using comm::test::run_threads;
 using fsdp::test::FaultScope;
 using fsdp::test::SystemFault;
 using test::mesh, test::meshes, test::model, test::param;
+using transport::test::Rank;
+using transport::test::require;
+using transport::test::run_threads;
 
 // What the bytes of a tensor are, in the checkpoint numbered `seed`.
 inline uint64_t first_value(const std::string &name, uint64_t seed) {

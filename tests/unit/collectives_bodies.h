@@ -6,7 +6,7 @@
 
 #include "collectives_rig.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 class Conformance : public testing::TestWithParam<Transport> {
  protected:
@@ -155,4 +155,4 @@ inline void check_sum(Rig &rig, const Addends &kind, uint64_t count, bool everyw
   rig.rank.meet();
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

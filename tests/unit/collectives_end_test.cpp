@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every transport promises: waits for who is slow, rounds that end, and how calls end when a rank does not come.
 #include "collectives_bodies.h"
-#include "comm/call/round.h"
+#include "transport/call/round.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 constexpr auto late = std::chrono::milliseconds(20);
@@ -255,4 +255,4 @@ TEST_P(Conformance, WhenARankFailsEveryCallEnds) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

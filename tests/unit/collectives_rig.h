@@ -6,15 +6,15 @@
 #include <cstdlib>
 #include <ostream>
 
-#include "comm/hybrid/team.h"
 #include "kernel_reference.h"
 #include "net_ranks.h"
+#include "transport/hierarchy/team.h"
 #ifdef FSDP_TEST_SIMULATED_CUDA
-#include "comm/staging/team.h"
 #include "simulated_cuda/simulated.h"
+#include "transport/staging/team.h"
 #endif
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 struct Rig;
 
@@ -88,9 +88,9 @@ struct Rig {
   Rig(Rank &of, const Transport &transport) : rank(of), transport(transport) {
     std::shared_ptr<Team> host(std::shared_ptr<void>(), rank.team.get());
     if (transport.over_net) {
-      seat = create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure, *rank.device);
+      seat = create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure);
       std::shared_ptr<Net> net = create_test_net(rank.rank());
-      net->join(test_job(rank.team->all_gather(net->address(), "addresses")), seat);
+      net->join(test_job(rank.team->all_gather(net->address(), "addresses")), seat, *rank.device);
       host = team_over(std::move(net), rank.rank(), rank.size());
     }
     team = transport.on_gpu ? over_gpus(host) : host;
@@ -150,4 +150,4 @@ inline RankOptions options_of(const Transport &transport, const device::Options 
   return options;
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

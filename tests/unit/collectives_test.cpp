@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport promises (comm/collectives.h): bytes and bits. A transport that is added is a row in
+// What every transport promises (transport/collectives.h): bytes and bits. A transport that is added is a row in
 // collectives_rig.h.
 #include "collectives_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Transports, Conformance, testing::ValuesIn(transports),
@@ -155,4 +155,4 @@ TEST_P(Conformance, RefusesSumsThatItsShapeHasNot) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

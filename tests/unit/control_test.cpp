@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ranks of a host share from the start: how little it is for each rank of a large job, and what few of them tell.
-#include "comm/shm/control.h"
+#include "membership/liveness/control.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,11 +12,12 @@
 #include <functional>
 #include <thread>
 
-#include "comm/nodes/mirror.h"
-#include "comm/nodes/states.h"
-#include "comm/shm/watch.h"
+#include "membership/liveness/watch.h"
+#include "membership/tree/mirror.h"
+#include "membership/tree/states.h"
+#include "transport/names.h"
 
-namespace fsdp::comm {
+namespace fsdp::membership {
 namespace {
 
 constexpr RanksHere eight_of_others{8, false}, eight_with_first{8, true};
@@ -243,8 +244,8 @@ class MirroredWaits : public WaitingCallers {
   }
   std::vector<uint32_t> told(uint64_t ms) {
     std::vector<uint32_t> ranks;
-    here->look(ms, [&](const nodes::State &state) { EXPECT_TRUE(there->apply(state)); });
-    here->look_at_texts(ms, [&](const nodes::WaitText &text) {
+    here->look(ms, [&](const tree::State &state) { EXPECT_TRUE(there->apply(state)); });
+    here->look_at_texts(ms, [&](const tree::WaitText &text) {
       ranks.push_back(text.rank);
       EXPECT_TRUE(there->apply(text));
       EXPECT_FALSE(here->apply(text)) << "of a rank of this host";
@@ -287,9 +288,9 @@ TEST_F(MirroredWaits, TheTextOfAnotherWaitIsToldAtOnce) {
   Mirror few(control, plan);
   for (const uint32_t number : {1, 2}) {
     tell(1, number);
-    few.look(100'000 + 200 * number, [](const nodes::State &) {});
+    few.look(100'000 + 200 * number, [](const tree::State &) {});
     uint32_t texts = 0;
-    few.look_at_texts(100'000 + 200 * number, [&](const nodes::WaitText &) { ++texts; });
+    few.look_at_texts(100'000 + 200 * number, [&](const tree::WaitText &) { ++texts; });
     EXPECT_EQ(texts, 1u) << number;
   }
 }
@@ -298,8 +299,8 @@ TEST_F(MirroredWaits, EachHostTellsOfItsRanks) {
   tell(7);
   (void)told(100'000);
   other.waits()[300].looks = uint64_t{1} << 32 | 1;
-  there->look(100'000, [](const nodes::State &) {});
-  there->look_at_texts(100'000, [](const nodes::WaitText &text) { FAIL() << text.rank; });
+  there->look(100'000, [](const tree::State &) {});
+  there->look_at_texts(100'000, [](const tree::WaitText &text) { FAIL() << text.rank; });
 }
 
 // A place is free while nobody waits as it says: the next one would take it, and the text would be lost though it was
@@ -310,9 +311,9 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
     other.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
     return count;
   };
-  nodes::WaitText text{7, 2, {'e', 'a', 'r', 'l', 'y'}};
+  tree::WaitText text{7, 2, {'e', 'a', 'r', 'l', 'y'}};
   EXPECT_FALSE(there->apply(text)) << "it has not been heard of";
-  nodes::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
+  tree::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
   EXPECT_TRUE(there->apply(state));
   EXPECT_FALSE(there->apply(text)) << "it is another wait that was heard of";
   EXPECT_EQ(texts_there(), 0u);
@@ -331,7 +332,7 @@ TEST_F(MirroredWaits, WhoWaitsOnKeepsItsPlace) {
   std::thread looker([&] {
     while (!stop) free += !other.waits().is_current(7, 1);
   });
-  nodes::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
+  tree::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
   for (int i = 0; i < 3'000'000; ++i) ++state.looks, (void)there->apply(state);
   stop = true;
   looker.join();
@@ -340,23 +341,23 @@ TEST_F(MirroredWaits, WhoWaitsOnKeepsItsPlace) {
 }
 
 TEST(NodeStates, AreWholeOnes) {
-  nodes::StateMap states;
+  tree::StateMap states;
   for (uint32_t r = 0; r < most_ranks; ++r) states[r] = {r, 1, 1, r % 7, r % 2 ? uint64_t{1} << 32 | r : 0};
-  std::vector<nodes::State> read;
+  std::vector<tree::State> read;
   for (const bool waits : {false, true})
-    for (const SharedFrame &written : nodes::write_states(states, waits, 4096)) {
+    for (const SharedFrame &written : tree::write_states(states, waits, 4096)) {
       const std::span<const std::byte> bytes = std::as_bytes(std::span(written->bytes));
       EXPECT_LE(bytes.size(), 4096 + FrameHead::size_bytes);
-      Frame frame{static_cast<uint32_t>(nodes::Kind::states), {}};
+      Frame frame{static_cast<uint32_t>(tree::Kind::states), {}};
       frame.body.assign(bytes.begin() + FrameHead::size_bytes, bytes.end());
-      const auto some = nodes::read_states(frame);
+      const auto some = tree::read_states(frame);
       ASSERT_TRUE(some);
       read.insert(read.end(), some->begin(), some->end());
       frame.body.pop_back();
-      EXPECT_FALSE(nodes::read_states(frame));
+      EXPECT_FALSE(tree::read_states(frame));
     }
   ASSERT_EQ(read.size(), states.size());
-  for (const nodes::State &state : read) {
+  for (const tree::State &state : read) {
     EXPECT_EQ(state.looks, states[state.rank].looks);
     EXPECT_EQ(state.for_rank, state.rank % 7);
   }
@@ -374,7 +375,7 @@ class PostingRanks : public HostsMemory {
   // "word text"; empty: there is nothing.
   std::string read(uint32_t rank) {
     uint64_t word = 0;
-    std::array<char, World::post_text_bytes> text;
+    std::array<char, post_text_bytes> text;
     text.fill('x');
     if (!control.posts().load(rank, std::as_writable_bytes(std::span(&word, 1)), text)) return "";
     return std::to_string(word) + " " + text.data();
@@ -430,4 +431,4 @@ TEST_F(PostingRanks, LeaveNothingHalfWhereTheyDie) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::membership

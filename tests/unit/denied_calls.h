@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <stdexcept>
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 // From now on the call of this number fails with EPERM in this thread, and in those that it makes.
 inline void deny_call(long number) {
@@ -35,4 +35,4 @@ inline constexpr DeniedCall needed_calls[] = {{"memfd_create", SYS_memfd_create}
                                               {"madvise", SYS_madvise},
                                               {"getrandom", SYS_getrandom}};
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

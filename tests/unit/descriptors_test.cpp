@@ -8,13 +8,14 @@
 #include <numeric>
 
 #include "base/fd.h"
-#include "comm/hybrid/circles.h"
-#include "comm/hybrid/descriptors.h"
-#include "comm/hybrid/job_cards.h"
-#include "comm/nodes/plan.h"
+#include "membership/tree/plan.h"
 #include "net_ranks.h"
+#include "transport/hierarchy/circles.h"
+#include "transport/hierarchy/descriptors.h"
+#include "transport/hierarchy/job_cards.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 constexpr uint32_t for_refuge = 8 + 8;  // guests; first nodes to turn to
@@ -115,10 +116,10 @@ TEST(Descriptors, NoneIsLeftToCountThem) {
 // Nobody listens at the peers' addresses, and nobody is waited for.
 struct Crowd {
   Crowd(Rank &rank, uint32_t size)
-      : seat(create_lone_seat(0, size, rank.waiter, rank.failure, *rank.device)), net(create_tcp_net(0, "127.0.0.1")) {
+      : seat(create_lone_seat(0, size, rank.waiter, rank.failure)), net(create_tcp_net(0, "127.0.0.1")) {
     const std::string nowhere = "127.0.0.1:1";
     const auto *bytes = reinterpret_cast<const std::byte *>(nowhere.data());
-    net->join(test_job(std::vector<std::vector<std::byte>>(size, {bytes, bytes + nowhere.size()})), seat);
+    net->join(test_job(std::vector<std::vector<std::byte>>(size, {bytes, bytes + nowhere.size()})), seat, *rank.device);
   }
   void connect(uint32_t first, uint32_t end, uint64_t key) {
     std::vector<uint32_t> ranks{0};
@@ -198,4 +199,4 @@ TEST(Descriptors, AreCheckedForExchanges) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -10,7 +10,7 @@
 
 #include "shm_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 using Variables = std::map<std::string, std::string>;
 
@@ -70,4 +70,4 @@ inline Variables changed(Variables variables, const Variables &change) {
   return variables;
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

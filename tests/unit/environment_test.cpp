@@ -13,11 +13,12 @@
 #include <fstream>
 
 #include "../own_folder.h"
-#include "comm/bootstrap/address.h"
-#include "comm/bootstrap/secret.h"
 #include "environment_fixture.h"
+#include "membership/join/address.h"
+#include "membership/wire/secret.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 Variables with(const Variables &change) {
@@ -289,4 +290,4 @@ TEST(Authentication, KnownAnswer) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

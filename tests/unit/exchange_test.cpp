@@ -14,12 +14,12 @@
 #include <thread>
 #include <tuple>
 
-#include "comm/exchange.h"
-#include "comm/hybrid/circles.h"
-#include "comm/hybrid/team.h"
 #include "shm_ranks.h"
+#include "transport/exchange.h"
+#include "transport/hierarchy/circles.h"
+#include "transport/hierarchy/team.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 std::vector<Saying> random_sayings(uint32_t count, std::mt19937_64 &random) {
@@ -280,7 +280,7 @@ class ShortNet final : public Net {
   explicit ShortNet(int fails_at) : fails_at_(fails_at) {}
   std::vector<std::byte> address() const override { return {}; }
   const std::string &warnings() const noexcept override { return none_; }
-  void join(NetJob, std::shared_ptr<Seat>) override {}
+  void join(NetJob, std::shared_ptr<Seat>, device::Device &) override {}
   std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t>, uint64_t, const std::string &, bool) override {
     return nullptr;
   }
@@ -320,4 +320,4 @@ TEST(HybridTeam, TellsNothingAfterAMeetingThatBrokeOff) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -11,15 +11,16 @@
 #include <future>
 #include <thread>
 
-#include "comm/bootstrap/proof.h"
-#include "comm/net.h"
-#include "comm/nodes/door.h"
-#include "comm/nodes/form.h"
-#include "comm/nodes/leader.h"
-#include "comm/nodes/message.h"
+#include "membership/tree/door.h"
+#include "membership/tree/form.h"
+#include "membership/tree/leader.h"
+#include "membership/tree/message.h"
+#include "membership/wire/proof.h"
 #include "shm_ranks.h"
+#include "transport/names.h"
+#include "transport/net.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -66,9 +67,9 @@ class FormTree : public testing::Test {
     StreamKeys keys;
     const std::string problem = prove(accepted, Role::host, "secret", "libfsdp node link job", soon(), &keys);
     if (!problem.empty()) throw Error(FSDP_PEER_FAILED, problem);
-    FrameStream stream(std::move(accepted), nodes::longest, keys);
+    FrameStream stream(std::move(accepted), tree::longest, keys);
     const auto frame = stream.receive(soon());
-    if (!frame || !nodes::as<nodes::Hello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
+    if (!frame || !tree::as<tree::Hello>(*frame)) throw Error(FSDP_PEER_FAILED, "no hello has come");
     return stream;
   }
   // Now that its host forms too.
@@ -111,8 +112,8 @@ TEST_F(FormTree, ConnectsAgainUntilItIsAnswered) {
 TEST_F(FormTree, SaysWhatAnotherJobAnswers) {
   auto guest = form(1);
   FrameStream host = hear_hello();
-  const nodes::Hello other{nodes::version, 0, 3, 3, nodes::native_order, nodes::Bond::tree};
-  ASSERT_TRUE(host.send(static_cast<uint32_t>(other.kind), nodes::bytes_of(other), soon()));
+  const tree::Hello other{tree::version, 0, 3, 3, tree::native_order, tree::Bond::tree};
+  ASSERT_TRUE(host.send(static_cast<uint32_t>(other.kind), tree::bytes_of(other), soon()));
   EXPECT_NE(error_of(guest).find("it answered as a node of another job"), std::string::npos);
 }
 
@@ -186,8 +187,8 @@ class CrowdedDoor : public FormTree {
     for (const Limit limit = soon(); proof.state() == Handshake::State::waiting && !limit.over(); door.look(true))
       proof.advance(guest);
     if (proof.state() != Handshake::State::proven) return false;
-    FrameStream stream(std::move(guest), nodes::longest, proof.keys());
-    greet(stream, child, nodes::Bond::tree);
+    FrameStream stream(std::move(guest), tree::longest, proof.keys());
+    greet(stream, child, tree::Bond::tree);
     for (const Limit limit = soon(); !limit.over();) {
       stream.flush();
       if (!door.look(true).empty()) return true;
@@ -273,11 +274,11 @@ TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   auto guest = form(1), host = form(0);
   auto of_guest = guest.get(), of_host = host.get();
   Rank rank;
-  auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure, *rank.device);
+  auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
   NodeLeader leader(*seat, plan(0), std::move(of_host), open_leader_listener("127.0.0.1"));
-  nodes::VerdictMessage lie{};
+  tree::VerdictMessage lie{};
   lie.accusation = accuse_rank(Verdict::failed, 1, "a lie");
-  const auto forged = write_frame(static_cast<uint32_t>(lie.kind), nodes::bytes_of(lie));
+  const auto forged = write_frame(static_cast<uint32_t>(lie.kind), tree::bytes_of(lie));
   for (int i = 0; i < 2; ++i) ::send(of_guest.at(0).socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
   for (int i = 0; i < 300 && !seat->control.accused(); ++i) leader.run(-1, 10);
   for (int i = 0; i < 3; ++i) leader.run(-1, 1);
@@ -286,9 +287,9 @@ TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   EXPECT_EQ(verdict.rank, -1);
   EXPECT_TRUE(verdict.copy_text().starts_with("host a (node 0) cannot hear host b (node 1): what came was not said by"))
       << verdict.copy_text();
-  EXPECT_EQ(comm::error_of(verdict, 0).status, FSDP_PEER_FAILED);
+  EXPECT_EQ(transport::error_of(verdict, 0).status, FSDP_PEER_FAILED);
   while (const auto frame = of_guest.at(0).receive(soon())) {
-    const auto told = nodes::as<nodes::VerdictMessage>(*frame);
+    const auto told = tree::as<tree::VerdictMessage>(*frame);
     if (!told) continue;
     EXPECT_EQ(told->accusation.copy_text(), verdict.copy_text());
     return;
@@ -297,4 +298,4 @@ TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

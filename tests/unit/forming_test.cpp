@@ -5,7 +5,7 @@
 
 #include "rendezvous_fixture.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class Forming : public Rendezvous {
@@ -262,4 +262,4 @@ TEST_F(Forming, ATimeoutSaysThatDescriptorsWereMissing) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

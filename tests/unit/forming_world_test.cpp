@@ -3,12 +3,13 @@
 // worlds over TCP, beside leaders made by hand that never connect.
 #include <algorithm>
 
-#include "comm/hybrid/card.h"
-#include "comm/nodes/listener.h"
+#include "membership/tree/listener.h"
 #include "net_ranks.h"
 #include "rendezvous_fixture.h"
+#include "transport/hierarchy/card.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class FormingWorld : public Rendezvous {
@@ -227,4 +228,4 @@ TEST_F(FormingWorld, EncryptionNeedsASecret) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -7,11 +7,12 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/bootstrap/frame_stream.h"
-#include "comm/bootstrap/packet.h"
-#include "comm/bootstrap/proof.h"
+#include "membership/wire/frame_stream.h"
+#include "membership/wire/packet.h"
+#include "membership/wire/proof.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -296,4 +297,4 @@ TEST(EndpointText, BothFamilies) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -6,7 +6,7 @@
 
 #include "rendezvous_fixture.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class Hostile : public Rendezvous {
@@ -167,4 +167,4 @@ TEST_F(Hostile, ADuplicateIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each launcher's variables mean, which launcher counts, and what is said about those that are missing.
-#include "comm/bootstrap/launchers.h"
 #include "environment_fixture.h"
+#include "membership/launch/launchers.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 const Variables torchrun = {{"RANK", "3"},        {"WORLD_SIZE", "4"},
@@ -158,4 +159,4 @@ TEST(Launchers, ExplicitOptionsAreCompleted) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -10,14 +10,15 @@
 #include <fstream>
 #include <thread>
 
-#include "comm/nodes/court.h"
-#include "comm/nodes/silence.h"
-#include "comm/shm/core_dump.h"
-#include "comm/shm/deaths.h"
-#include "comm/shm/pulse.h"
-#include "comm/shm/watch.h"
+#include "membership/liveness/core_dump.h"
+#include "membership/liveness/deaths.h"
+#include "membership/liveness/pulse.h"
+#include "membership/liveness/watch.h"
+#include "membership/tree/court.h"
+#include "membership/tree/silence.h"
+#include "transport/names.h"
 
-namespace fsdp::comm {
+namespace fsdp::membership {
 namespace {
 
 void pause_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
@@ -452,4 +453,4 @@ TEST_P(BadAccusations, AreSurvived) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::membership

@@ -7,7 +7,7 @@
 
 #include "shm_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -257,4 +257,4 @@ TEST(Failure, TheHookInterruptsAWaitOfTheCallerOnly) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -7,10 +7,10 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/shm/view.h"
+#include "base/view.h"
 #include "shm_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 void expect_well(const std::vector<std::string> &problems) {
@@ -253,4 +253,4 @@ TEST(LocalWorld, RefusesNonsense) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

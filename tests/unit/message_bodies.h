@@ -11,7 +11,7 @@
 
 #include "shm_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 // What it sends is declared before it: a rank that fails unwinds while its stream may still read that.
 struct MessageBench {
@@ -197,4 +197,4 @@ inline void abandon_in_the_middle(MessageBench &bench, uint32_t rounds, std::chr
   }
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -5,9 +5,10 @@
 #include <cstring>
 #include <tuple>
 
-#include "comm/bootstrap/message.h"
+#include "membership/join/message.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::message {
+namespace fsdp::membership::message {
 namespace {
 
 std::span<const std::byte> body(const std::vector<std::byte> &frame) {
@@ -212,4 +213,4 @@ TEST(Message, TextsAreForLogs) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::message
+}  // namespace fsdp::membership::message

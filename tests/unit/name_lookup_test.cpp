@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A name service that does not answer: nobody waits for it longer than he wants to.
-#include "comm/bootstrap/name_lookup.h"
-#include "comm/bootstrap/meeting_point.h"
+#include "membership/launch/name_lookup.h"
+#include "membership/launch/meeting_point.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,9 @@
 
 #include "library_threads.h"
 #include "shm_ranks.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -123,4 +124,4 @@ TEST_F(Lookup, AnInterruptedHookEndsIt) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comm/nccl/abi.h declares is what a real nccl.h says. Built where one is found.
+// What transport/nccl/abi.h declares is what a real nccl.h says. Built where one is found.
 #include <gtest/gtest.h>
 #include <nccl.h>
 
 #include <cstring>
 #include <type_traits>
 
-#include "comm/nccl/library.h"
+#include "transport/nccl/library.h"
 
-namespace fsdp::comm::nccl {
+namespace fsdp::transport::nccl {
 namespace {
 
 static_assert(version_code(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH) == NCCL_VERSION_CODE);
@@ -136,4 +136,4 @@ TEST(NcclAbi, DefaultsAreThoseOfTheHeader) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::nccl
+}  // namespace fsdp::transport::nccl

@@ -6,7 +6,7 @@
 
 #include "nccl_bench.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -297,4 +297,4 @@ TEST_F(NcclTest, TheRankWhoseGraphsHoldAPeersCommunicatorIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -8,7 +8,7 @@
 
 #include "nccl_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 inline bool has(const Error &error, const char *text) { return error.message.find(text) != std::string::npos; }
 
@@ -67,4 +67,4 @@ inline void expect_freed(NcclRank &mine, device::Stream &stream, double within) 
   EXPECT_LT(seconds_since(start), within + 2);  // machines that run tests are loaded
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many thread blocks NCCL's kernels may have: what a communicator is told of the environment, and what is refused.
-#include "comm/nccl/abi.h"
 #include "nccl_bench.h"
+#include "transport/nccl/abi.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using nccl::undefined;
@@ -109,4 +109,4 @@ TEST_F(NcclBlocks, OfSixRanksOfAGpuFindNoRoom) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -2,7 +2,7 @@
 // What NCCL does when something goes wrong: nobody waits for ever, and the error says what it was.
 #include "nccl_bench.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -228,4 +228,4 @@ TEST_F(NcclTest, ACommunicatorDestroyedWithWorkInFlightFailsItsContext) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -4,10 +4,10 @@
 
 #include <filesystem>
 
-#include "comm/nccl/library.h"
 #include "nccl_ranks.h"
+#include "transport/nccl/library.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -86,4 +86,4 @@ TEST_F(NcclLibrary, AnOldOneIsRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

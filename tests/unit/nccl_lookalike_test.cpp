@@ -7,10 +7,10 @@
 #include <atomic>
 
 #include "../library_threads.h"
-#include "comm/nccl/library.h"
 #include "nccl_ranks.h"
+#include "transport/nccl/library.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -455,4 +455,4 @@ TEST_F(LookAlike, SumsGoAroundARing) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -2,7 +2,7 @@
 // Memory that NCCL is to know, and what happens where it does not want to.
 #include "nccl_bench.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // One gather that works, and the lines that were logged.
@@ -187,4 +187,4 @@ TEST_F(NcclTest, BuffersThatAreRefusedAreCopied) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -15,13 +15,13 @@
 #include <thread>
 #include <vector>
 
-#include "comm/team.h"
 #include "device/device.h"
 #include "simulated_cuda/simulated.h"
 #include "simulated_nccl/simulated_nccl.h"
 #include "sums.h"
+#include "transport/team.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 using simulated::nccl::Count;
 using simulated::nccl::Knob;
@@ -155,4 +155,4 @@ Error error_of(Call &&call) {
   return Error(FSDP_OK, "no error");
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What ranks agree on when they give a step up, and how what they cannot finish is made anew.
-#include "comm/nccl/connection.h"
 #include "nccl_bench.h"
+#include "transport/nccl/connection.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -149,4 +149,4 @@ TEST_F(NcclTest, ACommunicatorThatCannotBeMadeAnewIsAborted) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -5,7 +5,7 @@
 
 #include "nccl_bench.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -204,4 +204,4 @@ TEST_F(NcclTest, ACommunicatorThatIsBeingSplitIsAborted) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

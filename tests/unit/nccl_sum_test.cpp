@@ -4,11 +4,11 @@
 #include <cmath>
 
 #include "base/dtype.h"
-#include "comm/nccl/connection.h"
 #include "device/host/kernels.h"
 #include "nccl_ranks.h"
+#include "transport/nccl/connection.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // Exact in bfloat16, as their sum is. What adds the first two of them alone loses 1.
@@ -156,4 +156,4 @@ TEST_F(NcclTest, NoHopLosesWhatIsSmall) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

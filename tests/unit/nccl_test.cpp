@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives by NCCL, over the simulated one: what they compute, and how they are called.
-#include "comm/device_team.h"
 #include "nccl_ranks.h"
+#include "transport/device_team.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // A value that tells rank and place apart, exact in bfloat16 and float16.
@@ -306,4 +306,4 @@ TEST_F(NcclTest, SumsInBlocksAreRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

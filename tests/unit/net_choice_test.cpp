@@ -6,10 +6,10 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "comm/hybrid/choice.h"
-#include "comm/hybrid/job_cards.h"
+#include "transport/hierarchy/choice.h"
+#include "transport/hierarchy/job_cards.h"
 
-namespace fsdp::comm {
+namespace fsdp::transport {
 namespace {
 
 const std::vector<std::byte> address(20, std::byte{9});
@@ -244,4 +244,4 @@ TEST(NetCard, IsReadBackAndNothingElseIs) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm
+}  // namespace fsdp::transport

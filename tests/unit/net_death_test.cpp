@@ -12,7 +12,7 @@
 
 #include "net_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using Microseconds = std::chrono::microseconds;
@@ -154,4 +154,4 @@ TEST_P(Deaths, OfTheConnectionAlone) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -10,10 +10,10 @@
 #include <csignal>
 #include <latch>
 
-#include "comm/tcp/transport.h"
 #include "net_ranks.h"
+#include "transport/message/tcp/transport.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -246,7 +246,7 @@ messages::Header word_of(uint32_t rank) {
 // One of two ranks, connected to the other one.
 struct Talker {
   explicit Talker(Rank &rank)
-      : seat(create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device)),
+      : seat(create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure)),
         net(rank.rank(), "127.0.0.1", {false, true}) {
     net.join(test_job(rank.team->all_gather(net.address(), "addresses")), seat);
     auto lock = net.lock();
@@ -315,4 +315,4 @@ TEST(NetFailure, WhatCannotBeEncryptedFailsThePeerAtOnce) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

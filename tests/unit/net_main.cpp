@@ -6,7 +6,7 @@
 #include "net_ranks.h"
 
 int main(int argc, char **argv) {
-  fsdp::comm::test::use_loopback();
+  fsdp::transport::test::use_loopback();
   testing::InitGoogleTest(&argc, argv);
   return chosen_files::run(argc, argv);
 }

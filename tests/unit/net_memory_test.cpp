@@ -7,9 +7,10 @@
 #include <cstdlib>
 #include <new>
 
-#include "comm/bootstrap/endpoint.h"
-#include "comm/tcp/link.h"
+#include "membership/wire/endpoint.h"
 #include "net_ranks.h"
+#include "transport/message/tcp/link.h"
+#include "transport/names.h"
 
 namespace {
 
@@ -38,7 +39,7 @@ void *operator new(size_t bytes) {
 void operator delete(void *memory) noexcept { std::free(memory); }
 void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // Rank 1's thread is to keep a message for a communicator that it does not have yet.
@@ -103,4 +104,4 @@ TEST(NetMemory, NoneForALinkFailsTheContextAlone) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

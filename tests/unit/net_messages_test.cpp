@@ -4,11 +4,12 @@
 
 #include <map>
 
-#include "comm/hybrid/team.h"
-#include "comm/shm/seat.h"
+#include "membership/seat.h"
 #include "net_ranks.h"
+#include "transport/hierarchy/team.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class MessageSizes : public testing::TestWithParam<uint32_t> {};
@@ -192,4 +193,4 @@ TEST(NetOptions, AreChecked) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <string>
 
-#include "comm/net.h"
 #include "message_bodies.h"
+#include "transport/net.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 constexpr uint64_t messages_key = 11, exchanges_key = 12;
 
@@ -30,9 +30,9 @@ inline NetJob test_job(const std::vector<std::vector<std::byte>> &addresses) {
 struct NetRank {
   explicit NetRank(Rank &rank)
       : rank(rank),
-        seat(create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure, *rank.device)),
+        seat(create_lone_seat(rank.rank(), rank.size(), rank.waiter, rank.failure)),
         net(create_test_net(rank.rank())) {
-    net->join(test_job(rank.team->all_gather(net->address(), "addresses")), seat);
+    net->join(test_job(rank.team->all_gather(net->address(), "addresses")), seat, *rank.device);
     for (uint32_t r = 0; r < rank.size(); ++r) all.push_back(r);
   }
   MessageBench bench(uint64_t key = messages_key) {
@@ -64,4 +64,4 @@ inline void use_loopback() {
   ::setenv("FSDP_UCX_TCP", "trusted", 1);
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

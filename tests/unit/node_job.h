@@ -22,15 +22,16 @@
 #include <thread>
 #include <vector>
 
-#include "comm/bootstrap/process_links.h"
-#include "comm/nodes/deputy.h"
-#include "comm/nodes/leader.h"
-#include "comm/nodes/listener.h"
-#include "comm/shm/words.h"
-#include "comm/shm/world.h"
+#include "membership/join/process_links.h"
+#include "membership/tree/deputy.h"
+#include "membership/tree/leader.h"
+#include "membership/tree/listener.h"
 #include "shm_bodies.h"
+#include "transport/names.h"
+#include "transport/shm/words.h"
+#include "transport/shm/world.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 constexpr uint32_t most = 32;
 
@@ -255,11 +256,11 @@ class NodeJob {
     ++common_->ready;  // nobody dies before all have its pidfd
     while (common_->ready < size()) pause_ms(1);
     self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter, self.failure,
-                                       *self.device, limit_ms_);
+                                       limit_ms_);
     for (const uint32_t r : self.ranks)
       if (all_exchange) self.seat->control.set_data_peer(r);
     auto monitor = std::make_unique<Monitor>(self.seat, make_chore(self, listener));
-    self.world = std::make_unique<ShmWorld>(self.seat, "test", std::move(monitor));
+    self.world = std::make_unique<ShmWorld>(self.seat, *self.device, "test", std::move(monitor));
     common_->words[1][self.rank].raise(1);
     self.await(1, 1, "the job's start");
   }
@@ -300,4 +301,4 @@ class NodeJob {
   std::string odd_secret_;
 };
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -7,7 +7,7 @@
 #include "../slow_core.h"
 #include "node_job.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 TEST(NodeLeader, FormsTrainsAndEnds) {
@@ -476,7 +476,7 @@ class Deputies : public testing::Test {
   };
   struct Member {
     Member(Deputies &job, uint32_t number)
-        : seat(number, 4, job.file, std::make_unique<Dumping>(), rank.waiter, rank.failure, *rank.device, 1000) {
+        : seat(number, 4, job.file, std::make_unique<Dumping>(), rank.waiter, rank.failure, 1000) {
       NodePlan plan = job.plan;
       plan.rank = number;
       deputy = std::make_unique<Deputy>(seat, plan);
@@ -555,4 +555,4 @@ TEST(NodeLeader, DeathsAtRandomMoments) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

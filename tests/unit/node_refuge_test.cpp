@@ -2,7 +2,7 @@
 // A leader that leaves in order while others go on: what went through it in the tree goes through a refuge.
 #include "node_job.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // A leader leaves in order, without the others, and passes nothing on any more: a refuge is in its place.
@@ -190,4 +190,4 @@ TEST(NodeTree, OneRefugeIsEnough) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

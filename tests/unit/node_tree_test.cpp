@@ -5,11 +5,12 @@
 #include <array>
 #include <future>
 
-#include "comm/net.h"
-#include "comm/nodes/door.h"
+#include "membership/tree/door.h"
 #include "node_job.h"
+#include "transport/names.h"
+#include "transport/net.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 NodePlan plan_of(uint32_t node, uint32_t count, uint32_t degree) {
@@ -93,7 +94,7 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
   for (uint32_t r = 0; r < 8; ++r) control.set_membership(r, Membership::member);
   Mirror mirror(control, plan);
   uint32_t said = 0;
-  const auto look = [&](uint64_t ms) { mirror.look(ms, [&](const nodes::State &) { ++said; }); };
+  const auto look = [&](uint64_t ms) { mirror.look(ms, [&](const tree::State &) { ++said; }); };
   look(100'000);
   EXPECT_EQ(said, 8U) << "who is there is told at once";
   said = 0;
@@ -135,22 +136,22 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   for (uint32_t child = 0; child < 2; ++child) {
     NodePlan own = plan;
     own.rank = child ? 301 : 1;
-    Dial dial(own, 0, nodes::Bond::tree);
+    Dial dial(own, 0, tree::Bond::tree);
     while (dial.advance() == Dial::State::trying) pause_ms(1);
     ASSERT_EQ(dial.state(), Dial::State::answered) << dial.problem();
     children[child] = dial.take();
   }
   parent.get();
-  auto seat = create_lone_seat(0, size, rank.waiter, rank.failure, *rank.device);
+  auto seat = create_lone_seat(0, size, rank.waiter, rank.failure);
   NodeLeader leader(*seat, plan, std::move(links), std::move(listener));
   for (uint32_t turn = 1; turn <= 20; ++turn) {
-    nodes::StateMap states;
+    tree::StateMap states;
     for (uint32_t r = 1; r <= 300; ++r)
       states[r] = {r, 0, static_cast<uint32_t>(Membership::member), 0, uint64_t{1} << 32 | turn};
-    for (const SharedFrame &frame : nodes::write_states(states, true, 4096)) children[0].queue(frame);
+    for (const SharedFrame &frame : tree::write_states(states, true, 4096)) children[0].queue(frame);
     for (uint32_t r = 1; r <= 20; ++r) {
-      const nodes::WaitText text{r, 1, {}};
-      children[0].queue(static_cast<uint32_t>(text.kind), nodes::bytes_of(text));
+      const tree::WaitText text{r, 1, {}};
+      children[0].queue(static_cast<uint32_t>(text.kind), tree::bytes_of(text));
     }
     while (!children[0].flush()) leader.run(-1, 1);
     for (int i = 0; i < 5; ++i) leader.run(-1, 1);
@@ -159,7 +160,7 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   int waiting = 0;
   ASSERT_EQ(::ioctl(children[1].socket().get(), FIONREAD, &waiting), 0);
   while (const auto frame = children[0].receive())
-    EXPECT_NE(frame->kind, static_cast<uint32_t>(nodes::Kind::wait_text)) << "it has told it itself";
+    EXPECT_NE(frame->kind, static_cast<uint32_t>(tree::Kind::wait_text)) << "it has told it itself";
   EXPECT_GT(waiting, 20'000) << "some have gone";
   EXPECT_LT(waiting, 50'000);
 }
@@ -283,7 +284,7 @@ TEST_P(Narrow, PostsComeWhereTheyAreFor) {
     const uint64_t word = 0xabcd;
     if (rank.rank == 5) rank.world->post(std::as_bytes(std::span(&word, 1)), "for one", 4);
     uint64_t heard = 0;
-    char text[World::post_text_bytes];
+    char text[post_text_bytes];
     const auto read = [&] { return rank.world->read_post(5, std::as_writable_bytes(std::span(&heard, 1)), text); };
     const auto end = now_ns() + int64_t{5'000'000'000};
     if (rank.rank == 4)
@@ -359,8 +360,8 @@ TEST(NodeTree, WhoHasProvenTheSecretHasTimeToSpeak) {
   }
   ASSERT_EQ(handshake.state(), Handshake::State::proven) << handshake.problem();
   for (const int64_t end = now_ns() + 2'500'000'000; now_ns() < end; pause_ms(50)) EXPECT_TRUE(door.look(true).empty());
-  FrameStream stream(std::move(slow), nodes::longest, handshake.keys());
-  greet(stream, theirs, nodes::Bond::tree);
+  FrameStream stream(std::move(slow), tree::longest, handshake.keys());
+  greet(stream, theirs, tree::Bond::tree);
   stream.flush();
   std::vector<Door::Newcomer> newcomers;
   for (int i = 0; i < 1000 && newcomers.empty(); ++i, pause_ms(1)) newcomers = door.look(true);
@@ -409,19 +410,19 @@ class ChildLeader : public testing::Test {
     NodePlan root = plan, other = plan;
     root.rank = 0;
     other.rank = 2;
-    Dial dial(plan, 0, nodes::Bond::tree);
+    Dial dial(plan, 0, tree::Bond::tree);
     Door door(root, listeners[0].stream);
     while (dial.advance() == Dial::State::trying) {
       for (Door::Newcomer &newcomer : door.look(true)) {
         parent = std::move(newcomer.stream);
-        greet(parent, root, nodes::Bond::tree);
+        greet(parent, root, tree::Bond::tree);
       }
       parent.flush();
     }
     ASSERT_EQ(dial.state(), Dial::State::answered) << dial.problem();
     NodeLinks links;
     links.emplace(0, dial.take());
-    seat = create_lone_seat(1, 3, rank.waiter, rank.failure, *rank.device);
+    seat = create_lone_seat(1, 3, rank.waiter, rank.failure);
     neighbour = std::make_unique<Datagrams>(other_ = other, std::move(listeners[2].datagrams));
     leader = std::make_unique<NodeLeader>(*seat, plan, std::move(links), std::move(listeners[1]));
   }
@@ -445,8 +446,8 @@ class ChildLeader : public testing::Test {
 TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
   run_for(1600);
   EXPECT_FALSE(seat->control.accused());
-  const nodes::Beat beat{1};
-  say(static_cast<uint32_t>(beat.kind), nodes::bytes_of(beat));
+  const tree::Beat beat{1};
+  say(static_cast<uint32_t>(beat.kind), tree::bytes_of(beat));
   run_for(1800);
   EXPECT_TRUE(seat->control.accused()) << "it has been heard, and is silent";
 }
@@ -455,8 +456,8 @@ TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
 TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   neighbour->beat(1, 1);
   run_for(100);
-  const nodes::Goodbye goodbye{};
-  say(static_cast<uint32_t>(goodbye.kind), nodes::bytes_of(goodbye));
+  const tree::Goodbye goodbye{};
+  say(static_cast<uint32_t>(goodbye.kind), tree::bytes_of(goodbye));
   run_for(3000);
   EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().copy_text();
 }
@@ -464,8 +465,8 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
 // By another way it may be told what was so before.
 TEST_F(ChildLeader, WhoHasLeftDoesNotComeBack) {
   for (const Membership membership : {Membership::gone, Membership::member}) {
-    const nodes::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0}}};
-    for (const SharedFrame &frame : nodes::write_states(states, false, nodes::longest)) parent.queue(frame);
+    const tree::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0}}};
+    for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) parent.queue(frame);
     parent.flush();
     run_for(50);
     EXPECT_EQ(seat->control.membership(2), Membership::gone);
@@ -493,7 +494,7 @@ TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   LeaderListener listener = open_leader_listener("127.0.0.1");
   for (NodePlace &place : plan.nodes) place.address = listener.address;
   plan.nodes[2].address = "nowhere";
-  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
+  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
   const Error error = test::error_of([&] { NodeLeader leader(*seat, plan, {}, std::move(listener)); });
   EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
 }
@@ -504,11 +505,11 @@ TEST(NodeTree, NobodyIsAboveTheRoot) {
   NodePlan plan = plan_of(2, 3, 1);
   LeaderListener listener = open_leader_listener("127.0.0.1");
   for (NodePlace &place : plan.nodes) place.address = listener.address;
-  auto seat = create_lone_seat(2, 3, rank.waiter, rank.failure, *rank.device);
+  auto seat = create_lone_seat(2, 3, rank.waiter, rank.failure);
   NodeLeader leader(*seat, plan, {}, std::move(listener));
   NodePlan root = plan;
   root.rank = 0;
-  Dial dial(root, 2, nodes::Bond::refuge);
+  Dial dial(root, 2, tree::Bond::refuge);
   for (int i = 0; i < 500 && dial.advance() == Dial::State::trying; ++i) leader.run(-1, 1);
   EXPECT_EQ(dial.state(), Dial::State::answered) << dial.problem();
 }
@@ -520,23 +521,23 @@ TEST(NodeTree, WhoComesLateToARefugeHearsTheVerdict) {
   plan.secret = "secret";
   LeaderListener listener = open_leader_listener("127.0.0.1");
   for (NodePlace &place : plan.nodes) place.address = listener.address;
-  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure, *rank.device);
+  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
   NodeLeader leader(*seat, plan, {}, std::move(listener));
   seat->control.decide(accuse_rank(Verdict::failed, 1, "it failed"));
   for (int i = 0; i < 3; ++i) leader.run(-1, 1);
   NodePlan own = plan;
   own.rank = 2;
-  Dial dial(own, 0, nodes::Bond::refuge);
+  Dial dial(own, 0, tree::Bond::refuge);
   for (int i = 0; i < 500 && dial.advance() == Dial::State::trying; ++i) leader.run(-1, 1);
   ASSERT_EQ(dial.state(), Dial::State::answered) << dial.problem();
   FrameStream refuge = dial.take();
   std::optional<Frame> frame;
   for (int i = 0; i < 500 && !(frame = refuge.receive()); ++i) leader.run(-1, 1);
   ASSERT_TRUE(frame);
-  const auto verdict = nodes::as<nodes::VerdictMessage>(*frame);
+  const auto verdict = tree::as<tree::VerdictMessage>(*frame);
   ASSERT_TRUE(verdict);
   EXPECT_EQ(verdict->accusation.copy_text(), "it failed");
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

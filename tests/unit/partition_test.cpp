@@ -3,7 +3,7 @@
 #include "node_job.h"
 #include "test_network.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class Partition : public testing::Test {
@@ -147,11 +147,11 @@ TEST_F(Partition, ADeathDuringACutIsNamedOnBothSides) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test
 
 int main(int argc, char **argv) {
   testing::InitGoogleTest(&argc, argv);
-  if (fsdp::comm::test::TestNetwork::possible()) return RUN_ALL_TESTS();
+  if (fsdp::transport::test::TestNetwork::possible()) return RUN_ALL_TESTS();
   std::printf("skipped: network namespaces need root and the ip tool\n");
   return 77;
 }

@@ -15,9 +15,9 @@
 
 #include "../own_folder.h"
 #include "base/error.h"
-#include "comm/shm/private_view.h"
+#include "transport/shm/private_view.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 constexpr auto what = "weights";
@@ -261,4 +261,4 @@ TEST(PrivateView, SaysThatTheKernelDidNotTellWhatWasWritten) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -11,7 +11,7 @@
 #include "bootstrap_fixture.h"
 #include "shm_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -243,4 +243,4 @@ TEST(ProcessWorld, TeamsWithoutRankZero) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

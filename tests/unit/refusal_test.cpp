@@ -7,14 +7,14 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/device_team.h"
-#include "comm/exchange.h"
 #include "engine/declaration.h"
 #include "engine/outcome.h"
 #include "memory/model_plan.h"
 #include "shm_ranks.h"
+#include "transport/device_team.h"
+#include "transport/exchange.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // Has what the others say in time, and takes long to read it.
@@ -90,4 +90,4 @@ TEST(Refusal, OfDeclarationsThatDiffer) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -8,18 +8,19 @@
 #include <atomic>
 #include <fstream>
 
-#include "comm/bootstrap/frame_stream.h"
-#include "comm/bootstrap/kernel.h"
-#include "comm/bootstrap/meeting_point.h"
-#include "comm/bootstrap/message.h"
-#include "comm/bootstrap/packet.h"
-#include "comm/bootstrap/process_world.h"
-#include "comm/bootstrap/proof.h"
-#include "comm/bootstrap/version.h"
 #include "denied_calls.h"
+#include "membership/join/kernel.h"
+#include "membership/join/message.h"
+#include "membership/join/rendezvous.h"
+#include "membership/launch/meeting_point.h"
+#include "membership/wire/frame_stream.h"
+#include "membership/wire/packet.h"
+#include "membership/wire/proof.h"
+#include "membership/wire/version.h"
 #include "reported_processes.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 using namespace std::chrono_literals;
 
@@ -148,7 +149,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     const Error error = error_of([&] {
       if (denied) deny_call(*denied);
       check_kernel(world, waiter);
-      const comm::Rendezvous meeting = meet_processes(world, waiter, make_card);
+      const membership::Rendezvous meeting = meet_processes(world, waiter, make_card);
       note(meeting, report);
       report.met = true;
       std::this_thread::sleep_for(pause);
@@ -165,7 +166,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     std::strncpy(report.text, error.what(), sizeof report.text - 1);
     report.ended_ns = ended_ns;  // last: who waits for it reads the others
   }
-  static void note(const comm::Rendezvous &meeting, MeetingReport &report) {
+  static void note(const membership::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;
     meeting.roster.for_each([&](const message::Entry &entry, bool) {
       if (entry.rank < std::size(report.nodes)) report.nodes[entry.rank] = entry.node;
@@ -179,7 +180,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
   // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor. It may have
   // died before, so who waits for it asks the waiter, as ranks have to that form a world.
-  static void exchange(const WorldOptions &world, const comm::Rendezvous &meeting, const Waiter &waiter) {
+  static void exchange(const WorldOptions &world, const membership::Rendezvous &meeting, const Waiter &waiter) {
     const auto ranks = meeting.roster.ranks_of(meeting.roster.nodes()[world.rank]);
     const auto deadline = std::chrono::steady_clock::now() + 5s;
     for (;;) {
@@ -193,4 +194,4 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
 };
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -2,10 +2,11 @@
 // How ranks of several hosts meet: who is where, and what each is told when somebody is missing, wrong or dead.
 #include <filesystem>
 
-#include "comm/shm/control.h"
+#include "membership/liveness/control.h"
 #include "rendezvous_fixture.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 namespace files = std::filesystem;
@@ -310,4 +311,4 @@ TEST(MeetingPointText, KnownForms) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

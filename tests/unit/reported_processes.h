@@ -14,7 +14,7 @@
 
 #include "shm_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 // What no longer fits is cut off.
 template <size_t size>
@@ -78,4 +78,4 @@ class ReportedProcesses : public testing::Test {
   static constexpr size_t most = 16;
 };
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -16,7 +16,7 @@
 #include "device/host/kernels.h"
 #include "shm_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 // What a job must give back: all that this process holds of the kind.
 struct Holdings {
@@ -276,4 +276,4 @@ inline void versions_body(Rank &rank) {
   rank.leave();
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

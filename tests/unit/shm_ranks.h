@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "alone.h"
-#include "comm/team.h"
 #include "device/device.h"
 #include "sums.h"
+#include "transport/team.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 constexpr double patience_seconds = 3;  // for what is promised within 1 s; machines that run tests are loaded
 
@@ -173,4 +173,4 @@ inline std::vector<int> await_processes(const std::vector<pid_t> &processes) {
   return codes;
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

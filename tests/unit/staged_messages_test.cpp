@@ -6,7 +6,7 @@
 
 #include "message_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 void expect_well(const std::vector<std::string> &problems) {
@@ -144,4 +144,4 @@ TEST(StagedMessages, ADeadRankIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -7,7 +7,7 @@
 
 #include "staging_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 inline void reduce_both(TwoWays &ways, uint64_t seed) {
   Dice dice(seed);
@@ -114,4 +114,4 @@ inline void same_bits(Rank &rank, uint32_t reduction_block, uint64_t first_seed,
   rank.leave();
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -6,7 +6,7 @@
 #include "simulated_cuda/simulated.h"
 #include "staging_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 struct StagingFailureTest : testing::Test {
@@ -230,4 +230,4 @@ TEST_F(StagingFailureTest, MemoryThatRanksWouldShareIsUnsupported) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

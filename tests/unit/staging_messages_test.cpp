@@ -5,7 +5,7 @@
 #include "simulated_cuda/simulated.h"
 #include "staging_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // Beside the collectives of TwoWays, those of messages.
@@ -155,4 +155,4 @@ TEST_F(StagingMessagesTest, AnAbandonedRoundEndsAndTheNextOneWorks) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -6,7 +6,7 @@
 
 #include "staging_bodies.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 TEST(StagingProcesses, EveryCollectiveHasTheBitsOfTheHost) {
@@ -34,4 +34,4 @@ TEST(StagingProcesses, ADeathEndsTheOthersWithinASecond) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -13,11 +13,11 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
-#include "comm/staging/team.h"
 #include "shm_ranks.h"
 #include "simulated_cuda/simulated.h"
+#include "transport/staging/team.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 // Each rank has a GPU of its own, or takes turns with others.
 inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulated::most_devices) {
@@ -116,4 +116,4 @@ struct Dice {
   std::mt19937_64 random;
 };
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -3,12 +3,12 @@
 // order and bits, and says nothing about hardware.
 #include <gtest/gtest.h>
 
-#include "comm/staging/pieces.h"
 #include "device/cuda/kernels.h"
 #include "simulated_cuda/simulated.h"
 #include "staging_bodies.h"
+#include "transport/staging/pieces.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 struct StagingTest : testing::TestWithParam<uint32_t> {
@@ -171,4 +171,4 @@ TEST(StagingSizes, EveryRankHasRoomInASlotHoweverShortCallsAre) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -35,7 +35,7 @@ std::shared_ptr<Model> make_model(const std::shared_ptr<Context> &context) {
 }
 
 Met take_steps(Model &model, int steps) {
-  const comm::Team &team = *model.runtime(call).teams.all;
+  const transport::Team &team = *model.runtime(call).teams.all;
   UpdateWindow &update = model.update(call);
   Met met;
   const auto count = [&](uint64_t &meetings, const auto &body) {

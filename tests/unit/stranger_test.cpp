@@ -4,7 +4,7 @@
 
 #include "bootstrap_fixture.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class Strangers : public Bootstrap {};
@@ -101,4 +101,4 @@ TEST_F(Strangers, AFalseRankZeroIsNotTrusted) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

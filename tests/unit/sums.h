@@ -2,9 +2,9 @@
 // The sums and gathers of tests in few words.
 #pragma once
 
-#include "comm/collectives.h"
+#include "transport/collectives.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 // This rank's slice, of so many elements, of what all ranks have.
 inline Sum slice_sum(const Part &from, uint64_t slice, uint32_t ranks, void *to, float factor = 1) {
@@ -24,4 +24,4 @@ inline Gather in_place(std::byte *whole, uint64_t bytes, uint32_t rank) {
   return {Part::alone(whole + rank * bytes), whole, bytes};
 }
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

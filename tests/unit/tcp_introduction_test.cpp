@@ -10,10 +10,10 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/tcp/interface.h"
-#include "comm/tcp/introduction.h"
+#include "transport/message/tcp/interface.h"
+#include "transport/message/tcp/introduction.h"
 
-namespace fsdp::comm::tcp {
+namespace fsdp::transport::tcp {
 namespace {
 
 using namespace std::chrono_literals;
@@ -295,4 +295,4 @@ TEST(TcpInterface, IsTheOneThatWasChosen) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::tcp
+}  // namespace fsdp::transport::tcp

@@ -11,10 +11,11 @@
 #include <thread>
 
 #include "base/error.h"
-#include "comm/bootstrap/endpoint.h"
-#include "comm/tcp/link.h"
+#include "membership/wire/endpoint.h"
+#include "transport/message/tcp/link.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::tcp {
+namespace fsdp::transport::tcp {
 namespace {
 
 using messages::Header;
@@ -414,4 +415,4 @@ TEST(TcpLink, RandomBytesAreTakenOrRefused) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::tcp
+}  // namespace fsdp::transport::tcp

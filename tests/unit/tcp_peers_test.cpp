@@ -5,9 +5,9 @@
 #include <atomic>
 #include <thread>
 
-#include "comm/tcp/peers.h"
+#include "transport/message/tcp/peers.h"
 
-namespace fsdp::comm::tcp {
+namespace fsdp::transport::tcp {
 namespace {
 
 NetAddresses addresses_of(uint32_t ranks) {
@@ -62,4 +62,4 @@ TEST(TcpPeers, AreFoundWhileOthersAreMade) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::tcp
+}  // namespace fsdp::transport::tcp

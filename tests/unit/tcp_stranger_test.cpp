@@ -10,14 +10,15 @@
 #include <mutex>
 #include <random>
 
-#include "comm/bootstrap/endpoint.h"
-#include "comm/bootstrap/wire.h"
-#include "comm/tcp/frame.h"
-#include "comm/tcp/introduction.h"
-#include "comm/tcp/refusals.h"
+#include "membership/join/wire.h"
+#include "membership/wire/endpoint.h"
 #include "net_ranks.h"
+#include "transport/message/tcp/frame.h"
+#include "transport/message/tcp/introduction.h"
+#include "transport/message/tcp/refusals.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -117,7 +118,7 @@ void sum_and_compare(MessageBench &over_net, MessageBench &over_memory, uint64_t
 // A thousand kinds, at the ports of both ranks: before they have joined, while they connect, while they sum.
 TEST(TcpStranger, ChangesNothing) {
   const auto problems = run_threads(2, [](Rank &rank) {
-    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(rank.rank(), "127.0.0.1");
     const auto addresses = rank.team->all_gather(net->address(), "addresses");
     Stranger stranger(place_of(addresses[1 - rank.rank()]));
@@ -128,7 +129,7 @@ TEST(TcpStranger, ChangesNothing) {
     });
     std::string problem;
     try {
-      net->join(test_job(addresses), seat);
+      net->join(test_job(addresses), seat, *rank.device);
       MessageBench over_memory(rank);
       MessageBench over_net(rank, net->create_collectives({0, 1}, messages_key, "messages"));
       for (uint64_t i = 0; i < 30; ++i) sum_and_compare(over_net, over_memory, i);
@@ -148,7 +149,7 @@ TEST(TcpStranger, ChangesNothing) {
 // More silent connections than a rank listens to at once are there before its peers.
 TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
   const auto problems = run_threads(3, [](Rank &rank) {
-    auto seat = create_lone_seat(rank.rank(), 3, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(rank.rank(), 3, rank.waiter, rank.failure);
     auto net = create_tcp_net(rank.rank(), "127.0.0.1");
     const auto addresses = rank.team->all_gather(net->address(), "addresses");
     std::vector<Fd> silent;
@@ -156,7 +157,7 @@ TEST(TcpStranger, SilentOnesDoNotKeepRanksApart) {
     for (int i = 0; i < 150; ++i) silent.push_back(begin_connecting(place_of(addresses[(rank.rank() + 1) % 3]), code));
     rank.meet();
     const auto start = std::chrono::steady_clock::now();
-    net->join(test_job(addresses), seat);
+    net->join(test_job(addresses), seat, *rank.device);
     MessageBench over_memory(rank);
     MessageBench over_net(rank, net->create_collectives({0, 1, 2}, messages_key, "messages"));
     sum_and_compare(over_net, over_memory, 1);
@@ -273,13 +274,13 @@ void knock_in_every_way(const Endpoint &to, Lines &lines) {
 
 TEST(TcpStranger, EachIsLoggedWithHisAddress) {
   const auto problems = run_threads(2, [](Rank &rank) {
-    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(rank.rank(), "127.0.0.1");
     const auto addresses = rank.team->all_gather(net->address(), "addresses");
     Lines lines;
     NetJob job = test_job(addresses);
     job.log = lines.log();
-    net->join(std::move(job), seat);
+    net->join(std::move(job), seat, *rank.device);
     {
       MessageBench over_memory(rank);
       MessageBench over_net(rank, net->create_collectives({0, 1}, messages_key, "messages"));
@@ -298,13 +299,13 @@ TEST(TcpStranger, EachIsLoggedWithHisAddress) {
 // one who has listened to a rank and goes on for it.
 TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
   const auto problems = run_threads(2, [](Rank &rank) {
-    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(rank.rank(), "127.0.0.1", {.encryption = true});
     const auto addresses = rank.team->all_gather(net->address(), "addresses");
     Lines lines;
     NetJob job = test_job(addresses);
     job.log = lines.log();
-    net->join(std::move(job), seat);
+    net->join(std::move(job), seat, *rank.device);
     if (rank.rank() == 1) {
       Knock plain(place_of(addresses[1])), greeted(place_of(addresses[1]));
       plain.prove("a secret of tests", 1);
@@ -333,13 +334,13 @@ TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
 // A rank that has proven the secret is in the middle of TLS, and more strangers come than there are seats.
 TEST(TcpStranger, ManyDoNotPushOutWhoHasProvenTheSecret) {
   const auto problems = run_threads(1, [](Rank &rank) {
-    auto seat = create_lone_seat(1, 2, rank.waiter, rank.failure, *rank.device);
+    auto seat = create_lone_seat(1, 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(1, "127.0.0.1", {.encryption = true});
     const Endpoint place = place_of(net->address());
     Lines lines;
     NetJob job = test_job({net->address(), net->address()});
     job.log = lines.log();
-    net->join(std::move(job), seat);
+    net->join(std::move(job), seat, *rank.device);
     Knock proven(place);
     proven.prove("a secret of tests", 1);
     proven.hear<wire::Proof>();
@@ -378,4 +379,4 @@ TEST(TcpStranger, WhoKnocksWithoutEndFillsNoLog) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -8,10 +8,11 @@
 #include <array>
 #include <atomic>
 
-#include "comm/bootstrap/endpoint.h"
+#include "membership/wire/endpoint.h"
 #include "net_ranks.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -102,7 +103,7 @@ Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = 
   const auto sums = [&](Rank &rank) {
     std::unique_ptr<Middle> middle;
     {
-      auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+      auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
       auto net = create_tcp_net(rank.rank(), "127.0.0.1", protection);
       auto addresses = rank.team->all_gather(net->address(), "addresses");
       if (rank.rank() == 0) {
@@ -114,7 +115,7 @@ Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = 
       }
       NetJob job = test_job(addresses);
       job.nonce.assign(32, std::byte{static_cast<unsigned char>(same_job ? 7 : rank.rank())});
-      net->join(std::move(job), seat);
+      net->join(std::move(job), seat, *rank.device);
       seen.errors[rank.rank()] = error_of([&] { sum(rank, *net, seen); });
     }
     if (middle) seen.changed = middle->changed();
@@ -189,4 +190,4 @@ TEST(TcpTamper, KeysAreOfOneJob) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -17,10 +17,11 @@
 
 #include "../own_folder.h"
 #include "base/error.h"
-#include "comm/bootstrap/secret.h"
-#include "comm/net.h"
-#include "comm/tcp/link.h"
-#include "comm/tcp/tls.h"
+#include "membership/wire/secret.h"
+#include "transport/message/tcp/link.h"
+#include "transport/message/tcp/tls.h"
+#include "transport/names.h"
+#include "transport/net.h"
 
 namespace {
 
@@ -51,7 +52,7 @@ void *operator new(size_t bytes) {
 void operator delete(void *memory) noexcept { std::free(memory); }
 void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 
-namespace fsdp::comm::tcp {
+namespace fsdp::transport::tcp {
 namespace {
 
 using State = Tls::State;
@@ -390,4 +391,4 @@ TEST(TcpTls, ItsKeyIsThatOfHkdf) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::tcp
+}  // namespace fsdp::transport::tcp

@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 
 class TestNetwork {
  public:
@@ -64,4 +64,4 @@ class TestNetwork {
   bool works_;
 };
 
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -6,11 +6,11 @@
 
 #include "../own_folder.h"
 #include "base/fd.h"
-#include "comm/ucx/transport.h"
-#include "comm/ucx/worker.h"
 #include "net_ranks.h"
+#include "transport/message/ucx/transport.h"
+#include "transport/message/ucx/worker.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 // Whatever way UCX is told to send them.
@@ -68,7 +68,7 @@ uint16_t free_port() {
 TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
   const uint16_t port = free_port();
   const auto codes = await_processes(start_processes(2, [port](Rank &rank) {
-    const auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure, *rank.device);
+    const auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
     ::setenv("UCX_LOG_LEVEL", "fatal", 1);
     if (rank.rank() == 1) ::setenv("UCX_TCP_PORT_RANGE", fmt::format("{}-{}", port, port).c_str(), 1);
     std::unique_ptr<Net> net = create_ucx_net(rank.rank(), false);
@@ -79,7 +79,7 @@ TEST(UcxFailure, ARefusedConnectionIsTriedAgain) {
       std::this_thread::sleep_for(std::chrono::milliseconds(400));
       net = create_ucx_net(1, false);
     }
-    net->join(test_job(addresses), seat);
+    net->join(test_job(addresses), seat, *rank.device);
     MessageBench bench(rank, net->create_collectives({0, 1}, messages_key, "messages"));
     const auto start = std::chrono::steady_clock::now();
     if (rank.rank() == 0) rank.meet();
@@ -111,4 +111,4 @@ TEST(UcxOptions, ALibraryThatIsNotThereIsNamed) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

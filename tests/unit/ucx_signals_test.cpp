@@ -10,7 +10,7 @@
 
 #include "net_ranks.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 constexpr int last_signal = 64;
@@ -77,4 +77,4 @@ TEST(UcxSignals, NoThreadOfTheLibraryTakesOne) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

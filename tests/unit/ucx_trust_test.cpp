@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "comm/ucx/transports.h"
 #include "net_ranks.h"
+#include "transport/message/ucx/transports.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 size_t listening_sockets() {
@@ -96,4 +96,4 @@ TEST(UcxTrust, AnUnknownListMayHoldTcp) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

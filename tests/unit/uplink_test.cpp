@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of one host reach rank 0 by one of them, whoever comes first; from some number of hosts on hosts do so, too.
-#include "comm/bootstrap/address.h"
-#include "comm/bootstrap/branch.h"
-#include "comm/bootstrap/porch.h"
+#include "membership/join/address.h"
+#include "membership/join/branch.h"
+#include "membership/join/porch.h"
 #include "rendezvous_fixture.h"
+#include "transport/names.h"
 
-namespace fsdp::comm::test {
+namespace fsdp::transport::test {
 namespace {
 
 class Uplinks : public Rendezvous {
@@ -488,4 +489,4 @@ TEST_F(Uplinks, WhoCannotGoWhereItIsSentComesBack) {
 }
 
 }  // namespace
-}  // namespace fsdp::comm::test
+}  // namespace fsdp::transport::test

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/failure.h"
-#include "comm/team.h"
 #include "device/device.h"
 #include "perf/lab.h"
 #include "perf/report.h"
 #include "perf/request.h"
+#include "transport/team.h"
 
 namespace perf {
 
@@ -26,8 +26,8 @@ struct Member {
   fsdp::Failure failure;
   fsdp::Waiter waiter;
   std::unique_ptr<fsdp::device::Device> device;
-  std::unique_ptr<fsdp::comm::World> world;
-  std::unique_ptr<fsdp::comm::Team> team;
+  std::unique_ptr<fsdp::transport::World> world;
+  std::unique_ptr<fsdp::transport::Team> team;
 };
 
 struct Bench {

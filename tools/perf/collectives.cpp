@@ -13,10 +13,10 @@ namespace perf {
 namespace {
 
 using fsdp::dtype_size;
-using fsdp::comm::Arena;
-using fsdp::comm::Collectives;
-using fsdp::comm::Part;
-using fsdp::comm::Range;
+using fsdp::transport::Arena;
+using fsdp::transport::Collectives;
+using fsdp::transport::Part;
+using fsdp::transport::Range;
 using fsdp::device::Memory;
 
 constexpr double gather_bus(uint32_t ranks) { return (ranks - 1.0) / ranks; }
@@ -49,7 +49,7 @@ class AllGather {
   }
   void operator()() {
     // Rank r's part lies in its own buffer at its own place, or in front for the copy elsewhere.
-    const fsdp::comm::Gather span{buffers_.in_stride(buffers_.bytes + (in_place_ ? buffers_.part() : 0)), target(),
+    const fsdp::transport::Gather span{buffers_.in_stride(buffers_.bytes + (in_place_ ? buffers_.part() : 0)), target(),
                                   buffers_.part()};
     buffers_.communicator->gather({&span, 1}, {0, "all_gather"}, bench_.stream());
   }
@@ -107,7 +107,7 @@ class ReduceScatter {
                : reinterpret_cast<float *>(memory_->data());
   }
   void operator()() {
-    const fsdp::comm::Sum span{.from = buffers_.whole(),
+    const fsdp::transport::Sum span{.from = buffers_.whole(),
                                .to = Part::alone(out_),
                                .dtype = kind_.dtype,
                                .wire = kind_.wire_dtype,
@@ -136,7 +136,7 @@ class AllReduce {
  public:
   AllReduce(Bench &bench, uint64_t bytes) : bench_(bench), buffers_(bench, bytes), whole_(bench, bytes) {}
   void operator()() {
-    const fsdp::comm::Sum span{.from = buffers_.whole(),
+    const fsdp::transport::Sum span{.from = buffers_.whole(),
                                .to = whole_.whole(),
                                .count = buffers_.bytes / sizeof(float) / buffers_.size * buffers_.size,
                                .everywhere = true};

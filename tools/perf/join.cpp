@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/bootstrap/endpoint.h"
-#include "comm/bootstrap/secret.h"
+#include "membership/wire/endpoint.h"
+#include "membership/wire/secret.h"
 #include "perf/lab.h"
 #include "perf/report.h"
 #include "perf/simulated_host.h"
@@ -45,15 +45,15 @@ class SharedJoinMemory {
 };
 
 // libcrypto's start, which takes milliseconds, before there are hosts: each would have a machine of its own for it.
-void start_crypto() { (void)fsdp::comm::authenticate("a secret", "a label", {}); }
+void start_crypto() { (void)fsdp::membership::authenticate("a secret", "a label", {}); }
 
 // Nobody listens there yet: rank 0 will.
 std::string free_rendezvous() {
   std::string problem;
-  const auto places = fsdp::comm::Endpoint::numeric("127.0.0.1", 0, problem);
-  const fsdp::Fd listener = fsdp::comm::listen_at(places.at(0), 1);
+  const auto places = fsdp::membership::Endpoint::numeric("127.0.0.1", 0, problem);
+  const fsdp::Fd listener = fsdp::membership::listen_at(places.at(0), 1);
   if (!listener) throw std::runtime_error("no port of 127.0.0.1 for the rendezvous");
-  return "tcp://" + fsdp::comm::Endpoint::local(listener).text();
+  return "tcp://" + fsdp::membership::Endpoint::local(listener).text();
 }
 
 // One job of so many hosts.

@@ -10,9 +10,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "comm/net.h"
 #include "perf/bench.h"
 #include "perf/raw_socket.h"
+#include "transport/net.h"
 
 namespace perf {
 namespace {
@@ -40,23 +40,23 @@ void choose_devices(const Request &request) {
 
 struct Wire {
   const char *name;
-  std::unique_ptr<fsdp::comm::Net> net;
-  std::unique_ptr<fsdp::comm::Collectives> communicator;
+  std::unique_ptr<fsdp::transport::Net> net;
+  std::unique_ptr<fsdp::transport::Collectives> communicator;
 };
 
 class Outer {
  public:
   explicit Outer(Bench &bench) : bench_(bench) {
     Member &member = bench.member;
-    seat_ = fsdp::comm::create_lone_seat(bench.rank(), 2, member.waiter, member.failure, *member.device);
+    seat_ = fsdp::transport::create_lone_seat(bench.rank(), 2, member.waiter, member.failure);
     connect();
-    const auto tcp = [&](fsdp::comm::NetProtection guarded) {
-      return fsdp::comm::create_tcp_net(bench.rank(), socket_.local_address(), guarded);
+    const auto tcp = [&](fsdp::transport::NetProtection guarded) {
+      return fsdp::transport::create_tcp_net(bench.rank(), socket_.local_address(), guarded);
     };
     add("TCP", tcp({}));
     add("TCP CRC32C", tcp({.checksum = true}));
     try_to_add("TCP TLS", [&] { return tcp({.encryption = true}); });
-    try_to_add("UCX", [&] { return fsdp::comm::create_ucx_net(bench.rank(), false); });
+    try_to_add("UCX", [&] { return fsdp::transport::create_ucx_net(bench.rank(), false); });
   }
 
   void measure_size(uint64_t bytes) {
@@ -69,8 +69,8 @@ class Outer {
 
  private:
   void measure_wire(Wire &wire, float *floats, uint64_t bytes, const Work &reference) {
-    const auto values = fsdp::comm::Part::alone(floats);
-    const fsdp::comm::Sum span{.from = values, .to = values, .count = bytes / sizeof(float), .everywhere = true};
+    const auto values = fsdp::transport::Part::alone(floats);
+    const fsdp::transport::Sum span{.from = values, .to = values, .count = bytes / sizeof(float), .everywhere = true};
     const Work work = [&] { wire.communicator->sum({&span, 1}, false, {1, "outer"}, bench_.stream()); };
     Line line = make_line(bench_, "outer", wire.name, "fp32", bytes, measure(bench_, work, reference));
     line.reference = "raw TCP socket";
@@ -89,7 +89,7 @@ class Outer {
   // Both ranks have the same libraries and settings.
   template <class Make>
   void try_to_add(const char *name, Make &&make) {
-    std::unique_ptr<fsdp::comm::Net> net;
+    std::unique_ptr<fsdp::transport::Net> net;
     try {
       net = make();
     } catch (const fsdp::Error &error) {
@@ -100,9 +100,9 @@ class Outer {
     add(name, std::move(net));
   }
 
-  void add(const char *name, std::unique_ptr<fsdp::comm::Net> net) {
-    const fsdp::comm::NetAddresses addresses(bench_.member.team->all_gather(net->address(), "addresses"));
-    net->join({addresses, "measured", "fsdp-perf", 8000}, seat_);
+  void add(const char *name, std::unique_ptr<fsdp::transport::Net> net) {
+    const fsdp::transport::NetAddresses addresses(bench_.member.team->all_gather(net->address(), "addresses"));
+    net->join({addresses, "measured", "fsdp-perf", 8000}, seat_, *bench_.member.device);
     auto communicator = net->create_collectives({0, 1}, 1, "outer reduce");
     wires_.push_back({name, std::move(net), std::move(communicator)});
   }
@@ -121,7 +121,7 @@ class Outer {
   }
 
   Bench &bench_;
-  std::shared_ptr<fsdp::comm::Seat> seat_;
+  std::shared_ptr<fsdp::membership::Seat> seat_;
   RawSocket socket_;
   std::vector<Wire> wires_;
 };

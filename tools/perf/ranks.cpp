@@ -81,13 +81,13 @@ int act(const Request &request, Peers *peers, LabMemory &memory, uint32_t rank, 
 }
 
 int run_threads(const Request &request, Peers *peers, LabMemory &memory) {
-  auto job = fsdp::comm::create_local_job(request.ranks);
+  auto job = fsdp::transport::create_local_job(request.ranks);
   std::vector<int> codes(request.ranks);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < request.ranks; ++rank)
     threads.emplace_back([&, rank] {
       codes[rank] = act(request, peers, memory, rank, "", [&](Member &member) {
-        return fsdp::comm::create_local_world(job, rank, member.waiter, member.failure, *member.device);
+        return fsdp::transport::create_local_world(job, rank, member.waiter, member.failure, *member.device);
       });
     });
   for (std::thread &thread : threads) thread.join();
@@ -120,11 +120,11 @@ int run_processes(const Request &request, Peers *peers, LabMemory &memory) {
     if (process == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       const int code = act(request, peers, memory, rank, rendezvous, [&](Member &member) {
-        fsdp::comm::WorldOptions options;
+        fsdp::membership::WorldOptions options;
         options.rank = rank;
         options.size = request.ranks;
         options.rendezvous = rendezvous;
-        return fsdp::comm::create_process_world(options, member.waiter, member.failure, *member.device);
+        return fsdp::transport::create_process_world(options, member.waiter, member.failure, *member.device);
       });
       std::fflush(nullptr);
       ::_exit(code);

@@ -12,7 +12,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "comm/bootstrap/endpoint.h"
+#include "membership/wire/endpoint.h"
 
 namespace perf {
 namespace {
@@ -62,7 +62,7 @@ void RawSocket::connect(const std::string &address, uint16_t port) {
   prepare();
 }
 
-std::string RawSocket::local_address() const { return fsdp::comm::Endpoint::local(connection_).address(); }
+std::string RawSocket::local_address() const { return fsdp::membership::Endpoint::local(connection_).address(); }
 
 void RawSocket::prepare() {
   const int yes = 1;

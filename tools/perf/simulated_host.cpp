@@ -71,7 +71,7 @@ class Host {
     const bool weighed = place_.host < weighed_hosts;
     const uint64_t before = weighed ? private_bytes() : 0;
     const double start = now();
-    fsdp::comm::WorldOptions options;
+    fsdp::membership::WorldOptions options;
     options.rank = place_.leader();
     options.size = place_.hosts * place_.ranks_per_host;
     options.rendezvous = place_.rendezvous;
@@ -79,7 +79,7 @@ class Host {
     options.heartbeat_timeout_ms = heartbeat_timeout_ms;
     options.host_id = "simulated host " + std::to_string(place_.host);
     for (uint32_t r = 1; r < place_.ranks_per_host; ++r) options.stand_ins.push_back(place_.leader() + r);
-    member_.world = fsdp::comm::create_process_world(options, member_.waiter, member_.failure, *member_.device);
+    member_.world = fsdp::transport::create_process_world(options, member_.waiter, member_.failure, *member_.device);
     report_.join_seconds = now() - start;
     if (weighed) report_.bytes = std::max(private_bytes(), before) - before;
   }

@@ -10,7 +10,7 @@
 namespace perf {
 namespace {
 
-using fsdp::comm::Range;
+using fsdp::transport::Range;
 
 class MappedUnshard {
  public:
@@ -44,8 +44,8 @@ class MappedUnshard {
   Bench &bench_;
   uint64_t words_;
   fsdp::device::Stream &thread_;
-  std::unique_ptr<fsdp::comm::Arena> arena_;
-  std::unique_ptr<fsdp::comm::Versions> versions_;
+  std::unique_ptr<fsdp::transport::Arena> arena_;
+  std::unique_ptr<fsdp::transport::Versions> versions_;
   uint64_t version_ = 0;
 };
 

@@ -75,7 +75,7 @@ class Attempts {
 
 uint64_t gather_bytes(uint32_t holders) { return turn_bytes + std::max(turn_bytes, holders * piece_of(holders)); }
 
-std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared,
+std::optional<Error> gather_shares(transport::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors) {
   const std::vector<SharedRows> rows = shared_rows_of(shared, tensors);
   const uint32_t count = holders.size(), own = holders.rank();

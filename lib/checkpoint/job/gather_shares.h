@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/job/row_taker.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/team.h"
+#include "transport/team.h"
 
 namespace fsdp::checkpoint {
 
@@ -27,7 +27,7 @@ uint64_t gather_bytes(uint32_t holders);
 
 // Collective over those that keep the same rows of all these tensors, numbered as ModelShards::holder does. What
 // reading or writing throws comes back, when all have got what they wait for from this rank.
-std::optional<Error> gather_shares(comm::Team &holders, const KeptAccess &shared,
+std::optional<Error> gather_shares(transport::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors);
 
 }  // namespace fsdp::checkpoint

@@ -13,7 +13,7 @@
 #include "checkpoint/job/misfits.h"
 #include "checkpoint/job/open.h"
 #include "checkpoint/job/row_taker.h"
-#include "comm/exchange.h"
+#include "transport/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -60,7 +60,7 @@ void restrict_to_model(Manifest &manifest, const std::optional<std::string> &nam
 // One load, on this rank.
 class Loading {
  public:
-  Loading(comm::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
+  Loading(transport::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
           const LoadOptions &options)
       : team_(team), waiter_(waiter), path_(path), model_(model), options_(options) {}
 
@@ -78,7 +78,7 @@ class Loading {
   void read(const LoadPlan &plan);
   void share(const LoadPlan &plan);
 
-  comm::Team &team_;
+  transport::Team &team_;
   const Waiter &waiter_;
   const std::string &path_;
   const LoadedModel &model_;
@@ -92,14 +92,14 @@ class Loading {
 // A checkpoint itself, or those that are in the folder. Only the first rank decides that there is none: others may see
 // its folder later.
 void Loading::find_candidates() {
-  comm::agree_on(
+  transport::agree_on(
       team_, "what is loaded",
       format_text("layout {:016x}, states {}, allow_missing {}, allow_unexpected {}, fall_back {}, if_any {}, "
                   "one_replica {}, model {}",
                   model_.layout_hash, options_.states, options_.allow_missing, options_.allow_unexpected,
                   options_.fall_back, options_.if_any, options_.one_replica,
                   options_.model ? quote_json(*options_.model) : "any"));
-  comm::attempt_together(team_, "a load's folder", [&] {
+  transport::attempt_together(team_, "a load's folder", [&] {
     if (model_.shards.ranks() != team_.size())
       fail(FSDP_INVALID_ARGUMENT, "the model is of {} ranks, and {} load it", model_.shards.ranks(), team_.size());
     if (first()) list_candidates();
@@ -147,19 +147,19 @@ bool Loading::choose(size_t number) {
 
 void Loading::read_manifest() {
   std::string sum;
-  comm::attempt_together(team_, "a load's manifest", [&] {
+  transport::attempt_together(team_, "a load's manifest", [&] {
     if (!folder_) folder_.emplace(path_);
     checkpoint_ = open_folder(folder_->fd(), result_.name, folder_->shown(result_.name));
     result_.manifest = folder_->read_manifest(result_.name, &sum);
   });
-  comm::agree_on(team_, "the manifest of " + result_.name, sum);
+  transport::agree_on(team_, "the manifest of " + result_.name, sum);
 }
 
 // A list may be longer than what ranks tell each other: each rank throws its own.
 LoadPlan Loading::plan_to_fit() {
   LoadPlan plan;
   std::string text;
-  comm::attempt_together(team_, "a load's plan", [&] {
+  transport::attempt_together(team_, "a load's plan", [&] {
     restrict_to_model(result_.manifest, options_.model, folder_->shown(result_.name));
     plan = plan_load(model_.shards, result_.manifest, team_.rank(), {options_.states, options_.one_replica});
     text = list_misfits(plan, options_);
@@ -187,7 +187,7 @@ void Loading::share(const LoadPlan &plan) {
     (tensor.owned() == memory::Extent::whole ? of_all : of_outer).push_back(&tensor);
   }
   std::vector<std::byte> staging;
-  comm::attempt_together(team_, "a load's memory", [&] { staging.resize(gather_bytes(team_.size())); });
+  transport::attempt_together(team_, "a load's memory", [&] { staging.resize(gather_bytes(team_.size())); });
   const KeptAccess shared{model_.shards, team_.rank(), model_.read, model_.write, staging};
   std::optional<Error> failure;
   if (!of_all.empty()) failure = gather_shares(team_, shared, of_all);
@@ -195,7 +195,7 @@ void Loading::share(const LoadPlan &plan) {
     const auto outer = gather_shares(*model_.outer, shared, of_outer);
     if (!failure) failure = outer;
   }
-  comm::attempt_together(team_, "a load's shared rows", [&] {
+  transport::attempt_together(team_, "a load's shared rows", [&] {
     if (failure) throw Error(*failure);
   });
 }
@@ -218,7 +218,7 @@ LoadResult Loading::run() {
     }
     const LoadPlan plan = plan_to_fit();
     try {
-      comm::attempt_together(team_, "a load's files", [&] { read(plan); });
+      transport::attempt_together(team_, "a load's files", [&] { read(plan); });
       if (options_.one_replica) share(plan);
     } catch (const Error &error) {
       note_damage(error);
@@ -229,7 +229,7 @@ LoadResult Loading::run() {
       if (one.newer > number) result_.older_unreadable.push_back(one.why.message);
     return std::move(result_);
   }
-  comm::attempt_together(team_, "a load's checkpoints", [&] {
+  transport::attempt_together(team_, "a load's checkpoints", [&] {
     if (first() && !result_.passed_over.empty())
       fail(FSDP_INVALID_ARGUMENT, "{}: no checkpoint in this folder is whole: {}", path_,
            fmt::join(result_.passed_over, "; "));
@@ -239,7 +239,7 @@ LoadResult Loading::run() {
 
 }  // namespace
 
-LoadResult load(comm::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
+LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options) {
   return Loading(team, waiter, folder, model, options).run();
 }

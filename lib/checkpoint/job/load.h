@@ -15,7 +15,7 @@
 #include "checkpoint/job/row_taker.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/team.h"
+#include "transport/team.h"
 
 namespace fsdp::checkpoint {
 
@@ -27,7 +27,7 @@ struct LoadedModel {
   // For ranks that read for each other: what was written; and those of the same place on the inner axis, in the outer
   // one's order, if there are several.
   ReadKept read = {};
-  comm::Team *outer = nullptr;
+  transport::Team *outer = nullptr;
 };
 
 struct LoadOptions {
@@ -54,7 +54,7 @@ struct LoadResult {
 // the folder is one itself. Throws on all ranks: SYSTEM or INVALID_ARGUMENT, naming rank, file and bytes, and then some
 // rows may have been written; INVALID_ARGUMENT with all that does not fit the model, and MISMATCH where ranks load
 // different models, with different options, or see different manifests, before anything is written.
-LoadResult load(comm::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
+LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options = {});
 
 }  // namespace fsdp::checkpoint

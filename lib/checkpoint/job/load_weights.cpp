@@ -8,7 +8,7 @@
 #include "checkpoint/format/block_sums.h"
 #include "checkpoint/job/misfits.h"
 #include "checkpoint/job/row_taker.h"
-#include "comm/exchange.h"
+#include "transport/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -23,24 +23,24 @@ std::string text_of(std::span<const Rename> renames) {
 
 }  // namespace
 
-LoadResult load_weights(comm::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
+LoadResult load_weights(transport::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
                         std::span<const Rename> renames, const LoadOptions &options) {
   LoadResult result;
-  comm::agree_on(
+  transport::agree_on(
       team, "what is loaded",
       format_text("layout {:016x}, renames {}, allow_missing {}, allow_unexpected {}, if_any {}", model.layout_hash,
                   text_of(renames), options.allow_missing, options.allow_unexpected, options.if_any));
   std::optional<WeightFiles> files;
   std::string sum, misfits;
   LoadPlan plan;
-  comm::attempt_together(team, "a load's plan", [&] {
+  transport::attempt_together(team, "a load's plan", [&] {
     files.emplace(path);
     plan = plan_weights(model.shards, files->list(sum), renames, team.rank());
     misfits = list_misfits(plan, options);
   });
-  comm::agree_on(team, "what the files have", sum);
+  transport::agree_on(team, "what the files have", sum);
   if (!misfits.empty()) fail(FSDP_INVALID_ARGUMENT, "{} does not fit the model{}", path, misfits);
-  comm::attempt_together(team, "a load's files", [&] {
+  transport::attempt_together(team, "a load's files", [&] {
     const std::function<void()> poll = [&] { waiter.poll(); };
     RowTaker taker(model.shards, model.write, poll);
     model.begin();

@@ -12,7 +12,7 @@
 namespace fsdp::checkpoint {
 
 // Collective over the team. Of the options allow_missing, allow_unexpected and if_any count. Throws as load() does.
-LoadResult load_weights(comm::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
+LoadResult load_weights(transport::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
                         std::span<const Rename> renames, const LoadOptions &options = {});
 
 }  // namespace fsdp::checkpoint

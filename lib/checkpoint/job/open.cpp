@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "checkpoint/files/folder_tree.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/exchange.h"
+#include "transport/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -95,7 +95,7 @@ Candidates candidates_of(const Folder &folder) {
   return found;
 }
 
-void compare_folders(comm::Team &team, const std::string &path, const Candidates &found) {
+void compare_folders(transport::Team &team, const std::string &path, const Candidates &found) {
   const bool first = team.rank() == 0, is_checkpoint = !found.names.empty() && found.names[0] == ".";
   FolderView seen{found.sequence, {}};
   for (const std::string &name : found.seen)
@@ -106,7 +106,7 @@ void compare_folders(comm::Team &team, const std::string &path, const Candidates
   const auto all = team.all_gather(std::as_bytes(std::span(newer)), "newer checkpoints than the first rank's");
   const auto other = std::ranges::find_if(all, [](const auto &name) { return !name.empty(); });
   if (other == all.end()) return;
-  comm::attempt_together(team, "a folder of checkpoints", [&] {
+  transport::attempt_together(team, "a folder of checkpoints", [&] {
     const std::string name(reinterpret_cast<const char *>(other->data()), other->size());
     if (!first || sees(path, name)) return;  // another job has saved it since
     const auto rank = team.world_rank(static_cast<uint32_t>(other - all.begin()));
@@ -127,11 +127,11 @@ void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoin
   throw Error(why.status, text, -1, why.origin, why.origin_code);
 }
 
-OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
+OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path) {
   FoundName mine;
   Candidates found;  // of the first rank
   std::optional<Folder> folder;
-  comm::attempt_together(team, "a checkpoint's folder", [&] {
+  transport::attempt_together(team, "a checkpoint's folder", [&] {
     folder.emplace(path);
     if (team.rank() != 0) return;
     found = candidates_of(*folder);
@@ -144,9 +144,9 @@ OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path) {
   team.all_gather(&mine, sizeof mine, all.data(), "a checkpoint's name");
   OpenedCheckpoint opened{folder->shown(all[0].name), all[0].name, {}};
   std::string sum;
-  comm::attempt_together(team, "a checkpoint's manifest",
-                         [&] { opened.manifest = folder->read_manifest(opened.name, &sum); });
-  comm::agree_on(team, "the manifest of " + opened.name, sum);
+  transport::attempt_together(team, "a checkpoint's manifest",
+                              [&] { opened.manifest = folder->read_manifest(opened.name, &sum); });
+  transport::agree_on(team, "the manifest of " + opened.name, sum);
   if (opened.name == ".") {
     opened.path = path;
     opened.name = std::filesystem::weakly_canonical(path).filename();

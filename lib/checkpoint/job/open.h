@@ -10,7 +10,7 @@
 #include "base/failure.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/shard_reader.h"
-#include "comm/team.h"
+#include "transport/team.h"
 
 namespace fsdp::checkpoint {
 
@@ -23,7 +23,7 @@ struct OpenedCheckpoint {
 // Collective over the team: the newest of the folder, or the one that the folder is. Throws on all ranks:
 // INVALID_ARGUMENT where there is none, MISMATCH where they see different ones; what is wrong with one that cannot be
 // read and may be the newest.
-OpenedCheckpoint open_checkpoint(comm::Team &team, const std::string &path);
+OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path);
 
 // The names of a folder's checkpoints, the newest first; "." if it is one itself.
 struct Candidates {
@@ -36,7 +36,7 @@ Candidates candidates_of(const Folder &folder);
 // Collective: MISMATCH where another rank finds a newer checkpoint at its path than all that the first one, whose
 // candidates these are, has found, and the first one still does not see it. A folder that another rank does not see, or
 // sees later, is not told here.
-void compare_folders(comm::Team &team, const std::string &path, const Candidates &found);
+void compare_folders(transport::Team &team, const std::string &path, const Candidates &found);
 // There is none in it that can be read: the status of the first that cannot, with what is wrong with each; of an empty
 // folder INVALID_ARGUMENT.
 [[noreturn]] void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable);

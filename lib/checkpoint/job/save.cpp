@@ -11,7 +11,7 @@
 
 #include "base/json.h"
 #include "checkpoint/job/save_keeper.h"
-#include "comm/exchange.h"
+#include "transport/exchange.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -33,11 +33,11 @@ class Beginner {
   }
 
   void run() {
-    comm::agree_on(team_, "what is saved", said());
+    transport::agree_on(team_, "what is saved", said());
     make_folder();
     see_folder();
     describe();
-    comm::attempt_together(team_, "a save's files", [&] { plan_files(); });
+    transport::attempt_together(team_, "a save's files", [&] { plan_files(); });
   }
 
  private:
@@ -57,8 +57,8 @@ class Beginner {
   void add_models(ShardKind kind, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
   void add_bytes(std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
 
-  comm::Team &team_;
-  comm::World &world_;
+  transport::Team &team_;
+  transport::World &world_;
   const Waiter &waiter_;
   const SaveOrder &order_;
   SaveTask &task_;
@@ -99,7 +99,7 @@ void Beginner::check_free(const Folder &folder) const {
 
 void Beginner::make_folder() {
   Beginning beginning;
-  comm::attempt_together(team_, "a save's folder", [&] {
+  transport::attempt_together(team_, "a save's folder", [&] {
     for (const SavedModel &model : order_.models) check_ranks(model);
     if (!first()) return;
     SaveFolder &there = *task_.folder;
@@ -131,7 +131,7 @@ std::chrono::milliseconds Beginner::patience() const {
 
 // Names come late where another host has made them.
 void Beginner::see_folder() {
-  comm::attempt_together(team_, "a save's folder, seen by all", [&] {
+  transport::attempt_together(team_, "a save's folder, seen by all", [&] {
     if (first()) return;
     SaveFolder &there = *task_.folder;
     const auto start = Clock::now();
@@ -154,7 +154,7 @@ void Beginner::see_folder() {
 // The first rank knows the models that it leads; of others their first ranks tell it.
 void Beginner::describe() {
   Manifest mine;
-  comm::attempt_together(team_, "a save's description", [&] {
+  transport::attempt_together(team_, "a save's description", [&] {
     mine = describe_part(order_.models, order_.bytes, rank(), [&](uint32_t of) { return places_.at(of); });
   });
   // Of a model of all ranks the first one knows that they save it.
@@ -168,7 +168,7 @@ void Beginner::describe() {
     const std::string text = write_manifest(mine);
     told = team_.all_gather(std::as_bytes(std::span(text)), "what is saved by others than the first rank");
   }
-  comm::attempt_together(team_, "a save's manifest", [&] {
+  transport::attempt_together(team_, "a save's manifest", [&] {
     if (!first()) return;
     Manifest &whole = task_.manifest;
     whole.step = order_.step, whole.ranks = team_.size(), whole.keys = order_.keys;
@@ -251,8 +251,8 @@ Save::Save(const SaveRanks &ranks, SaveOrder order) {
   task->order = std::move(order);
   task->name = step_name(task->order.step);
   Beginner(ranks, task->order, *task).run();
-  comm::attempt_together(ranks.team, "a save's start",
-                         [&] { keeper_ = std::make_unique<Keeper>(ranks, std::move(task)); });
+  transport::attempt_together(ranks.team, "a save's start",
+                              [&] { keeper_ = std::make_unique<Keeper>(ranks, std::move(task)); });
 }
 
 Save::~Save() = default;

@@ -20,14 +20,14 @@
 #include "base/failure.h"
 #include "checkpoint/files/shard_writer.h"
 #include "checkpoint/plan/save_plan.h"
-#include "comm/team.h"
+#include "transport/team.h"
 
 namespace fsdp::checkpoint {
 
 // Who saves. All of it lives longer than the save.
 struct SaveRanks {
-  comm::Team &team;
-  comm::World &world;
+  transport::Team &team;
+  transport::World &world;
   const Waiter &waiter;  // of the caller
 };
 

@@ -76,8 +76,8 @@ class Save::Keeper {
   std::optional<SaveReport> read_end() const noexcept;
   void finish(std::optional<Error> failure) noexcept;
 
-  comm::Team &team_;
-  comm::World &world_;
+  transport::Team &team_;
+  transport::World &world_;
   const std::chrono::milliseconds timeout_, patience_;
   std::unique_ptr<SaveTask> task_;
   std::shared_ptr<ShardWriter> writer_;  // NULL: this rank has no file

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/plan/model_shards.h"
-#include "comm/team.h"
+#include "transport/team.h"
 
 namespace fsdp::checkpoint {
 
@@ -55,11 +55,11 @@ struct SaveWord {
   int64_t code = 0;
   std::array<ReportedFile, shard_kinds> files{};
 };
-static_assert(sizeof(SaveWord) <= comm::World::post_bytes);
+static_assert(sizeof(SaveWord) <= membership::post_bytes);
 
 // ... and with the text of its failure, if it has one.
 struct SaveReport : SaveWord {
-  std::array<char, comm::World::post_text_bytes> text{};
+  std::array<char, membership::post_text_bytes> text{};
 
   void set(const Error &error) noexcept {
     status = static_cast<int16_t>(error.status), rank = error.rank;

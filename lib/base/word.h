@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// A number in shared memory that one rank raises and others wait for. All zero bytes is a valid word of value 0.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace fsdp {
+
+struct alignas(64) Word {
+  static constexpr uint32_t note_count = 4;
+
+  std::atomic<uint64_t> value;
+  std::atomic<uint32_t> sleepers;
+  // What the owner says beside the value: whoever sees that has them on the same cache line, without another miss.
+  std::atomic<uint64_t> notes[note_count];
+
+  bool reached(uint64_t target) const noexcept { return value.load(std::memory_order_acquire) >= target; }
+  // What this thread wrote before is visible to who sees the new value. Only the owner calls it.
+  void raise(uint64_t to) noexcept;
+  // Wakes who sleeps on the word, so that it looks around.
+  void nudge() noexcept;
+  // Sleeps until the value may have reached the target, at most `ms`.
+  void sleep_below(uint64_t target, uint32_t ms) noexcept;
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
+static_assert(sizeof(Word) == 64);
+
+inline void relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace fsdp

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/join/host.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+
+#include "base/slice.h"
+#include "membership/join/address.h"
+#include "membership/join/kernel.h"
+#include "membership/join/roster.h"
+#include "membership/liveness/control.h"
+#include "membership/verdict.h"
+#include "membership/wire/version.h"
+
+namespace fsdp::membership {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Who has not proven the secret costs no more than this; the rest waits in the kernel's queue.
+constexpr size_t most_guests = 64;
+constexpr auto guest_time = 2s;
+constexpr auto bind_time = 5s;        // for the listener of a job that is just forming
+constexpr auto descriptor_time = 5s;  // without one for anybody: longer than any stranger keeps his
+
+void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
+  const auto refusal = wire::make_refusal(status, rank, text);
+  send_packet(socket, &refusal, sizeof refusal);
+}
+
+bool ready(const Fd &file) {
+  pollfd entry{file.get(), POLLIN, 0};
+  return file && ::poll(&entry, 1, 0) > 0;
+}
+
+}  // namespace
+
+Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter)
+    : options_(options),
+      ranks_(ranks),
+      waiter_(waiter),
+      deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
+      seats_(options.size) {
+  for (const uint32_t r : ranks_) seats_[r].expected = true;
+  seats_[ranks_[0]].taken = true;
+}
+
+Rendezvous Host::run() {
+  listen();
+  try {
+    check_kernel();
+    doors_ = make_doors();
+    control_ = Control::create(options_.size, ranks_here(ranks_));
+    while (joined_ < ranks_.size()) {
+      look_around();
+      check_joined();
+      check_limits();
+      waiter_.poll();
+    }
+    listener_.reset();
+    guests_.clear();
+    start_all();
+  } catch (const Error &error) {
+    cancel(error);
+  }
+  std::vector<PeerDoors> peers;
+  for (const uint32_t r : ranks_.subspan(1)) peers.push_back(std::move(seats_[r].doors));
+  auto links = std::make_unique<ProcessLinks>(ranks_[0], std::move(doors_.inbox), std::move(peers));
+  return {std::move(control_), std::move(links), {}, {}, {}};
+}
+
+void Host::listen() {
+  const auto last_try = std::min(deadline_, Clock::now() + bind_time);
+  const Address address(options_);
+  for (;;) {
+    listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!listener_) fail_errno(errno, "the socket of the rendezvous");
+    if (::bind(listener_.get(), address.get(), address.length()) == 0) break;
+    if (errno != EADDRINUSE) fail_errno(errno, format_text("listening at the rendezvous '{}'", options_.rendezvous));
+    if (Clock::now() >= last_try)
+      throw Error(
+          FSDP_INVALID_ARGUMENT,
+          format_text("rank {0} cannot listen at the rendezvous '{1}': another process does; is there a second rank "
+                      "{0}, or another job of the same rendezvous?",
+                      ranks_[0], options_.rendezvous),
+          static_cast<int32_t>(ranks_[0]), FSDP_ORIGIN_OS, EADDRINUSE);
+    waiter_.poll();
+    ::usleep(slice_ms * 1000);
+  }
+  if (::listen(listener_.get(), SOMAXCONN) != 0) fail_errno(errno, "listening at the rendezvous");
+}
+
+// Sleeps until something happens, then hears everybody.
+void Host::look_around() {
+  std::vector<pollfd> polls;
+  polls.push_back({guests_.size() < most_guests && pause_.over() ? listener_.get() : -1, POLLIN, 0});
+  for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
+  for (const Seat &seat : seats_)
+    if (seat.doors.process && !end_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
+  ::poll(polls.data(), polls.size(), slice_ms);
+  for (Guest &guest : guests_) hear(guest);
+  const auto now = Clock::now();
+  std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
+  accept_guests();
+}
+
+void Host::accept_guests() {
+  while (guests_.size() < most_guests && pause_.over()) {
+    Guest guest;
+    guest.socket = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!guest.socket) return (void)pause_.note(errno);
+    pause_.clear();
+    if (peer_user(guest.socket) != ::geteuid()) continue;
+    guest.deadline = Clock::now() + guest_time;
+    auto challenge = wire::make<wire::Challenge>();
+    challenge.nonce = guest.nonce = make_nonce();
+    if (send_packet(guest.socket, &challenge, sizeof challenge) == Sent::yes) guests_.push_back(std::move(guest));
+  }
+}
+
+// Any packet that is not the one expected ends the connection; a rank that was right tries again.
+void Host::hear(Guest &guest) {
+  while (guest.socket) {
+    auto packet = receive_packet(guest.socket);
+    if (!packet) return;
+    if (guest.state == Guest::strange && check_answer(guest, *packet)) {
+      guest.state = Guest::proven;
+      continue;
+    }
+    if (guest.state == Guest::proven && packet->as<wire::Join>()) join(guest, *packet);
+    const auto word = guest.state == Guest::proven ? packet->as<wire::Refusal>() : std::nullopt;
+    guest.socket.reset();
+    if (word) hear_giving_up(*word);
+  }
+}
+
+// A rank that has not joined says why it cannot: without it there is no job.
+void Host::hear_giving_up(const wire::Refusal &word) {
+  const auto rank = static_cast<uint32_t>(word.rank);
+  if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
+  ++told_;  // it need not be told
+  throw Error(FSDP_PEER_FAILED, std::string(word.text, ::strnlen(word.text, sizeof word.text)), word.rank);
+}
+
+bool Host::check_answer(Guest &guest, const Packet &packet) {
+  const auto answer = packet.as<wire::Answer>();
+  if (!answer || !equal(answer->digest, wire::guest_digest(options_.secret, guest.nonce, answer->nonce))) {
+    if (options_.log)
+      options_.log(FSDP_LOG_WARNING, "refused a process of this host: it does not know the job secret of rank 0");
+    return false;
+  }
+  auto proof = wire::make<wire::Proof>();
+  proof.digest = wire::host_digest(options_.secret, guest.nonce, answer->nonce);
+  return send_packet(guest.socket, &proof, sizeof proof) == Sent::yes;
+}
+
+void Host::join(Guest &guest, Packet &packet) {
+  const auto join = *packet.as<wire::Join>();
+  const auto refuse = [&](fsdp_status status, const std::string &text) {
+    if (options_.log) options_.log(FSDP_LOG_WARNING, format_text("refused a process of this host: {}", text));
+    send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
+  };
+  const std::string library(join.library, ::strnlen(join.library, sizeof join.library));
+  if (const auto difference = compare_versions(join.rank, join.wire_version, library, ranks_[0]); !difference.empty())
+    return refuse(FSDP_MISMATCH, difference);
+  if (join.world_size != options_.size)
+    return refuse(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank {} says {}", join.rank,
+                                             join.world_size, ranks_[0], options_.size));
+  if (join.rank >= options_.size)
+    return refuse(FSDP_INVALID_ARGUMENT, format_text("rank {} is outside [0, {})", join.rank, options_.size));
+  if (!seats_[join.rank].expected)
+    return refuse(FSDP_INVALID_ARGUMENT, format_text("rank {} is not of this host", join.rank));
+  if (seats_[join.rank].taken)
+    return refuse(FSDP_INVALID_ARGUMENT, format_text("another process is rank {} already", join.rank));
+  if (end_) {
+    ++told_;
+    return send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+  }
+  if (packet.file_count != 2)
+    return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
+                                           packet.file_count));
+  Seat &seat = seats_[join.rank];
+  seat.doors = {join.rank, std::move(packet.files[0]), std::move(packet.files[1])};
+  seat.connection = std::move(guest.socket);
+  seat.taken = true;
+  ++joined_;
+}
+
+// A rank that joined and ended would be waited for by all. It has nothing to say before the start.
+void Host::check_joined() {
+  std::vector<uint32_t> dead;
+  for (const uint32_t r : ranks_)
+    if (ready(seats_[r].doors.process)) dead.push_back(r);
+  if (!dead.empty())
+    fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(dead.front()), "{} died before the job had formed",
+              rank_list(dead));
+  for (const uint32_t r : ranks_)
+    if (ready(seats_[r].connection)) lose(r);
+}
+
+// Its connection has ended: with its process, or because it gave up. A process that is killed closes its connection
+// some time before its end is seen: longer on a busy machine.
+void Host::lose(uint32_t rank) const {
+  for (int looks = 0; looks < 300 && !ready(seats_[rank].doors.process); ++looks) ::usleep(1000);
+  fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(rank), "rank {} {} before the job had formed", rank,
+            ready(seats_[rank].doors.process) ? "died" : "gave up");
+}
+
+std::vector<uint32_t> Host::missing() const {
+  std::vector<uint32_t> ranks;
+  for (const uint32_t r : ranks_)
+    if (!seats_[r].taken) ranks.push_back(r);
+  return ranks;
+}
+
+void Host::check_limits() {
+  if (joined_ == ranks_.size()) return;
+  const std::vector<uint32_t> ranks = missing();
+  const std::string problem = pause_.problem();
+  if (pause_.lasts(descriptor_time))
+    fail(FSDP_SYSTEM, "rank {} cannot take the connections of {}: {}", ranks_[0], rank_list(ranks), problem);
+  if (Clock::now() < deadline_) return;
+  fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
+            "{} {} not come to the rendezvous '{}' within {} ms (in rank {}'s network namespace, {}){}{}",
+            rank_list(ranks), ranks.size() == 1 ? "has" : "have", options_.rendezvous, options_.timeout_ms, ranks_[0],
+            network_namespace(), problem.empty() ? "" : "; more connections could not be taken: ", problem);
+}
+
+// What this rank knows is told to all who have joined, and to those who come in the next moment.
+void Host::cancel(const Error &error) {
+  const Error verdict = waiter_.settle(error);
+  end_ = verdict;
+  const auto self = static_cast<int32_t>(ranks_[0]);
+  if (end_->rank < 0 || end_->rank == self) {
+    const auto word = report_of(*end_, ranks_[0]);
+    end_ = Error(word.status, word.text, word.rank);
+  }
+  for (const Seat &seat : seats_)
+    if (seat.connection) send_refusal(seat.connection, end_->status, end_->rank, end_->message);
+  for (Guest &guest : guests_) {  // about to join
+    if (!guest.socket || guest.state != Guest::proven) continue;
+    send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+    guest.socket.reset();
+    ++told_;
+  }
+  say_farewell();
+  throw verdict;
+}
+
+// Ranks of several hosts hear it from the rendezvous.
+void Host::say_farewell() noexcept {
+  if (!listener_ || ranks_.size() < options_.size) return;
+  try {
+    const auto end = Clock::now() + std::chrono::milliseconds(options_.farewell_ms);
+    const size_t count = missing().size();
+    while (Clock::now() < end && told_ < count) look_around();
+  } catch (...) {  // no memory: they will not find this rank
+  }
+}
+
+void Host::start_all() {
+  for (const uint32_t to : ranks_.subspan(1)) {
+    for (const uint32_t r : ranks_) {
+      auto peer = wire::make<wire::Peer>();
+      peer.rank = r;
+      peer.world_size = options_.size;
+      const PeerDoors &doors = seats_[r].doors;
+      const int files[] = {r == ranks_[0] ? doors_.process.get() : doors.process.get(),
+                           r == ranks_[0] ? doors_.outbox.get() : doors.outbox.get()};
+      if (r != to) send_all(to, &peer, sizeof peer, files);
+    }
+    const auto start = wire::make<wire::Start>();
+    const int files[] = {control_.get()};
+    send_all(to, &start, sizeof start, files);
+  }
+}
+
+void Host::send_all(uint32_t to, const void *message, size_t bytes, std::span<const int> files) {
+  for (;;) {
+    const Sent sent = send_packet(seats_[to].connection, message, bytes, files);
+    if (sent == Sent::yes) return;
+    if (sent == Sent::broken) lose(to);
+    if (Clock::now() >= deadline_)
+      fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(to), "rank {} does not read what rank {} sends", to, ranks_[0]);
+    waiter_.poll();
+    await_room(seats_[to].connection, slice_ms);
+  }
+}
+
+}  // namespace fsdp::membership

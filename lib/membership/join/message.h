@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks and rank 0 tell each other at a TCP rendezvous after both have proven the job secret: bodies of frames.
+// Pure functions of bytes: a body is a message exactly, or a reason why it is none.
+//
+//   rank r -> 0   Hello, Join and, when it has one, its Card
+//   0 -> r        Refusal, Redirect or Admitted; when all have joined: an Entry of each rank, in their order, in some
+//                 Entries; and Start
+//
+// and from then on, until all have met:
+//
+//   r -> 0, 0 -> r   Refusal: why the job cannot form, as far as rank r knows; what rank 0 makes of all that it hears
+//                    Formed: the sender needs nothing more of this connection
+//
+// Between r and 0 may be other ranks, who say Admitted and Formed themselves, pass all else on as it is, and tell of
+// those below them that are Gone.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "membership/join/entries.h"
+#include "membership/wire/frame.h"
+#include "membership/wire/secret.h"
+
+namespace fsdp::membership::message {
+
+constexpr uint32_t most_text_bytes = 480;
+constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
+
+// The same in all versions of the library, and the first message: what follows may be of another form.
+struct Hello {
+  static constexpr uint32_t kind = 5;
+  uint32_t wire_version = 0, rank = 0;
+  std::string library;
+};
+struct Join {
+  static constexpr uint32_t kind = 1;
+  uint32_t rank = 0, world_size = 0, attempt = 0;
+  std::string host_id, host;
+  std::string listens = {};  // the address at which ranks of other hosts may come to it; empty: none
+};
+// By who is at the other end of the connection.
+struct Admitted {
+  static constexpr uint32_t kind = 8;
+  uint32_t rank = 0;
+  std::string host;
+  std::string address = {};  // to ranks of its own host: numeric, of the interface by which that reaches rank 0
+};
+// Go there: the sender has as many as it takes.
+struct Redirect {
+  static constexpr uint32_t kind = 9;
+  uint32_t rank = 0;  // who listens there
+  std::string host, address;
+};
+// It has died, as its neighbour has seen.
+struct Gone {
+  static constexpr uint32_t kind = 10;
+  uint32_t rank = 0;
+};
+// Making one takes a while: a rank that dies over it is known already.
+struct Card {
+  static constexpr uint32_t kind = 6;
+  uint32_t rank = 0;
+  std::vector<std::byte> bytes = {};
+};
+struct Refusal {
+  static constexpr uint32_t kind = 2;
+  int32_t status = 0;  // FSDP_OK: come again
+  int32_t rank = -1;
+  std::string text = {};
+  int32_t party = -1;  // to rank 0: whose last word it is; from there: whom alone it is for; -1: nobody's, everybody
+};
+struct Start {
+  static constexpr uint32_t kind = 4;
+  uint32_t world_size = 0;
+  Nonce session{};  // names the meetings of each host
+};
+
+struct Formed {
+  static constexpr uint32_t kind = 7;
+};
+
+using Message = std::variant<Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone>;
+
+// The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
+std::vector<std::byte> write(const Message &message);
+SharedFrame share(const Message &message);
+
+struct Parsed {
+  std::variant<std::monostate, Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone> message;
+  std::string problem;  // of none
+};
+Parsed parse(uint32_t kind, std::span<const std::byte> body);
+
+}  // namespace fsdp::membership::message

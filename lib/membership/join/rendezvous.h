@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// How ranks as processes meet. Ranks of one host: through an abstract unix socket, where the lowest rank listens, and
+// all get the host's control memory, a pidfd of every rank and a way into every rank's mailbox; nothing of it is in the
+// file system. Ranks of several hosts meet at a TCP rendezvous first, which says who is where; then the ranks of each
+// host meet as above.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/fd.h"
+#include "membership/job.h"
+#include "membership/join/roster.h"
+#include "membership/join/vigil.h"
+#include "membership/liveness/links.h"
+
+namespace fsdp::membership {
+
+// Each rank has two descriptors for each peer of its host.
+constexpr uint32_t most_ranks_of_a_host = 1024;
+
+struct Rendezvous {
+  Fd control;  // of this host, with room for every rank of the job
+  std::unique_ptr<Links> links;
+  std::string description;
+  Roster roster;
+  // Where the ranks met over a network: to be finished when all have met, and can see each other's end.
+  std::unique_ptr<Vigil> vigil;
+};
+
+// For each step that follows the rendezvous. All have come, so who is silent for a while is stopped or cut off; who
+// dies is noticed without a limit. since: when this rank began to join.
+uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock::time_point since);
+
+// What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.
+// Called at most once, and not at all where the ranks of one host meet by a unix socket alone.
+using MakeCard = std::function<std::vector<std::byte>(const std::string &address)>;
+
+// Blocks until all ranks have come. World sizes from 2.
+Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card);
+
+}  // namespace fsdp::membership

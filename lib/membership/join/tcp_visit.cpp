@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/join/tcp_visit.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "membership/join/roster.h"
+#include "membership/wire/version.h"
+
+namespace fsdp::membership {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr auto connect_time = 3s;    // for one try
+constexpr auto proof_time = 15s;     // of one try: strangers may have to make room first
+constexpr auto least_try = 1s;       // one that has less time than this tells nothing
+constexpr auto host_patience = 60s;  // with the rank of this host that has come first
+constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to say who is missing
+constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
+
+}  // namespace
+
+TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
+                   const MakeCard &make_card)
+    : options_(options),
+      point_(point),
+      waiter_(waiter),
+      make_card_(make_card),
+      since_(Clock::now()),
+      deadline_(since_ + std::chrono::milliseconds(options.timeout_ms)),
+      label_(rendezvous_label(options)),
+      host_id_(host_id_of(options)),
+      last_problem_("nobody listens there"),
+      porch_(options, host_id_) {}
+
+Assembly TcpVisit::run() {
+  for (;;) {
+    alone_ = alone_ || host_is_late();
+    const bool goes = alone_ || porch_.take();
+    if (auto assembly = goes ? visit_zero() : visit_host()) return std::move(*assembly);
+    if (Clock::now() >= deadline_) give_up();
+    waiter_.poll();
+    ::usleep(goes ? zero_pause_us : host_pause_us);
+  }
+}
+
+// Whoever has the name of the host may be stopped, or hang, or be a stranger: without it rank 0 is found, too.
+bool TcpVisit::host_is_late() const {
+  return Clock::now() - since_ >=
+         std::min<Clock::duration>(std::chrono::milliseconds(options_.timeout_ms) / 3, host_patience);
+}
+
+void TcpVisit::give_up() const {
+  fail_rank(FSDP_TIMEOUT, 0, "rank {} has not found rank 0 at the rendezvous '{}' within {} ms: {}", options_.rank,
+            options_.rendezvous, options_.timeout_ms, last_problem_);
+}
+
+// A try that the deadline ends soon after it began says nothing of rank 0: what an earlier one has found says more.
+void TcpVisit::note_problem(std::string problem) {
+  const bool cut_short = Clock::now() >= deadline_ && deadline_ - tried_ < least_try;
+  if (found_problem_ && cut_short) return;
+  found_problem_ = true;
+  last_problem_ = std::move(problem);
+}
+
+// -- ways up --
+
+// A stranger there would keep the ranks of this host from each other, and not from rank 0.
+std::optional<Assembly> TcpVisit::visit_host() {
+  std::string problem;
+  Fd socket = porch_.visit(problem);
+  alone_ = alone_ || porch_.stranger().has_value();
+  if (!socket) {
+    last_problem_ = problem;
+    return {};
+  }
+  return visit(std::move(socket), "the rank of this host that has come first", {});
+}
+
+std::optional<Assembly> TcpVisit::visit_zero() {
+  tried_ = Clock::now();
+  for (const Endpoint &place : places()) {
+    if (auto assembly = visit_place(place, {})) return assembly;
+    while (const auto elsewhere = std::exchange(redirect_, {})) {
+      const Endpoint next = parse_address(elsewhere->address);
+      check_guarded(next, options_);
+      if (auto assembly = visit_place(next, {elsewhere->rank, elsewhere->host})) return assembly;
+      if (!redirect_)
+        last_problem_ =
+            format_text("rank 0 has sent it to rank {} on {}, and {}", elsewhere->rank, elsewhere->host, last_problem_);
+    }
+  }
+  return {};
+}
+
+// Asked again at each try: a name may get another address, and the file be replaced.
+std::vector<Endpoint> TcpVisit::places() {
+  std::string problem;
+  auto found = point_.kind == MeetingPoint::Kind::tcp
+                   ? find_host(point_, options_, names_, {deadline_, waiter_}, problem)
+                   : read_notice(notice_path(point_, options_), problem);
+  if (found.empty()) note_problem(problem);
+  for (const Endpoint &place : found) check_guarded(place, options_);  // whoever may write the file, too
+  return found;
+}
+
+Fd TcpVisit::connect(const Endpoint &place) {
+  std::string problem;
+  Fd socket = connect_to(place, limit(connect_time), problem);
+  if (!socket && place.loopback())
+    problem += format_text(
+        " (a loopback address leads to rank 0 only within its host and network namespace; this rank's is {})",
+        network_namespace());
+  if (!socket) note_problem(problem);
+  if (socket) notice_silence(socket, options_.heartbeat_timeout_ms);
+  return socket;
+}
+
+std::optional<Assembly> TcpVisit::visit_place(const Endpoint &place, Above above) {
+  Fd socket = connect(place);
+  if (!socket) return {};
+  return visit(std::move(socket), place.text(), above);
+}
+
+std::optional<FrameStream> TcpVisit::prove_on(Fd socket, const std::string &place) {
+  StreamKeys keys;
+  const std::string problem = prove(socket, Role::guest, options_.secret, label_, limit(proof_time), &keys);
+  if (problem.empty()) return FrameStream(std::move(socket), message::longest, keys);
+  note_problem(format_text("{}: {}", place, problem));
+  return {};
+}
+
+std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, const Above &above) {
+  const Endpoint here = Endpoint::local(socket);
+  auto stream = prove_on(std::move(socket), place);
+  if (!stream) return {};
+  auto uplink = std::make_unique<Uplink>(options_, std::move(*stream), above,
+                                         here.family() == AF_UNIX ? std::string() : here.address(), deadline_, waiter_);
+  try {
+    say_hello(*uplink, here);
+    if (!await_start(*uplink)) return {};
+  } catch (const Error &error) {
+    throw uplink->settle(error);
+  }
+  Assembly assembly{uplink->take_roster(), uplink->session(), {}};
+  assembly.vigil = std::move(uplink);
+  return assembly;
+}
+
+// -- joining --
+
+// Who this rank is comes first: making its card takes a while, and rank 0 then knows whose end it sees.
+void TcpVisit::say_hello(Uplink &uplink, const Endpoint &here) {
+  const bool crowded = options_.size > join_degree && porch_.taken();
+  uplink.say(message::Hello{wire_version, options_.rank, library_version});
+  uplink.say(message::Join{options_.rank, options_.size, options_.attempt, host_id_, host_name(),
+                           crowded ? porch_.listen_for_hosts(here) : std::string()});
+  uplink.serve();
+}
+
+void TcpVisit::say_card(Uplink &uplink) {
+  if (!card_) card_ = message::Card{options_.rank, card_of(make_card_, uplink.address())};
+  uplink.say(*card_);
+  for (const uint32_t rank : options_.stand_ins) {
+    uplink.say(message::Join{rank, options_.size, options_.attempt, host_id_, host_name()});
+    uplink.say(message::Card{rank, card_->bytes});
+  }
+}
+
+// False: rank 0 asks to come again, or to go elsewhere.
+bool TcpVisit::await_start(Uplink &uplink) {
+  bool said = false, open = false;
+  while (!uplink.started() || !uplink.passed_on()) {
+    if (!uplink.address().empty() && !std::exchange(said, true)) say_card(uplink);
+    uplink.serve();
+    waiter_.poll();
+    if (uplink.again() || uplink.redirect() || (uplink.by_host() && !uplink.admitted() && host_is_late())) {
+      last_problem_ = uplink.again().value_or("");
+      redirect_ = uplink.redirect();
+      uplink.leave();
+      return false;
+    }
+    if (uplink.admitted() && !std::exchange(open, true)) uplink.open(porch_.open(), label_);
+    if (Clock::now() >= deadline_ + tcp_patience)
+      fail(FSDP_TIMEOUT, "rendezvous '{}': rank 0 has not sent the start of the job to rank {} within {} ms",
+           options_.rendezvous, options_.rank, options_.timeout_ms);
+  }
+  porch_.close();
+  return true;
+}
+
+}  // namespace fsdp::membership

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The side of every rank but 0 at a TCP rendezvous. Of each host the first rank that comes finds rank 0, proves the
+// secret, joins, and takes the others along, which come to it in the same way; all wait for the roster.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "membership/join/assembly.h"
+#include "membership/join/porch.h"
+#include "membership/join/uplink.h"
+#include "membership/launch/meeting_point.h"
+#include "membership/launch/name_lookup.h"
+
+namespace fsdp::membership {
+
+class TcpVisit {
+ public:
+  TcpVisit(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter, const MakeCard &make_card);
+  Assembly run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // Each empty: try again.
+  std::optional<Assembly> visit_host();
+  std::optional<Assembly> visit_zero();
+  std::optional<Assembly> visit_place(const Endpoint &place, Above above);
+  std::optional<Assembly> visit(Fd socket, const std::string &place, const Above &above);
+  std::vector<Endpoint> places();
+  Fd connect(const Endpoint &place);
+  std::optional<FrameStream> prove_on(Fd socket, const std::string &place);
+  void say_hello(Uplink &uplink, const Endpoint &here);
+  void say_card(Uplink &uplink);
+  bool await_start(Uplink &uplink);
+  bool host_is_late() const;
+  void note_problem(std::string problem);
+  [[noreturn]] void give_up() const;
+  // In a large job most ranks wait at one door at first, and many may share a machine.
+  Limit limit(Clock::duration most) const {
+    return {std::min(deadline_, Clock::now() + most), waiter_, slice_ms_of(options_.size)};
+  }
+
+  const WorldOptions &options_;
+  const MeetingPoint &point_;
+  const Waiter &waiter_;
+  const MakeCard &make_card_;
+  Clock::time_point since_, deadline_, tried_;  // tried_: when the last try to reach rank 0 began
+  std::string label_, host_id_;
+  NameLookup names_;
+  std::string last_problem_;
+  bool found_problem_ = false;  // it is what a try has found
+  bool alone_ = false;          // what listens where the ranks of this host meet is none of them
+  Porch porch_;
+  std::optional<message::Redirect> redirect_;  // where rank 0, or one below it, has sent this rank
+  std::optional<message::Card> card_;          // once this rank has reached the rendezvous
+};
+
+}  // namespace fsdp::membership

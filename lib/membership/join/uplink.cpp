@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/join/uplink.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "base/slice.h"
+
+namespace fsdp::membership {
+
+Uplink::Uplink(const WorldOptions &options, FrameStream up, Above above, std::string address,
+               Clock::time_point deadline, const Waiter &waiter)
+    : options_(options),
+      rank_(options.rank),
+      up_(std::move(up)),
+      above_(std::move(above)),
+      address_(std::move(address)),
+      by_host_(address_.empty()),
+      waiter_(waiter),
+      deadline_(deadline) {
+  waiter_.set_duty(this);
+}
+
+Uplink::~Uplink() {
+  waiter_.set_duty(nullptr);
+  if (!finished_ && !end_) vigil::give_up(*this);
+}
+
+void Uplink::open(Listeners &listeners, const std::string &label) {
+  if (started()) return;  // the job is complete, and the listeners end before this does
+  entrance_ = std::make_unique<Entrance>(options_, listeners, label);
+}
+
+void Uplink::leave() noexcept {
+  finished_ = true;
+  waiter_.set_duty(nullptr);
+}
+
+std::string Uplink::own_text() const { return format_text("rank {} (host {})", rank_, host_name()); }
+std::string Uplink::above_text() const {
+  return above_.host.empty() ? format_text("rank {} (rendezvous {})", above_.rank, options_.rendezvous)
+                             : format_text("rank {} (host {})", above_.rank, above_.host);
+}
+
+// -- hearing --
+
+void Uplink::serve() {
+  std::vector<pollfd> polls{{up_.socket().get(), static_cast<short>(POLLIN | (up_.sending() ? POLLOUT : 0)), 0}};
+  below_.add_polls(polls);
+  if (entrance_) entrance_->add_polls(polls);
+  ::poll(polls.data(), polls.size(), slice_ms_of(options_.size));
+  hear();
+  if (end_) throw Error(*end_);
+}
+
+void Uplink::look() {
+  if (end_) throw Error(*end_);
+  const auto now = Clock::now();
+  if (now - looked_ < vigil::look_period) return;
+  looked_ = now;
+  hear();
+  if (end_) throw Error(*end_);
+  if (started() && now >= deadline_ + vigil::lateness) throw settle(vigil::late(deadline_));
+}
+
+void Uplink::hear() {
+  if (end_ || formed_ || again_ || redirect_) return;  // the end of the way up is none of a rank
+  for (Branch &branch : below_.all())
+    if (branch.watched) hear_below(branch);
+  if (entrance_) entrance_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
+  if (up_.speaks()) up_.flush();
+  hear_above();
+  below_.flush();
+}
+
+void Uplink::end(const Error &error) {
+  end_ = error;
+  const message::Refusal word{error.status, error.rank, error.message};
+  if (entrance_) entrance_->dismiss(word);
+  entrance_.reset();
+  tell_below(word);
+}
+
+// -- from above --
+
+void Uplink::hear_above() {
+  while (!formed_ && !end_) {
+    const auto frame = up_.receive();
+    if (!frame) break;
+    obey(*frame);
+    if (again_ || redirect_) return;
+  }
+  if (!formed_ && !end_ && !up_.open()) check_above();
+}
+
+void Uplink::obey(const Frame &frame) {
+  auto parsed = message::parse(frame.kind, frame.body);
+  if (const auto *word = std::get_if<message::Refusal>(&parsed.message)) return obey(*word, frame);
+  if (const auto *admitted = std::get_if<message::Admitted>(&parsed.message)) {
+    above_ = {admitted->rank, admitted->host};
+    if (address_.empty()) address_ = admitted->address;
+    admitted_ = true;
+    return;
+  }
+  if (const auto *elsewhere = std::get_if<message::Redirect>(&parsed.message); elsewhere && !admitted_) {
+    redirect_ = *elsewhere;
+    return;
+  }
+  if (std::holds_alternative<message::Formed>(parsed.message) && started()) return void(formed_ = true);
+  auto *entries = std::get_if<message::Entries>(&parsed.message);
+  const auto *start = std::get_if<message::Start>(&parsed.message);
+  const bool fits = entries
+                        ? !started() && entries->size() > 0 && roster_.size() + entries->size() <= options_.size &&
+                              roster_.add(std::move(*entries))
+                        : start && !started() && start->world_size == options_.size && roster_.size() == options_.size;
+  if (!fits)
+    return end(Error(FSDP_SYSTEM,
+                     format_text("rendezvous '{}': what rank {} says is wrong: {}", options_.rendezvous, above_.rank,
+                                 parsed.problem.empty() ? "a message out of turn" : parsed.problem),
+                     static_cast<int32_t>(above_.rank)));
+  if (start) {
+    session_ = start->session;
+    entrance_.reset();
+  }
+  below_.queue(pass_on(frame));
+}
+
+void Uplink::obey(const message::Refusal &word, const Frame &frame) {
+  if (word.party >= 0 && word.party != static_cast<int32_t>(rank_)) {
+    if (Branch *branch = below_.of(static_cast<uint32_t>(word.party))) {
+      branch->stream.queue(pass_on(frame));
+      std::erase(branch->ranks, static_cast<uint32_t>(word.party));  // the right one may come still
+      branch->watched = branch->watched && branch->rank != static_cast<uint32_t>(word.party);
+    }
+    return;
+  }
+  if (word.status == FSDP_OK)
+    again_ = word.text;
+  else
+    end(membership::error_of(word, RankSet::most));
+}
+
+void Uplink::check_above() {
+  if (by_host_ && !admitted_) return void(again_ = "the rank of this host that had come first has ended");
+  if (up_.code() == EBADMSG) {
+    end(changed_contact(own_text(), above_text(), up_.problem()));
+    return tell_above(report_of(*end_, rank_));  // else it would take the end of the connection for a death
+  }
+  if (host_is_silent(up_.code())) return end(lost_contact(own_text(), above_text()));
+  const auto rank = static_cast<int32_t>(above_.rank);
+  if (started())
+    return end(
+        Error(FSDP_PEER_FAILED, format_text("rank {} on {} died before the job had formed", rank, above_.host), rank));
+  end(Error(FSDP_PEER_FAILED,
+            format_text("rendezvous '{}': rank {} ended before the job had formed ({})", options_.rendezvous, rank,
+                        up_.problem()),
+            rank));
+}
+
+// -- from below --
+
+void Uplink::admit(FrameStream &stream, message::Join &join) {
+  const bool other_host = Endpoint::local(stream.socket()).family() != AF_UNIX;
+  if (join.rank == rank_ || below_.of(join.rank))
+    return entrance_->turn_away(
+        stream,
+        {FSDP_INVALID_ARGUMENT, -1, format_text("another process is rank {} already, on {}", join.rank, host_name())});
+  if (const auto elsewhere = other_host ? below_.redirect(Endpoint::peer(stream.socket()).loopback()) : std::nullopt) {
+    stream.queue(message::share(*elsewhere));
+    stream.flush();
+    return;
+  }
+  if (other_host) notice_silence(stream.socket(), options_.heartbeat_timeout_ms);
+  Branch &branch = below_.add(std::move(stream), join, other_host);
+  branch.stream.queue(message::share(message::Admitted{rank_, host_name(), other_host ? std::string() : address_}));
+  join.listens.clear();  // nobody above sends anybody there
+  up_.queue(message::share(join));
+}
+
+void Uplink::hear_below(Branch &branch) {
+  while (branch.watched) {
+    const auto frame = branch.stream.receive();
+    if (!frame) break;
+    pass_up(branch, *frame);
+  }
+  if (branch.watched && !branch.stream.open()) check_below(branch);
+}
+
+// Of one that was turned away here something may be on its way still, and another one has its rank.
+bool Uplink::is_of(const Branch &branch, const message::Parsed &parsed) {
+  if (const auto *card = std::get_if<message::Card>(&parsed.message)) return branch.has(card->rank);
+  if (const auto *gone = std::get_if<message::Gone>(&parsed.message)) return branch.has(gone->rank);
+  const auto *word = std::get_if<message::Refusal>(&parsed.message);
+  return !word || word->party < 0 || branch.has(static_cast<uint32_t>(word->party));
+}
+
+void Uplink::pass_up(Branch &branch, const Frame &frame) {
+  const auto parsed = message::parse(frame.kind, frame.body);
+  if (std::holds_alternative<message::Formed>(parsed.message)) return void(branch.watched = false);
+  if (!is_of(branch, parsed)) return;
+  if (const auto *word = std::get_if<message::Refusal>(&parsed.message))
+    branch.watched = word->party != static_cast<int32_t>(branch.rank);
+  if (const auto *join = std::get_if<message::Join>(&parsed.message)) {
+    if (join->rank == rank_ || below_.of(join->rank))
+      return branch.stream.queue(message::share(
+          message::Refusal{FSDP_INVALID_ARGUMENT, -1,
+                           format_text("another process is rank {} already, below rank {}", join->rank, rank_),
+                           static_cast<int32_t>(join->rank)}));
+    branch.ranks.push_back(join->rank);
+  }
+  up_.queue(pass_on(frame));
+}
+
+void Uplink::check_below(Branch &branch) {
+  branch.watched = false;
+  const int code = branch.stream.code();
+  const std::string text = format_text("rank {} (host {})", branch.rank, branch.host);
+  if (code != EBADMSG && !host_is_silent(code)) return up_.queue(message::share(message::Gone{branch.rank}));
+  message::Refusal word = report_of(
+      code == EBADMSG ? changed_contact(own_text(), text, branch.stream.problem()) : lost_contact(own_text(), text),
+      rank_);
+  word.party = -1;  // this rank goes on
+  up_.queue(message::share(word));
+}
+
+// -- the end --
+
+Error Uplink::settle(const Error &error) {
+  if (!end_ && !finished_) hear();
+  if (end_ && !vigil::is_own(error, rank_)) return *end_;
+  if (formed_ || finished_) return error;
+  // Whoever is late may wait for another one, and be about to say so.
+  if (error.status == FSDP_TIMEOUT) await_word(vigil::doubt);
+  if (!end_ && !formed_) tell_above(report_of(error, rank_));
+  // Those below hear it from this rank.
+  if (vigil::blames_others(error, rank_) || !below_.all().empty()) await_word(vigil::answer_time);
+  if (!end_) {
+    const message::Refusal word = report_of(error, rank_);
+    end(Error(word.status, word.text, word.rank));
+    end_ = error;
+  }
+  return vigil::is_own(error, rank_) ? error : *end_;
+}
+
+void Uplink::await_word(Clock::duration time) {
+  for (const auto until = Clock::now() + time; !end_ && !formed_ && Clock::now() < until; hear())
+    std::this_thread::sleep_for(vigil::look_period);
+}
+
+void Uplink::tell_above(const message::Message &word) noexcept {
+  try {
+    if (!up_.speaks()) return;
+    up_.queue(message::share(word));
+    vigil::flush_soon(up_, Clock::now() + vigil::farewell);
+  } catch (...) {  // no memory: the end of the connection says that something is wrong
+  }
+}
+
+void Uplink::tell_below(const message::Message &word) noexcept {
+  try {
+    below_.queue(message::share(word));
+    const auto until = Clock::now() + vigil::farewell;
+    for (Branch &branch : below_.all())
+      if (branch.stream.speaks()) vigil::flush_soon(branch.stream, until);
+  } catch (...) {  // no memory: the ends of the connections say that something is wrong
+  }
+}
+
+void Uplink::finish() noexcept {
+  finished_ = true;
+  waiter_.set_duty(nullptr);
+  if (up_.open()) tell_above(message::Formed{});
+  tell_below(message::Formed{});
+  up_ = FrameStream();
+  below_.clear();
+}
+
+}  // namespace fsdp::membership

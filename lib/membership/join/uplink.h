@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every rank's way to rank 0 but that one's own: its connection there, or to a rank between, and those of the ranks
+// that have come to it. What it hears from above goes to all below, and the other way round.
+//
+// It is the rank's vigil from the moment that it joins.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "membership/join/branch.h"
+#include "membership/join/entrance.h"
+#include "membership/join/roster.h"
+#include "membership/join/vigil.h"
+
+namespace fsdp::membership {
+
+// Who is at the other end of the way up.
+struct Above {
+  uint32_t rank = 0;
+  std::string host = {};  // empty: not known yet
+};
+
+class Uplink final : public Vigil {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // address: of the interface by which this host reaches rank 0; empty: who is above says it.
+  Uplink(const WorldOptions &options, FrameStream up, Above above, std::string address, Clock::time_point deadline,
+         const Waiter &waiter);
+  ~Uplink() override;
+
+  // -- until the job starts --
+  void say(const message::Message &message) { up_.queue(message::share(message)); }
+  bool admitted() const noexcept { return admitted_; }
+  const std::string &address() const noexcept { return address_; }
+  bool by_host() const noexcept { return by_host_; }
+  // Others may come from now on, until the job starts: the listeners and the label outlive that.
+  void open(Listeners &listeners, const std::string &label);
+  // Sleeps until something happens, or for a moment, then hears everybody. Throws what ends the job.
+  void serve();
+  bool started() const noexcept { return session_.has_value(); }
+  // All below know that it has.
+  bool passed_on() { return below_.flush(); }
+  // Rank 0 asks to come again, and why; or to join elsewhere.
+  const std::optional<std::string> &again() const noexcept { return again_; }
+  const std::optional<message::Redirect> &redirect() const noexcept { return redirect_; }
+  // Nothing more of this way up: those below come again, too.
+  void leave() noexcept;
+  Roster take_roster() { return std::move(roster_); }
+  const Nonce &session() const { return *session_; }
+
+  void look() override;
+  Error settle(const Error &error) override;
+  void finish() noexcept override;
+
+ private:
+  void hear();
+  void hear_above();
+  void obey(const Frame &frame);
+  void obey(const message::Refusal &word, const Frame &frame);
+  void check_above();
+  void hear_below(Branch &branch);
+  static bool is_of(const Branch &branch, const message::Parsed &parsed);
+  void pass_up(Branch &branch, const Frame &frame);
+  void check_below(Branch &branch);
+  void admit(FrameStream &stream, message::Join &join);
+  void end(const Error &error);
+  void await_word(Clock::duration time);
+  void tell_above(const message::Message &word) noexcept;
+  void tell_below(const message::Message &word) noexcept;
+  std::string own_text() const;
+  std::string above_text() const;
+
+  const WorldOptions &options_;
+  const uint32_t rank_;
+  FrameStream up_;
+  Above above_;
+  std::string address_;
+  const bool by_host_;  // who is above is of this host
+  const Waiter &waiter_;
+  Clock::time_point deadline_, looked_{};
+  Branches below_;
+  std::unique_ptr<Entrance> entrance_;
+  bool admitted_ = false;
+  std::optional<std::string> again_;
+  std::optional<message::Redirect> redirect_;
+  Roster roster_;
+  std::optional<Nonce> session_;
+  std::optional<Error> end_;
+  bool formed_ = false, finished_ = false;  // who is above says so; this rank does
+};
+
+}  // namespace fsdp::membership

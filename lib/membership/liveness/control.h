@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What all ranks of a node share from the start: who is in, who is alive, and who is to blame if the job fails. The
+// first compare-and-swap on the verdict decides; every survivor reports that rank and that text.
+//
+// In a job of several nodes a rank only suspects: its node's leader carries the suspicion to the coordinator and writes
+// what that decided. Without a leader's answer within a second the suspicion becomes the verdict.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/mapping.h"
+#include "membership/liveness/post.h"
+#include "membership/liveness/waits.h"
+#include "membership/verdict.h"
+
+namespace fsdp::membership {
+
+enum class Membership : uint32_t {
+  absent,  // has not come yet
+  member,
+  left,  // in good order
+  gone   // destroyed its context without closing it
+};
+
+// Of a job's ranks, those that share a control memory.
+struct RanksHere {
+  uint32_t count;
+  bool first;  // rank 0 is one of them
+};
+inline RanksHere ranks_here(std::span<const uint32_t> ranks) noexcept {  // in rising order
+  return {static_cast<uint32_t>(ranks.size()), ranks.front() == 0};
+}
+
+class Control {
+ public:
+  // 34 bytes for each rank of the job, and 104 for each that posts to ranks here: see World::post.
+  static uint64_t size_bytes(uint32_t world_size, RanksHere ranks) noexcept;
+  // A fresh one, to be passed on.
+  static Fd create(uint32_t world_size, RanksHere ranks);
+  Control(const Fd &file, uint32_t world_size);
+
+  uint32_t world_size() const noexcept { return world_size_; }
+  // More ranks of this node than the cores that those which have come may use between them: a waiting rank keeps
+  // another from coming. False if the kernel does not say which.
+  bool crowded() const noexcept {
+    const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
+    return cores != 0 && head().ranks_here > cores;
+  }
+  Membership membership(uint32_t rank) const noexcept;
+  void set_membership(uint32_t rank, Membership state) noexcept;
+  // Has any rank left, or gone? Whoever sees that it has sees its membership.
+  bool any_left() const noexcept { return head().any_left.load(std::memory_order_acquire) != 0; }
+
+  // -- life --
+  // This process is `rank`.
+  void introduce(uint32_t rank) noexcept;
+  void set_host(uint32_t rank, std::string_view name) noexcept;  // one of eight
+  int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
+  void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
+  // "unknown": it has not introduced itself, or there are too many names.
+  std::string host(uint32_t rank) const;
+  // On another node: what is known of it here comes late.
+  void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(Late::remote, std::memory_order_relaxed); }
+  bool remote(uint32_t rank) const noexcept {
+    return waits()[rank].late.load(std::memory_order_relaxed) == Late::remote;
+  }
+  // This rank of the host exchanges messages with that one of another: their hosts' leaders watch each other.
+  void set_data_peer(uint32_t rank) noexcept;
+  // Calls for each one that any rank of this host has named.
+  void find_data_peers(const std::function<void(uint32_t)> &found) const;
+  // Any number that differs from the one before.
+  void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
+  uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
+
+  // -- blame --
+  // The job has several nodes, and this rank of the node carries suspicions on. Before any rank may accuse.
+  bool has_leader() const noexcept;  // one that can ask the other nodes
+  void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
+  // Blame a rank; without effect if somebody was blamed before. Where there is a leader that can ask, only suspect.
+  void accuse(const Accusation &accusation) noexcept;
+  void accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept {
+    accuse(accuse_rank(verdict, rank, text));
+  }
+  // The verdict of the job, by a leader. Without effect if there is one.
+  void decide(const Accusation &accusation) noexcept { write(head().verdict, accusation); }
+  // Called from time to time: a suspicion that nobody answers becomes the verdict.
+  void settle() noexcept;
+  bool suspected() const noexcept { return head().suspicion.blame.load(std::memory_order_acquire) != 0; }
+  Accusation suspicion() const noexcept { return read(head().suspicion); }
+  bool accused() const noexcept { return head().verdict.blame.load(std::memory_order_acquire) != 0; }
+  // The error that rank `self` reports for it.
+  Error verdict(uint32_t self) const { return error_of(read(head().verdict), self); }
+  Accusation verdict() const noexcept { return read(head().verdict); }
+  // What the ranks' callers wait for.
+  Waits waits() const noexcept;
+  // What ranks show to others.
+  Posts posts() const noexcept;
+
+ private:
+  // Written once, by who wins the swap.
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> blame;  // kind | rank << 32
+    std::atomic<uint32_t> ready;
+    std::atomic<uint64_t> since_ms;
+    Accusation accusation;
+  };
+  // Containers of one host may give it names of their own.
+  struct HostName {
+    std::atomic<uint64_t> hash;  // of the name that it is for; 0: none
+    SharedText<112> text;
+  };
+  struct Head {
+    uint64_t magic;
+    uint32_t version, world_size, ranks_here;
+    Slot verdict, suspicion;
+    std::atomic<uint32_t> leader;     // and 1; 0: none
+    std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
+    std::atomic<uint32_t> core_count, any_left;
+    std::atomic<uint64_t> data_peers[RankSet::most / 64];
+    HostName hosts[8];
+    WaitTexts wait_texts;
+    PostRoom posts;
+  };
+  void add_cores() noexcept;
+  struct Member {
+    std::atomic<uint16_t> state, host;  // the latter: number of its name, and 1
+    std::atomic<int32_t> process;
+    std::atomic<uint64_t> beat;
+  };
+  static_assert(sizeof(Member) == 16);
+  bool is_loss_of_leader(const Accusation &accusation) const noexcept;
+  static bool write(Slot &slot, const Accusation &accusation) noexcept;
+  static Accusation read(const Slot &slot) noexcept;
+  Head &head() const noexcept { return *reinterpret_cast<Head *>(memory_.data()); }
+  // Head, members, waits, posts, the numbers of the posts' entries.
+  Member *members() const noexcept { return reinterpret_cast<Member *>(memory_.data() + sizeof(Head)); }
+  Member &member(uint32_t rank) const noexcept { return members()[rank]; }
+
+  uint32_t world_size_;
+  Mapping memory_;
+};
+
+}  // namespace fsdp::membership

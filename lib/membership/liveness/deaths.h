@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks of this host have died: whose process has ended, or has crashed and is writing its core.
+#pragma once
+
+#include <string>
+
+#include "membership/liveness/control.h"
+#include "membership/liveness/links.h"
+#include "membership/liveness/pulse.h"
+#include "membership/verdict.h"
+
+namespace fsdp::membership {
+
+class Deaths {
+ public:
+  // Asks for all that have not left the job, but not for those that are known. May be called again: what was found
+  // stays. Whose beats come is not asked for its core.
+  void find(const Control &control, Links &links, const Pulse &pulse, const RankSet &known = {});
+  bool empty() const noexcept { return ranks_.empty(); }
+  const RankSet &ranks() const noexcept { return ranks_; }
+  // "reduce_scatter of 'layer.3' (#17): rank 5 died; rank 3 (pid 77, host a) is dumping core"
+  Accusation accuse(const std::string &where, const Control &control) const;
+
+ private:
+  RankSet ranks_, dumping_;
+};
+
+// "rank 3 (pid 77, host a) is dumping core"
+std::string dump_text(const std::vector<std::string> &names);
+
+}  // namespace fsdp::membership

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread a rank that is a process: it beats for the rank, looks at its peers' beats, and does its node's chores. It
+// runs no callback, takes no signal, and sleeps at most a beat long.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <memory>
+
+#include "base/fd.h"
+#include "membership/seat.h"
+
+namespace fsdp::membership {
+
+// What else a monitor does on its thread: the leader of a node speaks with the other nodes.
+class Chore {
+ public:
+  virtual ~Chore() = default;
+  // One round: sleeps until there is something to do or `wake` is readable, at most `ms`.
+  virtual void run(int wake, uint32_t ms) noexcept = 0;
+  // The last round, before the thread ends. Bounded.
+  virtual void finish() noexcept = 0;
+};
+
+class Monitor {
+ public:
+  explicit Monitor(std::shared_ptr<Seat> seat, std::unique_ptr<Chore> chore = nullptr);
+  ~Monitor();
+  Monitor(const Monitor &) = delete;
+  Monitor &operator=(const Monitor &) = delete;
+
+ private:
+  void start();
+  void work() noexcept;
+
+  std::shared_ptr<Seat> seat_;
+  std::unique_ptr<Chore> chore_;
+  Fd wake_;
+  std::atomic<bool> stop_{false};
+  pthread_t thread_{};
+};
+
+}  // namespace fsdp::membership

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/liveness/pulse.h"
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace fsdp::membership {
+namespace {
+
+// A tenth of the limit, and with the usual one four a second.
+uint32_t interval_of(uint32_t limit_ms) { return std::min(limit_ms / 10, std::clamp(limit_ms / 32, 250u, 300u)); }
+
+}  // namespace
+
+Pulse::Pulse(Control &control, uint32_t rank, uint32_t limit_ms, const std::optional<std::vector<uint32_t>> &neighbours)
+    : control_(control),
+      rank_(rank),
+      limit_ms_(std::max(limit_ms, least_limit_ms)),
+      interval_ms_(interval_of(limit_ms_)),
+      seen_(neighbours ? neighbours->size() : control.world_size()) {
+  for (uint32_t i = 0; i < seen_.size(); ++i) seen_[i].rank = neighbours ? (*neighbours)[i] : i;
+}
+
+void Pulse::look() noexcept {
+  const uint64_t now = steady_ms() + 1;
+  if (now - looked_ms_ < interval_ms_) return;
+  const auto watched = static_cast<uint32_t>(std::min<uint64_t>(now - looked_ms_, 2 * interval_ms_));
+  looked_ms_ = now;
+  control_.beat(rank_, now);
+  for (Seen &seen : seen_) {
+    const uint64_t beat = control_.last_beat(seen.rank);
+    const uint32_t silent = seen.silent_ms.load(std::memory_order_relaxed);
+    // Who never beat has no monitor yet, or is on another node.
+    const bool beats = beat != seen.beat || beat == 0;
+    seen.silent_ms.store(beats ? 0 : std::min(silent + watched, UINT32_MAX / 2), std::memory_order_relaxed);
+    seen.beat = beat;
+  }
+}
+
+// Ranks that stop at the same time reach the limit some intervals apart, since beats and looks are: they are named
+// together.
+std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
+  bool over = false;
+  std::vector<uint32_t> ranks;
+  for (const Seen &seen : seen_) {
+    const uint32_t rank = seen.rank, silent = seen.silent_ms.load(std::memory_order_relaxed);
+    if (rank == rank_ || silent < limit_ms_) continue;
+    if (control_.membership(rank) != Membership::member || !concerns(rank)) continue;
+    over = over || silent >= limit_ms_ + 3 * interval_ms_;
+    ranks.push_back(rank);
+  }
+  if (!over) ranks.clear();
+  return ranks;
+}
+
+bool Pulse::misses_beat(uint32_t rank) const noexcept {
+  const auto seen = std::ranges::lower_bound(seen_, rank, {}, &Seen::rank);  // in rising order
+  return seen != seen_.end() && seen->rank == rank && is_late(*seen);
+}
+
+bool Pulse::is_late(const Seen &seen) const noexcept {
+  return seen.rank != rank_ && seen.silent_ms.load(std::memory_order_relaxed) >= interval_ms_ &&
+         control_.membership(seen.rank) == Membership::member;
+}
+
+std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
+  if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it could say
+  return format_text("{} (pid {}, host {})", rank, process, host);
+}
+
+std::string silence_text(const std::vector<std::string> &names, uint32_t limit_ms) {
+  const bool one = names.size() == 1;
+  return format_text("{} {} {} not responded for {:.1f} s: {} stopped or {} host is overloaded", one ? "rank" : "ranks",
+                     fmt::join(names, ", "), one ? "has" : "have", limit_ms / 1e3, one ? "it is" : "they are",
+                     one ? "its" : "their");
+}
+
+std::string Pulse::text(const std::vector<uint32_t> &ranks) const {
+  std::vector<std::string> names;
+  for (const uint32_t rank : ranks) names.push_back(name_process(rank, control_.process(rank), control_.host(rank)));
+  return silence_text(names, limit_ms_);
+}
+
+}  // namespace fsdp::membership

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/liveness/waits.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "membership/liveness/watch.h"
+
+namespace fsdp::membership {
+namespace {
+
+constexpr uint64_t looks_of_a_neighbour = 2;
+// What a rank did reaches others by the network, which may send it again before it arrives: a second and more.
+constexpr uint64_t late_looks = 60;
+
+}  // namespace
+
+std::string Waits::text(uint32_t rank) const {
+  WaitTexts::Copy text;
+  const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
+  return texts_->load(rank, static_cast<uint32_t>(looks >> 32), text) ? text.data() : "another call";
+}
+
+std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {
+  std::optional<uint32_t> first;
+  for (const uint32_t r : awaited.concerned())
+    if (r != rank && (!first || r < *first) && awaited.misses_caller(r)) first = r;
+  if (!awaited.concerned().empty()) return first;
+  for (uint32_t r = 0; r < world_size; ++r)
+    if (r != rank && awaited.misses_caller(r)) return r;
+  return std::nullopt;
+}
+
+void StreamWaits::begin(Entry &entry) {
+  const std::lock_guard lock(mutex_);
+  entries_.push_back(&entry);
+  entry.number = ++numbers_;
+}
+
+void StreamWaits::look(Entry &entry, std::optional<uint32_t> missed) {
+  const std::lock_guard lock(mutex_);
+  entry.missed = missed;
+  ++entry.looks;
+}
+
+void StreamWaits::end(const Entry &entry) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase(entries_, &entry);
+}
+
+std::optional<StreamWaits::Entry> StreamWaits::find(uint64_t thread) const {
+  const std::lock_guard lock(mutex_);
+  for (const Entry *entry : entries_)
+    if (entry->thread == thread) return *entry;
+  return std::nullopt;
+}
+
+void StreamWait::look(std::optional<uint32_t> missed, const Awaited &awaited) {
+  if (!entry_.number) {
+    entry_.text = awaited.text();
+    entry_.late = awaited.late();
+    waits_.begin(entry_);
+  }
+  waits_.look(entry_, missed);
+}
+
+void ShownWait::hide() noexcept {
+  if (!shown_) return;
+  std::atomic<uint64_t> &looks = entries_[rank_].looks;
+  looks.store((looks.load(std::memory_order_relaxed) >> 32) << 32, std::memory_order_seq_cst);
+  shown_ = false;
+  suspects_.clear();
+}
+
+void ShownWait::show(std::optional<uint32_t> missed, Late late) noexcept {
+  WaitEntry &mine = entries_[rank_];
+  if (!shown_) {
+    mine.late.store(late, std::memory_order_relaxed);
+    mine.looks.store(((mine.looks.load(std::memory_order_relaxed) >> 32) + 1) << 32, std::memory_order_relaxed);
+    shown_ = true;
+    told_ = false;
+  }
+  mine.for_rank.store(missed.value_or(UINT32_MAX), std::memory_order_relaxed);
+  mine.looks.fetch_add(1, std::memory_order_seq_cst);
+}
+
+// Each of a circle sees it and has told its text before it looks around again, and who condemns a circle waits for
+// that.
+void ShownWait::show_text(const std::string &call, const std::string &what) {
+  if (told_) return;
+  const uint64_t looks = entries_[rank_].looks.load(std::memory_order_relaxed);
+  entries_.show_text(rank_, static_cast<uint32_t>(looks >> 32), format_text("{} ({})", call, what));
+  told_ = true;
+}
+
+std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited) {
+  show(missed, awaited.late());
+  if (in_circle()) show_text(call, told_ ? std::string() : awaited.text());
+  return find_circle();
+}
+
+// The stream's own looks count: the caller knows no more than they do.
+std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::Entry> &stream,
+                                              const std::string &call) {
+  if (!stream || stream->number != stream_number_) hide();
+  if (!stream) return {};
+  if (stream->number == stream_number_ && stream->looks == stream_looks_) return {};
+  stream_number_ = stream->number;
+  stream_looks_ = stream->looks;
+  show(stream->missed, stream->late);
+  if (in_circle()) show_text(call, stream->text);
+  return find_circle();
+}
+
+bool ShownWait::in_circle() const noexcept {
+  uint32_t at = rank_;
+  for (uint32_t steps = 0; steps < world_size_; ++steps) {
+    if (static_cast<uint32_t>(entries_[at].looks.load(std::memory_order_seq_cst)) == 0) return false;
+    at = entries_[at].for_rank.load(std::memory_order_relaxed);
+    if (at == rank_) return true;
+    if (at >= world_size_) return false;
+  }
+  return false;  // a circle of others: they find it
+}
+
+// What a peer shows may be older than what another did last: only when each of the circle has looked around twice
+// (where one of them is late: more often) again since this rank first saw it, and all are in the same waits for the
+// same ranks, does each know of everything that the next did before it began to wait. Then none of them can be the
+// first to go on. Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank
+// that does not wait, or to a circle.
+std::vector<uint32_t> ShownWait::find_circle() {
+  if (!in_circle()) {
+    suspects_.clear();
+    return {};
+  }
+  std::vector<Seen> circle;
+  uint32_t at = rank_;
+  do {
+    circle.push_back({at, entries_[at].looks.load(std::memory_order_seq_cst)});
+    at = entries_[at].for_rank.load(std::memory_order_relaxed);
+  } while (at != rank_ && at < world_size_ && circle.size() < world_size_);
+  const bool same = at == rank_ && std::equal(circle.begin(), circle.end(), suspects_.begin(), suspects_.end(),
+                                              [](const Seen &now, const Seen &then) {
+                                                return now.rank == then.rank && now.looks >> 32 == then.looks >> 32;
+                                              });
+  if (!same) {
+    suspects_ = std::move(circle);
+    return {};
+  }
+  std::vector<uint32_t> ranks;
+  const bool late = std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) {
+    return entries_[seen.rank].late.load(std::memory_order_relaxed) != Late::no;
+  });
+  const uint64_t looks = late ? late_looks : looks_of_a_neighbour;
+  for (size_t i = 0; i < circle.size(); ++i) {
+    if (circle[i].looks < suspects_[i].looks + looks) return {};
+    ranks.push_back(circle[i].rank);
+  }
+  return ranks;
+}
+
+}  // namespace fsdp::membership

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each rank's caller waits for, shown to the others while it waits long. Callers that wait for each other in
+// different calls would do so until their timeout; this is how they find out. A caller waits for another one directly,
+// or through a stream of its own, whose collective lacks that caller's call.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "membership/liveness/text_pool.h"
+
+namespace fsdp::membership {
+
+class Awaited;
+
+// How much later than what it tells a look may come.
+enum class Late : uint32_t {
+  no,
+  by_messages,  // it looks at what other hosts' ranks, or neighbours through the network, have answered
+  remote        // of another node, whose leader writes it here
+};
+
+// A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
+struct WaitEntry {
+  std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
+  std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
+  std::atomic<Late> late;
+};
+static_assert(sizeof(WaitEntry) == 16);
+
+// What callers wait in, of those that wait for each other in a circle: few, and of more none could read the names.
+using WaitTexts = TextPool<256, 240>;
+
+// Those of all ranks of a job, in memory that the ranks of a host share.
+class Waits {
+ public:
+  Waits(WaitEntry *entries, WaitTexts *texts) : entries_(entries), texts_(texts) {}
+  WaitEntry &operator[](uint32_t rank) const noexcept { return entries_[rank]; }
+  const WaitTexts &texts() const noexcept { return *texts_; }
+  bool is_current(uint32_t rank, uint32_t number) const noexcept {
+    const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
+    return looks >> 32 == number && static_cast<uint32_t>(looks) != 0;
+  }
+  // By who writes that rank's entry. Without effect if there is no place.
+  void show_text(uint32_t rank, uint32_t number, std::string_view text) const noexcept {
+    texts_->store(rank, number, text, [this](uint32_t r, uint32_t n) { return is_current(r, n); });
+  }
+  // "fsdp_finish_grads (reduce_scatter of 'layer.3' (#17))", or "another call"
+  std::string text(uint32_t rank) const;
+
+ private:
+  WaitEntry *entries_;
+  WaitTexts *texts_;
+};
+
+// The first other rank that will not come before its caller makes a call.
+std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank);
+
+// What this rank's streams wait for, kept for its caller: it may be waiting for one of them.
+class StreamWaits {
+ public:
+  struct Entry {
+    uint64_t thread = 0;
+    uint64_t number = 0;  // of the wait: none has that of another
+    uint64_t looks = 0;
+    std::optional<uint32_t> missed;
+    std::string text;
+    Late late = Late::no;
+  };
+  void look(Entry &entry, std::optional<uint32_t> missed);
+  void begin(Entry &entry);
+  void end(const Entry &entry) noexcept;
+  // A copy of what the thread waits for, if it does.
+  std::optional<Entry> find(uint64_t thread) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Entry *> entries_;
+  uint64_t numbers_ = 0;
+};
+
+// One wait of a stream's.
+class StreamWait {
+ public:
+  StreamWait(StreamWaits &waits, uint64_t thread) : waits_(waits) { entry_.thread = thread; }
+  ~StreamWait() {
+    if (entry_.number) waits_.end(entry_);
+  }
+  StreamWait(const StreamWait &) = delete;
+  StreamWait &operator=(const StreamWait &) = delete;
+  // Called from time to time.
+  void look(std::optional<uint32_t> missed, const Awaited &awaited);
+
+ private:
+  StreamWaits &waits_;
+  StreamWaits::Entry entry_;
+};
+
+// One wait of this rank's caller.
+class ShownWait {
+ public:
+  ShownWait(const Waits &waits, uint32_t world_size, uint32_t rank)
+      : entries_(waits), world_size_(world_size), rank_(rank) {}
+  ~ShownWait() { hide(); }
+  ShownWait(const ShownWait &) = delete;
+  ShownWait &operator=(const ShownWait &) = delete;
+
+  // Called from time to time. Returns ranks whose callers wait for each other in a circle, this one among them; empty:
+  // none.
+  std::vector<uint32_t> look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited);
+  // The same for what a stream waits for; one that does not wait hides what was shown.
+  std::vector<uint32_t> look_through(const std::optional<StreamWaits::Entry> &stream, const std::string &call);
+  std::string text(uint32_t rank) const { return entries_.text(rank); }  // that rank's, as it shows it
+
+ private:
+  struct Seen {
+    uint32_t rank;
+    uint64_t looks;
+  };
+  void show(std::optional<uint32_t> missed, Late late) noexcept;
+  void hide() noexcept;
+  void show_text(const std::string &call, const std::string &what);
+  bool in_circle() const noexcept;
+  std::vector<uint32_t> find_circle();
+
+  Waits entries_;
+  uint32_t world_size_, rank_;
+  bool shown_ = false, told_ = false;  // told: its text, too
+  uint64_t stream_number_ = 0, stream_looks_ = 0;
+  std::vector<Seen> suspects_;
+};
+
+}  // namespace fsdp::membership

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank has of the job, shared by its world, teams and arenas: whichever ends last gives it back.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "membership/liveness/control.h"
+#include "membership/liveness/links.h"
+#include "membership/liveness/pulse.h"
+#include "membership/liveness/watch.h"
+
+namespace fsdp::membership {
+
+struct Seat {
+  Seat(uint32_t rank, uint32_t world_size, const Fd &control_file, std::unique_ptr<Links> job_links,
+       const Waiter &waiter, Failure &failure, uint32_t heartbeat_timeout_ms = Pulse::default_limit_ms)
+      : rank(rank),
+        control(control_file, world_size),
+        links(std::move(job_links)),
+        pulse(control, rank, heartbeat_timeout_ms, links->neighbours()),
+        watch(control, *links, pulse, rank, waiter, failure) {}
+
+  uint32_t rank;
+  Control control;
+  std::unique_ptr<Links> links;
+  Pulse pulse;  // beaten by a Monitor, where ranks are processes
+  Watch watch;
+};
+
+}  // namespace fsdp::membership

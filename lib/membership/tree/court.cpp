@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/tree/court.h"
+
+#include <algorithm>
+
+namespace fsdp::membership {
+namespace {
+
+// For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
+uint64_t grace_ms(Verdict kind) {
+  if (kind == Verdict::cut) return Court::longest_grace_ms;
+  return kind == Verdict::died || kind == Verdict::stopped ? 100 : 0;
+}
+
+std::vector<CutLink> links_of(const Accusation &accusation) {
+  const uint32_t count = std::min(accusation.link_count, Accusation::most_links);
+  return std::vector<CutLink>(accusation.links, accusation.links + count);
+}
+
+// Who says more of a rank than that it died is not contradicted by who does not.
+Accusation merge_deaths(const Accusation &one, const Accusation &other) {
+  const auto plain = [](const Accusation &a) { return a.ranks.empty() || a.what() == death_text(a.ranks); };
+  RankSet all = one.ranks;
+  all.add(other.ranks);
+  std::string what;
+  if (!plain(one) && one.ranks.contains(other.ranks))
+    what = one.what();
+  else if (!plain(other) && other.ranks.contains(one.ranks))
+    what = other.what();
+  else if (!plain(one) || !plain(other))
+    what = one.what() + "; " + other.what();
+  return accuse_dead(one.where_bytes ? one.where() : other.where(), all, what);
+}
+
+bool before(const CutLink &a, const CutLink &b) { return a.first != b.first ? a.first < b.first : a.second < b.second; }
+
+}  // namespace
+
+std::string NodePlan::leader_text(uint32_t node) const {
+  return format_text("rank {} (leader of node {}, host {})", nodes[node].leader, node, nodes[node].host);
+}
+
+Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
+  std::vector<CutLink> links = cut;
+  std::sort(links.begin(), links.end(), before);
+  links.erase(std::unique(links.begin(), links.end()), links.end());
+  Accusation accusation;
+  accusation.kind = Verdict::cut;
+  std::vector<std::string> names;
+  const auto name = [&](uint16_t node) { return format_text("host {} (node {})", plan.nodes[node].host, node); };
+  for (const CutLink &link : links) {
+    if (std::max(link.first, link.second) >= plan.nodes.size()) continue;  // a peer wrote it
+    if (accusation.link_count < Accusation::most_links) accusation.links[accusation.link_count++] = link;
+    names.push_back(format_text("{}{} and {}", names.empty() ? "" : "between ", name(link.first), name(link.second)));
+  }
+  accusation.set_text(format_text("no contact between {} for {:.1f} s: the network between them is cut",
+                                  fmt::join(names, ", "), plan.heartbeat_timeout_ms / 1e3));
+  return accusation;
+}
+
+void Court::hear(const Accusation &accusation, uint64_t now_ms) {
+  if (first_) return merge(accusation);
+  first_ = accusation;
+  since_ms_ = now_ms;
+}
+
+// Silence alone was taken for a cut of all links to a node, and somebody knows better what its leader is.
+bool Court::explains(const Accusation &other, const Accusation &first) const {
+  if (first.kind != Verdict::cut || (other.kind != Verdict::stopped && other.kind != Verdict::died)) return false;
+  if (other.rank < 0 || static_cast<size_t>(other.rank) >= plan_.node_of.size()) return false;
+  const std::vector<CutLink> links = links_of(first);
+  const uint32_t node = plan_.node_of[static_cast<size_t>(other.rank)];
+  return std::ranges::all_of(links, [node](const CutLink &link) { return link.first == node || link.second == node; });
+}
+
+// A rank of a node and its leader may report the same failure: the one says in which operation, the other at once.
+void Court::merge(const Accusation &other) {
+  Accusation &first = *first_;
+  if (explains(other, first)) first = other;
+  if (other.kind != first.kind) return;
+  if (first.kind == Verdict::died) {
+    if (first.ranks.empty() && other.ranks.empty()) return;  // peers wrote them
+    first = merge_deaths(first, other);
+  } else if (first.kind == Verdict::stopped && !first.ranks.contains(other.ranks)) {
+    // A report that says all that the first one does takes its place.
+    first.set_text(other.ranks.contains(first.ranks) ? other.copy_text()
+                                                     : first.copy_text() + "; " + other.copy_text());
+    first.ranks.add(other.ranks);
+    first.rank = std::min(first.rank, other.rank);
+  } else if (first.kind == Verdict::cut) {
+    std::vector<CutLink> links = links_of(first), more = links_of(other);
+    links.insert(links.end(), more.begin(), more.end());
+    first = accuse_links(plan_, links);
+  }
+}
+
+std::optional<Accusation> Court::decide(uint64_t now_ms) const {
+  if (!first_ || now_ms - since_ms_ < grace_ms(first_->kind)) return {};
+  return first_;
+}
+
+}  // namespace fsdp::membership

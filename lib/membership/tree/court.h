@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the coordinator comes to one verdict: the first accusation decides, and failures of the same kind that are
+// reported a moment later belong to it. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "membership/tree/plan.h"
+#include "membership/verdict.h"
+
+namespace fsdp::membership {
+
+class Court {
+ public:
+  explicit Court(const NodePlan &plan) : plan_(plan) {}
+
+  void hear(const Accusation &accusation, uint64_t now_ms);
+  bool open() const noexcept { return first_.has_value(); }
+  // The longest that it waits for what failed at the same time.
+  static constexpr uint64_t longest_grace_ms = 700;
+  // The verdict, when it is time for it.
+  std::optional<Accusation> decide(uint64_t now_ms) const;
+
+ private:
+  void merge(const Accusation &other);
+  bool explains(const Accusation &other, const Accusation &first) const;
+
+  const NodePlan &plan_;
+  std::optional<Accusation> first_;
+  uint64_t since_ms_ = 0;
+};
+
+// "no contact between host a (node 0) and host b (node 1) for 8.0 s: the network between them is cut"
+Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &links);
+
+}  // namespace fsdp::membership

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// One connection to another leader, made without ever waiting: it connects, both prove the job secret, this one says
+// which node it is, and is answered.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "membership/tree/greeting.h"
+#include "membership/wire/frame_stream.h"
+#include "membership/wire/proof.h"
+
+namespace fsdp::membership {
+
+class Dial {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State {
+    trying,
+    answered,
+    ended,   // the connection did, or nobody answered it: another one may be
+    refused  // by what the other end has said, or since nobody listens there
+  };
+
+  // The plan outlives it.
+  Dial(const NodePlan &plan, uint32_t to, tree::Bond bond);
+
+  uint32_t to() const noexcept { return to_; }
+  State advance();
+  State state() const noexcept { return state_; }
+  // Of one that failed; of one that tries, what it waits for.
+  const std::string &problem() const noexcept { return problem_; }
+  // Nobody listens where that node's leader has listened: its process has ended.
+  bool nobody_listens() const noexcept { return deserted_; }
+  pollfd poll() const;
+  // Of one that was answered.
+  FrameStream take() { return std::move(stream_); }
+
+ private:
+  void connect();
+  void prove();
+  void hear_answer();
+  void fail(State state, std::string problem);
+
+  const NodePlan &plan_;
+  uint32_t to_;
+  tree::Bond bond_;
+  Endpoint end_;
+  Clock::time_point since_;
+  State state_ = State::trying;
+  bool connecting_ = true, deserted_ = false;
+  std::string problem_ = "it has not answered";
+  Fd socket_;
+  std::optional<Handshake> handshake_;
+  FrameStream stream_;  // once proven
+};
+
+}  // namespace fsdp::membership

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What leaders say to each other, over a FrameStream after the handshake: frames of a fixed length for each kind but
+// states (states.h). Nodes of one job run the same library on the same kind of processor, so that a message is its
+// bytes in memory.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+#include "membership/liveness/control.h"
+#include "membership/wire/frame.h"
+
+namespace fsdp::membership::tree {
+
+enum class Kind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post, wait_text };
+constexpr uint32_t version = 6;
+
+// What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
+enum class Bond : uint32_t { tree, refuge };
+
+// The first one, by who connected, and its answer.
+struct Hello {
+  static constexpr Kind kind = Kind::hello;
+  uint32_t version, node, node_count, world_size, byte_order;
+  Bond bond;
+};
+struct Beat {
+  static constexpr Kind kind = Kind::beat;
+  uint64_t number;
+};
+// On its way to the coordinator: somebody is to blame.
+struct Report {
+  static constexpr Kind kind = Kind::report;
+  Accusation accusation;
+};
+struct VerdictMessage {
+  static constexpr Kind kind = Kind::verdict;
+  Accusation accusation;
+};
+// Of one rank, from its node to all others.
+struct State {
+  uint32_t rank;
+  int32_t process;
+  uint32_t membership, for_rank;
+  uint64_t looks;
+};
+static_assert(sizeof(State) == 24);
+// What one that waits in a circle waits in.
+struct WaitText {
+  static constexpr Kind kind = Kind::wait_text;
+  uint32_t rank, number;  // the latter: of its wait
+  WaitTexts::Copy text;
+};
+// What a rank shows to others.
+struct Post {
+  static constexpr Kind kind = Kind::post;
+  static constexpr uint32_t everybody = UINT32_MAX;
+  uint32_t rank, to;  // a rank, or everybody
+  std::array<std::byte, post_bytes> bytes;
+  PostTexts::Copy text;
+};
+// The sender leaves in good order: the end of its connection is no failure, and it passes nothing on any more.
+struct Goodbye {
+  static constexpr Kind kind = Kind::goodbye;
+  uint64_t unused;
+};
+constexpr uint32_t longest = 16 * 1024;
+static_assert(sizeof(Report) <= longest);
+constexpr uint32_t native_order = 0x01020304;
+
+template <class M>
+std::span<const std::byte> bytes_of(const M &message) {
+  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= longest);
+  return std::as_bytes(std::span(&message, 1));
+}
+
+// The message, if the frame is exactly one of this kind.
+template <class M>
+std::optional<M> as(const Frame &frame) {
+  if (frame.kind != static_cast<uint32_t>(M::kind) || frame.body.size() != sizeof(M)) return {};
+  M message;
+  std::memcpy(static_cast<void *>(&message), frame.body.data(), sizeof(M));
+  return message;
+}
+
+}  // namespace fsdp::membership::tree

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/tree/mirror.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "membership/tree/states.h"
+
+namespace fsdp::membership {
+namespace {
+
+// While a caller waits long. When one rank of a large job is late all others wait, and each leader hears of each: of
+// so many ranks it does at that rate, and of more accordingly less often. See NodePeer::take_waits.
+constexpr uint64_t wait_period_ms = 100;
+constexpr uint64_t usual_ranks = 60;
+constexpr uint64_t text_period_ms = 1000;
+
+uint64_t period_of(const NodePlan &plan) {
+  return wait_period_ms * std::max(plan.node_of.size() / usual_ranks, size_t{1});
+}
+
+}  // namespace
+
+Mirror::Mirror(Control &control, const NodePlan &plan) : control_(control), plan_(plan), period_ms_(period_of(plan)) {
+  for (uint32_t rank = 0; rank < plan.node_of.size(); ++rank)
+    if (plan.node_of[rank] == plan.node())
+      said_.push_back({rank});
+    else
+      control_.set_remote(rank);
+}
+
+bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
+  const uint64_t looks = control_.waits()[said.rank].looks.load(std::memory_order_acquire);
+  if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
+  if (looks == said.looks) return false;
+  const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
+  // A wait that is over stands still, and takes nobody in; so in a large job its end can wait too.
+  if (!waits && (!waited || period_ms_ == wait_period_ms)) return waited;
+  return now_ms - said.at_ms >= period_ms_;
+}
+
+tree::State Mirror::state_of(uint32_t rank) const noexcept {
+  const WaitEntry &entry = control_.waits()[rank];
+  tree::State state{};
+  state.rank = rank;
+  state.process = control_.process(rank);
+  state.membership = static_cast<uint32_t>(control_.membership(rank));
+  state.looks = entry.looks.load(std::memory_order_seq_cst);
+  state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
+  // The wait has ended meanwhile: whom it is for may be of another one.
+  const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
+  if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
+  return state;
+}
+
+void Mirror::look(uint64_t now_ms, const std::function<void(const tree::State &)> &say) {
+  for (Said &said : said_) {
+    if (!due(said, now_ms)) continue;
+    const tree::State state = state_of(said.rank);
+    said.looks = state.looks;
+    said.membership = state.membership;
+    said.at_ms = now_ms;
+    say(state);
+  }
+}
+
+// One that is being written is seen the next time.
+void Mirror::look_at_posts(const std::function<void(const tree::Post &)> &say) {
+  for (Said &said : said_) {
+    const PostEntry *entry = control_.posts().find(said.rank);
+    if (!entry) continue;
+    const uint32_t turn = entry->turn();
+    tree::Post post{said.rank, tree::Post::everybody, {}, {}};
+    if (turn == said.post_turn || !control_.posts().load(said.rank, post.bytes, post.text)) continue;
+    said.post_turn = turn;
+    post.to = entry->to().value_or(tree::Post::everybody);
+    say(post);
+  }
+}
+
+Mirror::Said *Mirror::find(uint32_t rank) noexcept {
+  const auto found = std::ranges::lower_bound(said_, rank, {}, &Said::rank);
+  return found != said_.end() && found->rank == rank ? &*found : nullptr;
+}
+
+void Mirror::look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say) {
+  const Waits waits = control_.waits();
+  waits.texts().for_each([&](uint32_t rank, uint32_t number) {
+    Said *said = find(rank);
+    if (!said || said->looks >> 32 != number) return;
+    if (said->text_number == number && now_ms - said->text_ms < std::max(text_period_ms, period_ms_)) return;
+    tree::WaitText text{rank, number, {}};
+    if (!waits.texts().load(rank, number, text.text)) return;
+    said->text_number = number;
+    said->text_ms = now_ms;
+    say(text);
+  });
+}
+
+bool Mirror::apply(const tree::Post &post) noexcept {
+  if (!elsewhere(post.rank)) return false;
+  control_.posts().store(post.rank, post.bytes, {post.text.data(), ::strnlen(post.text.data(), post.text.size())},
+                         std::nullopt);
+  return true;
+}
+
+bool Mirror::apply(const tree::WaitText &text) noexcept {
+  if (!elsewhere(text.rank) || !control_.waits().is_current(text.rank, text.number)) return false;
+  control_.waits().show_text(text.rank, text.number, {text.text.data(), ::strnlen(text.text.data(), text.text.size())});
+  return true;
+}
+
+bool Mirror::apply(const tree::State &state) noexcept {
+  if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
+  WaitEntry &entry = control_.waits()[state.rank];
+  // In between it does not wait. One that goes on waiting may have a text, whose place would be free then.
+  if (entry.looks.load(std::memory_order_relaxed) >> 32 != state.looks >> 32)
+    entry.looks.store(0, std::memory_order_seq_cst);
+  entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
+  entry.looks.store(state.looks, std::memory_order_seq_cst);
+  control_.set_process(state.rank, state.process);
+  control_.set_membership(state.rank, static_cast<Membership>(state.membership));
+  return true;
+}
+
+void Mirror::forget_waits(const std::function<bool(uint32_t node)> &of) noexcept {
+  for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
+    if (control_.waits()[rank].looks.load(std::memory_order_relaxed) && elsewhere(rank) && of(plan_.node_of[rank]))
+      control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);
+}
+
+}  // namespace fsdp::membership

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a leader knows of another node that it has a connection with.
+#pragma once
+
+#include <cstdint>
+
+#include "base/fork_closed.h"
+#include "membership/tree/silence.h"
+#include "membership/wire/frame_stream.h"
+
+namespace fsdp::membership {
+
+class NodePeer {
+ public:
+  enum class Role {
+    parent,
+    child,
+    refuge,  // this leader has lost its way to the root, and has turned to that one
+    refugee  // ... that one has, and to this one
+  };
+
+  NodePeer(Role role, FrameStream stream)
+      : role_(role), stream_(std::move(stream)), fork_closed_(stream_.socket().get()) {}
+
+  Role role() const noexcept { return role_; }
+  bool in_tree() const noexcept { return role_ == Role::parent || role_ == Role::child; }
+  // On the way to the root, or in the place of what was.
+  bool above() const noexcept { return role_ == Role::parent || role_ == Role::refuge; }
+  FrameStream &stream() noexcept { return stream_; }
+  const FrameStream &stream() const noexcept { return stream_; }
+  // Neither ended in order nor lost.
+  bool live() const noexcept { return live_; }
+  void end() noexcept { live_ = false, break_connection(); }
+  void leave() noexcept { end(), left_ = true; }
+  bool left() const noexcept { return left_; }  // in order
+  // The connection is gone for a reason that says nothing of the process at its end.
+  void break_connection() noexcept {
+    fork_closed_ = ForkClosed();
+    stream_ = FrameStream();
+  }
+  // Nothing that comes over the connection can be believed any more.
+  void blame() noexcept { blamed_ = true; }
+  bool blamed() const noexcept { return blamed_; }
+
+  void heard() noexcept { silence_.heard(), waits_bytes_ = 0; }
+  // May so much be said of what ranks wait for? It goes on and on, and would fill the buffers of a leader that is
+  // stopped: its kernel would acknowledge nothing more, and it would be taken for one behind a cut network.
+  bool take_waits(uint64_t bytes) noexcept {
+    if (waits_bytes_ + bytes > most_waits_bytes) return false;
+    waits_bytes_ += bytes;
+    return true;
+  }
+  void count(uint32_t elapsed_ms, uint32_t beat_ms) noexcept;
+  const Silence &silence() const noexcept { return silence_; }
+  // Everything sent has been acknowledged by the peer's kernel until a moment ago: the network is well.
+  bool acknowledges(uint32_t within_ms) const noexcept { return unacknowledged_ms_ < within_ms; }
+  bool all_acknowledged() const noexcept { return unacknowledged_ms_ == 0; }
+
+ private:
+  static constexpr uint64_t most_waits_bytes = 32 * 1024;  // since it was heard; a kernel has room for twice as much
+
+  Role role_;
+  FrameStream stream_;
+  ForkClosed fork_closed_;  // its end tells of this process's
+  bool live_ = true, left_ = false, blamed_ = false;
+  Silence silence_;
+  uint32_t unacknowledged_ms_ = 0;
+  uint64_t waits_bytes_ = 0;
+};
+
+}  // namespace fsdp::membership

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/verdict.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/text.h"
+
+namespace fsdp::membership {
+namespace {
+
+fsdp_status status_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::mismatch: return FSDP_MISMATCH;
+    case Verdict::timeout: return FSDP_TIMEOUT;
+    default: return FSDP_PEER_FAILED;
+  }
+}
+
+// For the unlikely case that the rank that gave the verdict died before it had written the text.
+std::string short_text(Verdict verdict, int32_t rank) {
+  switch (verdict) {
+    case Verdict::died: return format_text("rank {} died", rank);
+    case Verdict::left: return format_text("rank {} left the job", rank);
+    case Verdict::aborted: return format_text("rank {} aborted", rank);
+    case Verdict::destroyed: return format_text("rank {} destroyed its context", rank);
+    case Verdict::mismatch: return format_text("rank {} called something else than its peers", rank);
+    case Verdict::timeout: return format_text("rank {} has not come in time", rank);
+    case Verdict::stopped: return format_text("rank {} does not respond", rank);
+    case Verdict::cut: return "the network between nodes is cut";
+    default: return format_text("rank {} failed", rank);
+  }
+}
+
+}  // namespace
+
+std::vector<uint32_t> RankSet::list() const {
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < most; ++rank)
+    if (contains(rank)) ranks.push_back(rank);
+  return ranks;
+}
+
+void Accusation::set_text(const std::string &to) noexcept {
+  const size_t length = cut_length(to, sizeof text - 1);
+  std::memcpy(text, to.data(), length);
+  text[length] = '\0';
+}
+
+std::string Accusation::copy_text() const { return std::string(text, ::strnlen(text, sizeof text)); }
+
+std::string Accusation::where() const { return copy_text().substr(0, where_bytes); }
+
+std::string Accusation::what() const {
+  const std::string all = copy_text();
+  return all.substr(std::min<size_t>(where_bytes, all.size()));
+}
+
+std::string rank_list(std::span<const uint32_t> ranks) {
+  return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noexcept {
+  Accusation accusation;
+  accusation.kind = kind;
+  accusation.rank = static_cast<int32_t>(rank);
+  accusation.ranks.add(rank);
+  accusation.set_text(text);
+  return accusation;
+}
+
+Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept {
+  Accusation accusation = accuse_rank(kind, ranks.front(), text);
+  for (const uint32_t rank : ranks) accusation.ranks.add(rank);
+  return accusation;
+}
+
+std::string death_text(const RankSet &ranks) { return rank_list(ranks.list()) + " died"; }
+
+Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what) {
+  Accusation accusation =
+      accuse_rank(Verdict::died, ranks.list().front(), where + (what.empty() ? death_text(ranks) : what));
+  accusation.ranks = ranks;
+  accusation.where_bytes = static_cast<uint32_t>(where.size());
+  return accusation;
+}
+
+Error error_of(const Accusation &accusation, uint32_t self) {
+  const bool own_abort = accusation.kind == Verdict::aborted && accusation.rank == static_cast<int32_t>(self);
+  // A peer may have written any other number.
+  const bool known = accusation.origin == FSDP_ORIGIN_UCX || accusation.origin == FSDP_ORIGIN_OS;
+  std::string text = accusation.copy_text();
+  if (text.empty()) text = short_text(accusation.kind, accusation.rank);
+  Error error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank,
+              known ? accusation.origin : FSDP_ORIGIN_FSDP, known ? accusation.origin_code : 0);
+  if (accusation.rank >= 0) error.ranks = accusation.ranks.list();  // a cut link blames no rank
+  return error;
+}
+
+}  // namespace fsdp::membership

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is to blame for the end of a job, and why: what a verdict says, in memory that processes share and on the wire
+// between nodes alike.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace fsdp::membership {
+
+// destroyed: a rank has destroyed its context without closing it, which concerns only ranks that wait for it.
+enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
+
+// As many as a job may have; see factory.cpp.
+class RankSet {
+ public:
+  static constexpr uint32_t most = 16384;
+  void add(uint32_t rank) noexcept {
+    if (rank < most) words_[rank / 64] |= uint64_t{1} << rank % 64;
+  }
+  void add(const RankSet &others) noexcept {
+    for (uint32_t i = 0; i < most / 64; ++i) words_[i] |= others.words_[i];
+  }
+  bool contains(uint32_t rank) const noexcept { return rank < most && words_[rank / 64] >> rank % 64 & 1; }
+  bool contains(const RankSet &others) const noexcept {
+    uint64_t missing = 0;
+    for (uint32_t i = 0; i < most / 64; ++i) missing |= others.words_[i] & ~words_[i];
+    return missing == 0;
+  }
+  bool empty() const noexcept {
+    uint64_t any = 0;
+    for (const uint64_t word : words_) any |= word;
+    return any == 0;
+  }
+  std::vector<uint32_t> list() const;
+
+ private:
+  uint64_t words_[most / 64] = {};
+};
+
+// Two nodes that do not reach each other, first < second.
+struct CutLink {
+  uint16_t first, second;
+  bool operator==(const CutLink &) const = default;
+};
+
+// A peer may have written it: texts are read up to their end only, counts up to the room there is.
+struct Accusation {
+  static constexpr uint32_t most_links = 64;
+
+  Verdict kind = Verdict::none;
+  int32_t rank = -1;         // what Error.rank will say: the first of the ranks to blame; -1: none, a link is
+  uint32_t where_bytes = 0;  // how much of the text is about the place: "reduce_scatter of 'layer.3' (#17): "
+  uint32_t link_count = 0;   // of Verdict::cut
+  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose code origin_code is
+  int32_t origin_code = 0;
+  CutLink links[most_links] = {};
+  RankSet ranks;  // all to blame, also rank; of no meaning where that is -1
+  char text[944] = {};
+
+  void set_text(const std::string &to) noexcept;
+  std::string copy_text() const;
+  std::string where() const;
+  std::string what() const;  // the text behind that
+};
+
+Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noexcept;
+// The first is the one that Error.rank names.
+Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
+// where: the operation in which it was found out, for messages; may be empty. what: more than that they died, or empty.
+Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what = {});
+std::string death_text(const RankSet &ranks);
+// The error that rank `self` reports for it.
+Error error_of(const Accusation &accusation, uint32_t self);
+// "rank 3", "ranks 3, 5"
+std::string rank_list(std::span<const uint32_t> ranks);
+
+}  // namespace fsdp::membership

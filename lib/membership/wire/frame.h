@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes over a stream after the handshake: frames of a fixed head, a body that is no longer than the receiver
+// allows, and a tag by the keys of that handshake. Pure functions of bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "membership/wire/secret.h"
+
+namespace fsdp::membership {
+
+struct Frame {
+  uint32_t kind = 0;  // what the user of the stream calls it
+  std::vector<std::byte> body;
+};
+
+// Numbers are little-endian.
+struct FrameHead {
+  static constexpr size_t size_bytes = 16;
+  static constexpr uint32_t magic = 0x70647366;  // "fsdp"
+  static constexpr uint32_t version = 2;
+  uint32_t kind = 0;
+  uint32_t body_bytes = 0;
+};
+
+// A frame as it goes out, kept once for all streams that send it: each adds a tag of its own.
+struct WholeFrame {
+  std::vector<std::byte> bytes;  // its head and its body
+  Digest body;                   // the digest of that
+
+  std::span<const std::byte, FrameHead::size_bytes> head() const {
+    return std::span(bytes).first<FrameHead::size_bytes>();
+  }
+};
+using SharedFrame = std::shared_ptr<const WholeFrame>;
+
+// The head and the body.
+std::vector<std::byte> write_frame(uint32_t kind, std::span<const std::byte> body);
+SharedFrame share_frame(std::vector<std::byte> bytes);
+// Empty, or why these bytes are no head of a frame whose body has at most most_bytes.
+std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t most_bytes, FrameHead &head);
+
+}  // namespace fsdp::membership

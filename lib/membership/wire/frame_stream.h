@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames over a connected TCP socket that never blocks: endpoint.h connects, proof.h proves the job secret, then a
+// FrameStream takes the socket and the keys. Nobody between the two ends can change, leave out, repeat or add a frame:
+// a tag tells its number and direction. He can read them, and cut the connection.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cerrno>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "membership/wire/endpoint.h"
+#include "membership/wire/frame.h"
+
+namespace fsdp::membership {
+
+class FrameStream {
+ public:
+  FrameStream() = default;
+  // A frame whose body is longer than most_bytes ends the stream.
+  FrameStream(Fd socket, uint32_t most_bytes) : socket_(std::move(socket)), most_bytes_(most_bytes) {}
+  FrameStream(Fd socket, uint32_t most_bytes, const StreamKeys &keys) : FrameStream(std::move(socket), most_bytes) {
+    guard(keys);
+  }
+  // Those of the connection's handshake: before them nothing is said or heard.
+  void guard(const StreamKeys &keys) { keys_ = keys; }
+
+  const Fd &socket() const noexcept { return socket_; }
+  explicit operator bool() const noexcept { return static_cast<bool>(socket_); }
+  // False once the other end has closed, or what came is no frame of its: problem() says which. Frames that came before
+  // are still there: who sends learns of the end before who reads has heard the last words.
+  bool open() const noexcept { return problem_.empty(); }
+  const std::string &problem() const noexcept { return problem_; }
+  // Of an ended stream: 0 if the other end closed it, EBADMSG if what came is not what it has sent, else errno.
+  int code() const noexcept { return code_; }
+  // What is queued still goes. Also where what came was changed: the other end may hear why this one ends.
+  bool speaks() const noexcept { return open() || code_ == EBADMSG; }
+
+  // -- never waiting --
+  void queue(uint32_t kind, std::span<const std::byte> body);
+  void queue(SharedFrame frame) { out_.push_back(std::move(frame)); }
+  // Sends what goes; true when all has gone.
+  bool flush();
+  bool sending() const noexcept { return !out_.empty(); }
+  // The next frame, if it is complete.
+  std::optional<Frame> receive();
+
+  // -- waiting: throws what the waiter does --
+  // False: the stream ended, or the limit is over (open() tells).
+  bool send(uint32_t kind, std::span<const std::byte> body, const Limit &limit);
+  std::optional<Frame> receive(const Limit &limit);
+
+ private:
+  void fill();
+  size_t read_some(std::byte *to, size_t bytes);
+  const StreamKeys &keys() const;
+  ssize_t send_some();
+  void end_changed(std::string problem);
+  void end(std::string problem, int code);
+
+  Fd socket_;
+  uint32_t most_bytes_ = 0;
+  std::optional<StreamKeys> keys_;
+  std::string problem_;
+  int code_ = 0;
+  bool heard_all_ = false;  // nothing more comes
+  std::array<std::byte, FrameHead::size_bytes> head_bytes_{};
+  size_t head_got_ = 0;
+  FrameHead head_;
+  std::vector<std::byte> body_;  // grows with what has come, not with what was announced
+  Digest tag_{};
+  size_t tag_got_ = 0;
+  uint64_t heard_ = 0, said_ = 0;  // frames that came, and that have gone
+  std::deque<SharedFrame> out_;
+  Digest out_tag_{};  // of the first of out_, once that is being sent
+  size_t sent_ = 0;   // of it and its tag
+};
+
+}  // namespace fsdp::membership

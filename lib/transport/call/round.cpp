@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/call/round.h"
+
+namespace fsdp::transport {
+
+Round::Round(std::byte *base, uint64_t stride, uint32_t rank, std::span<const uint32_t> ranks)
+    : base_(base), stride_(stride), rank_(rank), ranks_(ranks) {}
+
+uint64_t Round::enqueue() {
+  const uint64_t number = enqueued_.load(std::memory_order_relaxed);
+  if (ended_) fail(FSDP_INTERNAL, "a collective after the end of round {} of its communicator", round_);
+  if (number >= most_collectives) fail(FSDP_INTERNAL, "more than {} collectives in one round", most_collectives);
+  enqueued_.store(number + 1, std::memory_order_relaxed);
+  words(rank_).ended.called.store(first_phase(round_) + (number + 1) * parts, std::memory_order_release);
+  return number;
+}
+
+uint32_t Round::flags(uint32_t r, uint64_t round) const noexcept {
+  const uint64_t flags = words(r).ended.flags.load(std::memory_order_acquire);
+  return flags >> 32 == round ? static_cast<uint32_t>(flags) : 0;
+}
+
+bool Round::quiet_before(uint32_t r, uint64_t phase) const noexcept {
+  return flags(r, round_of(phase)) & RoundWords::quiet && phase > words(r).ended.last.load(std::memory_order_relaxed);
+}
+
+void Round::end(RoundWords::Flag flag, uint32_t blamed) noexcept {
+  std::lock_guard lock(mutex_);  // the caller ends a round, and a task that breaks does
+  RoundWords &mine = words(rank_);
+  if (flag == RoundWords::quiet) {
+    const uint64_t enqueued = enqueued_.load(std::memory_order_relaxed);
+    mine.ended.last.store(first_phase(round_) + enqueued * parts, std::memory_order_relaxed);
+  }
+  const uint32_t before = flags(rank_, round_);
+  if (before & (RoundWords::broken | RoundWords::abandoned)) blamed = RoundWords::blamed(before);
+  const uint64_t all = (before & 0xff) | flag;
+  mine.ended.flags.store(round_ << 32 | uint64_t{blamed} << 8 | all, std::memory_order_release);
+  mine.phase.nudge();
+}
+
+void Round::quiesce() noexcept {
+  ended_ = true;
+  end(RoundWords::quiet, rank_);
+}
+
+void Round::abandon() noexcept {
+  ended_ = true;
+  skipped_.store(round_, std::memory_order_release);
+  end(RoundWords::abandoned, rank_);
+}
+
+// Whatever was skipped, all ranks come to the same phase. A peer's words of the round before do not match this one's.
+void Round::next() noexcept {
+  std::lock_guard lock(mutex_);
+  ++round_;
+  enqueued_.store(0, std::memory_order_relaxed);
+  ended_ = false;
+  broken_.reset();
+  words(rank_).phase.raise(first_phase(round_));
+}
+
+std::optional<Error> Round::broken() const {
+  std::lock_guard lock(mutex_);
+  return broken_;
+}
+
+bool Round::hopeless(uint64_t phase) const noexcept {
+  const uint64_t round = round_of(phase);
+  if (skipped(round)) return true;
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    const uint32_t ended = flags(r, round);
+    if (ended & RoundWords::abandoned || quiet_before(r, phase)) return true;
+    if (ended & RoundWords::broken && !words(r).phase.reached(phase)) return true;
+  }
+  return false;
+}
+
+// The cause, by its first rank: one that discarded the step, one that ended it early, one that broke because of such.
+Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) const {
+  const uint64_t round = round_of(phase);
+  for (uint32_t r = 0; r < ranks_.size(); ++r)
+    if (RoundWords::discards(flags(r, round), r)) {
+      blamed = r;
+      return Error(FSDP_INVALID_STATE, format_text("{}: rank {} discarded the step", call, ranks_[r]),
+                   static_cast<int32_t>(ranks_[r]));
+    }
+  for (uint32_t r = 0; r < ranks_.size(); ++r)
+    if (quiet_before(r, phase)) {
+      blamed = r;
+      const uint64_t made = number_of(words(r).ended.last.load(std::memory_order_relaxed));
+      return Error(FSDP_MISMATCH,
+                   format_text("rank {} finished the step without {}: it made {} of the {} calls made here", ranks_[r],
+                               call, made, enqueued_.load(std::memory_order_relaxed)),
+                   static_cast<int32_t>(ranks_[r]));
+    }
+  blamed = rank_;
+  for (uint32_t r = 0; r < ranks_.size(); ++r)
+    if (const uint32_t ended = flags(r, round); ended & (RoundWords::broken | RoundWords::abandoned))
+      blamed = RoundWords::blamed(ended) < ranks_.size() ? RoundWords::blamed(ended) : r;
+  return Error(FSDP_MISMATCH, format_text("rank {} ended the step before {}", ranks_[blamed], call),
+               static_cast<int32_t>(ranks_[blamed]));
+}
+
+void Round::break_at(uint64_t phase, const std::string &call) {
+  uint32_t blamed = rank_;
+  {
+    std::lock_guard lock(mutex_);
+    if (!broken_) broken_.emplace(explain(phase, call, blamed));
+  }
+  skipped_.store(round_of(phase), std::memory_order_release);
+  end(RoundWords::broken, blamed);
+}
+
+}  // namespace fsdp::transport

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of a host team over memory of their devices: what such teams have in common, whoever carries the bytes.
+// Small exchanges, and who is alive, stay with the host team.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/team.h"
+
+namespace fsdp::transport {
+
+// What is in a stream of a device waits there for peers, and cannot be asked or skipped.
+inline constexpr CollectiveTraits device_traits{.gathers_meet = true,
+                                                .records_calls = true,
+                                                .rounds_end_with_steps = false,
+                                                .releases_tickets = false,
+                                                .rounds_before_sending = true,
+                                                .receives_slices = false};
+
+class DeviceTeam : public Team {
+ public:
+  DeviceTeam(std::shared_ptr<Team> host, device::Device &device) : host_(std::move(host)), device_(device) {}
+
+  const CollectiveTraits &traits() const noexcept override { return device_traits; }
+  bool spans_hosts() const noexcept override { return host_->spans_hosts(); }
+  uint32_t rank() const noexcept override { return host_->rank(); }
+  uint32_t size() const noexcept override { return host_->size(); }
+  uint32_t world_rank(uint32_t r) const noexcept override { return host_->world_rank(r); }
+
+  // Of one rank only: no other could read it.
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                      View view) override;
+  std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what, View view) override;
+  Ballot fold(const Ballot &mine, const char *what) override { return host_->fold(mine, what); }
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    host_->all_gather(mine, bytes, all, what);
+  }
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override {
+    return host_->all_gather(mine, what);
+  }
+  uint64_t meetings() const noexcept override { return host_->meetings(); }
+  void look(const std::string &what, bool waited) override { host_->look(what, waited); }
+  std::vector<Note> notes() const override { return notes_; }
+  void add_note(Note note) { notes_.push_back(std::move(note)); }
+  DeviceTransport transport() const noexcept override { return transport_; }
+  void set_transport(DeviceTransport transport) noexcept { transport_ = transport; }
+
+ protected:
+  std::shared_ptr<Team> host_;
+  device::Device &device_;
+
+ private:
+  std::vector<Note> notes_;
+  DeviceTransport transport_ = DeviceTransport::staging;
+};
+
+}  // namespace fsdp::transport

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+namespace fsdp::transport {
+namespace {
+
+uint64_t hash_text(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;  // FNV-1a
+  return hash;
+}
+
+std::string_view text_of(const std::vector<std::byte> &bytes) {
+  return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+Ballot Ballot::of(uint32_t rank, const Saying &saying) noexcept {
+  Ballot ballot;
+  ballot.same = saying.same;
+  ballot.first = ballot.last = rank;
+  if (saying.troubled) ballot.troubled = rank;
+  ballot.least_waited_ns = ballot.most_waited_ns = saying.waited_ns;
+  return ballot;
+}
+
+// In any order, and in any grouping, the same comes out.
+void Ballot::add(const Ballot &other) noexcept {
+  const bool other_first = other.first < first;
+  const Ballot &low = other_first ? other : *this, &high = other_first ? *this : other;
+  const uint32_t differs = high.same == low.same ? high.odd : high.first;
+  const bool other_last =
+      other.least_waited_ns < least_waited_ns || (other.least_waited_ns == least_waited_ns && other.last < last);
+  const uint64_t said = low.same;
+  odd = std::min(low.odd, differs);
+  first = low.first;
+  same = said;
+  troubled = std::min(troubled, other.troubled);
+  if (other_last) last = other.last, least_waited_ns = other.least_waited_ns;
+  most_waited_ns = std::max(most_waited_ns, other.most_waited_ns);
+}
+
+void throw_troubled(Exchange &ranks, const Ballot &told, const Outcome &mine, const std::string &what) {
+  const std::span own(reinterpret_cast<const std::byte *>(&mine), sizeof mine);
+  const auto all = ranks.all_gather(own.first(told.troubled == ranks.rank() ? own.size() : 0), what);
+  await_readers(ranks);
+  Outcome outcome{};
+  std::memcpy(&outcome, all[told.troubled].data(), std::min(sizeof outcome, all[told.troubled].size()));
+  outcome.check(ranks.world_rank(told.troubled));
+  fail(FSDP_INTERNAL, "{}: rank {} is in trouble and does not say why", what, ranks.world_rank(told.troubled));
+}
+
+void attempt_together(Exchange &ranks, const std::string &what, const std::function<void()> &step) {
+  const Outcome mine = Outcome::of(step);
+  const Ballot told = ranks.agree({.troubled = mine.status != FSDP_OK}, what.c_str());
+  if (told.troubled != Ballot::nobody) throw_troubled(ranks, told, mine, what);
+}
+
+void agree_on(Exchange &ranks, const std::string &what, const std::string &said) {
+  constexpr size_t most = 500;
+  const std::string_view mine = std::string_view(said).substr(0, most);
+  const Ballot told = ranks.agree({.same = hash_text(mine)}, what.c_str());
+  if (told.odd == Ballot::nobody) return;
+  const bool named = ranks.rank() == told.first || ranks.rank() == told.odd;
+  const auto all = ranks.all_gather(std::as_bytes(std::span(named ? mine : std::string_view())), what);
+  await_readers(ranks);
+  const uint32_t rank = ranks.world_rank(told.odd);
+  Error error(FSDP_MISMATCH,
+              format_text("{} differs: rank {} says {}, and rank {} says {}", what, ranks.world_rank(told.first),
+                          text_of(all[told.first]), rank, text_of(all[told.odd])));
+  error.rank = static_cast<int32_t>(rank);
+  throw error;
+}
+
+void await_readers(Exchange &ranks) noexcept {
+  try {
+    ranks.barrier("the end of what failed");
+  } catch (...) {
+  }
+}
+
+}  // namespace fsdp::transport

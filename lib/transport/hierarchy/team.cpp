@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/hierarchy/team.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "transport/exchange.h"
+#include "transport/team_keys.h"
+
+namespace fsdp::transport {
+namespace {
+
+[[noreturn]] void refuse_over_hosts(const std::string &what, const char *thing) {
+  fail(FSDP_UNSUPPORTED, "{}: {} between ranks of several hosts; they share no memory", what, thing);
+}
+
+uint32_t circle_for(const TeamPlaces &places, uint32_t asked) {
+  return asked ? asked : circle_size_of(static_cast<uint32_t>(places.hosts.size()));
+}
+
+}  // namespace
+
+HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
+                       uint32_t circle)
+    : net_(std::move(net)),
+      places_(std::move(places)),
+      near_(std::move(near)),
+      key_(key),
+      circles_(circles_of(places_.host, host_count(), circle_for(places_, circle))),
+      room_(circle_room(host_count(), circle_for(places_, circle))) {
+  for (const auto &host : places_.hosts) {
+    speakers_.push_back(places_.ranks[host.front()]);
+    widest_ = std::max<uint64_t>(widest_, host.size());
+  }
+}
+
+// Of hosts in circles only some may have come through when a call ends by an error: what they tell next must not be
+// taken for what they owe the others.
+class HybridTeam::Unbroken {
+ public:
+  Unbroken(HybridTeam &team, const char *what) : team_(team) {
+    if (team.torn_) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of this team did not complete", what);
+    team.torn_ = true;
+    ++team.meetings_;
+  }
+  void done() noexcept { team_.torn_ = false; }
+
+ private:
+  HybridTeam &team_;
+};
+
+std::unique_ptr<Arena> HybridTeam::create_arena(uint64_t, std::span<const Range>, const std::string &what, View) {
+  refuse_over_hosts(what, "an arena");
+}
+
+std::vector<uint32_t> HybridTeam::speakers_of(const Circle &circle) const {
+  std::vector<uint32_t> speakers;
+  for (const uint32_t host : circle.hosts) speakers.push_back(speakers_[host]);
+  return speakers;
+}
+
+// One circle of all hosts has the exchanges of them all.
+uint64_t HybridTeam::key_of(const Circle &circle, size_t level) const {
+  if (circle.hosts.size() == speakers_.size()) return key_;
+  return TeamKeys::mix(key_, uint64_t{1} << 40 | uint64_t{level} << 32 | circle.hosts.front());
+}
+
+std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const Ballot &mine, const char *what) {
+  if (circle.hosts.size() == 1) return {mine};
+  std::vector<Ballot> told(circle.hosts.size());
+  net_->exchange(speakers_of(circle), key_of(circle, level), &mine, sizeof mine, told.data(), what);
+  return told;
+}
+
+// First those of this host, each of whom then knows what the host says; one of them asks the other hosts.
+Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
+  Unbroken unbroken(*this, what);
+  Ballot folded = near_ ? near_->fold(mine, what) : mine;
+  if (speaks())
+    folded = fold_circles(
+        circles_, folded,
+        [&](const Circle &circle, size_t level, const Ballot &ballot) { return meet(circle, level, ballot, what); },
+        [&](const Circle &circle, size_t level, Ballot ballot) {
+          net_->broadcast(speakers_of(circle), key_of(circle, level), &ballot, sizeof ballot, what);
+          return ballot;
+        });
+  if (near_) {
+    std::vector<Ballot> told(near_->size());
+    near_->all_gather(&folded, sizeof folded, told.data(), what);
+    folded = told.front();  // the speaker is the first of its host
+  }
+  unbroken.done();
+  return folded;
+}
+
+// What this host's ranks say, in the team's order, to its place among the hosts'.
+void HybridTeam::gather_host(const void *mine, uint64_t bytes, const char *what) {
+  hosts_.resize(std::max(hosts_.size(), room_ * widest_ * bytes));
+  if (near_)
+    near_->all_gather(mine, bytes, place_of(places_.host, bytes), what);
+  else
+    std::memcpy(place_of(places_.host, bytes), mine, bytes);
+}
+
+// By the speaker.
+void HybridTeam::gather_hosts(uint64_t bytes, const char *what) {
+  gather_circles(
+      circles_, host_count(), hosts_.data(), widest_ * bytes,
+      [&](const Circle &circle, size_t level, std::byte *first, uint64_t each) {
+        const auto me = std::ranges::find(circle.hosts, places_.host) - circle.hosts.begin();
+        const std::byte *own = first + static_cast<uint64_t>(me) * each;
+        net_->exchange(speakers_of(circle), key_of(circle, level), own, each, first, what);
+      },
+      [&](const Circle &circle, size_t level, std::byte *first, uint64_t all) {
+        net_->broadcast(speakers_of(circle), key_of(circle, level), first, all, what);
+      });
+}
+
+// The speaker has what all hosts say: every rank of this host gets it, each rank's part at its place.
+void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
+  const uint64_t stride = widest_ * bytes;
+  std::span<const std::byte> told(hosts_.data(), speaks() ? stride * speakers_.size() : 0);
+  std::vector<std::vector<std::byte>> heard;
+  if (near_) {
+    heard = near_->all_gather(told, what);
+    told = heard.front();  // the speaker is the first of its host
+  }
+  if (told.size() != stride * speakers_.size())
+    fail_rank(FSDP_INTERNAL, static_cast<int32_t>(speakers_[places_.host]),
+              "{}: rank {} brought {} bytes of all hosts, {} are expected", what, speakers_[places_.host], told.size(),
+              stride * speakers_.size());
+  for (size_t h = 0; h < places_.hosts.size(); ++h)
+    for (size_t i = 0; i < places_.hosts[h].size(); ++i)
+      std::memcpy(static_cast<std::byte *>(all) + places_.hosts[h][i] * bytes, told.data() + h * stride + i * bytes,
+                  bytes);
+}
+
+void HybridTeam::all_gather(const void *mine, uint64_t bytes, void *all, const char *what) {
+  Unbroken unbroken(*this, what);
+  gather_host(mine, bytes, what);
+  if (speaks()) gather_hosts(bytes, what);
+  spread(bytes, all, what);
+  unbroken.done();
+}
+
+std::vector<std::vector<std::byte>> HybridTeam::all_gather(std::span<const std::byte> mine, const std::string &what) {
+  const uint64_t length = mine.size();
+  std::vector<uint64_t> lengths(size());
+  all_gather(&length, sizeof length, lengths.data(), what.c_str());
+  const uint64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  std::vector<std::vector<std::byte>> result(size());
+  if (longest == 0) return result;
+  std::vector<std::byte> padded(mine.begin(), mine.end()), all(longest * size());
+  padded.resize(longest);
+  all_gather(padded.data(), longest, all.data(), what.c_str());
+  for (uint32_t r = 0; r < size(); ++r)
+    result[r].assign(all.begin() + static_cast<ptrdiff_t>(r * longest),
+                     all.begin() + static_cast<ptrdiff_t>(r * longest + lengths[r]));
+  return result;
+}
+
+std::unique_ptr<Collectives> HybridTeam::create_collectives(const std::string &what, const Shape &shape) {
+  if (shape.arenas) refuse_over_hosts(what, "a communicator over shared memory");
+  std::unique_ptr<Collectives> made;
+  const uint64_t key = TeamKeys::mix(key_, ++sequences_);
+  attempt_together(*this, what, [&] { made = net_->create_collectives(places_.ranks, key, what, shape.sums); });
+  return made;
+}
+
+}  // namespace fsdp::transport

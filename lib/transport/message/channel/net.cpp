@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/message/channel/net.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "transport/message/channel/collectives.h"
+
+namespace fsdp::transport::messages {
+namespace {
+
+// Sums go from each rank to each: more would be slow, and need many descriptors.
+constexpr size_t most_data_peers = 256;
+
+// One sequence of exchanges.
+struct Exchanges {
+  Exchanges(Transport &transport, const std::shared_ptr<Seat> &seat, std::span<const uint32_t> ranks, uint64_t key,
+            uint64_t chunk_bytes)
+      : channel(transport, seat, {ranks.begin(), ranks.end()}, key, chunk_bytes, nullptr, "exchanges") {}
+  Channel channel;
+  Launch launch;
+  bool torn = false;
+};
+
+class ChannelNet final : public Net {
+ public:
+  ChannelNet(std::unique_ptr<Transport> transport, uint64_t chunk_bytes)
+      : chunk_bytes_(chunk_bytes), transport_(std::move(transport)) {}
+
+  std::vector<std::byte> address() const override { return transport_->address(); }
+  const std::string &warnings() const noexcept override { return transport_->warnings(); }
+  uint32_t library_major() const noexcept override { return transport_->library_major(); }
+  void join(NetJob job, std::shared_ptr<Seat> seat, device::Device &device) override {
+    device_ = &device;
+    seat_ = seat;
+    transport_->join(std::move(job), std::move(seat));
+  }
+  std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t> ranks, uint64_t key, const std::string &what,
+                                                  bool sums) override {
+    expect(ranks, what);
+    const uint64_t chunk = net_chunk_bytes(static_cast<uint32_t>(ranks.size()), chunk_bytes_);
+    return std::make_unique<ChannelCollectives>(
+        seat_,
+        std::make_unique<Channel>(*transport_, seat_, std::move(ranks), key, chunk, sums ? device_ : nullptr, what));
+  }
+  void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
+                const char *what) override;
+  void broadcast(std::span<const uint32_t> ranks, uint64_t key, void *data, uint64_t bytes, const char *what) override;
+  uint64_t scratch_bytes(uint32_t ranks) const noexcept override { return net_scratch_bytes(ranks, chunk_bytes_); }
+
+ private:
+  void expect(std::span<const uint32_t> ranks, const std::string &what);
+  void connect(std::span<const uint32_t> ranks);
+  Exchanges &find(std::span<const uint32_t> ranks, uint64_t key, const char *what);
+  void run(Exchanges &exchanges, const char *what);
+
+  uint64_t chunk_bytes_;
+  device::Device *device_ = nullptr;  // of sums' memory
+  std::shared_ptr<Seat> seat_;
+  std::unique_ptr<Transport> transport_;
+  std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // of the caller's thread
+  // Of all collectives that there have been, with this rank: connections last as long as the context.
+  std::set<uint32_t> data_peers_;
+};
+
+// Each sends to each, and has places for what each of them sends.
+void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what) {
+  std::set<uint32_t> peers = data_peers_;
+  peers.insert(ranks.begin(), ranks.end());
+  if (peers.size() > most_data_peers + 1)
+    fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(transport_->rank()),
+              "{}: rank {} would exchange data with {} ranks of other hosts; this release connects a rank with {} at "
+              "most in the life of a context: choose a mesh whose outer axis has no more than {} ranks "
+              "(replicate_size), or fewer such meshes",
+              what, transport_->rank(), peers.size() - 1, most_data_peers, most_data_peers + 1);
+  connect(ranks);
+  data_peers_ = std::move(peers);
+}
+
+// The leaders of the hosts hear of it: only who they watch is found where a network between two hosts is cut.
+void ChannelNet::connect(std::span<const uint32_t> ranks) {
+  for (const uint32_t rank : ranks)
+    if (rank != transport_->rank()) seat_->control.set_data_peer(rank);
+  transport_->expect(ranks);
+}
+
+// Those of the key, with a launch to fill.
+Exchanges &ChannelNet::find(std::span<const uint32_t> ranks, uint64_t key, const char *what) {
+  seat_->watch.enter_caller();
+  seat_->watch.check();  // a context that failed does not come: its peers are told
+  std::unique_ptr<Exchanges> &found = exchanges_[key];
+  if (!found) {
+    connect(ranks);
+    found = std::make_unique<Exchanges>(*transport_, seat_, ranks, key, chunk_bytes_);
+  }
+  if (found->torn) fail(FSDP_INVALID_STATE, "{}: an earlier exchange of these ranks did not complete", what);
+  if (!std::ranges::equal(ranks, found->channel.ranks())) fail(FSDP_INTERNAL, "{}: other ranks than before", what);
+  found->launch.pieces.clear();
+  return *found;
+}
+
+void ChannelNet::run(Exchanges &exchanges, const char *what) {
+  exchanges.torn = true;
+  exchanges.launch.round = exchanges.channel.round().number();
+  exchanges.launch.number = exchanges.channel.round().enqueue();
+  if (!exchanges.channel.run(exchanges.launch, true))  // only a peer that ends a round here, which none does
+    fail(FSDP_INTERNAL, "rank {}: {}: a peer has ended the exchanges of these ranks", transport_->rank(), what);
+  exchanges.torn = false;
+}
+
+void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
+                          const char *what) {
+  Exchanges &exchanges = find(ranks, key, what);
+  exchanges.launch.start(Operation::all_gather, {0, what});
+  // What is gathered is only read.
+  const Gather gather{Part::alone(const_cast<void *>(mine)), static_cast<std::byte *>(all), bytes};
+  exchanges.launch.add(std::span(&gather, 1));
+  run(exchanges, what);
+}
+
+void ChannelNet::broadcast(std::span<const uint32_t> ranks, uint64_t key, void *data, uint64_t bytes,
+                           const char *what) {
+  Exchanges &exchanges = find(ranks, key, what);
+  exchanges.launch.start(Operation::broadcast, {0, what});
+  exchanges.launch.add_broadcast(Part::alone(data), bytes, 0);
+  run(exchanges, what);
+}
+
+}  // namespace
+
+std::unique_ptr<Net> create_net(std::unique_ptr<Transport> transport, uint64_t chunk_bytes) {
+  return std::make_unique<ChannelNet>(std::move(transport), chunk_bytes);
+}
+
+}  // namespace fsdp::transport::messages

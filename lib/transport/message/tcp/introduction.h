@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// A connection from its first packet until both ends know which two ranks it joins. Of two ranks the lower one
+// connects.
+//
+//   both         prove the job's secret (bootstrap/proof.h), for this purpose, to this rank
+//   who connects Greeting: from which rank to which
+//   the other    Greeting back
+//   both         with FSDP_NET_ENCRYPTION=on: TLS by a key of the job, for these two ranks; and within it a Binding,
+//   which
+//                proves the secret once more, over a value that only the two ends of this TLS connection know
+//
+// Until it is proven nothing that comes is read but the proof's fixed 88 bytes, and until it is greeted nothing but
+// that.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "membership/wire/endpoint.h"
+#include "membership/wire/proof.h"
+#include "transport/message/tcp/tls.h"
+#include "transport/names.h"
+#include "transport/net.h"
+
+namespace fsdp::transport::tcp {
+
+// What both ends of all connections know. The key is wiped when it ends, the secret with its last copy.
+struct JobNames {
+  Secret secret;
+  std::string name;
+  uint32_t rank = 0, world_size = 0;
+  NetProtection protection = {};
+  const TlsLibrary *tls = nullptr;  // where connections are encrypted
+  Digest key = {};                  // then: of this job
+
+  ~JobNames();
+  // What the proof of a connection to this rank is for.
+  std::string label(uint32_t to) const;
+};
+
+struct Greeting {
+  uint32_t magic, version, byte_order, world_size, from, to, checksum, encryption;
+};
+// The first that is said within TLS: it is the same connection as before.
+using Binding = Digest;
+
+class Introduction {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { waiting, done, failed };
+
+  // Connects. deadline: until it has greeted. From then on the other end may have let it in, and would take a hang-up
+  // for the end of this rank: it has until `last` to say so.
+  Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline,
+               Clock::time_point last);
+  // Somebody has connected. deadline: until he has proven the secret; who has, may have a slow machine.
+  Introduction(const JobNames &job, Fd socket, Clock::time_point deadline);
+  ~Introduction() { hang_up(); }
+  Introduction(const Introduction &) = delete;
+  Introduction &operator=(const Introduction &) = delete;
+
+  // Reads and writes what goes now, never waiting.
+  State advance();
+  const Fd &socket() const noexcept { return socket_; }
+  bool wants_room() const noexcept;  // to write; else it waits for what comes
+  Clock::time_point deadline() const noexcept { return deadline_; }
+  // Of a failed one. final: another try would end the same way.
+  const std::string &problem() const noexcept { return problem_; }
+  int code() const noexcept { return code_; }
+  bool final() const noexcept { return final_; }
+  // The other end knows the job's secret.
+  bool proven() const noexcept { return handshake_ && handshake_->state() == Handshake::State::proven; }
+  // Of who has connected: "10.0.0.7:51200".
+  const std::string &from() const noexcept { return from_; }
+  // Of one that is done: the other rank.
+  uint32_t peer() const noexcept { return peer_; }
+  Fd take_socket() noexcept { return std::move(socket_); }
+  std::unique_ptr<Tls> take_tls() noexcept { return std::move(tls_); }  // NULL: it is not encrypted
+
+ private:
+  void hang_up() noexcept;  // also where a child of this process has the socket
+  State fail_with(std::string problem, int code, bool final);
+  State connect();
+  State prove();
+  Clock::time_point limit() const noexcept;
+  std::string why_late() const;
+  State greet();
+  bool write_greeting();
+  bool read_greeting();
+  Greeting own_greeting() const noexcept;
+  State encrypt();
+  State bind();
+  bool write_binding();
+  bool read_binding();
+  Binding binding_of(Role role) const;
+
+  const JobNames &job_;
+  Role role_;
+  uint32_t peer_ = 0;
+  Endpoint place_;
+  std::string from_;
+  Clock::time_point deadline_, last_;
+  Fd socket_;
+  bool connecting_ = false;
+  std::optional<Handshake> handshake_;
+  std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
+  size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
+  bool spoken_ = false;  // this end's greeting has gone
+  bool greeted_ = false, shaken_ = false, bound_ = false;
+  std::unique_ptr<Tls> tls_;
+  Binding own_binding_{}, said_binding_{};
+  std::string problem_;
+  int code_ = 0;
+  bool final_ = false;
+};
+
+}  // namespace fsdp::transport::tcp

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's connections over TCP: one to each peer that it sends to or hears from, made by whoever of the two is
+// lower.
+//
+//   a channel --(mutex)--> Peer::queued --> thread --> Link --> socket
+//   socket --> thread --> Link --(mutex)--> a channel's control(), place(), arrived()
+//
+// The thread reads and writes without the mutex; it takes it for what channels see. Short messages are written by who
+// sends them where nothing waits before them. No wait of a rank depends on another's reading: the thread reads whatever
+// comes, into places that channels have set aside, or drops it.
+#pragma once
+
+#include <pthread.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/fd.h"
+#include "membership/seat.h"
+#include "membership/wire/accept_pause.h"
+#include "transport/message/channel/transport.h"
+#include "transport/message/tcp/peers.h"
+#include "transport/message/tcp/refusals.h"
+#include "transport/names.h"
+
+namespace fsdp::transport::tcp {
+
+class TcpTransport final : public messages::Transport, private Sink {
+ public:
+  // address: numeric, of the interface to listen at.
+  TcpTransport(uint32_t rank, const std::string &address, NetProtection protection);
+  ~TcpTransport() override;
+
+  messages::TransportTraits traits() const noexcept override { return {true, true}; }
+  std::vector<std::byte> address() const override;
+  const std::string &warnings() const noexcept override { return warnings_; }
+  void join(NetJob job, std::shared_ptr<Seat> seat) override;
+
+  void expect(std::span<const uint32_t> ranks) override;
+
+  // -- with the mutex held --
+  bool connected(uint32_t world_rank) const noexcept override;
+  void greet(uint32_t world_rank) override;
+  void send_control(uint32_t to, const messages::Header &header, const void *payload, uint64_t bytes) override;
+  void prepare(uint32_t to) override;
+  void send_data(uint32_t to, const messages::Header &header, const void *data) override;
+  const messages::Loss &loss_of(uint32_t world_rank) const noexcept override;
+  void cut(uint32_t world_rank) noexcept override;
+  void wake() noexcept override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Header = messages::Header;
+  // -- Sink: by the thread, without the mutex --
+  bool control(const Header &header, const std::byte *payload, uint64_t bytes) override;
+  messages::Place place(const Header &header) override;
+  void arrived(const Header &header) override;
+
+  // -- with the mutex held --
+  void mark(uint32_t r);
+  void queue(uint32_t to, OutFrame &frame);
+  void fail_peer(uint32_t r, const std::string &text, int code) noexcept;
+  void give_up(const OutFrame &frame, uint32_t to) noexcept;
+  static void say_last_words(Peer &peer) noexcept;
+  void close(uint32_t r);
+  void look_at(uint32_t r);
+  void open(uint32_t r, Introduction &known);
+  void answer_for_nobody();
+  bool may_stop() const noexcept;
+
+  // -- the thread --
+  void start_thread();
+  void run() noexcept;
+  bool begin_round();
+  void do_round();
+  void await_events();
+  void take_event(uint64_t tag, uint32_t events);
+  void write(uint32_t r);
+  void read(uint32_t r);
+  bool watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept;
+  bool has_seat();
+  void stop_listening() noexcept;
+  void accept();
+  void introduce();
+  void let_in(Introduction &stranger);
+  void note_refusal(const Introduction &stranger, const std::string &why);
+  void see_to_dial(uint32_t r);
+  // Connections are made, or are about to be.
+  bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
+  int forming_ms() const noexcept;
+  void fail_context(const Error &error) noexcept;
+
+  NetProtection protection_;
+  std::optional<TlsLibrary> tls_;
+  std::string warnings_;
+  Fd listener_, events_, wake_;
+  std::shared_ptr<Seat> seat_;
+  JobNames names_;
+  uint32_t user_timeout_ms_ = 0;
+  Peers peers_;  // empty: this rank has not joined
+  std::vector<uint32_t> dirty_;
+  uint64_t losses_ = 0;
+  bool asleep_ = false;  // the thread sleeps, or is about to
+  bool stopping_ = false;
+  Clock::time_point stop_since_{};
+  // -- of the thread --
+  std::vector<uint32_t> writers_;  // peers with something to write
+  std::vector<Header> sent_;
+  std::vector<uint32_t> fresh_;  // peers whose first bytes may have come behind their introduction
+  std::vector<std::unique_ptr<Introduction>> strangers_;
+  std::vector<uint32_t> dialed_;  // peers that are, or are to be, connected to
+  size_t dials_ = 0;
+  AcceptPause pause_;
+  Refusals refusals_;
+  bool listening_ = false;
+  bool joined_ = false;       // peers are known
+  size_t world_size_ = 0;     // so many
+  bool introducing_ = false;  // one of them has something to do
+  Clock::time_point introduced_at_{};
+  Clock::time_point moved_at_{};
+  bool moved_ = false, sleeps_ = false, stops_ = false;
+  pthread_t thread_{};
+};
+
+}  // namespace fsdp::transport::tcp

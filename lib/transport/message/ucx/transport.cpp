@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/message/ucx/transport.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/library_thread.h"
+#include "transport/message/channel/net.h"
+
+namespace fsdp::transport::ucx {
+namespace {
+
+constexpr unsigned message_id = 1;
+// The next message often comes soon, and waking up for it would take longer. Not while connections come and go: where a
+// rank ends in the middle of that, UCX 1.13 ends its peers' processes more often the more eagerly they are moved on.
+constexpr auto awake_time = std::chrono::microseconds(20);
+constexpr auto connecting_time = std::chrono::seconds(1);
+constexpr int look_ms = 100;  // in case that UCX misses an event
+constexpr int connecting_look_ms = 10;
+constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
+
+}  // namespace
+
+UcxTransport::UcxTransport(uint32_t rank, uint64_t chunk_bytes, bool guarded)
+    : Transport(rank), worker_(rank, chunk_bytes, guarded, message_id, on_message, this), api_(worker_.api()) {
+  start_thread();
+}
+
+void UcxTransport::start_thread() {
+  const auto body = [](void *self) -> void * {
+    static_cast<UcxTransport *>(self)->run();
+    return nullptr;
+  };
+  thread_ = LibraryThread{"fsdp-ucx", format_text("UCX of rank {}", rank_), 0}.start(body, this);
+}
+
+UcxTransport::~UcxTransport() { stop(); }
+
+// What was sent leaves this host, if it does so soon; nothing waits longer than that.
+void UcxTransport::stop() noexcept {
+  {
+    std::unique_lock lock(mutex_);
+    const auto none_waits = [this] {
+      return std::ranges::all_of(peers_, [](const Peer &peer) { return peer.waiting.empty(); });
+    };
+    changed_.wait_for(lock, last_greetings_time, none_waits);
+    stopping_ = true;
+  }
+  wake();
+  pthread_join(thread_, nullptr);
+  bool all_well = true;
+  for (const Peer &peer : peers_) all_well = all_well && peer.loss.text.empty() && !peer.refused;
+  ucp_request_param_t param{};
+  if (all_well && !peers_.empty()) worker_.await(api_.ucp_worker_flush_nbx(worker_.handle(), &param), last_words_ms);
+  for (uint32_t r = 0; r < peers_.size(); ++r) cut(r);
+  worker_.end();  // what it still calls back about is here
+}
+
+void UcxTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
+  std::lock_guard lock(mutex_);
+  if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
+  seat_ = std::move(seat);
+  peers_.resize(job.addresses.size());
+  receivers_.set_world_size(peers_.size());
+  for (uint32_t r = 0; r < peers_.size(); ++r) {
+    const auto address = job.addresses[r];
+    peers_[r].address.assign(address.begin(), address.end());
+    peers_[r].index = r;
+    peers_[r].transport = this;
+  }
+  for (const uint32_t from : early_) take_hello(from);
+  wake();
+}
+
+void UcxTransport::run() noexcept {
+  auto moved_at = Clock::now();
+  for (;;) {
+    bool moved = false, sleeps = false;
+    int ms = look_ms;
+    {
+      let_others_go_first();
+      std::lock_guard lock(mutex_);
+      if (stopping_) return;
+      try {
+        moved = move();
+        if (moved) moved_at = Clock::now();
+        const auto now = Clock::now();
+        const bool awake = now - moved_at <= awake_time && now - changed_at_ > connecting_time;
+        sleeps = !moved && !awake && worker_.arm();
+      } catch (const std::bad_alloc &) {
+        fail_context();
+        sleeps = true;
+      }
+      if (!unopened_.empty()) ms = connecting_look_ms;
+    }
+    if (sleeps)
+      worker_.sleep(ms);
+    else if (!moved)
+      ::sched_yield();
+  }
+}
+
+// Not until nothing moves: others want the mutex too.
+bool UcxTransport::move() {
+  bool moved = false;
+  for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
+  read_hellos();
+  see_to_connections();
+  answer_for_nobody();
+  // Also if UCX counted nothing: what it completes on the way is not always counted.
+  receivers_.each([](Receiver &receiver) { receiver.move_on(); });
+  return moved;
+}
+
+// There was no memory for what peers wait for.
+void UcxTransport::fail_context() noexcept {
+  if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
+  changed_.notify_all();
+}
+
+void UcxTransport::remove(uint64_t key) noexcept {
+  Transport::remove(key);
+  for (const auto &message : messages_)
+    if (message->header.key == key) message->receiver = nullptr;
+}
+
+// Later: within a callback of UCX nothing is sent. What cannot be sent is asked again.
+void UcxTransport::answer_for_nobody() {
+  for (const Header &question : receivers_.take_questions())
+    if (question.from < peers_.size() && peers_[question.from].open)
+      send(question.from, take(messages::answer_of_nobody(question, rank_), nullptr), nullptr, 0);
+}
+
+void UcxTransport::prepare() {
+  if (!free_.empty()) return;
+  messages_.reserve(messages_.size() + 1);
+  free_.reserve(messages_.size() + 1);
+  messages_.push_back(std::make_unique<Message>());
+  free_.push_back(messages_.back().get());
+}
+
+UcxTransport::Message &UcxTransport::take(const Header &header, Receiver *receiver) {
+  prepare();
+  Message &message = *free_.back();
+  free_.pop_back();
+  message.transport = this;
+  message.header = header;
+  message.receiver = receiver;
+  return message;
+}
+
+void UcxTransport::on_sent(void *request, ucs_status_t, void *self) {
+  auto &message = *static_cast<Message *>(self);
+  UcxTransport &transport = *message.transport;
+  if (message.receiver) message.receiver->sent(message.header.kind, message.to);
+  transport.give_back(message);
+  transport.api_.ucp_request_free(request);
+}
+
+// data: the message's own payload until the peer is open, so that it can wait.
+void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) {
+  ucs_status_ptr_t request = UCS_STATUS_PTR(UCS_ERR_CANCELED);
+  message.to = to;
+  if (connect(to)) {
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+    param.cb.send = on_sent;
+    param.user_data = &message;
+    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    if (message.header.kind != Kind::data) {  // whatever UCX_RNDV_THRESH says: nobody has a place for these
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+      param.flags = UCP_AM_SEND_FLAG_EAGER;
+    }
+    request =
+        api_.ucp_am_send_nbx(peers_[to].endpoint, message_id, &message.header, sizeof(Header), data, bytes, &param);
+    if (UCS_PTR_IS_ERR(request)) fail_peer(to, UCS_PTR_STATUS(request), "sending");
+  }
+  if (UCS_PTR_IS_PTR(request)) return;
+  if (message.receiver) message.receiver->sent(message.header.kind, message.to);
+  give_back(message);
+}
+
+void UcxTransport::send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) {
+  Peer &peer = peers_[to];
+  peer.waiting.reserve(peer.waiting.size() + !peer.open);
+  Message &message = take(header, receivers_.find(header.key));
+  if (bytes) std::memcpy(message.payload, payload, bytes);
+  message.payload_bytes = bytes;
+  message.to = to;
+  if (peer.open || !peer.loss.text.empty())
+    send(to, message, message.payload, bytes);
+  else
+    peer.waiting.push_back(&message);
+}
+
+void UcxTransport::send_data(uint32_t to, const Header &header, const void *data) {
+  send(to, take(header, receivers_.find(header.key)), data, header.bytes);
+}
+
+ucs_status_t UcxTransport::on_message(void *self, const void *header, size_t header_bytes, void *data, size_t bytes,
+                                      const ucp_am_recv_param_t *param) {
+  Header copy;
+  if (header_bytes != sizeof copy) return UCS_OK;
+  std::memcpy(&copy, header, sizeof copy);
+  auto &transport = *static_cast<UcxTransport *>(self);
+  if (copy.magic != header_magic) return UCS_OK;
+  if (!transport.peers_.empty() && copy.from >= transport.peers_.size()) return UCS_OK;
+  try {
+    return transport.receive(copy, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
+  } catch (const std::bad_alloc &) {  // UCX is written in C
+    transport.fail_context();
+    return UCS_OK;
+  }
+}
+
+void UcxTransport::on_received(void *request, ucs_status_t status, size_t, void *self) {
+  auto &message = *static_cast<Message *>(self);
+  UcxTransport &transport = *message.transport;
+  if (message.receiver && status == UCS_OK) message.receiver->arrived(message.header);
+  if (message.receiver && status != UCS_OK) message.receiver->lost(message.header);
+  if (status != UCS_OK) transport.fail_peer(message.header.from, status, "receiving");
+  transport.give_back(message);
+  transport.api_.ucp_request_free(request);
+}
+
+ucs_status_t UcxTransport::receive(const Header &header, void *data, uint64_t bytes, bool is_descriptor) {
+  if (header.kind == Kind::greeting) {
+    take_greeting(header.from);
+    return UCS_OK;
+  }
+  Receiver *receiver = receivers_.find(header.key);
+  if (header.kind != Kind::data || !receiver) {
+    if (is_descriptor || bytes > longest_control) return UCS_OK;
+    if (receiver)
+      receiver->control(header, data, bytes);
+    else if (!receivers_.keep(header, data, bytes))
+      fail_peer(header.from, UCS_ERR_EXCEEDS_LIMIT, "messages for communicators that do not exist here");
+    return UCS_OK;
+  }
+  prepare();
+  const Place place = receiver->place(header, bytes);
+  if (!place.to) return UCS_OK;
+  if (!is_descriptor) {
+    if (bytes) std::memcpy(place.to, data, bytes);
+    receiver->arrived(header);
+    return UCS_OK;
+  }
+  Message &message = take(header, receiver);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.recv_am = on_received;
+  param.user_data = &message;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  const ucs_status_ptr_t request = api_.ucp_am_recv_data_nbx(worker_.handle(), data, place.to, bytes, &param);
+  if (UCS_PTR_IS_PTR(request)) return UCS_OK;
+  if (UCS_PTR_IS_ERR(request)) {
+    receiver->lost(header);
+    fail_peer(header.from, UCS_PTR_STATUS(request), "receiving");
+  } else {
+    receiver->arrived(header);
+  }
+  give_back(message);
+  return UCS_OK;
+}
+
+}  // namespace fsdp::transport::ucx
+
+namespace fsdp::transport {
+
+std::unique_ptr<Net> create_ucx_net(uint32_t rank, bool guarded) {
+  const uint64_t chunk_bytes = read_net_chunk_bytes();
+  return messages::create_net(std::make_unique<ucx::UcxTransport>(rank, chunk_bytes, guarded), chunk_bytes);
+}
+
+#define FSDP_TEXT_OF(x) #x
+#define FSDP_TEXT(x) FSDP_TEXT_OF(x)
+const char *net_description() noexcept {
+  return "yes (needs " FSDP_TEXT(UCP_API_MAJOR) "." FSDP_TEXT(UCP_API_MINOR) " or later at run time)";
+}
+
+}  // namespace fsdp::transport

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a build without NCCL has instead of it.
+#include "transport/nccl/team.h"
+
+namespace fsdp::transport::nccl {
+
+std::shared_ptr<Team> create_team(std::shared_ptr<Team>, device::Device &, const Waiter &, Failure &,
+                                  std::string *obstacle) {
+  constexpr auto text = "this library was built without NCCL (-Dnccl=enabled)";
+  if (!obstacle) fail(FSDP_UNSUPPORTED, "{}", text);
+  *obstacle = text;
+  return nullptr;
+}
+const char *description() noexcept { return "no"; }
+
+}  // namespace fsdp::transport::nccl

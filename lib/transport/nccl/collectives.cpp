@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/nccl/collectives.h"
+
+#include <algorithm>
+
+#include "base/dtype.h"
+#include "transport/call/describe.h"
+#include "transport/nccl/types.h"
+
+namespace fsdp::transport::nccl {
+namespace {
+
+// Where it rounds at no hop.
+bool nccl_adds(const Sum &sum) { return sum.sent_dtype() == FSDP_FLOAT32; }
+
+bool is_rounded(const Sum &sum) { return sum.sent_dtype() != sum.dtype; }
+
+// The slices that this rank sends, by the rank that each is for.
+std::byte *sent(const Sum &sum) { return is_rounded(sum) ? sum.rounded : sum.from.own; }
+
+uint64_t gathered_bytes(std::span<const Gather> gathers) noexcept {
+  uint64_t bytes = 0;
+  for (const Gather &gather : gathers) bytes += gather.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+NcclCollectives::NcclCollectives(std::shared_ptr<Seat> seat, std::shared_ptr<Launches> launches, const Shape &shape)
+    : seat_(std::move(seat)),
+      launches_(std::move(launches)),
+      rank_(seat_->rank()),
+      size_(seat_->size()),
+      shape_(shape),
+      word_(seat_->device().allocate(sizeof(float), "the word of NCCL barriers")) {}
+
+NcclCollectives::~NcclCollectives() { seat_->close(launches_); }
+
+Ticket NcclCollectives::enqueue_gather(const char *operation, std::span<const Gather> gathers, const Tag &tag,
+                                       device::Stream &stream) {
+  const uint64_t bytes = gathered_bytes(gathers);
+  launches_->begin(operation, tag, bytes, stream);
+  sent_ += (size_ - 1) * bytes;
+  launches_->run(stream, [&](Comm *comm) {
+    for (const Gather &gather : gathers)
+      if (gather.bytes)
+        launches_->check(
+            launches_->library().ncclAllGather(gather.from.own, gather.to, gather.bytes, uint8, comm, stream.handle()),
+            "ncclAllGather", comm);
+  });
+  return launches_->end(stream);
+}
+
+void NcclCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
+  enqueue_gather("gather", gathers, tag, stream);
+}
+
+Ticket NcclCollectives::gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
+  return enqueue_gather("all_gather", gathers, tag, stream);
+}
+
+// What messages sum in place needs no kernel. Over arenas slices are summed and gathered, so that the bits are those of
+// slices.
+bool NcclCollectives::all_reduces(const Sum &sum, bool accumulate) const noexcept {
+  return !shape_.arenas && sum.everywhere && sum.plain() && !accumulate && sum.to.own == sum.from.own;
+}
+
+// The slices that are for this rank, by the rank that they are of.
+std::byte *NcclCollectives::received(const Sum &sum) const noexcept {
+  if (size_ == 1) return sent(sum);
+  return sum.received ? sum.received : sum.from.own;
+}
+
+// Where this rank's slice of the sum goes.
+float *NcclCollectives::target(const Sum &sum) const noexcept {
+  return sum.to.floats() + (sum.everywhere ? rank_ * (sum.count / size_) : 0);
+}
+
+// Its own slice a rank does not send.
+void NcclCollectives::prepare(const Sum &sum, device::Stream &stream) const {
+  if (nccl_adds(sum)) return;
+  if (is_rounded(sum)) stream.cast(sum.rounded, sum.wire, sum.from.own, sum.dtype, sum.count);
+  if (size_ == 1) return;
+  const uint64_t place = rank_ * slice_bytes(sum);
+  stream.copy(received(sum) + place, sent(sum) + place, slice_bytes(sum));
+}
+
+// A message to each peer, and one of each.
+void NcclCollectives::exchange(const Sum &sum, Comm *comm, device::Stream &stream) const {
+  const Library &library = launches_->library();
+  const DataType type = data_type_of(sum.sent_dtype());
+  const uint64_t count = sum.count / size_;
+  for (uint32_t r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const uint64_t place = r * slice_bytes(sum);
+    launches_->check(library.ncclSend(sent(sum) + place, count, type, static_cast<int>(r), comm, stream.handle()),
+                     "ncclSend", comm);
+    launches_->check(library.ncclRecv(received(sum) + place, count, type, static_cast<int>(r), comm, stream.handle()),
+                     "ncclRecv", comm);
+  }
+}
+
+void NcclCollectives::send(const Sum &sum, bool accumulate, Comm *comm, device::Stream &stream) const {
+  const Library &library = launches_->library();
+  std::byte *const whole = sum.from.own;
+  if (all_reduces(sum, accumulate))
+    launches_->check(library.ncclAllReduce(whole, whole, sum.count, float32, addition, comm, stream.handle()),
+                     "ncclAllReduce", comm);
+  else if (nccl_adds(sum))
+    launches_->check(library.ncclReduceScatter(whole, whole + rank_ * slice_bytes(sum), sum.count / size_, float32,
+                                               addition, comm, stream.handle()),
+                     "ncclReduceScatter", comm);
+  else
+    exchange(sum, comm, stream);
+}
+
+// Of what NCCL has added there is one addend, which may be where it belongs.
+void NcclCollectives::add(const Sum &sum, bool accumulate, device::Stream &stream) const {
+  if (all_reduces(sum, accumulate)) return;
+  float *const to = target(sum);
+  const uint64_t bytes = slice_bytes(sum), count = sum.count / size_;
+  if (!nccl_adds(sum))
+    return stream.rank_sum(
+        {received(sum), bytes, size_, sum.sent_dtype(), sum.wire, to, count, sum.factor, accumulate});
+  std::byte *const slice = sum.from.own + rank_ * bytes;
+  if (sum.plain() && slice == reinterpret_cast<std::byte *>(to)) return;
+  stream.rank_sum({slice, 0, 1, FSDP_FLOAT32, FSDP_FLOAT32, to, count, sum.factor, accumulate});
+}
+
+// The slices of the sums that go everywhere.
+void NcclCollectives::spread(std::span<const Sum> sums, bool accumulate, device::Stream &stream) {
+  if (std::ranges::all_of(sums, [&](const Sum &sum) { return all_reduces(sum, accumulate); })) return;
+  launches_->run(stream, [&](Comm *comm) {
+    for (const Sum &sum : sums)
+      if (sum.count && !all_reduces(sum, accumulate))
+        launches_->check(launches_->library().ncclAllGather(target(sum), sum.to.own, sum.count / size_, float32, comm,
+                                                            stream.handle()),
+                         "ncclAllGather", comm);
+  });
+}
+
+uint64_t NcclCollectives::bytes_of(std::span<const Sum> sums, bool accumulate) const noexcept {
+  uint64_t bytes = 0;
+  for (const Sum &sum : sums) bytes += all_reduces(sum, accumulate) ? sum.count * sizeof(float) : slice_bytes(sum);
+  return bytes;
+}
+
+void NcclCollectives::count_sent(std::span<const Sum> sums) noexcept {
+  uint64_t bytes = 0;
+  for (const Sum &sum : sums)
+    bytes += sum.count * (dtype_size(sum.sent_dtype()) + (sum.everywhere ? sizeof(float) : 0));
+  sent_ += (size_ - 1) * bytes / size_;
+}
+
+Ticket NcclCollectives::sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) {
+  const transport::Operation operation = operation_of(sums, accumulate, shape_, size_, tag);
+  launches_->begin(operation_name(operation), tag, bytes_of(sums, accumulate), stream);
+  count_sent(sums);
+  for (const Sum &sum : sums)
+    if (sum.count) prepare(sum, stream);
+  launches_->run(stream, [&](Comm *comm) {
+    for (const Sum &sum : sums)
+      if (sum.count) send(sum, accumulate, comm, stream);
+  });
+  for (const Sum &sum : sums)
+    if (sum.count) add(sum, accumulate, stream);
+  if (operation == transport::Operation::all_reduce) spread(sums, accumulate, stream);
+  return launches_->end(stream);
+}
+
+Ticket NcclCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) {
+  require_root(root, size_);
+  launches_->begin("broadcast", tag, bytes, stream);
+  if (rank_ == root) sent_ += (size_ - 1) * bytes;
+  launches_->run(stream, [&](Comm *comm) {
+    launches_->check(launches_->library().ncclBroadcast(data.own, data.own, bytes, uint8, static_cast<int>(root), comm,
+                                                        stream.handle()),
+                     "ncclBroadcast", comm);
+  });
+  return launches_->end(stream);
+}
+
+Ticket NcclCollectives::barrier(Tag tag, device::Stream &stream) {
+  launches_->begin("barrier", tag, 0, stream);
+  launches_->run(stream, [&](Comm *comm) {
+    launches_->check(
+        launches_->library().ncclAllReduce(word_->data(), word_->data(), 1, float32, addition, comm, stream.handle()),
+        "ncclAllReduce", comm);
+  });
+  return launches_->end(stream);
+}
+
+void NcclCollectives::next_round() { seat_->end_round(*launches_); }
+
+}  // namespace fsdp::transport::nccl

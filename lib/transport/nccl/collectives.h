@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives over memory of devices by NCCL, on whichever axis. A gather is one grouped launch. Sums of what is sent
+// in fp32 are NCCL's: a reduce-scatter in the addends themselves, where this rank's slice becomes the sum, which one
+// kernel then scales and adds to where it belongs. NCCL adds in an order of its own: equal bits are promised for
+// repeats alone. What is sent in 16 bits NCCL would round again at each hop: there ranks send each other their slices,
+// and one kernel adds them in rank order, with the bits of the host.
+//
+// What is enqueued cannot be taken back, so a round ends in one of two ways: all ranks have enqueued the same, and all
+// of it completes; or they have not, and the context fails, which frees the GPU's streams.
+#pragma once
+
+#include <memory>
+
+#include "transport/collectives.h"
+#include "transport/nccl/seat.h"
+
+namespace fsdp::transport::nccl {
+
+class NcclCollectives final : public Collectives {
+ public:
+  NcclCollectives(std::shared_ptr<Seat> seat, std::shared_ptr<Launches> launches, const Shape &shape);
+  ~NcclCollectives() override;
+
+  void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
+  Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
+  Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
+  Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket barrier(Tag tag, device::Stream &stream) override;
+  void await_release(Ticket ticket, device::Stream &stream) override { launches_->await(ticket, stream); }
+  bool released(Ticket ticket) const noexcept override { return launches_->released(ticket); }
+  // As if each byte went once to the ranks that need it: what NCCL really sends it does not say.
+  uint64_t sent_bytes() const noexcept override { return sent_; }
+
+  void quiesce() override { launches_->quiesce(); }
+  // next_round finds out whether the ranks' work fits together.
+  void abandon() override { launches_->abandon(); }
+  std::optional<Error> broken() const override { return std::nullopt; }
+  void next_round() override;
+
+ private:
+  Ticket enqueue_gather(const char *operation, std::span<const Gather> gathers, const Tag &tag, device::Stream &stream);
+  bool all_reduces(const Sum &sum, bool accumulate) const noexcept;
+  uint64_t slice_bytes(const Sum &sum) const noexcept { return sum.count / size_ * dtype_size(sum.sent_dtype()); }
+  std::byte *received(const Sum &sum) const noexcept;
+  float *target(const Sum &sum) const noexcept;
+  void prepare(const Sum &sum, device::Stream &stream) const;
+  void send(const Sum &sum, bool accumulate, Comm *comm, device::Stream &stream) const;
+  void exchange(const Sum &sum, Comm *comm, device::Stream &stream) const;
+  void add(const Sum &sum, bool accumulate, device::Stream &stream) const;
+  void spread(std::span<const Sum> sums, bool accumulate, device::Stream &stream);
+  uint64_t bytes_of(std::span<const Sum> sums, bool accumulate) const noexcept;
+  void count_sent(std::span<const Sum> sums) noexcept;
+
+  std::shared_ptr<Seat> seat_;
+  std::shared_ptr<Launches> launches_;
+  uint32_t rank_, size_;
+  Shape shape_;
+  std::unique_ptr<device::Memory> word_;  // of barriers
+  uint64_t sent_ = 0;
+};
+
+}  // namespace fsdp::transport::nccl

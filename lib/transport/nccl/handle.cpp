@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/nccl/handle.h"
+
+#include <pthread.h>
+
+#include <thread>
+#include <utility>
+
+#include "base/library_thread.h"
+#include "transport/nccl/cuda.h"
+
+namespace fsdp::transport::nccl {
+namespace {
+
+constexpr auto poll_interval = std::chrono::milliseconds(1);
+constexpr auto handle_patience = std::chrono::seconds(10);
+
+}  // namespace
+
+void Handle::keep_parent() noexcept {
+  const std::lock_guard lock(parent_.mutex);
+  parent_.comm = parent_.written();
+}
+
+void Handle::publish() noexcept {
+  {
+    const std::lock_guard lock(child_.mutex);
+    child_.comm = child_.written();
+  }
+  watch(true);
+}
+
+Comm *Handle::leave_child() noexcept {
+  if (ending()) return nullptr;
+  child_.slot = nullptr;
+  return std::exchange(child_.comm, nullptr);
+}
+
+Comm *Handle::leave_parent() noexcept {
+  if (ending_.exchange(true, std::memory_order_acq_rel)) return nullptr;
+  ended_.store(true, std::memory_order_release);
+  return std::exchange(parent_.comm, nullptr);
+}
+
+std::optional<Result> Handle::look() noexcept {
+  const std::unique_lock lock(launching().mutex, std::try_to_lock);
+  if (!lock.owns_lock() || !comm() || !watched_.load(std::memory_order_acquire)) return std::nullopt;
+  Result state = success;
+  const Result result = library_->ncclCommGetAsyncError(comm(), &state);
+  const Result found = result != success ? result : state;
+  if (found != success && found != in_progress) return believes() ? std::optional(found) : std::nullopt;
+  found_since_.reset();
+  return std::nullopt;
+}
+
+bool Handle::believes() noexcept {
+  const auto now = std::chrono::steady_clock::now();
+  if (!found_since_) found_since_ = now;
+  return now - *found_since_ >= std::chrono::milliseconds(doubt_ms_.load(std::memory_order_acquire));
+}
+
+void Handle::abort(const std::shared_ptr<Handle> &handle) noexcept {
+  if (handle->ending_.exchange(true, std::memory_order_acq_rel)) return;
+  try {
+    auto argument = std::make_unique<std::shared_ptr<Handle>>(handle);
+    // NCCL's code runs on it: the system's stack.
+    pthread_detach(LibraryThread{"fsdp-nccl-abort", "an abort of NCCL's", 0}.start(work, argument.get()));
+    (void)argument.release();
+  } catch (const std::exception &) {  // no thread: one after the other is better than none
+    (void)handle->end();
+  }
+}
+
+void *Handle::work(void *argument) {
+  const std::unique_ptr<std::shared_ptr<Handle>> owner(static_cast<std::shared_ptr<Handle> *>(argument));
+  allow_calls_during_captures();
+  std::shared_ptr<Handle> handle = *owner;
+  if (!handle->end())
+    (void)new std::shared_ptr<Handle>(std::move(handle));  // NCCL may still write it: left to the process
+  return nullptr;
+}
+
+// Nobody enters NCCL with it any more: parent() is NULL. One that is being made can be aborted as soon as it is known.
+Comm *Handle::take_parent(bool &known) noexcept {
+  {
+    const std::lock_guard lock(parent_.mutex);
+    parent_.comm = nullptr;
+    if (!started_) return nullptr;
+  }
+  const auto last = std::chrono::steady_clock::now() + handle_patience;
+  while (!written() && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(poll_interval);
+  Comm *comm = written();
+  known = comm != nullptr;
+  return comm;
+}
+
+// Whoever is in a call of it comes out, since its parent has been aborted. NCCL writes one whose split has failed, too.
+Comm *Handle::take_child() noexcept {
+  const std::lock_guard lock(child_.mutex);
+  child_.comm = nullptr;
+  return child_.written();
+}
+
+bool Handle::end() noexcept {
+  bool known = true;
+  if (Comm *parent = take_parent(known)) (void)library_->ncclCommAbort(parent);
+  if (Comm *child = take_child()) (void)library_->ncclCommAbort(child);
+  ended_.store(true, std::memory_order_release);
+  return known;
+}
+
+bool Handle::await_end(std::chrono::milliseconds patience) const noexcept {
+  const auto last = std::chrono::steady_clock::now() + patience;
+  while (!ended() && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(poll_interval);
+  return ended();
+}
+
+}  // namespace fsdp::transport::nccl

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/nccl/places.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace fsdp::transport::nccl {
+namespace {
+
+namespace fs = std::filesystem;
+
+void add_once(std::vector<std::string> &to, std::string text) {
+  if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(std::move(text));
+}
+
+std::vector<std::string> split(const char *list) {
+  std::vector<std::string> parts;
+  std::istringstream text(list ? list : "");
+  for (std::string part; std::getline(text, part, ':');)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
+
+// The folder above bin/, of each python that a shell would find; behind links, so that a virtual environment's base
+// counts too.
+void add_prefixes_of_path(std::vector<std::string> &prefixes) {
+  for (const std::string &folder : split(std::getenv("PATH")))
+    for (const char *name : {"python3", "python"}) {
+      const fs::path python = fs::path(folder) / name;
+      std::error_code none;
+      if (!fs::exists(python, none)) continue;
+      add_once(prefixes, fs::path(folder).parent_path().string());
+      const fs::path real = fs::canonical(python, none);
+      if (!none) add_once(prefixes, real.parent_path().parent_path().string());
+    }
+}
+
+std::vector<std::string> python_prefixes() {
+  std::vector<std::string> prefixes;
+  for (const char *name : {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"})
+    if (const char *value = std::getenv(name); value && *value) add_once(prefixes, value);
+  add_prefixes_of_path(prefixes);
+  if (const char *home = std::getenv("HOME"); home && *home) add_once(prefixes, std::string(home) + "/.local");
+  add_once(prefixes, "/usr/local");
+  add_once(prefixes, "/usr");
+  return prefixes;
+}
+
+// lib/python3.12 and, as Debian has it, lib/python3
+void add_python_folders(const fs::path &prefix, std::vector<std::string> &folders) {
+  std::vector<std::string> found;
+  for (const char *lib : {"lib", "lib64"}) {
+    std::error_code none;
+    for (fs::directory_iterator at(prefix / lib, none), end; !none && at != end; at.increment(none))
+      if (at->path().filename().string().starts_with("python3")) found.push_back(at->path().string());
+  }
+  std::sort(found.rbegin(), found.rend());
+  for (const std::string &folder : found)
+    for (const char *packages : {"site-packages", "dist-packages"}) {
+      std::error_code none;
+      if (fs::is_directory(fs::path(folder) / packages, none)) add_once(folders, folder + '/' + packages);
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> mapped_libraries() {
+  std::vector<std::string> files;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t start = line.find('/');
+    if (start == std::string::npos) continue;
+    const std::string path = line.substr(start);
+    const std::string name = path.substr(path.rfind('/') + 1);
+    if (name.starts_with("libnccl.so")) add_once(files, path);
+  }
+  return files;
+}
+
+std::vector<std::string> python_folders() {
+  std::vector<std::string> folders = split(std::getenv("PYTHONPATH"));
+  for (const std::string &prefix : python_prefixes()) add_python_folders(prefix, folders);
+  return folders;
+}
+
+std::vector<std::string> wheel_libraries() {
+  std::vector<std::string> files;
+  for (const std::string &folder : python_folders()) {
+    const std::string file = folder + "/nvidia/nccl/lib/libnccl.so.2";
+    std::error_code none;
+    if (fs::exists(file, none)) add_once(files, file);
+  }
+  return files;
+}
+
+}  // namespace fsdp::transport::nccl

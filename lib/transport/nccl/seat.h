@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one rank's NCCL team, its communicators and its arenas share: whichever ends last gives it back.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/nccl/guard.h"
+#include "transport/nccl/launches.h"
+#include "transport/team.h"
+
+namespace fsdp::transport::nccl {
+
+// What is used of the NCCL that was found; the same on all ranks of a team.
+struct Features {
+  bool windows = false;         // memory is registered as windows, else as buffers
+  bool copy_engines = false;    // gathers
+  bool order_implicit = false;  // NCCL keeps the order of launches
+  bool splits = true;           // launches are made by the thread that calls, over communicators that block
+  BlockLimits blocks;
+};
+
+class Seat {
+ public:
+  Seat(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<const Library> library, Features features,
+       const Waiter &waiter, Failure &failure);
+
+  Team &host() const noexcept { return *host_; }
+  device::Device &device() const noexcept { return device_; }
+  const Features &features() const noexcept { return features_; }
+  const Library &library() const noexcept { return *library_; }
+  uint32_t rank() const noexcept { return host_->rank(); }
+  uint32_t size() const noexcept { return host_->size(); }
+
+  // Collective. A communicator in NCCL's sense, with all memory so far registered.
+  std::shared_ptr<Launches> open(const std::string &name, bool gathers);
+  // Local: waits a little for what is under way, and then aborts it. Bounded: an abort that does not return is left to
+  // itself.
+  void close(const std::shared_ptr<Launches> &launches) noexcept;
+  // Collective.
+  void add_memory(std::byte *data, uint64_t bytes);
+  void drop_memory(std::byte *data) noexcept;
+  // Collective. If ranks have enqueued different things on any communicator: where all have abandoned this round of
+  // this one, all communicators are made anew; else MISMATCH, which fails the context.
+  void end_round(Launches &ended);
+  // See Team.
+  bool ends_alike();
+  void cut() noexcept;
+  void renew();
+  std::vector<Note> take_news() noexcept { return std::exchange(news_, {}); }
+
+ private:
+  struct KnownMemory {
+    std::byte *data;
+    uint64_t bytes;
+  };
+
+  // What a rank has enqueued, by communicator.
+  struct Round {
+    static constexpr size_t most = 8;
+    uint64_t count = 0, abandoned = 0;
+    uint64_t captured = 0;  // of which communicators graphs of this rank may hold something, by bit
+    History histories[most];
+  };
+  using Rounds = std::vector<Round>;
+
+  UniqueId share_id(const std::string &what);
+  ConnectionPlan plan(const std::string &name, bool copy_engines) const;
+  void join(Connection &connection, const UniqueId &id);
+  void reopen(Launches &launches);
+  // Aborts it. False: that has not returned in time.
+  bool end(Launches &launches) noexcept;
+  void await_end(const Launches &launches, Clock::time_point start) const;
+  // The rank whose graphs may keep it from ending; nothing: none.
+  std::optional<uint32_t> find_holder(const Launches &launches) const;
+  // All are being aborted. Collective: of all of them, or an error that says why not.
+  void await_ends(std::span<const std::shared_ptr<Launches>> all);
+  void register_all(Launches &launches);
+  bool register_memory(Connection &connection, const KnownMemory &memory);
+  Registration register_everywhere(Connection &connection, const KnownMemory &memory, std::string &why);
+  bool can_register(bool windows) const noexcept;
+  bool take_buffers(const std::string &why);
+  void start_over(Launches &launches);
+  void forget(Connection &connection, void *data) noexcept;
+  Rounds exchange_rounds(bool abandoned);
+  // From before ranks compare until this one knows what all of them do: peers that know sooner may abort.
+  void doubt() noexcept;
+  void trust() noexcept;
+  static bool same(const Round &a, const Round &b) noexcept;
+  template <class... Args>
+  void tell(fsdp_log_level level, fmt::format_string<Args...> format, Args &&...args) noexcept {
+    try {
+      news_.push_back({level, format_text(format, std::forward<Args>(args)...)});
+    } catch (const std::exception &) {  // no memory for a line of the log
+    }
+  }
+  [[noreturn]] void fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs);
+
+  std::shared_ptr<Team> host_;
+  device::Device &device_;
+  std::shared_ptr<const Library> library_;
+  Features features_;
+  const Waiter &waiter_;
+  Failure &failure_;
+  std::shared_ptr<LaunchOrder> order_;
+  uint64_t launched_ = 0;  // collectives of all communicators that are compared, since they were made anew
+  std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
+  std::vector<uint64_t> captured_;               // of each rank, as it told when a round was compared
+  std::vector<KnownMemory> memory_;
+  bool registers_ = true, warned_ = false;  // with NCCL
+  bool windows_;                            // ... as windows; else as buffers
+  std::vector<Note> news_;
+  Guard guard_;
+};
+
+}  // namespace fsdp::transport::nccl

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// A team's board in shared memory: every rank writes its ballot or its bytes, all read all. Longer messages go in
+// chunks. Two halves take turns, so that one meeting a chunk is enough: who writes a half again has seen all come to
+// the other. Each rank folds the ballots itself: a line of each, and nobody waits for who would fold them for all.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/mapping.h"
+#include "membership/seat.h"
+#include "transport/exchange.h"
+#include "transport/names.h"
+#include "transport/shm/words.h"
+
+namespace fsdp::transport {
+
+class Board {
+ public:
+  static uint64_t size_bytes(uint32_t team_size) noexcept;
+  Board(Seat &seat, uint32_t rank, std::span<const uint32_t> ranks, Mapping memory);
+
+  Ballot fold(const Ballot &mine, const char *what);
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what);
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what);
+  uint64_t meetings() const noexcept { return meetings_; }
+
+ private:
+  static constexpr uint64_t chunk_bytes = 32 * 1024;
+  enum class Kind : uint32_t { lengths, fixed, ballot };  // bytes of lengths that may differ, of one length; no bytes
+  struct Call {
+    uint64_t total;  // bytes of the whole message
+    Kind kind;
+    char what[116];
+    uint64_t hash() const noexcept;
+  };
+  struct Half {
+    Call call;
+    std::byte chunk[chunk_bytes];
+  };
+  struct Place {
+    Word word;
+    Ballot ballots[2];
+    Half halves[2];
+  };
+  static_assert(sizeof(Place) % 64 == 0);
+
+  class Unbroken;
+  Place &place(uint32_t r) const noexcept { return reinterpret_cast<Place *>(memory_.data())[r]; }
+  Half &half(uint32_t r) const noexcept { return place(r).halves[meetings_ % 2]; }
+  Ballot &ballot(uint32_t r) const noexcept { return place(r).ballots[meetings_ % 2]; }
+  // Puts the ballot and the chunk at `offset` of this rank's message on the board and waits until all have theirs
+  // there.
+  void meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, Kind kind, const char *what);
+  void check_same_call();
+
+  Seat &seat_;
+  uint32_t rank_;
+  Mapping memory_;
+  Words words_;
+  uint64_t meetings_ = 0;
+  bool torn_ = false;  // a call ended by an error: ranks no longer agree on the number of meetings
+};
+
+}  // namespace fsdp::transport

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives between ranks of one host. A collective is one task: it says that this rank's inputs are ready, waits
+// until all ranks' are, pulls what it needs from their arenas in one pass, and says that it has read it. Where buffers
+// are private a relay brings them. Tasks run in the order in which they were enqueued: the engine gives them one
+// stream, or orders its streams by events.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/mapping.h"
+#include "membership/seat.h"
+#include "transport/call/fingerprint.h"
+#include "transport/call/launch.h"
+#include "transport/call/round.h"
+#include "transport/collectives.h"
+#include "transport/names.h"
+#include "transport/shm/relay.h"
+#include "transport/shm/words.h"
+
+namespace fsdp::transport {
+
+class ShmCollectives final : public Collectives {
+ public:
+  static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Place); }
+  // block: ranks that are summed first; 0: all. relay: where parts lie in no arenas.
+  ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, uint32_t block, Mapping memory,
+                 std::unique_ptr<Relay> relay = nullptr);
+
+  void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
+  Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
+  Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
+  Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket barrier(Tag tag, device::Stream &stream) override;
+  void await_release(Ticket ticket, device::Stream &stream) override;
+  bool released(Ticket ticket) const noexcept override;
+  uint64_t sent_bytes() const noexcept override { return relay_ ? relay_->sent_bytes() : 0; }
+
+  void quiesce() override { round_.quiesce(); }
+  void abandon() override { round_.abandon(); }
+  std::optional<Error> broken() const override { return round_.broken(); }
+  void next_round() override { round_.next(); }
+
+  // A step of the relay: waits until all ranks' words have come to the target. False: the launch is given up.
+  bool await_step(const Launch &launch, const Words &steps, uint64_t target);
+
+ private:
+  // More than any rank is ahead of another: all wait for all at every collective.
+  static constexpr uint64_t fingerprints_kept = 16;
+  struct Place {
+    RoundWords words;
+    Fingerprint fingerprints[fingerprints_kept];
+    std::byte padding[64 - fingerprints_kept * sizeof(Fingerprint) % 64];
+  };
+  class AwaitedPart;
+  class AwaitedStep;
+
+  Place &place(uint32_t r) const noexcept { return reinterpret_cast<Place *>(memory_.data())[r]; }
+
+  Ticket enqueue(Launch &launch, device::Stream &stream);
+  // The rest runs where the stream runs.
+  void perform(Launch &launch);
+  bool carry(const Launch &launch);
+  void arrive(const Launch &launch, Phase phase);
+  bool await(const Launch &launch, Phase phase);
+  void await_phase(uint64_t phase, const Fingerprint &fingerprint);
+  void gather(const Piece &piece) const;
+  void pull(const Part &from, uint32_t r, std::byte *to, uint64_t bytes) const;
+  // Of so many elements, the first of which is at `first`.
+  void reduce(const Piece &piece, uint64_t first, uint64_t count, float *out) const;
+  void reduce_own(const Piece &piece, float *out) const;
+  void reduce_blocks(device::RankSum sum) const;
+  bool is_summed_at_once(const Launch &launch) const noexcept;
+  bool all_reduce(const Launch &launch);
+  void compare(const Launch &launch, uint32_t r);
+
+  std::shared_ptr<Seat> seat_;
+  uint32_t rank_;
+  std::vector<uint32_t> ranks_;
+  uint32_t block_;
+  Mapping memory_;
+  Words words_;
+  Round round_;
+  LaunchPool launches_;
+  std::unique_ptr<Relay> relay_;                  // NULL: parts lie in arenas
+  Fingerprint enqueued_[fingerprints_kept] = {};  // the caller's, of the last ones: for messages
+};
+
+}  // namespace fsdp::transport

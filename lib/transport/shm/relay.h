@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings bytes from one rank of a host to another where their buffers are private, through a little memory that they
+// share: each rank has two halves that take turns, and a step is: write own half, wait for all, read the others'. Who
+// has come to the next step has read the last one; therefore the half before that is free again.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "base/mapping.h"
+#include "transport/call/launch.h"
+#include "transport/shm/words.h"
+
+namespace fsdp::transport {
+
+class ShmCollectives;
+
+class Relay {
+ public:
+  static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Word); }
+  // halves: message_staging_bytes of each rank, writable on its own. steps: size_bytes, zero.
+  Relay(std::unique_ptr<Arena> halves, Mapping steps, uint32_t rank, std::vector<uint32_t> ranks);
+
+  // Where the stream runs; all ranks are in this launch of the calls. False: it was given up.
+  bool carry(ShmCollectives &calls, const Launch &launch);
+  uint64_t sent_bytes() const noexcept { return sent_.load(std::memory_order_relaxed); }
+
+ private:
+  // One launch under way.
+  struct Way {
+    ShmCollectives &calls;
+    const Launch &launch;
+  };
+
+  uint32_t size() const noexcept { return words_.size(); }
+  bool carry(const Way &way, const Piece &piece);
+  bool sum_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t count);
+  bool slice_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t count);
+  bool gather_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t bytes);
+  bool broadcast_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t bytes);
+  void sum(float *to, uint64_t offset, uint64_t count, bool accumulate) const;
+  std::byte *own_half() const noexcept;
+  const std::byte *half(uint32_t r) const noexcept;
+  // Own half is written: wait for all ranks' of this step, which half() shows then.
+  bool meet(const Way &way);
+  void count_sent(uint64_t bytes) noexcept { sent_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  std::unique_ptr<Arena> halves_;
+  Mapping memory_;
+  uint32_t rank_;
+  std::vector<uint32_t> ranks_;
+  Words words_;
+  uint64_t step_ = 0;  // of the round in its upper bits: ranks agree again after a round that was left
+  std::atomic<uint64_t> sent_{0};
+};
+
+}  // namespace fsdp::transport

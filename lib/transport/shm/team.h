@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "membership/seat.h"
+#include "transport/names.h"
+#include "transport/outcome.h"
+#include "transport/shm/board.h"
+#include "transport/shm/relay.h"
+#include "transport/team.h"
+
+namespace fsdp::transport {
+
+inline constexpr CollectiveTraits shm_traits{.gathers_meet = false,
+                                             .records_calls = false,
+                                             .rounds_end_with_steps = true,
+                                             .releases_tickets = true,
+                                             .rounds_before_sending = false,
+                                             .receives_slices = false};
+
+class ShmTeam final : public Team {
+ public:
+  // `key` is the same on all ranks of the team and of no other team. Waits for the ranks if the links must.
+  ShmTeam(std::shared_ptr<Seat> seat, device::Device &device, std::vector<uint32_t> ranks, uint64_t key,
+          const std::string &what);
+
+  const CollectiveTraits &traits() const noexcept override { return shm_traits; }
+  bool spans_hosts() const noexcept override { return false; }
+  uint32_t rank() const noexcept override { return rank_; }
+  uint32_t size() const noexcept override { return static_cast<uint32_t>(ranks_.size()); }
+  uint32_t world_rank(uint32_t r) const noexcept override { return ranks_[r]; }
+
+  std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
+                                      View view) override;
+  std::unique_ptr<Versions> create_versions(const std::string &what) override;
+  std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
+  Ballot fold(const Ballot &mine, const char *what) override { return board_->fold(mine, what); }
+  void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override {
+    board_->all_gather(mine, bytes, all, what);
+  }
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override {
+    return board_->all_gather(mine, what);
+  }
+  uint64_t meetings() const noexcept override { return board_->meetings(); }
+  void look(const std::string &what, bool waited) override { seat_->watch.look_at(ranks_, what, waited); }
+
+ private:
+  void meet(const std::string &what);
+  // Memory of the team in three steps, each of which all ranks survive or none: `prepare` on every rank and the file on
+  // the first, the file passed on, `use` of it on every rank.
+  template <class Prepare, class Use>
+  void share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use);
+  void compare(const Outcome &mine, uint64_t bytes, const std::string &what);
+  void pass(Fd &file, uint64_t bytes, const std::string &what);
+  Mapping share_words(uint64_t bytes, const std::string &what);
+  std::unique_ptr<Relay> create_relay(const std::string &what);
+
+  std::shared_ptr<Seat> seat_;
+  device::Device &device_;
+  std::vector<uint32_t> ranks_;
+  uint32_t rank_ = 0;
+  uint64_t key_;
+  uint64_t parcels_ = 0;
+  std::unique_ptr<Board> board_;
+};
+
+}  // namespace fsdp::transport

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/staging/collectives.h"
+
+#include "transport/call/describe.h"
+#include "transport/staging/carry.h"
+#include "transport/staging/renewal.h"
+
+namespace fsdp::transport::staging {
+
+StagedCollectives::StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr<Collectives> host,
+                                     std::unique_ptr<Slots> slots, device::Device &device, const Sizes &sizes,
+                                     const Shape &shape, const std::string &what)
+    : team_(std::move(team)),
+      device_(device),
+      sizes_(sizes),
+      shape_(shape),
+      host_(std::move(host)),
+      slots_(std::move(slots)),
+      rank_(team_->rank()),
+      size_(team_->size()),
+      block_(shape.block ? shape.block : size_),
+      conveyor_(device, what) {
+  if (slots_) {
+    if (room_of(size_) == 0)
+      fail(FSDP_UNSUPPORTED, "{}: staging for {} ranks of one host in parts of {} bytes", what, size_, slot_room());
+    sums_ = device.allocate(slots_->part_bytes(), what.c_str());
+  } else {
+    if (room_of(size_ + 1) == 0)
+      fail(FSDP_UNSUPPORTED, "{}: staging for messages between {} ranks in slots of {} bytes", what, size_,
+           slot_room());
+    memory_ = device.allocate_host(Conveyor::slots * sizes.slot_bytes, what.c_str());
+  }
+  for (auto &event : done_) event = device.create_event();
+}
+
+// Work that waits for peers ends now, here and there; peers that have what this rank brought do not notice.
+StagedCollectives::~StagedCollectives() { host_->abandon(); }
+
+template <class Body>
+Ticket StagedCollectives::enqueue(Fingerprint &call, device::Stream &stream, Body &&body) {
+  refuse_capture(stream, call);
+  if (chunks_ >= sizes_.chunks_of_round) begin_new_round(*team_, device_, *last_, [this] { next_round(); });
+  call.number_call(calls_);
+  device::Event &done = *done_[calls_ % calls_kept];
+  try {
+    conveyor_.begin(stream);
+    body();
+    conveyor_.end(stream, done);
+  } catch (...) {
+    host_->abandon();
+    throw;
+  }
+  last_ = &done;
+  return {++calls_};
+}
+
+// Shared ones are free by what all ranks have come to: see lag.
+void StagedCollectives::await_slot(uint64_t slot) {
+  if (slots_)
+    conveyor_.lane().release(down());
+  else
+    down().wait(conveyor_.taken(slot));
+}
+
+std::byte *StagedCollectives::place(uint64_t slot, const Piece &piece, uint32_t r) const {
+  if (slots_) return slots_->part(slot, r) + piece.place;
+  return own_slot(slot) + size_ * piece.place + r * piece.count;
+}
+
+template <class GatherAt>
+void StagedCollectives::carry_gathers(const Fingerprint &call, uint64_t count, GatherAt &&gather_at) {
+  const auto fill = [&](Cursor from, auto &&piece) {
+    const auto extent = [&](uint64_t i) { return SpanSize{gather_at(i).bytes, 1}; };
+    return fill_slot(from, count, slots_ ? slot_room() : room_of(size_), extent, piece);
+  };
+  const auto bring = [&](Cursor from, uint64_t slot) {
+    return fill(from, [&](const Piece &piece) {
+      if (size_ > 1) down().copy(place(slot, piece, rank_), gather_at(piece.span).from.own + piece.first, piece.count);
+    });
+  };
+  const auto send = [&](Cursor from, uint64_t slot, const Tag &step) {
+    SlotSpans<Gather> pieces;
+    fill(from, [&](const Piece &piece) {
+      pieces.add({Part::alone(place(slot, piece, rank_)), place(slot, piece, 0), piece.count});
+    });
+    host_->gather(pieces.all(), step, host_stream());
+  };
+  const auto take = [&](Cursor from, uint64_t slot) {
+    fill(from, [&](const Piece &piece) {
+      const Gather gather = gather_at(piece.span);
+      for (uint32_t r = 0; r < size_; ++r) {
+        std::byte *to = gather.to + r * gather.bytes + piece.first;
+        const std::byte *source = r == rank_ ? gather.from.own + piece.first : place(slot, piece, r);
+        if (to != source) up().copy(to, source, piece.count);
+      }
+    });
+  };
+  carry(call, count, bring, send, take);
+}
+
+void StagedCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
+  if (gathers.empty()) return;
+  gather(gathers, tag, stream);
+  // Nobody asks whether a gather was given up, by a peer that has ended: it must fail the context, as one that waits
+  // does.
+  host_stream().run([host = host_.get()] {
+    if (auto error = host->broken()) throw *std::move(error);
+  });
+}
+
+Ticket StagedCollectives::gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
+  Fingerprint call = Fingerprint::of(Operation::all_gather, tag);
+  describe(call, gathers);
+  return enqueue(call, stream, [&] { carry_gathers(call, gathers.size(), [&](uint64_t i) { return gathers[i]; }); });
+}
+
+Ticket StagedCollectives::sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) {
+  const Operation operation = operation_of(sums, accumulate, shape_, size_, tag);
+  const bool everywhere = operation == Operation::all_reduce;
+  Fingerprint call = Fingerprint::of(operation, tag);
+  describe(call, sums);
+  return enqueue(call, stream, [&] {
+    if (!slots_) return everywhere ? carry_wholes(call, sums) : carry_slices(call, sums, accumulate);
+    carry_shared(call, sums, accumulate);
+    if (!everywhere) return;
+    conveyor_.turn();  // the slices of the sums are brought next
+    carry_gathers(call, sums.size(), [&](uint64_t i) {
+      const uint64_t bytes = sums[i].count / size_ * sizeof(float);
+      return Gather{Part::alone(sums[i].to.own + rank_ * bytes), sums[i].to.own, bytes};
+    });
+  });
+}
+
+Ticket StagedCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) {
+  require_root(root, size_);
+  Fingerprint call = Fingerprint::of(Operation::broadcast, tag);
+  describe_broadcast(call, bytes, root);
+  const bool gives = rank_ == root;
+  const auto at = [&](uint64_t slot) { return slots_ ? slots_->part(slot, root) : own_slot(slot); };
+  const auto fill = [&](Cursor from, auto &&piece) {
+    const auto extent = [&](uint64_t) { return SpanSize{bytes, 1}; };
+    return fill_slot(from, 1, slot_room(), extent, piece);
+  };
+  const auto bring = [&](Cursor from, uint64_t slot) {
+    return fill(from, [&](const Piece &piece) {
+      if (gives && size_ > 1) down().copy(at(slot) + piece.place, data.own + piece.first, piece.count);
+    });
+  };
+  const auto send = [&](Cursor from, uint64_t slot, const Tag &step) {
+    uint64_t count = 0;
+    fill(from, [&](const Piece &piece) { count = piece.count; });
+    host_->broadcast(Part::alone(at(slot)), count, root, step, host_stream());
+  };
+  const auto take = [&](Cursor from, uint64_t slot) {
+    fill(from, [&](const Piece &piece) {
+      if (!gives) up().copy(data.own + piece.first, at(slot) + piece.place, piece.count);
+    });
+  };
+  return enqueue(call, stream, [&] { carry(call, 1, bring, send, take); });
+}
+
+Ticket StagedCollectives::barrier(Tag tag, device::Stream &stream) {
+  Fingerprint call = Fingerprint::of(Operation::barrier, tag);
+  const auto none = [](Cursor, uint64_t) { return Cursor{1, 0}; };
+  const auto send = [&](Cursor, uint64_t, const Tag &step) { host_->barrier(step, host_stream()); };
+  return enqueue(call, stream, [&] { carry(call, 1, none, send, none); });
+}
+
+// Who has taken the chunks of a call has brought its own before. A call that came long ago is done when a later one is.
+void StagedCollectives::await_release(Ticket ticket, device::Stream &stream) {
+  if (!released(ticket)) stream.wait(*done_[(ticket.phase - 1) % calls_kept]);
+}
+
+bool StagedCollectives::released(Ticket ticket) const noexcept {
+  return ticket.phase == 0 || done_[(ticket.phase - 1) % calls_kept]->done();
+}
+
+// All streams are idle, so every slot is free, also where ranks have come to different ones.
+void StagedCollectives::next_round() {
+  host_->next_round();
+  calls_ = chunks_ = 0;
+}
+
+}  // namespace fsdp::transport::staging

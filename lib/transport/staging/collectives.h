@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives over memory of devices through memory of the host: see conveyor.h for how the bytes travel. The host's
+// collectives compare the calls, tell when all ranks have brought their bytes, and keep rounds and failure.
+//
+// Ranks of one host whose parts lie in arenas of the team share the slots: each device takes what it needs from the
+// parts of the others and adds it in rank order. Else each has slots of its own, and the host's collectives bring and
+// add what is in them. Bits equal those of the host either way.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "transport/call/fingerprint.h"
+#include "transport/staging/conveyor.h"
+#include "transport/staging/pieces.h"
+#include "transport/staging/sizes.h"
+#include "transport/staging/slots.h"
+
+namespace fsdp::transport::staging {
+
+class StagedCollectives final : public Collectives {
+ public:
+  // team: of the host. host: of its ranks, of the same shape. slots: what they share; NULL without arenas.
+  StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr<Collectives> host, std::unique_ptr<Slots> slots,
+                    device::Device &device, const Sizes &sizes, const Shape &shape, const std::string &what);
+  ~StagedCollectives() override;
+
+  void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
+  Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
+  Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
+  Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket barrier(Tag tag, device::Stream &stream) override;
+  void await_release(Ticket ticket, device::Stream &stream) override;
+  bool released(Ticket ticket) const noexcept override;
+  uint64_t sent_bytes() const noexcept override { return host_->sent_bytes(); }
+
+  void quiesce() override { host_->quiesce(); }
+  void abandon() override { host_->abandon(); }
+  std::optional<Error> broken() const override { return host_->broken(); }
+  void next_round() override;
+
+ private:
+  static constexpr uint64_t calls_kept = 16;
+  // A rank that is at the step of a chunk has taken the chunk so many before. So a shared slot is free again when its
+  // successor by as many has been stepped through; chunks are brought one ahead of the steps, which makes it slots -
+  // lag - 1 = 1.
+  static constexpr uint64_t lag = 2;
+  static_assert(Conveyor::slots == lag + 2);
+  struct Addends;  // a sum as the device sees it
+
+  // Enqueues what `body` does between begin and end. If it does not come to its end no rank can go on.
+  template <class Body>
+  Ticket enqueue(Fingerprint &call, device::Stream &stream, Body &&body);
+  // For each chunk: bring(from, slot) fills a slot and returns where the next one begins; where slots are not shared
+  // send(from, slot, tag) gives it to the host's collectives; take(from, slot) does the rest of it.
+  template <class Bring, class Send, class Take>
+  void carry(const Fingerprint &call, uint64_t count, Bring &&bring, Send &&send, Take &&take);
+  void await_slot(uint64_t slot);
+  template <class Send>
+  void step(const Fingerprint &call, uint64_t chunk, Send &&send);
+  template <class GatherAt>
+  void carry_gathers(const Fingerprint &call, uint64_t count, GatherAt &&gather_at);
+  // Sums of shared slots, by the device.
+  void carry_shared(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
+  Addends addends_of(const Sum &sum) const;
+  void round_to_wire(const Sum &sum);
+  void bring_slices(const Addends &sum, const Piece &piece, std::byte *part);
+  void take_slices(uint64_t slot, uint64_t bytes);
+  void add(const Addends &sum, bool accumulate, const Piece &piece);
+  // ... and those of the host.
+  void carry_slices(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
+  void carry_wholes(const Fingerprint &call, std::span<const Sum> sums);
+
+  // Where rank r's bytes of a gathered piece are in a slot, and how many there may be of each rank.
+  std::byte *place(uint64_t slot, const Piece &piece, uint32_t r) const;
+  std::byte *own_slot(uint64_t slot) const { return memory_->data() + slot * sizes_.slot_bytes; }
+  uint64_t slot_room() const noexcept { return slots_ ? slots_->part_bytes() : sizes_.slot_bytes; }
+  uint64_t room_of(uint64_t parts) const noexcept { return slot_room() / parts / piece_alignment * piece_alignment; }
+  device::Stream &down() { return conveyor_.down(); }
+  device::Stream &up() { return conveyor_.up(); }
+  device::Stream &host_stream() { return conveyor_.lane().stream(); }
+
+  std::shared_ptr<Team> team_;
+  device::Device &device_;
+  Sizes sizes_;
+  Shape shape_;
+  std::unique_ptr<Collectives> host_;
+  std::unique_ptr<Slots> slots_;            // shared
+  std::unique_ptr<device::Memory> memory_;  // slots of this rank's own
+  uint32_t rank_;
+  uint32_t size_;
+  uint32_t block_;
+  std::unique_ptr<device::Memory> sums_;  // of the device, what it adds
+  std::array<std::unique_ptr<device::Event>, calls_kept> done_;
+  const device::Event *last_ = nullptr;  // of done_
+  uint64_t calls_ = 0;                   // of this round
+  uint64_t chunks_ = 0;                  // ... and their chunks: the same on all ranks
+  Conveyor conveyor_;                    // last: its work refers to the rest
+};
+
+}  // namespace fsdp::transport::staging
