@@ -472,6 +472,19 @@ TEST_F(ChildLeader, WhoHasLeftDoesNotComeBack) {
   }
 }
 
+// What a verdict of a broken parent names: rank -1 stands for a link, 3 and more are no ranks of the job.
+class StrangeRank : public ChildLeader, public testing::WithParamInterface<int32_t> {};
+INSTANTIATE_TEST_SUITE_P(NodeTree, StrangeRank, testing::Values(3, 16'384, INT32_MAX, -2, INT32_MIN),
+                         [](const auto &info) { return fmt::format("{}", static_cast<uint32_t>(info.param)); });
+
+TEST_P(StrangeRank, IsNotBlamed) {
+  nodes::VerdictMessage verdict{accuse_rank(Verdict::failed, 2, "it failed")};
+  verdict.accusation.rank = GetParam();
+  say(static_cast<uint32_t>(verdict.kind), nodes::bytes_of(verdict));
+  run_for(300);
+  EXPECT_NE(seat->control.verdict().rank, GetParam());
+}
+
 // Its connection stays open until the core is written, and nothing goes up there.
 TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
   NodePlan root = plan;
