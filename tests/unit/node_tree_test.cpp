@@ -485,6 +485,15 @@ TEST_P(StrangeRank, IsNotBlamed) {
   EXPECT_NE(seat->control.verdict().rank, GetParam());
 }
 
+// Nor is one of the ranks that died with another.
+TEST_F(ChildLeader, BlamesNoSetWithARankThatTheJobLacks) {
+  nodes::VerdictMessage verdict{accuse_rank(Verdict::died, 2, "ranks 2, 3 died")};
+  verdict.accusation.ranks.add(3);
+  say(static_cast<uint32_t>(verdict.kind), nodes::bytes_of(verdict));
+  run_for(300);
+  for (const uint32_t blamed : error_of(seat->control.verdict(), 1).ranks) EXPECT_LT(blamed, 3u);
+}
+
 // Its connection stays open until the core is written, and nothing goes up there.
 TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
   NodePlan root = plan;
