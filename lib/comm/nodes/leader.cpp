@@ -176,10 +176,8 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
   if (const auto post = nodes::as<nodes::Post>(frame)) return hear(from, *post);
   if (const auto text = nodes::as<nodes::WaitText>(frame)) return hear(from, *text);
   if (nodes::as<nodes::Goodbye>(frame)) return peers_.at(from).leave();
-  if (const auto verdict = nodes::as<nodes::VerdictMessage>(frame)) {
-    if (believable(verdict->accusation)) control_.decide(verdict->accusation);
-    return;
-  }
+  const auto verdict = nodes::as<nodes::VerdictMessage>(frame);
+  if (verdict && believable(verdict->accusation)) return control_.decide(verdict->accusation);
   const auto report = nodes::as<nodes::Report>(frame);
   if (report && believable(report->accusation)) {
     if (control_.accused()) return say(from, nodes::VerdictMessage{control_.verdict()});
