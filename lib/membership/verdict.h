@@ -36,6 +36,12 @@ class RankSet {
     for (const uint64_t word : words_) any |= word;
     return any == 0;
   }
+  // None of them is `count` or more.
+  bool within(uint32_t count) const noexcept {
+    uint64_t beyond = count < most && count % 64 ? words_[count / 64] >> count % 64 : 0;
+    for (uint32_t i = (count + 63) / 64; i < most / 64; ++i) beyond |= words_[i];
+    return beyond == 0;
+  }
   std::vector<uint32_t> list() const;
 
  private:

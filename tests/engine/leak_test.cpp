@@ -67,7 +67,8 @@ constexpr uint64_t heap_noise = 64 * 1024;  // a context remembers some hundred 
 // Far less than eighteen rounds' memory of any role: leak_scenario.
 constexpr uint64_t stacks_kib = 12 * 1024;
 
-// A round that leaks one page, one mapping or one descriptor is seen: those of eighteen are more than the noise allowed.
+// A round that leaks one page, one mapping or one descriptor is seen: those of eighteen are more than the noise
+// allowed.
 void expect_level(const std::function<void(int)> &round) {
   const size_t standing = fsdp::test::library_threads();  // of contexts that outlive the rounds
   Level second;

@@ -473,6 +473,29 @@ TEST_F(ChildLeader, WhoHasLeftDoesNotComeBack) {
   }
 }
 
+// What a verdict of a broken parent names: rank -1 stands for a link, 3 and more are no ranks of the job.
+class StrangeRank : public ChildLeader, public testing::WithParamInterface<int32_t> {};
+INSTANTIATE_TEST_SUITE_P(NodeTree, StrangeRank, testing::Values(3, 16'384, INT32_MAX, -2, INT32_MIN),
+                         [](const auto &info) { return fmt::format("{}", static_cast<uint32_t>(info.param)); });
+
+TEST_P(StrangeRank, IsNotBlamedButWhoSaysSo) {
+  tree::VerdictMessage verdict{accuse_rank(Verdict::failed, 2, "it failed")};
+  verdict.accusation.rank = GetParam();
+  say(static_cast<uint32_t>(verdict.kind), tree::bytes_of(verdict));
+  run_for(2000);
+  EXPECT_EQ(seat->control.verdict().rank, 0);
+  EXPECT_TRUE(seat->control.verdict().copy_text().ends_with("sent what is no message of this version of the library"));
+}
+
+// Nor is one of the ranks that died with another.
+TEST_F(ChildLeader, BlamesNoSetWithARankThatTheJobLacks) {
+  tree::VerdictMessage verdict{accuse_rank(Verdict::died, 2, "ranks 2, 3 died")};
+  verdict.accusation.ranks.add(3);
+  say(static_cast<uint32_t>(verdict.kind), tree::bytes_of(verdict));
+  run_for(300);
+  for (const uint32_t blamed : error_of(seat->control.verdict(), 1).ranks) EXPECT_LT(blamed, 3u);
+}
+
 // Its connection stays open until the core is written, and nothing goes up there.
 TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
   NodePlan root = plan;

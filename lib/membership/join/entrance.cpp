@@ -20,7 +20,6 @@ using namespace std::chrono_literals;
 // proven nothing for a while makes room, so that silent strangers do not keep the ranks out.
 constexpr size_t most_at_entrance = 256;
 constexpr auto time_at_entrance = 10s;
-constexpr auto least_time = 500ms;
 constexpr uint32_t most_notes = 32;
 
 // A unix socket shows whose process is at its other end.

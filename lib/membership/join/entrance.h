@@ -21,6 +21,8 @@ class Entrance {
   using Clock = std::chrono::steady_clock;
   // Takes the stream of who may join; of one that it leaves here, the connection ends.
   using Admit = std::function<void(FrameStream &stream, message::Join &join)>;
+  // However many strangers come, each has this time to prove the secret.
+  static constexpr auto least_time = std::chrono::milliseconds(500);
 
   // Of rank options.rank. All outlive it.
   Entrance(const WorldOptions &options, Listeners &listeners, const std::string &label)

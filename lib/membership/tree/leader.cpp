@@ -176,10 +176,8 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
   if (const auto post = tree::as<tree::Post>(frame)) return hear(from, *post);
   if (const auto text = tree::as<tree::WaitText>(frame)) return hear(from, *text);
   if (tree::as<tree::Goodbye>(frame)) return peers_.at(from).leave();
-  if (const auto verdict = tree::as<tree::VerdictMessage>(frame)) {
-    if (believable(verdict->accusation)) control_.decide(verdict->accusation);
-    return;
-  }
+  const auto verdict = tree::as<tree::VerdictMessage>(frame);
+  if (verdict && believable(verdict->accusation)) return control_.decide(verdict->accusation);
   const auto report = tree::as<tree::Report>(frame);
   if (report && believable(report->accusation)) {
     if (control_.accused()) return say(from, tree::VerdictMessage{control_.verdict()});
@@ -194,7 +192,7 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
 // From above it is of none here or below, from below of one there: who is above says to all below what it has heard
 // from any of them. And by way of a refuge one may hear what was so before a rank left.
 bool NodeLeader::fits(uint32_t from, const NodePeer &peer, const tree::State &state) const {
-  if (state.rank >= plan_.node_of.size()) return false;
+  if (state.rank >= plan_.node_of.size() || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan_.node_of[state.rank];
   if (peer.above() ? plan_.is_above(node(), of) : !plan_.is_above(from, of)) return false;
   return state.membership >= static_cast<uint32_t>(control_.membership(state.rank));
@@ -215,13 +213,14 @@ void NodeLeader::hear(uint32_t from, std::vector<tree::State> states) {
 }
 
 void NodeLeader::hear(uint32_t from, const tree::Post &post) {
+  const bool everybody = post.to == tree::Post::everybody;
+  if (post.rank >= plan_.node_of.size() || (!everybody && post.to >= plan_.node_of.size())) return;
   spread(post, from);
-  const bool here =
-      post.to == tree::Post::everybody || (post.to < plan_.node_of.size() && plan_.node_of[post.to] == node());
-  if (here) mirror_.apply(post);
+  if (everybody || plan_.node_of[post.to] == node()) mirror_.apply(post);
 }
 
 void NodeLeader::hear(uint32_t from, const tree::WaitText &text) {
+  if (text.rank >= plan_.node_of.size()) return;
   spread(text, from);
   mirror_.apply(text);
 }

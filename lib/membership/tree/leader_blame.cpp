@@ -60,8 +60,9 @@ void NodeLeader::accuse(const Accusation &accusation) {
 }
 
 bool NodeLeader::believable(const Accusation &accusation) const {
+  const size_t ranks = plan_.node_of.size();
   return accusation.kind > Verdict::none && accusation.kind <= Verdict::destroyed && accusation.rank >= -1 &&
-         accusation.rank < static_cast<int32_t>(plan_.node_of.size());
+         accusation.rank < static_cast<int32_t>(ranks) && accusation.ranks.within(static_cast<uint32_t>(ranks));
 }
 
 // The next on the way to who decides, or this node. Nobody: a refuge is looked for still, or there is none.

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// A job of nine hosts with two ranks each. The leader of one of them is the library's, and two of its neighbours are
+// the fuzzer's: one that says anything, and an honest one, which hears what the leader makes of that.
+//
+//          0             a child of the root (0, 1), a parent (1, 0), a child (1, 3), one that takes refuge (1, 5),
+//        1   2           and a refuge (3, 0), once the parent has left
+//       3 4 5 6
+//      7 8
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "membership/tree/leader.h"
+
+namespace fsdp::membership::fuzz {
+
+constexpr uint32_t node_count = 9, ranks_of_node = 2, world_size = node_count * ranks_of_node;
+
+inline void require(bool well, const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+  if (well) return;
+  std::fprintf(stderr, "%s:%d: not so\n", file, line);
+  std::abort();
+}
+
+enum class Way { tree, refugee, refuge };
+struct Shape {
+  uint32_t self, hostile, honest;
+  Way way;
+};
+constexpr Shape shapes[] = {
+    {0, 1, 2, Way::tree}, {1, 0, 3, Way::tree}, {1, 3, 0, Way::tree}, {1, 5, 0, Way::refugee}, {3, 0, 7, Way::refuge}};
+
+// What outlives an input: the memory of a leader's host, and the sockets that others find it at.
+class Host {
+ public:
+  explicit Host(uint32_t node);
+  static Host &of(uint32_t node);
+  // All is as it was at first.
+  void reset();
+
+  NodePlan plan;
+  Seat &seat() { return *seat_; }
+  Control &control() { return seat_->control; }
+  std::vector<std::byte> memory() const { return {memory_.data(), memory_.data() + memory_.size_bytes()}; }
+  // But for the verdict.
+  bool differs(const std::vector<std::byte> &before) const;
+  LeaderListener listener() const { return {door_.duplicate(), datagrams_.duplicate(), {}}; }
+  const Fd &door() const { return door_; }
+  void send_datagram(std::span<const uint8_t> bytes) const;
+  const Fd &refuge() const { return refuge_; }  // where the leader of node 0 listens
+
+ private:
+  Host(uint32_t node, Fd file);
+  void find_verdict();
+
+  Fd file_;
+  Fd door_, datagrams_, datagrams_from_, refuge_;  // those before the last are unix sockets: nothing comes late
+  std::unique_ptr<Seat> seat_;
+  Mapping memory_;
+  std::vector<std::byte> first_;
+  size_t verdict_begin_ = 0, verdict_end_ = 0;
+};
+
+class Scene {
+ public:
+  // greets: whoever comes by a connection of its own says first what a leader says; else the input does.
+  Scene(const Shape &shape, bool parent_of_refugee_left, bool greets);
+  ~Scene();
+
+  Host &host() { return host_; }
+  const NodePlan &plan() const { return host_.plan; }
+  Control &control() { return host_.control(); }
+  FrameStream &hostile() { return hostile_; }
+  // All that the hostile one has said is there.
+  void deliver();
+  // Reads what it is told, until its connection ends where that is awaited.
+  void drain(bool ends);
+  bool connected() const { return static_cast<bool>(hostile_); }
+  // May the other end tell of this rank?
+  bool tells_of(uint32_t rank) const;
+  // One round of the leader, so much later; what the honest one hears of it makes sense.
+  void round(uint64_t ms);
+  void send_datagram(std::span<const uint8_t> bytes) const { host_.send_datagram(bytes); }
+  // Behind its mark, and with its proof.
+  void send_true_datagram(uint32_t from, uint32_t kind, uint64_t number) const;
+  // The fuzzer has said of the honest one that it is dumping core.
+  void give_honest_up() { expects_beats_ = false; }
+  const std::optional<Accusation> &verdict() const { return verdict_; }
+  uint64_t beats_heard() const { return beats_; }
+  bool expects_beats() const { return expects_beats_; }
+
+ private:
+  FrameStream join(NodeLinks &links, uint32_t node);
+  void seek_shelter(bool greets);
+  void give_shelter(bool greets);
+  void prove(Fd socket, Role role, bool greets);
+  bool over_tcp() const { return shape_.way == Way::refuge; }
+  void check_verdict();
+  void say_honest_beat();
+  void hear_honest();
+  void check_heard(const Frame &frame);
+  bool honest_may_hear_of(const tree::State &state) const;
+
+  Shape shape_;
+  Host &host_;
+  FrameStream hostile_, honest_;
+  std::unique_ptr<NodeLeader> leader_;
+  std::optional<Accusation> verdict_;
+  uint64_t beats_ = 0, own_beat_ms_ = 0;
+  bool expects_beats_ = true;
+};
+
+// As the contract has it: a failure, of ranks of the job.
+bool is_verdict(const Accusation &accusation);
+
+}  // namespace fsdp::membership::fuzz

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a leader makes of messages that another one should not have sent. See tests/fuzz/leader_fuzzer.cpp, too.
+#include "node_job.h"
+
+namespace fsdp::transport::test {
+namespace {
+
+FrameStream join(NodeLinks &links, uint32_t node) {
+  int ends[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  links.emplace(node, FrameStream(Fd(ends[0]), tree::longest, StreamKeys{}));
+  return FrameStream(Fd(ends[1]), tree::longest, StreamKeys{});
+}
+
+template <class M>
+void say(FrameStream &stream, const M &message) {
+  stream.queue(static_cast<uint32_t>(message.kind), tree::bytes_of(message));
+  stream.flush();
+}
+
+// Of ranks that the job lacks, to such ranks, or of a membership that there is not: others would refuse it, too.
+TEST(NodeTree, NothingThatMakesNoSenseIsPassedOn) {
+  Rank rank;
+  NodePlan plan{0, {0, 1, 2}, {{0, "h", ""}, {1, "h", ""}, {2, "h", ""}}, "secret", "job"};
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (NodePlace &place : plan.nodes) place.address = listener.address;
+  NodeLinks links;
+  FrameStream broken = join(links, 1), other = join(links, 2);
+  auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
+  NodeLeader leader(*seat, plan, std::move(links), std::move(listener));
+  say(broken, tree::Post{3, tree::Post::everybody, {}, {}});
+  say(broken, tree::Post{1, 3, {}, {}});
+  say(broken, tree::WaitText{3, 1, {}});
+  const tree::StateMap states = {{1, {1, 0, 4, 0, 0}}, {3, {3, 0, 1, 0, 0}}};
+  for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) broken.queue(frame);
+  broken.flush();
+  say(broken, tree::Post{1, tree::Post::everybody, {}, {}});
+  for (int i = 0; i < 10; ++i) leader.run(-1, 1);
+  std::vector<uint32_t> heard;
+  while (const auto frame = other.receive())
+    if (!tree::as<tree::Beat>(*frame)) heard.push_back(frame->kind);
+  EXPECT_EQ(heard, std::vector<uint32_t>{static_cast<uint32_t>(tree::Kind::post)});
+}
+
+}  // namespace
+}  // namespace fsdp::transport::test
