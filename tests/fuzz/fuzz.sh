@@ -50,7 +50,7 @@ build_parsers() {
 # fuzz_parser NAME SECONDS LONGEST
 fuzz_parser() {
   mkdir -p "build-fuzz/corpus-$1"
-  "build-fuzz/$1" -max_total_time="$2" -max_len="$3" -rss_limit_mb=1024 -print_final_stats=1 \
+  "build-fuzz/$1" -seed=$((seed / 1000000 % 4294967295 + 1)) -max_total_time="$2" -max_len="$3" -rss_limit_mb=1024 -print_final_stats=1 \
     -artifact_prefix=build-fuzz/ "build-fuzz/corpus-$1" "tests/fuzz/corpus/$1"
 }
 

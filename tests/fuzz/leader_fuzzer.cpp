@@ -127,7 +127,7 @@ class Play {
     switch (input_.number() % 16) {
       default: return say(read_frame(input_));
       case 10: return say_bytes();
-      case 11: return scene_.round(input_.number() * uint64_t{8});
+      case 11: return let_time_pass(input_.number() * uint64_t{8});
       case 12: return say_datagram();
       case 13: return say_true_datagram();
       case 14: return suspect();
@@ -221,7 +221,9 @@ class Play {
     unsure_ |= too_long;
     if (may_blame_ || !promised_.empty()) return;
     if (ends) promised_ = "sent what is no message of this version of the library";
-    if (too_long && shapes[number_].way == Way::tree) promised_ = "cannot hear";
+    const uint32_t leader = scene_.plan().nodes[shapes[number_].hostile].leader;
+    const bool stays = scene_.control().membership(leader) <= Membership::member;  // one that has left may hang up
+    if (too_long && shapes[number_].way == Way::tree && stays) promised_ = "cannot hear";
   }
   void note(const Frame &frame, const std::vector<RankView> &views, bool accused) {
     const auto changed = [&](auto member) {
@@ -263,6 +265,11 @@ class Play {
     const auto before = scene_.host().memory();
     scene_.round(0);
     require(!scene_.host().differs(before));
+  }
+  // Those that say nothing meanwhile may be blamed for that.
+  void let_time_pass(uint64_t ms) {
+    may_blame_ |= ms > 0;
+    scene_.round(ms);
   }
   // A rank of this host has found something itself.
   void suspect() {

@@ -260,10 +260,18 @@ void Scene::drain(bool ends) {
   }
 }
 
+// A refuge tells of nodes whose way to the root has left.
+bool Scene::has_detour(uint32_t node) const {
+  for (; node != 0; node = plan().parent_of(node))
+    if (host_.control().membership(plan().nodes[plan().parent_of(node)].leader) >= Membership::left) return true;
+  return false;
+}
+
 bool Scene::tells_of(uint32_t rank) const {
   const uint32_t of = plan().node_of[rank];
   const bool above = shape_.way == Way::refuge || (plan().has_parent() && plan().parent() == shape_.hostile);
-  return above ? !plan().is_above(plan().node(), of) : plan().is_above(shape_.hostile, of);
+  if (above) return !plan().is_above(plan().node(), of);
+  return plan().is_above(shape_.hostile, of) || (NodePlan::is_refuge(shape_.hostile) && has_detour(of));
 }
 
 void Scene::say_honest_beat() {
@@ -323,7 +331,8 @@ void Scene::check_heard(const Frame &frame) {
 bool Scene::honest_may_hear_of(const tree::State &state) const {
   if (state.rank >= world_size || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan().node_of[state.rank];
-  if (plan().is_child(shape_.honest)) return !plan().is_above(shape_.honest, of);
+  // What a refuge tells goes to all children: the one that it comes from, or is of, does not believe it.
+  if (plan().is_child(shape_.honest)) return !plan().is_above(shape_.honest, of) || has_detour(of);
   return plan().is_above(plan().node(), of) || tells_of(state.rank);  // the parent looks whether that fits
 }
 

@@ -94,6 +94,7 @@ class Scene {
   bool expects_beats() const { return expects_beats_; }
 
  private:
+  bool has_detour(uint32_t node) const;
   FrameStream join(NodeLinks &links, uint32_t node);
   void seek_shelter(bool greets);
   void give_shelter(bool greets);

@@ -42,5 +42,30 @@ TEST(NodeTree, NothingThatMakesNoSenseIsPassedOn) {
   EXPECT_EQ(heard, std::vector<uint32_t>{static_cast<uint32_t>(tree::Kind::post)});
 }
 
+// Nodes 1 and 2 are below node 0, and node 3 is below node 1. Once node 1 has left, node 3 takes refuge at node 2.
+TEST(NodeTree, TheRootBelievesARefugeOfNodesWhoseParentHasLeft) {
+  Rank rank;
+  NodePlan plan{0, {0, 1, 2, 3}, {{0, "h", ""}, {1, "h", ""}, {2, "h", ""}, {3, "h", ""}}, "secret", "job"};
+  plan.degree = 2;
+  LeaderListener listener = open_leader_listener("127.0.0.1");
+  for (NodePlace &place : plan.nodes) place.address = listener.address;
+  NodeLinks links;
+  FrameStream parent = join(links, 1), refuge = join(links, 2);
+  auto seat = create_lone_seat(0, 4, rank.waiter, rank.failure);
+  for (uint32_t r = 0; r < 4; ++r) seat->control.set_membership(r, Membership::member);
+  NodeLeader leader(*seat, plan, std::move(links), std::move(listener));
+  const auto say_that_rank_3_left = [&] {
+    const tree::StateMap states = {{3, {3, 0, static_cast<uint32_t>(Membership::left), 0, 0}}};
+    for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) refuge.queue(frame);
+    refuge.flush();
+    for (int i = 0; i < 10; ++i) leader.run(-1, 1);
+  };
+  say_that_rank_3_left();
+  EXPECT_EQ(seat->control.membership(3), Membership::member) << "node 1 would have said it";
+  seat->control.set_membership(1, Membership::left);
+  say_that_rank_3_left();
+  EXPECT_EQ(seat->control.membership(3), Membership::left);
+}
+
 }  // namespace
 }  // namespace fsdp::transport::test

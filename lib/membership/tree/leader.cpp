@@ -189,12 +189,20 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
 }
 
-// From above it is of none here or below, from below of one there: who is above says to all below what it has heard
-// from any of them. And by way of a refuge one may hear what was so before a rank left.
+// Has a node between this one and the root left? Then a refuge tells of it in place of its parent.
+bool NodeLeader::has_detour(uint32_t node) const {
+  for (; node != 0; node = plan_.parent_of(node))
+    if (in_order(plan_.parent_of(node))) return true;
+  return false;
+}
+
+// A state from above is of no node here or below. A state from below is of a node there, or of one that has taken
+// refuge there. By way of a refuge one may hear what was so before a rank left.
 bool NodeLeader::fits(uint32_t from, const NodePeer &peer, const tree::State &state) const {
   if (state.rank >= plan_.node_of.size() || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan_.node_of[state.rank];
-  if (peer.above() ? plan_.is_above(node(), of) : !plan_.is_above(from, of)) return false;
+  const bool is_below = plan_.is_above(from, of) || (NodePlan::is_refuge(from) && has_detour(of));
+  if (peer.above() ? plan_.is_above(node(), of) : !is_below) return false;
   return state.membership >= static_cast<uint32_t>(control_.membership(state.rank));
 }
 

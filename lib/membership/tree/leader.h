@@ -62,6 +62,7 @@ class NodeLeader final : public Chore {
   void heard(uint32_t from);
   void hear(uint32_t from, const Frame &frame);
   void hear(uint32_t from, std::vector<tree::State> states);
+  bool has_detour(uint32_t node) const;
   bool fits(uint32_t from, const NodePeer &peer, const tree::State &state) const;
   void hear(uint32_t from, const tree::Post &post);
   void hear(uint32_t from, const tree::WaitText &text);
