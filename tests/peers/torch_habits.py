@@ -363,6 +363,11 @@ def closing_gives_the_module_back(shard):
         told = [raises(use, "sharded.close()", "full_state_dict()") for use in uses]
         if told != [True] * len(uses) or raises(lambda: module.layers[1](X), "layers.1.weight") is not True:
             return f"weights that are gone: {told}"
+        failed = raises(lambda: module.layers[1].weight.data.copy_(torch.ones(3)), "layers.1.weight")
+        with torch.no_grad():
+            failed = failed is True and raises(lambda: module.layers[1].weight.copy_(torch.ones(3)), "size")
+        if failed is not True or raises(module.layers[1].weight.sum, "layers.1.weight") is not True:
+            return f"a write that failed has made a weight of no values: {failed}"
         module.load_state_dict(full)
     alone = net()
     alone.load_state_dict(full)

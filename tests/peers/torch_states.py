@@ -119,7 +119,7 @@ def a_layer_loads_its_own(module, sharded):
 
 
 class Block(nn.Module):
-    """Parts of two levels, a part that two others share, and parameters of the block's own."""
+    """Parts of two levels, parameters of the block's own, and a weight that it shares with two of its parts."""
 
     def __init__(self):
         super().__init__()
@@ -127,7 +127,7 @@ class Block(nn.Module):
         self.gain = nn.Parameter(torch.ones(8))
         self.inner = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
         self.outer = nn.Linear(8, 8)
-        self.outer.weight = self.inner[0].weight
+        self.outer.weight = self.shared = self.inner[0].weight
 
     def forward(self, x):
         return x + self.outer(self.inner(x)) * self.gain
@@ -156,13 +156,57 @@ def parts_of_layers_save_and_load_their_own(shard):
         wanted = {name: value * 2 + 1 for name, value in state.items()}
         part.load_state_dict(wanted, assign=path.endswith("1"))
         full = sharded.full_state_dict()
-        shared = {name.replace("inner.0", "outer") for name in own} | {name.replace("outer", "inner.0") for name in own}
-        shared = {name for name in shared if name.endswith("weight")}
-        others = {name: value for name, value in full.items() if name not in own and name not in shared}
+        names = dict(module.named_parameters(remove_duplicate=False))
+        loaded = {id(names[name]) for name in own}
+        others = {name: value for name, value in full.items() if id(names[name]) not in loaded}
         if not equal({name: full[name] for name in own}, {prefix + name: value for name, value in wanted.items()}):
             return f"{path!r} has not loaded its own"
         if not equal(others, {name: before[name] for name in others}):
             return f"the load of {path!r} has changed others"
+    module(X).pow(2).mean().backward()
+    sharded.step(RATE)
+    return True
+
+
+class Turned(nn.Linear):
+    """Saves and loads by methods of its own: its weight turned, beside the usual names."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "turned"] = self.weight.detach().t()
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        state.pop(prefix + "turned", None)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class Foreign(nn.Linear):
+    """Loads without torch's method, so that no hook of torch hears of its beginning."""
+
+    def _load_from_state_dict(self, state, prefix, metadata, strict, missing, unexpected, errors):
+        self.loaded = {name: state.pop(prefix + name) for name in ("weight", "bias")}
+
+
+def parts_with_methods_of_their_own_save_and_load(shard):
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Sequential(Turned(8, 8), nn.Tanh(), Foreign(8, 8)), Turned(8, 8), nn.Linear(8, 8))
+    sharded = shard(module, held_groups=1)
+    full, saved = sharded.full_state_dict(), module.state_dict()
+    if not sharded.hides_weights:  # as in torch, they are the weights
+        saved = {name: value.clone() for name, value in saved.items()}
+    sharded.load_full_state_dict({name: value * 0 for name, value in full.items()})
+    for name in ("0.0", "1"):
+        if not torch.equal(saved[name + ".turned"], full[name + ".weight"].t()):
+            return f"{name}.turned is not a copy of the weight"
+    publishes, publish = [], sharded.publish
+    sharded.publish = lambda: publishes.append(publish())
+    module.load_state_dict({name: value + 1 for name, value in full.items()})
+    if len(publishes) != 1:
+        return f"one load is one update window, not {len(publishes)}"
+    now = sharded.full_state_dict()
+    wanted = {name: value * 0 if name.startswith("0.2") else value + 1 for name, value in full.items()}
+    if not equal(now, wanted) or not torch.equal(module[0][2].loaded["bias"], full["0.2.bias"] + 1):
+        return "what loads by torch's method, and nothing else, is to be loaded"
     module(X).pow(2).mean().backward()
     sharded.step(RATE)
     return True
@@ -239,4 +283,4 @@ HABITS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(run_habits(HABITS, [parts_of_layers_save_and_load_their_own]))
+    sys.exit(run_habits(HABITS, [parts_of_layers_save_and_load_their_own, parts_with_methods_of_their_own_save_and_load]))

@@ -9,7 +9,7 @@
 
 Hooks unshard and reshard each layer; a backward pass unshards the weights that it needs. libfsdp takes each gradient
 from autograd as soon as it is complete. Gradients of several backward passes before a step add up. The sharded module
-must run in eager mode: torch.compile works on a part of a layer, but not on the module or on a layer.
+must run in eager mode: after shard() compile layers or parts of them, not the module as one graph.
 """
 
 from ..constants import MissingGrad

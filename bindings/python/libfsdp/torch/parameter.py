@@ -96,17 +96,21 @@ class ClosedParameter(Parameter):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function in _WRITES and type(args[0]) is ClosedParameter:
-            args[0]._reopen()
+            return args[0]._fill(function, *args[1:], **kwargs)
         if function not in _METADATA:
             for param in _tensors_in((*args, *kwargs.values()), ClosedParameter):
                 refuse_closed(param.closed_name, _name_of(function))
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 
-    def _reopen(self):
+    def _fill(self, function, *args, **kwargs):
+        """A write that fails leaves the parameter closed."""
+        filled = Parameter(torch.empty(self.shape, dtype=self.dtype, device=self.device), requires_grad=False)
+        function(filled, *args, **kwargs)
         self.__class__ = Parameter
-        self.data = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        self.data = filled.data
         del self.closed_name
+        return self
 
     def __repr__(self):
         return f"Parameter(closed by libfsdp, {tuple(self.shape)}, {self.dtype})"

@@ -59,10 +59,14 @@ class StateDicts:
             layer.hold(Phase.EVAL)
 
     def take(self, part, module, layers, state, prefix):
-        """Copies the weights in the state dict: the layers are resharded before the call returns."""
+        """Copies the weights in the state dict: the layers are resharded before the call returns. A part's weights have
+        the names of its parameters. A part with its own method may save others: so the state dict of a layer, and of
+        the part that was called, is looked through whole."""
         if part is not module:
             return
-        for name in [name for name in state if name.startswith(prefix)]:
+        is_layer = any(layer.module is module for layer in layers)
+        names = state if is_layer or not prefix else [prefix + attribute for attribute in module._parameters]
+        for name in [name for name in names if name in state and name.startswith(prefix)]:
             place = self.owner.saved.find(state[name]) if isinstance(state[name], torch.Tensor) else None
             if place and place[0] in layers:
                 state[name] = state[name].clone()
