@@ -31,13 +31,13 @@ struct WorldOptions {
   // Rank 0 of a job that failed tells it to ranks that still come in this time: else they look for it until a timeout.
   uint32_t farewell_ms = 400;
   std::function<void(fsdp_log_level, const std::string &)> log = {};  // on the caller's thread; may be empty
-  // From any thread, as long as the world or a team of it lives; may be empty.
+  // Called from any thread while the world or one of its teams exists; may be empty.
   std::function<void(fsdp_log_level, const std::string &)> log_later = {};
 };
 
-// The world as the launcher's variables say it: torchrun (and whoever sets RANK and WORLD_SIZE), else Open MPI, Slurm,
-// MPICH; FSDP_RENDEZVOUS says where to meet instead of them. None set: a world of one. Throws INVALID_ARGUMENT naming
-// what is missing or wrong.
+// Reads the launcher's variables: those of torchrun (RANK and WORLD_SIZE), else of Open MPI, Slurm or MPICH.
+// FSDP_RENDEZVOUS overrides where they meet. Without any of them the world has one rank. Throws INVALID_ARGUMENT that
+// names what is missing or wrong.
 WorldOptions read_launcher_environment();
 // For rank and size that the caller gives: secret, attempt and, where it gives none, the rendezvous.
 void complete_world(WorldOptions &options);

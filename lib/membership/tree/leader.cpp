@@ -189,7 +189,8 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
 }
 
-// Has a node between this one and the root left? Then a refuge tells of it in place of its parent.
+// True if a node between the given one and the root has left. A refuge then tells of the given node in place of its
+// parent.
 bool NodeLeader::has_detour(uint32_t node) const {
   for (; node != 0; node = plan_.parent_of(node))
     if (in_order(plan_.parent_of(node))) return true;

@@ -28,7 +28,7 @@ void NodeLeader::find_dead() {
 // Other ranks of a neighbour's node say so of its leader, whose kernel holds the connection until the core is written.
 void NodeLeader::hear_of_dump(uint32_t of, int32_t process) {
   const uint32_t leader = plan_.nodes[of].leader;
-  if (of == node() || in_order(of) || reported_.contains(leader)) return;
+  if (in_order(of) || reported_.contains(leader)) return;
   if (NodePeer *peer = find(of)) peer->end();
   RankSet dead;
   dead.add(leader);
