@@ -21,12 +21,8 @@ inline fsdp_status report_current(engine::Context *context, bool inside = true) 
     throw;
   } catch (const Error &error) {
     return report(context, error, inside);
-  } catch (const std::bad_alloc &) {
-    return report(context, Error(FSDP_OUT_OF_MEMORY, "the heap is exhausted"), inside);
-  } catch (const std::exception &error) {
-    return report(context, Error(FSDP_INTERNAL, error.what()), inside);
   } catch (...) {
-    return report(context, Error(FSDP_INTERNAL, "an unknown exception"), inside);
+    return report(context, current_error(), inside);
   }
 }
 
@@ -80,8 +76,8 @@ void run_call(engine::Model &model, const char *name, Body &&body) {
   } catch (Error &error) {
     model.note_failure(name, error);
     throw;
-  } catch (const std::exception &other) {
-    Error error(FSDP_INTERNAL, other.what());
+  } catch (...) {
+    Error error = current_error();
     model.note_failure(name, error);
     throw;
   }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 namespace fsdp {
@@ -47,6 +48,21 @@ ThreadNumbers thread_numbers;
 uint64_t thread_number() noexcept { return thread_numbers.get(); }
 
 std::string vformat_text(fmt::string_view format, fmt::format_args args) { return fmt::vformat(format, args); }
+
+// The text of the second one needs no memory of the heap.
+Error current_error() {
+  try {
+    throw;
+  } catch (const Error &error) {
+    return error;
+  } catch (const std::bad_alloc &) {
+    return {FSDP_OUT_OF_MEMORY, "no memory left"};
+  } catch (const std::exception &error) {
+    return {FSDP_INTERNAL, error.what()};
+  } catch (...) {
+    return {FSDP_INTERNAL, "an unknown exception"};
+  }
+}
 
 void fail_errno(int code, const std::string &what) {
   const auto status = code == ENOMEM ? FSDP_OUT_OF_MEMORY : FSDP_SYSTEM;

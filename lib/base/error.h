@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,6 +49,19 @@ template <class... Args>
 template <class... Args>
 [[noreturn]] void fail_rank(fsdp_status status, int32_t rank, fmt::format_string<Args...> format, Args &&...args) {
   throw Error(status, format_text(format, std::forward<Args>(args)...), rank);
+}
+
+// The exception that is being handled, as an Error. In a catch block.
+Error current_error();
+// Runs the body; what it throws, as an Error.
+template <class Body>
+std::optional<Error> capture_error(Body &&body) {
+  try {
+    body();
+    return {};
+  } catch (...) {
+    return current_error();
+  }
 }
 
 // A failed system call: `what` says what was being done; errno's text is added.

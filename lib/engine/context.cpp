@@ -11,7 +11,6 @@
 
 #include "base/machine_code.h"
 #include "engine/environment.h"
-#include "engine/outcome.h"
 #include "engine/saving.h"
 #include "membership/join/kernel.h"
 #include "membership/wire/secret.h"
@@ -218,7 +217,7 @@ void Context::require_no_other_capture(const Runtime *model, const char *call) c
 
 bool Context::run_alone(const std::function<void()> &body) {
   if (inside_.exchange(true, std::memory_order_acquire)) return false;
-  const auto error = catch_error(body);
+  const auto error = capture_error(body);
   inside_.store(false, std::memory_order_release);
   if (error) throw *error;
   return true;
@@ -229,7 +228,7 @@ void Context::close() {
   if (closed_)
     fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
   // First: it may be all that keeps a model.
-  const auto unsaved = catch_error([&] {
+  const auto unsaved = capture_error([&] {
     if (const auto saving = this->saving()) saving->wait("fsdp_close_context");
   });
   if (unsaved && unsaved->status == FSDP_INTERRUPTED) throw *unsaved;

@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "engine/outcome.h"
-
 namespace fsdp::engine {
 namespace {
 
@@ -116,7 +114,7 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
   auto violations = memory::find_violations(spec_);
   if (!violations.empty()) return violations;
   memory::ModelPlan planned;
-  if (const auto unplanned = catch_error([&] { planned = memory::plan_model(spec_); })) return {unplanned->message};
+  if (const auto unplanned = capture_error([&] { planned = memory::plan_model(spec_); })) return {unplanned->message};
   const auto needed = planned.role_bytes(spec_.mesh.inner(spec_.mesh.index_of(rank, call)), spec_.mesh.inner_size);
   for (const auto &[role, arena] : arenas_)
     if (arena.size_bytes < needed[role])

@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "engine/outcome.h"
-
 namespace fsdp::engine {
 
 // Ranks agree on the host which parameters a step skips, and a graph has its kernels for all steps.
@@ -29,7 +27,7 @@ void Graphs::begin_capture(fsdp_stream stream) {
          "follow; give fsdp_set_schedule another kind",
          call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_end_capture first", call);
-  const auto failed = catch_error([&] {
+  const auto failed = capture_error([&] {
     runtime_.context.require_no_other_capture(&runtime_, call);
     runtime_.step.require_unfailed(call);
     capture_ = std::make_shared<Capture>(runtime_, gatherer_, reducer_, optimizer_, meetings_.captures() + 1, stream);
@@ -53,8 +51,8 @@ std::shared_ptr<Capture> Graphs::end_capture(fsdp_stream stream) {
   require_no_replay(call);
   if (!capture_ && !failed_begin_.empty() && failed_at_ == meetings_.count()) end_failed_begin();  // throws
   if (!capture_) fail(FSDP_INVALID_STATE, "{}: the model is not being captured; call fsdp_begin_capture first", call);
-  const auto failed = catch_error([&] {
-    const auto apart = catch_error([&] { capture_->join(stream); });
+  const auto failed = capture_error([&] {
+    const auto apart = capture_error([&] { capture_->join(stream); });
     const std::string &spoilt = capture_->failure();
     meetings_.meet({.intent = Intent::capture,
                     .value = 0,
@@ -81,7 +79,7 @@ std::string Graphs::find_obstacle(const Capture &capture, fsdp_stream stream) {
   if (capture_) return "the model is being captured; call fsdp_end_capture first";
   if (runtime_.step.failed())
     return "this step has failed and must be discarded with fsdp_discard_step: " + runtime_.step.failure();
-  const auto refused = catch_error([&] {
+  const auto refused = capture_error([&] {
     runtime_.caller_stream(stream, "the stream of the launch");
     for (const Group &group : runtime_.groups) reducer_.check_writers(group, "the stream of the launch");
   });
@@ -104,7 +102,7 @@ void Graphs::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, 
   meetings_.check(Intent::replay);
   runtime_.calls.add(CallKind::replay, capture->number());
   prepared_ = {capture->number(), capture, stream};
-  const auto failed = catch_error([&] { capture->enter(lr, stream); });
+  const auto failed = capture_error([&] { capture->enter(lr, stream); });
   if (!failed) return;
   give_up_replay();
   throw *failed;
@@ -123,7 +121,7 @@ void Graphs::require_prepared(const Capture &capture, fsdp_stream stream, const 
 void Graphs::commit_replay(Capture &capture, fsdp_stream stream) {
   require_prepared(capture, stream, "fsdp_commit_replay");
   prepared_ = {};
-  const auto failed = catch_error([&] { capture.leave(runtime_.context.device().caller_stream(stream)); });
+  const auto failed = capture_error([&] { capture.leave(runtime_.context.device().caller_stream(stream)); });
   if (!failed) return;
   runtime_.context.fail_for_good(*failed, false);  // the graph is under way, and nothing is ordered behind it
   throw *failed;
@@ -148,7 +146,7 @@ void Graphs::await_prepared() noexcept {
     caller.record(*runtime_.marks.order);
     for (device::Stream *library : runtime_.library_streams()) library->wait(*runtime_.marks.order);
   };
-  const auto failed = catch_error([&] {
+  const auto failed = capture_error([&] {
     if (!runtime_.context.run_alone(join)) fail(FSDP_BUSY, "another thread is inside the context");
   });
   if (failed)

@@ -5,7 +5,6 @@
 
 #include "base/dtype.h"
 #include "engine/lr_scales.h"
-#include "engine/outcome.h"
 #include "engine/queues.h"
 #include "engine/trained.h"
 #include "memory/quantization.h"
@@ -34,10 +33,10 @@ void Model::seal_running() {
   Teams teams = create_teams(*context_, spec.mesh);
   transport::Team *const team = teams.all.get();
   std::unique_ptr<memory::ModelPlan> made;
-  const auto unplanned = catch_error([&] { made = declaration_.make_plan(); });
+  const auto unplanned = capture_error([&] { made = declaration_.make_plan(); });
   teams.number = context_->flight().count_models(name_ranks(*team, context_->world_size()));
   verify_declarations(*team, spec, unplanned ? memory::ModelPlan{} : *made, teams.number);
-  share_outcome(*team, unplanned);
+  transport::share_error(*team, unplanned, "fsdp_seal_model");
   plan_ = std::move(made);
   create_axes(teams, *context_, spec.mesh, spec.communicates());
   const TeamMemory exchanges = team_memory(teams, *context_, spec);
@@ -50,7 +49,8 @@ void Model::seal_running() {
   runtime_->set_trained(hash_trained(spec), true);
   // Where another rank fails, this one has no parts either: the model is not sealed.
   std::unique_ptr<SealedParts> parts;
-  share_outcome(*team, catch_error([&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); }));
+  transport::attempt_together(*team, "fsdp_seal_model",
+                              [&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); });
   parts_ = std::move(parts);
   warn_of_queues(*context_, runtime_->teams);
   if (context_->debug()) views_.emplace(*runtime_, runtime_->teams.number);

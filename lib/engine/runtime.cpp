@@ -5,8 +5,6 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/outcome.h"
-
 namespace fsdp::engine {
 namespace {
 
@@ -30,7 +28,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
       has_graphs(context.device_traits().graphs),
       replays(context) {
   device::Device &device = context.device();
-  const auto early = catch_error([&] {
+  const auto early = capture_error([&] {
     gathers.stream = device.create_stream("gather");
     reduces.stream = device.create_stream("reduce");
     marks.published = device.create_event();
@@ -45,12 +43,12 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   if (timeline) model_number_ = timeline->open_model();
   // What fails the ranks of one inner axis must fail those of the others.
   if (teams.outer)
-    share_outcome(*teams.all, catch_error([this] { make_inner(); }));
+    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { make_inner(); });
   else
     make_inner();
   // The outer axis waits for all of them, so it comes after.
   if (teams.outer)
-    share_outcome(*teams.all, catch_error([this] { make_parts(); }));
+    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { make_parts(); });
   else
     make_parts();
   team_news.tell();

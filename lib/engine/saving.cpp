@@ -5,7 +5,6 @@
 
 #include "base/json.h"
 #include "engine/model.h"
-#include "engine/outcome.h"
 #include "trace/span.h"
 #include "transport/exchange.h"
 
@@ -117,7 +116,7 @@ Saving::SavingProgress Saving::progress() const {
   if (!save_) return {};
   SavingProgress progress{true, save_->progress(), save_->name(), step_};
   if (progress.save.ended)
-    if (const auto failure = catch_error([&] { save_->result(); })) progress.failure = failure->status;
+    if (const auto failure = capture_error([&] { save_->result(); })) progress.failure = failure->status;
   return progress;
 }
 
@@ -157,7 +156,7 @@ void Context::forget_saving(const Saving *saving) noexcept {
 void Context::await_saving() {
   const auto saving = this->saving();
   if (!saving) return;
-  const auto error = catch_error([&] { saving->wait("a checkpoint that was committed before"); });
+  const auto error = capture_error([&] { saving->wait("a checkpoint that was committed before"); });
   failure_.check();
   if (error && error->status == FSDP_INTERRUPTED) throw *error;
   if (error) log(FSDP_LOG_WARNING, format_text("rank {}: the checkpoint before has failed: {}", rank_, error->message));

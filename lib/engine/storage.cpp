@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/storage.h"
 
-#include "engine/outcome.h"
 #include "engine/room.h"
 
 namespace fsdp::engine {
@@ -19,17 +18,17 @@ Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                  std::optional<Error> early)
     : spec_(spec), plan_(plan), callers_(callers), host_team_(*teams.inner), team_(*teams.inner_data), device_(device) {
   std::vector<device::MemoryLimit> limits;
-  const auto unread = catch_error([&] { limits = device::read_memory_limits(); });
+  const auto unread = capture_error([&] { limits = device::read_memory_limits(); });
   if (!early) early = unread;
   check_room(*teams.all, needed_bytes(), limits);
   // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
-  if (!early) early = catch_error([this] { allocate_all_own(); });
-  share_outcome(*teams.all, early);
+  if (!early) early = capture_error([this] { allocate_all_own(); });
+  transport::share_error(*teams.all, early, "fsdp_seal_model");
   // The ranks of one inner axis fail alike; those of another must learn it.
   if (spec_.mesh.outer_size == 1)
     allocate_arenas();
   else
-    share_outcome(*teams.all, catch_error([this] { allocate_arenas(); }));
+    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { allocate_arenas(); });
   buckets_.resize(plan_.buckets.size());
   for (size_t b = 0; b < buckets_.size(); ++b) place(plan_.buckets[b], buckets_[b]);
   for (size_t role = 1; role < allocated_.size(); ++role) allocated_[0] += allocated_[role];

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "engine/context.h"
-#include "engine/outcome.h"
 
 namespace fsdp::engine {
 
@@ -44,9 +43,9 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
   };
   if (!teams.outer) return make_inner();
   // What fails the ranks of one axis, say a host without NCCL, must fail those of the others.
-  share_outcome(*teams.all, catch_error(make_inner));
-  share_outcome(*teams.all,
-                catch_error([&] { teams.outer_data = context.create_device_team(teams.outer, context.transport()); }));
+  transport::attempt_together(*teams.all, "fsdp_seal_model", make_inner);
+  transport::attempt_together(*teams.all, "fsdp_seal_model",
+                              [&] { teams.outer_data = context.create_device_team(teams.outer, context.transport()); });
 }
 
 void TeamNews::tell() noexcept {

@@ -18,6 +18,27 @@ std::string_view text_of(const std::vector<std::byte> &bytes) {
   return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
+// What is sent of an error, and behind it its text.
+struct ErrorHead {
+  fsdp_status status;
+  fsdp_origin origin;
+  int64_t code;
+};
+
+std::string write_error(const Error &error) {
+  const ErrorHead head{error.status, error.origin, error.origin_code};
+  return std::string(reinterpret_cast<const char *>(&head), sizeof head) + error.message;
+}
+
+Error read_error(std::string_view told, uint32_t world_rank, const std::string &what) {
+  ErrorHead head;
+  if (told.size() < sizeof head)
+    return {FSDP_INTERNAL, format_text("{}: rank {} is in trouble and does not say why", what, world_rank)};
+  std::memcpy(&head, told.data(), sizeof head);
+  return {head.status, format_text("rank {}: {}", world_rank, told.substr(sizeof head)),
+          static_cast<int32_t>(world_rank), head.origin, head.code};
+}
+
 }  // namespace
 
 Ballot Ballot::of(uint32_t rank, const Saying &saying) noexcept {
@@ -45,20 +66,20 @@ void Ballot::add(const Ballot &other) noexcept {
   most_waited_ns = std::max(most_waited_ns, other.most_waited_ns);
 }
 
-void throw_troubled(Exchange &ranks, const Ballot &told, const Outcome &mine, const std::string &what) {
-  const std::span own(reinterpret_cast<const std::byte *>(&mine), sizeof mine);
-  const auto all = ranks.all_gather(own.first(told.troubled == ranks.rank() ? own.size() : 0), what);
+void throw_troubled(Exchange &ranks, const Ballot &told, const std::optional<Error> &mine, const std::string &what) {
+  const std::string own = mine && told.troubled == ranks.rank() ? write_error(*mine) : std::string();
+  const auto all = ranks.all_gather(std::as_bytes(std::span(own)), what);
   await_readers(ranks);
-  Outcome outcome{};
-  std::memcpy(&outcome, all[told.troubled].data(), std::min(sizeof outcome, all[told.troubled].size()));
-  outcome.check(ranks.world_rank(told.troubled));
-  fail(FSDP_INTERNAL, "{}: rank {} is in trouble and does not say why", what, ranks.world_rank(told.troubled));
+  throw read_error(text_of(all[told.troubled]), ranks.world_rank(told.troubled), what);
+}
+
+void share_error(Exchange &ranks, const std::optional<Error> &mine, const std::string &what) {
+  const Ballot told = ranks.agree({.troubled = mine.has_value()}, what.c_str());
+  if (told.troubled != Ballot::nobody) throw_troubled(ranks, told, mine, what);
 }
 
 void attempt_together(Exchange &ranks, const std::string &what, const std::function<void()> &step) {
-  const Outcome mine = Outcome::of(step);
-  const Ballot told = ranks.agree({.troubled = mine.status != FSDP_OK}, what.c_str());
-  if (told.troubled != Ballot::nobody) throw_troubled(ranks, told, mine, what);
+  share_error(ranks, capture_error(step), what);
 }
 
 void agree_on(Exchange &ranks, const std::string &what, const std::string &said) {

@@ -14,11 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "transport/outcome.h"
+#include "base/error.h"
 
 namespace fsdp::transport {
 
@@ -68,11 +69,13 @@ class Exchange {
   virtual uint64_t meetings() const noexcept = 0;
 };
 
-// A step of a common creation, that all ranks survive or none: if it fails on one, that rank's error is thrown on all.
+// What fails on one rank must fail on all: if any has an error, the lowest one's is thrown on all, with the same text.
+void share_error(Exchange &ranks, const std::optional<Error> &mine, const std::string &what);
+// A step of a common creation: what it throws is shared.
 void attempt_together(Exchange &ranks, const std::string &what, const std::function<void()> &step);
-
 // The ranks have agreed that some are in trouble: throws the error of the lowest one, which it alone tells, on all.
-[[noreturn]] void throw_troubled(Exchange &ranks, const Ballot &told, const Outcome &mine, const std::string &what);
+[[noreturn]] void throw_troubled(Exchange &ranks, const Ballot &told, const std::optional<Error> &mine,
+                                 const std::string &what);
 
 // What a rank says of itself, of at most 500 bytes, all ranks must say; else MISMATCH on all of them, which names the
 // lowest rank that differs from the first one and quotes both.

@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "engine/declaration.h"
-#include "engine/outcome.h"
 #include "memory/model_plan.h"
 #include "shm_ranks.h"
 #include "transport/device_team.h"
@@ -76,7 +75,7 @@ TEST(Refusal, OfASeal) {
   expect_read_by_all(1, [](Team &team) {
     std::optional<Error> mine;
     if (team.rank() == 1) mine.emplace(FSDP_UNSUPPORTED, "not here");
-    engine::share_outcome(team, mine);
+    share_error(team, mine, "fsdp_seal_model");
   });
 }
 

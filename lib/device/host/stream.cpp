@@ -154,18 +154,4 @@ void Delay::operator()() {
   }
 }
 
-Error current_error() {
-  try {
-    throw;
-  } catch (const Error &error) {
-    return error;
-  } catch (const std::bad_alloc &) {
-    return {FSDP_OUT_OF_MEMORY, "no memory left for library work"};
-  } catch (const std::exception &error) {
-    return {FSDP_INTERNAL, format_text("library work threw: {}", error.what())};
-  } catch (...) {
-    return {FSDP_INTERNAL, "library work threw an unknown exception"};
-  }
-}
-
 }  // namespace fsdp::device

@@ -85,7 +85,4 @@ class InlineStream final : public HostStream {
 // Now, on the calling thread; what it throws fails the context, too.
 void run_for_stream(Task task, Failure &failure);
 
-// The exception being handled, as an Error; for use in a catch block.
-Error current_error();
-
 }  // namespace fsdp::device

@@ -55,10 +55,8 @@ void Guard::State::inspect() {
       if (awaited.empty()) awaited = guarded->awaited();
     }
     host->look(awaited.empty() ? name : awaited, !awaited.empty());
-  } catch (const Error &error) {
-    failure->set(error);
-  } catch (const std::exception &error) {
-    failure->set(Error(FSDP_INTERNAL, error.what()));
+  } catch (...) {
+    failure->set(current_error());
   }
   if (!failure->failed()) return;
   for (const auto &guarded : entries) Handle::abort(guarded->handle());

@@ -107,8 +107,8 @@ void ShmTeam::meet(const std::string &what) {
 }
 
 // All of them create as many bytes; else each tells how many.
-void ShmTeam::compare(const Outcome &mine, uint64_t bytes, const std::string &what) {
-  const Ballot told = agree({.same = bytes, .troubled = mine.status != FSDP_OK}, what.c_str());
+void ShmTeam::compare(const std::optional<Error> &mine, uint64_t bytes, const std::string &what) {
+  const Ballot told = agree({.same = bytes, .troubled = mine.has_value()}, what.c_str());
   if (told.odd == Ballot::nobody) {
     if (told.troubled != Ballot::nobody) throw_troubled(*this, told, mine, what);
     return;
@@ -139,13 +139,13 @@ void ShmTeam::pass(Fd &file, uint64_t bytes, const std::string &what) {
 template <class Prepare, class Use>
 void ShmTeam::share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use) {
   Fd file;
-  const Outcome prepared = Outcome::of([&] {
+  const auto prepared = capture_error([&] {
     prepare();
     if (rank_ == 0) file = create_memory_file(bytes, what);
   });
   compare(prepared, bytes, what);
   pass(file, bytes, what);
-  const Outcome used = Outcome::of([&] { use(file); });
+  const auto used = capture_error([&] { use(file); });
   compare(used, bytes, what);
 }
 

@@ -7,7 +7,6 @@
 
 #include "membership/seat.h"
 #include "transport/names.h"
-#include "transport/outcome.h"
 #include "transport/shm/board.h"
 #include "transport/shm/relay.h"
 #include "transport/team.h"
@@ -53,7 +52,7 @@ class ShmTeam final : public Team {
   // the first, the file passed on, `use` of it on every rank.
   template <class Prepare, class Use>
   void share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use);
-  void compare(const Outcome &mine, uint64_t bytes, const std::string &what);
+  void compare(const std::optional<Error> &mine, uint64_t bytes, const std::string &what);
   void pass(Fd &file, uint64_t bytes, const std::string &what);
   Mapping share_words(uint64_t bytes, const std::string &what);
   std::unique_ptr<Relay> create_relay(const std::string &what);
