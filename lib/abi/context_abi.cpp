@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/text.h"
-#include "engine/environment.h"
+#include "engine/context/environment.h"
 #include "transport/team.h"
 
 using namespace fsdp;
@@ -158,9 +163,9 @@ fsdp_status fsdp_all_reduce_values(fsdp_context *context, const fsdp_mesh *mesh,
   constexpr auto call = "fsdp_all_reduce_values";
   return call_context(context, call, [&](auto &impl) {
     if (value_count) check_pointer(values, call, "values");
-    if (value_count > engine::Context::most_values)
+    if (value_count > engine::ValueReducer::most_values)
       fail(FSDP_INVALID_ARGUMENT, "{}: value_count is {}, at most {} are allowed", call, value_count,
-           engine::Context::most_values);
+           engine::ValueReducer::most_values);
     if (op < FSDP_VALUE_SUM || op > FSDP_VALUE_MEAN)
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_value_op", call, op);
     impl->all_reduce(mesh_of(mesh, *impl, call).get(), values, value_count, op, call);
@@ -182,6 +187,92 @@ void fsdp_destroy_mesh(fsdp_mesh *mesh) {
   if (!impl) return;
   if (impl->context->in_child()) return forget(mesh);
   remove(mesh);
+}
+
+}  // extern "C"
+
+using namespace fsdp;
+using namespace fsdp::abi;
+
+namespace {
+
+// The caller's own limit ends its call alone.
+void await_within(engine::Context &context, const device::Event &event, uint32_t timeout_ms, const char *call) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  for (auto pause = std::chrono::microseconds(20); !event.done();
+       pause = std::min(pause * 2, std::chrono::microseconds(1000))) {
+    context.waiter().poll();
+    if (std::chrono::steady_clock::now() >= end) {
+      Error error(FSDP_TIMEOUT, format_text("{}: what rank {} gave the stream has not ended within timeout_ms = {}",
+                                            call, context.rank(), timeout_ms));
+      error.ends_context = false;
+      throw error;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  context.failure().check();
+}
+
+// An event of this call's own: one that is never reached is kept by the device until its stream has ended.
+void wait_stream(engine::Context &context, fsdp_stream handle, uint32_t timeout_ms, const char *call) {
+  context.require_world(call);
+  device::Stream &stream = context.device().caller_stream(handle);
+  if (stream.is_calling_thread()) return;  // it has done all that it was given
+  if (stream.capture_id() != 0)
+    fail(FSDP_INVALID_STATE,
+         "{}: the stream of rank {} is being captured into a graph, and nothing of that is done yet", call,
+         context.rank());
+  const auto end = context.device().create_event();
+  stream.record(*end);
+  if (timeout_ms)
+    await_within(context, *end, timeout_ms, call);
+  else
+    context.device().synchronize(*end);
+}
+
+}  // namespace
+
+extern "C" fsdp_status fsdp_wait_stream(fsdp_context *context, fsdp_stream stream, uint32_t timeout_ms) {
+  constexpr auto call = "fsdp_wait_stream";
+  return call_context(context, call, [&](auto &impl) { wait_stream(*impl, stream, timeout_ms, call); });
+}
+
+using namespace fsdp;
+using namespace fsdp::abi;
+
+extern "C" {
+
+fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path) {
+  constexpr auto call = "fsdp_write_trace";
+  return call_beside(context, call, [&](const engine::Context &impl) {
+    if (*check_pointer(path, call, "path") == 0) fail(FSDP_INVALID_ARGUMENT, "{}: path is empty", call);
+    impl.write_trace(path);
+  });
+}
+
+fsdp_status fsdp_write_flight_record(const fsdp_context *context, const char *path) {
+  constexpr auto call = "fsdp_write_flight_record";
+  return call_beside(context, call, [&](const engine::Context &impl) {
+    if (*check_pointer(path, call, "path") == 0) fail(FSDP_INVALID_ARGUMENT, "{}: path is empty", call);
+    impl.write_flight_record(path);
+  });
+}
+
+fsdp_status fsdp_begin_span(fsdp_context *context, const char *name) {
+  constexpr auto call = "fsdp_begin_span";
+  return call_context(context, call, [&](auto &impl) {
+    check_pointer(name, call, "name");
+    trace::CallerSpans *spans = impl->caller_spans();
+    if (!spans) return;
+    const char *known = spans->find(name);
+    spans->begin(known ? known : spans->add(read_name(name, 255, call, "name")));
+  });
+}
+
+fsdp_status fsdp_end_span(fsdp_context *context) {
+  return call_context(context, "fsdp_end_span", [](auto &impl) {
+    if (trace::CallerSpans *spans = impl->caller_spans()) spans->end();
+  });
 }
 
 }  // extern "C"

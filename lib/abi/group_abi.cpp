@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "abi/boundary.h"
 #include "abi/options.h"
-#include "abi/params.h"
 #include "base/text.h"
 
 using namespace fsdp;

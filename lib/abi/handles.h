@@ -11,10 +11,10 @@
 
 #include "abi/handle_table.h"
 #include "checkpoint/job/open.h"
-#include "engine/capture.h"
-#include "engine/context.h"
-#include "engine/model.h"
-#include "engine/saving.h"
+#include "engine/model/capture.h"
+#include "engine/context/context.h"
+#include "engine/model/model.h"
+#include "engine/model/saving.h"
 
 namespace fsdp::abi {
 

@@ -4,7 +4,7 @@
 #include "abi/boundary.h"
 #include "abi/options.h"
 #include "base/dtype.h"
-#include "engine/describe.h"
+#include "engine/model/checkpoints.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
@@ -152,7 +152,7 @@ void fsdp_destroy_model(fsdp_model *model) {
   const std::lock_guard lock(impl->mutex);
   impl->ended = true;
   for (fsdp_group *group : impl->groups) in_child ? forget(group) : void(remove(group));
-  if (!in_child) impl->context().release_saved_models();
+  if (!in_child) impl->context().checkpoint_slot().release_models();
 }
 
 fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind, const fsdp_schedule_options *options) {

@@ -3,7 +3,6 @@
 
 #include "abi/boundary.h"
 #include "abi/options.h"
-#include "abi/tensor.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;

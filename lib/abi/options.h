@@ -6,15 +6,56 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "abi/field.h"
+#include <fmt/format.h>
+
+#include "base/checked.h"
+#include "base/dtype.h"
 #include "base/error.h"
-#include "base/strided.h"
+#include "engine/context/context.h"
+#include "engine/runtime/group.h"
 #include "fsdp.h"
+#include "memory/model_spec.h"
+
+// What errors call a value that a call was given: "retain_secs", or of an array's element "params[3] ('wq').dtype".
+
+namespace fsdp::abi {
+
+// A text only where an error needs one: ten of each of a model's thousands of parameters would take longer than to read
+// them.
+class Field {
+ public:
+  Field(const char *name) : name_(name) {}
+  // element: the name that the element has by itself, if it is known; name: nullptr for the whole element.
+  Field(const char *array, uint64_t index, const std::string *element, const char *name)
+      : name_(name), array_(array), index_(index), element_(element) {}
+
+  std::string text() const;
+
+ private:
+  const char *name_, *array_ = nullptr;
+  uint64_t index_ = 0;
+  const std::string *element_ = nullptr;
+};
+
+}  // namespace fsdp::abi
+
+template <>
+struct fmt::formatter<fsdp::abi::Field> : fmt::formatter<std::string> {
+  template <class Context>
+  auto format(const fsdp::abi::Field &field, Context &context) const {
+    return fmt::formatter<std::string>::format(field.text(), context);
+  }
+};
 
 namespace fsdp::abi {
 
@@ -139,5 +180,36 @@ inline void check_phase(fsdp_phase phase, const char *call) {
   if (phase < FSDP_FORWARD || phase > FSDP_EVAL)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is not a phase (FSDP_FORWARD .. FSDP_EVAL)", call, phase);
 }
+
+// Views of the library's memory, as callers get them.
+
+// shape lives as long as what the view belongs to.
+inline fsdp_tensor view_of(engine::Context &context, void *data, std::span<const uint64_t> shape, fsdp_dtype dtype,
+                           uint32_t flags) {
+  fsdp_tensor view = FSDP_TENSOR_INIT;
+  view.data = data;
+  view.shape = shape.data();
+  view.element_count = std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>());
+  view.dimension_count = static_cast<uint32_t>(shape.size());
+  view.dtype = dtype;
+  view.element_size = static_cast<uint32_t>(dtype_size(dtype));
+  view.flags = flags;
+  view.device = context.device_kind();
+  view.device_index = std::max(0, context.device().index());
+  return view;
+}
+
+// A caller's array of views, one for each parameter of a group.
+inline void check_tensors(const engine::Group &group, const fsdp_tensor *tensors, uint64_t count, uint64_t stride,
+                          const char *field, const char *call) {
+  check_stride<fsdp_tensor>(stride, call, format_text("{}_stride", field).c_str(), "fsdp_tensor");
+  if (count != group.places.size())
+    fail(FSDP_INVALID_ARGUMENT, "{}: {}_count is {}, group '{}' has {} parameters", call, field, count, group.name(),
+         group.places.size());
+  if (count && !tensors) fail(FSDP_INVALID_ARGUMENT, "{}: {}s is NULL, {}_count is {}", call, field, field, count);
+}
+
+// The descriptors of an array of the caller's, checked one by one: an error names the element and the field.
+std::vector<memory::ParamSpec> read_params(const fsdp_param *params, uint64_t count, uint64_t stride, const char *call);
 
 }  // namespace fsdp::abi

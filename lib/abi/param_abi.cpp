@@ -7,8 +7,6 @@
 
 #include "abi/boundary.h"
 #include "abi/options.h"
-#include "abi/params.h"
-#include "abi/tensor.h"
 #include "base/checked.h"
 #include "base/dtype.h"
 

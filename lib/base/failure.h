@@ -4,6 +4,8 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -11,6 +13,23 @@
 #include "base/error.h"
 
 namespace fsdp {
+
+// The time that limits are counted in.
+
+inline uint64_t steady_ms() noexcept {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
+}
+
+// How long a wait sleeps before it looks again whether it should go on.
+
+inline constexpr int slice_ms = 20;
+
+// Of waits for all ranks of a job of so many. What is waited for wakes them; a look finds what does not, a verdict or
+// the caller's wish to end. Where thousands of processes share a machine, their looks would take all of it.
+constexpr int slice_ms_of(uint32_t ranks) {
+  return ranks <= 512 ? slice_ms : ranks <= 2048 ? 5 * slice_ms : 10 * slice_ms;
+}
 
 class Failure {
  public:

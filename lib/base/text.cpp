@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "base/text.h"
 
 #include <algorithm>
 #include <cstdint>
 
+#include "base/error.h"
+
 namespace fsdp {
+
 namespace {
 
 // Bytes of the character that the text begins with; 0 if it begins with none. Overlong forms and surrogates are none.
@@ -50,6 +54,18 @@ size_t cut_length(std::string_view text, size_t most) noexcept {
   if (text.size() <= most) return text.size();
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
   return most;
+}
+
+std::string quote_json(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted.push_back('\\');
+    if (static_cast<unsigned char>(c) < 0x20)
+      quoted += format_text("\\u{:04x}", static_cast<unsigned>(c));
+    else
+      quoted.push_back(c);
+  }
+  return quoted + '"';
 }
 
 }  // namespace fsdp

@@ -14,4 +14,8 @@ std::string as_utf8(std::string_view text);
 // At most so many bytes of a text in UTF-8, and no character in part.
 size_t cut_length(std::string_view text, size_t most) noexcept;
 
+// Text as a JSON string. UTF-8 passes as it is.
+
+std::string quote_json(std::string_view text);
+
 }  // namespace fsdp

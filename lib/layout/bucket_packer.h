@@ -2,13 +2,54 @@
 // Gives every tensor its sub-bucket and its place in it. Inside the layout room only. Pure and deterministic.
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
-#include "layout/gap_list.h"
-
 namespace fsdp::layout {
+
+// Free space inside sub-buckets, and the rule that says where in it a tensor may start. Inside the layout room only.
+
+struct Item {
+  uint64_t count;
+  uint64_t granule;
+  uint64_t step;  // least common multiple of the granule and the alignment
+};
+
+struct Position {
+  uint32_t bucket;
+  uint64_t offset;
+};
+
+struct Gap {
+  uint64_t size;
+  uint32_t bucket;
+  uint64_t start;
+  auto operator<=>(const Gap &) const = default;
+};
+
+// The smallest aligned start in [from, end) at which no boundary k * shard cuts a granule of the item and the item ends
+// by `end`. It gives up after a few boundaries, so "nothing" may be pessimistic.
+std::optional<uint64_t> find_start(const Item &item, uint64_t shard, uint64_t from, uint64_t end);
+
+class GapList {
+ public:
+  // Gaps in which not even an item of `smallest` elements could start aligned are forgotten.
+  explicit GapList(uint64_t smallest) : smallest_(smallest) {}
+  void add(Gap gap);
+  // Takes the item's place out of the smallest gap that holds it; shards[bucket] is the bucket's slice length.
+  std::optional<Position> place(const Item &item, std::span<const uint64_t> shards);
+
+ private:
+  using Iterator = std::set<Gap>::iterator;
+  std::optional<Position> place_in(Iterator gap, const Item &item, uint64_t shard);
+
+  uint64_t smallest_;
+  std::set<Gap> gaps_;  // by size
+};
 
 struct PackedBucket {
   uint64_t granule;

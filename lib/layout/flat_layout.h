@@ -10,12 +10,16 @@
 // of their sub-bucket, which has no others.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/checked.h"
 #include "fsdp.h"
+#include "layout/bucket_packer.h"
 
 namespace fsdp::layout {
 
@@ -80,5 +84,62 @@ std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tenso
 std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, std::span<const TensorSpec> tensors);
 // ... where each tensor has one.
 std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &scales);
+
+// How long a rank's slice of a sub-bucket must be. Inside the layout room only.
+
+// Estimates saturate instead of failing, since the alternative they speak for may never be chosen.
+inline constexpr uint64_t too_many = UINT64_MAX;
+
+inline uint64_t saturating_add(uint64_t a, uint64_t b) { return a > too_many - b ? too_many : a + b; }
+
+inline uint64_t saturating_multiply(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? too_many : product;
+}
+
+inline uint64_t saturating_lcm(uint64_t a, uint64_t b) { return saturating_multiply(a / std::gcd(a, b), b); }
+
+inline uint64_t saturating_round_up(uint64_t value, uint64_t multiple) {
+  return saturating_multiply(divide_up(value, multiple), multiple);
+}
+
+struct ShardRule {
+  uint64_t ranks;
+  uint64_t allowance;  // elements a rank that rounding a slice to a power of two may cost
+
+  // What the slice must be a multiple of for the next sub-bucket to start aligned.
+  uint64_t unit() const { return alignment / std::gcd(alignment, ranks); }
+
+  // The slice, at least `least`, such that all ranks hold `volume`. Slices of whole alignments are best, since the
+  // start of a tensor can then be chosen such that a boundary falls between two of its granules.
+  uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t unit, uint64_t least) const {
+    const uint64_t needed = std::max(divide_up(volume, ranks), least);
+    const auto rounded = [&](uint64_t multiple) {
+      return saturating_round_up(needed, saturating_lcm(granule, multiple));
+    };
+    const uint64_t shard = rounded(unit);
+    for (uint64_t wish : {128, 16, 8, 4, 2}) {
+      const uint64_t wished = rounded(std::lcm(unit, wish));
+      if (wished - shard <= allowance) return wished;
+    }
+    return shard;
+  }
+};
+
+// Where the scales of quantized tensors lie: as their elements do, a granule at a time. Pure.
+//
+//   elements   | granule | granule | granule | padding |      a sub-bucket: tensors of one granule, each from a granule
+//   on scales     | scales  | scales  | scales  |         |      so many for each granule: a rank has those of what it
+//   has
+
+// One sub-bucket for each kind of granule (its elements, its scales), in order of first appearance.
+Packing pack_granules(std::span<const Placement> tensors, std::span<const TensorSpec> specs, uint32_t ranks);
+
+// The layout of their scales. Its granules are the scales of a granule, and its ranks' boundaries fall where those of
+// the elements do.
+FlatLayout build_scale_layout(const FlatLayout &elements, std::span<const TensorSpec> specs);
+
+// One scale for each tensor, in their order, wherever its elements are: what all ranks know, each writes its share of.
+FlatLayout build_tensor_scale_layout(const FlatLayout &elements);
 
 }  // namespace fsdp::layout

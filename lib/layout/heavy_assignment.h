@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "layout/gap_list.h"
-#include "layout/shard_rule.h"
+#include "layout/bucket_packer.h"
+#include "layout/flat_layout.h"
 
 namespace fsdp::layout {
 

@@ -7,7 +7,7 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
-#include "memory/quantization.h"
+#include "memory/plane.h"
 
 namespace fsdp::memory {
 namespace {

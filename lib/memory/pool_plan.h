@@ -3,9 +3,12 @@
 // intervals overlap in any mode get disjoint bytes; every request keeps one fixed offset for ever.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace fsdp::memory {
@@ -39,5 +42,82 @@ PoolPlan plan_pool(std::span<const PoolRequest> requests, uint64_t alignment_byt
 
 // Empty, or which two requests share bytes while both are live. For tests and debug mode.
 std::string validate(const PoolPlan &plan, std::span<const PoolRequest> requests);
+
+// Walks through the time of pool requests, one (track, mode) after the other: ends before begins. Inside the pool
+// planner only.
+
+struct LiveEvent {
+  uint32_t track, mode;
+  uint64_t time;
+  bool begin;
+  uint32_t request;
+};
+
+// The request's intervals with overlapping and touching ones joined, so that it begins once for each time it ends.
+inline std::vector<Interval> joined_intervals(const PoolRequest &request) {
+  std::vector<Interval> sorted, joined;
+  for (const Interval &interval : request.live)
+    if (interval.begin < interval.end) sorted.push_back(interval);
+  std::ranges::sort(sorted, {}, [](const Interval &i) { return std::tuple(i.mode, i.begin, i.end); });
+  for (const Interval &interval : sorted) {
+    if (!joined.empty() && joined.back().mode == interval.mode && interval.begin <= joined.back().end)
+      joined.back().end = std::max(joined.back().end, interval.end);
+    else
+      joined.push_back(interval);
+  }
+  return joined;
+}
+
+// In order of time. Requests without bytes are left out.
+inline std::vector<LiveEvent> live_events(std::span<const PoolRequest> requests) {
+  std::vector<LiveEvent> events;
+  for (uint32_t r = 0; r < requests.size(); ++r) {
+    if (requests[r].bytes == 0) continue;
+    for (const Interval &i : joined_intervals(requests[r])) {
+      events.push_back({requests[r].track, i.mode, i.begin, true, r});
+      events.push_back({requests[r].track, i.mode, i.end, false, r});
+    }
+  }
+  std::ranges::sort(events, {},
+                    [](const LiveEvent &e) { return std::tuple(e.track, e.mode, e.time, e.begin, e.request); });
+  return events;
+}
+
+// Greedy colouring of the conflict graph of pool requests in first-use order. Inside the pool planner only.
+
+struct Colouring {
+  std::vector<uint32_t> first_use;  // the requests of the track that have bytes, in order of their first use
+  std::vector<uint32_t> slots;      // one a request of the pool; counts for those in first_use
+  uint32_t slot_count = 0;
+};
+
+Colouring colour_requests(std::span<const PoolRequest> requests, uint32_t track, std::span<const LiveEvent> events);
+
+// Offsets for requests of unequal sizes, one request after the other, beside those it conflicts with (dynamic storage
+// allocation, greedy). Inside the pool planner only.
+
+// Which requests are live together with which.
+class Conflicts {
+ public:
+  // Nothing if there are so many that planning with them would take long.
+  static std::optional<Conflicts> find(std::span<const LiveEvent> events, size_t request_count);
+  // May name a request twice.
+  std::span<const uint32_t> of(uint32_t request) const {
+    return std::span(neighbours_).subspan(starts_[request], starts_[request + 1] - starts_[request]);
+  }
+
+ private:
+  std::vector<uint32_t> neighbours_;
+  std::vector<size_t> starts_;
+};
+
+enum class Fit {
+  lowest,   // at the lowest address where it fits
+  tightest  // in the smallest gap where it fits
+};
+
+// Sets the offsets of the requests in `order`; returns the end of the highest.
+uint64_t assign_offsets(const Conflicts &conflicts, std::span<const uint64_t> sizes, std::span<const uint32_t> order,
+                        Fit fit, std::vector<uint64_t> &offsets);
 
 }  // namespace fsdp::memory

@@ -4,7 +4,7 @@
 #include <unordered_map>
 
 #include "base/error.h"
-#include "memory/quantization.h"
+#include "memory/plane.h"
 
 namespace fsdp::memory {
 namespace {

@@ -6,6 +6,7 @@
 // the timeline (or are literals), since a trace is written when models are long gone.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -13,8 +14,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
+
+#include "trace/nvtx.h"
 
 namespace fsdp::trace {
 
@@ -89,5 +93,63 @@ class Timeline {
   std::unordered_set<std::string> texts_;
   std::vector<bool> models_;
 };
+
+// An event from its construction to its destruction. Without a timeline it costs two predicted branches.
+
+class Span {
+ public:
+  Span(Timeline *timeline, EventKind kind, const char *name, const char *object = nullptr, uint64_t version = 0,
+       uint64_t bytes = 0)
+      : timeline_(timeline) {
+    if (timeline) [[unlikely]]
+      begin(kind, name, object, version, bytes);
+  }
+  ~Span() {
+    if (timeline_) [[unlikely]]
+      end();
+  }
+  Span(const Span &) = delete;
+  Span &operator=(const Span &) = delete;
+
+ private:
+  void begin(EventKind kind, const char *name, const char *object, uint64_t version, uint64_t bytes) noexcept;
+  void end() noexcept;
+
+  Timeline *timeline_;
+  TimelineEvent event_;
+};
+
+// The caller's own spans, nested as it begins and ends them. One thread at a time, as every call of a context.
+
+class CallerSpans {
+ public:
+  static constexpr size_t most_names = 256;
+  static constexpr size_t most_open = 64;
+
+  explicit CallerSpans(Timeline &timeline) : timeline_(timeline) { names_.reserve(most_names); }
+
+  // The name's copy; NULL if it is new.
+  const char *find(std::string_view name) const;
+  const char *add(std::string_view name);
+  void begin(const char *name);  // one of these
+  void end();
+
+ private:
+  struct Open {
+    const char *name;
+    uint64_t begin_ns;
+  };
+
+  Timeline &timeline_;
+  std::unordered_map<std::string_view, const char *> names_;
+  std::array<Open, most_open> open_;
+  size_t depth_ = 0;
+};
+
+// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. One event a line between a first and a
+// last line that are the same in every file, so that files are merged by joining their lines.
+
+// The process is the rank, the thread the lane, times are microseconds of CLOCK_MONOTONIC.
+std::string format_chrome_trace(const TimelineSnapshot &snapshot, uint32_t rank, uint32_t world_size);
 
 }  // namespace fsdp::trace

@@ -1,10 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/device_team.h"
 
-#include "transport/device_arena.h"
+#include "base/checked.h"
 #include "transport/exchange.h"
 
 namespace fsdp::transport {
+
+PartArena::PartArena(device::Device &device, uint64_t part_bytes, uint32_t rank, uint32_t size, std::string what)
+    : what_(std::move(what)), size_bytes_(checked_multiply(part_bytes, size, what_.c_str())) {
+  memory_ = device.allocate(part_bytes, what_.c_str());
+  // Through integers: a pointer may not leave its object.
+  const auto own = reinterpret_cast<uintptr_t>(memory_->data());
+  base_ = reinterpret_cast<std::byte *>(own - rank * part_bytes);
+}
+
+void PartArena::protect(uint64_t offset, uint64_t bytes, bool) {
+  fail(FSDP_INTERNAL, "{}: protecting {} bytes at {} of memory of a device", what_, bytes, offset);
+}
+
+void PartArena::restore(uint64_t offset, uint64_t bytes) {
+  fail(FSDP_INTERNAL, "{}: restoring a view of {} bytes at {} of memory of a device", what_, bytes, offset);
+}
+
+void PartArena::protect_own(uint64_t offset, uint64_t bytes, Access) { protect(offset, bytes, false); }
 
 std::unique_ptr<Arena> DeviceTeam::create_arena(uint64_t bytes, std::span<const Range>, const std::string &what,
                                                 View view) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/exchange.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <string_view>
 
 namespace fsdp::transport {
+
 namespace {
 
 uint64_t hash_text(std::string_view text) {

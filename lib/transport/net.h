@@ -20,7 +20,6 @@ struct Seat;
 
 namespace fsdp::transport {
 
-
 // From any thread; the line reaches the user when a call of the context ends. May be empty.
 using NetLog = std::function<void(fsdp_log_level, const std::string &)>;
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/team.h"
+
 #include "base/checked.h"
 
 namespace fsdp::transport {

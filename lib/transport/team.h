@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,7 +25,27 @@
 #include "transport/collectives.h"
 #include "transport/exchange.h"
 #include "transport/names.h"
-#include "transport/versions.h"
+
+namespace fsdp::transport {
+
+// Numbers for teams, which all ranks of a team come to without a word: the n-th team of the same ranks has the same key
+// on each of them, and no other team has it.
+
+class TeamKeys {
+ public:
+  uint64_t next(const std::vector<uint32_t> &ranks) {
+    uint64_t key = 0xcbf29ce484222325;
+    for (const uint32_t rank : ranks) key = mix(key, rank + 1);
+    return mix(key, ++made_[ranks]);
+  }
+  // The n-th thing of a team.
+  static uint64_t mix(uint64_t key, uint64_t n) { return (key ^ n) * 0x100000001b3; }  // FNV-1a
+
+ private:
+  std::map<std::vector<uint32_t>, uint64_t> made_;
+};
+
+}  // namespace fsdp::transport
 
 namespace fsdp::membership {
 class LocalJob;
@@ -157,5 +178,12 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
 std::shared_ptr<LocalJob> create_local_job(uint32_t size);
 std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_t rank, const Waiter &waiter,
                                           Failure &failure, device::Device &device);
+
+}  // namespace fsdp::transport
+
+namespace fsdp::transport {
+
+// What this build has of NCCL, for people: "no", or from which version it is opened.
+const char *nccl_description() noexcept;
 
 }  // namespace fsdp::transport

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <memory>
 
+#include "device/host/host_device.h"
 #include "device/host/kernels.h"
-#include "device/host/memory.h"
 
 namespace {
 

@@ -10,11 +10,9 @@
 #include <string>
 
 #include "base/error.h"
-#include "checkpoint/format/block_sums.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/shard_file.h"
-#include "checkpoint/format/weight_index.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "leader_scene.h"
-#include "membership/tree/greeting.h"
+#include "membership/tree/message.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "membership/tree/greeting.h"
+#include "membership/tree/message.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <openssl/sha.h>
 
 #define steady_ms real_steady_ms
-#include "base/clock.h"
+#include "base/failure.h"
 #undef steady_ms
 
 namespace fsdp {

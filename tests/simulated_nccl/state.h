@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "simulated_nccl/simulated_nccl.h"
-#include "transport/nccl/abi.h"
+#include "transport/nccl/library.h"
 
 namespace simulated::nccl {
 

@@ -75,6 +75,21 @@ def arrows(root):
             yield f"{name} includes {include}: {room} may use {', '.join(sorted(ARROWS[room])) or 'nothing'}"
 
 
+# Each folder of the engine may include those before it.
+ENGINE_FOLDERS = ["context", "runtime", "weights", "gradients", "model"]
+
+
+def engine_arrows(root):
+    for name, room, include in library_includes(root):
+        source, target = name.split("/")[2:], include.strip('<>"').split("/")
+        if room != "engine" or target[0] != "engine":
+            continue
+        if source[0] not in ENGINE_FOLDERS or target[1] not in ENGINE_FOLDERS:
+            yield f"{name} includes {include}: the engine's folders are {', '.join(ENGINE_FOLDERS)}"
+        elif ENGINE_FOLDERS.index(target[1]) > ENGINE_FOLDERS.index(source[0]):
+            yield f"{name} includes {include}: {target[1]} comes after {source[0]}"
+
+
 def includes_resolve(root):
     for name, room, include in library_includes(root):
         if include[0] == '"' and include != '"fsdp.h"' and not (root / "lib" / include.strip('"')).is_file():
@@ -245,11 +260,12 @@ def folders_of_their_own(root):
 # A file that breaks the rule.
 RULES = {
     arrows: ("lib/layout/bad.h", '#include "device/device.h"\n'),
+    engine_arrows: ("lib/engine/context/bad.h", '#include "engine/model/model.h"\n'),
     includes_resolve: ("lib/layout/bad.h", '#include "layout/not_here.h"\n'),
     purity: ("lib/memory/bad.cpp", "#include <thread>\n"),
     backend_names: ("lib/engine/bad.cpp", '#include "device/host/stream.h"\n'),
     one_boundary: ("lib/transport/bad.cpp", 'extern "C" void fsdp_bad();\n'),
-    users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context.h"\n'),
+    users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context/context.h"\n'),
     file_length: ("tests/bad.cpp", "\n" * (LONGEST + 1)),
     line_length: ("tests/bad.cpp", "// " + "x" * COLUMNS + "\n"),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "denied_calls.h"
-#include "membership/join/address.h"
+#include "membership/join/guest.h"
 #include "membership/join/kernel.h"
 #include "membership/wire/packet.h"
 #include "membership/wire/version.h"

@@ -19,7 +19,6 @@
 #include "base/failure.h"
 #include "checkpoint/convert/convert.h"
 #include "checkpoint/convert/inspect.h"
-#include "checkpoint/convert/rename_file.h"
 #include "checkpoint_bytes.h"
 #include "device/device.h"
 #include "system_faults.h"

@@ -17,11 +17,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/folder_tree.h"
-#include "checkpoint/files/in_file.h"
-#include "checkpoint/files/out_file.h"
 #include "checkpoint/files/owner.h"
 #include "system_faults.h"
 
@@ -51,7 +48,6 @@ class Files : public testing::TestWithParam<const char *> {
   std::string path;
   Fd folder;
 };
-
 
 template <class Body>
 Error error_of(Body body) {

@@ -18,7 +18,7 @@
 
 #include "../library_threads.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/format/block_sums.h"
+#include "checkpoint/format/shard_file.h"
 #include "checkpoint/job/load.h"
 #include "checkpoint/job/save.h"
 #include "checkpoint/job/save_report.h"

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "membership/liveness/watch.h"
+#include "membership/tree/message.h"
 #include "membership/tree/mirror.h"
-#include "membership/tree/states.h"
 #include "transport/names.h"
 
 namespace fsdp::membership {

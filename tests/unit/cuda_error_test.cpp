@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which of CUDA's errors end the process's use of the GPU: those of which the toolkit's own header says so.
-#include "device/cuda/error.h"
+#include "device/cuda/driver.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "cuda_everything.h"
-#include "device/cuda/error.h"
+#include "device/cuda/driver.h"
 
 namespace fsdp::device {
 namespace {

@@ -10,9 +10,10 @@
 #include "base/fd.h"
 #include "membership/tree/plan.h"
 #include "net_ranks.h"
-#include "transport/hierarchy/circles.h"
+#include "transport/descriptors.h"
 #include "transport/hierarchy/descriptors.h"
-#include "transport/hierarchy/job_cards.h"
+#include "transport/hierarchy/cards.h"
+#include "transport/hierarchy/team.h"
 #include "transport/names.h"
 
 namespace fsdp::transport::test {

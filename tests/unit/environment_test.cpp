@@ -14,7 +14,7 @@
 
 #include "../own_folder.h"
 #include "environment_fixture.h"
-#include "membership/join/address.h"
+#include "membership/join/guest.h"
 #include "membership/wire/secret.h"
 #include "transport/names.h"
 

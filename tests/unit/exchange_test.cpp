@@ -16,7 +16,6 @@
 
 #include "shm_ranks.h"
 #include "transport/exchange.h"
-#include "transport/hierarchy/circles.h"
 #include "transport/hierarchy/team.h"
 
 namespace fsdp::transport::test {

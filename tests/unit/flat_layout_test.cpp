@@ -7,7 +7,6 @@
 #include <random>
 
 #include "base/error.h"
-#include "layout/scale_layout.h"
 
 namespace fsdp::layout {
 namespace {

@@ -11,8 +11,8 @@
 #include <future>
 #include <thread>
 
+#include "membership/tree/dial.h"
 #include "membership/tree/door.h"
-#include "membership/tree/form.h"
 #include "membership/tree/leader.h"
 #include "membership/tree/message.h"
 #include "membership/wire/proof.h"

@@ -3,10 +3,10 @@
 // worlds over TCP, beside leaders made by hand that never connect.
 #include <algorithm>
 
-#include "membership/tree/listener.h"
+#include "membership/tree/dial.h"
 #include "net_ranks.h"
 #include "rendezvous_fixture.h"
-#include "transport/hierarchy/card.h"
+#include "transport/hierarchy/cards.h"
 #include "transport/names.h"
 
 namespace fsdp::transport::test {

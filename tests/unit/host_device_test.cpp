@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "device/host/memory.h"
+#include "device/host/host_device.h"
 #include "host_stream_fixture.h"
 
 namespace fsdp::test {

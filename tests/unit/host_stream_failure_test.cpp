@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <stdexcept>
 
-#include "device/host/worker_stream.h"
+#include "device/host/stream.h"
 #include "host_stream_fixture.h"
 
 namespace fsdp::test {

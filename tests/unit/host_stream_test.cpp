@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "device/host/worker_stream.h"
+#include "device/host/stream.h"
 #include "host_stream_fixture.h"
 
 namespace fsdp::test {

@@ -10,12 +10,11 @@
 #include <fstream>
 #include <thread>
 
-#include "membership/liveness/core_dump.h"
 #include "membership/liveness/deaths.h"
 #include "membership/liveness/pulse.h"
 #include "membership/liveness/watch.h"
 #include "membership/tree/court.h"
-#include "membership/tree/silence.h"
+#include "membership/tree/peer.h"
 #include "transport/names.h"
 
 namespace fsdp::membership {

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "base/view.h"
+#include "base/mapping.h"
 #include "shm_bodies.h"
 
 namespace fsdp::transport::test {

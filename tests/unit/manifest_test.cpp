@@ -7,9 +7,9 @@
 #include <chrono>
 
 #include "base/error.h"
-#include "base/json.h"
-#include "checkpoint/format/block_sums.h"
+#include "base/text.h"
 #include "checkpoint/format/json_document.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "device/memory_limit.h"
-#include "engine/room.h"
+#include "engine/runtime/storage.h"
 
 namespace fsdp::device::test {
 namespace {

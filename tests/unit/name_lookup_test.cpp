@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A name service that does not answer: nobody waits for it longer than he wants to.
-#include "membership/launch/name_lookup.h"
 #include "membership/launch/meeting_point.h"
 
 #include <gtest/gtest.h>

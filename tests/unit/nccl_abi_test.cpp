@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What transport/nccl/abi.h declares is what a real nccl.h says. Built where one is found.
+// What transport/nccl/library.h declares is what a real nccl.h says. Built where one is found.
 #include <gtest/gtest.h>
 #include <nccl.h>
 

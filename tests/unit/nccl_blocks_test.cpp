@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many thread blocks NCCL's kernels may have: what a communicator is told of the environment, and what is refused.
 #include "nccl_bench.h"
-#include "transport/nccl/abi.h"
+#include "transport/nccl/library.h"
 
 namespace fsdp::transport::test {
 namespace {

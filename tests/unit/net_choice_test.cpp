@@ -6,8 +6,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
-#include "transport/hierarchy/choice.h"
-#include "transport/hierarchy/job_cards.h"
+#include "transport/hierarchy/cards.h"
 
 namespace fsdp::transport {
 namespace {

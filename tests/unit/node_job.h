@@ -24,12 +24,12 @@
 
 #include "membership/join/process_links.h"
 #include "membership/tree/deputy.h"
+#include "membership/tree/dial.h"
 #include "membership/tree/leader.h"
-#include "membership/tree/listener.h"
 #include "shm_bodies.h"
 #include "transport/names.h"
-#include "transport/shm/words.h"
-#include "transport/shm/world.h"
+#include "transport/shm/team.h"
+#include "transport/shm/versions.h"
 
 namespace fsdp::transport::test {
 

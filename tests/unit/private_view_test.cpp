@@ -15,7 +15,7 @@
 
 #include "../own_folder.h"
 #include "base/error.h"
-#include "transport/shm/private_view.h"
+#include "transport/shm/arena.h"
 
 namespace fsdp::transport::test {
 namespace {

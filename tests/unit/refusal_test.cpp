@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "engine/declaration.h"
+#include "engine/runtime/declaration.h"
 #include "memory/model_plan.h"
 #include "shm_ranks.h"
 #include "transport/device_team.h"

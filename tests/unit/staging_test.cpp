@@ -6,7 +6,7 @@
 #include "device/cuda/kernels.h"
 #include "simulated_cuda/simulated.h"
 #include "staging_bodies.h"
-#include "transport/staging/pieces.h"
+#include "transport/staging/conveyor.h"
 
 namespace fsdp::transport::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/model.h"
+#include "engine/model/model.h"
 
 namespace fsdp::engine {
 namespace {

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "transport/message/tcp/interface.h"
 #include "transport/message/tcp/introduction.h"
+#include "transport/message/tcp/peers.h"
 
 namespace fsdp::transport::tcp {
 namespace {

@@ -13,9 +13,9 @@
 #include "membership/join/wire.h"
 #include "membership/wire/endpoint.h"
 #include "net_ranks.h"
-#include "transport/message/tcp/frame.h"
 #include "transport/message/tcp/introduction.h"
-#include "transport/message/tcp/refusals.h"
+#include "transport/message/tcp/link.h"
+#include "transport/message/tcp/peers.h"
 #include "transport/names.h"
 
 namespace fsdp::transport::test {

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "net_ranks.h"
-#include "transport/message/ucx/transports.h"
+#include "transport/message/ucx/worker.h"
 
 namespace fsdp::transport::test {
 namespace {

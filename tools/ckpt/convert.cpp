@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "base/failure.h"
-#include "checkpoint/convert/rename_file.h"
 #include "ckpt/commands.h"
 #include "ckpt/progress.h"
 #include "device/device.h"

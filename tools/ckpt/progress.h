@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "checkpoint/convert/new_files.h"
+#include "checkpoint/convert/convert.h"
 
 namespace ckpt {
 

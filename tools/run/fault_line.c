@@ -3,9 +3,9 @@
  * Preloaded into the ranks of fsdp-run --debug: where a fault lies in memory that the library lent, one line on
  * standard error names the group. Then the process ends as it would have ended without this.
  *
- * The library writes what lies where into views-PID.txt of the directory FSDP_DEBUG_VIEWS (lib/engine/debug_views.h).
- * The handler reads that file with calls that are safe in a handler, on a stack that may be a small alternate one: so
- * it keeps nothing but three short lines, and allocates nothing.
+ * The library writes what lies where into views-PID.txt of the directory FSDP_DEBUG_VIEWS
+ * (lib/engine/model/debug_views.h). The handler reads that file with calls that are safe in a handler, on a stack that
+ * may be a small alternate one: so it keeps nothing but three short lines, and allocates nothing.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,15 +1,206 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "checkpoint/convert/convert.h"
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+#include <thread>
 
 #include "base/checked.h"
-#include "base/json.h"
-#include "checkpoint/convert/copied_files.h"
+#include "base/error.h"
+#include "base/library_thread.h"
+#include "base/text.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/format/weight_index.h"
+#include "checkpoint/format/json_document.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {
+
+namespace {
+
+// Each has its folder open.
+constexpr size_t files_at_once = 64;
+
+// The disk's side.
+class WriterThread {
+ public:
+  explicit WriterThread(ShardWriter &writer) : writer_(writer) {
+    const BlockedSignals blocked;
+    thread_ = std::thread([this] { writer_.write(); });
+  }
+  ~WriterThread() {
+    writer_.give_up(FSDP_ABORTED, "the writing was given up");  // changes nothing where it is complete
+    thread_.join();
+  }
+  WriterThread(const WriterThread &) = delete;
+  WriterThread &operator=(const WriterThread &) = delete;
+
+ private:
+  ShardWriter &writer_;
+  std::thread thread_;
+};
+
+ShardFile plan_file(const NewFile &file) {
+  std::vector<ShardTensor> parts;
+  for (const NewTensor *tensor : file.tensors) parts.push_back({tensor->name, tensor->type, whole(tensor->shape)});
+  ShardFile planned = plan_shard_file(parts);
+  if (file.as_shard) return planned;
+  planned.header.metadata = {{"format", "pt"}};
+  write_shard_header(planned.header, std::vector<uint64_t>(block_count(planned.header.data_bytes())));
+  return planned;
+}
+
+class FilesWriter {
+ public:
+  FilesWriter(const NewCheckpoint &folder, const std::vector<NewFile> &files, NewTensorReader &reader,
+              const Progress &progress)
+      : folder_(folder), reader_(reader), progress_(progress) {
+    for (const NewFile &file : files) {
+      planned_.push_back(plan_file(file));
+      const SafetensorsHeader &header = planned_.back().header;
+      all_ = checked_add(all_, header.data_offset + header.data_bytes(), "bytes of all files");
+    }
+  }
+
+  void write(const NewFile *first, size_t count, size_t number) {
+    std::vector<ShardToWrite> shards;
+    for (size_t i = 0; i < count; ++i) shards.push_back(shard_of(first[i], std::move(planned_[number + i])));
+    ShardWriter writer(std::move(shards), Staging::allocate());
+    const auto poll = [&] { progress_(done_ + writer.bytes_written(), all_); };
+    poll_ = poll;
+    {
+      const WriterThread thread(writer);
+      writer.pack(poll);
+      while (!writer.is_written()) {
+        poll();
+        writer.await_written(std::chrono::milliseconds(20));
+      }
+    }
+    std::ranges::move(writer.result(), std::back_inserter(written));
+    done_ += writer.bytes_in_all();
+    progress_(done_, all_);
+  }
+
+  std::vector<WrittenShard> written;
+
+ private:
+  ShardToWrite shard_of(const NewFile &file, ShardFile planned) {
+    ShardToWrite shard{folder_.make_folder(""), file.name, folder_.shown(file.name), std::move(planned), {}};
+    for (const uint32_t index : shard.file.order)
+      shard.rows.push_back([this, tensor = file.tensors[index]](uint64_t at, std::span<std::byte> to) {
+        poll_();
+        reader_.read(*tensor, at, to);
+      });
+    return shard;
+  }
+
+  const NewCheckpoint &folder_;
+  NewTensorReader &reader_;
+  const Progress &progress_;
+  std::vector<ShardFile> planned_;
+  std::function<void()> poll_;
+  uint64_t done_ = 0, all_ = 0;
+};
+
+}  // namespace
+
+std::vector<WrittenShard> write_new_files(const NewCheckpoint &folder, const std::vector<NewFile> &files,
+                                          NewTensorReader &reader, const Progress &progress) {
+  FilesWriter writer(folder, files, reader, progress);
+  for (size_t at = 0; at < files.size(); at += files_at_once)
+    writer.write(files.data() + at, std::min(files_at_once, files.size() - at), at);
+  return std::move(writer.written);
+}
+
+uint64_t data_bytes_of(const NewTensor &tensor) {
+  return stored_bytes(*tensor.type, whole(tensor.shape).count()).value_or(0);
+}
+
+namespace {
+
+Rename parse_rename(const JsonValue &value) {
+  Rename rename{value["theirs"].text(), value["ours"].text()};
+  value.for_each_member([&](const std::string &name, const JsonValue &member) {
+    if (name == "from_row")
+      rename.from_row = member.unsigned_number();
+    else if (name == "to_row")
+      rename.to_row = member.unsigned_number();
+    else if (name == "row_count")
+      rename.row_count = member.unsigned_number();
+    else if (name == "transposed")
+      rename.transposed = member.boolean();
+    else
+      member.require(name == "theirs" || name == "ours",
+                     "a member that is known (theirs, ours, from_row, to_row, row_count, transposed)");
+  });
+  return rename;
+}
+
+}  // namespace
+
+std::vector<Rename> parse_renames(std::string_view text, std::string_view file) {
+  const nlohmann::json document = parse_json(text, file, {.depth = 4, .values = 4'000'000});
+  std::vector<Rename> renames;
+  JsonValue(document, file).for_each_element([&](const JsonValue &value) { renames.push_back(parse_rename(value)); });
+  check_renames(renames, file);
+  return renames;
+}
+
+std::vector<Rename> read_renames(const std::string &path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail_errno(errno, path + ": cannot be opened");
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (!file) fail_errno(EIO, path + ": reading it");
+  return parse_renames(text.str(), path);
+}
+
+namespace {
+
+constexpr std::array<std::string_view, 9> copied_suffixes = {".json", ".txt",   ".model",    ".jinja", ".py",
+                                                             ".md",   ".vocab", ".tiktoken", ".yaml"};
+constexpr std::array<std::string_view, 3> copied_names = {"LICENSE", "NOTICE", "USE_POLICY"};
+constexpr uint64_t copied_at_once = uint64_t{1} << 20;
+
+bool is_copied(const std::string &name) {
+  if (name.starts_with('.') || name.ends_with(".index.json") || name == manifest_name) return false;
+  return std::ranges::any_of(copied_suffixes, [&](std::string_view suffix) { return name.ends_with(suffix); }) ||
+         std::ranges::find(copied_names, name) != copied_names.end();
+}
+
+void copy_file(int folder, const std::string &name, const std::string &shown, const NewCheckpoint &to) {
+  const InFile from(folder, name, shown, LinkPolicy::followed);
+  OutFile file(to.fd(), name, to.shown(name));
+  const AlignedBytes buffer(copied_at_once);
+  for (uint64_t at = 0; at < from.bytes(); at += copied_at_once) {
+    const uint64_t some = std::min(copied_at_once, from.bytes() - at);
+    from.read(at, some, buffer.bytes());
+    file.write(at, buffer.bytes().first(round_up(some, io_alignment)));
+  }
+  file.finish(from.bytes());
+}
+
+}  // namespace
+
+std::vector<std::string> copy_plain_files(const std::string &from, const NewCheckpoint &to) {
+  const Folder folder(from);
+  std::vector<std::string> copied;
+  for (const std::string &name : list_folder(folder.fd(), from)) {
+    if (!is_copied(name)) continue;
+    copy_file(folder.fd(), name, folder.shown(name), to);
+    copied.push_back(name);
+  }
+  return copied;
+}
+
 namespace {
 
 constexpr const char *single_name = "model.safetensors";

@@ -5,13 +5,49 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "checkpoint/convert/new_files.h"
+#include "checkpoint/convert/new_tensor.h"
+#include "checkpoint/files/folder.h"
+#include "checkpoint/files/shard_writer.h"
+#include "checkpoint/plan/weight_plan.h"
 
 namespace fsdp::checkpoint {
+
+// Writes new tensors into files of a folder that has no name yet, while a second thread brings them to the disk.
+
+// Called often: so many bytes are done, of so many. Throws what ends the work.
+using Progress = std::function<void(uint64_t done, uint64_t all)>;
+
+struct NewFile {
+  std::string name;
+  std::vector<const NewTensor *> tensors;
+  bool as_shard = true;  // with what PyTorch's distributed checkpoint reads in its header
+};
+
+// In the order of the files.
+std::vector<WrittenShard> write_new_files(const NewCheckpoint &folder, const std::vector<NewFile> &files,
+                                          NewTensorReader &reader, const Progress &progress);
+
+// Of all tensors, as they will be in files.
+uint64_t data_bytes_of(const NewTensor &tensor);
+
+// Renames as people write them down: a JSON array of {"theirs", "ours", "from_row", "to_row", "row_count",
+// "transposed"}, of which the first two must be there. They mean what fsdp_rename means.
+
+// `file` is for messages. INVALID_ARGUMENT names what is unknown, and what is known.
+std::vector<Rename> parse_renames(std::string_view text, std::string_view file);
+std::vector<Rename> read_renames(const std::string &path);
+
+// What lies beside weights in a Hugging Face folder: configuration, tokenizer, words about the model.
+
+// Those files of a folder; of weights neither files nor indices, and nothing whose name begins with a '.'. Links are
+// followed. Returns their names.
+std::vector<std::string> copy_plain_files(const std::string &from, const NewCheckpoint &to);
 
 struct ConsolidateChoice {
   std::vector<Rename> renames;          // as a load has them: they are gone backwards

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "base/checked.h"
-#include "checkpoint/files/folder_tree.h"
+#include "checkpoint/files/folder.h"
 #include "checkpoint/files/shard_reader.h"
 
 namespace fsdp::checkpoint {

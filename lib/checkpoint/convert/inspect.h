@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/convert/new_files.h"
+#include "checkpoint/convert/convert.h"
 #include "checkpoint/files/folder.h"
 
 namespace fsdp::checkpoint {

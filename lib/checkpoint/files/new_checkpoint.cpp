@@ -10,10 +10,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/folder_tree.h"
-#include "checkpoint/files/out_file.h"
 #include "checkpoint/files/owner.h"
 
 namespace fsdp::checkpoint {

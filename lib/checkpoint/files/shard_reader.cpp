@@ -10,8 +10,8 @@
 #include <mutex>
 #include <optional>
 
-#include "base/json.h"
 #include "base/library_thread.h"
+#include "base/text.h"
 #include "checkpoint/format/json_document.h"
 #include "checkpoint/format/shard_file.h"
 

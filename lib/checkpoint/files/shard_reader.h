@@ -11,11 +11,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/files/aligned_bytes.h"
-#include "checkpoint/files/in_file.h"
-#include "checkpoint/format/block_sums.h"
+#include "checkpoint/files/file.h"
+#include "checkpoint/format/box.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/format/wanted_bytes.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {
 

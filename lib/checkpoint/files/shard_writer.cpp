@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "checkpoint/files/out_file.h"
-#include "checkpoint/format/block_sums.h"
+#include "checkpoint/files/file.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -23,7 +23,7 @@
 
 #include "base/failure.h"
 #include "base/fd.h"
-#include "checkpoint/files/aligned_bytes.h"
+#include "checkpoint/files/file.h"
 #include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {

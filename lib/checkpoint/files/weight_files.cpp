@@ -7,12 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "checkpoint/files/file.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/folder_tree.h"
-#include "checkpoint/files/in_file.h"
-#include "checkpoint/format/block_sums.h"
 #include "checkpoint/format/json_document.h"
-#include "checkpoint/format/weight_index.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "base/fd.h"
 #include "checkpoint/files/shard_reader.h"
+#include "checkpoint/format/box.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/spread_tensor.h"
 
 namespace fsdp::checkpoint {
 

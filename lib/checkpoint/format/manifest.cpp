@@ -5,10 +5,10 @@
 #include <charconv>
 #include <set>
 
-#include "base/json.h"
-#include "checkpoint/format/block_sums.h"
-#include "checkpoint/format/file_name.h"
+#include "base/text.h"
 #include "checkpoint/format/json_document.h"
+#include "checkpoint/format/safetensors.h"
+#include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {
 namespace {

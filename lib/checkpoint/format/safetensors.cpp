@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "checkpoint/format/safetensors.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 #include <cstring>
 
 #include "base/checked.h"
-#include "base/json.h"
+#include "base/text.h"
 #include "checkpoint/format/box.h"
 #include "checkpoint/format/json_document.h"
 
@@ -126,6 +127,20 @@ std::string write_header(SafetensorsHeader &header, uint64_t alignment) {
   std::string bytes(length_bytes, '\0');
   std::memcpy(bytes.data(), &length, length_bytes);
   return bytes + text;
+}
+
+}  // namespace fsdp::checkpoint
+
+namespace fsdp::checkpoint {
+
+std::map<std::string, std::string> parse_weight_index(std::string_view text, std::string_view file) {
+  const nlohmann::json document = parse_json(text, file, {.depth = 8, .values = 4'000'000});
+  std::map<std::string, std::string> files;
+  JsonValue(document, file)["weight_map"].for_each_member([&](const std::string &name, const JsonValue &value) {
+    value.require(is_inner_path(value.text()), "the path of a file inside this folder");
+    files[name] = value.text();
+  });
+  return files;
 }
 
 }  // namespace fsdp::checkpoint

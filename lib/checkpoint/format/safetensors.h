@@ -3,6 +3,8 @@
 // without holes. Read from anybody's file within limits, and written such that data starts where direct I/O wants it.
 #pragma once
 
+#include <algorithm>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -14,6 +16,29 @@
 #include "checkpoint/format/element_type.h"
 
 namespace fsdp::checkpoint {
+
+// Names that come from files become paths only where they lead nowhere else.
+
+// Of an entry of a folder: letters, digits, '.', '_' and '-', the first one no '.'.
+inline bool is_plain_name(std::string_view name) {
+  const auto plain = [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '_' ||
+           c == '-';
+  };
+  return !name.empty() && name[0] != '.' && name.size() <= 255 && std::all_of(name.begin(), name.end(), plain);
+}
+
+// Of a file inside a folder, of any characters that a name can have: each part is the name of an entry, and none leads
+// back.
+inline bool is_inner_path(std::string_view path) {
+  if (path.size() > PATH_MAX / 2 || path.find('\0') != path.npos) return false;
+  for (size_t begin = 0, end = 0; end != path.npos; begin = end + 1) {
+    end = path.find('/', begin);
+    const std::string_view part = path.substr(begin, end == path.npos ? end : end - begin);
+    if (part.empty() || part == "." || part == ".." || part.size() > NAME_MAX) return false;
+  }
+  return true;
+}
 
 inline constexpr size_t length_bytes = 8;
 inline constexpr uint64_t longest_header = 100'000'000;  // bytes of JSON, as in safetensors itself
@@ -48,5 +73,12 @@ SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::
 void place_tensors(SafetensorsHeader &header);
 // Length and JSON, with spaces behind it until the data starts at a multiple of `alignment`: data_offset bytes.
 std::string write_header(SafetensorsHeader &header, uint64_t alignment);
+
+// model.safetensors.index.json, as Hugging Face writes it beside several files of weights: which file has which tensor.
+
+inline constexpr const char *weight_index_name = "model.safetensors.index.json";
+
+// {tensor: file}. Refuses what is damaged, and paths that lead out of the index's own folder. `file` is for messages.
+std::map<std::string, std::string> parse_weight_index(std::string_view text, std::string_view file);
 
 }  // namespace fsdp::checkpoint

@@ -4,6 +4,7 @@
 // the first one's error.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,10 +12,13 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/failure.h"
-#include "checkpoint/job/row_taker.h"
+#include "base/text.h"
+#include "checkpoint/job/gather_shares.h"
 #include "checkpoint/plan/load_plan.h"
 #include "checkpoint/plan/save_plan.h"
+#include "checkpoint/plan/weight_plan.h"
 #include "transport/team.h"
 
 namespace fsdp::checkpoint {
@@ -56,5 +60,44 @@ struct LoadResult {
 // different models, with different options, or see different manifests, before anything is written.
 LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options = {});
+
+// All ranks of a model take its weights out of safetensors files, whoever wrote them: one file; a folder with several,
+// with or without Hugging Face's index; the weights of a checkpoint, of PyTorch or of ours.
+
+// What of a plan to load keeps it from being done, as text.
+
+inline constexpr size_t most_examples = 5;  // of names, where none fits and all of them would be too many
+
+// most: of the names; what is left out is counted.
+inline void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted,
+                       size_t most = SIZE_MAX) {
+  if (names.empty()) return;
+  text += format_text("; {}: ", what);
+  for (size_t i = 0; i < std::min(names.size(), most); ++i)
+    text += (i ? ", " : "") + (quoted ? quote_json(names[i]) : names[i]);
+  if (names.size() > most) text += format_text(" and {} more", names.size() - most);
+}
+
+// Empty: it fits. The same on every rank, since they compare whole tensors.
+inline std::string list_misfits(const LoadPlan &plan, const LoadOptions &options) {
+  std::string text;
+  if (!options.allow_missing) list_names(text, "missing", plan.missing, true);
+  if (!options.allow_unexpected) list_names(text, "unexpected", plan.unexpected, true);
+  list_names(text, "different", plan.other, false);
+  if (!options.allow_missing && !plan.missing.empty())
+    text += "; FSDP_LOAD_ALLOW_MISSING leaves what is missing as it is";
+  if (!options.allow_unexpected && !plan.unexpected.empty())
+    text += "; FSDP_LOAD_ALLOW_UNEXPECTED passes over what is unexpected";
+  if (text.empty() && plan.loaded.empty() && !plan.missing.empty() && !options.if_any) {
+    text = ": it has none of the model's tensors, and FSDP_LOAD_IF_ANY would allow that";
+    list_names(text, "missing", plan.missing, true, most_examples);
+    list_names(text, "unexpected", plan.unexpected, true, most_examples);
+  }
+  return text;
+}
+
+// Collective over the team. Of the options allow_missing, allow_unexpected and if_any count. Throws as load() does.
+LoadResult load_weights(transport::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
+                        std::span<const Rename> renames, const LoadOptions &options = {});
 
 }  // namespace fsdp::checkpoint

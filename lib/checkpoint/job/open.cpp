@@ -10,8 +10,8 @@
 #include <set>
 #include <sstream>
 
-#include "base/json.h"
-#include "checkpoint/files/folder_tree.h"
+#include "base/text.h"
+#include "checkpoint/files/folder.h"
 #include "checkpoint/plan/save_plan.h"
 #include "transport/exchange.h"
 

@@ -9,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "base/json.h"
+#include "base/text.h"
 #include "checkpoint/job/save_keeper.h"
 #include "transport/exchange.h"
 

@@ -9,7 +9,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/text.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -15,7 +15,7 @@
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
 #include "memory/model_plan.h"
-#include "memory/quantization.h"
+#include "memory/plane.h"
 
 namespace fsdp::checkpoint {
 

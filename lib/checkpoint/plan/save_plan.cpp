@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/text.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -4,7 +4,6 @@
 // 12 written, and the copy's 2 or 4. Two packs of each of four arrays are under way per thread: 128 bytes.
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
-#include "device/cuda/spans.h"
 
 namespace fsdp::device::cuda {
 namespace {

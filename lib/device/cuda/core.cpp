@@ -1,10 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "device/cuda/core.h"
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 
 namespace fsdp::device::cuda {
+
+namespace {
+
+struct CallOutcome {
+  const char *call;
+  cudaError_t code;
+};
+
+CallOutcome free_addresses(const Remnant &remnant, const Driver &driver) {
+  const auto address = reinterpret_cast<CUdeviceptr>(remnant.handle);
+  return {"cuMemAddressFree", runtime_error(driver.mem_address_free(address, remnant.bytes))};
+}
+
+// Addresses that stay reserved are no memory: once it is unmapped there is nothing to try again.
+CallOutcome unmap(const Remnant &remnant, const Core &core) {
+  const auto address = reinterpret_cast<CUdeviceptr>(remnant.handle);
+  const cudaError_t unmapped = runtime_error(core.driver.mem_unmap(address, remnant.bytes));
+  if (unmapped != cudaSuccess) return {"cuMemUnmap", unmapped};
+  const CallOutcome freed = free_addresses(remnant, core.driver);
+  core.check.note(freed.code, freed.call, "addresses of the GPU's memory");
+  return {freed.call, cudaSuccess};
+}
+
+CallOutcome give_back(const Remnant &remnant, const Core &core) {
+  void *const handle = remnant.handle;
+  switch (remnant.kind) {
+    case Remnant::memory: return {"cudaFree", cudaFree(handle)};
+    case Remnant::mapped_memory: return unmap(remnant, core);
+    case Remnant::addresses: return free_addresses(remnant, core.driver);
+    case Remnant::pinned_memory: return {"cudaFreeHost", cudaFreeHost(handle)};
+    case Remnant::registered_memory: return {"cudaHostUnregister", cudaHostUnregister(handle)};
+    case Remnant::stream: return {"cudaStreamDestroy", cudaStreamDestroy(static_cast<cudaStream_t>(handle))};
+    case Remnant::event: return {"cudaEventDestroy", core.destroy_event(static_cast<cudaEvent_t>(handle))};
+  }
+  return {"nothing", cudaErrorInvalidValue};
+}
+
+}  // namespace
+
+cudaError_t end(const Remnant &remnant, const Core &core) noexcept {
+  const QuietScope scope(core, std::nothrow);
+  if (!scope) return cudaErrorNotReady;
+  const CallOutcome outcome = give_back(remnant, core);
+  core.check.note(outcome.code, outcome.call, "what the library had of the GPU");
+  return outcome.code;
+}
+
 namespace {
 
 std::string looking(const Core &core) { return format_text("looking whether GPU {} still works", core.index); }
@@ -204,6 +253,114 @@ void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) co
 cudaError_t Core::destroy_event(cudaEvent_t event) const noexcept {
   const std::lock_guard lock(probe_mutex_);
   return cudaEventDestroy(event);
+}
+
+// The guards around calls into CUDA.
+
+PrimaryContext::PrimaryContext(int index, const Driver &driver, const Checker &check) : driver_(driver), check_(check) {
+  const std::string what = format_text("GPU {}", index);
+  check(driver.device_get(&device_, index), "cuDeviceGet", what);
+  check(driver.primary_context_retain(&context_, device_), "cuDevicePrimaryCtxRetain", what);
+}
+
+PrimaryContext::~PrimaryContext() {
+  if (left_) return;
+  check_.note(runtime_error(driver_.primary_context_release(device_)), "cuDevicePrimaryCtxRelease", "the GPU");
+}
+
+DeviceScope::Failed DeviceScope::enter(CUcontext context) noexcept {
+  CUcontext current = nullptr;
+  if (const CUresult code = driver_.context_get_current(&current)) return {"cuCtxGetCurrent", code};
+  if (current != context) {
+    if (const CUresult code = driver_.context_push(context)) return {"cuCtxPushCurrent", code};
+    pushed_ = true;
+  }
+  current_ = true;
+  return {};
+}
+
+DeviceScope::DeviceScope(const Core &core) : driver_(core.driver) {
+  const Failed failed = enter(core.context.get());
+  if (failed.call) core.check(failed.code, failed.call, "the calling thread's GPU");
+}
+
+DeviceScope::DeviceScope(const Core &core, std::nothrow_t) noexcept : driver_(core.driver) {
+  const Failed failed = enter(core.context.get());
+  if (failed.call) core.check.note(runtime_error(failed.code), failed.call, "the calling thread's GPU");
+}
+
+DeviceScope::~DeviceScope() {
+  CUcontext ours = nullptr;
+  if (pushed_) driver_.context_pop(&ours);
+}
+
+// Where it cannot be exchanged, what follows says so itself; its own error must not wait for the program.
+RelaxedScope::RelaxedScope() noexcept {
+  exchanged_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
+  if (!exchanged_) cudaGetLastError();
+}
+
+RelaxedScope::~RelaxedScope() {
+  if (exchanged_ && cudaThreadExchangeStreamCaptureMode(&mode_) != cudaSuccess) cudaGetLastError();
+}
+
+// How threads wait for the GPU: for words that it writes, and never inside CUDA. A lane's thread must not be kept there
+// by a call of another thread's that waits for the GPU, which may wait for the lane: it asks for events, and no more.
+
+namespace {
+
+using namespace std::chrono_literals;
+
+void sleep_for(std::chrono::nanoseconds time) {
+  const timespec pause{0, static_cast<long>(time.count())};
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+}
+
+// Polls the word often and everything else rarely.
+void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
+                 cudaEvent_t event) {
+  constexpr std::chrono::nanoseconds shortest = 5us, longest = 50us, look_period = 20ms;
+  const auto since = std::chrono::steady_clock::now();
+  auto look = since + look_period;
+  for (auto pause = shortest; !word.reached(count); pause = std::min(pause * 2, longest)) {
+    const auto now = std::chrono::steady_clock::now();
+    waiter.failure().check();
+    if (now >= look) {
+      waiter.poll();
+      event ? core.look_at(event, word, count) : core.check_gpu();
+      look = now + look_period;
+    }
+    if (now - since >= std::chrono::milliseconds(waiter.timeout_ms()))
+      fail(FSDP_TIMEOUT, "GPU {} did not finish the work before {} within {} ms", core.index, what,
+           waiter.timeout_ms());
+    sleep_for(pause);
+  }
+}
+
+}  // namespace
+
+void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
+                cudaEvent_t event) {
+  if (!spin_until([&] { return word.reached(count); }, 20us)) sleep_until(word, count, what, core, waiter, event);
+  waiter.failure().check();
+}
+
+// A look that failed once tells nothing, unless it says that the GPU is lost.
+bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept {
+  using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
+  const Failure none;  // of the context's own, nothing is to be heard here
+  const auto end = steady_clock::now() + milliseconds(timeout_ms);
+  auto left = milliseconds(timeout_ms);
+  for (; !word.reached(count) && left.count() > 0; left = duration_cast<milliseconds>(end - steady_clock::now())) {
+    try {
+      await_word(word, count, "the end", core, {none, nullptr, nullptr, static_cast<uint32_t>(left.count())});
+    } catch (const Error &error) {
+      if (error.origin == FSDP_ORIGIN_CUDA && is_sticky(static_cast<cudaError_t>(error.origin_code))) break;
+    } catch (...) {
+      break;
+    }
+  }
+  return word.reached(count);
 }
 
 }  // namespace fsdp::device::cuda

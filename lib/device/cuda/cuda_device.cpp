@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "device/cuda/cuda_device.h"
+
+#include <array>
+#include <cstdio>
 
 #include "device/cuda/kernels.h"
 #include "device/cuda/lane.h"
@@ -71,3 +75,111 @@ std::string CudaDevice::description() const {
 }
 
 }  // namespace fsdp::device::cuda
+
+namespace fsdp::device {
+
+// Which GPU a context gets, and whether the library can use it.
+
+namespace {
+
+using namespace cuda;
+
+constexpr int least_major = 8;  // compute capability of the oldest GPUs that the kernels are compiled for
+
+std::string version_text(int version) { return format_text("{}.{}", version / 1000, version % 1000 / 10); }
+
+// "driver for CUDA 13.0" or "no driver"
+std::string driver_text() {
+  int version = 0;
+  if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "no driver";
+  return "a driver for CUDA " + version_text(version);
+}
+
+[[noreturn]] void fail_unusable(cudaError_t code, const char *call) {
+  cudaGetLastError();
+  throw Error(FSDP_UNSUPPORTED,
+              format_text("FSDP_DEVICE_CUDA: no GPU can be used: {}",
+                          describe(code, call,
+                                   format_text("the library has CUDA {}, and there is {}", version_text(CUDART_VERSION),
+                                               driver_text()))),
+              -1, FSDP_ORIGIN_CUDA, code);
+}
+
+int count_gpus() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess && count == 0) fail_unusable(cudaErrorNoDevice, "cudaGetDeviceCount");
+  if (code != cudaSuccess) fail_unusable(code, "cudaGetDeviceCount");
+  return count;
+}
+
+int choose(int32_t index, const Checker &check) {
+  const int count = count_gpus();
+  int chosen = index;
+  if (index == -1) check(cudaGetDevice(&chosen), "cudaGetDevice", "the calling thread's current GPU");
+  if (chosen < 0 || chosen >= count)
+    fail(FSDP_INVALID_ARGUMENT, "FSDP_DEVICE_CUDA: GPU {} is outside [0, {}), as CUDA counts them in this process",
+         index, count);
+  return chosen;
+}
+
+int attribute(int gpu, cudaDeviceAttr which, const Checker &check) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, gpu), "cudaDeviceGetAttribute", format_text("what GPU {} can do", gpu));
+  return value;
+}
+
+void check_capability(int gpu, const Checker &check) {
+  const int major = attribute(gpu, cudaDevAttrComputeCapabilityMajor, check);
+  const int minor = attribute(gpu, cudaDevAttrComputeCapabilityMinor, check);
+  if (major < least_major)
+    fail(FSDP_UNSUPPORTED, "FSDP_DEVICE_CUDA: GPU {} has compute capability {}.{}, and the library needs {}.0 or newer",
+         gpu, major, minor, least_major);
+  if (!attribute(gpu, cudaDevAttrUnifiedAddressing, check))
+    fail(FSDP_UNSUPPORTED, "FSDP_DEVICE_CUDA: GPU {} and the host do not share one address space (unified addressing)",
+         gpu);
+}
+
+// Streams write and wait for words of the host: see cuda/event.h and cuda/lane.h.
+void check_memory_operations(int gpu, const Checker &check) {
+  const Driver driver(check);
+  CUdevice device = 0;
+  int value = 0;
+  check(driver.device_get(&device, gpu), "cuDeviceGet", format_text("GPU {}", gpu));
+  check(driver.device_get_attribute(&value, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device),
+        "cuDeviceGetAttribute", "memory operations of streams");
+  if (!value)
+    fail(FSDP_UNSUPPORTED,
+         "FSDP_DEVICE_CUDA: streams of GPU {} cannot write and wait for memory (stream memory operations)", gpu);
+}
+
+}  // namespace
+
+std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter,
+                                           Failure &failure) {
+  const Checker check(failure);
+  const int gpu = choose(index, check);
+  check_capability(gpu, check);
+  check_memory_operations(gpu, check);
+  return std::make_unique<CudaDevice>(gpu, options, waiter, failure);
+}
+
+const char *cuda_description() noexcept {
+  static const auto text = [] {
+    std::array<char, 96> characters{};
+    std::snprintf(characters.data(), characters.size(), "toolkit %d.%d (" FSDP_CUDA_ARCHITECTURES ")",
+                  CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    return characters;
+  }();
+  return text.data();
+}
+
+std::string cuda_at_run_time() {
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code == cudaSuccess) return format_text("{}, {} GPU{}", driver_text(), count, count == 1 ? "" : "s");
+  cudaGetLastError();
+  return format_text("{}, no GPU ({})", driver_text(), cudaGetErrorName(code));
+}
+
+}  // namespace fsdp::device

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/caller_stream.h"
-#include "device/cuda/host_side_stream.h"
+#include "device/cuda/lane.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/stream.h"
 #include "device/cuda/traits.h"
 #include "device/cuda/transfer.h"
 #include "device/device.h"

@@ -3,7 +3,7 @@
 // other way 2 + 4, between 16-bit types 2 + 2; add reads both and writes one; scale 4 + 4.
 #include "device/cuda/cast.h"
 #include "device/cuda/kernels.h"
-#include "device/cuda/spans.h"
+#include "device/cuda/for_each.h"
 
 namespace fsdp::device::cuda {
 namespace {

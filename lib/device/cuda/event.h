@@ -5,7 +5,7 @@
 #include <string>
 
 #include "device/cuda/core.h"
-#include "device/host/event.h"
+#include "device/host/progress.h"
 
 namespace fsdp::device::cuda {
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "device/cuda/memory.h"
 
 #include <cstring>
 
 namespace fsdp::device::cuda {
+
 namespace {
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -70,5 +72,101 @@ PinnedMemory::PinnedMemory(Core &core, uint64_t bytes, const char *what) : core_
 }
 
 PinnedMemory::~PinnedMemory() { core_.give_back({Remnant::pinned_memory, data_, bytes_}); }
+
+// Which kind of device memory this GPU, driver and container can give.
+
+namespace {
+
+CUmemAccessDesc access_of(CUdevice device) {
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
+}  // namespace
+
+MemoryPlan::MemoryPlan(Core &core) {
+  const QuietScope scope(core);
+  const std::string what = format_text("GPU {}", core.index);
+  core.check(core.driver.device_get(&device_, core.index), "cuDeviceGet", what);
+  if (!attribute(core, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {
+    description_ = "cudaMalloc, since the GPU has no virtual memory management";
+    return;
+  }
+  properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties_.location = {CU_MEM_LOCATION_TYPE_DEVICE, device_};
+  accesses_ = {access_of(device_)};
+  choose(core);
+  if (virtual_) choose_readers(core);
+}
+
+// A driver that does not know it has none of it.
+bool MemoryPlan::attribute(const Core &core, CUdevice_attribute which) const {
+  int value = 0;
+  const CUresult answer = core.driver.device_get_attribute(&value, which, device_);
+  if (answer == CUDA_ERROR_INVALID_VALUE && which == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) return false;
+  core.check(answer, "cuDeviceGetAttribute", "kinds of memory");
+  return value != 0;
+}
+
+// What a container or driver does not allow shows only when it is tried. Between hosts that share NVLink (NVL72) NCCL
+// can register only memory with handles for the fabric, which needs IMEX channels.
+void MemoryPlan::choose(const Core &core) {
+  const bool exportable = attribute(core, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  const bool fabric = attribute(core, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+  const bool rdma = attribute(core, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+  const int files = exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+  const std::string extras = rdma ? ", GPUDirect RDMA" : "";
+  const auto reason = [](CUresult code) { return describe(runtime_error(code), "cuMemCreate", "trying it"); };
+  virtual_ = true;
+  CUresult answer = CUDA_ERROR_NOT_SUPPORTED;
+  if (fabric && (answer = attempt(core, files | CU_MEM_HANDLE_TYPE_FABRIC, rdma)) == CUDA_SUCCESS) {
+    description_ = format_text("cuMemCreate, exportable, also over the fabric{}", extras);
+    return;
+  }
+  const std::string without = fabric ? format_text("; not over the fabric, since {}", reason(answer)) : "";
+  if ((answer = attempt(core, files, rdma)) == CUDA_SUCCESS) {
+    description_ = format_text("cuMemCreate{}{}{}", exportable ? ", exportable" : "", extras, without);
+    return;
+  }
+  virtual_ = attempt(core, CU_MEM_HANDLE_TYPE_NONE, false) == CUDA_SUCCESS;
+  description_ = format_text("{}, since {}", virtual_ ? "cuMemCreate, not exportable" : "cudaMalloc", reason(answer));
+}
+
+CUresult MemoryPlan::attempt(const Core &core, int handle_types, bool rdma) {
+  properties_.requestedHandleTypes = static_cast<CUmemAllocationHandleType>(handle_types);
+  properties_.allocFlags.gpuDirectRDMACapable = rdma ? 1 : 0;
+  core.check(
+      core.driver.mem_get_allocation_granularity(&granularity_, &properties_, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+      "cuMemGetAllocationGranularity", "device memory");
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult created = core.driver.mem_create(&handle, granularity_, &properties_, 0);
+  return created == CUDA_SUCCESS ? core.driver.mem_release(handle) : created;
+}
+
+// Ranks that are threads of one process: NCCL before 2.24 reaches into the memory of all of them by its address, which
+// is a fault on a GPU that was not let in.
+void MemoryPlan::choose_readers(Core &core) {
+  const std::string what = format_text("which GPUs reach the memory of GPU {}", core.index);
+  int count = 0;
+  core.check(cudaGetDeviceCount(&count), "cudaGetDeviceCount", what);
+  for (int peer = 0; peer < count; ++peer) {
+    int reaches = 0;
+    if (peer == core.index) continue;
+    core.check(cudaDeviceCanAccessPeer(&reaches, peer, core.index), "cudaDeviceCanAccessPeer", what);
+    CUdevice device = 0;
+    core.check(core.driver.device_get(&device, peer), "cuDeviceGet", what);
+    if (reaches) accesses_.push_back(access_of(device));
+  }
+  if (accesses_.size() == 1) return;
+  try {
+    const DeviceMemory trial(core, *this, granularity_, "a trial of who reaches it");
+  } catch (const Error &error) {
+    core.failure.check();
+    accesses_.resize(1);
+    description_ += format_text("; for this GPU alone, since {}", error.message);
+  }
+}
 
 }  // namespace fsdp::device::cuda

@@ -9,7 +9,6 @@
 
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
-#include "device/cuda/spans.h"
 
 namespace fsdp::device::cuda {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <array>
 
-#include "device/cuda/caller_stream.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/stream.h"
 
 namespace fsdp::device::cuda {
 

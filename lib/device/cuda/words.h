@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/cuda/driver.h"
-#include "device/host/futex.h"
+#include "device/host/progress.h"
 
 namespace fsdp::device::cuda {
 

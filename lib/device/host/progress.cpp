@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "device/host/progress.h"
 
 #include <algorithm>

@@ -10,8 +10,8 @@
 
 #include "membership/job.h"
 #include "membership/join/message.h"
+#include "membership/wire/endpoint.h"
 #include "membership/wire/frame_stream.h"
-#include "membership/wire/listeners.h"
 #include "membership/wire/proof.h"
 
 namespace fsdp::membership {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "membership/join/guest.h"
 
 #include <sys/socket.h>
@@ -7,14 +8,14 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/slice.h"
-#include "membership/join/address.h"
+#include "base/failure.h"
 #include "membership/join/kernel.h"
 #include "membership/join/roster.h"
 #include "membership/join/vigil.h"
 #include "membership/wire/version.h"
 
 namespace fsdp::membership {
+
 namespace {
 
 using namespace std::chrono_literals;

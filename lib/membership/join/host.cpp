@@ -10,8 +10,8 @@
 #include <cerrno>
 #include <cstddef>
 
-#include "base/slice.h"
-#include "membership/join/address.h"
+#include "base/failure.h"
+#include "membership/join/guest.h"
 #include "membership/join/kernel.h"
 #include "membership/join/roster.h"
 #include "membership/liveness/control.h"

@@ -11,7 +11,7 @@
 
 #include "membership/join/process_links.h"
 #include "membership/join/rendezvous.h"
-#include "membership/wire/accept_pause.h"
+#include "membership/wire/endpoint.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {

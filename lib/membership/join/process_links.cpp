@@ -9,7 +9,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "membership/liveness/core_dump.h"
+#include "membership/liveness/deaths.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {

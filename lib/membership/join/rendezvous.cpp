@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "membership/join/rendezvous.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "membership/liveness/control.h"
 
 namespace fsdp::membership {
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "membership/join/entries.h"
+#include "membership/join/message.h"
 
 namespace fsdp::membership {
 

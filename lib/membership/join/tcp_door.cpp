@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/slice.h"
+#include "base/failure.h"
 #include "membership/join/roster.h"
 
 namespace fsdp::membership {

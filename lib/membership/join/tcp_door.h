@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "membership/launch/meeting_point.h"
-#include "membership/launch/name_lookup.h"
 #include "membership/wire/endpoint.h"
-#include "membership/wire/listeners.h"
 
 namespace fsdp::membership {
 

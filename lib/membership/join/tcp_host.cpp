@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/slice.h"
+#include "base/failure.h"
 
 namespace fsdp::membership {
 namespace {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "membership/join/assembly.h"
 #include "membership/join/entrance.h"
 #include "membership/join/host_vigil.h"
+#include "membership/join/rendezvous.h"
 #include "membership/join/tcp_door.h"
 
 namespace fsdp::membership {

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "base/slice.h"
+#include "base/failure.h"
 
 namespace fsdp::membership {
 

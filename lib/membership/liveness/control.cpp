@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "base/checked.h"
-#include "base/clock.h"
+#include "base/failure.h"
 
 namespace fsdp::membership {
 namespace {

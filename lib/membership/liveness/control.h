@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/mapping.h"
-#include "membership/liveness/post.h"
+#include "membership/liveness/posts.h"
 #include "membership/liveness/waits.h"
 #include "membership/verdict.h"
 

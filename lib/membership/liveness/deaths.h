@@ -4,12 +4,20 @@
 
 #include <string>
 
+#include "base/fd.h"
 #include "membership/liveness/control.h"
 #include "membership/liveness/links.h"
 #include "membership/liveness/pulse.h"
 #include "membership/verdict.h"
 
 namespace fsdp::membership {
+
+// Whether a process is writing its core. Until that is written, for minutes where there is much memory, it neither
+// beats nor ends: its pidfd says that it lives, and its connections stay open.
+
+// Of a pidfd: a number may be of another namespace, or of a later process. False also where nobody tells: before Linux
+// 4.15, or if /proc shows the process to its own user alone. Two files are read. proc: where it is mounted.
+bool is_dumping_core(const Fd &process, const char *proc = "/proc") noexcept;
 
 class Deaths {
  public:

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/clock.h"
+#include "base/failure.h"
 
 namespace fsdp::membership {
 namespace {

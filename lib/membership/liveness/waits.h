@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "membership/liveness/text_pool.h"
+#include "membership/liveness/posts.h"
 
 namespace fsdp::membership {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/slice.h"
+#include "base/failure.h"
 #include "base/word.h"
 
 namespace fsdp::membership {

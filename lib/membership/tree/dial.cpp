@@ -1,10 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "membership/tree/dial.h"
+
+#include <poll.h>
 
 #include <cerrno>
 #include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "base/failure.h"
+#include "membership/tree/door.h"
+#include "membership/wire/endpoint.h"
 
 namespace fsdp::membership {
+
+namespace {
+
+constexpr int backlog = 512;
+
+Fd bind_datagrams(const Endpoint &at) {
+  Fd socket(::socket(at.family(), SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (socket && ::bind(socket.get(), at.get(), at.length()) != 0) socket.reset();
+  return socket;
+}
+
+}  // namespace
+
+LeaderListener open_leader_listener(const std::string &interface_address) {
+  std::string problem;
+  const auto found = Endpoint::numeric(interface_address, 0, problem);
+  if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the interface '{}': {}", interface_address, problem);
+  for (int tries = 0; tries < 16; ++tries) {  // the port may be another program's, for datagrams
+    LeaderListener listener;
+    listener.stream = listen_at(found.front(), backlog);
+    if (!listener.stream) fail_errno(errno, format_text("listening for other nodes at {}", interface_address));
+    const Endpoint at = Endpoint::local(listener.stream);
+    listener.datagrams = bind_datagrams(at);
+    listener.address = at.text();
+    if (listener.datagrams) return listener;
+  }
+  fail(FSDP_SYSTEM, "listening for other nodes at {}: no port is free for TCP and UDP", interface_address);
+}
+
 namespace {
 
 constexpr auto dial_time = std::chrono::seconds(3);  // a lost packet of it is sent again ever later
@@ -73,6 +111,94 @@ pollfd Dial::poll() const {
   const int socket = stream_ ? stream_.socket().get() : socket_.get();
   const bool sends = connecting_ || (handshake_ && handshake_->wants_to_send()) || (stream_ && stream_.sending());
   return {socket, static_cast<short>((connecting_ ? 0 : POLLIN) | (sends ? POLLOUT : 0)), 0};
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto pause = std::chrono::milliseconds(50);
+
+class Forming {
+ public:
+  Forming(const NodePlan &plan, const Fd &listener, const Waiter &waiter, NodeLinks &links)
+      : plan_(plan),
+        waiter_(waiter),
+        limit_{Clock::now() + std::chrono::milliseconds(plan.forming_ms), waiter},
+        look_ms_(slice_ms_of(static_cast<uint32_t>(plan.node_of.size()))),
+        door_(plan, listener),
+        links_(links) {}
+
+  void run() {
+    if (plan_.has_parent()) dial(plan_.parent());
+    for (const uint32_t child : plan_.children())
+      while (!links_.contains(child)) accept(child);
+  }
+
+ private:
+  [[noreturn]] void lose(uint32_t node, const std::string &why) const {
+    fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(plan_.nodes[node].leader),
+              "{} did not connect while the job formed: {}", plan_.leader_text(node), why);
+  }
+
+  // A connection that ended before it was answered is made again: the other end does not keep one on which nothing
+  // comes for a while, and the network may have been away for that long.
+  void dial(uint32_t node) {
+    std::string problem;
+    for (;;) {
+      Dial one(plan_, node, tree::Bond::tree);
+      while (one.advance() == Dial::State::trying && !limit_.over()) {
+        waiter_.poll();
+        pollfd poll = one.poll();
+        ::poll(&poll, 1, look_ms_);
+      }
+      if (one.state() == Dial::State::answered) {
+        links_.insert_or_assign(node, one.take());
+        return;
+      }
+      // At the limit one that tries only says that time is over.
+      if (problem.empty() || one.state() != Dial::State::trying) problem = one.problem();
+      if (one.state() == Dial::State::refused || limit_.over()) lose(node, problem);
+      waiter_.poll();
+      std::this_thread::sleep_for(pause);
+    }
+  }
+
+  void accept(uint32_t missing) {
+    if (limit_.over()) lose(missing, late_text());
+    waiter_.poll();
+    std::vector<pollfd> polls;
+    door_.add_polls(polls, true);
+    ::poll(polls.data(), polls.size(), look_ms_);
+    for (Door::Newcomer &newcomer : door_.look(true)) let_in(newcomer);
+  }
+
+  // One that connects again has given the earlier connection up.
+  void let_in(Door::Newcomer &newcomer) {
+    const uint32_t node = newcomer.hello.node;
+    if (!plan_.is_child(node) || newcomer.hello.bond != tree::Bond::tree) return;
+    greet(newcomer.stream, plan_, tree::Bond::tree);
+    newcomer.stream.flush();  // what does not go now goes later, before all else
+    if (newcomer.stream.open()) links_.insert_or_assign(node, std::move(newcomer.stream));
+  }
+
+  std::string late_text() const {
+    const std::string problem = door_.problem();
+    return format_text("not within {} ms{}{}", plan_.forming_ms,
+                       problem.empty() ? "" : "; connections could not be taken: ", problem);
+  }
+
+  const NodePlan &plan_;
+  const Waiter &waiter_;
+  Limit limit_;
+  const int look_ms_;
+  Door door_;
+  NodeLinks &links_;
+};
+
+}  // namespace
+
+void form_tree(const NodePlan &plan, const Fd &listener, const Waiter &waiter, NodeLinks &links) {
+  Forming(plan, listener, waiter, links).run();
 }
 
 }  // namespace fsdp::membership

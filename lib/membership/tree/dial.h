@@ -6,14 +6,30 @@
 #include <poll.h>
 
 #include <chrono>
+#include <map>
 #include <optional>
 #include <string>
 
-#include "membership/tree/greeting.h"
+#include "base/failure.h"
+#include "base/fd.h"
+#include "membership/tree/message.h"
+#include "membership/tree/plan.h"
 #include "membership/wire/frame_stream.h"
 #include "membership/wire/proof.h"
 
 namespace fsdp::membership {
+
+// Where a leader waits for the leaders of other nodes. Every rank opens one before the ranks meet, since nobody knows
+// yet who will lead; those who do not close it.
+
+struct LeaderListener {
+  Fd stream;            // TCP, listening
+  Fd datagrams;         // UDP at the same port: heartbeats
+  std::string address;  // for the other leaders
+};
+
+// On the interface of this numeric address alone.
+LeaderListener open_leader_listener(const std::string &interface_address);
 
 class Dial {
  public:
@@ -57,5 +73,14 @@ class Dial {
   std::optional<Handshake> handshake_;
   FrameStream stream_;  // once proven
 };
+
+// The leaders connect in a tree: a child to its parent, both prove the job secret, and the child says which node it is,
+// and is answered.
+
+using NodeLinks = std::map<uint32_t, FrameStream>;  // of each neighbour in the tree, by node
+
+// Blocks until all neighbours have come, at most the plan's forming_ms: they come out of one rendezvous. links: what
+// there is so far, where it throws.
+void form_tree(const NodePlan &plan, const Fd &listener, const Waiter &waiter, NodeLinks &links);
 
 }  // namespace fsdp::membership

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "membership/tree/greeting.h"
-#include "membership/wire/accept_pause.h"
+#include "membership/tree/message.h"
+#include "membership/wire/endpoint.h"
 #include "membership/wire/frame_stream.h"
 #include "membership/wire/proof.h"
 

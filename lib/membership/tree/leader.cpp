@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/clock.h"
+#include "base/failure.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {

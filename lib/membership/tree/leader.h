@@ -28,13 +28,10 @@
 #include "membership/tree/datagrams.h"
 #include "membership/tree/dial.h"
 #include "membership/tree/door.h"
-#include "membership/tree/form.h"
-#include "membership/tree/listener.h"
 #include "membership/tree/message.h"
 #include "membership/tree/mirror.h"
 #include "membership/tree/peer.h"
 #include "membership/tree/plan.h"
-#include "membership/tree/states.h"
 
 namespace fsdp::membership {
 

@@ -8,12 +8,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "membership/liveness/control.h"
+#include "membership/tree/plan.h"
 #include "membership/wire/frame.h"
+#include "membership/wire/frame_stream.h"
 
 namespace fsdp::membership::tree {
 
@@ -88,4 +93,47 @@ std::optional<M> as(const Frame &frame) {
   return message;
 }
 
+// The states of many ranks in one frame: of a large job they come in thousands, and what each frame costs is its tag.
+// Pure functions of bytes.
+
+// The last state of each.
+using StateMap = std::map<uint32_t, State>;
+
+// In frames whose bodies have at most so many bytes, which is room for one in any case. waits: those of ranks that
+// wait, or of all others.
+std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t most_bytes);
+// Nothing: the frame is none of states.
+std::optional<std::vector<State>> read_states(const Frame &frame);
+
+inline bool waits(const State &state) noexcept { return static_cast<uint32_t>(state.looks) != 0; }
+
 }  // namespace fsdp::membership::tree
+
+namespace fsdp::membership {
+
+// What two leaders say first on a connection that both have proven the job secret on. Pure.
+
+// What the proof of such a connection is for.
+inline std::string link_label(const NodePlan &plan) { return "libfsdp node link " + plan.job; }
+
+inline tree::Hello hello_of(const NodePlan &plan, tree::Bond bond) {
+  return {tree::version,      plan.node(), plan.node_count(), static_cast<uint32_t>(plan.node_of.size()),
+          tree::native_order, bond};
+}
+
+inline void greet(FrameStream &stream, const NodePlan &plan, tree::Bond bond) {
+  const tree::Hello mine = hello_of(plan, bond);
+  stream.queue(static_cast<uint32_t>(mine.kind), tree::bytes_of(mine));
+}
+
+// Of a node of this job with this version of the library; nothing else.
+inline std::optional<tree::Hello> read_hello(const NodePlan &plan, const Frame &frame) {
+  const auto said = tree::as<tree::Hello>(frame);
+  const tree::Hello mine = hello_of(plan, tree::Bond::tree);
+  const bool known = said && said->version == mine.version && said->node_count == mine.node_count &&
+                     said->world_size == mine.world_size && said->byte_order == mine.byte_order &&
+                     said->node < said->node_count && said->bond <= tree::Bond::refuge;
+  return known ? said : std::nullopt;
+}
+
+}  // namespace fsdp::membership

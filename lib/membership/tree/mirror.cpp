@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "membership/tree/states.h"
+#include "membership/tree/message.h"
 
 namespace fsdp::membership {
 namespace {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "membership/tree/peer.h"
 
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 
 namespace fsdp::membership {
+
 namespace {
 
 // Bytes that the peer's kernel has not acknowledged.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "membership/wire/endpoint.h"
 
 #include <arpa/inet.h>
@@ -11,10 +12,11 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/slice.h"
+#include "base/failure.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {
+
 namespace {
 
 Fd make_socket(int family) { return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }

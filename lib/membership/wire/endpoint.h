@@ -3,8 +3,11 @@
 #pragma once
 
 #include <netinet/in.h>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -12,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "base/failure.h"
 #include "base/fd.h"
-#include "base/slice.h"
 
 namespace fsdp::membership {
 
@@ -83,5 +86,68 @@ Fd begin_connecting(const Endpoint &to, int &code);
 int connecting_result(const Fd &socket, const Endpoint &to);
 // Empty, with `problem` and errno set, if nobody listens there or no answer has come until the limit.
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
+
+// A listener whose connections cannot be taken for lack of descriptors stays readable: who polls it would spin. So it
+// is left alone for a while.
+
+class AcceptPause {
+ public:
+  using Clock = std::chrono::steady_clock;
+  bool over() const { return Clock::now() >= until_; }
+  // accept has failed with this errno. True: it must pause.
+  bool note(int code) {
+    if (code != EMFILE && code != ENFILE && code != ENOBUFS && code != ENOMEM) return false;
+    const auto now = Clock::now();
+    if (code_ == 0) since_ = now;
+    code_ = code;
+    until_ = now + std::chrono::milliseconds(100);
+    return true;
+  }
+  void clear() { code_ = 0; }
+  // It has failed all this time.
+  bool lasts(Clock::duration time) const { return code_ != 0 && Clock::now() - since_ >= time; }
+  // "too many open files: this process may have 1024 (see ulimit -n)"; empty if nothing was wrong.
+  std::string problem() const {
+    if (code_ == 0) return {};
+    rlimit limit{};
+    if (code_ != EMFILE || ::getrlimit(RLIMIT_NOFILE, &limit) != 0)
+      return code_ == ENFILE ? "too many open files on this host (see /proc/sys/fs/file-max)" : "no memory for sockets";
+    return format_text("too many open files: this process may have {} (see ulimit -n)", limit.rlim_cur);
+  }
+
+ private:
+  Clock::time_point until_{}, since_{};
+  int code_ = 0;
+};
+
+// Sockets at which ranks come, of whatever family, taken from as one.
+
+class Listeners {
+ public:
+  void add(Fd listener) { all_.push_back(std::move(listener)); }
+  void clear() noexcept { all_.clear(); }
+  void add_polls(std::vector<pollfd> &polls) const {
+    if (!pause_.over()) return;
+    for (const Fd &listener : all_) polls.push_back({listener.get(), POLLIN, 0});
+  }
+  // Empty: nobody is there, or no more can be taken at the moment.
+  Fd accept() {
+    if (!pause_.over()) return {};
+    for (const Fd &listener : all_) {
+      Fd socket = accept_from(listener);
+      if (socket) {
+        pause_.clear();
+        return socket;
+      }
+      if (pause_.note(errno)) return {};
+    }
+    return {};
+  }
+  const AcceptPause &pause() const noexcept { return pause_; }
+
+ private:
+  std::vector<Fd> all_;
+  AcceptPause pause_;
+};
 
 }  // namespace fsdp::membership

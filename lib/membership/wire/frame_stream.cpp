@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/slice.h"
+#include "base/failure.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {

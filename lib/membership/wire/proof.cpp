@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/slice.h"
+#include "base/failure.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {

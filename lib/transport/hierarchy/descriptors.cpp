@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "membership/tree/plan.h"
-#include "transport/hierarchy/circles.h"
+#include "transport/hierarchy/team.h"
 #include "transport/names.h"
 
 namespace fsdp::transport {

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "transport/exchange.h"
-#include "transport/nccl/cuda.h"
+#include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
 namespace {

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "base/dtype.h"
-#include "transport/call/describe.h"
-#include "transport/nccl/types.h"
+#include "transport/call/launch.h"
+#include "transport/nccl/library.h"
 
 namespace fsdp::transport::nccl {
 namespace {

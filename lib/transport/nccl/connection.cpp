@@ -1,12 +1,105 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/nccl/connection.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
 #include <thread>
 
+#include "base/error.h"
+#include "base/library_thread.h"
+#include "transport/nccl/places.h"
+
 namespace fsdp::transport::nccl {
+
+namespace {
+
+constexpr int most_blocks = 64;  // NCCL's channels, to which it would cut more without a word
+constexpr int largest_cluster = 8;
+
+int read_number(const char *name, const char *value, int lowest, int highest) {
+  if (!value || !*value) return undefined;
+  const std::string_view text(value);
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.begin(), text.end(), number);
+  if (error != std::errc{} || end != text.end() || number < lowest || number > highest)
+    fail(FSDP_INVALID_ARGUMENT, "{} is '{}': a whole number in [{}, {}] is needed", name, text, lowest, highest);
+  return number;
+}
+
+}  // namespace
+
+BlockLimits read_block_limits() {
+  BlockLimits limits;
+  limits.least = read_number("FSDP_NCCL_MIN_CTAS", std::getenv("FSDP_NCCL_MIN_CTAS"), 1, most_blocks);
+  limits.most = read_number("FSDP_NCCL_MAX_CTAS", std::getenv("FSDP_NCCL_MAX_CTAS"), 1, most_blocks);
+  limits.cluster =
+      read_number("FSDP_NCCL_CGA_CLUSTER_SIZE", std::getenv("FSDP_NCCL_CGA_CLUSTER_SIZE"), 0, largest_cluster);
+  limits.of_switches = read_number("FSDP_NCCL_NVLS_CTAS", std::getenv("FSDP_NCCL_NVLS_CTAS"), 1, most_blocks);
+  if (limits.most != undefined && limits.least > limits.most)
+    fail(FSDP_INVALID_ARGUMENT, "FSDP_NCCL_MIN_CTAS is {} and FSDP_NCCL_MAX_CTAS {}, which is less", limits.least,
+         limits.most);
+  return limits;
+}
+
+void check_block_limits(const BlockLimits &limits, const Library &library) {
+  if (limits.of_switches == undefined || library.since(Library::blocks_of_switches)) return;
+  fail(FSDP_UNSUPPORTED, "FSDP_NCCL_NVLS_CTAS is {}, which needs NCCL {} or later: {} is {}", limits.of_switches,
+       version_text(Library::blocks_of_switches), library.path, version_text(library.version));
+}
+
+std::string text_of(const BlockLimits &limits) {
+  std::string text;
+  const auto add = [&](const char *name, int limit) {
+    if (limit != undefined) text += format_text("{}{}={}", text.empty() ? "" : ", ", name, limit);
+  };
+  add("FSDP_NCCL_MIN_CTAS", limits.least);
+  add("FSDP_NCCL_MAX_CTAS", limits.most);
+  add("FSDP_NCCL_CGA_CLUSTER_SIZE", limits.cluster);
+  add("FSDP_NCCL_NVLS_CTAS", limits.of_switches);
+  return text;
+}
+
+// NCCL compares the two before it fills in what is undefined, so one without the other would be too many.
+void apply(const BlockLimits &limits, Config &config) {
+  config.min_ctas = limits.least;
+  config.max_ctas = limits.least != undefined && limits.most == undefined ? most_blocks : limits.most;
+  config.cga_cluster_size = limits.cluster;
+  config.nvls_ctas = limits.of_switches;
+}
+
+std::shared_ptr<Aside> Aside::start(std::shared_ptr<Handle> handle, int32_t gpu, Body body) {
+  std::shared_ptr<Aside> call(new Aside(std::move(handle), gpu, std::move(body)));
+  auto argument = std::make_unique<std::shared_ptr<Aside>>(call);
+  // NCCL's code runs on it: the system's stack.
+  pthread_detach(LibraryThread{"fsdp-nccl-call", "a call of NCCL's", 0}.start(work, argument.get()));
+  (void)argument.release();
+  return call;
+}
+
+void *Aside::work(void *argument) {
+  const std::unique_ptr<std::shared_ptr<Aside>> owner(static_cast<std::shared_ptr<Aside> *>(argument));
+  const std::shared_ptr<Aside> call = *owner;
+  allow_calls_during_captures();
+  call->run();
+  call->done_.store(true, std::memory_order_release);
+  return nullptr;
+}
+
+void Aside::run() {
+  make_current(gpu_);
+  const auto lock = handle_->enter();
+  Comm *comm = handle_->comm();
+  if (!comm) return;
+  called_ = true;
+  result_ = body_(*handle_, comm);
+}
+
 namespace {
 
 // A launch that has its connections takes a few microseconds; the first one of a kind makes them, with its peers.
@@ -216,6 +309,82 @@ bool Connection::finish(uint32_t timeout_ms) noexcept {
   } catch (const std::exception &) {
     return false;
   }
+}
+
+// The memory that an NCCL communicator knows. Without it NCCL copies through buffers of its own, so a failure here is
+// no reason to end the job.
+
+namespace {
+
+constexpr uint32_t forget_ms = 1000;
+
+}  // namespace
+
+void Connection::call_register(Registered &added, uint64_t bytes, bool windows, uint32_t timeout_ms) {
+  const std::string what = format_text("memory of NCCL communicator '{}'", plan_.name);
+  const auto body = [library = library_.get(), to = &added, bytes, windows](Handle &, Comm *comm) {
+    return windows ? library->ncclCommWindowRegister(comm, to->data, bytes, &to->window, window_symmetric)
+                   : library->ncclCommRegister(comm, to->data, bytes, &to->handle);
+  };
+  perform(
+      windows ? "ncclCommWindowRegister" : "ncclCommRegister", what, timeout_ms, [this] { waiter_.poll(); }, body);
+}
+
+Registration Connection::register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms,
+                                         std::string &why) {
+  Registered &added = *memory_->emplace_back(std::make_unique<Registered>(Registered{data}));
+  handle_->watch(false);
+  try {
+    call_register(added, bytes, windows, timeout_ms);
+  } catch (const Error &error) {
+    waiter_.failure().check();
+    if (error.origin != FSDP_ORIGIN_NCCL) throw;
+    why = error.message;
+    if (is_spoilt() || (windows && !library_->since(Library::windows_fail_alone))) return Registration::spoilt;
+  }
+  if (added.window || added.handle) return Registration::done;
+  if (why.empty()) why = "NCCL has no use for such memory here";
+  return Registration::refused;
+}
+
+// An error that NCCL keeps, as it does where communicators do not block, is what every later call returns; and what is
+// in progress cannot be taken back.
+bool Connection::is_spoilt() noexcept {
+  if (aside_ && !aside_->done()) return true;
+  try {
+    Result state = success;
+    call("ncclCommGetAsyncError", "memory", [&](Comm *comm) { return state = state_of(comm, "memory", "memory"); });
+    return state != success;
+  } catch (const std::exception &) {
+    return true;
+  }
+}
+
+bool Connection::deregister(Registered &registered) noexcept {
+  if (!registered.handle && !registered.window) return true;
+  const std::string what = "memory that NCCL forgets";
+  const char *function = registered.window ? "ncclCommWindowDeregister" : "ncclCommDeregister";
+  const auto body = [library = library_.get(), window = registered.window, buffer = registered.handle](Handle &,
+                                                                                                       Comm *comm) {
+    return window ? library->ncclCommWindowDeregister(comm, window) : library->ncclCommDeregister(comm, buffer);
+  };
+  try {
+    perform(
+        function, what, forget_ms, [this] { waiter_.failure().check(); }, body);
+    return true;
+  } catch (const std::exception &) {
+    return false;
+  }
+}
+
+bool Connection::forget_memory(void *data) noexcept {
+  bool forgotten = true;
+  std::erase_if(*memory_, [&](const auto &registered) {
+    if (registered->data != data) return false;
+    forgotten = deregister(*registered) && forgotten;
+    return true;
+  });
+  return forgotten;
 }
 
 }  // namespace fsdp::transport::nccl

@@ -5,6 +5,7 @@
 // it ends, and who else knows it: handle.h.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -13,13 +14,59 @@
 
 #include "base/failure.h"
 #include "device/device.h"
-#include "transport/nccl/aside.h"
-#include "transport/nccl/block_limits.h"
-#include "transport/nccl/call.h"
 #include "transport/nccl/handle.h"
 #include "transport/nccl/library.h"
 
 namespace fsdp::transport::nccl {
+
+// How much of a GPU NCCL's kernels take: each of their thread blocks has a multiprocessor (SM) that the math has not.
+
+// As the environment says; `undefined`: NCCL's own choice.
+struct BlockLimits {
+  int least = undefined, most = undefined;  // of a collective's kernel
+  int cluster = undefined;                  // of its blocks that are started together; from GPUs of Hopper's kind on
+  int of_switches = undefined;              // of collectives by NVLink's switches
+
+  bool operator==(const BlockLimits &) const = default;
+};
+
+// FSDP_NCCL_MIN_CTAS and its like. INVALID_ARGUMENT for what is no number, or out of range.
+BlockLimits read_block_limits();
+// UNSUPPORTED where this NCCL does not know of one that is set.
+void check_block_limits(const BlockLimits &limits, const Library &library);
+// What was asked for, for the log; empty: nothing.
+std::string text_of(const BlockLimits &limits);
+void apply(const BlockLimits &limits, Config &config);
+
+// A call of NCCL's that may wait for peers, on a thread of its own, so that whoever waits for it can look after the job
+// meanwhile. Its communicator's abort ends it; until then it goes on, whoever has stopped waiting.
+
+class Aside {
+ public:
+  // Called with the communicator that launches, and with its lock; what it uses must live as long as the handle.
+  using Body = std::function<Result(Handle &, Comm *)>;
+
+  // gpu: the current one for the body.
+  static std::shared_ptr<Aside> start(std::shared_ptr<Handle> handle, int32_t gpu, Body body);
+
+  bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  // Once it is done. False: the communicator had ended before.
+  bool called() const noexcept { return called_; }
+  Result result() const noexcept { return result_; }
+
+ private:
+  Aside(std::shared_ptr<Handle> handle, int32_t gpu, Body body)
+      : handle_(std::move(handle)), gpu_(gpu), body_(std::move(body)) {}
+  static void *work(void *argument);
+  void run();
+
+  const std::shared_ptr<Handle> handle_;
+  const int32_t gpu_;
+  const Body body_;
+  bool called_ = false;
+  Result result_ = success;
+  std::atomic<bool> done_{false};
+};
 
 using Clock = std::chrono::steady_clock;
 

@@ -13,7 +13,7 @@
 
 #include "base/fd.h"
 #include "base/library_thread.h"
-#include "transport/nccl/cuda.h"
+#include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
 namespace {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/nccl/handle.h"
 
 #include <pthread.h>
@@ -7,9 +8,40 @@
 #include <utility>
 
 #include "base/library_thread.h"
-#include "transport/nccl/cuda.h"
+#include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
+
+std::shared_ptr<LaunchOrder> LaunchOrder::of(device::Device &device) {
+  if (!device.launch_order) device.launch_order = std::make_shared<LaunchOrder>(device);
+  return std::static_pointer_cast<LaunchOrder>(device.launch_order);
+}
+
+namespace {
+
+fsdp_status status_of(Result result) {
+  switch (result) {
+    case remote_error: return FSDP_PEER_FAILED;
+    case timed_out: return FSDP_TIMEOUT;
+    case invalid_argument:
+    case invalid_usage: return FSDP_INTERNAL;
+    default: return FSDP_SYSTEM;
+  }
+}
+
+std::string text_or(const char *text, const char *otherwise) { return text && *text ? text : otherwise; }
+
+}  // namespace
+
+Error error_of(const Library &library, Comm *comm, Result result, const Call &call) {
+  const std::string last = text_or(library.ncclGetLastError(comm), "no further text");
+  return Error(status_of(result),
+               format_text("{}: rank {}: {} returned {}, \"{}\"; NCCL {} says: {}", call.what, call.world_rank,
+                           call.function, static_cast<int>(result),
+                           text_or(library.ncclGetErrorString(result), "unknown"), version_text(library.version), last),
+               -1, FSDP_ORIGIN_NCCL, result);
+}
+
 namespace {
 
 constexpr auto poll_interval = std::chrono::milliseconds(1);

@@ -11,7 +11,7 @@
 #include "transport/collectives.h"
 #include "transport/nccl/connection.h"
 #include "transport/nccl/guard.h"
-#include "transport/nccl/order.h"
+#include "transport/nccl/handle.h"
 
 namespace fsdp::transport::nccl {
 

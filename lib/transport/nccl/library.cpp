@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/nccl/library.h"
 
 #include <dlfcn.h>
@@ -10,6 +11,7 @@
 #include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
+
 namespace {
 
 constexpr const char *plain_name = "libnccl.so.2";

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/nccl/team.h"
 
-#include "transport/device_arena.h"
 #include "transport/device_team.h"
 #include "transport/exchange.h"
 #include "transport/nccl/choice.h"

@@ -1,12 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/shm/arena.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <system_error>
 #include <vector>
 
 #include "base/checked.h"
+#include "base/error.h"
 
 namespace fsdp::transport {
+
+namespace {
+
+// Of an entry of pagemap (the kernel's admin-guide/mm/pagemap.rst). In a view of a file a page that is none of the
+// file's is a copy; the kernel may have written it to its swap space.
+constexpr uint64_t present = uint64_t{1} << 63, swapped = uint64_t{1} << 62, of_file = uint64_t{1} << 61;
+
+bool is_copy(uint64_t entry) { return (entry & (present | swapped)) && !(entry & of_file); }
+
+uint64_t page_number(const void *address) { return reinterpret_cast<uintptr_t>(address) / page_size(); }
+
+// Of the entries from that page on, as many as the kernel gives; -1 with errno.
+ssize_t read_pagemap(const Fd &file, uint64_t page, std::span<uint64_t> entries) {
+  ssize_t bytes = 0;
+  do bytes = ::pread(file.get(), entries.data(), entries.size_bytes(), static_cast<off_t>(page * sizeof(uint64_t)));
+  while (bytes < 0 && errno == EINTR);
+  return bytes < 0 ? bytes : bytes / static_cast<ssize_t>(sizeof(uint64_t));
+}
+
+[[noreturn]] void fail_call(int code, const std::string &what) {
+  throw Error(FSDP_SYSTEM, format_text("{}: {}", what, std::generic_category().message(code)), -1, FSDP_ORIGIN_OS,
+              code);
+}
+
+}  // namespace
+
+PrivateView::PrivateView(const Fd &file, uint64_t bytes, const std::string &what, const char *pagemap)
+    : mapping_(Mapping::copy_on_write(file, bytes, what)) {
+  mapping_.populate(0, bytes, Access::read, what);
+  pagemap_ = Fd(::open(pagemap, O_RDONLY | O_CLOEXEC));
+  if (pagemap_ && !tells_copies()) pagemap_.reset();
+}
+
+// A page that is the file's, and one of this thread's stack, which is none of a file. There are systems whose pagemap
+// has nothing in it.
+bool PrivateView::tells_copies() const {
+  const volatile std::byte seen = *static_cast<volatile std::byte *>(data());
+  uint64_t shared = 0, own = 0;
+  return read_pagemap(pagemap_, page_number(data()), {&shared, 1}) == 1 &&
+         read_pagemap(pagemap_, page_number(const_cast<std::byte *>(&seen)), {&own, 1}) == 1 && (shared & present) &&
+         (shared & of_file) && is_copy(own);
+}
+
+uint64_t PrivateView::read_entries(uint64_t page, std::span<uint64_t> entries, const std::string &what) const {
+  const ssize_t count = read_pagemap(pagemap_, page_number(data()) + page, entries);
+  if (count <= 0)
+    fail_call(count < 0 ? errno : EIO,
+              format_text("{}: reading from /proc/self/pagemap which of {} pages of a view were written", what,
+                          entries.size()));
+  return static_cast<uint64_t>(count);
+}
+
+void PrivateView::restore(uint64_t offset, uint64_t bytes, const std::string &what) const {
+  if (!pagemap_) return give_back(offset, bytes, what);
+  std::array<uint64_t, 1024> entries;
+  const uint64_t page = page_size(), end = (offset + bytes) / page;
+  uint64_t copies = 0;  // that end at the page that is being looked at
+  const auto give_back_copies = [&](uint64_t at) {
+    if (copies) give_back((at - copies) * page, copies * page, what);
+    copies = 0;
+  };
+  for (uint64_t at = offset / page; at < end;) {
+    const uint64_t count = read_entries(at, std::span(entries).first(std::min(end - at, entries.size())), what);
+    for (uint64_t i = 0; i < count; ++i, ++at)
+      if (is_copy(entries[i]))
+        ++copies;
+      else
+        give_back_copies(at);
+  }
+  give_back_copies(end);
+}
+
+// Pages that the process has locked cannot be given back; there is no need for locked ones here.
+void PrivateView::give_back(uint64_t offset, uint64_t bytes, const std::string &what) const {
+  if (::madvise(data() + offset, bytes, MADV_DONTNEED) == 0) return;
+  if (errno == EINVAL && ::munlock(data() + offset, bytes) == 0 &&
+      ::madvise(data() + offset, bytes, MADV_DONTNEED) == 0)
+    return;
+  fail_call(errno, format_text("{}: giving back {} bytes of a view that were written (madvise)", what, bytes));
+}
 
 std::vector<Range> whole_pages(std::span<const Range> ranges, uint64_t bytes, const std::string &what) {
   const uint64_t page = page_size();

@@ -14,7 +14,7 @@
 #include "membership/seat.h"
 #include "transport/exchange.h"
 #include "transport/names.h"
-#include "transport/shm/words.h"
+#include "transport/shm/versions.h"
 
 namespace fsdp::transport {
 

@@ -6,7 +6,7 @@
 
 #include "base/dtype.h"
 #include "device/host/kernels.h"
-#include "transport/call/describe.h"
+#include "transport/call/launch.h"
 
 namespace fsdp::transport {
 namespace {

@@ -11,13 +11,12 @@
 
 #include "base/mapping.h"
 #include "membership/seat.h"
-#include "transport/call/fingerprint.h"
 #include "transport/call/launch.h"
 #include "transport/call/round.h"
 #include "transport/collectives.h"
 #include "transport/names.h"
 #include "transport/shm/relay.h"
-#include "transport/shm/words.h"
+#include "transport/shm/versions.h"
 
 namespace fsdp::transport {
 

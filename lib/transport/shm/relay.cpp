@@ -4,8 +4,7 @@
 #include <algorithm>
 
 #include "device/host/kernels.h"
-#include "transport/call/add.h"
-#include "transport/call/describe.h"
+#include "transport/call/launch.h"
 #include "transport/shm/collectives.h"
 #include "transport/team.h"
 

@@ -10,7 +10,7 @@
 
 #include "base/mapping.h"
 #include "transport/call/launch.h"
-#include "transport/shm/words.h"
+#include "transport/shm/versions.h"
 
 namespace fsdp::transport {
 

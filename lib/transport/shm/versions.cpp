@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/shm/versions.h"
 
 namespace fsdp::transport {
+
 namespace {
 
 // The note of a rank's word: the version that a stream of its own comes to, since its caller has enqueued that.

@@ -15,13 +15,107 @@
 // waits for the device, so that no queue of CUDA's ever fills up, where a wait would have no end and no timeout.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "transport/team.h"
 
 namespace fsdp::transport::staging {
+
+// How much of a call is under way at once. The same on all ranks.
+
+struct Sizes {
+  // Of these sizes a chunk takes the link about as long as the calling thread, which enqueues it.
+  uint64_t part_bytes = uint64_t{4} << 20;  // a rank's, in each slot that ranks share
+  uint64_t slot_bytes = uint64_t{4} << 20;  // of one that they do not
+  // After so many chunks a new round begins: see renewal.h.
+  uint64_t chunks_of_round = uint64_t{1} << 28;
+
+  // No larger than the longest call fills. A slot has room for a piece of every rank, each of them aligned.
+  Sizes bounded(uint64_t longest_call, uint64_t ranks) const noexcept {
+    constexpr uint64_t granule = uint64_t{64} << 10, room_of_a_rank = uint64_t{4} << 10;
+    const auto bound = [&](uint64_t bytes) {
+      if (longest_call >= bytes) return bytes;
+      const uint64_t wanted = longest_call + ranks * room_of_a_rank;
+      return std::min(bytes, (wanted + granule - 1) / granule * granule);
+    };
+    return {bound(part_bytes), bound(slot_bytes), chunks_of_round};
+  }
+};
+
+// How the spans of a call are cut into pieces that fill slots. Every rank cuts alike, since their calls are alike.
+
+// Where a slot begins in the spans of a call.
+struct Cursor {
+  uint64_t span = 0;
+  uint64_t element = 0;
+};
+
+// Elements [first, first + count) of a span, which lie at byte `place` of the slot's room.
+struct Piece {
+  uint64_t span;
+  uint64_t first;
+  uint64_t count;
+  uint64_t place;
+};
+
+struct SpanSize {
+  uint64_t count;  // elements
+  uint64_t unit;   // bytes of one
+};
+
+constexpr uint64_t piece_alignment = 128;
+constexpr uint64_t most_pieces = 8;  // of a slot
+
+// Calls take(piece) for what goes into `room` bytes; returns where the next slot begins. extent(i) is that of span i.
+template <class ExtentOf, class Take>
+Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&extent, Take &&take) {
+  uint64_t used = 0;
+  for (uint64_t pieces = 0; at.span < span_count;) {
+    const SpanSize whole = extent(at.span);
+    const uint64_t left = whole.count - at.element;
+    const uint64_t count = used < room ? std::min(left, (room - used) / whole.unit) : 0;
+    if (left && (count == 0 || pieces == most_pieces)) break;
+    if (count) {
+      take(Piece{at.span, at.element, count, used});
+      ++pieces;
+      used += (count * whole.unit + piece_alignment - 1) / piece_alignment * piece_alignment;
+      at.element += count;
+    }
+    if (at.element < whole.count) break;
+    at = {at.span + 1, 0};
+  }
+  return at;
+}
+
+// Pinned memory of the host that the ranks of a team share, cut into slots that take turns. In a slot every rank has a
+// part, which its device writes and the devices of the others read: no byte is copied by the host.
+
+class Slots {
+ public:
+  // Collective over the team.
+  Slots(Team &team, device::Device &device, uint64_t count, uint64_t part_bytes, const std::string &what);
+  ~Slots();
+  Slots(const Slots &) = delete;
+  Slots &operator=(const Slots &) = delete;
+
+  uint64_t part_bytes() const noexcept { return part_bytes_; }
+  std::byte *part(uint64_t slot, uint32_t rank) const noexcept {
+    return arena_->writable() + (rank * count_ + slot) * part_bytes_;
+  }
+
+ private:
+  void unpin() noexcept;
+
+  device::Device &device_;
+  uint64_t count_;
+  uint64_t part_bytes_;
+  std::unique_ptr<Arena> arena_;
+  uint64_t registered_bytes_ = 0;
+};
 
 class Conveyor {
  public:
@@ -61,5 +155,19 @@ class Conveyor {
 
 // UNSUPPORTED on a stream that is being captured: before anything is recorded or given up.
 void refuse_capture(const device::Stream &stream, const Fingerprint &call);
+
+// A round of the host's communicators has a number for each of a billion collectives. A call of a device is made of
+// many, and rounds end only with steps that failed: a training run of weeks would come to the last number. Long before
+// that all ranks, at the same call, wait for each other and begin the next round.
+
+// next_round is called between two meetings, when the streams of all ranks have done `last`.
+template <class NextRound>
+void begin_new_round(Team &team, device::Device &device, const device::Event &last, NextRound &&next_round) {
+  const auto meet = [&] { team.barrier("a new round of collectives"); };
+  device.synchronize(last);
+  meet();
+  next_round();
+  meet();
+}
 
 }  // namespace fsdp::transport::staging

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "transport/device_team.h"
-#include "transport/staging/sizes.h"
+#include "transport/staging/conveyor.h"
 
 namespace fsdp::transport::staging {
 

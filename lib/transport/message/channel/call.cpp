@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/call/describe.h"
+#include "transport/call/launch.h"
 
 namespace fsdp::transport::messages {
 namespace {

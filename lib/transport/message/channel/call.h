@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "transport/call/launch.h"
-#include "transport/message/channel/wire.h"
+#include "transport/message/channel/transport.h"
 
 namespace fsdp::transport::messages {
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/slice.h"
+#include "base/failure.h"
 #include "transport/message/channel/channel.h"
 
 namespace fsdp::transport::messages {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "device/host/kernels.h"
-#include "transport/call/add.h"
+#include "transport/call/launch.h"
 #include "transport/message/channel/channel.h"
 
 namespace fsdp::transport::messages {

@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "transport/descriptors.h"
 #include "transport/message/channel/net.h"
-#include "transport/message/tcp/interface.h"
+#include "transport/message/tcp/peers.h"
 
 namespace fsdp::transport::tcp {
 namespace {

@@ -19,10 +19,9 @@
 
 #include "base/fd.h"
 #include "membership/seat.h"
-#include "membership/wire/accept_pause.h"
+#include "membership/wire/endpoint.h"
 #include "transport/message/channel/transport.h"
 #include "transport/message/tcp/peers.h"
-#include "transport/message/tcp/refusals.h"
 #include "transport/names.h"
 
 namespace fsdp::transport::tcp {

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+
 #include "transport/message/ucx/worker.h"
 
+#include <dlfcn.h>
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -11,11 +14,97 @@
 #include <filesystem>
 #include <string_view>
 
+#include "base/error.h"
 #include "base/library_thread.h"
-#include "transport/message/channel/wire.h"
-#include "transport/message/ucx/transports.h"
+#include "transport/message/channel/transport.h"
 
 namespace fsdp::transport::ucx {
+
+namespace {
+
+template <class Function>
+void find(void *library, const char *path, const char *name, Function &function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (!function) fail(FSDP_UNSUPPORTED, "UCX: {} has no {}: UCX 1.13 or later is needed", path, name);
+}
+
+// UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded, going by the environment, which is not ours to
+// change. So it gives them back, unless whoever set its variables wants that.
+void give_signals_back(void *library, const char *path) {
+  for (const char *name : {"UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS", "UCX_DEBUG_SIGNO"})
+    if (std::getenv(name)) return;
+  void (*disable)() = nullptr;
+  find(library, path, "ucs_debug_disable_signals", disable);
+  disable();
+}
+
+}  // namespace
+
+Api load_api() {
+  const char *named = std::getenv("FSDP_UCX_LIBRARY");
+  const char *path = named && *named ? named : "libucp.so.0";
+  void *library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!library) {
+    const char *why = ::dlerror();
+    fail(FSDP_UNSUPPORTED,
+         "messages between hosts need UCX: {}; install it (Debian: libucx0), or name libucp in FSDP_UCX_LIBRARY",
+         why ? why : path);
+  }
+  give_signals_back(library, path);
+  Api api;
+#define FSDP_UCX_FIND(name) find(library, path, #name, api.name);
+  FSDP_UCX_FUNCTIONS(FSDP_UCX_FIND)
+#undef FSDP_UCX_FIND
+  unsigned major = 0, minor = 0, release = 0;
+  api.ucp_get_version(&major, &minor, &release);
+  if (major != UCP_API_MAJOR || minor < UCP_API_MINOR)
+    fail(FSDP_UNSUPPORTED, "UCX: {} is version {}.{}.{}; this library was built with {}.{} and needs that or later",
+         path, major, minor, release, UCP_API_MAJOR, UCP_API_MINOR);
+  api.major = major;
+  api.version = format_text("{}.{}.{}", major, minor, release);
+  return api;
+}
+
+namespace {
+
+// Between processes of one host, or to the memory of a device.
+bool stays_on_host(std::string_view transport) {
+  constexpr std::array<std::string_view, 6> names{"self", "posix", "sysv", "cma", "knem", "xpmem"};
+  const std::string_view name = transport.substr(0, transport.find('/'));
+  return std::ranges::count(names, name) > 0 || name.ends_with("_copy") || name.ends_with("_ipc");
+}
+
+}  // namespace
+
+// A line for each: "#      resource 1  :  md 1  dev 1  flags -- tcp/lo".
+std::vector<std::string> transports_of(std::string_view text) {
+  std::vector<std::string> found;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size() - 1);
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end + 1);
+    const size_t slash = line.rfind('/');
+    if (line.find(" resource ") == std::string_view::npos || slash == std::string_view::npos) continue;
+    found.emplace_back(line.substr(line.rfind(' ', slash) + 1));
+  }
+  return found;
+}
+
+bool may_use_tcp(const std::vector<std::string> &transports) {
+  return transports.empty() ||
+         std::ranges::any_of(transports, [](const auto &name) { return name.starts_with("tcp"); });
+}
+
+bool leaves_host(const std::vector<std::string> &transports) { return !std::ranges::all_of(transports, stays_on_host); }
+
+bool trusts_tcp() {
+  const char *text = std::getenv("FSDP_UCX_TCP");
+  const std::string_view word(text ? text : "");
+  if (!word.empty() && word != "trusted")
+    fail(FSDP_INVALID_ARGUMENT, "FSDP_UCX_TCP='{}': 'trusted' is expected, or no such variable", word);
+  return !word.empty();
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;

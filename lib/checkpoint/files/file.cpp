@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "checkpoint/files/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "base/error.h"
+
+namespace fsdp::checkpoint {
+
+namespace {
+
+uint64_t page_of(uint64_t offset) { return offset / io_alignment * io_alignment; }
+
+// Flags that are constants: of others glibc's fortified headers check more, by another function.
+template <int flags>
+Fd open_file(int folder, const std::string &name) {
+  Fd fd(::openat(folder, name.c_str(), flags | O_DIRECT));
+  return fd || errno != EINVAL ? std::move(fd) : Fd(::openat(folder, name.c_str(), flags));
+}
+
+bool leave_direct(int fd) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  return flags >= 0 && flags & O_DIRECT && ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
+}
+
+}  // namespace
+
+// O_NONBLOCK: opening a pipe would wait for somebody who writes.
+InFile::InFile(int folder, const std::string &name, std::string shown, LinkPolicy links) : shown_(std::move(shown)) {
+  constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+  fd_ = links == LinkPolicy::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
+  struct stat status {};
+  if (!fd_ && errno == ELOOP && links == LinkPolicy::refused)
+    throw Error(FSDP_SYSTEM, format_text("{}: is a symbolic link, which is not followed here", shown_), -1,
+                FSDP_ORIGIN_OS, ELOOP);
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0) fail_errno(errno, format_text("{}: cannot be opened", shown_));
+  if (!S_ISREG(status.st_mode))
+    throw Error(FSDP_SYSTEM, format_text("{}: is no regular file", shown_), -1, FSDP_ORIGIN_OS, EINVAL);
+  bytes_ = static_cast<uint64_t>(status.st_size);
+}
+
+uint64_t InFile::needed_for(uint64_t offset, uint64_t count) {
+  return round_up(offset + count, io_alignment) - page_of(offset);
+}
+
+std::span<const std::byte> InFile::read(uint64_t offset, uint64_t count, std::span<std::byte> buffer) const {
+  const uint64_t first = page_of(offset), skipped = offset - first;
+  read_pages(first, buffer.first(needed_for(offset, count)), skipped + count);
+  return buffer.subspan(skipped, count);
+}
+
+void InFile::read_pages(uint64_t offset, std::span<std::byte> to, uint64_t needed) const {
+  for (uint64_t done = 0; done < needed;) {
+    const ssize_t got = ::pread(fd_.get(), to.data() + done, to.size() - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && errno == EINVAL && leave_direct(fd_.get())) continue;
+    if (got < 0) fail_errno(errno, format_text("{}: reading {} bytes at {}", shown_, to.size() - done, offset + done));
+    if (got == 0)
+      throw Error(FSDP_SYSTEM, format_text("{}: ends after {} bytes, and had {}", shown_, offset + done, bytes_), -1,
+                  FSDP_ORIGIN_OS, EIO);
+    done += static_cast<uint64_t>(got);
+    if (done % io_alignment) leave_direct(fd_.get());  // the rest begins inside a page
+  }
+}
+
+namespace {
+
+// The kernel writes at most some 2 GiB at once; less lets an interrupted process end sooner.
+constexpr size_t most_at_once = size_t{1} << 30;
+
+}  // namespace
+
+OutFile::OutFile(int folder, const std::string &name, std::string shown) : shown_(std::move(shown)) {
+  open(folder, name);
+  if (!fd_) fail_errno(errno, format_text("{}: cannot be created", shown_));
+}
+
+void OutFile::open(int folder, const std::string &name) {
+  constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  fd_ = Fd(::openat(folder, name.c_str(), flags | O_DIRECT, 0600));
+  if (fd_ || errno != EINVAL) return;
+  // A file system may say no to direct I/O after it has made the file.
+  direct_ = false;
+  if (::unlinkat(folder, name.c_str(), 0) != 0 && errno != ENOENT) return;
+  fd_ = Fd(::openat(folder, name.c_str(), flags, 0600));
+}
+
+// Some file systems say no only when they are written to, or write a part that is no multiple.
+bool OutFile::leave_direct() {
+  if (!direct_) return false;
+  direct_ = false;
+  const int flags = ::fcntl(fd_.get(), F_GETFL);
+  return flags >= 0 && ::fcntl(fd_.get(), F_SETFL, flags & ~O_DIRECT) == 0;
+}
+
+void OutFile::fail_at(int code, const char *what, uint64_t offset, uint64_t bytes) const {
+  fail_errno(code, format_text("{}: {} {} bytes at {}", shown_, what, bytes, offset));
+}
+
+void OutFile::write(uint64_t offset, std::span<const std::byte> data) {
+  while (!data.empty()) {
+    const size_t some = std::min(data.size(), most_at_once);
+    const ssize_t done = ::pwrite(fd_.get(), data.data(), some, static_cast<off_t>(offset));
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0 && errno == EINVAL && leave_direct()) continue;
+    if (done <= 0) fail_at(done < 0 ? errno : EIO, "writing", offset, data.size());
+    const auto count = static_cast<size_t>(done);
+    if (count % io_alignment && count < data.size()) leave_direct();
+    offset += count;
+    data = data.subspan(count);
+  }
+}
+
+// The disk may report an earlier write's failure at any of these.
+void OutFile::finish(uint64_t bytes) {
+  while (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
+    if (errno != EINTR) fail_errno(errno, format_text("{}: setting its length to {}", shown_, bytes));
+  while (::fsync(fd_.get()) != 0)
+    if (errno != EINTR) fail_errno(errno, format_text("{}: bringing it to the disk", shown_));
+  if (::close(fd_.release()) != 0 && errno != EINTR) fail_errno(errno, format_text("{}: closing it", shown_));
+}
+
+}  // namespace fsdp::checkpoint

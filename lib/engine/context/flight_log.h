@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a context records of its calls, and the files that it writes of that: the flight recorder's, and the trace's
+// where one is kept.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "trace/flight.h"
+#include "trace/timeline.h"
+
+namespace fsdp::engine {
+
+// Work whose end must be looked for, since it tells nobody, and which may have words about it.
+class Unsettled {
+ public:
+  virtual ~Unsettled() = default;
+  virtual void settle() noexcept = 0;
+};
+
+class FlightLog {
+ public:
+  // A context that only plans keeps no trace.
+  FlightLog(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans);
+  FlightLog(const FlightLog &) = delete;
+  FlightLog &operator=(const FlightLog &) = delete;
+
+  trace::FlightRecorder &recorder() noexcept { return recorder_; }
+  trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
+  trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
+  // Where sealed models say what lies where; empty: nowhere.
+  const std::string &views_directory() const noexcept { return views_directory_; }
+  // What cannot be written is known at once, and not after the failure or the run.
+  std::vector<std::string> directory_problems() const;
+
+  void write_trace(const std::string &path) const;
+  void write_record(const std::string &path, const std::optional<Error> &failure) const;
+  // Where the options say: the line for the log; empty: it was written before, or the context only plans.
+  std::string write_failure(const Error &failure);
+  // ... why there is no trace; empty: there is one, or none is wanted.
+  std::string write_last_trace() const;
+  // No failure that comes now is written.
+  void end() noexcept { written_ = true; }
+
+  // Looked at before a record is written, and at the end of each call while a word is expected of one. Any thread.
+  void add_unsettled(Unsettled *work);
+  void remove_unsettled(Unsettled *work) noexcept;
+  void settle() const noexcept;
+  void expect_word(bool more) noexcept { expected_words_.fetch_add(more ? 1 : -1, std::memory_order_relaxed); }
+  bool expects_words() const noexcept { return expected_words_.load(std::memory_order_relaxed) != 0; }
+
+ private:
+  const uint32_t rank_, world_size_;
+  const bool plans_;
+  trace::FlightRecorder recorder_;
+  const std::string record_directory_, trace_directory_, views_directory_;  // empty: nowhere
+  std::atomic<bool> written_{false};
+  std::unique_ptr<trace::Timeline> timeline_;
+  std::unique_ptr<trace::CallerSpans> caller_spans_;
+  mutable std::mutex unsettled_mutex_;
+  std::vector<Unsettled *> unsettled_;
+  std::atomic<int32_t> expected_words_{0};
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lines for the caller's log hook. Any thread adds them; they are handed over on the caller's thread.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp.h"
+
+namespace fsdp::engine {
+
+class LogQueue {
+ public:
+  LogQueue(fsdp_log_hook hook, void *data, fsdp_log_level level) : hook_(hook), data_(data), level_(level) {}
+  bool takes(fsdp_log_level level) const noexcept { return hook_ && level <= level_; }
+  // A line is lost where there is no memory for it, or where too many wait.
+  void add(fsdp_log_level level, const std::string &message) noexcept;
+  void flush() noexcept;
+
+ private:
+  const fsdp_log_hook hook_;
+  void *const data_;
+  const fsdp_log_level level_;
+  std::mutex mutex_;
+  std::vector<std::pair<fsdp_log_level, std::string>> lines_;
+  std::atomic<bool> has_lines_{false};
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,438 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/gradients/optimizer.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <iterator>
+#include <map>
+
+#include "base/dtype.h"
+#include "engine/weights/block_work.h"
+
+namespace fsdp::engine {
+
+Optimizer::Optimizer(Runtime &runtime, bool adamw)
+    : runtime_(runtime), adamw_(adamw), norm_(runtime), quantizer_(runtime) {
+  for (const Group &group : runtime.groups)
+    for (const memory::ParamSpec &param : group.spec->params) names_.push_back(param.name.c_str());
+  for_each_slice(runtime, {PlaneKind::main}, [&](const PlaneSlice &main) {
+    const layout::Slice counted = memory::slice_of(main.bucket.plan->layout, main.tensor, Extent::shard,
+                                                   runtime.spec.mesh, runtime.teams.all->rank());
+    if (main.slice.count)
+      shards_.push_back({main.group.index, main.param_index, main.ordinal, &main.bucket, main.slice, counted});
+  });
+  kept_.reserve(shards_.size());
+  grads_.reserve(shards_.size());
+  squares_.reserve(shards_.size());
+  measured_ordinals_.reserve(shards_.size());
+  list_grads();
+  adopt(make_batches());
+}
+
+bool Optimizer::is_kept(const Shard &shard) const noexcept {
+  const memory::ParamSpec &param = param_of(shard);
+  if (!param.has_gradient()) return true;
+  return param.skips_missing() && runtime_.step.window_has_grads() &&
+         !runtime_.groups[shard.group].grad.given[shard.param_index];
+}
+
+// What all main grads are measured and scaled by, in a few launches. Of what is not trained they are zeros: one of
+// them stands for all, and the result is written like the others.
+void Optimizer::list_grads() noexcept {
+  grads_.clear();
+  squares_.clear();
+  measured_ordinals_.clear();
+  for (const Shard &shard : shards_) {
+    const bool trained = param_of(shard).has_gradient();
+    if (trained) grads_.push_back({main_grad(shard), shard.slice.count});
+    if (shard.counted.count == 0) continue;
+    const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
+    const auto *counted = reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted));
+    squares_.push_back({nullptr, counted, trained ? shard.counted.count : 1, trained ? granule : 1});
+    measured_ordinals_.push_back(shard.ordinal);
+  }
+  std::ranges::sort(grads_, std::less<>(), &device::FloatSpan::values);
+  size_t last = 0;
+  for (size_t i = 1; i < grads_.size(); ++i)
+    if (grads_[last].values + grads_[last].count == grads_[i].values)
+      grads_[last].count += grads_[i].count;
+    else
+      grads_[++last] = grads_[i];
+  if (!grads_.empty()) grads_.resize(last + 1);
+}
+
+void Optimizer::list_trained() noexcept {
+  list_grads();
+  list_spans();
+}
+
+device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
+  const auto state = [&](uint32_t index) {
+    return adamw_ ? reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::state, index).at(shard.slice)) : nullptr;
+  };
+  return {main_weight(shard), main_grad(shard), state(0),
+          state(1),           compute(shard),   shard.bucket->plane(PlaneKind::compute).dtype(),
+          shard.slice.count};
+}
+
+namespace {
+
+// Does b begin where a ends, everywhere?
+bool continues(const device::AdamWSpan &a, const device::AdamWSpan &b) {
+  const auto follows = [&](const void *end, const void *begin, uint64_t size) {
+    return end ? static_cast<const std::byte *>(end) + a.count * size == begin : !begin;
+  };
+  return a.compute_dtype == b.compute_dtype && follows(a.weight, b.weight, sizeof(float)) &&
+         follows(a.grad, b.grad, sizeof(float)) && follows(a.exp_avg, b.exp_avg, sizeof(float)) &&
+         follows(a.exp_avg_sq, b.exp_avg_sq, sizeof(float)) &&
+         follows(a.compute, b.compute, dtype_size(a.compute_dtype));
+}
+
+void add_span(std::vector<device::AdamWSpan> &spans, const device::AdamWSpan &span) noexcept {
+  if (!spans.empty() && continues(spans.back(), span))
+    spans.back().count += span.count;
+  else
+    spans.push_back(span);
+}
+
+}  // namespace
+
+// What is done to each element depends on nothing else, so neither order nor cuts change a bit.
+std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
+  std::map<std::pair<double, bool>, std::vector<ShardSpan>> alike;
+  for (const Shard &shard : shards_) {
+    const memory::ParamSpec &param = param_of(shard);
+    alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].push_back(
+        {&shard, span_of(shard)});
+  }
+  std::vector<AdamWBatch> batches;
+  for (auto &[key, shards] : alike) {
+    std::ranges::sort(shards, std::less<>(), [](const ShardSpan &one) { return one.span.weight; });
+    batches.push_back({key.first, key.second, {}, std::move(shards), {}});
+    batches.back().spans.reserve(batches.back().shards.size());
+  }
+  return batches;
+}
+
+void Optimizer::adopt(std::vector<AdamWBatch> batches) noexcept {
+  batches_ = std::move(batches);
+  list_spans();
+}
+
+void Optimizer::list_spans() noexcept {
+  kept_.clear();
+  for (AdamWBatch &batch : batches_) {
+    batch.spans.clear();
+    for (const ShardSpan &one : batch.shards) add_span(is_kept(*one.shard) ? kept_ : batch.spans, one.span);
+  }
+}
+
+const Shard &Optimizer::shard(uint64_t index, const char *call) const {
+  if (index >= shards_.size())
+    fail(FSDP_INVALID_ARGUMENT, "{}: shard_index {} is outside [0, {})", call, index, shards_.size());
+  return shards_[index];
+}
+
+float *Optimizer::main_weight(const Shard &shard) const {
+  return reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::main).at(shard.slice));
+}
+
+float *Optimizer::main_grad(const Shard &shard) const {
+  return reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::grad).at(shard.slice));
+}
+
+// NULL where the main weights are the compute weights, and where these are codes, which more than an element makes.
+std::byte *Optimizer::compute(const Shard &shard) const {
+  if (shard.bucket->plane(PlaneKind::main).plan->again || shard.bucket->plan->quantization) return nullptr;
+  return shard.bucket->plane(PlaneKind::compute).at(shard.slice);
+}
+
+const Plane &Optimizer::state(const Shard &shard, const char *name, const char *call) const {
+  const auto &states = runtime_.spec.states;
+  for (size_t s = 0; s < states.size(); ++s)
+    if (states[s].name == name) return shard.bucket->plane(PlaneKind::state, static_cast<uint32_t>(s));
+  std::string known;
+  for (const auto &state : states) known += format_text("{}'{}'", known.empty() ? "" : ", ", state.name);
+  fail(FSDP_INVALID_ARGUMENT, "{}: the model has no optimizer state '{}'; it has: {}", call, name,
+       known.empty() ? "none" : known);
+}
+
+void Optimizer::synchronize(device::Stream &stream) {
+  stream.record(*runtime_.marks.order);
+  if (!runtime_.marks.order->done()) runtime_.context.device().synchronize(*runtime_.marks.order);
+}
+
+void Optimizer::scale_grads(double factor, device::Stream &caller) {
+  if (factor == 1.0) return;
+  runtime_.step.scaled({ScalingKind::scale, factor, 0});
+  multiply_grads(factor, caller);
+}
+
+void Optimizer::multiply_grads(double factor, device::Stream &caller) {
+  const float value = static_cast<float>(factor);
+  if (value == 1.0f) return;
+  const CallSpan span(runtime_, "scale_grads");
+  runtime_.join_window(caller);
+  caller.scale_all(grads_, value);
+  runtime_.leave_window(caller);
+}
+
+StepNumbers Optimizer::numbers(const fsdp_adamw_options &options) const {
+  StepNumbers numbers;
+  numbers.beta1 = options.beta1;  // defaults are filled in
+  numbers.beta2 = options.beta2;
+  numbers.epsilon = options.epsilon;
+  numbers.weight_decay = options.weight_decay;
+  numbers.step = options.step ? options.step : runtime_.step.adamw_step() + 1;
+  return numbers;
+}
+
+void Optimizer::make_steps(double lr, const StepNumbers &numbers) {
+  const auto step = static_cast<double>(numbers.step);
+  device::AdamW adamw{};
+  adamw.first = device::average_of(numbers.beta1);
+  adamw.second = device::average_of(numbers.beta2);
+  adamw.epsilon = static_cast<float>(numbers.epsilon);
+  adamw.correction1 = static_cast<float>(1.0 - std::pow(numbers.beta1, step));
+  adamw.correction2 = static_cast<float>(1.0 - std::pow(numbers.beta2, step));
+  for (AdamWBatch &batch : batches_) {
+    adamw.lr = static_cast<float>(lr * batch.lr_scale);
+    adamw.weight_decay = batch.decays ? static_cast<float>(numbers.weight_decay) : 0.0f;
+    batch.step = adamw;
+  }
+}
+
+void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device::Stream &caller) {
+  const StepNumbers given = numbers(options);
+  runtime_.join_window(caller);
+  make_steps(lr, given);
+  for (const AdamWBatch &batch : batches_) caller.adamw(batch.step, batch.spans);
+  cast_spans(kept_, caller);
+  quantizer_.quantize(caller);
+  runtime_.step.stepped(given.step);
+}
+
+void Optimizer::step_adamw_captured(device::Stream &caller) {
+  runtime_.join_window(caller);
+  if (batches_.size() * memory::adamw_step_bytes > runtime_.plan.region(memory::RegionId::steps).bytes)
+    fail(FSDP_UNSUPPORTED,
+         "fsdp_step_adamw: parameters have {} different pairs of lr_scale and decay now, more than when the model was "
+         "sealed; a capture has no room for them",
+         batches_.size());
+  const device::AdamW *step = steps();
+  for (const AdamWBatch &batch : batches_) caller.adamw_from(step++, batch.spans);
+  cast_spans(kept_, caller);
+  quantizer_.quantize(caller);
+  runtime_.step.stepped(runtime_.step.adamw_step() + 1);
+}
+
+void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device::Stream &caller) {
+  make_steps(lr, numbers(options));
+  device::AdamW *step = steps();
+  for (const AdamWBatch &batch : batches_) caller.store_step(step++, batch.step);
+}
+
+// What a step keeps may have been loaded in its window.
+void Optimizer::cast_spans(std::span<const device::AdamWSpan> spans, device::Stream &stream) const {
+  for (const device::AdamWSpan &span : spans)
+    if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
+}
+
+void Optimizer::cast_weights(device::Stream &stream) {
+  for (const AdamWBatch &batch : batches_) cast_spans(batch.spans, stream);
+  cast_spans(kept_, stream);
+  quantizer_.quantize(stream);
+}
+
+// What the ranks of a model measure of its main grads together: norms, of further models too, and what is not finite.
+
+// This rank's sum of squares of every parameter. Those that it has nothing of are 0 for ever: nobody writes there.
+void Optimizer::measure_squares(double *squares, device::Stream &caller) {
+  for (size_t i = 0; i < squares_.size(); ++i) squares_[i].result = squares + measured_ordinals_[i];
+  caller.sum_all_squares(squares_);
+}
+
+// Every holder's values go to all_values(), in the order of its ranks.
+void Optimizer::exchange(const double *own, size_t count, const char *what) {
+  const WaitSpan span(runtime_, WaitKind::peers);
+  const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
+  runtime_.holders().all_gather(own, count * sizeof(double), all_values(), what);
+}
+
+// Hands every parameter's values of all slots, in order, to `take`, some parameters at a time.
+template <class Take>
+void Optimizer::exchange_values(Take take) {
+  const layout::Mesh &mesh = runtime_.spec.mesh;
+  for (size_t first = 0; first < names_.size(); first += memory::norm_chunk) {
+    const size_t count = std::min<size_t>(memory::norm_chunk, names_.size() - first);
+    exchange(own_values() + first, count, "values of parameters");
+    for (size_t p = 0; p < count; ++p)
+      for (uint32_t slot = 0; slot < mesh.slots(); ++slot) take(first + p, all_values()[mesh.holder(slot) * count + p]);
+  }
+}
+
+namespace {
+
+std::string describe_limit(double max_norm) {
+  return max_norm > 0 ? format_text("max_norm {}", max_norm) : "the norm alone";
+}
+
+constexpr double scaled_otherwise = -2;  // in the place of a max_norm
+
+[[noreturn]] void refuse(const NormDispute &dispute, uint32_t model) {
+  const auto odd = static_cast<int32_t>(dispute.odd), first = static_cast<int32_t>(dispute.first);
+  if (dispute.by_odd == scaled_otherwise)
+    fail_rank(FSDP_MISMATCH, odd,
+              "the gradient norm: model {}: rank {} has scaled its gradients otherwise than rank {} (fsdp_scale_grads, "
+              "fsdp_clip_grads); call "
+              "fsdp_discard_step on every rank to go on",
+              model, odd, first);
+  fail_rank(FSDP_MISMATCH, odd, "the gradient norm: model {}: rank {} asked for {}, rank {} for {}; nothing was scaled",
+            model, odd, describe_limit(dispute.by_odd), first, describe_limit(dispute.by_first));
+}
+
+}  // namespace
+
+// What ranks do with the norm, so that those who would scale differently know it before any does. Where callers tell
+// their shares, these come along.
+NormDispute Optimizer::meet_for_norm(double max_norm) {
+  constexpr size_t told = 3;
+  const double share = norm_.callers_tell() ? *norm_.share() : 0;
+  const double own[told] = {share, max_norm, std::bit_cast<double>(runtime_.step.scalings().hash())};
+  exchange(own, told, "the gradient norm");
+  transport::Team &team = runtime_.holders();
+  const auto scalings = [&](uint32_t r) { return std::bit_cast<uint64_t>(all_values()[told * r + 2]); };
+  for (uint32_t r = 1; r < team.size(); ++r) {
+    const double limit = all_values()[1], other = all_values()[told * r + 1];
+    const auto odd = static_cast<double>(team.world_rank(r)), first = static_cast<double>(team.world_rank(0));
+    if (scalings(r) != scalings(0)) return {odd, scaled_otherwise, first, scaled_otherwise};
+    if (other != limit) return {odd, other, first, limit};
+  }
+  if (norm_.callers_tell())
+    for (uint32_t r = 0; r < team.size(); ++r) norm_.shares()[r] = all_values()[told * r];
+  return {};
+}
+
+// Ranks of other models wait for this one's norm also where its own ranks do not agree. So the dispute goes along, and
+// the first one in the mesh's order is what all of its ranks report.
+NormDispute Optimizer::exchange_further(const layout::Mesh &further, double max_norm, double &squares,
+                                        const NormDispute &own) {
+  const double mine[] = {squares, max_norm, own.odd, own.by_odd, own.first, own.by_first};
+  const auto told =
+      runtime_.context.exchange_values(&further, mine, std::size(mine), 0, "the gradient norm over a further mesh");
+  squares = told[0].values[0];
+  for (size_t r = 1; r < told.size(); ++r) squares += told[r].values[0];
+  for (const auto &other : told)
+    if (const double *values = other.values; values[2] >= 0) return {values[2], values[3], values[4], values[5]};
+  const double limit = told[0].values[1];
+  for (size_t r = 1; r < told.size(); ++r)
+    if (const double other = told[r].values[1]; other != limit)
+      return {static_cast<double>(further.ranks[r]), other, static_cast<double>(further.ranks[0]), limit};
+  return {};
+}
+
+// Two ranks of the model's own mesh both have the whole model's norm, which would count twice.
+void Optimizer::require_other_parts(const layout::Mesh &further) const {
+  const auto &own = runtime_.spec.mesh.ranks;
+  for (const uint32_t rank : further.ranks)
+    if (rank != runtime_.context.rank() && std::find(own.begin(), own.end(), rank) != own.end())
+      fail(FSDP_INVALID_ARGUMENT,
+           "the gradient norm: rank {} is in the mesh given and in the model's own, whose norm would count twice; "
+           "the mesh joins ranks of different models (NULL: the model alone)",
+           rank);
+}
+
+// Each slot's share first, then the slots in order: the same additions for every strategy.
+void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller) {
+  const CallSpan span(runtime_, "grad_norm");
+  if (further) require_other_parts(*further);
+  runtime_.join_window(caller);
+  measure_squares(norm_.squares(), caller);
+  caller.sum_values(norm_.share(), norm_.squares(), names_.size());
+  runtime_.leave_window(caller);
+  NormDispute dispute = meet_for_norm(max_norm);
+  if (further) return measure_further(*further, max_norm, dispute, caller);
+  if (dispute.odd >= 0) refuse(dispute, runtime_.teams.number);
+  norm_.find(max_norm, caller);
+  known_norm_ = {true, {}};
+}
+
+// The host adds the norms of models, and so waits for this one's.
+void Optimizer::measure_further(const layout::Mesh &further, double max_norm, NormDispute dispute,
+                                device::Stream &caller) {
+  if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree it stays the last
+  double squares = 0;
+  if (dispute.odd < 0) {
+    norm_.find(0, caller);
+    squares = norm_.read().squares;
+  }
+  dispute = exchange_further(further, max_norm, squares, dispute);
+  if (dispute.odd >= 0) refuse(dispute, runtime_.teams.number);
+  known_norm_ = {true, std::sqrt(squares)};
+}
+
+void Optimizer::grad_norm(const layout::Mesh *further, device::Stream &caller, double *norm) {
+  measure_norm(further, 0, caller);
+  if (norm) *norm = *last_norm();
+}
+
+std::optional<double> Optimizer::last_norm() const {
+  if (!known_norm_.measured || known_norm_.value) return known_norm_.value;
+  return norm_.read().norm;
+}
+
+void Optimizer::param_grad_norms(device::Stream &caller, double *norms, uint64_t count) {
+  if (count != names_.size())
+    fail(FSDP_INVALID_ARGUMENT, "fsdp_get_param_grad_norms: norm_count is {}, the model has {} parameters", count,
+         names_.size());
+  const CallSpan span(runtime_, "param_grad_norms");
+  runtime_.join_window(caller);
+  measure_squares(own_values(), caller);
+  synchronize(caller);
+  std::fill_n(norms, count, 0.0);
+  exchange_values([&](size_t p, double squares) { norms[p] += squares; });
+  for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
+}
+
+// What the model's own ranks find is the same on all of them, whoever reads it.
+void Optimizer::clip_grads(const layout::Mesh *further, double max_norm, device::Stream &caller, double *norm) {
+  constexpr auto call = "fsdp_clip_grads";
+  if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "{}: max_norm is {}, it must be above 0", call, max_norm);
+  const CallSpan span(runtime_, "clip_grads");
+  measure_norm(further, max_norm, caller);
+  const bool known = further || norm_.callers_tell();
+  const double found = known ? *last_norm() : Scaling::of_the_model;
+  runtime_.step.scaled({ScalingKind::clip, max_norm, found});
+  if (!further)
+    clip_to_norm(caller);
+  else if (std::isfinite(found) && found > max_norm)
+    multiply_grads(max_norm / found, caller);
+  if (norm) *norm = known ? found : *last_norm();
+}
+
+void Optimizer::clip_to_norm(device::Stream &caller) {
+  const CallSpan span(runtime_, "scale_grads");
+  runtime_.join_window(caller);
+  norm_.await(caller);
+  caller.scale_all_by(grads_, norm_.factor());
+  runtime_.leave_window(caller);
+}
+
+const char *Optimizer::find_nonfinite(device::Stream &caller) {
+  const CallSpan span(runtime_, "check_grads");
+  auto *counts = reinterpret_cast<uint64_t *>(own_values());
+  runtime_.join_window(caller);
+  for (size_t i = 0; i < squares_.size(); ++i)
+    caller.count_nonfinite(counts + measured_ordinals_[i], squares_[i].values, squares_[i].count);
+  synchronize(caller);
+  size_t first = names_.size();
+  exchange_values([&](size_t p, double count) {
+    if (std::bit_cast<uint64_t>(count)) first = std::min(first, p);
+  });
+  return first < names_.size() ? names_[first] : nullptr;
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/model/checkpoints.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <span>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "base/float_environment.h"
+#include "base/text.h"
+
+namespace fsdp::engine {
+
+// Names are the only free text in it.
+
+namespace {
+
+using Out = std::back_insert_iterator<std::string>;
+
+// What is published of quantized parameters, as fsdp_get_plane names it; bytes of the whole buffers, with padding.
+void describe_planes(Out out, const memory::BucketPlan &bucket) {
+  fmt::format_to(out, "\"quantization\": \"{}\", \"planes\": [", quantization_name(bucket.quantization));
+  const char *separator = "";
+  for (const memory::PlanePlan &plane : bucket.planes) {
+    if (!memory::is_published(plane.kind)) continue;
+    memory::PlanePlan whole = plane;
+    whole.extent = memory::Extent::whole;
+    fmt::format_to(out, "{}{{\"name\": \"{}\", \"dtype\": \"{}\", \"full_bytes\": {}}}", separator,
+                   memory::plane_name(plane), dtype_name(plane.dtype), bucket.bytes(whole, "a plane"));
+    separator = ", ";
+  }
+  fmt::format_to(out, "], ");
+}
+
+void describe_bucket(Out out, const memory::GroupSpec &group, const memory::BucketPlan &bucket) {
+  fmt::format_to(out, "{{\"dtype\": \"{}\", \"grad_dtype\": \"{}\", \"reduce_dtype\": \"{}\", \"frozen\": {}, ",
+                 dtype_name(bucket.dtype), dtype_name(bucket.grad_dtype), dtype_name(bucket.wire_dtype), bucket.frozen);
+  if (bucket.quantization) describe_planes(out, bucket);
+  fmt::format_to(out, "\"shard_count\": {}, \"full_count\": {}, \"padding_count\": {}, \"sub_buckets\": [",
+                 bucket.layout.shard_count, bucket.layout.full_count,
+                 bucket.layout.full_count - bucket.layout.used_count);
+  for (size_t s = 0; s < bucket.layout.sub_buckets.size(); ++s) {
+    const auto &sub = bucket.layout.sub_buckets[s];
+    fmt::format_to(out, "{}{{\"granule\": {}, \"shard_count\": {}, \"full_offset\": {}}}", s ? ", " : "", sub.granule,
+                   sub.shard_count, sub.full_offset);
+  }
+  fmt::format_to(out, "], \"parameters\": [");
+  for (size_t t = 0; t < bucket.params.size(); ++t) {
+    const auto &param = group.params[bucket.params[t]];
+    fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}", t ? "," : "",
+                   quote_json(param.name), fmt::join(param.shape, ", "), bucket.layout.tensors[t].full_offset,
+                   bucket.layout.tensors[t].granule);
+    if (param.is_box())
+      fmt::format_to(out, ", \"global_shape\": [{}], \"global_offset\": [{}]", fmt::join(param.global_shape, ", "),
+                     fmt::join(param.global_offset, ", "));
+    fmt::format_to(out, "}}");
+  }
+  fmt::format_to(out, "]}}");
+}
+
+// Where full gradients are lent by parts, which are as many slots of the pool.
+void describe_parts(Out out, const memory::GroupSpec &group, std::span<const memory::PartPlan> parts, uint64_t behind) {
+  fmt::format_to(out, "\"full_grad_parts\": [");
+  for (const memory::PartPlan &part : parts) {
+    fmt::format_to(out, "{}{{\"bytes\": {}, \"offset\": {}, \"parameters\": [", &part == parts.data() ? "" : ", ",
+                   part.full_grad.bytes, part.full_grad.offset + behind);
+    for (const uint32_t param : part.params)
+      fmt::format_to(out, "{}{}", param == part.params.front() ? "" : ", ", quote_json(group.params[param].name));
+    fmt::format_to(out, "]}}");
+  }
+  fmt::format_to(out, "], ");
+}
+
+void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelPlan &plan, size_t g) {
+  const memory::GroupPlan &group = plan.groups[g];
+  const bool lent = group.trainable && !group.persistent_grad;
+  const uint64_t behind = lent ? plan.region(memory::RegionId::kept_grads).bytes : 0;
+  const auto parts = plan.parts_of(group);
+  uint64_t full_grad_bytes = 0;
+  for (const memory::PartPlan &part : parts) full_grad_bytes += part.full_grad.bytes;
+  fmt::format_to(out,
+                 "  {{\"name\": {}, \"strategy\": {}, \"compute_offset\": {}, \"gathered_bytes\": {}, "
+                 "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, ",
+                 quote_json(spec.groups[g].name), spec.groups[g].strategy, group.compute.offset, group.gathered_bytes,
+                 full_grad_bytes, parts.front().full_grad.offset + behind);
+  if (parts.size() > 1) describe_parts(out, spec.groups[g], parts, behind);
+  fmt::format_to(out, "\"buckets\": [");
+  for (size_t b = 0; b < group.buckets.size(); ++b) {
+    if (b) fmt::format_to(out, ",\n    ");
+    describe_bucket(out, spec.groups[g], plan.buckets[group.buckets[b]]);
+  }
+  fmt::format_to(out, "]}}");
+}
+
+}  // namespace
+
+std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
+  std::string text;
+  const Out out = std::back_inserter(text);
+  fmt::format_to(out,
+                 "{{\"layout_hash\": \"{:016x}\", \"replicate_size\": {}, \"shard_size\": {}, \"elements\": {}, "
+                 "\"padding\": {},\n",
+                 plan.layout_hash, spec.mesh.replicate_size, spec.mesh.shard_size, plan.element_count,
+                 plan.padding_count);
+  fmt::format_to(out, "\"gather_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n",
+                 plan.gather_pool.size_bytes, plan.gather_pool.lower_bound_bytes,
+                 fmt::join(plan.gather_pool.slots, ", "));
+  fmt::format_to(out, "\"grad_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n\"groups\": [\n",
+                 plan.grad_pool.size_bytes, plan.grad_pool.lower_bound_bytes, fmt::join(plan.grad_pool.slots, ", "));
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    if (g) fmt::format_to(out, ",\n");
+    describe_group(out, spec, plan, g);
+  }
+  text += "\n]}\n";
+  return text;
+}
+
+std::string describe_mesh(const memory::ModelSpec &spec) {
+  std::string text = format_text("{} ranks, replicate {} x shard {}", spec.mesh.size(), spec.mesh.replicate_size,
+                                 spec.mesh.shard_size);
+  constexpr const char *names[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+  for (const fsdp_strategy strategy :
+       {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
+    if (const auto count = std::ranges::count(spec.groups, strategy, &memory::GroupSpec::strategy))
+      text += format_text(", {} groups {}", count, names[strategy - FSDP_STRATEGY_NO_SHARD]);
+  return text;
+}
+
+using checkpoint::ElementType;
+using checkpoint::KeptTensor;
+
+namespace {
+
+constexpr double most_steps = 9007199254740992.0;  // what double counts exactly
+
+constexpr size_t most_told = 20;  // names in a message of the log
+
+std::string some_of(const char *what, const std::vector<std::string> &names) {
+  std::string text = format_text("; {} {}", names.size(), what);
+  for (size_t i = 0; i < std::min(names.size(), most_told); ++i) text += (i ? ", " : ": ") + quote_json(names[i]);
+  return names.size() > most_told ? text + ", ..." : text;
+}
+
+std::string list_of(const char *what, const std::vector<std::string> &names) {
+  std::string text = format_text(",\n\"{}\":[", what);
+  for (const std::string &name : names) text += (text.ends_with('[') ? "" : ",") + quote_json(name);
+  return text + "]";
+}
+
+// The folder's one name, however it was given; what cannot be found out does not matter.
+std::string canonical(const std::string &folder) {
+  std::error_code ignored;
+  return std::filesystem::weakly_canonical(folder, ignored).string();
+}
+
+}  // namespace
+
+checkpoint::ModelShards Checkpoints::shards() const { return {runtime_.spec, runtime_.plan, adamw_}; }
+
+const Plane &Checkpoints::plane_of(const KeptTensor &tensor) const {
+  const Bucket &bucket = runtime_.storage->buckets()[static_cast<size_t>(tensor.bucket - runtime_.plan.buckets.data())];
+  return bucket.planes[static_cast<size_t>(tensor.plane - tensor.bucket->planes.data())];
+}
+
+layout::Slice Checkpoints::slice_of(const KeptTensor &tensor) const {
+  return memory::slice_of(tensor.layout(), tensor.tensor, tensor.plane->owned, runtime_.spec.mesh,
+                          runtime_.teams.all->rank());
+}
+
+uint64_t Checkpoints::step() const {
+  if (adamw_) return runtime_.step.adamw_step();
+  return loaded_step_ + runtime_.step.version() - loaded_version_;
+}
+
+// ---- save ----
+
+struct Checkpoints::CopyStream {
+  explicit CopyStream(device::Device &device)
+      : stream(device.create_stream("save")), before(device.create_event()), copied(device.create_event()) {}
+  std::unique_ptr<device::Stream> stream;
+  std::unique_ptr<device::Event> before, copied;
+};
+
+Checkpoints::Checkpoints(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {}
+Checkpoints::~Checkpoints() = default;
+
+// On a thread of the save.
+void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) const {
+  if (!tensor.plane) {
+    std::memcpy(to.data(), reinterpret_cast<const std::byte *>(&saved_steps_) + first, to.size());
+    return;
+  }
+  const Plane &plane = plane_of(tensor);
+  const std::byte *from = plane.at(slice_of(tensor)) + first;
+  if (!copies_)
+    std::memcpy(to.data(), from, to.size());
+  else
+    read_device(from, to);
+}
+
+// Its own stream: the caller's go on.
+void Checkpoints::read_device(const std::byte *from, std::span<std::byte> to) const {
+  copies_->stream->copy(to.data(), from, to.size());
+  copies_->stream->record(*copies_->copied);
+  while (!copies_->copied->done()) {
+    runtime_.context.failure().check();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+// The checkpoint that this model has come from, if it is one of the folder.
+std::string Checkpoints::spared(const std::string &folder) const {
+  return !loaded_name_.empty() && canonical(folder) == loaded_folder_ ? loaded_name_ : "";
+}
+
+void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, const char *call) {
+  runtime_.step.require_weights(call);
+  runtime_.require_eager(call);
+  device::Stream &caller = runtime_.caller_stream(nullptr, call);
+  runtime_.join_window(caller);
+  if (!runtime_.context.device_traits().host_memory) {
+    if (!copies_) copies_ = std::make_unique<CopyStream>(runtime_.context.device());
+    order.piece_bytes = checkpoint::Staging::block_bytes;  // few copies of a device
+    caller.record(*copies_->before);
+    copies_->stream->wait(*copies_->before);
+  }
+  saved_steps_ = static_cast<double>(runtime_.step.adamw_step());
+  if (std::string loaded = spared(order.folder); !loaded.empty()) order.choice.spared.push_back(std::move(loaded));
+  const transport::Team &team = *runtime_.teams.all;
+  checkpoint::SavedModel model{
+      std::make_shared<const checkpoint::ModelShards>(shards()),
+      {name, describe_mesh(runtime_.spec), runtime_.plan.layout_hash},
+      team.rank(),
+      {},
+      [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) { read(tensor, first, to); }};
+  for (uint32_t r = 0; r < team.size(); ++r) model.ranks.push_back(team.world_rank(r));
+  order.models.push_back(std::move(model));
+  const Region &staging = runtime_.storage->region(memory::RegionId::save_staging);
+  if (const uint64_t bytes = runtime_.plan.region(memory::RegionId::save_staging).bytes)
+    order.staging.add({staging.data, bytes}, staging.memory);
+}
+
+void Checkpoints::save(const std::string &folder, std::optional<uint64_t> given, checkpoint::SaveChoice choice) {
+  constexpr auto call = "fsdp_save";
+  Context &context = runtime_.context;
+  runtime_.step.require_weights(call);
+  const CallSpan span(runtime_, "save");
+  context.await_saving();
+  checkpoint::SaveOrder order{folder, given.value_or(step())};
+  order.choice = std::move(choice);
+  add_to(order, "", call);
+  const checkpoint::SaveResult result =
+      checkpoint::save({*runtime_.teams.all, context.world(), context.waiter()}, std::move(order));
+  if (!result.warning.empty()) context.log(FSDP_LOG_WARNING, "fsdp_save: " + result.warning);
+}
+
+void Checkpoints::await_copied() {
+  const std::shared_ptr<checkpoint::Save> save = save_.lock();
+  if (!save) return;
+  if (!save->progress().packed) {
+    const WaitSpan span(runtime_, WaitKind::checkpoint);
+    while (!save->progress().packed) {
+      runtime_.context.waiter().poll();
+      save->await_packed(std::chrono::milliseconds(20));
+    }
+  }
+  save_.reset();
+  runtime_.context.checkpoint_slot().release_models();
+}
+
+// ---- load ----
+
+// Others keep what PyTorch's AdamW counts in one dtype or another.
+void Checkpoints::note_steps(const KeptTensor &tensor, const ElementType &type, std::span<const std::byte> element) {
+  double steps = 0;
+  if (type.dtype) {
+    float value = 0;
+    runtime_.context.device().transfer(&value, FSDP_FLOAT32, element.data(), type.dtype, 1);
+    steps = value;
+  } else {
+    std::memcpy(&steps, element.data(), sizeof steps);
+  }
+  if (!(steps >= 0 && steps <= most_steps) || steps != std::floor(steps))
+    fail(FSDP_INVALID_ARGUMENT, "{} is {}, which is no number of steps", quote_json(tensor.name), steps);
+  if (steps_.value_or(steps) != steps)
+    fail(FSDP_INVALID_ARGUMENT, "{} is {}, but of parameters before it {}; one optimizer steps all of them",
+         quote_json(tensor.name), steps, *steps_);
+  steps_ = steps;
+}
+
+void Checkpoints::write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const {
+  const FloatEnvironment nearest;
+  std::array<float, 1024> rounded;
+  for (size_t done = 0, all = elements.size() / sizeof(double); done < all;) {
+    const size_t some = std::min(all - done, rounded.size());
+    for (size_t i = 0; i < some; ++i) {
+      double value = 0;
+      std::memcpy(&value, elements.data() + (done + i) * sizeof value, sizeof value);
+      rounded[i] = checkpoint::narrow(value, plane.dtype());
+    }
+    runtime_.context.device().transfer(to + done * dtype_size(plane.dtype()), plane.dtype(), rounded.data(),
+                                       FSDP_FLOAT32, some);
+    done += some;
+  }
+}
+
+void Checkpoints::write(const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                        std::span<const std::byte> elements) {
+  if (!tensor.plane) return note_steps(tensor, type, elements);
+  const Plane &plane = plane_of(tensor);
+  std::byte *to = plane.at(slice_of(tensor)) + first * dtype_size(plane.dtype());
+  if (type.dtype)
+    runtime_.context.device().transfer(to, plane.dtype(), elements.data(), type.dtype, elements.size() * 8 / type.bits);
+  else
+    write_float64(plane, to, elements);
+}
+
+checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &take) {
+  runtime_.step.require_window(call);
+  runtime_.require_eager(call);
+  device::Stream &caller = runtime_.caller_stream(nullptr, call);
+  const CallSpan span(runtime_, call + std::string_view("fsdp_").size());
+  runtime_.join_window(caller);
+  const checkpoint::ModelShards shards = this->shards();
+  const checkpoint::WriteKept write = [this](const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                                             std::span<const std::byte> elements) {
+    this->write(tensor, first, type, elements);
+  };
+  const checkpoint::ReadKept read = [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
+    const Plane &plane = plane_of(tensor);
+    runtime_.context.device().transfer(to.data(), plane.dtype(), plane.at(slice_of(tensor)) + first, plane.dtype(),
+                                       to.size() / dtype_size(plane.dtype()));
+  };
+  return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write, read, runtime_.teams.outer.get()});
+}
+
+// What was loaded under which names: a mistyped one is a model that begins from nothing.
+void Checkpoints::note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result) {
+  const checkpoint::LoadedTensors &tensors = result.tensors;
+  runtime_.context.log(FSDP_LOG_INFO,
+                       format_text("{}: {}: {} tensors loaded{}{}", call, from, tensors.loaded.size(),
+                                   some_of("missing", tensors.missing), some_of("unexpected", tensors.unexpected)));
+  load_text_ = format_text("{{\"call\":{},\"name\":{},\"step\":{}{}{}{}}}", quote_json(call), quote_json(result.name),
+                           result.manifest.step, list_of("loaded", tensors.loaded), list_of("missing", tensors.missing),
+                           list_of("unexpected", tensors.unexpected));
+}
+
+std::string Checkpoints::describe_load(const char *call) const {
+  if (load_text_.empty()) fail(FSDP_INVALID_STATE, "{}: nothing has been loaded into this model", call);
+  return load_text_;
+}
+
+checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &folder,
+                                         const checkpoint::LoadOptions &options) {
+  checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
+    return checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
+  });
+  for (const std::string &problem : result.passed_over)
+    runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: passed over: {}", call, problem));
+  for (const std::string &problem : result.older_unreadable)
+    runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: an older checkpoint cannot be read: {}", call, problem));
+  if (result.name.empty()) return result;
+  if (result.tensors.loaded.empty() &&
+      !result.tensors.missing.empty()) {  // FSDP_LOAD_IF_ANY: there is none of this model
+    note_load(call, std::filesystem::path(canonical(folder)) / result.name, result);
+    result.name.clear();
+    result.manifest.step = 0;
+    return result;
+  }
+  if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
+  loaded_step_ = result.manifest.step;
+  loaded_version_ = runtime_.step.version() + 1;
+  std::filesystem::path path = canonical(folder);
+  if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
+  loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
+  note_load(call, path, result);
+  return result;
+}
+
+checkpoint::LoadResult Checkpoints::load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
+                                                 const checkpoint::LoadOptions &options) {
+  constexpr auto call = "fsdp_load_weights";
+  checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
+    return checkpoint::load_weights(*runtime_.teams.all, runtime_.context.waiter(), path, model, renames, options);
+  });
+  note_load(call, path, result);
+  return result;
+}
+
+}  // namespace fsdp::engine

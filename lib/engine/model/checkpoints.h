@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A sealed model as what a checkpoint is made of and goes into: which of its memory has which of the checkpoint's
+// tensors, and the numbers of steps that belong to them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "checkpoint/job/load.h"
+#include "checkpoint/job/save.h"
+#include "engine/runtime/runtime.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::engine {
+
+// The layout of a sealed model as JSON.
+std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &plan);
+// Its mesh and strategies in a line, for people.
+std::string describe_mesh(const memory::ModelSpec &spec);
+
+class Checkpoints {
+ public:
+  // adamw: the library's optimizer counts steps; else nobody does, and versions that are published are steps.
+  Checkpoints(Runtime &runtime, bool adamw);
+  ~Checkpoints();
+
+  // step: of the checkpoint; nothing: the model's own.
+  void save(const std::string &folder, std::optional<uint64_t> step, checkpoint::SaveChoice choice);
+  // The model as it is now goes into a checkpoint: outside the window.
+  void add_to(checkpoint::SaveOrder &order, const std::string &name, const char *call);
+  // Before main weights or states may be written: what a save has yet to copy of them it copies first.
+  void watch(const std::shared_ptr<checkpoint::Save> &save) { save_ = save; }
+  void await_copied();
+  uint64_t step() const;
+  checkpoint::LoadResult load(const char *call, const std::string &folder, const checkpoint::LoadOptions &options);
+  checkpoint::LoadResult load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
+                                      const checkpoint::LoadOptions &options);
+  // The last one, as JSON: INVALID_STATE where there was none.
+  std::string describe_load(const char *call) const;
+
+ private:
+  // Copies memory of a device while other streams compute.
+  struct CopyStream;
+  using LoadInto = std::function<checkpoint::LoadResult(const checkpoint::LoadedModel &)>;
+  checkpoint::LoadResult load_into(const char *call, const LoadInto &take);
+  checkpoint::ModelShards shards() const;
+  const Plane &plane_of(const checkpoint::KeptTensor &tensor) const;
+  layout::Slice slice_of(const checkpoint::KeptTensor &tensor) const;
+  void read(const checkpoint::KeptTensor &tensor, uint64_t first, std::span<std::byte> to) const;
+  void read_device(const std::byte *from, std::span<std::byte> to) const;
+  void write(const checkpoint::KeptTensor &tensor, uint64_t first, const checkpoint::ElementType &type,
+             std::span<const std::byte> elements);
+  void write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const;
+  void note_steps(const checkpoint::KeptTensor &tensor, const checkpoint::ElementType &type,
+                  std::span<const std::byte> element);
+  void note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result);
+  std::string spared(const std::string &folder) const;
+
+  Runtime &runtime_;
+  bool adamw_;
+  std::weak_ptr<checkpoint::Save> save_;  // the last one in the background
+  double saved_steps_ = 0;                // what its states' steps are
+  std::unique_ptr<CopyStream> copies_;    // of a device, once it was saved
+  std::optional<double> steps_;           // that the checkpoint being loaded says the optimizer has made
+  // The step that was loaded, and the version that it is published as.
+  uint64_t loaded_step_ = 0, loaded_version_ = 1;
+  std::string loaded_folder_, loaded_name_;
+  std::string load_text_;  // what describe_load tells
+};
+
+}  // namespace fsdp::engine

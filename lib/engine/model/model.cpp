@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/model/model.h"
+
+#include <utility>
+
+#include "base/dtype.h"
+#include "engine/runtime/param_settings.h"
+#include "engine/runtime/teams.h"
+#include "memory/plane.h"
+
+namespace fsdp::engine {
+
+Model::Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_optimizer optimizer, GroupDefaults defaults)
+    : context_(std::move(context)), declaration_(*context_, std::move(spec), optimizer, defaults) {
+  context_->add_model(this);
+}
+
+void Model::seal() {
+  declaration_.require_unsealed("fsdp_seal_model");
+  context_->require_no_other_capture(nullptr, "fsdp_seal_model");
+  if (!context_->planning()) return seal_running();
+  plan_ = declaration_.make_plan();
+  declaration_.seal();
+  log_granules();
+}
+
+// A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for
+// it.
+void Model::seal_running() {
+  const trace::Span span(context_->timeline(), trace::EventKind::call, "seal_model");
+  const memory::ModelSpec &spec = declaration_.spec();
+  Teams teams = create_teams(*context_, spec.mesh);
+  transport::Team *const team = teams.all.get();
+  std::unique_ptr<memory::ModelPlan> made;
+  const auto unplanned = capture_error([&] { made = declaration_.make_plan(); });
+  teams.number = context_->flight().count_models(name_ranks(*team, context_->world_size()));
+  verify_declarations(*team, spec, unplanned ? memory::ModelPlan{} : *made, teams.number);
+  transport::share_error(*team, unplanned, "fsdp_seal_model");
+  plan_ = std::move(made);
+  create_axes(teams, *context_, spec.mesh, spec.communicates());
+  const TeamMemory exchanges = team_memory(teams, *context_, spec);
+  plan_->region(memory::RegionId::messages).bytes = exchanges.message_bytes;
+  plan_->acted_message_bytes = exchanges.acted_bytes;
+  plan_->region(memory::RegionId::device_messages).bytes = exchanges.device_bytes;
+  if (!teams.inner_data->traits().receives_slices) drop_received(*plan_);
+  runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), teams);
+  runtime_->step.set_lr_scales(hash_lr_scales(spec));
+  runtime_->set_trained(hash_trained(spec), true);
+  // Where another rank fails, this one has no parts either: the model is not sealed.
+  std::unique_ptr<SealedParts> parts;
+  transport::attempt_together(*team, "fsdp_seal_model",
+                              [&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); });
+  parts_ = std::move(parts);
+  warn_of_queues(*context_, runtime_->teams);
+  if (context_->debug()) views_.emplace(*runtime_, runtime_->teams.number);
+  declaration_.seal();
+  context_->log(FSDP_LOG_INFO,
+                format_text("sealed a model of {} groups, {} elements, {} bytes on this rank", spec.groups.size(),
+                            plan_->element_count, runtime_->storage->allocated_bytes()[0]));
+  log_granules();
+  log_memory();
+}
+
+// What of the declaration was not taken as it is.
+void Model::log_granules() const {
+  if (!context_->logs(FSDP_LOG_INFO)) return;
+  for (const memory::GroupSpec &group : declaration_.spec().groups)
+    for (const memory::ParamSpec &param : group.params)
+      if (const uint64_t rows = memory::raised_granule(param))
+        context_->log(FSDP_LOG_INFO,
+                      format_text("parameter '{}' of group '{}': its granule is {} rows, not 1: {} keeps them together",
+                                  param.name, group.name, rows, quantization_name(param.quantization)));
+}
+
+// What the seal has made, for people who look where memory went.
+void Model::log_memory() const {
+  if (!context_->logs(FSDP_LOG_DEBUG)) return;
+  for (const memory::RegionPlan &region : plan_->regions)
+    if (region.bytes)
+      context_->log(FSDP_LOG_DEBUG,
+                    format_text("model {}: {}{}: {} bytes", runtime_->teams.number, region.what,
+                                region.reach == memory::Reach::common ? " of all ranks" : "", region.bytes));
+}
+
+const memory::ModelPlan &Model::plan(const char *call) const {
+  if (!declaration_.sealed()) fail(FSDP_INVALID_STATE, "{}: the model is not sealed; call fsdp_seal_model first", call);
+  return *plan_;
+}
+
+void Model::refuse_parts(const char *call) const {
+  plan(call);
+  context_->require_world(call);
+  fail(FSDP_INTERNAL, "{}: a sealed model lacks a part", call);
+}
+
+Runtime &Model::runtime(const char *call) {
+  plan(call);
+  context_->require_world(call);
+  parts_->graphs.require_no_replay(call);
+  return *runtime_;
+}
+
+UpdateWindow &Model::update(const char *call) {
+  runtime(call);
+  return parts_->update;
+}
+
+// What can fail comes first: a change that failed is none.
+void Model::set_lr_scale(const Group &group, uint64_t param_index, double lr_scale) {
+  constexpr auto call = "fsdp_set_param_lr_scale";
+  Runtime &state = runtime(call);
+  state.require_eager(call);
+  memory::ParamSpec &param = declaration_.param(group.index, param_index);
+  if (param.frozen())
+    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no optimizer", call, param.name,
+         group.name());
+  if (param.lr_scale == lr_scale) return;
+  Optimizer &optimizer = parts_->optimizer;
+  optimizer.adopt(optimizer.make_batches(&param, lr_scale));
+  param.lr_scale = lr_scale == 0 ? 0 : lr_scale;  // no negative zero: equal ones have equal bits
+  param.flags = lr_scale == 0 ? param.flags | FSDP_PARAM_LR_ZERO : param.flags & ~uint32_t{FSDP_PARAM_LR_ZERO};
+  state.step.set_lr_scales(hash_lr_scales(spec()));
+}
+
+void Model::set_trainable(const Group &group, uint64_t param_index, bool trainable) {
+  constexpr auto call = "fsdp_set_param_trainable";
+  Runtime &state = runtime(call);
+  state.require_eager(call);
+  memory::ParamSpec &param = declaration_.param(group.index, param_index);
+  if (param.frozen())
+    fail(FSDP_INVALID_STATE,
+         "{}: parameter '{}' of group '{}' was declared FROZEN, and has neither gradient nor optimizer; declare it "
+         "without FSDP_PARAM_FROZEN to train it later",
+         call, param.name, group.name());
+  parts_->update.require_between_steps(call);
+  if (param.trained == trainable) return;
+  param.trained = trainable;
+  parts_->optimizer.list_trained();
+  parts_->reducer.forget_cleared();
+  state.set_trained(hash_trained(spec()), trains_all(spec()));
+}
+
+// One that is loaded is given, on all ranks, as if they had had it.
+void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                      int32_t root) {
+  params("fsdp_load_grad").load_grad(group, param_index, data, dtype, element_count, root);
+  group.grad.given[param_index] = 1;
+  parts_->optimizer.list_spans();
+}
+
+// A call that ends so by itself was inside; who reports it takes it for one that was not (CallScope).
+void Model::note_failure(const char *call, Error &error) noexcept {
+  if (error.status == FSDP_BUSY) context_->flight().leave_failed(FSDP_BUSY);
+  if (parts_) parts_->graphs.note_failure(call, error);
+}
+
+std::string Model::unfinished() const { return parts_ ? parts_->update.list_unfinished() : std::string(); }
+
+std::string Model::open_graph() const { return parts_ ? parts_->graphs.describe_open() : std::string(); }
+
+uint64_t Model::role_bytes(fsdp_role role, uint32_t rank) const {
+  constexpr auto call = "fsdp_get_role_bytes";
+  const memory::ModelPlan &model_plan = plan(call);
+  return model_plan.role_bytes(spec().mesh.inner(spec().mesh.index_of(rank, call)), spec().mesh.inner_size)[role];
+}
+
+uint64_t Model::allocated_bytes(fsdp_role role) {
+  return runtime("fsdp_get_allocated_bytes").storage->allocated_bytes()[role];
+}
+
+void Model::get_info(fsdp_model_info &info) const {
+  const memory::ModelPlan &model_plan = plan("fsdp_get_model_info");
+  info.group_count = spec().groups.size();
+  info.param_count = model_plan.param_count;
+  info.element_count = model_plan.element_count;
+  info.padding_count = model_plan.padding_count;
+  info.gather_pool_bytes = model_plan.gather_pool.size_bytes;
+  info.gather_lower_bound_bytes = model_plan.gather_pool.lower_bound_bytes;
+  info.reduce_pool_bytes = model_plan.grad_pool.size_bytes;
+  info.reduce_lower_bound_bytes = model_plan.grad_pool.lower_bound_bytes;
+  info.layout_hash = model_plan.layout_hash;
+}
+
+void Model::get_stats(fsdp_stats &stats) {
+  const Runtime &state = runtime("fsdp_get_stats");
+  const Stats &counted = state.stats;
+  stats.version = state.step.version();
+  stats.step = state.step.adamw_step();
+  stats.gathers = counted.gathers;
+  stats.reduces = counted.reduces;
+  stats.all_gathers = counted.all_gathers;
+  stats.reduce_scatters = counted.reduce_scatters;
+  stats.all_reduces = counted.all_reduces;
+  stats.gathered_bytes = counted.gathered_bytes;
+  stats.gathered_row_bytes = counted.gathered_row_bytes;
+  stats.gathered_column_bytes = counted.gathered_column_bytes;
+  stats.reduced_bytes = counted.reduced_bytes;
+  stats.prefetches = counted.prefetches;
+  stats.dropped_prefetches = counted.dropped_prefetches;
+  stats.gathered_groups = counted.gathered_groups;
+  stats.peak_gathered_groups = counted.peak_gathered_groups;
+  stats.pending_grad_groups = counted.pending_grads;
+  stats.peak_pending_grad_groups = counted.peak_pending_grads;
+  stats.gather_wait_ns = counted.gather_wait_ns;
+  stats.reduce_wait_ns = counted.reduce_wait_ns;
+  stats.peer_wait_ns = counted.peer_wait_ns;
+  stats.checkpoint_stall_ns = counted.checkpoint_stall_ns;
+  stats.wait_ns = counted.gather_wait_ns + counted.reduce_wait_ns + counted.peer_wait_ns;
+  stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
+  stats.all_reduce_bytes = counted.all_reduce_bytes;
+  if (state.outer) {
+    const OuterStats outer = state.outer->stats();
+    stats.outer_all_reduces = outer.all_reduces;
+    stats.outer_reduce_scatters = outer.reduce_scatters;
+    stats.outer_all_gathers = outer.all_gathers;
+    stats.outer_sent_bytes = outer.sent_bytes;
+  }
+  stats.allocations = context_->device().allocations();
+  stats.last_rank = parts_->meetings.last_rank();
+  stats.last_rank_lag_ns = parts_->meetings.last_lag_ns();
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// A model from its declaration to its end: until the seal it only collects what the caller declares; the seal plans it
+// (memory/model_plan) and makes the runtime and its parts. Here is who may come to which of them, and when.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/model/checkpoints.h"
+#include "engine/model/debug_views.h"
+#include "engine/runtime/declaration.h"
+#include "engine/weights/gather.h"
+#include "engine/model/graphs.h"
+#include "engine/runtime/meetings.h"
+#include "engine/gradients/optimizer.h"
+#include "engine/weights/params.h"
+#include "engine/gradients/reduce.h"
+#include "engine/model/update.h"
+
+namespace fsdp::engine {
+
+// What works on a sealed model's runtime. Each part knows those before it.
+
+struct SealedParts {
+  SealedParts(Runtime &runtime, bool adamw)
+      : gatherer(runtime),
+        reducer(runtime),
+        optimizer(runtime, adamw),
+        params(runtime),
+        checkpoints(runtime, adamw),
+        meetings(runtime),
+        graphs(runtime, gatherer, reducer, optimizer, checkpoints, meetings),
+        update(runtime, gatherer, reducer, optimizer, checkpoints, meetings, graphs, adamw) {}
+
+  Gatherer gatherer;
+  Reducer reducer;
+  Optimizer optimizer;
+  Params params;
+  Checkpoints checkpoints;
+  Meetings meetings;
+  Graphs graphs;
+  UpdateWindow update;
+};
+
+class Model : public OpenModel {
+ public:
+  Model(std::shared_ptr<Context> context, memory::ModelSpec spec, fsdp_optimizer optimizer, GroupDefaults defaults);
+  ~Model() override { leave_context(); }
+  Model(const Model &) = delete;
+  Model &operator=(const Model &) = delete;
+  // The context knows it no more. A class that is made of this one does so first when it ends.
+  void leave_context() noexcept { context_->remove_model(this); }
+
+  Context &context() const { return *context_; }
+  Declaration &declaration() { return declaration_; }
+  const memory::ModelSpec &spec() const { return declaration_.spec(); }
+
+  void seal();
+  // INVALID_STATE before the seal; so are those below, and in a context that only plans.
+  const memory::ModelPlan &plan(const char *call) const;
+  Gatherer &gatherer(const char *call) { return parts(call).gatherer; }
+  Reducer &reducer(const char *call) { return parts(call).reducer; }
+  Optimizer &optimizer(const char *call) { return parts(call).optimizer; }
+  Params &params(const char *call) { return parts(call).params; }
+  Checkpoints &checkpoints(const char *call) {
+    SealedParts &sealed = parts(call);
+    sealed.graphs.require_no_replay(call);
+    return sealed.checkpoints;
+  }
+  Graphs &graphs(const char *call) { return parts(call).graphs; }
+  // These also while a replay is prepared.
+  Runtime &runtime(const char *call);
+  UpdateWindow &update(const char *call);
+
+  // From the next step on; compared in the model's next meeting.
+  void set_lr_scale(const Group &group, uint64_t param_index, double lr_scale);
+  // ... and so is this.
+  void set_trainable(const Group &group, uint64_t param_index, bool trainable);
+  void load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
+                 int32_t root);
+  // What this call waits for is told with the model's number, where it could be another model's.
+  void name_waits() const noexcept {
+    if (runtime_ && context_->has_several_models()) context_->waiter().set_model(runtime_->teams.number);
+  }
+  // See Graphs.
+  void note_failure(const char *call, Error &error) noexcept;
+  // What keeps the context from closing, as text; empty if nothing.
+  std::string unfinished() const override;
+  std::string open_graph() const override;
+  // By role, or of FSDP_ROLE_ALL: what the plan says of a rank of the job, and what this one has allocated.
+  uint64_t role_bytes(fsdp_role role, uint32_t rank) const;
+  uint64_t allocated_bytes(fsdp_role role);
+  void get_info(fsdp_model_info &info) const;
+  void get_stats(fsdp_stats &stats);
+
+ private:
+  SealedParts &parts(const char *call) const {
+    if (!parts_) [[unlikely]]
+      refuse_parts(call);
+    return *parts_;
+  }
+  [[noreturn]] void refuse_parts(const char *call) const;
+  void seal_running();
+  void log_granules() const;
+  void log_memory() const;
+
+  std::shared_ptr<Context> context_;
+  Declaration declaration_;
+  std::unique_ptr<memory::ModelPlan> plan_;
+  std::unique_ptr<Runtime> runtime_;
+  std::unique_ptr<SealedParts> parts_;
+  std::optional<DebugViews> views_;  // of what the runtime has: ends before it
+};
+
+}  // namespace fsdp::engine

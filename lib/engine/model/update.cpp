@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of a step. When all have met to finish, nobody holds weights and no gradient buffer is being read: the update
+// window may open.
+
+#include "engine/model/update.h"
+
+#include <string_view>
+#include <utility>
+
+#include "base/dtype.h"
+
+namespace fsdp::engine {
+
+// Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
+void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
+  gatherer_.drop_all(false);
+  if (runtime_.collectives().rounds_end_with_steps) {
+    runtime_.reduces.comm->quiesce();
+    if (runtime_.outer) runtime_.outer->sum_comm().quiesce();
+  }
+  await_readers(caller);
+  runtime_.wait_idle(caller);
+  auto broken = runtime_.reduces.comm->broken();
+  if (!broken && runtime_.outer) broken = runtime_.outer->sum_comm().broken();
+  if (!broken) broken = runtime_.gathers.comm->broken();
+  if (broken) {
+    if (call.missing.empty()) call.blamed = broken->rank;
+    call.missing += format_text("{}{}", call.missing.empty() ? "" : "; ", broken->message);
+  }
+  call.capture = graphs_.number();
+  meetings_.meet(call);
+  meetings_.check(call.intent);
+  runtime_.calls.restart();
+  realign();
+  runtime_.leave_window(caller);
+}
+
+// Weights that are kept in place are read by streams of the caller's, of which this is the only word.
+void UpdateWindow::await_readers(device::Stream &caller) {
+  runtime_.join_window(caller);
+  for (Group &group : runtime_.groups)
+    for (GatherSlot &slot : group.slots)
+      if (!group.plan->copies) slot.left.for_each([&](const device::Event &event) { caller.wait(event); });
+}
+
+void UpdateWindow::finish_grads(double scale, uint32_t flags, fsdp_stream stream, const StepNumbers &numbers) {
+  constexpr auto call = "fsdp_finish_grads";
+  const CallSpan span(runtime_, "finish_grads");
+  runtime_.step.require_weights(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  std::string missing = reducer_.list_missing(flags & FSDP_LAST);
+  if (const std::string holds = gatherer_.list_holds(); !holds.empty())
+    missing += (missing.empty() ? "" : "; ") + holds;
+  if (const std::string late = reducer_.list_late_writes(); !late.empty())
+    missing += (missing.empty() ? "" : "; ") + late;
+  if (missing.empty() && (flags & FSDP_LAST)) reducer_.end_groups(stream);
+  if (missing.empty()) reducer_.gather_whole();
+  if (!graphs_.capture()) checkpoints_.await_copied();
+  end_step({.intent = Intent::finish,
+            .value = scale,
+            .missing = std::move(missing),
+            .numbers = numbers,
+            .reduces = reducer_.count_reduces(),
+            .given = given_.hash(),
+            .flags = flags},
+           caller);
+  open_with_grads(caller);
+  optimizer_.multiply_grads(scale, caller);
+}
+
+// Where ranks have given different parameters a gradient, they tell each other before a step depends on it.
+void UpdateWindow::open_with_grads(device::Stream &caller) {
+  if (given_.any() && !meetings_.all_gave_alike()) given_.share();
+  runtime_.step.open_window(true);
+  gatherer_.show_whole(false);
+  reducer_.hide_grads(caller);
+  reducer_.clear_untrained_sums(caller);
+  if (given_.any()) optimizer_.list_spans();
+}
+
+void UpdateWindow::begin(fsdp_stream stream) {
+  constexpr auto call = "fsdp_begin_update";
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "begin_update");
+  runtime_.step.require_weights(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  checkpoints_.await_copied();
+  end_step({.intent = Intent::update, .missing = list_unfinished()}, caller);
+  runtime_.step.open_window(false);
+  gatherer_.show_whole(false);
+}
+
+std::string UpdateWindow::list_unfinished() const {
+  if (runtime_.step.failed()) return "a step that failed and was not discarded";
+  if (const std::string holds = gatherer_.list_holds(); !holds.empty()) return holds;
+  for (const Group &group : runtime_.groups)
+    if (group.grad.open || group.grad.given_count)
+      if (!runtime_.step.window_open())
+        return format_text("group '{}' has gradients of an unfinished step", group.name());
+  return {};
+}
+
+void UpdateWindow::require_between_steps(const char *call) const {
+  runtime_.step.require_unfailed(call);
+  if (runtime_.step.window_has_grads())
+    fail(FSDP_INVALID_STATE,
+         "{}: the update window has the gradients of a step; call fsdp_step_adamw, fsdp_publish_weights or "
+         "fsdp_discard_step first",
+         call);
+  for (const Group &group : runtime_.groups)
+    if (group.grad.open || group.grad.given_count)
+      fail(FSDP_INVALID_STATE,
+           "{}: group '{}' has gradients of a step that has not ended; call it before the first gradient of a step is "
+           "acquired",
+           call, group.name());
+}
+
+device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char *call) {
+  runtime_.require_eager(call);
+  require_grads(call);
+  return runtime_.caller_stream(stream, call);
+}
+
+void UpdateWindow::capture_norm(bool waits, const char *call) {
+  Capture *const capture = graphs_.capture();
+  if (!capture) return runtime_.require_eager(call);
+  if (waits)
+    fail(FSDP_INVALID_STATE,
+         "{}: the model is being captured into a graph, and no host waits for a norm in it: give NULL for norm and for "
+         "the mesh; fsdp_get_last_norm tells it after a replay",
+         call);
+  capture->add_norm(call);
+}
+
+device::Stream &UpdateWindow::require_norm(fsdp_stream stream, bool waits, const char *call) {
+  require_grads(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  capture_norm(waits, call);
+  return caller;
+}
+
+void UpdateWindow::require_adamw(const char *call) const {
+  if (!adamw_)
+    fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
+}
+
+void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
+  constexpr auto call = "fsdp_step_adamw";
+  const CallSpan span(runtime_, "step_adamw");
+  require_grads(call);
+  require_adamw(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  runtime_.storage->restore_all();
+  // Before a weight is touched: if a rank discards this step instead, all of them still can.
+  meetings_.meet(
+      {.intent = Intent::step, .value = lr, .numbers = optimizer_.numbers(options), .capture = graphs_.number()});
+  meetings_.check(Intent::step);
+  if (Capture *const capture = graphs_.capture()) {
+    capture->add_step(options);
+    optimizer_.step_adamw_captured(caller);
+  } else {
+    optimizer_.step_adamw(lr, options, caller);
+  }
+  close_window(caller);
+}
+
+void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm,
+                               const fsdp_adamw_options &options, fsdp_stream stream, double *norm) {
+  constexpr auto call = "fsdp_apply_grads";
+  const CallSpan span(runtime_, "apply_grads");
+  runtime_.step.require_weights(call);
+  require_adamw(call);
+  runtime_.caller_stream(stream, call);
+  if (max_norm > 0 || norm) capture_norm(norm != nullptr, call);
+  check_grads(grads, call);
+  reducer_.check_takes_all(call);
+  put_grads(grads, stream);
+  // Known before anything is scaled, and before one rank asks for a norm that the others do not come for.
+  StepNumbers numbers;
+  numbers.max_norm = max_norm;
+  numbers.asks_norm = max_norm > 0 || norm;
+  finish_grads(1.0, 0, stream, numbers);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  double found = 0;
+  if (max_norm > 0)
+    optimizer_.clip_grads(nullptr, max_norm, caller, norm ? &found : nullptr);
+  else if (norm)
+    optimizer_.grad_norm(nullptr, caller, &found);
+  step_adamw(lr, options, stream);
+  if (norm) *norm = found;
+}
+
+// In backward order, as a backward pass would give them, each complete at once: what the gradient pool was planned for.
+void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
+  uint64_t end = grads.size();
+  for (size_t g = runtime_.groups.size(); g-- > 0;) {
+    Group &group = runtime_.groups[g];
+    uint64_t own = 0;
+    for (const auto &param : group.spec->params) own += !param.frozen();
+    uint64_t next = end;
+    end -= own;
+    for (uint64_t i = group.spec->params.size(); i-- > 0;) {
+      if (group.spec->params[i].frozen()) continue;
+      const fsdp_grad grad = grads[--next];
+      if (!group.spec->params[i].trained) continue;
+      reducer_.put(group, i, grad.data, grad.dtype, grad.element_count, 0, stream);
+      reducer_.complete(group, i, stream);
+    }
+    reducer_.reduce(group, FSDP_LAST, stream);
+  }
+}
+
+// All of them before the first is put: a bad call leaves the step as it was.
+void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call) const {
+  uint64_t expected = 0;
+  for (const auto &group : runtime_.spec.groups)
+    for (const auto &param : group.params) {
+      if (param.frozen()) continue;
+      const uint64_t index = expected++;
+      if (index >= grads.size()) continue;
+      const fsdp_grad grad = grads[index];
+      if (grad.reserved)
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].reserved is {:#x}, it must be 0", call, index, grad.reserved);
+      if (const auto byte = grads.unknown_byte(index))
+        fail(FSDP_UNSUPPORTED, "{}: byte {} of grads[{}] is not zero, but this release knows only the first {} bytes",
+             call, *byte, index, sizeof grad);
+      if (!grad.data) continue;
+      if (!param.trained)
+        fail(FSDP_INVALID_STATE,
+             "{}: grads[{}] is parameter '{}', which is not trained now: give data NULL for it, or call "
+             "fsdp_set_param_trainable between steps",
+             call, index, param.name);
+      if (grad.element_count != param.element_count)
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}] is parameter '{}' with {} elements, element_count is {}", call,
+             index, param.name, param.element_count, grad.element_count);
+      if (!is_number(grad.dtype))
+        fail(FSDP_INVALID_ARGUMENT, "{}: grads[{}].dtype: {} is not a dtype", call, index, grad.dtype);
+    }
+  if (grads.size() != expected)
+    fail(FSDP_INVALID_ARGUMENT, "{}: grad_count is {}, the model has {} trainable parameters", call, grads.size(),
+         expected);
+}
+
+// The end of the update window: the compute weights are written, the version rises, and readers are let in.
+
+namespace {
+
+// The caller may have written main weights here and not there: no version can be trusted any more, and there is no way
+// on.
+Error make_fatal(Error error) {
+  constexpr std::string_view advice = "; call fsdp_discard_step on every rank to go on";
+  error.status = FSDP_MISMATCH;
+  if (error.message.ends_with(advice)) error.message.resize(error.message.size() - advice.size());
+  error.message += "; main weights may have been written here, so the context has failed";
+  return error;
+}
+
+}  // namespace
+
+void UpdateWindow::publish(fsdp_stream stream) {
+  constexpr auto call = "fsdp_publish_weights";
+  const CallSpan span(runtime_, "publish_weights");
+  runtime_.step.require_window(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  runtime_.storage->restore_all();  // before anything has happened that a failure would leave half done
+  meetings_.meet({.intent = Intent::publish, .capture = graphs_.number()});
+  try {
+    meetings_.check(Intent::publish);
+  } catch (const Error &error) {
+    if (!runtime_.step.version() || graphs_.capture()) throw;
+    const Error fatal = make_fatal(error);
+    runtime_.context.fail_for_good(fatal, false);  // peers that go on by discarding would wait for this rank
+    throw fatal;
+  }
+  runtime_.join_window(caller);
+  optimizer_.cast_weights(caller);
+  close_window(caller);
+}
+
+// The parts of other outer ranks are written by their communicator: it raises the version when they have come.
+device::Stream &UpdateWindow::gather_outer_weights(device::Stream &caller) {
+  caller.record(*runtime_.marks.order);
+  device::Stream &stream = runtime_.outer->stream();
+  if (!runtime_.marks.order->done()) stream.wait(*runtime_.marks.order);
+  for (Group &group : runtime_.groups) runtime_.outer->gather_weights(group, runtime_.step.version());
+  return stream;
+}
+
+// The compute weights are written: raise the version and let readers in.
+void UpdateWindow::close_window(device::Stream &caller) {
+  gatherer_.show_whole(true);
+  const uint64_t version = runtime_.step.raise_version();
+  device::Stream &writer = runtime_.outer && runtime_.outer->gathers() ? gather_outer_weights(caller) : caller;
+  if (runtime_.versions) runtime_.versions->publish(version, writer);
+  writer.record(*runtime_.marks.published);
+  if (runtime_.timeline) {
+    const uint64_t now = trace::now_ns();
+    runtime_.timeline->record({"published", nullptr, now, now, 0, static_cast<uint32_t>(version), trace::caller_lane,
+                               trace::EventKind::instant});
+  }
+  runtime_.step.close_window(runtime_.version_ready());
+  if (!caller.is_calling_thread()) caller.wait(*runtime_.marks.published);  // else await_version does, who must know
+  refresh_whole_weights(caller);
+  runtime_.leave_window(caller);
+  reducer_.start_step();
+  gatherer_.start_step();
+}
+
+// Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
+void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
+  // Nobody near has parts of them, but other outer ranks may.
+  if (!runtime_.communicates()) {
+    if (runtime_.outer && runtime_.outer->gathers()) runtime_.await_version();
+    return;
+  }
+  bool copies = false, any = false;
+  for (Group &group : runtime_.groups) {
+    const bool own =
+        group.spec->strategy == FSDP_STRATEGY_NO_SHARD || group.plan->compute.region == memory::RegionId::local_compute;
+    if (group.plan->gathers || own) continue;
+    any = true;
+    ++runtime_.stats.gathers;
+    if (group.refresh.empty()) continue;
+    if (!copies) runtime_.await_parts("the refresh of whole weights", nullptr);
+    copies = true;
+    const Traced traced(group, group.refreshed_planes.traced());
+    runtime_.gathers.trace->begin("all_gather", traced, group.pulled_bytes);
+    runtime_.gather(group.refresh, group);
+    runtime_.gathers.trace->end("all_gather", traced, group.pulled_bytes, runtime_.step.version());
+    runtime_.stats.add_all_gather(group.pulled_bytes, group.refreshed_planes);
+  }
+  if (copies) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
+  if (any) runtime_.await_version();
+}
+
+// The end of a step that all ranks give up, and the new round of collectives that begins where any step has ended.
+
+// Ranks that came to finish or to update learn from this meeting that the step is discarded, fail, and come again.
+void UpdateWindow::discard(fsdp_stream stream) {
+  constexpr auto call = "fsdp_discard_step";
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "discard_step");
+  if (runtime_.step.version() == 0)
+    fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights",
+         call);
+  runtime_.caller_stream(stream, call);
+  runtime_.storage->restore_all();  // copied weights are gathered again, too
+  await_ended_steps();
+  runtime_.abandon();
+  gatherer_.drop_all(true);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  runtime_.wait_idle(caller);
+  do meetings_.meet({.intent = Intent::discard, .capture = graphs_.number()});
+  while (!meetings_.all_came_for(Intent::discard));
+  meetings_.check_versions();
+  if (runtime_.collectives().rounds_end_with_steps)
+    realign();
+  else
+    end_messages(stream);
+  runtime_.step.discard();
+  gatherer_.show_whole(true);
+  reducer_.start_step();
+  gatherer_.start_step();
+  runtime_.context.log(FSDP_LOG_DEBUG, format_text("model {}: the step after version {} was discarded",
+                                                   runtime_.teams.number, runtime_.step.version()));
+}
+
+// What all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the weights depend
+// on it, or who reads the norm. It comes to its end by itself; only what came after it is given up.
+void UpdateWindow::await_ended_steps() {
+  if (runtime_.collectives().rounds_end_with_steps) return;
+  const WaitSpan span(runtime_, WaitKind::reduce);
+  runtime_.context.device().synchronize(*runtime_.marks.window_work);
+  runtime_.context.device().synchronize(*runtime_.marks.norm);
+}
+
+// A new round of reduces: sequence numbers agree again. Messages of a step that has ended well go on as they are where
+// streams may still be at them.
+void UpdateWindow::realign() {
+  if (!runtime_.collectives().rounds_end_with_steps) {
+    runtime_.reduces.trace->next_round();
+    if (runtime_.outer) runtime_.outer->trace_next_round();
+    return;
+  }
+  runtime_.reduces.comm->next_round();
+  runtime_.reduces.trace->next_round();
+  if (runtime_.outer) runtime_.outer->next_round();
+}
+
+// All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up
+// too, so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
+void UpdateWindow::end_messages(fsdp_stream stream) {
+  bool sound = true;
+  runtime_.teams.for_each_data([&](transport::Team &team) { sound = team.ends_alike() && sound; });
+  meetings_.say_sound(sound);
+  meetings_.meet_again();
+  if (!meetings_.all_sound()) {
+    runtime_.teams.for_each_data([](transport::Team &team) { team.cut(); });
+    runtime_.teams.for_each_data([](transport::Team &team) { team.renew(); });
+    runtime_.team_news.tell();
+  }
+  reducer_.await_writers(stream);
+  device::Stream &caller = runtime_.context.device().caller_stream(stream);
+  await_readers(caller);
+  runtime_.synchronize(caller);
+  meetings_.meet_again();
+  realign_messages();
+}
+
+// Nothing is under way any more. The exchange is what must be passed before the next collective.
+void UpdateWindow::realign_messages() {
+  runtime_.reduces.comm->next_round();
+  runtime_.gathers.comm->next_round();
+  runtime_.reduces.trace->next_round();
+  if (runtime_.outer) runtime_.outer->next_round();
+  runtime_.calls.restart();
+  meetings_.meet_again();
+}
+
+}  // namespace fsdp::engine

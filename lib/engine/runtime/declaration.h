@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the caller declares of a model, until the seal; then it is what the plan was made of.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/context/context.h"
+#include "engine/runtime/storage.h"
+#include "memory/model_plan.h"
+
+namespace fsdp::engine {
+
+// What a group gets where its own options are 0.
+struct GroupDefaults {
+  fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
+  fsdp_dtype grad_dtype = 0;
+  fsdp_dtype reduce_dtype = 0;
+  fsdp_reduce_policy reduce_policy = 0;
+};
+
+class Declaration {
+ public:
+  Declaration(const Context &context, memory::ModelSpec spec, fsdp_optimizer optimizer, GroupDefaults defaults);
+
+  const memory::ModelSpec &spec() const { return spec_; }
+  const GroupDefaults &defaults() const { return defaults_; }
+  const std::map<fsdp_role, CallerArena> &arenas() const { return arenas_; }
+  bool adamw() const { return optimizer_ == FSDP_OPTIMIZER_ADAMW; }
+  bool sealed() const { return sealed_; }
+  void require_unsealed(const char *call) const;
+
+  // Each of these is INVALID_STATE once it is sealed.
+  void add_group(memory::GroupSpec group);
+  void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits, uint32_t held_groups);
+  void add_state(memory::StateSpec state);
+  void set_arena(fsdp_role role, void *data, uint64_t size_bytes);
+  // What a seal would refuse of this rank's declaration, on rank `rank` of the job.
+  std::vector<std::string> list_violations(uint32_t rank, const char *call) const;
+
+  // The seal's own: throws the first violation.
+  std::unique_ptr<memory::ModelPlan> make_plan() const;
+  void seal() { sealed_ = true; }
+  // Afterwards the lr_scale, and whether it is trained, alone may change.
+  memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
+
+ private:
+  // How much memory exchanges take, which depends on the largest group.
+  void plan_exchanges();
+
+  const Context &context_;
+  memory::ModelSpec spec_;
+  uint64_t longest_call_ = 0;  // of its groups
+  fsdp_optimizer optimizer_;
+  GroupDefaults defaults_;
+  std::unordered_set<std::string> param_names_, group_names_;
+  std::map<fsdp_role, CallerArena> arenas_;
+  bool sealed_ = false;
+};
+
+// verify.cpp: compares what every rank declared; throws MISMATCH naming the first difference. model: its number among
+// those that these ranks have sealed, as the flight record has it.
+void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
+                         uint32_t model);
+
+}  // namespace fsdp::engine

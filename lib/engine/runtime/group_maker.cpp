@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/runtime/group_maker.h"
+
+#include <algorithm>
+
+#include "base/dtype.h"
+
+namespace fsdp::engine {
+namespace {
+
+// Requests of a pool whose bytes overlap, as lists. Sorted by offset, each is compared with those that start inside it.
+std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
+                                                 std::span<const memory::PoolRequest> requests) {
+  std::vector<uint32_t> order;
+  for (uint32_t i = 0; i < requests.size(); ++i)
+    if (requests[i].bytes) order.push_back(i);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return std::pair(pool.offsets[a], a) < std::pair(pool.offsets[b], b); });
+  std::vector<std::vector<uint32_t>> overlaps(requests.size());
+  for (size_t a = 0; a < order.size(); ++a) {
+    const uint64_t end = pool.offsets[order[a]] + requests[order[a]].bytes;
+    for (size_t b = a + 1; b < order.size() && pool.offsets[order[b]] < end; ++b) {
+      overlaps[order[a]].push_back(order[b]);
+      overlaps[order[b]].push_back(order[a]);
+    }
+  }
+  return overlaps;
+}
+
+float grad_factor(const memory::ModelSpec &spec) {
+  switch (spec.grad_op) {
+    case FSDP_GRAD_OP_SUM: return 1.0f;
+    case FSDP_GRAD_OP_FACTOR: return static_cast<float>(spec.grad_factor);
+    default: return static_cast<float>(1.0 / spec.mesh.size());
+  }
+}
+
+// NULL: there is none.
+std::byte *place_in(PlaneKind kind, const Bucket &bucket, const layout::SubBucket &sub) {
+  return bucket.has(kind) ? bucket.plane(kind).element(sub.full_offset) : nullptr;
+}
+
+}  // namespace
+
+void GroupMaker::make_groups() {
+  runtime_.groups.resize(runtime_.plan.groups.size());
+  runtime_.parts.resize(runtime_.plan.parts.size());
+  for (uint32_t g = 0; g < runtime_.groups.size(); ++g) {
+    Group &group = runtime_.groups[g];
+    group.index = g;
+    group.spec = &runtime_.spec.groups[g];
+    group.plan = &runtime_.plan.groups[g];
+    group.flight_name = runtime_.context.flight().keep(group.spec->name);
+    if (runtime_.timeline) group.trace_name = runtime_.timeline->keep(group.spec->name);
+    group.places.resize(group.spec->params.size());
+    for (const uint32_t b : group.plan->buckets)
+      for (uint32_t t = 0; t < runtime_.plan.buckets[b].params.size(); ++t)
+        group.places[runtime_.plan.buckets[b].params[t]] = {b, t};
+    make_slots(group);
+    make_grads(group);
+    make_refresh(group);
+  }
+  if (!runtime_.plan.visits.shared) {
+    const auto gathered = find_overlaps(runtime_.plan.gather_pool, runtime_.plan.visits.gathered);
+    for (Group &group : runtime_.groups)
+      for (GatherSlot &slot : group.slots) slot.overlaps = gathered[slot.key];
+  }
+  find_part_overlaps();
+}
+
+void GroupMaker::find_part_overlaps() {
+  auto overlaps = find_overlaps(runtime_.plan.grad_pool, runtime_.plan.visits.grads);
+  for (GradPart &part : runtime_.parts) part.overlaps = std::move(overlaps[part.number]);
+  for (Group &group : runtime_.groups) {
+    if (group.parts.size() == 1) continue;
+    const auto is_own = [&](uint32_t number) { return runtime_.parts[number].group == &group; };
+    group.lends_all =
+        group.parts.size() <= runtime_.plan.pending_grads &&
+        std::ranges::none_of(group.parts, [&](const auto &part) { return std::ranges::any_of(part.overlaps, is_own); });
+  }
+}
+
+void GroupMaker::make_slots(Group &group) {
+  group.slots.resize(group.plan->slots);
+  for (uint32_t s = 0; s < group.slots.size(); ++s) {
+    GatherSlot &slot = group.slots[s];
+    slot.key = runtime_.plan.visits.slots * group.index + s;
+    slot.ready = runtime_.context.device().create_event();
+    slot.left.create(runtime_.context.device());
+    if (!group.plan->copies) continue;
+    for (const uint32_t b : group.plan->buckets) {
+      const Bucket &bucket = runtime_.storage->buckets()[b];
+      for (const Plane &to : bucket.planes) {
+        if (!memory::is_gathered(to.plan->kind) || to.plan->slot != s) continue;
+        const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
+        const uint64_t bytes = add_gather(slot.gathers, bucket, from, to);
+        if (s == 0) group.pulled_bytes += bytes * runtime_.inner().size();  // the other slot has as many
+        if (bucket.plan->quantization) slot.planes.add(to.plan->index, bytes * runtime_.inner().size());
+      }
+    }
+  }
+}
+
+// Every inner rank's part of a published plane, to a full buffer. Returns the bytes of one part.
+uint64_t GroupMaker::add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
+                                const Plane &to) const {
+  const uint64_t number = dtype_size(published.dtype());
+  uint64_t sum = 0;
+  for (const layout::SubBucket &sub : published.layout->sub_buckets) {
+    const uint64_t bytes = sub.shard_count * bucket.plan->slices * number;
+    if (bytes == 0) continue;
+    transport::Part from = published.part.at(published.index_of(sub, bucket.plan->slices, 0) * number);
+    if (published.plan->extent == Extent::whole) from = from.slice(bytes, runtime_.inner().rank());
+    gathers.push_back({from, to.element(sub.full_offset), bytes});
+    sum += bytes;
+  }
+  return sum;
+}
+
+void GroupMaker::make_grads(Group &group) {
+  Contribution &grad = group.grad;
+  const size_t params = group.places.size();
+  for (auto *flags : {&grad.acquired, &grad.completed, &grad.touched, &grad.given}) flags->assign(params, 0);
+  grad.writers.assign(params, nullptr);
+  grad.summed = runtime_.context.device().create_event();
+  group.parts = std::span(runtime_.parts).subspan(group.plan->first_part, group.plan->part_count);
+  for (uint32_t p = 0; p < group.parts.size(); ++p) {
+    for (const uint32_t param : runtime_.plan.parts_of(*group.plan)[p].params) group.places[param].part = p;
+    make_part(group, group.plan->first_part + p);
+  }
+  if (runtime_.outer) runtime_.outer->add_group(group, *runtime_.storage);
+}
+
+void GroupMaker::make_part(Group &group, uint32_t number) {
+  GradPart &part = runtime_.parts[number];
+  part.number = number;
+  part.group = &group;
+  part.plan = &runtime_.plan.parts[number];
+  part.name = group.spec->name;
+  part.flight_name = group.flight_name;
+  part.trace_name = group.trace_name;
+  if (group.parts.size() > 1) {
+    part.name += format_text(": {}", group.spec->params[part.plan->params.front()].name);
+    part.flight_name = runtime_.context.flight().keep(part.name);
+    if (runtime_.timeline) part.trace_name = runtime_.timeline->keep(part.name);
+  }
+  part.streams.reserve(16);
+  part.written.create(runtime_.context.device());
+  for (auto *event : {&part.reduced, &part.opened, &part.hidden}) *event = runtime_.context.device().create_event();
+  const float factor = grad_factor(runtime_.spec);
+  for (const uint32_t b : part.plan->buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    part.partial = part.partial || bucket.has(PlaneKind::partial);
+    for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
+      if (sub.shard_count == 0) continue;
+      if (bucket.is_whole() && !runtime_.outer) {
+        add_all_reduce(part, bucket, sub, factor);
+        continue;
+      }
+      add_reduce(part, bucket, sub, factor);
+      if (bucket.is_whole()) add_whole_grads(group, bucket, sub);
+    }
+  }
+  group.reduced_bytes += part.reduced_bytes;
+}
+
+void GroupMaker::add_all_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
+  const uint64_t element = dtype_size(bucket.plan->grad_dtype);
+  const uint32_t ranks = runtime_.inner().size();
+  const Plane &grad = bucket.plane(PlaneKind::grad);
+  part.reduced_bytes += sub.shard_count * element * ranks;
+  part.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
+  part.everywhere = true;
+  part.sums[0].push_back({bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element),
+                          grad.part.at(sub.full_offset * sizeof(float)), bucket.plan->grad_dtype,
+                          bucket.plan->wire_dtype, sub.shard_count * ranks, factor, true,
+                          place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
+}
+
+// This inner rank's sums: of all its slots.
+void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
+  const memory::BucketPlan &of = *bucket.plan;
+  const uint64_t element = dtype_size(of.grad_dtype);
+  const uint64_t count = sub.shard_count * of.slices;
+  const transport::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
+  part.reduced_bytes += count * element * runtime_.inner().size();
+  for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
+    const Plane &sums =
+        bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
+    float *to = sums.fp32(sums.index_of(sub, of.slices, runtime_.inner().rank()));
+    part.sums[turn].push_back({from, transport::Part::alone(to), of.grad_dtype, of.wire_dtype,
+                               count * runtime_.inner().size(), factor, false,
+                               place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
+  }
+}
+
+// After the last sum over the outer axis, the other inner ranks' parts of whole main grads.
+void GroupMaker::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
+  const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
+  const Plane &grad = bucket.plane(PlaneKind::grad);
+  const transport::Part from = grad.part.at(sub.full_offset * sizeof(float)).slice(bytes, runtime_.inner().rank());
+  group.whole_grads.push_back({from, grad.element(sub.full_offset), bytes});
+}
+
+void GroupMaker::make_refresh(Group &group) {
+  if (group.plan->compute.region != memory::RegionId::whole_compute || group.spec->strategy == FSDP_STRATEGY_NO_SHARD)
+    return;
+  for (const uint32_t b : group.plan->buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    for (const Plane &plane : bucket.planes) {
+      if (!memory::is_published(plane.plan->kind)) continue;
+      const uint64_t bytes = add_gather(group.refresh, bucket, plane, plane) * (runtime_.inner().size() - 1);
+      group.pulled_bytes += bytes;
+      if (bucket.plan->quantization) group.refreshed_planes.add(plane.plan->index, bytes);
+    }
+  }
+}
+
+}  // namespace fsdp::engine

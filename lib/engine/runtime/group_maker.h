@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the seal prepares of every group, so that a step only walks lists: buffers, spans of collectives, events.
+#pragma once
+
+#include <vector>
+
+#include "engine/runtime/runtime.h"
+
+namespace fsdp::engine {
+
+class GroupMaker {
+ public:
+  explicit GroupMaker(Runtime &runtime) : runtime_(runtime) {}
+  void make_groups();
+
+ private:
+  void make_slots(Group &group);
+  void make_grads(Group &group);
+  void make_part(Group &group, uint32_t number);
+  void find_part_overlaps();
+  void add_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor);
+  void add_all_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor);
+  void add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub);
+  void make_refresh(Group &group);
+  uint64_t add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
+                      const Plane &to) const;
+
+  Runtime &runtime_;
+};
+
+}  // namespace fsdp::engine

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/runtime/meetings.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/runtime/param_settings.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace fsdp::engine {
+namespace {
+
+// Of all that ranks may not tell differently.
+uint64_t hash(Meeting meeting) {
+  meeting.waited_ns = 0;
+  return XXH3_64bits(&meeting, sizeof meeting);
+}
+
+}  // namespace
+
+Meetings::Meetings(Runtime &runtime) : runtime_(runtime), meetings_(runtime.teams.all->size() + 1) {}
+
+void Meetings::meet(const Arrival &call) {
+  runtime_.replays.check();
+  Meeting &mine = meetings_.back();
+  mine = {};
+  mine.intent = call.intent;
+  mine.sound = call.missing.empty();
+  mine.blamed = call.blamed;
+  mine.version = runtime_.step.version();
+  mine.value = call.value;
+  mine.reduces = call.reduces;
+  mine.trained = runtime_.step.trained();
+  mine.given = call.given;
+  mine.calls = runtime_.calls.hash();
+  mine.capture = call.capture;
+  mine.flags = call.flags;
+  mine.waited_ns = std::exchange(waited_ns_, 0);
+  StepNumbers numbers = call.numbers;
+  numbers.scalings = runtime_.step.scalings();
+  numbers.lr_scales = runtime_.step.lr_scales();
+  if (mine.sound)
+    mine.put(numbers);
+  else
+    std::strncpy(mine.text, call.missing.c_str(), sizeof mine.text - 1);
+  runtime_.gathers.trace->settle();
+  runtime_.reduces.trace->settle();
+  const trace::FlightScope flight(*runtime_.flights.meetings, intent_call(call.intent), 0);
+  const uint64_t came = trace::now_ns();
+  exchange();
+  if (call.intent == Intent::finish) waited_ns_ = std::max<uint64_t>(1, trace::now_ns() - came);
+  note_lag();
+  ++count_;
+  // Captures are counted here, where all ranks see the same: also one that could not be begun on this rank.
+  for (const Meeting &one : told()) captures_ = std::max(captures_, static_cast<uint32_t>(one.capture));
+}
+
+// One name for all intents: the meeting itself tells who called what.
+void Meetings::exchange() {
+  const WaitSpan span(runtime_, WaitKind::peers);
+  constexpr auto what = "the end of a step";
+  const Meeting &mine = meetings_.back();
+  ballot_ =
+      runtime_.teams.all->agree({.same = hash(mine), .troubled = mine.sound == 0, .waited_ns = mine.waited_ns}, what);
+  if (!ballot_.agreed()) runtime_.teams.all->all_gather(&mine, sizeof mine, meetings_.data(), what);
+}
+
+void Meetings::meet_again() { exchange(); }
+
+bool Meetings::all_came_for(Intent intent) const {
+  return std::ranges::all_of(told(), [&](const Meeting &one) { return one.intent == intent; });
+}
+
+bool Meetings::all_sound() const {
+  return std::ranges::all_of(told(), [](const Meeting &one) { return one.sound != 0; });
+}
+
+bool Meetings::all_gave_alike() const {
+  return std::ranges::all_of(told(), [&](const Meeting &one) { return one.given == told().front().given; });
+}
+
+// Clocks of hosts differ, so ranks tell how long they have waited: who waited least came last.
+void Meetings::note_lag() {
+  const transport::Team &team = *runtime_.teams.all;
+  if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
+  last_rank_ = static_cast<int32_t>(team.world_rank(ballot_.last));
+  last_lag_ns_ = ballot_.most_waited_ns - ballot_.least_waited_ns;
+}
+
+void Meetings::check(Intent intent) {
+  if (ballot_.agreed()) return;
+  const auto all = told();
+  const transport::Team &team = *runtime_.teams.all;
+  Differences found;
+  compare_calls(found);
+  const bool same_intent = compare_intents(all, team, found), all_came = found.text.empty();
+  if (same_intent) compare(found);
+  list_missing(all, team, found);
+  if (found.text.empty()) return check_versions();
+  const fsdp_status status = found.mismatch ? FSDP_MISMATCH : FSDP_INVALID_STATE;
+  const uint32_t model = runtime_.teams.number;
+  // Nothing has been done yet, on any rank.
+  if (all_came && intent == Intent::capture)
+    fail_rank(status, found.rank, "{}: model {}: the graph is of no use, and the model is as before it: {}",
+              intent_call(intent), model, found.text);
+  if (all_came && intent == Intent::replay)
+    fail_rank(status, found.rank, "{}: model {}: the graph must not be launched, and the model is as before: {}",
+              intent_call(intent), model, found.text);
+  if (runtime_.step.version()) runtime_.step.fail(found.text);
+  fail_rank(status, found.rank, "{}model {}: the step cannot end: {}; {}",
+            same_intent ? format_text("{}: ", intent_call(intent)) : std::string(), model, found.text, way_on(all));
+}
+
+void Meetings::check_versions() {
+  if (ballot_.agreed()) return;
+  const transport::Team &team = *runtime_.teams.all;
+  for (uint32_t r = 1; r < team.size(); ++r) {
+    if (meetings_[r].version == meetings_[0].version) continue;
+    const Error error(FSDP_MISMATCH,
+                      format_text("model {}: rank {} has published {} times, rank {} {} times", runtime_.teams.number,
+                                  team.world_rank(r), meetings_[r].version, team.world_rank(0), meetings_[0].version),
+                      static_cast<int32_t>(team.world_rank(r)));
+    runtime_.context.failure().set(error);
+    throw error;
+  }
+}
+
+}  // namespace fsdp::engine
+
+namespace fsdp::engine {
+
+// What is said where ranks have met and differ. It follows from what all of them were told, and so is the same on all.
+
+namespace {
+
+void append(std::string &text, const std::string &what) {
+  if (!what.empty()) text += (text.empty() ? "" : "; ") + what;
+}
+
+std::string describe_capture(const Meeting &meeting) {
+  if (meeting.capture == 0) return "is in no capture";
+  const char *what = meeting.intent == Intent::replay ? "replayed" : "is in";
+  return format_text("{} capture {}", what, meeting.capture);
+}
+
+// Of two that came for the same.
+std::string compare_given(uint32_t rank, const Meeting &other, uint32_t first, const Meeting &of_first) {
+  std::string text;
+  if (other.value != of_first.value)
+    text = format_text("rank {} gave {} {}, rank {} gave {}", rank, other.intent == Intent::finish ? "scale" : "lr",
+                       other.value, first, of_first.value);
+  if (other.flags != of_first.flags)
+    append(text, format_text("rank {} gave fsdp_finish_grads FSDP_LAST, rank {} did not", other.flags ? rank : first,
+                             other.flags ? first : rank));
+  if (other.capture != of_first.capture)
+    append(text,
+           format_text("rank {} {}, rank {} {}", rank, describe_capture(other), first, describe_capture(of_first)));
+  return text;
+}
+
+bool in_capture(const Meeting &meeting) { return meeting.capture != 0 && meeting.intent != Intent::replay; }
+
+}  // namespace
+
+void Differences::add(uint32_t odd, const std::string &what) {
+  append(text, what);
+  if (rank < 0) rank = static_cast<int32_t>(odd);
+}
+
+// Each call with the lowest rank that made it. A rank that discards contradicts nobody: it is the wrong moment, and the
+// way on is the same.
+bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found) {
+  const auto odd =
+      std::find_if(told.begin(), told.end(), [&](const Meeting &one) { return one.intent != told[0].intent; });
+  if (odd == told.end()) return true;
+  std::vector<Intent> calls;
+  std::string text;
+  for (uint32_t r = 0; r < told.size(); ++r) {
+    if (std::find(calls.begin(), calls.end(), told[r].intent) != calls.end()) continue;
+    calls.push_back(told[r].intent);
+    text +=
+        format_text("{}rank {} called {}", text.empty() ? "" : ", ", team.world_rank(r), intent_call(told[r].intent));
+  }
+  found.add(team.world_rank(static_cast<uint32_t>(odd - told.begin())), text);
+  if (std::count(calls.begin(), calls.end(), Intent::discard) + 1 < std::ssize(calls)) found.mismatch = true;
+  return false;
+}
+
+void list_missing(std::span<const Meeting> told, const transport::Team &team, Differences &found) {
+  for (uint32_t r = 0; r < told.size(); ++r)
+    if (!told[r].sound)
+      found.add(told[r].blamed < 0 ? team.world_rank(r) : static_cast<uint32_t>(told[r].blamed),
+                format_text("rank {}: {}", team.world_rank(r), told[r].text));
+}
+
+// Before the first publish there is no step that could be discarded.
+std::string way_on(std::span<const Meeting> told) {
+  if (std::all_of(told.begin(), told.end(), in_capture))
+    return "end the capture with fsdp_end_capture on every rank to go on";
+  if (std::any_of(told.begin(), told.end(), in_capture))
+    return "end the capture with fsdp_end_capture where there is one, and call fsdp_discard_step on every rank, to go "
+           "on";
+  if (std::all_of(told.begin(), told.end(), [](const Meeting &one) { return one.version == 0; }))
+    return "make it the same on every rank and call fsdp_publish_weights again";
+  return "call fsdp_discard_step on every rank to go on";
+}
+
+// The lowest rank that gave something else than the first, and all that it gave otherwise. Ranks that miss something
+// have told that instead of their numbers. Replicas meet in the last reduce alone: nothing but the count of reduces
+// tells that one had more micro-batches.
+void Meetings::compare(Differences &found) {
+  transport::Team &team = *runtime_.teams.all;
+  const auto told = this->told();
+  const auto sound = std::find_if(told.begin(), told.end(), [](const Meeting &one) { return one.sound != 0; });
+  const auto base = static_cast<uint32_t>(sound - told.begin());
+  const StepNumbers of_base = sound == told.end() ? StepNumbers() : sound->numbers();
+  for (uint32_t r = 1; r < told.size(); ++r) {
+    const uint32_t rank = team.world_rank(r);
+    std::string text = compare_given(rank, told[r], team.world_rank(0), told[0]);
+    if (told[r].trained != told[0].trained) append(text, compare_trained(runtime_.spec, team, 0, r));
+    if (told[r].sound && r > base) {
+      if (told[r].reduces != sound->reduces)
+        append(text, format_text("rank {} reduced {} contributions of groups in this step, rank {} reduced {}", rank,
+                                 told[r].reduces, team.world_rank(base), sound->reduces));
+      const StepNumbers numbers = told[r].numbers();
+      append(text, compare_numbers(rank, numbers, team.world_rank(base), of_base));
+      if (numbers.lr_scales != of_base.lr_scales) append(text, compare_lr_scales(runtime_.spec, team, base, r));
+    }
+    if (text.empty()) continue;
+    found.mismatch = true;
+    return found.add(rank, text);
+  }
+}
+
+// Ranks whose gathers and reduces are messages have met, and their sequences of calls differ: which call is the first?
+
+namespace {
+
+// What travels: the number of calls, then those that were kept.
+std::vector<std::byte> pack(const CallSequence &sequence) {
+  const uint64_t count = sequence.count();
+  std::vector<std::byte> bytes(sizeof count + sequence.calls().size_bytes());
+  std::memcpy(bytes.data(), &count, sizeof count);
+  if (!sequence.calls().empty())
+    std::memcpy(bytes.data() + sizeof count, sequence.calls().data(), sequence.calls().size_bytes());
+  return bytes;
+}
+
+struct Calls {
+  uint64_t count = 0;
+  std::vector<SequencedCall> kept;
+
+  explicit Calls(std::span<const std::byte> bytes)
+      : kept(bytes.size() > sizeof count ? (bytes.size() - sizeof count) / sizeof(SequencedCall) : 0) {
+    if (bytes.size() >= sizeof count) std::memcpy(&count, bytes.data(), sizeof count);
+    if (!kept.empty()) std::memcpy(kept.data(), bytes.data() + sizeof count, kept.size() * sizeof(SequencedCall));
+  }
+};
+
+std::string describe(const Runtime &state, const Calls &calls, size_t index) {
+  if (index >= calls.kept.size()) return calls.count > calls.kept.size() ? "something later" : "nothing more";
+  const SequencedCall &call = calls.kept[index];
+  if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.group);
+  if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.group);
+  if (call.kind == CallKind::reduce)
+    return call.group < state.parts.size() ? format_text("reduced group '{}'", state.parts[call.group].name)
+                                           : "a group that there is not";
+  const uint32_t slots = state.plan.visits.slots, group = call.group / slots;
+  if (group >= state.groups.size()) return "a group that there is not";
+  return format_text("gathered group '{}'{}", state.groups[group].name(), call.group % slots ? " for BACKWARD" : "");
+}
+
+std::string describe_difference(const Runtime &state, uint32_t a, const Calls &of_a, uint32_t b, const Calls &of_b) {
+  const size_t both = std::min(of_a.kept.size(), of_b.kept.size());
+  const auto same = static_cast<size_t>(
+      std::mismatch(of_a.kept.begin(), of_a.kept.begin() + static_cast<ptrdiff_t>(both), of_b.kept.begin()).first -
+      of_a.kept.begin());
+  return format_text(
+      "ranks gathered and reduced different things since the last update: as number {}, rank {} {}, rank {} {} "
+      "({} and {} calls in all)",
+      same + 1, state.teams.all->world_rank(a), describe(state, of_a, same), state.teams.all->world_rank(b),
+      describe(state, of_b, same), of_a.count, of_b.count);
+}
+
+}  // namespace
+
+// Ranks of one inner axis exchange messages with each other. Whether any differ is the same on all ranks, so that all
+// of them come to the exchange.
+void Meetings::compare_calls(Differences &found) {
+  const Runtime &state = runtime_;
+  const uint32_t size = state.teams.all->size(), inner = state.spec.mesh.inner_size;
+  const auto first_of = [&](uint32_t r) { return r - r % inner; };
+  uint32_t odd = 0;  // the lowest that differs; 0: none, since that one is a first one
+  for (uint32_t r = 0; r < size; ++r) {
+    if (meetings_[r].intent == Intent::discard) return;
+    if (odd == 0 && meetings_[r].calls != meetings_[first_of(r)].calls) odd = r;
+  }
+  if (odd == 0) return;
+  const std::vector<std::byte> mine = pack(state.calls);
+  const auto all = state.teams.all->all_gather(mine, "gathers and reduces that differ");
+  const uint32_t first = first_of(odd);
+  found.mismatch = true;
+  found.add(state.teams.all->world_rank(odd),
+            describe_difference(state, first, Calls(all[first]), odd, Calls(all[odd])));
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/runtime/storage.h"
+
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+namespace fsdp::engine {
+
+namespace {
+
+// What one rank needs under one limit. It travels as it is.
+struct Claim {
+  char boot[40] = {};  // of the kernel: ranks of one host may count as ranks of several
+  uint64_t device = 0, inode = 0;
+  uint64_t limit_bytes = 0, used_bytes = 0, reclaimable_bytes = 0, free_bytes = 0;
+  uint64_t bytes = 0;
+  char path[256] = {};  // cut at the end if longer
+
+  auto key() const { return std::tuple(std::string_view(boot, ::strnlen(boot, sizeof boot)), device, inode); }
+};
+
+std::vector<Claim> make_claims(uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
+  std::string boot;
+  if (!limits.empty()) std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  std::vector<Claim> claims;
+  for (const device::MemoryLimit &limit : limits) {
+    Claim claim;
+    boot.copy(claim.boot, sizeof claim.boot - 1);
+    limit.path.copy(claim.path, sizeof claim.path - 1);
+    claim.device = limit.device;
+    claim.inode = limit.inode;
+    claim.limit_bytes = limit.limit_bytes;
+    claim.used_bytes = limit.used_bytes;
+    claim.reclaimable_bytes = limit.reclaimable_bytes;
+    claim.free_bytes = limit.free_bytes();
+    claim.bytes = bytes;
+    claims.push_back(claim);
+  }
+  return claims;
+}
+
+// More than 64 bits is more than there is anywhere; a rank that threw here would leave the others waiting.
+constexpr uint64_t no_room = std::numeric_limits<uint64_t>::max();
+uint64_t saturated_add(uint64_t a, uint64_t b) noexcept { return a > no_room - b ? no_room : a + b; }
+uint64_t saturated_multiply(uint64_t a, uint64_t b) noexcept { return b && a > no_room / b ? no_room : a * b; }
+
+// Of all ranks that live under one limit.
+struct ClaimSum {
+  Claim first;
+  uint32_t rank = 0, ranks = 0;  // the first one; how many
+  uint64_t bytes = 0;
+};
+
+std::vector<ClaimSum> add_claims(transport::Team &team, const std::vector<std::vector<std::byte>> &all) {
+  std::vector<ClaimSum> sums;
+  for (uint32_t r = 0; r < all.size(); ++r)
+    for (size_t at = 0; at + sizeof(Claim) <= all[r].size(); at += sizeof(Claim)) {
+      Claim claim;
+      std::memcpy(&claim, all[r].data() + at, sizeof claim);
+      auto sum = sums.begin();
+      while (sum != sums.end() && sum->first.key() != claim.key()) ++sum;
+      if (sum == sums.end()) sum = sums.insert(sum, ClaimSum{claim, team.world_rank(r), 0, 0});
+      ++sum->ranks;
+      sum->bytes = saturated_add(sum->bytes, claim.bytes);
+    }
+  return sums;
+}
+
+}  // namespace
+
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept {
+  uint64_t bytes = 0;
+  for (const memory::RegionPlan &region : plan.regions) {
+    if (!region.on_host && (!host_memory || region.by_comm)) continue;
+    if (region.reach == memory::Reach::own)
+      bytes = saturated_add(bytes, region.bytes);
+    else if (inner == 0)
+      bytes = saturated_add(
+          bytes, region.reach == memory::Reach::common ? region.bytes : saturated_multiply(region.bytes, inner_size));
+  }
+  return bytes;
+}
+
+void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
+  const std::vector<Claim> claims = make_claims(bytes, limits);
+  const auto all = team.all_gather(std::as_bytes(std::span(claims)), "the room for the model");
+  for (const ClaimSum &sum : add_claims(team, all))
+    if (sum.bytes > sum.first.free_bytes)
+      fail(FSDP_OUT_OF_MEMORY,
+           "fsdp_seal_model: {} rank(s) of one host, the first of them rank {}, need {} bytes together; their memory "
+           "cgroup {} "
+           "has {} bytes free (limit {}, used {}, of which {} are file cache)",
+           sum.ranks, sum.rank, sum.bytes, sum.first.path, sum.first.free_bytes, sum.first.limit_bytes,
+           sum.first.used_bytes, sum.first.reclaimable_bytes);
+}
+
+namespace {
+
+static_assert(sizeof(device::AdamW) <= memory::adamw_step_bytes);
+
+using memory::Reach;
+using memory::RegionId;
+
+}  // namespace
+
+Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
+                 const std::map<fsdp_role, CallerArena> &callers, const Teams &teams, device::Device &device,
+                 std::optional<Error> early)
+    : spec_(spec), plan_(plan), callers_(callers), host_team_(*teams.inner), team_(*teams.inner_data), device_(device) {
+  std::vector<device::MemoryLimit> limits;
+  const auto unread = capture_error([&] { limits = device::read_memory_limits(); });
+  if (!early) early = unread;
+  check_room(*teams.all, needed_bytes(), limits);
+  // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
+  if (!early) early = capture_error([this] { allocate_all_own(); });
+  transport::share_error(*teams.all, early, "fsdp_seal_model");
+  // The ranks of one inner axis fail alike; those of another must learn it.
+  if (spec_.mesh.outer_size == 1)
+    allocate_arenas();
+  else
+    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { allocate_arenas(); });
+  buckets_.resize(plan_.buckets.size());
+  for (size_t b = 0; b < buckets_.size(); ++b) place(plan_.buckets[b], buckets_[b]);
+  for (size_t role = 1; role < allocated_.size(); ++role) allocated_[0] += allocated_[role];
+}
+
+const CallerArena *Storage::handed_in(const memory::RegionPlan &plan) const {
+  const auto caller = callers_.find(plan.role);
+  return plan.reach == Reach::own && caller != callers_.end() ? &caller->second : nullptr;
+}
+
+uint64_t Storage::needed_bytes() const {
+  uint64_t bytes = host_bytes(plan_, device_.traits().host_memory, host_team_.rank(), host_team_.size());
+  if (!device_.traits().host_memory) return bytes;
+  for (const memory::RegionPlan &region : plan_.regions)
+    if (handed_in(region)) bytes -= region.bytes;
+  return bytes;
+}
+
+void Storage::clear(std::byte *data, uint64_t bytes) const {
+  device::Stream &stream = device_.caller_stream(nullptr);
+  stream.fill(data, 0, bytes);
+  const auto cleared = device_.create_event();
+  stream.record(*cleared);
+  device_.synchronize(*cleared);
+}
+
+void Storage::take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const {
+  if (arena.size_bytes < plan.bytes)
+    fail(FSDP_INVALID_ARGUMENT, "fsdp_set_arena: the arena for {} has {} bytes, the model needs {} on rank {}",
+         plan.what, arena.size_bytes, plan.bytes, team_.world_rank(team_.rank()));
+  region.data = arena.data;
+  clear(region.data, plan.bytes);
+}
+
+void Storage::allocate_own(const memory::RegionPlan &plan, Region &region) {
+  if (const CallerArena *arena = handed_in(plan)) {
+    take_from_caller(plan, *arena, region);
+  } else {
+    region.memory =
+        plan.on_host ? device_.allocate_host(plan.bytes, plan.what) : device_.allocate(plan.bytes, plan.what);
+    region.data = region.memory->data();
+  }
+  region.view = region.shown = region.data;
+  allocated(plan) += plan.bytes;
+}
+
+void Storage::allocate_all_own() {
+  if (callers_.contains(FSDP_ROLE_GRAD) && plan_.region(RegionId::kept_grads).bytes)
+    fail(FSDP_UNSUPPORTED, "{}", grad_arena_refusal);
+  for (size_t r = 0; r < regions_.size(); ++r)
+    if (const memory::RegionPlan &plan = plan_.regions[r]; plan.reach == Reach::own && !plan.by_comm && plan.bytes)
+      allocate_own(plan, regions_[r]);
+  if (plan_.acted_message_bytes) acted_ = device_.allocate_host(plan_.acted_message_bytes, "messages of acted hosts");
+}
+
+void Storage::register_with(transport::Team &team) const {
+  for (size_t r = 0; r < regions_.size(); ++r)
+    if (const memory::RegionPlan &plan = plan_.regions[r]; plan.registered && plan.bytes)
+      team.register_memory(regions_[r].data, plan.bytes, plan.what);
+}
+
+// The pool of full gradients lies behind those that stay, in their arena.
+void Storage::allocate_arenas() {
+  allocate_common(RegionId::mapped_compute);
+  allocate_parts(RegionId::whole_compute, 0);
+  allocate_parts(RegionId::sharded_compute, 0);
+  const uint64_t kept = plan_.region(RegionId::kept_grads).bytes, lent = plan_.region(RegionId::lent_grads).bytes;
+  allocate_parts(RegionId::kept_grads, lent);
+  if (const Region &first = region(RegionId::kept_grads); first.arena) {
+    regions_[static_cast<size_t>(RegionId::lent_grads)] = {
+        nullptr, first.arena, first.data + kept, first.view + kept, first.shown + kept, kept, first.stride};
+    allocated(plan_.region(RegionId::kept_grads)) -= lent;
+    allocated(plan_.region(RegionId::lent_grads)) += lent;
+  }
+  allocate_parts(RegionId::device_norms, 0);
+  if (plan_.region(RegionId::amaxes).reach == Reach::parts) allocate_parts(RegionId::amaxes, 0);
+  allocate_parts(RegionId::staging, 0);
+  for (const memory::RegionPlan &plan : plan_.regions)
+    if (plan.by_comm) allocated(plan) += plan.bytes;  // the outer axis and the device's teams have made it
+}
+
+// What the caller is shown of compute weights. Where all are copied into a pool, its buffers are.
+View Storage::view_of(RegionId id) const {
+  const bool shown = id == RegionId::whole_compute || (id == RegionId::mapped_compute && spec_.mapped());
+  return shown && spec_.private_views ? View::copy_on_write : View::read_only;
+}
+
+void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
+  const memory::RegionPlan &plan = plan_.region(id);
+  if (plan.bytes + bytes_behind == 0) return;
+  transport::Team &team = team_of(plan);
+  Region &region = regions_[static_cast<size_t>(id)];
+  region.arena = team.create_parts(plan.bytes + bytes_behind, plan.what, view_of(id));
+  region.stride = plan.bytes + bytes_behind;
+  region.data = region.arena->writable() + team.rank() * region.stride;
+  region.view = region.arena->data() + team.rank() * region.stride;
+  region.shown = region.arena->shown() + team.rank() * region.stride;
+  allocated(plan) += region.arena->size_bytes() / team.size();
+}
+
+// Each rank writes its slices of every sub-bucket.
+std::vector<transport::Range> Storage::own_ranges(RegionId id) const {
+  std::vector<transport::Range> own;
+  for (const memory::BucketPlan &bucket : plan_.buckets)
+    for (const memory::PlanePlan &plane : bucket.planes) {
+      if (!memory::is_published(plane.kind) || plane.region != id) continue;
+      const uint64_t number = dtype_size(plane.dtype);
+      for (const layout::SubBucket &sub : bucket.layout_of(plane).sub_buckets) {
+        const uint64_t count = sub.shard_count * bucket.slices;
+        if (count) own.push_back({plane.offset + (sub.full_offset + team_.rank() * count) * number, count * number});
+      }
+    }
+  return own;
+}
+
+// Whoever is first also counts what belongs to nobody.
+void Storage::allocate_common(RegionId id) {
+  const memory::RegionPlan &plan = plan_.region(id);
+  if (plan.bytes == 0) return;
+  const std::vector<transport::Range> own = own_ranges(id);
+  Region &region = regions_[static_cast<size_t>(id)];
+  region.arena = team_.create_arena(plan.bytes, own, plan.what, view_of(id));
+  region.data = region.arena->writable();
+  region.view = region.arena->data();
+  region.shown = region.arena->shown();
+  uint64_t own_bytes = 0;
+  for (const transport::Range &range : own) own_bytes += range.bytes;
+  allocated(plan) += own_bytes + (team_.rank() == 0 ? region.arena->size_bytes() - own_bytes * team_.size() : 0);
+}
+
+const std::byte *Storage::part_of(RegionId id, uint32_t inner_rank) const {
+  return region(id).arena->data() + region(id).arena_offset + inner_rank * region(id).stride;
+}
+
+void Storage::show_compute(const memory::GroupPlan &group, bool readable) const {
+  const Region &home = region(group.compute.region);
+  if (!home.arena || !home.arena->protects()) return;
+  home.arena->protect(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes,
+                      readable);
+}
+
+bool Storage::restores(const memory::GroupPlan &group) const {
+  const Region &home = region(group.compute.region);
+  return !group.compute.bytes ? spec_.private_views : home.arena && home.arena->restores();
+}
+
+void Storage::restore(const memory::GroupPlan &group) const {
+  const Region &home = region(group.compute.region);
+  if (group.compute.bytes)
+    home.arena->restore(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes);
+}
+
+void Storage::restore_all() const {
+  for (const RegionId id : {RegionId::mapped_compute, RegionId::whole_compute})
+    if (const Region &home = region(id); home.arena && home.arena->restores())
+      home.arena->restore(home.arena_offset + team_.rank() * home.stride, plan_.region(id).bytes);
+}
+
+void Storage::set_grad_access(const memory::PartPlan &part, Access access) const {
+  const Region &home = region(part.full_grad.region);
+  if (part.full_grad.bytes && protects_grads())
+    home.arena->protect_own(home.arena_offset + team_.rank() * home.stride + part.full_grad.offset,
+                            part.full_grad.bytes, access);
+}
+
+bool Storage::protects_grads() const {
+  const Region &home = region(memory::RegionId::kept_grads);
+  return home.arena && home.arena->protects();
+}
+
+std::span<const std::byte> Storage::full_grad(const memory::PartPlan &part) const {
+  return {own_part(part.full_grad.region) + part.full_grad.offset, part.full_grad.bytes};
+}
+
+std::span<const std::byte> Storage::shown_compute(const memory::GroupPlan &group) const {
+  return {region(group.compute.region).shown + group.compute.offset, group.compute.bytes};
+}
+
+void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
+  bucket.plan = &plan;
+  bucket.planes.reserve(plan.planes.size());
+  for (const memory::PlanePlan &row : plan.planes) {
+    const Region &home = region(row.region);
+    Plane plane{&row,
+                &plan.layout_of(row),
+                home.data + row.offset,
+                home.view + row.offset,
+                home.shown + row.offset,
+                home.part().at(row.offset)};
+    bucket.planes.push_back(plane);
+    const Plane *&first = bucket.first[static_cast<size_t>(row.kind)];
+    if (!first) first = &bucket.planes.back();
+  }
+}
+
+}  // namespace fsdp::engine

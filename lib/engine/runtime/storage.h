@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// All memory of a sealed model on this rank: the regions of its plan, and the planes that lie in them. Everything is
+// allocated and populated by the constructor; nothing moves afterwards.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/device.h"
+#include "device/memory_limit.h"
+#include "engine/runtime/plane.h"
+#include "engine/runtime/teams.h"
+#include "memory/model_plan.h"
+#include "transport/team.h"
+
+namespace fsdp::engine {
+
+// Is there room for a model where its ranks run? The kernel says no by killing, so it is asked before anything is
+// allocated.
+
+// What rank `inner` of the inner axis will allocate in the host's memory, that which it makes for all of its axis
+// included.
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept;
+
+// Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup need more together than that
+// has free.
+void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits);
+
+// Why no memory for FSDP_ROLE_GRAD can be handed in where a plan keeps gradients that peers read.
+inline constexpr auto grad_arena_refusal =
+    "fsdp_set_arena: main grads of groups with FSDP_STRATEGY_NO_SHARD or FSDP_REDUCE_POLICY_LAST lie in memory that "
+    "peers map; "
+    "FSDP_ROLE_GRAD cannot be handed in for this model";
+
+// Memory that the caller handed in for a role.
+struct CallerArena {
+  std::byte *data = nullptr;
+  uint64_t size_bytes = 0;
+};
+
+class Storage {
+ public:
+  // Collective over all ranks of the model. early: why this rank cannot go on at all; then every rank throws it.
+  Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
+          const Teams &teams, device::Device &device, std::optional<Error> early = {});
+
+  const std::vector<Bucket> &buckets() const { return buckets_; }
+  const Region &region(memory::RegionId id) const { return regions_[static_cast<size_t>(id)]; }
+  // This rank's part, where it writes; and any inner rank's, as it can be read.
+  std::byte *own_part(memory::RegionId id) const { return region(id).data; }
+  const std::byte *part_of(memory::RegionId id, uint32_t inner_rank) const;
+  // Collective: private memory that collectives of the team will name.
+  void register_with(transport::Team &team) const;
+  // Debug, where its arena protects: what this rank may do with a part's full gradient. Peers read it in views of
+  // their own.
+  void set_grad_access(const memory::PartPlan &part, Access access) const;
+  bool protects_grads() const;
+  // Debug, where its arena protects: may readers see a group's weights, which lie in memory that is shared?
+  void show_compute(const memory::GroupPlan &group, bool readable) const;
+  // Can what was written in views of a group's weights be taken back, and is it?
+  bool restores(const memory::GroupPlan &group) const;
+  void restore(const memory::GroupPlan &group) const;
+  void restore_all() const;
+  // The memory that these are about, as this rank writes the one and reads the other.
+  std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
+  std::span<const std::byte> shown_compute(const memory::GroupPlan &group) const;
+  // Bytes by role as the allocators report them; [0] is the sum.
+  const std::array<uint64_t, 8> &allocated_bytes() const { return allocated_; }
+
+ private:
+  // In the host's memory, not counting what the caller has handed in.
+  uint64_t needed_bytes() const;
+  const CallerArena *handed_in(const memory::RegionPlan &plan) const;
+  void allocate_own(const memory::RegionPlan &plan, Region &region);
+  void take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const;
+  void allocate_all_own();
+  void allocate_arenas();
+  View view_of(memory::RegionId id) const;
+  void allocate_parts(memory::RegionId id, uint64_t bytes_behind);
+  void allocate_common(memory::RegionId id);
+  std::vector<transport::Range> own_ranges(memory::RegionId id) const;
+  void clear(std::byte *data, uint64_t bytes) const;
+  void place(const memory::BucketPlan &plan, Bucket &bucket) const;
+  transport::Team &team_of(const memory::RegionPlan &plan) const { return plan.on_host ? host_team_ : team_; }
+  uint64_t &allocated(const memory::RegionPlan &plan) { return allocated_[static_cast<size_t>(plan.role)]; }
+
+  const memory::ModelSpec &spec_;
+  const memory::ModelPlan &plan_;
+  const std::map<fsdp_role, CallerArena> &callers_;
+  transport::Team &host_team_;  // the inner ranks
+  transport::Team &team_;       // ... over memory of the device
+  device::Device &device_;
+  std::array<uint64_t, 8> allocated_{};
+  std::array<Region, memory::region_count> regions_;
+  std::unique_ptr<device::Memory> acted_;  // see TeamMemory
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace fsdp::engine

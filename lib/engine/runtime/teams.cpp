@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "engine/runtime/teams.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "engine/context/context.h"
+
+namespace fsdp::engine {
+
+std::string list_ranks(const transport::Team &team) {
+  std::string text;
+  for (uint32_t r = 0; r < team.size();) {
+    const uint32_t first = team.world_rank(r);
+    uint32_t last = first;
+    while (++r < team.size() && team.world_rank(r) == last + 1) ++last;
+    text += format_text("{}{}", text.empty() ? "" : ", ", first);
+    if (last > first) text += format_text("-{}", last);
+  }
+  return text;
+}
+
+std::string name_ranks(const transport::Team &team, uint32_t world_size) {
+  return team.size() < world_size ? list_ranks(team) : "";
+}
+
+Teams create_teams(Context &context, const layout::Mesh &mesh) {
+  Teams teams;
+  teams.all = context.create_team(mesh.ranks, "the model");
+  return teams;
+}
+
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates) {
+  const uint32_t rank = teams.all->rank();
+  teams.inner = teams.all;
+  if (mesh.outer_size > 1) {
+    teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
+    teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
+  }
+  // One that only has memory needs no transport that must be opened.
+  const auto make_inner = [&] {
+    const transport::DeviceTransport needed = communicates ? context.transport() : transport::DeviceTransport::staging;
+    teams.inner_data = context.create_device_team(teams.inner, needed);
+  };
+  if (!teams.outer) return make_inner();
+  // What fails the ranks of one axis, say a host without NCCL, must fail those of the others.
+  transport::attempt_together(*teams.all, "fsdp_seal_model", make_inner);
+  transport::attempt_together(*teams.all, "fsdp_seal_model",
+                              [&] { teams.outer_data = context.create_device_team(teams.outer, context.transport()); });
+}
+
+void TeamNews::tell() noexcept {
+  teams_.for_each_data([this](transport::Team &team) {
+    for (const transport::Note &note : team.take_news()) context_.log(note.level, note.text);
+  });
+}
+
+namespace {
+
+using transport::DeviceTransport;
+
+std::vector<uint32_t> outer_ranks(const Context &context, const layout::Mesh &mesh) {
+  const auto rank = std::find(mesh.ranks.begin(), mesh.ranks.end(), context.rank()) - mesh.ranks.begin();
+  return mesh.outer_ranks(static_cast<uint32_t>(rank));
+}
+
+uint64_t count_device_bytes(const memory::ModelSpec &spec, DeviceTransport inner, DeviceTransport outer) {
+  const layout::Mesh &mesh = spec.mesh;
+  const uint64_t longest = spec.longest_call();
+  return (spec.communicates() ? transport::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
+         // Sums and weights.
+         (mesh.outer_size > 1 ? 2 * transport::device_message_bytes(mesh.outer_size, outer, longest) : 0);
+}
+
+// Parameters (engine/params), and what is not NCCL's: sums and weights.
+uint64_t count_messages(DeviceTransport outer, uint64_t sums, uint64_t weights) {
+  return outer == DeviceTransport::nccl ? weights : sums + 2 * weights;
+}
+
+// Hosts that are only acted hold what real ones would, so that a plan is true of both.
+TeamMemory count_team_memory(const Context &context, const layout::Mesh &mesh, DeviceTransport outer,
+                             uint64_t device_bytes) {
+  if (mesh.outer_size == 1) return {device_bytes, 0, 0};
+  const std::vector<uint32_t> ranks = outer_ranks(context, mesh);
+  const uint64_t own = count_messages(outer, context.message_bytes(ranks, true), context.message_bytes(ranks, false));
+  if (!context.acts_hosts()) return {device_bytes, own, 0};
+  const uint64_t planned =
+      count_messages(outer, context.planned_message_bytes(ranks, true), context.planned_message_bytes(ranks, false));
+  return {device_bytes, std::max(own, planned), std::max(own, planned) - own};
+}
+
+// Messages between hosts are never NCCL's.
+DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
+  if (mesh.outer_size == 1) return context.transport();
+  const std::vector<uint32_t> ranks = outer_ranks(context, mesh);
+  const std::vector<uint32_t> hosts = context.hosts_of(ranks);
+  const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
+  const DeviceTransport transport = context.transport();
+  // A run is refused once its ranks have met; ranks that act hosts, all of one host, may have NCCL between them.
+  if (context.planning() && spans_hosts && transport == DeviceTransport::nccl)
+    transport::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
+  return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
+}
+
+}  // namespace
+
+TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec) {
+  const DeviceTransport outer = plan_outer(context, spec.mesh);
+  return count_team_memory(context, spec.mesh, outer, count_device_bytes(spec, context.transport(), outer));
+}
+
+TeamMemory team_memory(const Teams &teams, const Context &context, const memory::ModelSpec &spec) {
+  const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::none;
+  return count_team_memory(context, spec.mesh, outer, count_device_bytes(spec, teams.inner_data->transport(), outer));
+}
+
+namespace {
+
+constexpr long usual_queues = 8, most_queues = 32;  // CUDA's
+
+struct Share {
+  uint64_t process;
+  int32_t gpu;
+  uint32_t streams;  // that wait for kernels of peers; else 0
+};
+
+bool waits_for_kernels(const Teams &teams) {
+  bool waits = false;
+  teams.for_each_data([&](const transport::Team &team) {
+    waits |= team.size() > 1 && team.transport() == transport::DeviceTransport::nccl;
+  });
+  return waits;
+}
+
+// The same for two ranks exactly if they are of one process: process numbers are those of a host, or of a container.
+uint64_t name_process() {
+  static const uint64_t name = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
+  return name ^ static_cast<uint64_t>(::getpid());  // a forked process has the parent's
+}
+
+long count_queues() {
+  const char *text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");  // NOLINT(concurrency-mt-unsafe): the program owns it
+  const long asked = text ? std::strtol(text, nullptr, 10) : 0;
+  return asked < 1 ? usual_queues : std::min(asked, most_queues);
+}
+
+}  // namespace
+
+void warn_of_queues(Context &context, const Teams &teams) {
+  const device::Device &device = context.device();
+  if (device.traits().host_memory) return;
+  transport::Team &team = *teams.all;
+  const Share mine{name_process(), device.index(), waits_for_kernels(teams) ? device.streams() : 0};
+  std::vector<Share> all(team.size());
+  team.all_gather(&mine, sizeof mine, all.data(), "the streams of a GPU");
+  uint32_t ranks = 0, streams = 0, first = team.size();
+  for (uint32_t r = 0; r < team.size(); ++r) {
+    if (all[r].process != mine.process || all[r].gpu != mine.gpu || all[r].streams == 0) continue;
+    first = std::min(first, r);
+    ++ranks;
+    streams += all[r].streams;
+  }
+  if (ranks < 2 || first != team.rank()) return;
+  context.log(
+      FSDP_LOG_WARNING,
+      format_text("{} ranks are threads of one process and share GPU {} over NCCL: CUDA puts the {} streams that "
+                  "libfsdp has there, and the program's, into {} queues (CUDA_DEVICE_MAX_CONNECTIONS, at most {}), and "
+                  "streams of one queue may wait for each other for ever; take processes, FSDP_TRANSPORT_STAGING or a "
+                  "GPU for each rank",
+                  ranks, mine.gpu, streams, count_queues(), most_queues));
+}
+
+}  // namespace fsdp::engine

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Unshard and reshard: holds by phase, prefetch along the schedule, and which group has which pool buffer.
+//
+//   mapped   the full weights are a view of the shared arena: a gather is a change of state, 0 bytes
+//   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer, which
+//   is
+//            planned, or with FSDP_SCHEDULE_ANY chosen by the gather
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "engine/runtime/runtime.h"
+
+namespace fsdp::engine {
+
+// Which gathered weights have which of the buffers of FSDP_SCHEDULE_ANY: pure bookkeeping. Weights whose last hold was
+// returned keep their buffer until others need it, those that have waited longest first.
+
+class HeldBuffers {
+ public:
+  struct Buffer {
+    std::optional<uint32_t> key;  // of the slot whose weights are in it
+    uint64_t idle_since = 0;      // counts gathers and returned holds; counts while nothing holds it
+  };
+
+  explicit HeldBuffers(size_t count) : buffers_(count) {}
+
+  size_t count() const { return buffers_.size(); }
+  const std::vector<Buffer> &buffers() const { return buffers_; }
+  // One without weights, else the one of those that may go which has been idle longest.
+  template <class MayGo>
+  std::optional<uint32_t> choose(MayGo may_go) const {
+    std::optional<uint32_t> chosen;
+    for (uint32_t b = 0; b < buffers_.size(); ++b) {
+      if (!buffers_[b].key) return b;
+      if (may_go(*buffers_[b].key) && (!chosen || buffers_[b].idle_since < buffers_[*chosen].idle_since)) chosen = b;
+    }
+    return chosen;
+  }
+  void take(uint32_t buffer, uint32_t key) { buffers_[buffer] = {key, ++clock_}; }
+  void set_idle(uint32_t key) {
+    if (Buffer *const own = find(key)) own->idle_since = ++clock_;
+  }
+  void give_back(uint32_t key) {
+    if (Buffer *const own = find(key)) own->key.reset();
+  }
+
+ private:
+  Buffer *find(uint32_t key) {
+    const auto found = std::ranges::find(buffers_, std::optional(key), &Buffer::key);
+    return found == buffers_.end() ? nullptr : &*found;
+  }
+
+  std::vector<Buffer> buffers_;
+  uint64_t clock_ = 0;
+};
+
+const char *phase_name(fsdp_phase phase);
+
+class Gatherer {
+ public:
+  explicit Gatherer(Runtime &runtime);
+
+  void prefetch(Group &group, fsdp_phase phase);
+  void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
+  void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
+  // What reads the phase's weights on that stream: behind their gather, and before what will overwrite them.
+  void read(Group &group, fsdp_phase phase, fsdp_stream stream, const char *call,
+            const std::function<void(device::Stream &)> &reads);
+  // Is the group readable, and at which address does a published plane of the bucket start, whole?
+  bool readable(Group &group, fsdp_phase phase) const;
+  const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
+  // Where the library reads it, whatever the caller has written into a private view.
+  const std::byte *source(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
+  // The views of a group show its weights again: those that were copied when they are gathered next.
+  void restore(Group &group);
+  // Groups that still have holds, as text; empty if none.
+  std::string list_holds() const;
+  // Lets go of what was gathered without a hold. With force also of what is held.
+  void drop_all(bool force);
+  void start_step() { cursors_ = {}; }
+  // Debug: weights that the strategy keeps whole may be read outside of the update window only.
+  void show_whole(bool readable);
+  // Where the next visit of a group named more than once is looked for.
+  struct Cursors {
+    uint32_t train = 0, eval = 0;
+  };
+  Cursors cursors() const { return cursors_; }
+  void set_cursors(Cursors cursors) { cursors_ = cursors; }
+
+ private:
+  static bool training(fsdp_phase phase) { return phase != FSDP_EVAL; }
+  const std::vector<fsdp_visit> &visits(fsdp_phase phase) const;
+  uint32_t find_position(const Group &group, fsdp_phase phase);
+  void require_form(Group &group, fsdp_phase phase) const;
+  void prefetch_after(fsdp_phase phase, uint32_t position);
+  // Enqueues the gather. Throws if a group with holds has the buffer; drops one without. waiting: the stream that will
+  // read the weights; NULL: they are gathered ahead.
+  void gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting);
+  bool blocked(const GatherSlot &slot) const;
+  std::string advise_residence(const Group &held, const GatherSlot &slot) const;
+  std::string advise_planes(const Group &group, fsdp_phase phase) const;
+  void evict(Group &group, GatherSlot &slot, fsdp_phase phase);
+  bool any_order() const { return runtime_.spec.schedule == FSDP_SCHEDULE_ANY; }
+  std::optional<uint32_t> choose_buffer(bool ahead) const;
+  void take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead);
+  [[noreturn]] void refuse_buffer(const Group &group, fsdp_phase phase) const;
+  bool is_short_copy(const Group &group, const device::Stream &waiting) const;
+  void copy_here(Group &group, GatherSlot &slot);
+  void enqueue_copies(Group &group, GatherSlot &slot);
+  bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
+  void release(Group &group, GatherSlot &slot);
+  void drop(Group &group);
+  void set_readable(const Group &group, bool readable);
+  void poison(const GatherSlot &slot);
+  Group &group_of(uint32_t key) { return runtime_.groups[key / runtime_.plan.visits.slots]; }
+  GatherSlot &slot_of(uint32_t key) { return group_of(key).slots[key % runtime_.plan.visits.slots]; }
+
+  Runtime &runtime_;
+  std::vector<std::vector<uint32_t>> positions_;       // in train, by group and phase
+  std::vector<std::vector<uint32_t>> eval_positions_;  // by group
+  Cursors cursors_;
+  HeldBuffers held_;
+};
+
+}  // namespace fsdp::engine

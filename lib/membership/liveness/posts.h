@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Texts of ranks in memory that processes share. Few of many ranks have one to tell at a time, so there are places for
+// few; nobody waits for one.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "membership/job.h"
+
+namespace fsdp::membership {
+
+// A text that is read while it is written: then half of it is new, which who reads it must find out otherwise. Who sees
+// a new word sees also what the writer stored before it.
+template <size_t bytes>
+class SharedText {
+ public:
+  using Copy = std::array<char, bytes>;  // with an end
+
+  void store(std::string_view text) noexcept {
+    Copy copy{};
+    std::copy_n(text.data(), std::min(text.size(), bytes - 1), copy.begin());
+    for (size_t i = 0; i < std::size(words_); ++i) {
+      uint64_t word = 0;
+      std::memcpy(&word, copy.data() + i * sizeof word, sizeof word);
+      words_[i].store(word, std::memory_order_release);
+    }
+  }
+  // Another process wrote it: its end is not trusted.
+  Copy load() const noexcept {
+    Copy copy{};
+    for (size_t i = 0; i < std::size(words_); ++i) {
+      const uint64_t word = words_[i].load(std::memory_order_acquire);
+      std::memcpy(copy.data() + i * sizeof word, &word, sizeof word);
+    }
+    copy.back() = '\0';
+    return copy;
+  }
+
+ private:
+  static_assert(bytes % sizeof(uint64_t) == 0);
+  std::atomic<uint64_t> words_[bytes / sizeof(uint64_t)];
+};
+
+// A rank numbers what it has to tell; `is_current(rank, number)` says whether anybody may still ask for it. A place
+// whose text is not asked for any more is free, whether its writer lives or not. In a full pool a lower rank takes the
+// place of the highest: messages name the lowest. All zero bytes: no place is taken.
+template <uint32_t place_count, size_t bytes>
+class TextPool {
+ public:
+  static constexpr uint32_t places = place_count;
+  using Copy = typename SharedText<bytes>::Copy;
+
+  // Only by who writes what is_current reads of this rank. False: there is no place.
+  template <class IsCurrent>
+  bool store(uint32_t rank, uint32_t number, std::string_view text, const IsCurrent &is_current) noexcept {
+    const uint64_t owner = owner_of(rank, number);
+    if (find(owner)) return true;  // it was told before
+    Place *place = claim(owner, is_current);
+    if (!place) return false;
+    place->text.store(text);
+    uint64_t mine = owner | being_written;  // another's meanwhile, if nobody asks for this one any more
+    return place->owner.compare_exchange_strong(mine, owner, std::memory_order_acq_rel);
+  }
+  // False: it is not there, or not any more.
+  bool load(uint32_t rank, uint32_t number, Copy &text) const noexcept {
+    const uint64_t owner = owner_of(rank, number);
+    const Place *place = find(owner);
+    if (!place) return false;
+    const Copy copy = place->text.load();
+    if (place->owner.load(std::memory_order_acquire) != owner) return false;
+    text = copy;
+    return true;
+  }
+  // Of each text that is there: found(rank, number).
+  template <class Found>
+  void for_each(const Found &found) const {
+    for (const Place &place : used())
+      if (const uint64_t owner = place.owner.load(std::memory_order_acquire); owner != 0 && !(owner & being_written))
+        found(rank_of(owner), number_of(owner));
+  }
+
+ private:
+  struct Place {
+    std::atomic<uint64_t> owner;  // (rank + 1) << 32 | number; 0: none
+    SharedText<bytes> text;
+  };
+  static constexpr uint64_t being_written = uint64_t{1} << 63;  // by the owner: nobody else does while it is current
+
+  static uint64_t owner_of(uint32_t rank, uint32_t number) noexcept { return (uint64_t{rank} + 1) << 32 | number; }
+  static uint32_t rank_of(uint64_t owner) noexcept { return static_cast<uint32_t>((owner & ~being_written) >> 32) - 1; }
+  static uint32_t number_of(uint64_t owner) noexcept { return static_cast<uint32_t>(owner); }
+
+  const Place *find(uint64_t owner) const noexcept {
+    for (const Place &place : used())
+      if (place.owner.load(std::memory_order_acquire) == owner) return &place;
+    return nullptr;
+  }
+  std::span<const Place> used() const noexcept {
+    return {places_, std::min(used_.load(std::memory_order_acquire), place_count)};
+  }
+  bool take(Place &place, uint64_t from, uint64_t to) noexcept {
+    if (!place.owner.compare_exchange_strong(from, to | being_written, std::memory_order_acq_rel)) return false;
+    const auto count = static_cast<uint32_t>(&place - places_ + 1);
+    uint32_t known = used_.load(std::memory_order_relaxed);
+    while (known < count && !used_.compare_exchange_weak(known, count, std::memory_order_acq_rel)) {
+    }
+    return true;
+  }
+  template <class IsCurrent>
+  Place *claim(uint64_t owner, const IsCurrent &is_current) noexcept {
+    Place *highest = nullptr;
+    uint64_t its = owner;
+    for (Place &place : places_) {
+      const uint64_t at = place.owner.load(std::memory_order_acquire);
+      if (at == 0 || !is_current(rank_of(at), number_of(at))) {
+        if (take(place, at, owner)) return &place;
+      } else if (!(at & being_written) && at > its) {
+        highest = &place;
+        its = at;
+      }
+    }
+    return highest && take(*highest, its, owner) ? highest : nullptr;
+  }
+
+  std::atomic<uint32_t> used_;  // places before this: nobody needs to look at more, mostly none
+  Place places_[place_count];
+};
+
+// What ranks show to others in memory that they share: the last bytes that each posted, whole or not at all, and with
+// them a text, for which there are few places.
+
+// Written by one thread at a time; all zero bytes: nothing was posted.
+class PostEntry {
+ public:
+  // Even: so many halves of writes were done; odd: one is under way.
+  uint32_t turn() const noexcept { return turn_.load(std::memory_order_acquire); }
+  // The rank of the job that it is for; nobody: all of them.
+  std::optional<uint32_t> to() const noexcept {
+    const uint32_t rank = to_.load(std::memory_order_acquire);
+    return rank == everybody ? std::nullopt : std::optional(rank);
+  }
+  // Returns what turn() will be afterwards.
+  uint32_t begin() noexcept {
+    const uint32_t turn = turn_.load(std::memory_order_relaxed) & ~uint32_t{1};
+    turn_.store(turn + 1, std::memory_order_relaxed);
+    return turn + 2;
+  }
+  void end(std::span<const std::byte> bytes, std::optional<uint32_t> to) noexcept {
+    uint64_t words[word_count]{};
+    std::memcpy(words, bytes.data(), std::min(bytes.size(), sizeof words));
+    to_.store(to.value_or(everybody), std::memory_order_release);
+    for (size_t i = 0; i < word_count; ++i) words_[i].store(words[i], std::memory_order_release);
+    turn_.store(turn_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+  // Of one that is whole, before `also` was called with its turn and after it. False: nothing is there, or its writer
+  // has died over it.
+  template <class Also>
+  bool load(std::span<std::byte> bytes, const Also &also) const noexcept {
+    for (int tries = 0; tries < 1000; ++tries) {
+      const uint32_t before = turn();
+      if (before == 0) return false;
+      uint64_t words[word_count];
+      for (size_t i = 0; i < word_count; ++i) words[i] = words_[i].load(std::memory_order_acquire);
+      if (before % 2) continue;
+      also(before);
+      if (turn() != before) continue;
+      std::memcpy(bytes.data(), words, std::min(bytes.size(), sizeof words));
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr size_t word_count = post_bytes / sizeof(uint64_t);
+  static constexpr uint32_t everybody = UINT32_MAX;
+  std::atomic<uint32_t> turn_, to_;
+  std::atomic<uint64_t> words_[word_count];
+};
+static_assert(sizeof(PostEntry) == 104);
+
+// Room for a text in many posts is room for those of ranks that fail: of the lowest ones, in a job where many do.
+using PostTexts = TextPool<32, post_text_bytes>;
+
+// Entries for fewer ranks than the job may have: a rank has one from its first post on.
+struct PostRoom {
+  std::atomic<uint32_t> taken;  // entries
+  uint32_t entry_count;
+  PostTexts texts;
+};
+
+class Posts {
+ public:
+  // entries: as many as the room says; numbers[r]: that of rank r's, and 1; 0: it has none.
+  Posts(PostRoom &room, PostEntry *entries, std::atomic<uint16_t> *numbers)
+      : room_(room), entries_(entries), numbers_(numbers) {}
+
+  // By one thread at a time of each rank. Without effect where there is no entry for it: nobody reads it here.
+  void store(uint32_t rank, std::span<const std::byte> bytes, std::string_view text,
+             std::optional<uint32_t> to) const noexcept {
+    PostEntry *entry = claim(rank);
+    if (!entry) return;
+    const uint32_t turn = entry->begin();
+    if (!text.empty())
+      room_.texts.store(rank, turn, text, [this](uint32_t r, uint32_t number) { return is_current(r, number); });
+    entry->end(bytes, to);
+  }
+  // False: as PostEntry says. The text is empty where there was none, or no place for it.
+  bool load(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept {
+    const PostEntry *entry = find(rank);
+    return entry && entry->load(bytes, [&](uint32_t turn) {
+      PostTexts::Copy copy{};
+      if (!text.empty()) room_.texts.load(rank, turn, copy);
+      std::copy_n(copy.begin(), std::min(text.size(), copy.size()), text.begin());
+    });
+  }
+  // NULL: it has posted nothing.
+  const PostEntry *find(uint32_t rank) const noexcept {
+    const uint32_t number = numbers_[rank].load(std::memory_order_acquire);
+    return number ? &entries_[number - 1] : nullptr;
+  }
+
+ private:
+  // ... or will be in a moment: it is being written.
+  bool is_current(uint32_t rank, uint32_t turn) const noexcept {
+    const PostEntry *entry = find(rank);
+    return entry && ((entry->turn() + 1) & ~uint32_t{1}) == turn;
+  }
+  PostEntry *claim(uint32_t rank) const noexcept {
+    if (const PostEntry *entry = find(rank)) return const_cast<PostEntry *>(entry);
+    uint32_t number = room_.taken.load(std::memory_order_relaxed);
+    do {
+      if (number >= room_.entry_count) return nullptr;
+    } while (!room_.taken.compare_exchange_weak(number, number + 1, std::memory_order_relaxed));
+    numbers_[rank].store(static_cast<uint16_t>(number + 1), std::memory_order_release);
+    return &entries_[number];
+  }
+
+  PostRoom &room_;
+  PostEntry *entries_;
+  std::atomic<uint16_t> *numbers_;
+};
+
+}  // namespace fsdp::membership
