@@ -2,176 +2,265 @@
 #include "transport/message/channel/channel.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "device/host/kernels.h"
+#include "transport/call/launch.h"
 
 namespace fsdp::transport::messages {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto drop_time = std::chrono::seconds(2);
+// How long a verdict may take that says more than that a connection ended: who notices deaths knows more. Leaders of
+// nodes tell a death from a cut network, the latter after the heartbeat limit.
+constexpr auto lone_verdict_time = std::chrono::milliseconds(500);
+constexpr auto decision_time = std::chrono::milliseconds(1000);
+
+}  // namespace
 
 Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
                  uint64_t chunk_bytes, device::Device *sums_on, const std::string &what)
     : transport_(transport),
       seat_(std::move(seat)),
-      ranks_(std::move(ranks)),
-      rank_(lane_of(transport.rank())),
-      key_(key),
-      chunk_bytes_(chunk_bytes),
-      window_(net_window(static_cast<uint32_t>(ranks_.size()), chunk_bytes)),
-      words_(std::make_unique<RoundWords[]>(ranks_.size())),
-      round_(reinterpret_cast<std::byte *>(words_.get()), sizeof(RoundWords), rank_, ranks_),
-      lanes_(ranks_.size()) {
-  if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
-  if (sums_on) scratch_ = sums_on->allocate_host(window_ * size() * chunk_bytes_, what.c_str());
-  for (Lane &lane : lanes_) lane.arrived.resize(window_);
-  raise(words_[rank_].phase, first_phase(round_.number()));
-  const auto lock = transport_.lock();
-  for (const uint32_t r : ranks_) transport_.greet(r);
-  transport_.add(key_, *this);  // last: what throws after it would leave it there
-}
+      lanes_(transport, std::move(ranks), key, chunk_bytes, sums_on, what) {}
 
-Channel::~Channel() {
-  drop();
-  const auto lock = transport_.lock();
-  transport_.remove(key_);
-}
-
-uint32_t Channel::lane_of(uint32_t world_rank) const noexcept {
-  return static_cast<uint32_t>(std::find(ranks_.begin(), ranks_.end(), world_rank) - ranks_.begin());
-}
-
-Header Channel::header(Kind kind) const noexcept {
-  Header header{};
-  header.magic = header_magic;
-  header.kind = kind;
-  header.from = ranks_[rank_];
-  header.key = key_;
-  if (!active_) return header;
-  header.round = call_.launch().round;
-  header.number = call_.launch().number;
-  header.call = call_.launch().fingerprint.hash;
-  return header;
-}
-
-bool Channel::is_active(const Header &header) const noexcept {
-  return active_ && header.round == call_.launch().round && header.number == call_.launch().number;
-}
-
-void Channel::tell(const Header &header, const void *payload, uint64_t bytes) {
-  for (uint32_t i = 1; i < size(); ++i) transport_.send_control(ranks_[(rank_ + i) % size()], header, payload, bytes);
-  if (size() > 1) transport_.wake();
-}
-
-EndWords Channel::end_words(uint32_t r) const noexcept {
-  const RoundWords &words = words_[r];
-  return {words.ended.last.load(), words.ended.flags.load(), words.phase.value.load()};
-}
-
-// The first that discarded this round of its own accord, or else the one that enqueued least in it; this rank if there
-// is none.
-uint32_t Channel::cause_of_end() const noexcept {
-  uint32_t cause = rank_;
-  for (uint32_t r = 0; r < size(); ++r) {
-    const EndWords words = end_words(r);
-    if (words.flags >> 32 != round_.number()) continue;
-    if (RoundWords::discards(words.flags, r)) return r;
-    const bool is_least = cause == rank_ || words.last < end_words(cause).last;
-    if (words.flags & RoundWords::quiet && r != rank_ && is_least) cause = r;
+// What the thread of a call waits for: a chunk that all ranks have sent, or the end.
+class Channel::AwaitedCall final : public Awaited {
+ public:
+  AwaitedCall(Channel &channel, const Launch &launch, bool on_caller)
+      : channel_(channel), launch_(launch), on_caller_(on_caller) {}
+  bool come() override {
+    if (!channel_.lanes_.attention().load(std::memory_order_acquire)) return false;
+    channel_.lanes_.attention().store(false);  // first: what happens while this looks is looked at again
+    channel_.look();
+    const auto lock = channel_.transport_.lock();
+    const bool come = channel_.lanes_.can_sum() || channel_.lanes_.done();
+    // A lost peer is looked at again until there is a verdict.
+    if (come || channel_.failed_since_ != Clock::time_point()) channel_.lanes_.attention().store(true);
+    return come;
   }
-  return cause;
+  bool given_up() override {
+    return channel_.lanes_.round().hopeless(phase_of(launch_.round, launch_.number, Phase::read));
+  }
+  void sleep(uint32_t ms) override {
+    auto lock = channel_.transport_.lock();
+    const bool failing = channel_.failed_since_ != Clock::time_point();
+    channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms), [&] {
+      return !failing && channel_.lanes_.attention().load(std::memory_order_relaxed);
+    });
+  }
+  bool misses(uint32_t world_rank) const override {
+    const auto lock = channel_.transport_.lock();
+    const uint32_t r = channel_.lanes_.lane_of(world_rank);
+    return r < channel_.lanes_.size() && channel_.lanes_.misses(r);
+  }
+  // Data may be late because another rank is; who has not come at all is to blame for that.
+  bool lags(uint32_t world_rank) const override {
+    if (!misses(world_rank)) return false;
+    const auto lock = channel_.transport_.lock();
+    bool all_met = true;
+    for (uint32_t r = 0; r < channel_.lanes_.size(); ++r)
+      all_met = all_met && (r == channel_.lanes_.rank() || channel_.lanes_.met(r));
+    return all_met || !channel_.lanes_.met(channel_.lanes_.lane_of(world_rank));
+  }
+  std::span<const uint32_t> concerned() const override { return channel_.lanes_.ranks(); }
+  bool misses_caller(uint32_t world_rank) const override {
+    return channel_.misses_caller(world_rank, launch_, on_caller_);
+  }
+  Late late() const override { return Late::by_messages; }
+  std::string text() const override { return launch_.fingerprint.text(launch_.number); }
+
+ private:
+  Channel &channel_;
+  const Launch &launch_;
+  bool on_caller_;
+};
+
+// After a call was given up: until nothing of it reads or writes the caller's memory any more.
+class Channel::AwaitedQuiet final : public Awaited {
+ public:
+  explicit AwaitedQuiet(Channel &channel) : channel_(channel) {}
+  bool come() override {
+    const auto lock = channel_.transport_.lock();
+    return channel_.lanes_.quiet();
+  }
+  void sleep(uint32_t ms) override {
+    auto lock = channel_.transport_.lock();
+    channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms),
+                                           [&] { return channel_.lanes_.quiet(); });
+  }
+  bool misses(uint32_t world_rank) const override {
+    const auto lock = channel_.transport_.lock();
+    const uint32_t r = channel_.lanes_.lane_of(world_rank);
+    return r < channel_.lanes_.size() && channel_.lanes_.sends_to(r);
+  }
+  std::string text() const override { return "the end of what was under way in a discarded step"; }
+
+ private:
+  Channel &channel_;
+};
+
+void Channel::begin(const Launch &launch) {
+  Call::place_own(launch, lanes_.rank());
+  failed_since_ = {};
+  const auto lock = transport_.lock();
+  lanes_.start(launch);
+}
+
+bool Channel::run(const Launch &launch, bool on_caller) {
+  if (lanes_.round().skipped(launch.round)) {
+    lanes_.round().break_at(phase_of(launch.round, launch.number, Phase::ready),
+                            launch.fingerprint.text(launch.number));
+    tell_end();
+    return false;
+  }
+  try {
+    begin(launch);  // it may throw behind what it has sent
+    for (;;) {
+      AwaitedCall awaited(*this, launch, on_caller);
+      if (!seat_->watch.wait(awaited)) {
+        give_up(launch);
+        return false;
+      }
+      auto lock = transport_.lock();
+      if (lanes_.can_sum()) {
+        lock.unlock();
+        sum_next();
+        continue;
+      }
+      lanes_.stop();
+      lanes_.raise_phase(launch, Phase::read);
+      return true;
+    }
+  } catch (...) {
+    drop();
+    throw;
+  }
+}
+
+// row: what the others sent. a + b and b + a are the same bits: of two ranks neither sum needs a copy.
+void Channel::add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to, bool accumulate) const {
+  const uint64_t count = own.bytes / sizeof(float), chunk_bytes = lanes_.chunk_bytes();
+  const uint32_t size = lanes_.size(), rank = lanes_.rank();
+  const auto add = [&](const std::byte *from) {
+    device::kernels::add(to.data, FSDP_FLOAT32, from, FSDP_FLOAT32, count);
+  };
+  if (count == 0) return;
+  if (accumulate) {
+    for (uint32_t r = 0; r < size; ++r) add(r == rank ? own.data : row + r * chunk_bytes);
+  } else if (size == 2 && to.data == own.data) {
+    add(row + (1 - rank) * chunk_bytes);
+  } else {
+    device::kernels::copy_bytes(row + rank * chunk_bytes, own.data, own.bytes);
+    add_in_rank_order(row, chunk_bytes, size, reinterpret_cast<float *>(to.data), count, false);
+  }
+}
+
+// The sum itself is made without the mutex: the next chunks travel meanwhile.
+void Channel::sum_next() {
+  const uint64_t chunk = lanes_.next_sum();  // only this thread changes it
+  bool accumulate = false;
+  const ByteSpan own = lanes_.call().slice(lanes_.rank(), chunk), to = lanes_.call().sum(chunk, accumulate);
+  add_chunk(lanes_.row(chunk), own, to, accumulate);
+  const auto lock = transport_.lock();
+  lanes_.end_sum();
+}
+
+// Peers are told first, so that they do not go on either.
+void Channel::give_up(const Launch &launch) {
+  {
+    const auto lock = transport_.lock();
+    lanes_.stop();
+  }
+  lanes_.round().break_at(phase_of(launch.round, launch.number, Phase::read), launch.fingerprint.text(launch.number));
+  tell_end();
+  AwaitedQuiet quiet(*this);
+  seat_->watch.wait(quiet);
 }
 
 void Channel::tell_end() {
   const auto lock = transport_.lock();
-  const uint32_t cause = cause_of_end();
-  const Ended ended{end_words(rank_), cause, end_words(cause)};
-  tell(header(Kind::ended), &ended, sizeof ended);
+  lanes_.tell_end();
 }
 
-// ---- what comes ----
-
-void Channel::control(const Header &header, const void *payload, uint64_t bytes) {
-  const uint32_t r = lane_of(header.from);
-  if (r >= size() || r == rank_) return;
-  if (header.kind == Kind::call && bytes == sizeof(Fingerprint)) take_hello(r, header, payload);
-  if (header.kind == Kind::credit && is_active(header) && header.chunk <= call_.chunks())
-    lanes_[r].reduce_allowed = std::max(lanes_[r].reduce_allowed, header.chunk + window_);
-  if (header.kind == Kind::ask) take_question(r, header);
-  if (header.kind == Kind::answer) take_answer(r, header);
-  if (header.kind == Kind::ended && bytes == sizeof(Ended)) {
-    Ended ended;
-    std::memcpy(&ended, payload, sizeof ended);
-    if (ended.cause < size() && ended.cause != rank_) take_end(static_cast<uint32_t>(ended.cause), ended.of_cause);
-    take_end(r, ended.own);
-  }
-}
-
-void Channel::take_hello(uint32_t r, const Header &header, const void *payload) {
-  if (header.number > most_collectives || header.round >> 32) return;
-  Hello &hello = lanes_[r].hellos[header.number % hellos_kept];
-  if (header.round < hello.round) return;  // of a round that is over
-  hello.round = header.round;
-  hello.number = header.number;
-  hello.chunk_bytes = header.bytes;
-  std::memcpy(&hello.fingerprint, payload, sizeof hello.fingerprint);
-  raise(words_[r].phase, phase_of(header.round, header.number, Phase::ready));
-  if (is_active(header)) meet(lanes_[r], hello);
-}
-
-void Channel::take_end(uint32_t r, const EndWords &ended) noexcept {
-  RoundWords &words = words_[r];
-  const uint64_t known = words.ended.flags.load(std::memory_order_relaxed);
-  if (ended.flags >> 32 < known >> 32) return;
-  raise(words.phase, ended.phase);
-  if (ended.flags & RoundWords::quiet) words.ended.last.store(ended.last, std::memory_order_relaxed);
-  words.ended.flags.store(RoundWords::merge(known, ended.flags), std::memory_order_release);
-  attention_.store(true, std::memory_order_release);
-}
-
-void Channel::meet(Lane &lane, const Hello &hello) noexcept {
-  const bool same = hello.fingerprint.hash == call_.launch().fingerprint.hash && hello.chunk_bytes == chunk_bytes_;
-  lane.met = same;
-  lane.different = !same;
-  attention_.store(true, std::memory_order_release);
-}
-
-// Of a call that was given up, or has not begun here: dropped. Of the call that is run only what it waits for is sent.
-Place Channel::place(const Header &header, uint64_t bytes) {
-  const Place misfit{nullptr, true};
-  const uint32_t r = lane_of(header.from);
-  if (r >= size() || r == rank_) return misfit;
-  if (!is_active(header)) return {};
-  if (header.call != call_.launch().fingerprint.hash || header.chunk >= call_.chunks() || bytes != header.bytes)
-    return misfit;
-  if (header.stage == Stage::reduce) return place_of_sum(r, header);
-  if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return misfit;
-  if (transport_.traits().in_order && header.chunk != lanes_[r].gather_arrived) return misfit;
-  const ByteSpan extent = call_.slice(r, header.chunk);
-  if (bytes != extent.bytes) return misfit;
-  ++receiving_;
-  return {extent.data};
-}
-
-Place Channel::place_of_sum(uint32_t r, const Header &header) noexcept {
-  const Place misfit{nullptr, true};
-  if (!call_.reduces() || header.chunk < summed_ || header.chunk >= summed_ + window_) return misfit;
-  if (header.bytes != call_.slice(rank_, header.chunk).bytes) return misfit;
-  if (lanes_[r].arrived[header.chunk % window_] > header.chunk) return misfit;
-  ++receiving_;
-  return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
-}
-
-void Channel::arrived(const Header &header) {
-  --receiving_;
-  if (!is_active(header)) return;
-  Lane &lane = lanes_[lane_of(header.from)];
-  if (header.stage == Stage::reduce)
-    lane.arrived[header.chunk % window_] = header.chunk + 1;
+// The job is lost, or this channel ends: nothing may use the caller's memory afterwards.
+void Channel::drop() noexcept {
+  auto lock = transport_.lock();
+  lanes_.stop();
+  if (lanes_.quiet()) return;
+  for (uint32_t r = 0; r < lanes_.size(); ++r)
+    if (r != lanes_.rank()) transport_.cut(ranks()[r]);
+  const auto ended = [&] { return lanes_.quiet(); };
+  if (transport_.traits().cuts_surely)
+    transport_.changed().wait(lock, ended);
   else
-    ++lane.gather_arrived;
+    transport_.changed().wait_for(lock, drop_time, ended);
 }
 
-void Channel::sent(Kind kind, uint32_t to) {
-  if (kind != Kind::data) return;
-  --lanes_[lane_of(to)].in_flight;
-  --sending_;
+bool Channel::misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller) {
+  const auto lock = transport_.lock();
+  const uint32_t r = lanes_.lane_of(world_rank);
+  if (r >= lanes_.size() || r == lanes_.rank() || lanes_.met(r)) return false;
+  if (!transport_.connected(world_rank)) return on_caller && world_rank < ranks()[lanes_.rank()];
+  return lanes_.misses_caller(r, launch, seat_->control.world_size());
+}
+
+// ---- calls that cannot go on ----
+
+std::chrono::milliseconds Channel::verdict_time() const noexcept {
+  if (!seat_->control.has_leader()) return lone_verdict_time;
+  return std::chrono::milliseconds(seat_->pulse.limit_ms()) + decision_time;
+}
+
+// Throws if the call cannot go on.
+void Channel::look() {
+  const std::vector<uint32_t> &ranks = lanes_.ranks();
+  const uint32_t size = lanes_.size();
+  uint32_t different = size, failed = size;
+  Loss why;
+  {
+    const auto lock = transport_.lock();
+    for (uint32_t r = 0; r < size; ++r) {
+      if (r == lanes_.rank()) continue;
+      if (lanes_.different(r)) different = std::min(different, r);
+      if (transport_.loss_of(ranks[r]).text.empty() || !(lanes_.misses(r) || lanes_.sends_to(r))) continue;
+      if (failed < size && transport_.loss_of(ranks[failed]).order < transport_.loss_of(ranks[r]).order) continue;
+      why = transport_.loss_of(ranks[r]);
+      failed = r;
+    }
+    if (failed < size && failed_since_ == Clock::time_point()) failed_since_ = Clock::now();
+    if (failed == size) failed_since_ = {};
+  }
+  if (different < size) condemn_different(different);
+  if (failed < size && Clock::now() - failed_since_ >= verdict_time())
+    seat_->watch.condemn(
+        Verdict::died, ranks[failed],
+        format_text("{}: rank {} cannot be reached: {}",
+                    lanes_.call().launch().fingerprint.text(lanes_.call().launch().number), ranks[failed], why.text),
+        why.origin, why.code);
+}
+
+// Both sides see the difference and say the same.
+void Channel::condemn_different(uint32_t r) {
+  const Launch &launch = lanes_.call().launch();
+  const std::vector<uint32_t> &ranks = lanes_.ranks();
+  const uint32_t rank = lanes_.rank();
+  Lanes::Hello theirs;
+  {
+    const auto lock = transport_.lock();
+    theirs = lanes_.hello_of(r, launch.number);
+  }
+  const uint32_t first = std::min(r, rank), second = std::max(r, rank);
+  const auto text = [&](uint32_t of) {
+    const Fingerprint &fingerprint = of == rank ? launch.fingerprint : theirs.fingerprint;
+    return format_text("rank {} called {}", ranks[of], fingerprint.text(launch.number));
+  };
+  std::string difference = format_text("{}, {}", text(first), text(second));
+  if (theirs.fingerprint.hash == launch.fingerprint.hash)
+    difference = format_text("rank {} has chunks of {} bytes, rank {} of {}: FSDP_NET_CHUNK_BYTES differs",
+                             ranks[first], first == rank ? lanes_.chunk_bytes() : theirs.chunk_bytes, ranks[second],
+                             second == rank ? lanes_.chunk_bytes() : theirs.chunk_bytes);
+  seat_->watch.condemn(Verdict::mismatch, ranks[second], difference);
 }
 
 }  // namespace fsdp::transport::messages

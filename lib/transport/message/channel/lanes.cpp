@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/message/channel/lanes.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/failure.h"
+
+namespace fsdp::transport::messages {
+namespace {
+
+// What is under way to one peer; more would only wait inside the transport.
+constexpr uint64_t in_flight_bytes = uint64_t{1} << 20;
+constexpr uint64_t least_in_flight = 4;
+
+using Clock = std::chrono::steady_clock;
+constexpr uint64_t ask_period_ns = 100'000'000;
+// Of one that was asked often already: of a large job thousands may wait for one that is late, and ask each other.
+constexpr uint64_t patient_period_ns = 400'000'000;
+constexpr uint32_t often = 20;
+// Shorter than the time for which circles are looked at before they are one.
+constexpr uint64_t fresh_ns = 500'000'000;
+
+// All of these times are so much longer in a job of so many ranks, as the looks are.
+uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_ms_of(ranks) / slice_ms); }
+
+uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
+
+void raise(Word &word, uint64_t to) noexcept {
+  if (!word.reached(to)) word.raise(to);
+}
+
+}  // namespace
+
+Lanes::Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes,
+             device::Device *sums_on, const std::string &what)
+    : transport_(transport),
+      ranks_(std::move(ranks)),
+      rank_(lane_of(transport.rank())),
+      key_(key),
+      chunk_bytes_(chunk_bytes),
+      window_(net_window(static_cast<uint32_t>(ranks_.size()), chunk_bytes)),
+      words_(std::make_unique<RoundWords[]>(ranks_.size())),
+      round_(reinterpret_cast<std::byte *>(words_.get()), sizeof(RoundWords), rank_, ranks_),
+      lanes_(ranks_.size()) {
+  if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
+  if (sums_on) scratch_ = sums_on->allocate_host(window_ * size() * chunk_bytes_, what.c_str());
+  for (Lane &lane : lanes_) lane.arrived.resize(window_);
+  raise(words_[rank_].phase, first_phase(round_.number()));
+  const auto lock = transport_.lock();
+  for (const uint32_t r : ranks_) transport_.greet(r);
+  transport_.add(key_, *this);  // last: what throws after it would leave it there
+}
+
+Lanes::~Lanes() {
+  const auto lock = transport_.lock();
+  transport_.remove(key_);
+}
+
+uint32_t Lanes::lane_of(uint32_t world_rank) const noexcept {
+  return static_cast<uint32_t>(std::find(ranks_.begin(), ranks_.end(), world_rank) - ranks_.begin());
+}
+
+Header Lanes::header(Kind kind) const noexcept {
+  Header header{};
+  header.magic = header_magic;
+  header.kind = kind;
+  header.from = ranks_[rank_];
+  header.key = key_;
+  if (!active_) return header;
+  header.round = call_.launch().round;
+  header.number = call_.launch().number;
+  header.call = call_.launch().fingerprint.hash;
+  return header;
+}
+
+bool Lanes::is_active(const Header &header) const noexcept {
+  return active_ && header.round == call_.launch().round && header.number == call_.launch().number;
+}
+
+void Lanes::tell(const Header &header, const void *payload, uint64_t bytes) {
+  for (uint32_t i = 1; i < size(); ++i) transport_.send_control(ranks_[(rank_ + i) % size()], header, payload, bytes);
+  if (size() > 1) transport_.wake();
+}
+
+EndWords Lanes::end_words(uint32_t r) const noexcept {
+  const RoundWords &words = words_[r];
+  return {words.ended.last.load(), words.ended.flags.load(), words.phase.value.load()};
+}
+
+// The first that discarded this round of its own accord, or else the one that enqueued least in it; this rank if there
+// is none.
+uint32_t Lanes::cause_of_end() const noexcept {
+  uint32_t cause = rank_;
+  for (uint32_t r = 0; r < size(); ++r) {
+    const EndWords words = end_words(r);
+    if (words.flags >> 32 != round_.number()) continue;
+    if (RoundWords::discards(words.flags, r)) return r;
+    const bool is_least = cause == rank_ || words.last < end_words(cause).last;
+    if (words.flags & RoundWords::quiet && r != rank_ && is_least) cause = r;
+  }
+  return cause;
+}
+
+void Lanes::tell_end() {
+  const uint32_t cause = cause_of_end();
+  const Ended ended{end_words(rank_), cause, end_words(cause)};
+  tell(header(Kind::ended), &ended, sizeof ended);
+}
+
+// ---- what comes ----
+
+void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
+  const uint32_t r = lane_of(header.from);
+  if (r >= size() || r == rank_) return;
+  if (header.kind == Kind::call && bytes == sizeof(Fingerprint)) take_hello(r, header, payload);
+  if (header.kind == Kind::credit && is_active(header) && header.chunk <= call_.chunks())
+    lanes_[r].reduce_allowed = std::max(lanes_[r].reduce_allowed, header.chunk + window_);
+  if (header.kind == Kind::ask) take_question(r, header);
+  if (header.kind == Kind::answer) take_answer(r, header);
+  if (header.kind == Kind::ended && bytes == sizeof(Ended)) {
+    Ended ended;
+    std::memcpy(&ended, payload, sizeof ended);
+    if (ended.cause < size() && ended.cause != rank_) take_end(static_cast<uint32_t>(ended.cause), ended.of_cause);
+    take_end(r, ended.own);
+  }
+}
+
+void Lanes::take_hello(uint32_t r, const Header &header, const void *payload) {
+  if (header.number > most_collectives || header.round >> 32) return;
+  Hello &hello = lanes_[r].hellos[header.number % hellos_kept];
+  if (header.round < hello.round) return;  // of a round that is over
+  hello.round = header.round;
+  hello.number = header.number;
+  hello.chunk_bytes = header.bytes;
+  std::memcpy(&hello.fingerprint, payload, sizeof hello.fingerprint);
+  raise(words_[r].phase, phase_of(header.round, header.number, Phase::ready));
+  if (is_active(header)) meet(lanes_[r], hello);
+}
+
+void Lanes::take_end(uint32_t r, const EndWords &ended) noexcept {
+  RoundWords &words = words_[r];
+  const uint64_t known = words.ended.flags.load(std::memory_order_relaxed);
+  if (ended.flags >> 32 < known >> 32) return;
+  raise(words.phase, ended.phase);
+  if (ended.flags & RoundWords::quiet) words.ended.last.store(ended.last, std::memory_order_relaxed);
+  words.ended.flags.store(RoundWords::merge(known, ended.flags), std::memory_order_release);
+  attention_.store(true, std::memory_order_release);
+}
+
+void Lanes::meet(Lane &lane, const Hello &hello) noexcept {
+  const bool same = hello.fingerprint.hash == call_.launch().fingerprint.hash && hello.chunk_bytes == chunk_bytes_;
+  lane.met = same;
+  lane.different = !same;
+  attention_.store(true, std::memory_order_release);
+}
+
+// Of a call that was given up, or has not begun here: dropped. Of the call that is run only what it waits for is sent.
+Place Lanes::place(const Header &header, uint64_t bytes) {
+  const Place misfit{nullptr, true};
+  const uint32_t r = lane_of(header.from);
+  if (r >= size() || r == rank_) return misfit;
+  if (!is_active(header)) return {};
+  if (header.call != call_.launch().fingerprint.hash || header.chunk >= call_.chunks() || bytes != header.bytes)
+    return misfit;
+  if (header.stage == Stage::reduce) return place_of_sum(r, header);
+  if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return misfit;
+  if (transport_.traits().in_order && header.chunk != lanes_[r].gather_arrived) return misfit;
+  const ByteSpan extent = call_.slice(r, header.chunk);
+  if (bytes != extent.bytes) return misfit;
+  ++receiving_;
+  return {extent.data};
+}
+
+Place Lanes::place_of_sum(uint32_t r, const Header &header) noexcept {
+  const Place misfit{nullptr, true};
+  if (!call_.reduces() || header.chunk < summed_ || header.chunk >= summed_ + window_) return misfit;
+  if (header.bytes != call_.slice(rank_, header.chunk).bytes) return misfit;
+  if (lanes_[r].arrived[header.chunk % window_] > header.chunk) return misfit;
+  ++receiving_;
+  return {scratch_->data() + (header.chunk % window_ * size() + r) * chunk_bytes_};
+}
+
+void Lanes::arrived(const Header &header) {
+  --receiving_;
+  if (!is_active(header)) return;
+  Lane &lane = lanes_[lane_of(header.from)];
+  if (header.stage == Stage::reduce)
+    lane.arrived[header.chunk % window_] = header.chunk + 1;
+  else
+    ++lane.gather_arrived;
+}
+
+void Lanes::sent(Kind kind, uint32_t to) {
+  if (kind != Kind::data) return;
+  --lanes_[lane_of(to)].in_flight;
+  --sending_;
+}
+
+// ---- the call that runs ----
+
+void Lanes::start(const Launch &launch) {
+  call_.start(launch, rank_, size(), chunk_bytes_);
+  if (call_.reduces() && !scratch_) fail(FSDP_INTERNAL, "{} on a channel that does not sum", launch.fingerprint.name);
+  active_ = true;
+  summed_ = 0;
+  for (Lane &lane : lanes_) {
+    lane.met = lane.different = false;
+    lane.reduce_sent = lane.gather_sent = lane.gather_arrived = 0;
+    lane.reduce_allowed = window_;
+    std::fill(lane.arrived.begin(), lane.arrived.end(), 0);
+  }
+  raise_phase(launch, Phase::ready);
+  Header hello = header(Kind::call);
+  hello.bytes = chunk_bytes_;
+  tell(hello, &launch.fingerprint, sizeof launch.fingerprint);
+  for (Lane &lane : lanes_) {
+    const Hello &earlier = lane.hellos[launch.number % hellos_kept];
+    if (earlier.round == launch.round && earlier.number == launch.number) meet(lane, earlier);
+  }
+  move_on();
+  attention_.store(true, std::memory_order_release);
+}
+
+void Lanes::raise_phase(const Launch &launch, Phase phase) noexcept {
+  raise(words_[rank_].phase, phase_of(launch.round, launch.number, phase));
+}
+
+void Lanes::end_sum() {
+  ++summed_;
+  Header credit = header(Kind::credit);
+  credit.chunk = summed_;
+  // Not for every place: a message costs as much as the sum of a small chunk.
+  if (const uint64_t step = window_ / 4; summed_ % step == 0 && summed_ - step + window_ < call_.chunks())
+    tell(credit, nullptr, 0);
+  move_on();
+  if (size() > 1) transport_.wake();
+}
+
+void Lanes::move_on() {
+  answer_questions();
+  if (active_) {
+    for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
+    if (can_sum() || done()) attention_.store(true, std::memory_order_release);
+  }
+  // Not for every message: each would cost the waiting thread a turn.
+  if (active_ ? attention_.load(std::memory_order_relaxed) : quiet()) transport_.changed().notify_all();
+}
+
+uint64_t Lanes::gather_allowed() const noexcept {
+  return std::min(call_.gathered_from(rank_), call_.reduces() ? summed_ : call_.chunks());
+}
+
+// Sums first: a peer that has them needs nothing more for that chunk.
+void Lanes::post(uint32_t r) {
+  Lane &lane = lanes_[r];
+  const uint64_t most = std::max(least_in_flight, in_flight_bytes / chunk_bytes_);
+  while (lane.met && lane.in_flight < most) {
+    if (lane.gather_sent < gather_allowed())
+      post_chunk(r, Stage::gather, lane.gather_sent++);
+    else if (call_.reduces() && lane.reduce_sent < std::min(call_.chunks(), lane.reduce_allowed))
+      post_chunk(r, Stage::reduce, lane.reduce_sent++);
+    else
+      return;
+  }
+}
+
+void Lanes::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
+  const ByteSpan extent = call_.slice(stage == Stage::reduce ? r : rank_, chunk);
+  transport_.prepare(ranks_[r]);
+  Header message = header(Kind::data);
+  message.stage = stage;
+  message.chunk = chunk;
+  message.bytes = extent.bytes;
+  ++lanes_[r].in_flight;
+  ++sending_;
+  sent_bytes_.fetch_add(extent.bytes, std::memory_order_relaxed);
+  transport_.send_data(ranks_[r], message, extent.data);
+}
+
+bool Lanes::misses_data(uint32_t r) const noexcept {
+  const Lane &lane = lanes_[r];
+  const bool reduced = !call_.reduces() || summed_ == call_.chunks() || lane.arrived[summed_ % window_] > summed_;
+  return !reduced || lane.gather_arrived < call_.gathered_from(r);
+}
+
+bool Lanes::can_sum() const noexcept {
+  if (!active_ || !call_.reduces() || summed_ == call_.chunks()) return false;
+  for (uint32_t r = 0; r < size(); ++r)
+    if (r != rank_ && lanes_[r].arrived[summed_ % window_] <= summed_) return false;
+  return true;
+}
+
+bool Lanes::done() const noexcept {
+  if (!quiet() || (call_.reduces() && summed_ < call_.chunks())) return false;
+  for (uint32_t r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    const Lane &lane = lanes_[r];
+    if (misses(r) || lane.gather_sent < call_.gathered_from(rank_)) return false;
+    if (call_.reduces() && lane.reduce_sent < call_.chunks()) return false;
+  }
+  return true;
+}
+
+// ---- what callers ask each other ----
+
+// Which collectives the callers of peers have enqueued. A peer whose stream is late tells nothing by that; one whose
+// caller waits elsewhere, and never comes to a call, may be in a circle of callers that wait for each other. So a rank
+// that waits long asks, again and again: an answer holds for the time at which it was asked. It comes by the same way
+// as the call, which may be lost and sent again long after the peer's leader has said that it waits. Where the peer has
+// no such channel yet its transport answers. A lower rank that has not connected to this one has no channel with it: it
+// is in no exchange with it, unless it is connecting. That it is taken for missing then makes no circle of ranks that
+// make the same call: all edges without an answer lead from higher to lower ranks.
+bool Lanes::misses_caller(uint32_t r, const Launch &launch, uint32_t world_size) {
+  const uint64_t times = times_of(world_size);
+  ask(r, times);
+  if (clock_ns() - lanes_[r].answered_ns >= fresh_ns * times) return false;
+  return !round_.called(r, phase_of(launch.round, launch.number, Phase::ready));
+}
+
+void Lanes::ask(uint32_t r, uint64_t times) {
+  const uint64_t now = clock_ns();
+  Lane &lane = lanes_[r];
+  if (now - lane.asked_ns < times * (lane.asked < often ? ask_period_ns : patient_period_ns)) return;
+  lane.asked = now - lane.asked_ns < times * fresh_ns ? lane.asked + 1 : 1;  // of this wait
+  lane.asked_ns = now;
+  Header question = header(Kind::ask);
+  question.chunk = now;
+  transport_.send_control(ranks_[r], question, nullptr, 0);
+  transport_.wake();
+}
+
+// Later: within a transport's callback nothing is sent.
+void Lanes::take_question(uint32_t r, const Header &header) noexcept {
+  lanes_[r].question_ns = header.chunk;
+  questions_ = true;
+}
+
+void Lanes::answer_questions() {
+  if (!questions_) return;
+  questions_ = false;
+  for (uint32_t r = 0; r < size(); ++r) {
+    if (!lanes_[r].question_ns) continue;
+    Header answer = header(Kind::answer);
+    answer.chunk = std::exchange(lanes_[r].question_ns, 0);
+    answer.bytes = words_[rank_].ended.called.load(std::memory_order_acquire);
+    transport_.send_control(ranks_[r], answer, nullptr, 0);
+  }
+}
+
+void Lanes::take_answer(uint32_t r, const Header &header) noexcept {
+  Lane &lane = lanes_[r];
+  if (header.chunk > lane.asked_ns) return;  // no question of this rank
+  lane.answered_ns = std::max(lane.answered_ns, header.chunk);
+  std::atomic<uint64_t> &called = words_[r].ended.called;
+  called.store(std::max(called.load(std::memory_order_relaxed), header.bytes), std::memory_order_release);
+}
+
+}  // namespace fsdp::transport::messages

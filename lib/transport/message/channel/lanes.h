@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes between this rank and its peers for one key: who calls what, the chunks of the call that runs, how rounds
+// end, and what callers ask each other. A rank first tells its peers what it calls. A peer that calls the same sends
+// the chunks for which there is a place, and later ones as it hears that the places are free again: no chunk comes that
+// nothing waits for, and a rank that calls something else has written nothing anywhere.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/call/round.h"
+#include "transport/message/channel/call.h"
+#include "transport/message/channel/transport.h"
+#include "transport/names.h"
+#include "transport/net.h"
+
+namespace fsdp::transport::messages {
+
+// Everything is called with the transport's mutex held, unless it says otherwise.
+class Lanes final : private Receiver {
+ public:
+  struct Hello {
+    uint64_t round = 0, number = 0, chunk_bytes = 0;
+    Fingerprint fingerprint{};
+  };
+
+  // sums_on: allocates the scratch memory of calls that sum; NULL: no call does. Without the mutex, as its end.
+  Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes, device::Device *sums_on,
+        const std::string &what);
+  ~Lanes();
+  Lanes(const Lanes &) = delete;
+  Lanes &operator=(const Lanes &) = delete;
+
+  // -- what does not change: without the mutex --
+  uint32_t size() const noexcept { return static_cast<uint32_t>(ranks_.size()); }
+  uint32_t rank() const noexcept { return rank_; }
+  const std::vector<uint32_t> &ranks() const noexcept { return ranks_; }
+  uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
+  // size() if it is none of them.
+  uint32_t lane_of(uint32_t world_rank) const noexcept;
+  Round &round() noexcept { return round_; }
+  const Round &round() const noexcept { return round_; }
+  uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
+  // There may be something for the thread that runs the call.
+  std::atomic<bool> &attention() noexcept { return attention_; }
+
+  // -- the call that runs --
+  void start(const Launch &launch);
+  // Its own phase is told to all ranks of this process.
+  void raise_phase(const Launch &launch, Phase phase) noexcept;
+  void stop() noexcept { active_ = false; }
+  const Call &call() const noexcept { return call_; }
+  bool met(uint32_t r) const noexcept { return lanes_[r].met; }
+  bool different(uint32_t r) const noexcept { return lanes_[r].different; }
+  bool sends_to(uint32_t r) const noexcept { return lanes_[r].in_flight > 0; }
+  const Hello &hello_of(uint32_t r, uint64_t number) const noexcept { return lanes_[r].hellos[number % hellos_kept]; }
+  // Has this peer not come, or are bytes of it missing?
+  bool misses(uint32_t r) const noexcept { return r != rank_ && (!lanes_[r].met || misses_data(r)); }
+  bool can_sum() const noexcept;
+  bool done() const noexcept;
+  // Nothing of any call is under way.
+  bool quiet() const noexcept { return sending_ == 0 && receiving_ == 0; }
+
+  // The chunk to be summed next, once can_sum(), and what each rank has sent of it, one beside the other. By the thread
+  // that runs the call, without the mutex.
+  uint64_t next_sum() const noexcept { return summed_; }
+  std::byte *row(uint64_t chunk) noexcept { return scratch_->data() + chunk % window_ * size() * chunk_bytes_; }
+  // It is summed: its places are free.
+  void end_sum();
+
+  // Tells peers that this rank has ended its round.
+  void tell_end();
+  // Asks this peer which collectives its caller has enqueued, if it is time. Did it answer a moment ago, and has it not
+  // enqueued this one? world_size: all times are so much longer in a large job.
+  bool misses_caller(uint32_t r, const Launch &launch, uint32_t world_size);
+
+ private:
+  // A peer is at most one call ahead.
+  static constexpr uint64_t hellos_kept = 4;
+  struct Lane {
+    Hello hellos[hellos_kept];
+    bool met, different;
+    uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
+    std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
+    uint32_t in_flight = 0;
+    uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last that has an answer
+    uint32_t asked = 0;                      // so often in a row
+    uint64_t question_ns = 0;                // the peer's, to be answered
+  };
+
+  // -- Receiver --
+  void control(const Header &header, const void *payload, uint64_t bytes) override;
+  Place place(const Header &header, uint64_t bytes) override;
+  void arrived(const Header &header) override;
+  void lost(const Header &) override { --receiving_; }
+  void sent(Kind kind, uint32_t to) override;
+  void peer_failed(uint32_t) override { attention_.store(true, std::memory_order_release); }
+  void move_on() override;
+
+  Place place_of_sum(uint32_t r, const Header &header) noexcept;
+  Header header(Kind kind) const noexcept;
+  bool is_active(const Header &header) const noexcept;
+  void tell(const Header &header, const void *payload, uint64_t bytes);
+  void take_hello(uint32_t r, const Header &header, const void *payload);
+  EndWords end_words(uint32_t r) const noexcept;
+  uint32_t cause_of_end() const noexcept;
+  void take_end(uint32_t r, const EndWords &ended) noexcept;
+  void ask(uint32_t r, uint64_t times);
+  void take_question(uint32_t r, const Header &header) noexcept;
+  void answer_questions();
+  void take_answer(uint32_t r, const Header &header) noexcept;
+  void meet(Lane &lane, const Hello &hello) noexcept;
+  uint64_t gather_allowed() const noexcept;
+  void post(uint32_t r);
+  void post_chunk(uint32_t r, Stage stage, uint64_t chunk);
+  bool misses_data(uint32_t r) const noexcept;
+
+  Transport &transport_;
+  std::vector<uint32_t> ranks_;
+  uint32_t rank_;
+  uint64_t key_, chunk_bytes_, window_;
+  std::unique_ptr<device::Memory> scratch_;
+  std::unique_ptr<RoundWords[]> words_;
+  Round round_;
+  std::vector<Lane> lanes_;
+  Call call_;
+  bool active_ = false;
+  uint64_t summed_ = 0;
+  uint32_t sending_ = 0, receiving_ = 0;
+  bool questions_ = false;
+  std::atomic<bool> attention_{false};
+  std::atomic<uint64_t> sent_bytes_{0};
+};
+
+}  // namespace fsdp::transport::messages
