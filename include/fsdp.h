@@ -146,8 +146,9 @@ FSDP_API const char *fsdp_get_status_name(fsdp_status status);
 FSDP_API const char *fsdp_get_version(void);
 
 /**
- * What this build contains, as text lines of "key: value": version, backends, instruction set in use.
- * buffer/size_bytes: see fsdp_describe_model. Threads: any. Since 0.2.
+ * What this build contains and what it was told, as text lines of "key: value": version, backends, instruction set in
+ * use; then each environment variable of the library with its value and, in parentheses, "environment" or "default". Of
+ * FSDP_JOB_SECRET it shows only that it is set. buffer/size_bytes: see fsdp_describe_model. Threads: any. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes);
 

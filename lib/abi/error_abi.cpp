@@ -7,6 +7,7 @@
 #include "abi/options.h"
 #include "abi/thread_error.h"
 #include "base/dtype.h"
+#include "base/settings.h"
 #include "base/text.h"
 #include "device/device.h"
 #include "trace/nvtx.h"
@@ -157,9 +158,10 @@ fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes) {
         "version: {}\ndevices: host{}\ncommunicators: shm, tcp{}\ncuda: {}\nnccl: {}\nucx: {}\nnvtx: {}\ninstruction "
         "set: "
         "{}\n"
-        "compiler: {}\n",
+        "compiler: {}\n{}",
         FSDP_VERSION_TEXT, has_cuda ? ", cuda" : "", has_cuda ? ", staging" : "", cuda, transport::nccl_description(),
-        transport::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__);
+        transport::net_description(), trace::has_ranges() ? "yes" : "no", device::host_instruction_set(), __VERSION__,
+        describe_settings());
     write_text(text, buffer, size_bytes, "fsdp_describe_build");
   });
 }

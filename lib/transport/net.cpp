@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "base/error.h"
+#include "base/settings.h"
 
 namespace fsdp::transport {
 
@@ -22,7 +23,7 @@ constexpr uint64_t least_window = 4, most_window = 64;
 }  // namespace
 
 uint64_t read_net_chunk_bytes() {
-  const char *text = std::getenv("FSDP_NET_CHUNK_BYTES");
+  const char *text = setting("FSDP_NET_CHUNK_BYTES");
   if (!text || !*text) return default_chunk_bytes;
   char *end = nullptr;
   const unsigned long long bytes = std::strtoull(text, &end, 10);

@@ -113,6 +113,23 @@ TEST(Observe, TheBuildSaysWhatItContains) {
   EXPECT_NE(build.find("instruction set: "), std::string::npos);
 }
 
+// Each variable with its value and where that is from; a secret is not shown.
+TEST(Observe, TheBuildListsTheVariablesThatItReads) {
+  ::setenv("FSDP_NET_INTERFACE", "two\nlines", 1);
+  ::setenv("FSDP_JOB_SECRET", "not for others", 1);
+  ::setenv("FSDP_TRACE", "", 1);
+  uint64_t size = 0;
+  FSDP(fsdp_describe_build(nullptr, &size));
+  std::vector<char> text(size);
+  FSDP(fsdp_describe_build(text.data(), &size));
+  for (const char *name : {"FSDP_NET_INTERFACE", "FSDP_JOB_SECRET", "FSDP_TRACE"}) ::unsetenv(name);
+  const std::string build(text.data());
+  for (const char *line : {"\nFSDP_NET_INTERFACE: two?lines (environment)\n", "\nFSDP_JOB_SECRET: set (environment)\n",
+                           "\nFSDP_TRACE: none (default)\n", "\nFSDP_NET_CHECKSUM: none (default)\n"})
+    EXPECT_NE(build.find(line), std::string::npos) << line << build;
+  EXPECT_EQ(build.find("not for others"), std::string::npos);
+}
+
 // Also where the job then does not form: it is the most that the program gets to know of that.
 TEST(Observe, RankZeroLogsWhomItRefused) {
   const std::string rendezvous = "refused-" + std::to_string(::getpid());

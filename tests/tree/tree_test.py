@@ -118,6 +118,32 @@ def one_boundary(root):
             yield f'{name} has extern "C": only lib/abi may'
 
 
+SETTINGS_FILE = "lib/base/settings.cpp"
+
+
+def one_list_of_settings(root):
+    """Each variable FSDP_* that the library reads is in the list, and each of the list is read and documented."""
+    path = root / SETTINGS_FILE
+    listed = set(re.findall(r'\{"(FSDP_\w+)"', path.read_text(encoding="utf-8"))) if path.is_file() else set()
+    read = set()
+    for path, name, text in source_files(root, "lib"):
+        if name == SETTINGS_FILE:
+            continue
+        code = without_comments(text)
+        for variable in re.findall(r'\bgetenv\(\s*"(FSDP_\w+)"', code):
+            yield f"{name} reads {variable} by itself: setting() of base/settings.h does that"
+        read |= set(re.findall(r'"(FSDP_\w+)"', code))
+        for variable in re.findall(r'\b(?:setting|variable)\(\s*"(FSDP_\w+)"', code):
+            if variable not in listed:
+                yield f"{name} reads {variable}, which {SETTINGS_FILE} does not list"
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted((root / "docs").rglob("*.md")))
+    for variable in sorted(listed):
+        if variable not in read:
+            yield f"{SETTINGS_FILE} lists {variable}, which nothing reads"
+        if variable not in text:
+            yield f"{SETTINGS_FILE} lists {variable}, of which docs/ says nothing"
+
+
 def users_see_the_header_only(root):
     for path, name, text in source_files(root, "tools", "examples"):
         if name.startswith(("tools/perf/", "tools/ckpt/")):
@@ -190,7 +216,7 @@ def document_names(root):
     names = re.compile(r"\b(?:fsdp|FSDP)_[a-zA-Z]\w*")
     known = set(names.findall((root / "include/fsdp.h").read_text(encoding="utf-8"))) | FOREIGN_NAMES
     for path, name, text in source_files(root, "lib"):
-        known.update(re.findall(r'getenv\("(FSDP_\w+)"\)', text))
+        known.update(re.findall(r'(?:getenv|setting)\("(FSDP_\w+)"\)', text))
     for path in sorted((root / "tests").rglob("*.cpp")):
         known.update(re.findall(r'getenv\("(FSDP_TEST_\w+)"\)', path.read_text(encoding="utf-8")))
     for folder in ("examples", "tests"):
@@ -268,6 +294,7 @@ RULES = {
     users_see_the_header_only: ("tools/bad.cpp", '#include "engine/context/context.h"\n'),
     file_length: ("tests/bad.cpp", "\n" * (LONGEST + 1)),
     line_length: ("tests/bad.cpp", "// " + "x" * COLUMNS + "\n"),
+    one_list_of_settings: ("lib/base/bad.cpp", 'const char *text = std::getenv("FSDP_BAD");\n'),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),

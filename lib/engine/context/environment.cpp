@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/settings.h"
 #include "membership/launch/launchers.h"
 
 namespace fsdp::engine {
@@ -49,13 +50,12 @@ void read_environment(fsdp_context_options &options) {
     const uint32_t seconds = parse_seconds("FSDP_TIMEOUT", *timeout);
     if (!options.timeout_ms) options.timeout_ms = seconds * 1000;
   }
-  if (!options.trace_directory && membership::variable("FSDP_TRACE"))
-    options.trace_directory = std::getenv("FSDP_TRACE");
+  if (!options.trace_directory && membership::variable("FSDP_TRACE")) options.trace_directory = setting("FSDP_TRACE");
 }
 
 std::string debug_views_directory() {
   const char *directory =
-      std::getenv("FSDP_DEBUG_VIEWS");  // NOLINT(concurrency-mt-unsafe): the caller's program owns its environment
+      setting("FSDP_DEBUG_VIEWS");  // NOLINT(concurrency-mt-unsafe): the caller's program owns its environment
   return directory ? directory : "";
 }
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "base/settings.h"
 #include "device/device.h"
 #include "engine/context/environment.h"
 #include "trace/file.h"
@@ -16,7 +17,7 @@ namespace fsdp::engine {
 namespace {
 
 std::string find_record_directory(const fsdp_context_options &options) {
-  const char *directory = options.flight_directory ? options.flight_directory : std::getenv("FSDP_FLIGHT_DIRECTORY");
+  const char *directory = options.flight_directory ? options.flight_directory : setting("FSDP_FLIGHT_DIRECTORY");
   return directory ? directory : "";
 }
 

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "membership/wire/endpoint.h"
 #include "membership/wire/secret.h"
 #include "transport/hierarchy/descriptors.h"
@@ -107,7 +108,7 @@ bool read_switch(const char *variable, const char *text, const char *const (&wor
 }  // namespace
 
 NetChoice read_net_choice() {
-  const char *text = std::getenv("FSDP_NET");
+  const char *text = setting("FSDP_NET");
   if (!text || !*text) return NetChoice::automatic;
   for (const NetChoice choice : {NetChoice::automatic, NetChoice::tcp, NetChoice::ucx})
     if (std::string(text) == name_of(choice)) return choice;
@@ -115,8 +116,8 @@ NetChoice read_net_choice() {
 }
 
 NetProtection read_net_protection() {
-  return {read_switch("FSDP_NET_CHECKSUM", std::getenv("FSDP_NET_CHECKSUM"), checksums),
-          read_switch("FSDP_NET_ENCRYPTION", std::getenv("FSDP_NET_ENCRYPTION"), encryptions)};
+  return {read_switch("FSDP_NET_CHECKSUM", setting("FSDP_NET_CHECKSUM"), checksums),
+          read_switch("FSDP_NET_ENCRYPTION", setting("FSDP_NET_ENCRYPTION"), encryptions)};
 }
 
 const char *NetCensus::word_of(Question question, NetChoice asked, const NetProtection &protection) {

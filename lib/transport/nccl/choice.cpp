@@ -7,6 +7,7 @@
 #include <cstring>
 #include <optional>
 
+#include "base/settings.h"
 #include "transport/exchange.h"
 #include "transport/nccl/places.h"
 
@@ -68,12 +69,12 @@ Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &
     std::strncpy(card.why, error.what(), sizeof card.why - 1);
   }
   card.may_share_gpu = nccl_number("NCCL_MULTI_RANK_GPU_ENABLE").value_or(0) != 0;
-  card.windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "1");
-  card.no_windows = equals(std::getenv("FSDP_NCCL_WINDOWS"), "0");
-  card.copy_engines = equals(std::getenv("FSDP_NCCL_COPY_ENGINES"), "1");
+  card.windows = equals(setting("FSDP_NCCL_WINDOWS"), "1");
+  card.no_windows = equals(setting("FSDP_NCCL_WINDOWS"), "0");
+  card.copy_engines = equals(setting("FSDP_NCCL_COPY_ENGINES"), "1");
   card.copied_bytes = static_cast<uint64_t>(nccl_number("NCCL_SYM_CE_THRESHOLD").value_or(0));
   const std::optional<int64_t> blocking = nccl_number("NCCL_COMM_BLOCKING");
-  card.splits = !equals(std::getenv("FSDP_NCCL_BLOCKING"), "0") && blocking != 0 &&
+  card.splits = !equals(setting("FSDP_NCCL_BLOCKING"), "0") && blocking != 0 &&
                 nccl_number("NCCL_COMM_SPLIT_SHARE_RESOURCES").value_or(1) == 1;
   card.blocks_all = blocking == 1;
   card.ordered = nccl_number("NCCL_LAUNCH_ORDER_IMPLICIT").value_or(0) != 0;

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/library_thread.h"
+#include "base/settings.h"
 #include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
@@ -36,11 +37,10 @@ int read_number(const char *name, const char *value, int lowest, int highest) {
 
 BlockLimits read_block_limits() {
   BlockLimits limits;
-  limits.least = read_number("FSDP_NCCL_MIN_CTAS", std::getenv("FSDP_NCCL_MIN_CTAS"), 1, most_blocks);
-  limits.most = read_number("FSDP_NCCL_MAX_CTAS", std::getenv("FSDP_NCCL_MAX_CTAS"), 1, most_blocks);
-  limits.cluster =
-      read_number("FSDP_NCCL_CGA_CLUSTER_SIZE", std::getenv("FSDP_NCCL_CGA_CLUSTER_SIZE"), 0, largest_cluster);
-  limits.of_switches = read_number("FSDP_NCCL_NVLS_CTAS", std::getenv("FSDP_NCCL_NVLS_CTAS"), 1, most_blocks);
+  limits.least = read_number("FSDP_NCCL_MIN_CTAS", setting("FSDP_NCCL_MIN_CTAS"), 1, most_blocks);
+  limits.most = read_number("FSDP_NCCL_MAX_CTAS", setting("FSDP_NCCL_MAX_CTAS"), 1, most_blocks);
+  limits.cluster = read_number("FSDP_NCCL_CGA_CLUSTER_SIZE", setting("FSDP_NCCL_CGA_CLUSTER_SIZE"), 0, largest_cluster);
+  limits.of_switches = read_number("FSDP_NCCL_NVLS_CTAS", setting("FSDP_NCCL_NVLS_CTAS"), 1, most_blocks);
   if (limits.most != undefined && limits.least > limits.most)
     fail(FSDP_INVALID_ARGUMENT, "FSDP_NCCL_MIN_CTAS is {} and FSDP_NCCL_MAX_CTAS {}, which is less", limits.least,
          limits.most);

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
@@ -37,7 +38,7 @@ struct Found {
 // One that the program has loaded comes first, for two of them would not know of each other's work on a GPU; what a
 // user names comes before it, since it was asked for.
 Found find_library(Search &search) {
-  if (const char *named = std::getenv("FSDP_NCCL_LIBRARY"); named && *named) {
+  if (const char *named = setting("FSDP_NCCL_LIBRARY"); named && *named) {
     void *handle = search.open(named);
     if (!handle) fail(FSDP_UNSUPPORTED, "FSDP_NCCL_LIBRARY cannot be loaded{}", search.tried);
     return {handle, "named by FSDP_NCCL_LIBRARY"};

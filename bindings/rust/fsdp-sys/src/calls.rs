@@ -26,8 +26,9 @@ extern "C" {
     pub fn fsdp_get_version() -> *const c_char;
 
     /// ```text
-    /// What this build contains, as text lines of "key: value": version, backends, instruction set in use.
-    /// buffer/size_bytes: see fsdp_describe_model. Threads: any. Since 0.2.
+    /// What this build contains and what it was told, as text lines of "key: value": version, backends, instruction set in
+    /// use; then each environment variable of the library with its value and, in parentheses, "environment" or "default". Of
+    /// FSDP_JOB_SECRET it shows only that it is set. buffer/size_bytes: see fsdp_describe_model. Threads: any. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_describe_build(buffer: *mut c_char, size_bytes: *mut u64) -> fsdp_status;

@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/settings.h"
 
 namespace fsdp::transport::tcp {
 
@@ -50,7 +51,7 @@ bool is_usable(const sockaddr *address) noexcept {
 }  // namespace
 
 Endpoint find_interface(const std::string &address) {
-  const char *wanted = std::getenv("FSDP_NET_INTERFACE");
+  const char *wanted = setting("FSDP_NET_INTERFACE");
   const Endpoint usual = numeric(address);
   if (!wanted || !*wanted) return usual;
   std::string problem;

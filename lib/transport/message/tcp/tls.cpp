@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/settings.h"
 
 namespace fsdp::transport::tcp {
 
@@ -31,7 +32,7 @@ void find_function(void *library, const char *path, const char *name, Function &
 }  // namespace
 
 TlsLibrary load_tls_library() {
-  const char *named = std::getenv("FSDP_SSL_LIBRARY");
+  const char *named = setting("FSDP_SSL_LIBRARY");
   const char *path = named && *named ? named : "libssl.so.3";
   void *library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!library) {

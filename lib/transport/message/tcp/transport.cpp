@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "transport/descriptors.h"
 #include "transport/message/channel/net.h"
 #include "transport/message/tcp/peers.h"
@@ -36,7 +37,7 @@ constexpr size_t most_queued = 65536;
 
 Fd listen_for_messages(const Endpoint &place) {
   Fd listener = listen_at(place, backlog);
-  const char *const wanted = std::getenv("FSDP_NET_INTERFACE");
+  const char *const wanted = setting("FSDP_NET_INTERFACE");
   if (!listener && errno == EADDRNOTAVAIL && wanted && *wanted)
     fail(FSDP_INVALID_ARGUMENT, "FSDP_NET_INTERFACE is '{}': no interface of this host has that address", wanted);
   if (!listener) fail_errno(errno, format_text("listening for messages at {}", place.address()));

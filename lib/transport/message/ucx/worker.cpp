@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/library_thread.h"
+#include "base/settings.h"
 #include "transport/message/channel/transport.h"
 
 namespace fsdp::transport::ucx {
@@ -41,7 +42,7 @@ void give_signals_back(void *library, const char *path) {
 }  // namespace
 
 Api load_api() {
-  const char *named = std::getenv("FSDP_UCX_LIBRARY");
+  const char *named = setting("FSDP_UCX_LIBRARY");
   const char *path = named && *named ? named : "libucp.so.0";
   void *library = ::dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!library) {
@@ -98,7 +99,7 @@ bool may_use_tcp(const std::vector<std::string> &transports) {
 bool leaves_host(const std::vector<std::string> &transports) { return !std::ranges::all_of(transports, stays_on_host); }
 
 bool trusts_tcp() {
-  const char *text = std::getenv("FSDP_UCX_TCP");
+  const char *text = setting("FSDP_UCX_TCP");
   const std::string_view word(text ? text : "");
   if (!word.empty() && word != "trusted")
     fail(FSDP_INVALID_ARGUMENT, "FSDP_UCX_TCP='{}': 'trusted' is expected, or no such variable", word);
