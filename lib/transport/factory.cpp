@@ -79,7 +79,7 @@ UcxOffer offer_ucx(Threshold &threshold, const WorldOptions &options, NetChoice 
 
 std::vector<std::byte> fill_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
   threshold.listener = open_leader_listener(address);
-  Card card{.asked = read_net_choice(), .leader = threshold.listener.address, .descriptors = count_descriptors()};
+  RankCard card{.asked = read_net_choice(), .leader = threshold.listener.address, .descriptors = count_descriptors()};
   card.protection = read_net_protection();
   std::vector<std::byte> nonce, tcp;
   if (card.protection.encryption) card.nonce = nonce = make_job_nonce(options);
@@ -135,7 +135,7 @@ NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, std::vect
   plan.heartbeat_timeout_ms = options.heartbeat_timeout_ms;
   plan.node_of = roster.nodes();
   plan.nodes.reserve(leaders.size());
-  roster.for_each([&](const message::Entry &entry, bool leads) {
+  roster.for_each([&](const message::RosterEntry &entry, bool leads) {
     if (leads) plan.nodes.push_back({entry.rank, std::string(entry.host), std::move(leaders[entry.node])});
   });
   plan.job = job_label(options, plan);
@@ -267,12 +267,12 @@ const CollectiveTraits &traits_of(DeviceTransport transport) noexcept {
 uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept {
   if (transport == DeviceTransport::none) return 0;
   if (transport == DeviceTransport::nccl) return 2 * nccl_word_bytes;
-  return 2 * staging::communicator_bytes(staging::Sizes().bounded(longest_call, ranks));
+  return 2 * staging::communicator_bytes(staging::ConveyorSizes().bounded(longest_call, ranks));
 }
 uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept {
   if (transport == DeviceTransport::none) return 0;
   if (transport == DeviceTransport::nccl) return nccl_word_bytes;
-  return staging::messages_bytes(staging::Sizes().bounded(longest_call, ranks));
+  return staging::messages_bytes(staging::ConveyorSizes().bounded(longest_call, ranks));
 }
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {

@@ -58,16 +58,16 @@ class Input {
   std::span<const uint8_t> rest_;
 };
 
-constexpr size_t size_of(tree::Kind kind) {
+constexpr size_t size_of(tree::LinkKind kind) {
   switch (kind) {
-    case tree::Kind::hello: return sizeof(tree::Hello);
-    case tree::Kind::beat: return sizeof(tree::Beat);
-    case tree::Kind::report: return sizeof(tree::Report);
-    case tree::Kind::verdict: return sizeof(tree::VerdictMessage);
-    case tree::Kind::states: return sizeof(tree::State);
-    case tree::Kind::goodbye: return sizeof(tree::Goodbye);
-    case tree::Kind::post: return sizeof(tree::Post);
-    case tree::Kind::wait_text: return sizeof(tree::WaitText);
+    case tree::LinkKind::hello: return sizeof(tree::LinkHello);
+    case tree::LinkKind::beat: return sizeof(tree::Beat);
+    case tree::LinkKind::report: return sizeof(tree::Report);
+    case tree::LinkKind::verdict: return sizeof(tree::VerdictMessage);
+    case tree::LinkKind::states: return sizeof(tree::RankState);
+    case tree::LinkKind::goodbye: return sizeof(tree::Goodbye);
+    case tree::LinkKind::post: return sizeof(tree::Post);
+    case tree::LinkKind::wait_text: return sizeof(tree::WaitText);
   }
   return 0;
 }
@@ -76,8 +76,8 @@ constexpr size_t size_of(tree::Kind kind) {
 // end should not need 3 KB of input.
 Frame read_frame(Input &input) {
   const uint32_t said = input.number();
-  const uint32_t kind = said < 8 ? static_cast<uint32_t>(tree::Kind::hello) + said : said;
-  const size_t wanted = input.number<uint16_t>() % 20'000, right = size_of(static_cast<tree::Kind>(kind));
+  const uint32_t kind = said < 8 ? static_cast<uint32_t>(tree::LinkKind::hello) + said : said;
+  const size_t wanted = input.number<uint16_t>() % 20'000, right = size_of(static_cast<tree::LinkKind>(kind));
   Frame frame{kind, std::vector<std::byte>(wanted ? wanted - 1 : right, static_cast<std::byte>(input.number()))};
   for (int runs = input.number() % 8; runs > 0; --runs) {
     const size_t at = input.number<uint16_t>() % (frame.body.size() + 1);
@@ -152,8 +152,8 @@ class Play {
     scene_.drain(ends);
     if (known) check_end(frame, ends);
     note(frame, views, accused);
-    may_blame_ |= frame.kind == static_cast<uint32_t>(tree::Kind::verdict) ||
-                  frame.kind == static_cast<uint32_t>(tree::Kind::report);
+    may_blame_ |= frame.kind == static_cast<uint32_t>(tree::LinkKind::verdict) ||
+                  frame.kind == static_cast<uint32_t>(tree::LinkKind::report);
   }
   // The first frame of a connection that the leader has to let in, or has asked to be let in by.
   void await_answer() {
@@ -172,10 +172,10 @@ class Play {
   // What this frame may write of the rank; else all stays.
   bool may_write(const Frame &frame, uint32_t rank) const {
     if (scene_.plan().node_of[rank] == scene_.plan().node()) return false;
-    if (frame.kind == static_cast<uint32_t>(tree::Kind::states)) return scene_.tells_of(rank) && names(frame, rank);
-    const bool one = frame.kind == static_cast<uint32_t>(tree::Kind::post) ||
-                     frame.kind == static_cast<uint32_t>(tree::Kind::wait_text);
-    return one && frame.body.size() == size_of(static_cast<tree::Kind>(frame.kind)) && number_at(frame, 0) == rank;
+    if (frame.kind == static_cast<uint32_t>(tree::LinkKind::states)) return scene_.tells_of(rank) && names(frame, rank);
+    const bool one = frame.kind == static_cast<uint32_t>(tree::LinkKind::post) ||
+                     frame.kind == static_cast<uint32_t>(tree::LinkKind::wait_text);
+    return one && frame.body.size() == size_of(static_cast<tree::LinkKind>(frame.kind)) && number_at(frame, 0) == rank;
   }
   static uint32_t number_at(const Frame &frame, size_t at) {
     uint32_t number = 0;
@@ -183,8 +183,8 @@ class Play {
     return number;
   }
   static bool names(const Frame &frame, uint32_t rank) {
-    if (frame.body.size() % sizeof(tree::State) != 0) return false;
-    for (size_t at = 0; at < frame.body.size(); at += sizeof(tree::State))
+    if (frame.body.size() % sizeof(tree::RankState) != 0) return false;
+    for (size_t at = 0; at < frame.body.size(); at += sizeof(tree::RankState))
       if (number_at(frame, at) == rank) return true;
     return false;
   }
@@ -205,10 +205,10 @@ class Play {
     return views;
   }
   static bool is_message(const Frame &frame) {
-    const auto kind = static_cast<tree::Kind>(frame.kind);
-    if (kind == tree::Kind::states) return !frame.body.empty() && frame.body.size() % sizeof(tree::State) == 0;
-    if (kind == tree::Kind::hello || size_of(kind) == 0 || frame.body.size() != size_of(kind)) return false;
-    if (kind != tree::Kind::report && kind != tree::Kind::verdict) return true;
+    const auto kind = static_cast<tree::LinkKind>(frame.kind);
+    if (kind == tree::LinkKind::states) return !frame.body.empty() && frame.body.size() % sizeof(tree::RankState) == 0;
+    if (kind == tree::LinkKind::hello || size_of(kind) == 0 || frame.body.size() != size_of(kind)) return false;
+    if (kind != tree::LinkKind::report && kind != tree::LinkKind::verdict) return true;
     Accusation accusation;
     std::memcpy(static_cast<void *>(&accusation), frame.body.data(), sizeof accusation);
     return is_verdict(accusation);
@@ -233,8 +233,9 @@ class Play {
     };
     seen.states += changed(&RankView::membership) || changed(&RankView::looks);
     seen.posts += changed(&RankView::post_turn);
-    seen.verdicts += frame.kind == static_cast<uint32_t>(tree::Kind::verdict) && !accused && scene_.control().accused();
-    seen.reports += frame.kind == static_cast<uint32_t>(tree::Kind::report) && is_message(frame);
+    seen.verdicts +=
+        frame.kind == static_cast<uint32_t>(tree::LinkKind::verdict) && !accused && scene_.control().accused();
+    seen.reports += frame.kind == static_cast<uint32_t>(tree::LinkKind::report) && is_message(frame);
     scene_.control().waits().texts().for_each([&](uint32_t rank, uint32_t) {
       require(rank < world_size && scene_.plan().node_of[rank] != scene_.plan().node());
       ++seen.texts;

@@ -191,7 +191,7 @@ Scene::Scene(const Shape &shape, bool parent_of_refugee_left, bool greets)
   ::setsockopt(host_.listener().datagrams.get(), SOL_SOCKET, SO_DETACH_FILTER, &nothing, sizeof nothing);
   if (shape.way == Way::refugee) seek_shelter(greets);
   if (shape.way != Way::refuge) return;
-  parent.queue(static_cast<uint32_t>(tree::Kind::goodbye), tree::bytes_of(tree::Goodbye{}));
+  parent.queue(static_cast<uint32_t>(tree::LinkKind::goodbye), tree::bytes_of(tree::Goodbye{}));
   parent.flush();
   give_shelter(greets);
 }
@@ -227,12 +227,12 @@ void Scene::give_shelter(bool greets) {
 
 void Scene::prove(Fd socket, Role role, bool greets) {
   Handshake handshake(role, plan().secret, link_label(plan()));
-  for (int i = 0; i < 1000 && handshake.advance(socket) == Handshake::State::waiting; ++i) {
+  for (int i = 0; i < 1000 && handshake.advance(socket) == IoState::waiting; ++i) {
     pollfd entry{socket.get(), POLLIN, 0};
     if (over_tcp()) ::poll(&entry, 1, i < 10 ? 0 : 1);
     round(0);
   }
-  require(handshake.state() == Handshake::State::proven);
+  require(handshake.state() == IoState::done);
   hostile_ = FrameStream(std::move(socket), tree::longest, handshake.keys());
   if (!greets) return;
   NodePlan own = plan();
@@ -325,10 +325,10 @@ void Scene::check_heard(const Frame &frame) {
   if (const auto text = tree::as<tree::WaitText>(frame)) return require(text->rank < world_size);
   const auto states = tree::read_states(frame);
   require(states.has_value());
-  for (const tree::State &state : *states) require(honest_may_hear_of(state));
+  for (const tree::RankState &state : *states) require(honest_may_hear_of(state));
 }
 
-bool Scene::honest_may_hear_of(const tree::State &state) const {
+bool Scene::honest_may_hear_of(const tree::RankState &state) const {
   if (state.rank >= world_size || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan().node_of[state.rank];
   // What a refuge tells goes to all children: the one that it comes from, or is of, does not believe it.

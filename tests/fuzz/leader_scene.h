@@ -104,7 +104,7 @@ class Scene {
   void say_honest_beat();
   void hear_honest();
   void check_heard(const Frame &frame);
-  bool honest_may_hear_of(const tree::State &state) const;
+  bool honest_may_hear_of(const tree::RankState &state) const;
 
   Shape shape_;
   Host &host_;

@@ -36,7 +36,7 @@ void require(bool condition) {
 std::vector<std::byte> write_entries_again(const message::Entries &entries) {
   message::Entries again(entries.first_rank());
   message::EntryReader reader(entries.body());
-  for (message::Entry entry; reader.next(entry);) again.add(entry);
+  for (message::RosterEntry entry; reader.next(entry);) again.add(entry);
   require(reader.problem().empty());
   return message::write(again);
 }

@@ -254,7 +254,7 @@ def one_type_a_name(root):
                     yield f"{name} defines {full}, as {known[full]} does"
 
 
-ROOMS_OF_ONE_MEANING = ("checkpoint", "engine", "layout", "memory", "abi", "trace", "device")
+ROOMS_OF_ONE_MEANING = ("abi", "base", "checkpoint", "device", "engine", "layout", "membership", "memory", "trace", "transport")
 
 
 def one_meaning_a_name(root):

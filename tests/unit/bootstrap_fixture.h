@@ -61,7 +61,7 @@ struct RanksByHand {
     return socket;
   }
   void join(const Fd &socket, uint32_t rank, std::span<const int> files = {}) const {
-    auto join = wire::make<wire::Join>();
+    auto join = wire::make<wire::JoinPacket>();
     join.rank = rank;
     join.world_size = options.size;
     join.wire_version = wire_version;
@@ -73,7 +73,7 @@ struct RanksByHand {
     for (;;) {
       const Fd socket = meet();
       join(socket, rank);
-      const auto refusal = hear<wire::Refusal>(socket);
+      const auto refusal = hear<wire::RefusalPacket>(socket);
       if (refusal && std::string(refusal->text).find("already") != std::string::npos) return;
       std::this_thread::sleep_for(1ms);
     }

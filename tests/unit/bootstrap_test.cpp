@@ -22,8 +22,8 @@ TEST(Packet, TheLastWordBeforeAResetIsHeard) {
   ASSERT_EQ(send_packet(far, &word, sizeof word), Sent::yes);
   far.reset();
   const auto heard = receive_packet(near);
-  ASSERT_TRUE(heard && heard->as<wire::Refusal>());
-  EXPECT_STREQ(heard->as<wire::Refusal>()->text, "rank 2 died");
+  ASSERT_TRUE(heard && heard->as<wire::RefusalPacket>());
+  EXPECT_STREQ(heard->as<wire::RefusalPacket>()->text, "rank 2 died");
   const auto end = receive_packet(near);
   ASSERT_TRUE(end);
   EXPECT_EQ(end->bytes, 0u);
@@ -147,7 +147,7 @@ TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
   const int64_t died_ns = now_ns();
   finish();
   expect_death({zero, one}, 2, died_ns);
-  const auto refusal = hear<wire::Refusal>(late);
+  const auto refusal = hear<wire::RefusalPacket>(late);
   ASSERT_TRUE(refusal);
   EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
 }
@@ -164,7 +164,7 @@ TEST_F(Bootstrap, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
   answer(late, options.secret);
   EXPECT_TRUE(hear<wire::Proof>(late));
   join(late, 3);
-  const auto refusal = hear<wire::Refusal>(late);
+  const auto refusal = hear<wire::RefusalPacket>(late);
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->rank, 2);
   EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
@@ -195,13 +195,13 @@ TEST_F(Bootstrap, WhoGivesUpIsNamed) {
 TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
   const size_t zero = start(0U);
   const Fd socket = meet();
-  auto other = wire::make<wire::Join>();
+  auto other = wire::make<wire::JoinPacket>();
   other.rank = 1;
   other.world_size = options.size;
   other.wire_version = wire_version + 1;
   std::strncpy(other.library, "9.8.7", sizeof other.library);
   send_packet(socket, &other, sizeof other);
-  const auto refusal = hear<wire::Refusal>(socket);
+  const auto refusal = hear<wire::RefusalPacket>(socket);
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->status, FSDP_MISMATCH);
   EXPECT_NE(std::string(refusal->text)
@@ -211,7 +211,9 @@ TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
   const size_t one = start(1), two = start(2);
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
-  EXPECT_EQ(std::string(reports[zero].logged), "refused a process of this host: " + std::string(refusal->text));
+  EXPECT_EQ(std::string(reports[zero].logged),
+            "refused a connection to the ranks of this host from a process that knows the secret: " +
+                std::string(refusal->text));
   EXPECT_STREQ(reports[one].logged, "");
 }
 

@@ -101,7 +101,7 @@ struct Rig {
 #ifdef FSDP_TEST_SIMULATED_CUDA
     if (!transport.nccl)  // small slots, so that a call of little is made of many chunks
       return std::make_shared<staging::StagedTeam>(host, *rank.device,
-                                                   staging::Sizes{uint64_t{16} << 10, uint64_t{16} << 10});
+                                                   staging::ConveyorSizes{uint64_t{16} << 10, uint64_t{16} << 10});
 #endif
     return create_device_team(host, *rank.device, DeviceTransport::nccl, rank.waiter, rank.failure);
   }

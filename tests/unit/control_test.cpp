@@ -132,7 +132,7 @@ TEST_F(WaitingCallers, TellTheirTextsInACircleAlone) {
 TEST_F(WaitingCallers, TellTheTextOfEachWait) {
   ShownWait one = wait_of(1), two = wait_of(2);
   for (const char *what : {"gather of 'a'", "gather of 'b'"}) {
-    StreamWaits::Entry stream;
+    StreamWaits::StreamWait stream;
     stream.number = what[11];
     stream.missed = 2;
     stream.text = what;
@@ -244,7 +244,7 @@ class MirroredWaits : public WaitingCallers {
   }
   std::vector<uint32_t> told(uint64_t ms) {
     std::vector<uint32_t> ranks;
-    here->look(ms, [&](const tree::State &state) { EXPECT_TRUE(there->apply(state)); });
+    here->look(ms, [&](const tree::RankState &state) { EXPECT_TRUE(there->apply(state)); });
     here->look_at_texts(ms, [&](const tree::WaitText &text) {
       ranks.push_back(text.rank);
       EXPECT_TRUE(there->apply(text));
@@ -288,7 +288,7 @@ TEST_F(MirroredWaits, TheTextOfAnotherWaitIsToldAtOnce) {
   Mirror few(control, plan);
   for (const uint32_t number : {1, 2}) {
     tell(1, number);
-    few.look(100'000 + 200 * number, [](const tree::State &) {});
+    few.look(100'000 + 200 * number, [](const tree::RankState &) {});
     uint32_t texts = 0;
     few.look_at_texts(100'000 + 200 * number, [&](const tree::WaitText &) { ++texts; });
     EXPECT_EQ(texts, 1u) << number;
@@ -299,7 +299,7 @@ TEST_F(MirroredWaits, EachHostTellsOfItsRanks) {
   tell(7);
   (void)told(100'000);
   other.waits()[300].looks = uint64_t{1} << 32 | 1;
-  there->look(100'000, [](const tree::State &) {});
+  there->look(100'000, [](const tree::RankState &) {});
   there->look_at_texts(100'000, [](const tree::WaitText &text) { FAIL() << text.rank; });
 }
 
@@ -313,7 +313,7 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
   };
   tree::WaitText text{7, 2, {'e', 'a', 'r', 'l', 'y'}};
   EXPECT_FALSE(there->apply(text)) << "it has not been heard of";
-  tree::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
+  tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
   EXPECT_TRUE(there->apply(state));
   EXPECT_FALSE(there->apply(text)) << "it is another wait that was heard of";
   EXPECT_EQ(texts_there(), 0u);
@@ -332,7 +332,7 @@ TEST_F(MirroredWaits, WhoWaitsOnKeepsItsPlace) {
   std::thread looker([&] {
     while (!stop) free += !other.waits().is_current(7, 1);
   });
-  tree::State state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
+  tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
   for (int i = 0; i < 3'000'000; ++i) ++state.looks, (void)there->apply(state);
   stop = true;
   looker.join();
@@ -343,12 +343,12 @@ TEST_F(MirroredWaits, WhoWaitsOnKeepsItsPlace) {
 TEST(NodeStates, AreWholeOnes) {
   tree::StateMap states;
   for (uint32_t r = 0; r < most_ranks; ++r) states[r] = {r, 1, 1, r % 7, r % 2 ? uint64_t{1} << 32 | r : 0};
-  std::vector<tree::State> read;
+  std::vector<tree::RankState> read;
   for (const bool waits : {false, true})
     for (const SharedFrame &written : tree::write_states(states, waits, 4096)) {
       const std::span<const std::byte> bytes = std::as_bytes(std::span(written->bytes));
       EXPECT_LE(bytes.size(), 4096 + FrameHead::size_bytes);
-      Frame frame{static_cast<uint32_t>(tree::Kind::states), {}};
+      Frame frame{static_cast<uint32_t>(tree::LinkKind::states), {}};
       frame.body.assign(bytes.begin() + FrameHead::size_bytes, bytes.end());
       const auto some = tree::read_states(frame);
       ASSERT_TRUE(some);
@@ -357,7 +357,7 @@ TEST(NodeStates, AreWholeOnes) {
       EXPECT_FALSE(tree::read_states(frame));
     }
   ASSERT_EQ(read.size(), states.size());
-  for (const tree::State &state : read) {
+  for (const tree::RankState &state : read) {
     EXPECT_EQ(state.looks, states[state.rank].looks);
     EXPECT_EQ(state.for_rank, state.rank % 7);
   }

@@ -207,7 +207,8 @@ TEST_F(Forming, AnotherLibraryIsRefusedByBothVersions) {
                                   wire_version + 1, library_version, wire_version)),
       std::string::npos)
       << word->text;
-  EXPECT_EQ(std::string(reports[0].logged), "refused a process that knows the secret: " + word->text);
+  EXPECT_EQ(std::string(reports[0].logged), fmt::format("refused a connection to the rendezvous from {}: {}",
+                                                        Endpoint::local(two.socket()).text(), word->text));
 }
 
 double cpu_seconds(pid_t process) {

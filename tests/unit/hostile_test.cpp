@@ -4,7 +4,6 @@
 
 #include <random>
 
-#include "membership/join/entrance.h"
 #include "rendezvous_fixture.h"
 
 namespace fsdp::transport::test {
@@ -36,12 +35,6 @@ class Hostile : public Rendezvous {
     for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
     EXPECT_LT(seconds_since(began), 15);
   }
-  static bool has_hung_up(const Fd &socket) {
-    char bytes[256];
-    ssize_t got = 0;
-    while ((got = ::recv(socket.get(), bytes, sizeof bytes, MSG_DONTWAIT)) > 0) continue;
-    return got == 0 || errno != EAGAIN;
-  }
   static void send(const Fd &socket, const void *data, size_t bytes) {
     ::send(socket.get(), data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
@@ -62,25 +55,6 @@ TEST_F(Hostile, AThousandConnectionsThatSayNothing) {
   std::vector<Fd> silent;
   for (int i = 0; i < 1000; ++i) silent.push_back(connect());
   expect_the_job_forms();
-}
-
-// More come at once than there are places for: none is driven out before it has had its time.
-TEST_F(Hostile, EachOfManyConnectionsHasItsLeastTime) {
-  using Clock = Entrance::Clock;
-  const std::string label = "rendezvous";
-  Listeners listeners;
-  listeners.add(listen_at(at, 512));
-  Entrance entrance(options, listeners, label);
-  std::vector<Fd> strangers;
-  std::vector<Clock::time_point> since;
-  size_t gone = 0;
-  for (int i = 0; i < 400; ++i) {
-    since.push_back(Clock::now());
-    strangers.push_back(connect());
-    entrance.look([](FrameStream &, message::Join &) { FAIL() << "a stranger has joined"; });
-    for (; gone < strangers.size() && has_hung_up(strangers[gone]); ++gone)
-      ASSERT_GE(Clock::now() - since[gone], Entrance::least_time) << gone;
-  }
 }
 
 TEST_F(Hostile, AThousandConnectionsThatStopHalfWay) {

@@ -84,7 +84,7 @@ TEST_F(Lookup, TellsANameThatIsNotKnownFromAServiceThatCannotAnswer) {
   EXPECT_FALSE(names.is_unknown());
 }
 
-MeetingPoint point_at(const std::string &host) { return {MeetingPoint::Kind::tcp, "tcp://" + host, host, 80, {}}; }
+MeetingPoint point_at(const std::string &host) { return {MeetingPoint::Scheme::tcp, "tcp://" + host, host, 80, {}}; }
 
 TEST_F(Lookup, ANameThatIsNotKnownEndsTheSearchAtOnce) {
   NameLookup names(refusing_resolver);

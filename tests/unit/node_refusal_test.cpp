@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a leader makes of messages that another one should not have sent. See tests/fuzz/leader_fuzzer.cpp, too.
 #include "node_job.h"
+#include "transport/net.h"
 
 namespace fsdp::transport::test {
 namespace {
@@ -39,7 +40,7 @@ TEST(NodeTree, NothingThatMakesNoSenseIsPassedOn) {
   std::vector<uint32_t> heard;
   while (const auto frame = other.receive())
     if (!tree::as<tree::Beat>(*frame)) heard.push_back(frame->kind);
-  EXPECT_EQ(heard, std::vector<uint32_t>{static_cast<uint32_t>(tree::Kind::post)});
+  EXPECT_EQ(heard, std::vector<uint32_t>{static_cast<uint32_t>(tree::LinkKind::post)});
 }
 
 // Nodes 1 and 2 are below node 0, and node 3 is below node 1. Once node 1 has left, node 3 takes refuge at node 2.

@@ -5,7 +5,6 @@
 #include <array>
 #include <future>
 
-#include "membership/tree/door.h"
 #include "node_job.h"
 #include "transport/names.h"
 #include "transport/net.h"
@@ -94,7 +93,7 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
   for (uint32_t r = 0; r < 8; ++r) control.set_membership(r, Membership::member);
   Mirror mirror(control, plan);
   uint32_t said = 0;
-  const auto look = [&](uint64_t ms) { mirror.look(ms, [&](const tree::State &) { ++said; }); };
+  const auto look = [&](uint64_t ms) { mirror.look(ms, [&](const tree::RankState &) { ++said; }); };
   look(100'000);
   EXPECT_EQ(said, 8U) << "who is there is told at once";
   said = 0;
@@ -160,7 +159,7 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   int waiting = 0;
   ASSERT_EQ(::ioctl(children[1].socket().get(), FIONREAD, &waiting), 0);
   while (const auto frame = children[0].receive())
-    EXPECT_NE(frame->kind, static_cast<uint32_t>(tree::Kind::wait_text)) << "it has told it itself";
+    EXPECT_NE(frame->kind, static_cast<uint32_t>(tree::LinkKind::wait_text)) << "it has told it itself";
   EXPECT_GT(waiting, 20'000) << "some have gone";
   EXPECT_LT(waiting, 50'000);
 }
@@ -348,23 +347,24 @@ TEST(NodeTree, WhoHasProvenTheSecretHasTimeToSpeak) {
   for (uint32_t n = 0; n < 2; ++n) plan.nodes.push_back({n, "a host", listener.address});
   NodePlan theirs = plan;
   theirs.rank = 1;
-  Door door(plan, listener.stream);
+  Newcomers newcomers_here(plan, listener.stream);
   int code = 0;
   const Endpoint place = parse_address(listener.address);
   Fd slow = begin_connecting(place, code);
   const Fd silent = begin_connecting(place, code);
   Handshake handshake(Role::guest, plan.secret, link_label(plan));
-  for (int i = 0; i < 1000 && handshake.advance(slow) == Handshake::State::waiting; ++i) {
-    EXPECT_TRUE(door.look(true).empty());
+  for (int i = 0; i < 1000 && handshake.advance(slow) == IoState::waiting; ++i) {
+    EXPECT_TRUE(newcomers_here.look().empty());
     pause_ms(1);
   }
-  ASSERT_EQ(handshake.state(), Handshake::State::proven) << handshake.problem();
-  for (const int64_t end = now_ns() + 2'500'000'000; now_ns() < end; pause_ms(50)) EXPECT_TRUE(door.look(true).empty());
+  ASSERT_EQ(handshake.state(), IoState::done) << handshake.problem();
+  for (const int64_t end = now_ns() + 5'500'000'000; now_ns() < end; pause_ms(50))
+    EXPECT_TRUE(newcomers_here.look().empty());
   FrameStream stream(std::move(slow), tree::longest, handshake.keys());
   greet(stream, theirs, tree::Bond::tree);
   stream.flush();
-  std::vector<Door::Newcomer> newcomers;
-  for (int i = 0; i < 1000 && newcomers.empty(); ++i, pause_ms(1)) newcomers = door.look(true);
+  std::vector<Newcomers::Newcomer> newcomers;
+  for (int i = 0; i < 1000 && newcomers.empty(); ++i, pause_ms(1)) newcomers = newcomers_here.look();
   ASSERT_EQ(newcomers.size(), 1u);
   EXPECT_EQ(newcomers[0].hello.node, 1u);
   std::array<char, 1024> proof;
@@ -411,9 +411,9 @@ class ChildLeader : public testing::Test {
     root.rank = 0;
     other.rank = 2;
     Dial dial(plan, 0, tree::Bond::tree);
-    Door door(root, listeners[0].stream);
+    Newcomers newcomers_here(root, listeners[0].stream);
     while (dial.advance() == Dial::State::trying) {
-      for (Door::Newcomer &newcomer : door.look(true)) {
+      for (Newcomers::Newcomer &newcomer : newcomers_here.look()) {
         parent = std::move(newcomer.stream);
         greet(parent, root, tree::Bond::tree);
       }

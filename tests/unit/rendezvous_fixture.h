@@ -14,8 +14,8 @@
 #include "membership/join/rendezvous.h"
 #include "membership/launch/meeting_point.h"
 #include "membership/wire/frame_stream.h"
+#include "membership/wire/handshake.h"
 #include "membership/wire/packet.h"
-#include "membership/wire/proof.h"
 #include "membership/wire/version.h"
 #include "reported_processes.h"
 #include "transport/names.h"
@@ -168,7 +168,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
   static void note(const membership::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;
-    meeting.roster.for_each([&](const message::Entry &entry, bool) {
+    meeting.roster.for_each([&](const message::RosterEntry &entry, bool) {
       if (entry.rank < std::size(report.nodes)) report.nodes[entry.rank] = entry.node;
       cards +=
           (entry.rank ? " " : "") + std::string(reinterpret_cast<const char *>(entry.card.data()), entry.card.size());

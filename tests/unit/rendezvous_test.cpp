@@ -300,7 +300,7 @@ TEST_F(FileRendezvous, ADirectoryThatIsNotThereIsNamed) {
 }
 
 TEST(MeetingPointText, KnownForms) {
-  EXPECT_EQ(parse_meeting_point("any name:1").kind, MeetingPoint::Kind::name);
+  EXPECT_EQ(parse_meeting_point("any name:1").kind, MeetingPoint::Scheme::name);
   const MeetingPoint tcp = parse_meeting_point("tcp://[fe80::1]:80");
   EXPECT_EQ(tcp.host, "fe80::1");
   EXPECT_EQ(tcp.port, 80);

@@ -104,7 +104,7 @@ inline void every_collective(TwoWays &ways, uint64_t seed) {
 }
 
 inline void same_bits(Rank &rank, uint32_t reduction_block, uint64_t first_seed, uint64_t seeds,
-                      const staging::Sizes &sizes = small_sizes) {
+                      const staging::ConveyorSizes &sizes = small_sizes) {
   {
     TwoWays ways(rank, reduction_block, sizes);
     for (uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) every_collective(ways, seed);

@@ -10,7 +10,7 @@ namespace {
 
 // Beside the collectives of TwoWays, those of messages.
 struct Messages : TwoWays {
-  explicit Messages(Rank &rank, const staging::Sizes &sizes = small_sizes)
+  explicit Messages(Rank &rank, const staging::ConveyorSizes &sizes = small_sizes)
       : TwoWays(rank, 0, sizes),
         host_messages(host_team->create_collectives("host messages", Shape::messages())),
         messages(team->create_collectives("device messages", Shape::messages())) {}
@@ -71,7 +71,7 @@ void broadcast_both(Messages &both, Dice &dice, uint64_t seed) {
   both.expect_equal(at, 4 * count, fmt::format("broadcast {}", seed));
 }
 
-void same_messages(Rank &rank, uint64_t first_seed, uint64_t seeds, const staging::Sizes &sizes = small_sizes) {
+void same_messages(Rank &rank, uint64_t first_seed, uint64_t seeds, const staging::ConveyorSizes &sizes = small_sizes) {
   {
     Messages both(rank, sizes);
     for (uint64_t seed = first_seed; seed < first_seed + seeds; ++seed) {
@@ -107,7 +107,7 @@ TEST_P(StagingMessagesTest, DelaysChangeNoBit) {
 
 TEST_P(StagingMessagesTest, RoundsBeginAgainBeforeTheyAreFull) {
   run(GetParam(), [](Rank &rank) {
-    staging::Sizes sizes = small_sizes;
+    staging::ConveyorSizes sizes = small_sizes;
     sizes.chunks_of_round = 5;
     same_messages(rank, 200, 2, sizes);
   });

@@ -33,12 +33,12 @@ inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulat
 }
 
 // Small, so that a call of little is made of many chunks.
-constexpr staging::Sizes small_sizes{uint64_t{16} << 10, uint64_t{16} << 10};
+constexpr staging::ConveyorSizes small_sizes{uint64_t{16} << 10, uint64_t{16} << 10};
 
 // One rank's two ways: a communicator of the host, whose bits are right, and one of the device. What both are given
 // lies in an arena of each.
 struct TwoWays {
-  explicit TwoWays(Rank &rank, uint32_t reduction_block = 0, const staging::Sizes &sizes = small_sizes,
+  explicit TwoWays(Rank &rank, uint32_t reduction_block = 0, const staging::ConveyorSizes &sizes = small_sizes,
                    uint64_t part_bytes = uint64_t{4} << 20)
       : rank(rank),
         part_bytes(part_bytes),

@@ -45,7 +45,7 @@ TEST_P(StagingTest, WithoutOverlapTheBitsAreTheSame) {
 
 TEST_P(StagingTest, RoundsBeginAgainBeforeTheyAreFull) {
   run(GetParam(), [](Rank &rank) {
-    staging::Sizes sizes = small_sizes;
+    staging::ConveyorSizes sizes = small_sizes;
     sizes.chunks_of_round = 5;
     same_bits(rank, 0, 400, 2, sizes);
   });
@@ -141,7 +141,7 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
       rank.meet();
       // Of two ranks and communicators: where parts are summed, and what each of two streams has for its kernels. The
       // slots are memory of the host.
-      const staging::Sizes sizes;
+      const staging::ConveyorSizes sizes;
       require(simulated::allocated_bytes() - before ==
                   2 * 2 * (sizes.part_bytes + 2 * device::cuda::kernels::scratch_bytes),
               fmt::format("{} bytes of two communicators", simulated::allocated_bytes() - before));
@@ -156,18 +156,18 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
 // 100,000 bytes and 2 x 4 KiB of room, in whole 64 KiB.
 TEST(StagingSizes, SlotsAreNoLargerThanTheLongestCallFills) {
   constexpr uint64_t kib = 1024;
-  const staging::Sizes small = staging::Sizes().bounded(100'000, 2);
+  const staging::ConveyorSizes small = staging::ConveyorSizes().bounded(100'000, 2);
   EXPECT_EQ(small.part_bytes, 128 * kib);
   EXPECT_EQ(small.slot_bytes, 128 * kib);
   EXPECT_EQ(device_team_bytes(2, DeviceTransport::staging, 100'000), 2 * (4 + 1) * 128 * kib);
   EXPECT_EQ(device_message_bytes(2, DeviceTransport::staging, 100'000), 4 * 128 * kib);
   for (const uint64_t longest : {uint64_t{4} << 20, uint64_t{1} << 40, UINT64_MAX})
-    EXPECT_EQ(staging::Sizes().bounded(longest, 2).part_bytes, uint64_t{4} << 20) << longest;
+    EXPECT_EQ(staging::ConveyorSizes().bounded(longest, 2).part_bytes, uint64_t{4} << 20) << longest;
 }
 
 TEST(StagingSizes, EveryRankHasRoomInASlotHoweverShortCallsAre) {
   for (const uint64_t ranks : {1, 2, 64, 1024, 16384})
-    EXPECT_GE(staging::Sizes().bounded(0, ranks).part_bytes / ranks, staging::piece_alignment) << ranks;
+    EXPECT_GE(staging::ConveyorSizes().bounded(0, ranks).part_bytes / ranks, staging::piece_alignment) << ranks;
 }
 
 }  // namespace

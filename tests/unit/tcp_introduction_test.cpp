@@ -2,8 +2,10 @@
 // Connections between ranks begin with a proof of the job's secret, for this job and this rank: whoever lacks it, or
 // shows one that was made for something else, gets nowhere.
 #include <gtest/gtest.h>
+
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <optional>
 
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +19,7 @@ namespace fsdp::transport::tcp {
 namespace {
 
 using namespace std::chrono_literals;
-using State = Introduction::State;
+using State = IoState;
 
 struct Meeting {
   State guest = State::waiting, host = State::waiting;
@@ -31,14 +33,40 @@ Endpoint loopback() {
   return Endpoint::numeric("127.0.0.1", 0, problem).front();
 }
 
+// The rank that is connected to: its Acceptor, and the Introduction of what that hands on.
+class HostEnd {
+ public:
+  HostEnd(const JobNames &job, const Fd &listener)
+      : job_(job),
+        log_("a connection", [this](fsdp_log_level, const std::string &text) { refused_ = text; }),
+        acceptor_(job.secret, job.label(job.rank), &log_) {
+    acceptor_.listen(listener);
+  }
+  State advance() {
+    if (one_) return one_->advance();
+    for (Acceptor::AuthenticatedSocket &arrival : acceptor_.look())
+      one_.emplace(job_, std::move(arrival), Acceptor::Clock::now() + Acceptor::message_time);
+    return refused_.empty() ? State::waiting : State::failed;
+  }
+  bool proven() const { return one_.has_value(); }
+  std::string problem() const { return one_ ? one_->problem() : refused_; }
+  uint32_t peer() const { return one_ ? one_->peer() : 0; }
+  std::unique_ptr<Tls> take_tls() { return one_ ? one_->take_tls() : nullptr; }
+
+ private:
+  const JobNames &job_;
+  std::string refused_;
+  RefusalLog log_;
+  Acceptor acceptor_;
+  std::optional<Introduction> one_;
+};
+
 // guest connects to rank `to`, where host listens.
 Meeting meet(const JobNames &guest_names, const JobNames &host_names, uint32_t to) {
   const Fd listener = listen_at(loopback(), 4);
   const auto deadline = Introduction::Clock::now() + 10s;
   Introduction guest(guest_names, to, Endpoint::local(listener), deadline, deadline);
-  Fd socket;
-  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
-  Introduction host(host_names, std::move(socket), deadline);
+  HostEnd host(host_names, listener);
   Meeting seen;
   for (int i = 0; i < 100'000 && (seen.guest == State::waiting || seen.host == State::waiting); ++i) {
     if (seen.guest == State::waiting) seen.guest = guest.advance();
@@ -107,11 +135,11 @@ struct Pretender {
   }
   // In turns with the host.
   void go_on() {
-    if (proof.advance(socket) != Handshake::State::proven) return;
+    if (proof.advance(socket) != IoState::done) return;
     if (!greeted) greeted = ::send(socket.get(), &greeting, sizeof greeting, MSG_NOSIGNAL) > 0;
     Greeting answer;
     if (!answered) answered = ::recv(socket.get(), &answer, sizeof answer, MSG_DONTWAIT) == sizeof answer;
-    if (!answered || said || tls.shake_hands(socket) != Tls::State::done) return;
+    if (!answered || said || tls.shake_hands(socket) != IoState::done) return;
     iovec part{const_cast<uint8_t *>(binding.data()), binding.size()};
     said = tls.send(socket, &part, 1) > 0;
   }
@@ -128,9 +156,7 @@ TEST(TcpIntroduction, WhatIsSaidFirstWithinTlsBindsItToTheProof) {
   const JobNames names_of_3 = guarded(3, {false, true});
   const Fd listener = listen_at(loopback(), 4);
   Pretender guest(names_of_3, Endpoint::local(listener));
-  Fd socket;
-  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
-  Introduction host(names_of_3, std::move(socket), Introduction::Clock::now() + 10s);
+  HostEnd host(names_of_3, listener);
   State state = State::waiting;
   for (int i = 0; i < 100'000 && state == State::waiting; ++i) {
     guest.go_on();
@@ -184,9 +210,7 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
   int code = 0;
   for (int i = 0; i < 20'000 && !(to_guest = accept_from(middle)); ++i) std::this_thread::sleep_for(1ms);
   to_host = begin_connecting(place, code);
-  Fd socket;
-  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
-  Introduction host(here, std::move(socket), deadline);
+  HostEnd host(here, listener);
   std::vector<char> said;
   State host_state = State::waiting, guest_state = State::waiting;
   for (int i = 0; i < 100'000 && (host_state == State::waiting || guest_state == State::waiting); ++i) {
@@ -206,8 +230,7 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
   ASSERT_GT(said.size(), sizeof(Greeting));
 
   Fd again = begin_connecting(place, code);
-  for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
-  Introduction second(here, std::move(socket), deadline);
+  HostEnd second(here, listener);
   ASSERT_EQ(::send(again.get(), said.data(), said.size(), MSG_NOSIGNAL), static_cast<ssize_t>(said.size()));
   State state = State::waiting;
   for (int i = 0; i < 100'000 && state == State::waiting; ++i) {
@@ -249,9 +272,7 @@ TEST(TcpIntroduction, WhoHasGreetedWaitsToBeLetIn) {
     const JobNames here = guarded(3, {false, encryption}), mine = guarded(1, {false, encryption});
     const auto now = Introduction::Clock::now(), soon = now + 1s;
     Introduction guest(mine, 3, Endpoint::local(listener), soon, now + 20s);
-    Fd socket;
-    for (int i = 0; i < 20'000 && !(socket = accept_from(listener)); ++i) std::this_thread::sleep_for(1ms);
-    Introduction host(here, std::move(socket), soon);
+    HostEnd host(here, listener);
     for (int i = 0; i < 100'000 && !host.proven(); ++i) {  // it has not read the greeting
       ASSERT_EQ(guest.advance(), State::waiting) << guest.problem();
       ASSERT_EQ(host.advance(), State::waiting) << host.problem();

@@ -240,31 +240,32 @@ TEST(TcpLink, KnowsWhichChunkIsIncomplete) {
 TEST(TcpLink, WhatDoesNotFitEndsTheConnection) {
   struct Case {
     const char *what;
-    void (*spoil)(FrameHead &);
+    void (*spoil)(TcpFrameHead &);
     const char *problem;
   };
   const Case cases[] = {
-      {"magic", [](FrameHead &head) { head.magic ^= 1; }, "what came is no frame"},
-      {"header's magic", [](FrameHead &head) { head.header.magic ^= 0x8000; }, "what came is no frame"},
-      {"sequence, too high", [](FrameHead &head) { ++head.sequence; }, "a frame is missing, or came twice"},
-      {"sequence, 2^63", [](FrameHead &head) { head.sequence = uint64_t{1} << 63; },
+      {"magic", [](TcpFrameHead &head) { head.magic ^= 1; }, "what came is no frame"},
+      {"header's magic", [](TcpFrameHead &head) { head.header.magic ^= 0x8000; }, "what came is no frame"},
+      {"sequence, too high", [](TcpFrameHead &head) { ++head.sequence; }, "a frame is missing, or came twice"},
+      {"sequence, 2^63", [](TcpFrameHead &head) { head.sequence = uint64_t{1} << 63; },
        "a frame is missing, or came twice"},
-      {"another rank", [](FrameHead &head) { head.header.from = peer + 1; }, "a frame of another rank"},
-      {"kind 0", [](FrameHead &head) { head.header.kind = Kind{0}; }, "a frame of an unknown kind"},
-      {"a greeting", [](FrameHead &head) { head.header.kind = Kind::greeting; }, "a frame of an unknown kind"},
-      {"kind 2^31", [](FrameHead &head) { head.header.kind = Kind{1U << 31}; }, "a frame of an unknown kind"},
-      {"length of the data", [](FrameHead &head) { ++head.payload_bytes; }, "a chunk of another length"},
-      {"a chunk of 2^63", [](FrameHead &head) { head.header.bytes = uint64_t{1} << 63; }, "a chunk of another length"},
-      {"a chunk of 2^32 more", [](FrameHead &head) { head.header.bytes += uint64_t{1} << 32; },
+      {"another rank", [](TcpFrameHead &head) { head.header.from = peer + 1; }, "a frame of another rank"},
+      {"kind 0", [](TcpFrameHead &head) { head.header.kind = Kind{0}; }, "a frame of an unknown kind"},
+      {"a greeting", [](TcpFrameHead &head) { head.header.kind = Kind::greeting; }, "a frame of an unknown kind"},
+      {"kind 2^31", [](TcpFrameHead &head) { head.header.kind = Kind{1U << 31}; }, "a frame of an unknown kind"},
+      {"length of the data", [](TcpFrameHead &head) { ++head.payload_bytes; }, "a chunk of another length"},
+      {"a chunk of 2^63", [](TcpFrameHead &head) { head.header.bytes = uint64_t{1} << 63; },
+       "a chunk of another length"},
+      {"a chunk of 2^32 more", [](TcpFrameHead &head) { head.header.bytes += uint64_t{1} << 32; },
        "a chunk of another length"},
       {"a long control frame",
-       [](FrameHead &head) {
+       [](TcpFrameHead &head) {
          head.header.kind = Kind::call;
          head.payload_bytes = messages::longest_control + 1;
        },
        "a frame that is too long"},
       {"the longest control frame",
-       [](FrameHead &head) {
+       [](TcpFrameHead &head) {
          head.header.kind = Kind::ended;
          head.payload_bytes = UINT32_MAX;
        },
@@ -321,7 +322,7 @@ TEST(TcpLink, AChangedBitIsNoticedByTheChecksum) {
     ASSERT_EQ(heard.code, EBADMSG) << at << ": " << heard.problem;
     ASSERT_NE(heard.problem.find("from rank 3 to rank 0 was changed on its way"), std::string::npos) << heard.problem;
     ASSERT_TRUE(heard.notes.came.empty()) << at;
-    ASSERT_EQ(heard.notes.controls.size(), at < sizeof(FrameHead) + 20 ? 0u : 1u) << at;
+    ASSERT_EQ(heard.notes.controls.size(), at < sizeof(TcpFrameHead) + 20 ? 0u : 1u) << at;
     if (at < chunk_at) continue;
     ASSERT_NE(heard.problem.find("chunk 5 of call 0 (1000 bytes) from rank 3"), std::string::npos) << heard.problem;
     ASSERT_TRUE(heard.lost) << "who closes it tells its receiver";

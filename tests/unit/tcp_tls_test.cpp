@@ -55,7 +55,7 @@ void operator delete(void *memory, size_t) noexcept { std::free(memory); }
 namespace fsdp::transport::tcp {
 namespace {
 
-using State = Tls::State;
+using State = IoState;
 
 Digest key_of(uint8_t first) {
   Digest key;

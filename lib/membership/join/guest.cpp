@@ -76,7 +76,7 @@ Packet Visit::hear(Clock::time_point deadline, const char *waiting_for) {
 
 bool Visit::authenticate() {
   const Packet first = hear(deadline_, "its challenge");
-  wire::Head head{};
+  wire::PacketHead head{};
   if (first.bytes >= sizeof head) std::memcpy(&head, first.data, sizeof head);
   if (!std::memcmp(head.magic, wire::magic, sizeof wire::magic) && head.version != wire::version)
     fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(options_.rank),
@@ -108,7 +108,7 @@ void Visit::open_doors() {
 }
 
 void Visit::join() {
-  auto join = wire::make<wire::Join>();
+  auto join = wire::make<wire::JoinPacket>();
   join.rank = options_.rank;
   join.world_size = options_.size;
   join.wire_version = wire_version;
@@ -117,7 +117,7 @@ void Visit::join() {
   send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
 }
 
-void Visit::obey(const wire::Refusal &refusal) const {
+void Visit::obey(const wire::RefusalPacket &refusal) const {
   const std::string text(refusal.text, ::strnlen(refusal.text, sizeof refusal.text));
   throw Error(refusal.status == FSDP_OK ? FSDP_INTERNAL : refusal.status, text, refusal.rank);
 }
@@ -129,14 +129,14 @@ Rendezvous Visit::await_start() {
     if (packet.bytes == 0)
       fail_rank(FSDP_PEER_FAILED, leader_, "rendezvous '{}': rank {} ended before the job had formed",
                 options_.rendezvous, leader_);
-    if (const auto refusal = packet.as<wire::Refusal>()) obey(*refusal);
-    const auto peer = packet.as<wire::Peer>();
+    if (const auto refusal = packet.as<wire::RefusalPacket>()) obey(*refusal);
+    const auto peer = packet.as<wire::PeerPacket>();
     const bool next = peer && (peers.empty() || peer->rank > peers.back().rank);  // they come in their order
     if (next && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2) {
       peers.push_back({peer->rank, std::move(packet.files[0]), std::move(packet.files[1])});
       continue;
     }
-    if (!packet.as<wire::Start>() || packet.file_count != 1 || peers.size() != rank_count_ - 1)
+    if (!packet.as<wire::StartPacket>() || packet.file_count != 1 || peers.size() != rank_count_ - 1)
       fail_rank(FSDP_SYSTEM, leader_, "rendezvous '{}': a message of rank {} came incomplete (see ulimit -n)",
                 options_.rendezvous, leader_);
     return {std::move(packet.files[0]),

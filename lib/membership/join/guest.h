@@ -17,6 +17,7 @@
 #include "membership/job.h"
 #include "membership/join/process_links.h"
 #include "membership/join/rendezvous.h"
+#include "membership/join/wire.h"
 #include "membership/wire/packet.h"
 #include "membership/wire/secret.h"
 
@@ -55,7 +56,7 @@ class Visit {
   void open_doors();
   void join();
   Rendezvous await_start();
-  [[noreturn]] void obey(const wire::Refusal &refusal) const;
+  [[noreturn]] void obey(const wire::RefusalPacket &refusal) const;
   void pause();
 
   const WorldOptions &options_;

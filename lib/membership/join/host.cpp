@@ -23,11 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Who has not proven the secret costs no more than this; the rest waits in the kernel's queue.
-constexpr size_t most_guests = 64;
-constexpr auto guest_time = 2s;
-constexpr auto bind_time = 5s;        // for the listener of a job that is just forming
-constexpr auto descriptor_time = 5s;  // without one for anybody: longer than any stranger keeps his
+constexpr auto bind_time = 5s;  // for the listener of a job that is just forming
 
 void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
   const auto refusal = wire::make_refusal(status, rank, text);
@@ -46,6 +42,8 @@ Host::Host(const WorldOptions &options, std::span<const uint32_t> ranks, const W
       ranks_(ranks),
       waiter_(waiter),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
+      refusals_("a connection to the ranks of this host", options.log),
+      known_refusals_("a process of this host", options.log),
       seats_(options.size) {
   for (const uint32_t r : ranks_) seats_[r].expected = true;
   seats_[ranks_[0]].taken = true;
@@ -63,6 +61,7 @@ Rendezvous Host::run() {
       check_limits();
       waiter_.poll();
     }
+    acceptor_.reset();
     listener_.reset();
     guests_.clear();
     start_all();
@@ -94,76 +93,45 @@ void Host::listen() {
     ::usleep(slice_ms * 1000);
   }
   if (::listen(listener_.get(), SOMAXCONN) != 0) fail_errno(errno, "listening at the rendezvous");
+  acceptor_.emplace(options_.secret, "", &refusals_).listen(listener_);
 }
 
 // Sleeps until something happens, then hears everybody.
 void Host::look_around() {
   std::vector<pollfd> polls;
-  polls.push_back({guests_.size() < most_guests && pause_.over() ? listener_.get() : -1, POLLIN, 0});
+  acceptor_->add_polls(polls);
   for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
-  for (const Seat &seat : seats_)
+  for (const ExpectedRank &seat : seats_)
     if (seat.doors.process && !end_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
+  for (Acceptor::AuthenticatedSocket &arrival : acceptor_->look())
+    guests_.push_back({std::move(arrival.socket), Clock::now() + Acceptor::message_time});
   for (Guest &guest : guests_) hear(guest);
   const auto now = Clock::now();
   std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
-  accept_guests();
-}
-
-void Host::accept_guests() {
-  while (guests_.size() < most_guests && pause_.over()) {
-    Guest guest;
-    guest.socket = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!guest.socket) return (void)pause_.note(errno);
-    pause_.clear();
-    if (peer_user(guest.socket) != ::geteuid()) continue;
-    guest.deadline = Clock::now() + guest_time;
-    auto challenge = wire::make<wire::Challenge>();
-    challenge.nonce = guest.nonce = make_nonce();
-    if (send_packet(guest.socket, &challenge, sizeof challenge) == Sent::yes) guests_.push_back(std::move(guest));
-  }
 }
 
 // Any packet that is not the one expected ends the connection; a rank that was right tries again.
 void Host::hear(Guest &guest) {
-  while (guest.socket) {
-    auto packet = receive_packet(guest.socket);
-    if (!packet) return;
-    if (guest.state == Guest::strange && check_answer(guest, *packet)) {
-      guest.state = Guest::proven;
-      continue;
-    }
-    if (guest.state == Guest::proven && packet->as<wire::Join>()) join(guest, *packet);
-    const auto word = guest.state == Guest::proven ? packet->as<wire::Refusal>() : std::nullopt;
-    guest.socket.reset();
-    if (word) hear_giving_up(*word);
-  }
+  auto packet = receive_packet(guest.socket);
+  if (!packet) return;
+  if (packet->as<wire::JoinPacket>()) join(guest, *packet);
+  guest.socket.reset();
+  if (const auto word = packet->as<wire::RefusalPacket>()) hear_giving_up(*word);
 }
 
 // A rank that has not joined says why it cannot: without it there is no job.
-void Host::hear_giving_up(const wire::Refusal &word) {
+void Host::hear_giving_up(const wire::RefusalPacket &word) {
   const auto rank = static_cast<uint32_t>(word.rank);
   if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
   ++told_;  // it need not be told
   throw Error(FSDP_PEER_FAILED, std::string(word.text, ::strnlen(word.text, sizeof word.text)), word.rank);
 }
 
-bool Host::check_answer(Guest &guest, const Packet &packet) {
-  const auto answer = packet.as<wire::Answer>();
-  if (!answer || !equal(answer->digest, wire::guest_digest(options_.secret, guest.nonce, answer->nonce))) {
-    if (options_.log)
-      options_.log(FSDP_LOG_WARNING, "refused a process of this host: it does not know the job secret of rank 0");
-    return false;
-  }
-  auto proof = wire::make<wire::Proof>();
-  proof.digest = wire::host_digest(options_.secret, guest.nonce, answer->nonce);
-  return send_packet(guest.socket, &proof, sizeof proof) == Sent::yes;
-}
-
 void Host::join(Guest &guest, Packet &packet) {
-  const auto join = *packet.as<wire::Join>();
+  const auto join = *packet.as<wire::JoinPacket>();
   const auto refuse = [&](fsdp_status status, const std::string &text) {
-    if (options_.log) options_.log(FSDP_LOG_WARNING, format_text("refused a process of this host: {}", text));
+    known_refusals_.note({}, text);
     send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
   const std::string library(join.library, ::strnlen(join.library, sizeof join.library));
@@ -185,7 +153,7 @@ void Host::join(Guest &guest, Packet &packet) {
   if (packet.file_count != 2)
     return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
                                            packet.file_count));
-  Seat &seat = seats_[join.rank];
+  ExpectedRank &seat = seats_[join.rank];
   seat.doors = {join.rank, std::move(packet.files[0]), std::move(packet.files[1])};
   seat.connection = std::move(guest.socket);
   seat.taken = true;
@@ -222,8 +190,8 @@ std::vector<uint32_t> Host::missing() const {
 void Host::check_limits() {
   if (joined_ == ranks_.size()) return;
   const std::vector<uint32_t> ranks = missing();
-  const std::string problem = pause_.problem();
-  if (pause_.lasts(descriptor_time))
+  const std::string problem = acceptor_->pause().problem();
+  if (acceptor_->pause().lasts(Acceptor::shortage_time))
     fail(FSDP_SYSTEM, "rank {} cannot take the connections of {}: {}", ranks_[0], rank_list(ranks), problem);
   if (Clock::now() < deadline_) return;
   fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
@@ -241,10 +209,10 @@ void Host::cancel(const Error &error) {
     const auto word = report_of(*end_, ranks_[0]);
     end_ = Error(word.status, word.text, word.rank);
   }
-  for (const Seat &seat : seats_)
+  for (const ExpectedRank &seat : seats_)
     if (seat.connection) send_refusal(seat.connection, end_->status, end_->rank, end_->message);
   for (Guest &guest : guests_) {  // about to join
-    if (!guest.socket || guest.state != Guest::proven) continue;
+    if (!guest.socket) continue;
     send_refusal(guest.socket, end_->status, end_->rank, end_->message);
     guest.socket.reset();
     ++told_;
@@ -255,7 +223,7 @@ void Host::cancel(const Error &error) {
 
 // Ranks of several hosts hear it from the rendezvous.
 void Host::say_farewell() noexcept {
-  if (!listener_ || ranks_.size() < options_.size) return;
+  if (!acceptor_ || ranks_.size() < options_.size) return;
   try {
     const auto end = Clock::now() + std::chrono::milliseconds(options_.farewell_ms);
     const size_t count = missing().size();
@@ -267,7 +235,7 @@ void Host::say_farewell() noexcept {
 void Host::start_all() {
   for (const uint32_t to : ranks_.subspan(1)) {
     for (const uint32_t r : ranks_) {
-      auto peer = wire::make<wire::Peer>();
+      auto peer = wire::make<wire::PeerPacket>();
       peer.rank = r;
       peer.world_size = options_.size;
       const PeerDoors &doors = seats_[r].doors;
@@ -275,7 +243,7 @@ void Host::start_all() {
                            r == ranks_[0] ? doors_.outbox.get() : doors.outbox.get()};
       if (r != to) send_all(to, &peer, sizeof peer, files);
     }
-    const auto start = wire::make<wire::Start>();
+    const auto start = wire::make<wire::StartPacket>();
     const int files[] = {control_.get()};
     send_all(to, &start, sizeof start, files);
   }

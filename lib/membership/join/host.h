@@ -11,7 +11,8 @@
 
 #include "membership/join/process_links.h"
 #include "membership/join/rendezvous.h"
-#include "membership/wire/endpoint.h"
+#include "membership/join/wire.h"
+#include "membership/wire/acceptor.h"
 #include "membership/wire/packet.h"
 
 namespace fsdp::membership {
@@ -24,13 +25,12 @@ class Host {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Has proven the secret and has not joined.
   struct Guest {
     Fd socket;
-    enum { strange, proven } state = strange;
-    Nonce nonce{};
-    Clock::time_point deadline;  // of who has not joined
+    Clock::time_point deadline;
   };
-  struct Seat {
+  struct ExpectedRank {
     Fd connection;
     PeerDoors doors;
     bool expected = false, taken = false;
@@ -38,10 +38,8 @@ class Host {
 
   void listen();
   void look_around();
-  void accept_guests();
   void hear(Guest &guest);
-  void hear_giving_up(const wire::Refusal &word);
-  bool check_answer(Guest &guest, const Packet &packet);
+  void hear_giving_up(const wire::RefusalPacket &word);
   void join(Guest &guest, Packet &packet);
   void check_joined();
   [[noreturn]] void lose(uint32_t rank) const;
@@ -57,11 +55,12 @@ class Host {
   const Waiter &waiter_;
   Clock::time_point deadline_;
   Fd listener_;
-  AcceptPause pause_;
-  std::vector<Guest> guests_;  // who has not joined yet
-  std::optional<Error> end_;   // what everybody is told who comes now
-  size_t told_ = 0;            // of those who had not joined
-  std::vector<Seat> seats_;    // by rank of the job
+  RefusalLog refusals_, known_refusals_;  // of strangers, and of processes that know the secret
+  std::optional<Acceptor> acceptor_;      // while it listens
+  std::vector<Guest> guests_;
+  std::optional<Error> end_;         // what everybody is told who comes now
+  size_t told_ = 0;                  // of those who had not joined
+  std::vector<ExpectedRank> seats_;  // by rank of the job
   uint32_t joined_ = 1;
   Doors doors_;
   Fd control_;

@@ -98,7 +98,7 @@ EntryReader::EntryReader(Bytes body) : rest_(body), bytes_(body.size()) {
 
 // The usual value is as long as the one before it: then only the bytes between are written.
 Bytes EntryReader::follow(std::vector<std::byte> &value, uint32_t most) {
-  const auto [front, back, bytes] = numbers<Sizes>();
+  const auto [front, back, bytes] = numbers<PartSizes>();
   const Bytes between = take(bytes);
   const size_t before = value.size(), after = size_t{front} + bytes + back;
   if (size_t{front} + back > before || after > most) {
@@ -115,7 +115,7 @@ Bytes EntryReader::follow(std::vector<std::byte> &value, uint32_t most) {
   return between;
 }
 
-bool EntryReader::next(Entry &entry) {
+bool EntryReader::next(RosterEntry &entry) {
   if (left_ == 0) {
     if (!rest_.empty()) wrong(format_text("{} bytes follow the message", rest_.size()));
     return false;
@@ -144,21 +144,21 @@ Entries::Entries(uint32_t first_rank) {
   append<uint32_t>(body_, 0);
 }
 
-Entries::Entries(std::initializer_list<Entry> list) : Entries(list.size() ? list.begin()->rank : 0) {
-  for (const Entry &entry : list) add(entry);
+Entries::Entries(std::initializer_list<RosterEntry> list) : Entries(list.size() ? list.begin()->rank : 0) {
+  for (const RosterEntry &entry : list) add(entry);
 }
 
 Entries Entries::parse(Bytes body, std::string &problem) {
   Entries entries;
   EntryReader reader(body);
-  for (Entry entry; reader.next(entry);) entries.nodes_.push_back(entry.node);
+  for (RosterEntry entry; reader.next(entry);) entries.nodes_.push_back(entry.node);
   problem = reader.problem();
   if (!problem.empty()) return Entries();
   entries.body_.assign(body.begin(), body.end());
   return entries;
 }
 
-void Entries::add(const Entry &entry) {
+void Entries::add(const RosterEntry &entry) {
   const std::string host = name_of(std::string(entry.host), most_name_bytes);
   append<uint32_t>(body_, entry.node);
   append(body_, Following(host_, bytes_of(host)));
@@ -170,7 +170,7 @@ void Entries::add(const Entry &entry) {
   std::memcpy(body_.data() + sizeof count, &count, sizeof count);
 }
 
-bool Entries::takes(const Entry &entry, size_t most_bytes) const {
+bool Entries::takes(const RosterEntry &entry, size_t most_bytes) const {
   return body_.size() + entry_bytes + Following(host_, bytes_of(entry.host)).between.size() +
              Following(card_, entry.card).between.size() <=
          most_bytes;

@@ -44,7 +44,7 @@ std::string name_of(std::string value, uint32_t most);
 bool printable(char c);
 
 // node: the number of the rank's host. Whoever reads one has it until the next one is read.
-struct Entry {
+struct RosterEntry {
   uint32_t rank = 0, node = 0;
   std::string_view host = {};
   std::span<const std::byte> card = {};
@@ -55,12 +55,12 @@ class EntryReader {
  public:
   explicit EntryReader(std::span<const std::byte> body);
   // False: that was the last one, or something is wrong.
-  bool next(Entry &entry);
+  bool next(RosterEntry &entry);
   // Empty: nothing is.
   const std::string &problem() const noexcept { return problem_; }
 
  private:
-  struct Sizes {
+  struct PartSizes {
     uint16_t front, back, between;
   };
   template <class Numbers>
@@ -83,7 +83,7 @@ class Entries {
   static constexpr uint32_t kind = 3;
 
   explicit Entries(uint32_t first_rank = 0);
-  Entries(std::initializer_list<Entry> list);
+  Entries(std::initializer_list<RosterEntry> list);
   // Nothing, with the problem set, if that is not what it is.
   static Entries parse(std::span<const std::byte> body, std::string &problem);
 
@@ -92,9 +92,9 @@ class Entries {
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }
   const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // of each of its ranks
   // Of the next rank, whatever the entry says of it.
-  void add(const Entry &entry);
+  void add(const RosterEntry &entry);
   // Is there room for it in a body of at most so many bytes?
-  bool takes(const Entry &entry, size_t most_bytes) const;
+  bool takes(const RosterEntry &entry, size_t most_bytes) const;
 
  private:
   std::vector<std::byte> body_;

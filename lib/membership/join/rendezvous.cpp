@@ -90,8 +90,8 @@ std::string describe_hosts(const Roster &roster) {
 
 const char *describe_guard(const WorldOptions &options, const MeetingPoint &point) {
   if (!options.secret.empty()) return "with a job secret";
-  return point.kind == MeetingPoint::Kind::name ? "no job secret: any process of this user could have joined"
-                                                : "no job secret: any process of this host could have joined";
+  return point.kind == MeetingPoint::Scheme::name ? "no job secret: any process of this user could have joined"
+                                                  : "no job secret: any process of this host could have joined";
 }
 
 }  // namespace
@@ -106,8 +106,8 @@ uint32_t forming_limit_ms(const WorldOptions &options, Clock::time_point since) 
 
 Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card) {
   const MeetingPoint point = parse_meeting_point(options.rendezvous);
-  Rendezvous meeting = point.kind == MeetingPoint::Kind::name ? meet_by_name(options, waiter)
-                                                              : meet_by_network(options, point, waiter, make_card);
+  Rendezvous meeting = point.kind == MeetingPoint::Scheme::name ? meet_by_name(options, waiter)
+                                                                : meet_by_network(options, point, waiter, make_card);
   meeting.description = format_text("{} ranks as processes of {}, met at rendezvous '{}' ({}{}{})", options.size,
                                     describe_hosts(meeting.roster), options.rendezvous, describe_guard(options, point),
                                     options.source.empty() ? "" : "; world from ", options.source);

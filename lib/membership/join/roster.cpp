@@ -27,7 +27,7 @@ bool Roster::add(message::Entries entries) {
   return true;
 }
 
-void Roster::add(const message::Entry &entry) {
+void Roster::add(const message::RosterEntry &entry) {
   if (parts_.empty() || !parts_.back().takes(entry, message::longest)) parts_.emplace_back(entry.rank);
   parts_.back().add(entry);
   nodes_.push_back(entry.node);
@@ -36,13 +36,13 @@ void Roster::add(const message::Entry &entry) {
 
 std::string Roster::host_of(uint32_t rank) const {
   std::string host;
-  visit(rank, [&](const message::Entry &entry) { host = entry.host; });
+  visit(rank, [&](const message::RosterEntry &entry) { host = entry.host; });
   return host;
 }
 
 std::vector<std::byte> Roster::card_of(uint32_t rank) const {
   std::vector<std::byte> card;
-  visit(rank, [&](const message::Entry &entry) { card.assign(entry.card.begin(), entry.card.end()); });
+  visit(rank, [&](const message::RosterEntry &entry) { card.assign(entry.card.begin(), entry.card.end()); });
   return card;
 }
 
@@ -50,7 +50,7 @@ template <class Visit>
 void Roster::visit(uint32_t rank, Visit &&look) const {
   const auto part = std::ranges::upper_bound(parts_, rank, {}, &message::Entries::first_rank) - 1;
   message::EntryReader reader(part->body());
-  for (message::Entry entry; reader.next(entry);)
+  for (message::RosterEntry entry; reader.next(entry);)
     if (entry.rank == rank) return look(entry);
 }
 

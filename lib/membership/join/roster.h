@@ -19,7 +19,7 @@ class Roster {
   // as it was.
   bool add(message::Entries entries);
   // Of the next rank, by who makes the roster: none of it has come from elsewhere.
-  void add(const message::Entry &entry);
+  void add(const message::RosterEntry &entry);
 
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }
   const std::vector<message::Entries> &parts() const noexcept { return parts_; }
@@ -35,7 +35,7 @@ class Roster {
     uint32_t nodes = 0;
     for (const message::Entries &part : parts_) {
       message::EntryReader reader(part.body());
-      for (message::Entry entry; reader.next(entry);) {
+      for (message::RosterEntry entry; reader.next(entry);) {
         const bool leads = entry.node == nodes;
         nodes += leads;
         visit(entry, leads);

@@ -43,15 +43,15 @@ TcpDoor::TcpDoor(const WorldOptions &options, const MeetingPoint &point, const W
     waiter_.poll();
     ::usleep(slice_ms * 1000);
   }
-  if (point_.kind == MeetingPoint::Kind::tcp) open_outer();
-  if (point_.kind == MeetingPoint::Kind::file)
+  if (point_.kind == MeetingPoint::Scheme::tcp) open_outer();
+  if (point_.kind == MeetingPoint::Scheme::file)
     notice_ = std::make_unique<Notice>(notice_path(point_, options_), ends_.front());
 }
 
 std::vector<Endpoint> TcpDoor::find_places(Clock::time_point deadline, NameLookup &names) {
   std::string problem;
   std::vector<Endpoint> places;
-  if (point_.kind == MeetingPoint::Kind::tcp)
+  if (point_.kind == MeetingPoint::Scheme::tcp)
     places = find_host(point_, options_, names, {deadline, waiter_}, problem);
   else if (options_.secret.empty())
     places = Endpoint::numeric("127.0.0.1", 0, problem);
@@ -70,7 +70,7 @@ bool TcpDoor::open(const std::vector<Endpoint> &places) {
     Fd listener = listen_at(place, SOMAXCONN);
     if (!listener) continue;
     ends_.push_back(Endpoint::local(listener));
-    listeners_.add(std::move(listener));
+    listeners_.push_back(std::move(listener));
     return true;
   }
   return false;
@@ -95,7 +95,7 @@ void TcpDoor::open_outer() {
   }
   remark_ += format_text(", so it listened at {} too", at.text());
   ends_.push_back(at);
-  listeners_.add(std::move(listener));
+  listeners_.push_back(std::move(listener));
 }
 
 std::string TcpDoor::text() const {

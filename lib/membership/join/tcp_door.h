@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,7 @@ class TcpDoor {
   std::string address() const { return outer().address(); }
   // "10.0.0.1:29500", and what there is to know about it if somebody does not come.
   std::string text() const;
-  Listeners &listeners() noexcept { return listeners_; }
-  const AcceptPause &pause() const noexcept { return listeners_.pause(); }
+  std::span<const Fd> listeners() const noexcept { return listeners_; }
 
  private:
   std::vector<Endpoint> find_places(Clock::time_point deadline, NameLookup &names);
@@ -36,7 +36,7 @@ class TcpDoor {
   const WorldOptions &options_;
   const MeetingPoint &point_;
   const Waiter &waiter_;
-  Listeners listeners_;
+  std::vector<Fd> listeners_;
   std::vector<Endpoint> ends_;  // of each
   std::string remark_;
   std::unique_ptr<Notice> notice_;

@@ -9,13 +9,6 @@
 #include "base/failure.h"
 
 namespace fsdp::membership {
-namespace {
-
-using namespace std::chrono_literals;
-constexpr auto tcp_descriptor_time = 12s;  // without one for anybody: longer than any stranger keeps his
-
-}  // namespace
-
 TcpHost::TcpHost(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
                  const MakeCard &make_card)
     : options_(options),
@@ -27,13 +20,13 @@ TcpHost::TcpHost(const WorldOptions &options, const MeetingPoint &point, const W
 
 Assembly TcpHost::run() {
   door_ = std::make_unique<TcpDoor>(options_, point_, waiter_, deadline_, names_);
-  entrance_ = std::make_unique<Entrance>(options_, door_->listeners(), label_);
+  admission_ = std::make_unique<Admission>(options_, door_->listeners(), label_);
   vigil_ = std::make_unique<HostVigil>(options_.size, deadline_, waiter_,
                                        [this](Branch &branch, message::Join &join) { admit(branch, join); });
   try {
     gather();
     Assembly assembly{make_roster(), make_nonce(), {}};
-    entrance_.reset();
+    admission_.reset();
     door_.reset();
     send_roster(assembly);
     assembly.vigil = std::move(vigil_);
@@ -60,13 +53,13 @@ void TcpHost::gather() {
   }
 }
 
-// Sleeps until something happens, then hears who is at the entrance; the vigil hears those that have joined.
+// Sleeps until something happens, then hears ranks that want to join; the vigil hears those that have.
 void TcpHost::look_around() {
   std::vector<pollfd> polls;
-  entrance_->add_polls(polls);
+  admission_->add_polls(polls);
   if (!end_) vigil_->branches().add_polls(polls);
   ::poll(polls.data(), polls.size(), slice_ms);
-  entrance_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
+  admission_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
   vigil_->branches().flush();
 }
 
@@ -95,7 +88,7 @@ std::optional<message::Refusal> TcpHost::check(const message::Join &join) {
 
 void TcpHost::admit(FrameStream &stream, message::Join &join) {
   if (const auto wrong = check(join)) {
-    entrance_->turn_away(stream, *wrong);
+    admission_->turn_away(stream, *wrong);
     if (!outdated_ || end_) return;
     fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(join.rank),
               "rank {} has begun attempt {} of this job, rank 0 is of attempt {}", join.rank, join.attempt,
@@ -122,7 +115,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
 // Let in by another rank, who passes on what it is told.
 void TcpHost::admit(Branch &branch, message::Join &join) {
   if (auto wrong = check(join)) {
-    entrance_->note_refusal(wrong->text);
+    admission_->note_refusal(format_text("rank {} on {}", join.rank, join.host), wrong->text);
     wrong->party = static_cast<int32_t>(join.rank);
     return branch.stream.queue(message::share(*wrong));
   }
@@ -138,15 +131,15 @@ std::vector<uint32_t> TcpHost::missing() const {
 }
 
 void TcpHost::check_limits() {
-  const bool over = Clock::now() >= deadline_, deaf = door_->pause().lasts(tcp_descriptor_time);
+  const bool over = Clock::now() >= deadline_, deaf = admission_->pause().lasts(Acceptor::shortage_time);
   if (vigil_->complete() || (!over && !deaf)) return;
   const std::vector<uint32_t> ranks = missing();
-  const std::string problem = door_->pause().problem();
+  const std::string problem = admission_->pause().problem();
   if (deaf) fail(FSDP_SYSTEM, "rank 0 cannot take the connections of {}: {}", rank_list(ranks), problem);
   fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
             "{} {} not come to the rendezvous '{}', where rank 0 listened at {}, within {} ms{}{}{}", rank_list(ranks),
             ranks.size() == 1 ? "has" : "have", options_.rendezvous, door_->text(), options_.timeout_ms,
-            entrance_->remark(), problem.empty() ? "" : "; rank 0 could not take more connections: ", problem);
+            admission_->remark(), problem.empty() ? "" : "; rank 0 could not take more connections: ", problem);
 }
 
 // To ranks that come now. An interrupted hook ends it.
@@ -165,7 +158,7 @@ void TcpHost::say_farewell(const Error &error) noexcept {
 void TcpHost::dismiss_guests() {
   auto word = report_of(*end_, 0);
   word.party = -1;
-  entrance_->dismiss(outdated_ ? message::Refusal{FSDP_OK, -1, "rank 0 was of an earlier attempt"} : word);
+  admission_->dismiss(outdated_ ? message::Refusal{FSDP_OK, -1, "rank 0 was of an earlier attempt"} : word);
 }
 
 Roster TcpHost::make_roster() {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "membership/join/entrance.h"
+#include "membership/join/admission.h"
 #include "membership/join/host_vigil.h"
 #include "membership/join/rendezvous.h"
 #include "membership/join/tcp_door.h"
@@ -48,7 +48,7 @@ class TcpHost {
   std::string label_;
   NameLookup names_;
   std::unique_ptr<TcpDoor> door_;
-  std::unique_ptr<Entrance> entrance_;
+  std::unique_ptr<Admission> admission_;
   std::unique_ptr<HostVigil> vigil_;
   std::optional<Error> end_;  // what everybody is told who comes now
   RankSet told_;              // of those who had not joined

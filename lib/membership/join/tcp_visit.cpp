@@ -63,9 +63,9 @@ std::string Porch::listen_for_hosts(Endpoint at) {
   return hosts_ ? Endpoint::local(hosts_).text() : std::string();
 }
 
-Listeners &Porch::open() {
-  if (socket_ && ::listen(socket_.get(), SOMAXCONN) == 0) listeners_.add(std::move(socket_));
-  if (hosts_) listeners_.add(std::move(hosts_));
+std::span<const Fd> Porch::open() {
+  if (socket_ && ::listen(socket_.get(), SOMAXCONN) == 0) listeners_.push_back(std::move(socket_));
+  if (hosts_) listeners_.push_back(std::move(hosts_));
   return listeners_;
 }
 
@@ -163,7 +163,7 @@ std::optional<Assembly> TcpVisit::visit_zero() {
 // Asked again at each try: a name may get another address, and the file be replaced.
 std::vector<Endpoint> TcpVisit::places() {
   std::string problem;
-  auto found = point_.kind == MeetingPoint::Kind::tcp
+  auto found = point_.kind == MeetingPoint::Scheme::tcp
                    ? find_host(point_, options_, names_, {deadline_, waiter_}, problem)
                    : read_notice(notice_path(point_, options_), problem);
   if (found.empty()) note_problem(problem);

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,13 +36,13 @@ class Porch {
   // Ranks of other hosts may come, too, to the interface of this address. Returns where; empty: they cannot.
   std::string listen_for_hosts(Endpoint at);
   // Opens it. The caller takes from these.
-  Listeners &open();
+  std::span<const Fd> open();
   void close() noexcept;
 
  private:
   Address address_;
   Fd socket_, hosts_;
-  Listeners listeners_;
+  std::vector<Fd> listeners_;
   mutable std::optional<uint32_t> stranger_;
 };
 

@@ -29,9 +29,9 @@ Uplink::~Uplink() {
   if (!finished_ && !end_) vigil::give_up(*this);
 }
 
-void Uplink::open(Listeners &listeners, const std::string &label) {
+void Uplink::open(std::span<const Fd> listeners, const std::string &label) {
   if (started()) return;  // the job is complete, and the listeners end before this does
-  entrance_ = std::make_unique<Entrance>(options_, listeners, label);
+  admission_ = std::make_unique<Admission>(options_, listeners, label);
 }
 
 void Uplink::leave() noexcept {
@@ -50,7 +50,7 @@ std::string Uplink::above_text() const {
 void Uplink::serve() {
   std::vector<pollfd> polls{{up_.socket().get(), static_cast<short>(POLLIN | (up_.sending() ? POLLOUT : 0)), 0}};
   below_.add_polls(polls);
-  if (entrance_) entrance_->add_polls(polls);
+  if (admission_) admission_->add_polls(polls);
   ::poll(polls.data(), polls.size(), slice_ms_of(options_.size));
   hear();
   if (end_) throw Error(*end_);
@@ -70,7 +70,7 @@ void Uplink::hear() {
   if (end_ || formed_ || again_ || redirect_) return;  // the end of the way up is none of a rank
   for (Branch &branch : below_.all())
     if (branch.watched) hear_below(branch);
-  if (entrance_) entrance_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
+  if (admission_) admission_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
   if (up_.speaks()) up_.flush();
   hear_above();
   below_.flush();
@@ -79,8 +79,8 @@ void Uplink::hear() {
 void Uplink::end(const Error &error) {
   end_ = error;
   const message::Refusal word{error.status, error.rank, error.message};
-  if (entrance_) entrance_->dismiss(word);
-  entrance_.reset();
+  if (admission_) admission_->dismiss(word);
+  admission_.reset();
   tell_below(word);
 }
 
@@ -123,7 +123,7 @@ void Uplink::obey(const Frame &frame) {
                      static_cast<int32_t>(above_.rank)));
   if (start) {
     session_ = start->session;
-    entrance_.reset();
+    admission_.reset();
   }
   below_.queue(pass_on(frame));
 }
@@ -165,7 +165,7 @@ void Uplink::check_above() {
 void Uplink::admit(FrameStream &stream, message::Join &join) {
   const bool other_host = Endpoint::local(stream.socket()).family() != AF_UNIX;
   if (join.rank == rank_ || below_.of(join.rank))
-    return entrance_->turn_away(
+    return admission_->turn_away(
         stream,
         {FSDP_INVALID_ARGUMENT, -1, format_text("another process is rank {} already, on {}", join.rank, host_name())});
   if (const auto elsewhere = other_host ? below_.redirect(Endpoint::peer(stream.socket()).loopback()) : std::nullopt) {

@@ -8,11 +8,12 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "membership/join/admission.h"
 #include "membership/join/branch.h"
-#include "membership/join/entrance.h"
 #include "membership/join/roster.h"
 #include "membership/join/vigil.h"
 
@@ -38,7 +39,7 @@ class Uplink final : public Vigil {
   const std::string &address() const noexcept { return address_; }
   bool by_host() const noexcept { return by_host_; }
   // Others may come from now on, until the job starts: the listeners and the label outlive that.
-  void open(Listeners &listeners, const std::string &label);
+  void open(std::span<const Fd> listeners, const std::string &label);
   // Sleeps until something happens, or for a moment, then hears everybody. Throws what ends the job.
   void serve();
   bool started() const noexcept { return session_.has_value(); }
@@ -83,7 +84,7 @@ class Uplink final : public Vigil {
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
   Branches below_;
-  std::unique_ptr<Entrance> entrance_;
+  std::unique_ptr<Admission> admission_;
   bool admitted_ = false;
   std::optional<std::string> again_;
   std::optional<message::Redirect> redirect_;

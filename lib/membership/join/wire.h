@@ -9,90 +9,40 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
+#include <string_view>
 
-#include "membership/wire/secret.h"
+#include "membership/wire/handshake.h"
 
 namespace fsdp::membership::wire {
 
-constexpr char magic[8] = {'f', 's', 'd', 'p', 'm', 'e', 'e', 't'};
-constexpr uint32_t version = 1;
-
-enum class Kind : uint32_t { challenge = 1, answer, proof, join, refusal, peer, start };
-
-struct Head {
-  char magic[8];
-  uint32_t version;
-  Kind kind;
-};
-
-struct Challenge {
-  static constexpr Kind kind = Kind::challenge;
-  Head head;
-  Nonce nonce;
-};
-struct Answer {
-  static constexpr Kind kind = Kind::answer;
-  Head head;
-  Nonce nonce;
-  Digest digest;
-};
-struct Proof {
-  static constexpr Kind kind = Kind::proof;
-  Head head;
-  Digest digest;
-};
-struct Join {
-  static constexpr Kind kind = Kind::join;
-  Head head;
+struct JoinPacket {
+  static constexpr PacketKind kind = PacketKind::join;
+  PacketHead head;
   uint32_t rank, world_size;
   uint32_t wire_version;
   char library[28];  // as much of it as there is room for
 };
-struct Refusal {
-  static constexpr Kind kind = Kind::refusal;
-  Head head;
+struct RefusalPacket {
+  static constexpr PacketKind kind = PacketKind::refusal;
+  PacketHead head;
   int32_t status, rank;
   char text[480];
 };
-struct Peer {
-  static constexpr Kind kind = Kind::peer;
-  Head head;
+struct PeerPacket {
+  static constexpr PacketKind kind = PacketKind::peer;
+  PacketHead head;
   uint32_t rank, world_size;
 };
-struct Start {
-  static constexpr Kind kind = Kind::start;
-  Head head;
+struct StartPacket {
+  static constexpr PacketKind kind = PacketKind::start;
+  PacketHead head;
 };
-constexpr size_t longest = sizeof(Refusal);
-
-template <class M>
-M make() {
-  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= longest);
-  M message{};
-  std::memcpy(message.head.magic, magic, sizeof magic);
-  message.head.version = version;
-  message.head.kind = M::kind;
-  return message;
-}
-
-inline Refusal make_refusal(int32_t status, int32_t rank, std::string_view text) {
-  auto refusal = make<Refusal>();
+inline RefusalPacket make_refusal(int32_t status, int32_t rank, std::string_view text) {
+  auto refusal = make<RefusalPacket>();
   refusal.status = status;
   refusal.rank = rank;
   text.copy(refusal.text, sizeof refusal.text - 1);
   return refusal;
-}
-
-// The label says what a connection is for; the ranks of one host have none.
-inline Digest guest_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
-                           const std::string &label = {}) {
-  return authenticate(secret, "libfsdp guest" + label, {host, guest});
-}
-inline Digest host_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
-                          const std::string &label = {}) {
-  return authenticate(secret, "libfsdp host" + label, {host, guest});
 }
 
 }  // namespace fsdp::membership::wire

@@ -17,7 +17,7 @@ namespace fsdp::membership {
 
 namespace {
 
-struct Place {
+struct PlaceVariables {
   const char *rank, *size;              // in the job
   const char *local_rank, *local_size;  // on this host; nullptr: the launcher does not say
 };
@@ -26,7 +26,7 @@ uint32_t value_of(const char *name, uint32_t least, uint32_t most) {
   return number(name, variable(name).value_or(""), least, most);
 }
 
-void read_place(const Place &names, LaunchedRank &launch) {
+void read_place(const PlaceVariables &names, LaunchedRank &launch) {
   launch.size = value_of(names.size, 1, INT32_MAX);
   launch.rank = value_of(names.rank, 0, INT32_MAX);
   if (launch.rank >= launch.size)
@@ -213,15 +213,15 @@ std::string choose_rendezvous(const LaunchedRank &launch) {
   if (elsewhere) {
     const MeetingPoint point = parse_meeting_point(*elsewhere);
     if (launch.one_host)
-      return point.kind == MeetingPoint::Kind::name ? point.text
-                                                    : "at " + elsewhere->substr(elsewhere->find("://") + 3);
-    if (point.kind == MeetingPoint::Kind::name && !launch.unplaced.empty())
+      return point.kind == MeetingPoint::Scheme::name ? point.text
+                                                      : "at " + elsewhere->substr(elsewhere->find("://") + 3);
+    if (point.kind == MeetingPoint::Scheme::name && !launch.unplaced.empty())
       fail(FSDP_INVALID_ARGUMENT,
            "FSDP_RENDEZVOUS='{}' is a name, for ranks of one host, but {}, so the ranks may be on several: set "
            "LOCAL_RANK and "
            "LOCAL_WORLD_SIZE (to the value of WORLD_SIZE), or give tcp://HOST:PORT or file:///DIRECTORY",
            *elsewhere, launch.unplaced);
-    if (point.kind == MeetingPoint::Kind::name)
+    if (point.kind == MeetingPoint::Scheme::name)
       fail(FSDP_INVALID_ARGUMENT,
            "FSDP_RENDEZVOUS='{}' is a name, for ranks of one host; ranks of several need tcp://HOST:PORT or "
            "file:///DIRECTORY",

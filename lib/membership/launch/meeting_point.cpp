@@ -136,10 +136,10 @@ MeetingPoint parse_meeting_point(const std::string &rendezvous) {
   MeetingPoint point;
   point.text = rendezvous;
   if (rendezvous.starts_with(tcp_scheme)) {
-    point.kind = MeetingPoint::Kind::tcp;
+    point.kind = MeetingPoint::Scheme::tcp;
     std::tie(point.host, point.port) = parse_host_port(rendezvous.substr(tcp_scheme.size()));
   } else if (rendezvous.starts_with(file_scheme)) {
-    point.kind = MeetingPoint::Kind::file;
+    point.kind = MeetingPoint::Scheme::file;
     point.directory = rendezvous.substr(file_scheme.size());
     if (!point.directory.starts_with('/')) refuse_point(rendezvous, "the directory is not absolute");
   } else if (rendezvous.find("://") != std::string::npos) {

@@ -47,7 +47,7 @@ class NameLookup {
 };
 
 struct MeetingPoint {
-  enum class Kind { name, tcp, file } kind = Kind::name;
+  enum class Scheme { name, tcp, file } kind = Scheme::name;
   std::string text;       // all of it
   std::string host;       // tcp
   uint16_t port = 0;      // tcp

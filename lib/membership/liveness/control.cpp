@@ -39,13 +39,14 @@ uint64_t size_of(const Fd &file) {
 
 uint64_t Control::size_bytes(uint32_t world_size, RanksHere ranks) noexcept {
   const uint64_t each = sizeof(Member) + sizeof(WaitEntry) + sizeof(uint16_t);
-  return round_up(sizeof(Head) + world_size * each + posting_ranks(world_size, ranks) * sizeof(PostEntry), page_size());
+  return round_up(sizeof(ControlHead) + world_size * each + posting_ranks(world_size, ranks) * sizeof(PostEntry),
+                  page_size());
 }
 
 Fd Control::create(uint32_t world_size, RanksHere ranks) {
   Fd file = create_memory_file(size_bytes(world_size, ranks), what);
   Mapping memory(file, size_bytes(world_size, ranks), Access::read_write, what);
-  auto &head = *reinterpret_cast<Head *>(memory.data());
+  auto &head = *reinterpret_cast<ControlHead *>(memory.data());
   head.magic = control_magic;
   head.version = control_version;
   head.world_size = world_size;
@@ -133,7 +134,7 @@ std::string Control::host(uint32_t rank) const {
   return number ? head().hosts[number - 1].text.load().data() : "unknown";
 }
 
-bool Control::write(Slot &slot, const Accusation &accusation) noexcept {
+bool Control::write(AccusationSlot &slot, const Accusation &accusation) noexcept {
   uint64_t none = 0;
   const uint64_t blame = static_cast<uint64_t>(accusation.kind) | uint64_t{static_cast<uint32_t>(accusation.rank)}
                                                                       << 32;
@@ -145,7 +146,7 @@ bool Control::write(Slot &slot, const Accusation &accusation) noexcept {
 }
 
 // Who wrote the slot may have died before it had written all of it: then its first word says enough.
-Accusation Control::read(const Slot &slot) noexcept {
+Accusation Control::read(const AccusationSlot &slot) noexcept {
   for (int tries = 0; !slot.ready.load(std::memory_order_acquire) && tries < 50; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (slot.ready.load(std::memory_order_acquire)) return slot.accusation;
@@ -171,7 +172,7 @@ void Control::accuse(const Accusation &accusation) noexcept {
 
 void Control::settle() noexcept {
   if (!suspected() || accused()) return;
-  const Slot &slot = head().suspicion;
+  const AccusationSlot &slot = head().suspicion;
   const uint64_t since = slot.since_ms.load(std::memory_order_acquire);
   if (since == 0) return;  // being written
   if (steady_ms() - since >= answer_ms) decide(read(slot));

@@ -105,7 +105,7 @@ class Control {
 
  private:
   // Written once, by who wins the swap.
-  struct alignas(64) Slot {
+  struct alignas(64) AccusationSlot {
     std::atomic<uint64_t> blame;  // kind | rank << 32
     std::atomic<uint32_t> ready;
     std::atomic<uint64_t> since_ms;
@@ -116,10 +116,10 @@ class Control {
     std::atomic<uint64_t> hash;  // of the name that it is for; 0: none
     SharedText<112> text;
   };
-  struct Head {
+  struct ControlHead {
     uint64_t magic;
     uint32_t version, world_size, ranks_here;
-    Slot verdict, suspicion;
+    AccusationSlot verdict, suspicion;
     std::atomic<uint32_t> leader;     // and 1; 0: none
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
     std::atomic<uint32_t> core_count, any_left;
@@ -136,11 +136,11 @@ class Control {
   };
   static_assert(sizeof(Member) == 16);
   bool is_loss_of_leader(const Accusation &accusation) const noexcept;
-  static bool write(Slot &slot, const Accusation &accusation) noexcept;
-  static Accusation read(const Slot &slot) noexcept;
-  Head &head() const noexcept { return *reinterpret_cast<Head *>(memory_.data()); }
+  static bool write(AccusationSlot &slot, const Accusation &accusation) noexcept;
+  static Accusation read(const AccusationSlot &slot) noexcept;
+  ControlHead &head() const noexcept { return *reinterpret_cast<ControlHead *>(memory_.data()); }
   // Head, members, waits, posts, the numbers of the posts' entries.
-  Member *members() const noexcept { return reinterpret_cast<Member *>(memory_.data() + sizeof(Head)); }
+  Member *members() const noexcept { return reinterpret_cast<Member *>(memory_.data() + sizeof(ControlHead)); }
   Member &member(uint32_t rank) const noexcept { return members()[rank]; }
 
   uint32_t world_size_;

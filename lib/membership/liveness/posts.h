@@ -63,7 +63,7 @@ class TextPool {
   bool store(uint32_t rank, uint32_t number, std::string_view text, const IsCurrent &is_current) noexcept {
     const uint64_t owner = owner_of(rank, number);
     if (find(owner)) return true;  // it was told before
-    Place *place = claim(owner, is_current);
+    TextPlace *place = claim(owner, is_current);
     if (!place) return false;
     place->text.store(text);
     uint64_t mine = owner | being_written;  // another's meanwhile, if nobody asks for this one any more
@@ -72,7 +72,7 @@ class TextPool {
   // False: it is not there, or not any more.
   bool load(uint32_t rank, uint32_t number, Copy &text) const noexcept {
     const uint64_t owner = owner_of(rank, number);
-    const Place *place = find(owner);
+    const TextPlace *place = find(owner);
     if (!place) return false;
     const Copy copy = place->text.load();
     if (place->owner.load(std::memory_order_acquire) != owner) return false;
@@ -82,13 +82,13 @@ class TextPool {
   // Of each text that is there: found(rank, number).
   template <class Found>
   void for_each(const Found &found) const {
-    for (const Place &place : used())
+    for (const TextPlace &place : used())
       if (const uint64_t owner = place.owner.load(std::memory_order_acquire); owner != 0 && !(owner & being_written))
         found(rank_of(owner), number_of(owner));
   }
 
  private:
-  struct Place {
+  struct TextPlace {
     std::atomic<uint64_t> owner;  // (rank + 1) << 32 | number; 0: none
     SharedText<bytes> text;
   };
@@ -98,15 +98,15 @@ class TextPool {
   static uint32_t rank_of(uint64_t owner) noexcept { return static_cast<uint32_t>((owner & ~being_written) >> 32) - 1; }
   static uint32_t number_of(uint64_t owner) noexcept { return static_cast<uint32_t>(owner); }
 
-  const Place *find(uint64_t owner) const noexcept {
-    for (const Place &place : used())
+  const TextPlace *find(uint64_t owner) const noexcept {
+    for (const TextPlace &place : used())
       if (place.owner.load(std::memory_order_acquire) == owner) return &place;
     return nullptr;
   }
-  std::span<const Place> used() const noexcept {
+  std::span<const TextPlace> used() const noexcept {
     return {places_, std::min(used_.load(std::memory_order_acquire), place_count)};
   }
-  bool take(Place &place, uint64_t from, uint64_t to) noexcept {
+  bool take(TextPlace &place, uint64_t from, uint64_t to) noexcept {
     if (!place.owner.compare_exchange_strong(from, to | being_written, std::memory_order_acq_rel)) return false;
     const auto count = static_cast<uint32_t>(&place - places_ + 1);
     uint32_t known = used_.load(std::memory_order_relaxed);
@@ -115,10 +115,10 @@ class TextPool {
     return true;
   }
   template <class IsCurrent>
-  Place *claim(uint64_t owner, const IsCurrent &is_current) noexcept {
-    Place *highest = nullptr;
+  TextPlace *claim(uint64_t owner, const IsCurrent &is_current) noexcept {
+    TextPlace *highest = nullptr;
     uint64_t its = owner;
-    for (Place &place : places_) {
+    for (TextPlace &place : places_) {
       const uint64_t at = place.owner.load(std::memory_order_acquire);
       if (at == 0 || !is_current(rank_of(at), number_of(at))) {
         if (take(place, at, owner)) return &place;
@@ -131,7 +131,7 @@ class TextPool {
   }
 
   std::atomic<uint32_t> used_;  // places before this: nobody needs to look at more, mostly none
-  Place places_[place_count];
+  TextPlace places_[place_count];
 };
 
 // What ranks show to others in memory that they share: the last bytes that each posted, whole or not at all, and with

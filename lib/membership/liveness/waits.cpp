@@ -31,26 +31,26 @@ std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t wor
   return std::nullopt;
 }
 
-void StreamWaits::begin(Entry &entry) {
+void StreamWaits::begin(StreamWait &entry) {
   const std::lock_guard lock(mutex_);
   entries_.push_back(&entry);
   entry.number = ++numbers_;
 }
 
-void StreamWaits::look(Entry &entry, std::optional<uint32_t> missed) {
+void StreamWaits::look(StreamWait &entry, std::optional<uint32_t> missed) {
   const std::lock_guard lock(mutex_);
   entry.missed = missed;
   ++entry.looks;
 }
 
-void StreamWaits::end(const Entry &entry) noexcept {
+void StreamWaits::end(const StreamWait &entry) noexcept {
   const std::lock_guard lock(mutex_);
   std::erase(entries_, &entry);
 }
 
-std::optional<StreamWaits::Entry> StreamWaits::find(uint64_t thread) const {
+std::optional<StreamWaits::StreamWait> StreamWaits::find(uint64_t thread) const {
   const std::lock_guard lock(mutex_);
-  for (const Entry *entry : entries_)
+  for (const StreamWait *entry : entries_)
     if (entry->thread == thread) return *entry;
   return std::nullopt;
 }
@@ -100,7 +100,7 @@ std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const std:
 }
 
 // The stream's own looks count: the caller knows no more than they do.
-std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::Entry> &stream,
+std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::StreamWait> &stream,
                                               const std::string &call) {
   if (!stream || stream->number != stream_number_) hide();
   if (!stream) return {};
@@ -133,14 +133,14 @@ std::vector<uint32_t> ShownWait::find_circle() {
     suspects_.clear();
     return {};
   }
-  std::vector<Seen> circle;
+  std::vector<SeenWait> circle;
   uint32_t at = rank_;
   do {
     circle.push_back({at, entries_[at].looks.load(std::memory_order_seq_cst)});
     at = entries_[at].for_rank.load(std::memory_order_relaxed);
   } while (at != rank_ && at < world_size_ && circle.size() < world_size_);
   const bool same = at == rank_ && std::equal(circle.begin(), circle.end(), suspects_.begin(), suspects_.end(),
-                                              [](const Seen &now, const Seen &then) {
+                                              [](const SeenWait &now, const SeenWait &then) {
                                                 return now.rank == then.rank && now.looks >> 32 == then.looks >> 32;
                                               });
   if (!same) {
@@ -148,7 +148,7 @@ std::vector<uint32_t> ShownWait::find_circle() {
     return {};
   }
   std::vector<uint32_t> ranks;
-  const bool late = std::any_of(circle.begin(), circle.end(), [&](const Seen &seen) {
+  const bool late = std::any_of(circle.begin(), circle.end(), [&](const SeenWait &seen) {
     return entries_[seen.rank].late.load(std::memory_order_relaxed) != Late::no;
   });
   const uint64_t looks = late ? late_looks : looks_of_a_neighbour;

@@ -64,7 +64,7 @@ std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t wor
 // What this rank's streams wait for, kept for its caller: it may be waiting for one of them.
 class StreamWaits {
  public:
-  struct Entry {
+  struct StreamWait {
     uint64_t thread = 0;
     uint64_t number = 0;  // of the wait: none has that of another
     uint64_t looks = 0;
@@ -72,15 +72,15 @@ class StreamWaits {
     std::string text;
     Late late = Late::no;
   };
-  void look(Entry &entry, std::optional<uint32_t> missed);
-  void begin(Entry &entry);
-  void end(const Entry &entry) noexcept;
+  void look(StreamWait &entry, std::optional<uint32_t> missed);
+  void begin(StreamWait &entry);
+  void end(const StreamWait &entry) noexcept;
   // A copy of what the thread waits for, if it does.
-  std::optional<Entry> find(uint64_t thread) const;
+  std::optional<StreamWait> find(uint64_t thread) const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<Entry *> entries_;
+  std::vector<StreamWait *> entries_;
   uint64_t numbers_ = 0;
 };
 
@@ -98,7 +98,7 @@ class StreamWait {
 
  private:
   StreamWaits &waits_;
-  StreamWaits::Entry entry_;
+  StreamWaits::StreamWait entry_;
 };
 
 // One wait of this rank's caller.
@@ -114,11 +114,11 @@ class ShownWait {
   // none.
   std::vector<uint32_t> look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited);
   // The same for what a stream waits for; one that does not wait hides what was shown.
-  std::vector<uint32_t> look_through(const std::optional<StreamWaits::Entry> &stream, const std::string &call);
+  std::vector<uint32_t> look_through(const std::optional<StreamWaits::StreamWait> &stream, const std::string &call);
   std::string text(uint32_t rank) const { return entries_.text(rank); }  // that rank's, as it shows it
 
  private:
-  struct Seen {
+  struct SeenWait {
     uint32_t rank;
     uint64_t looks;
   };
@@ -132,7 +132,7 @@ class ShownWait {
   uint32_t world_size_, rank_;
   bool shown_ = false, told_ = false;  // told: its text, too
   uint64_t stream_number_ = 0, stream_looks_ = 0;
-  std::vector<Seen> suspects_;
+  std::vector<SeenWait> suspects_;
 };
 
 }  // namespace fsdp::membership

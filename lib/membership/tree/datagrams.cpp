@@ -19,11 +19,11 @@ constexpr uint32_t many_useless = 32;         // in one round: more than a netwo
 constexpr int wanted_buffer_bytes = 4 << 20;  // the kernel gives what its limit allows (net.core.rmem_max)
 constexpr uint32_t udp_header_bytes = 8;
 
-enum class Kind : uint32_t { beat = 1, dump };
+enum class DatagramKind : uint32_t { beat = 1, dump };
 struct Datagram {
   DatagramMark mark;
   uint32_t node;  // that it comes from
-  Kind kind;
+  DatagramKind kind;
   uint64_t number;
   Digest proof;
 };
@@ -110,7 +110,7 @@ Datagrams::Datagrams(const NodePlan &plan, Fd socket)
 void Datagrams::beat(uint32_t node, uint64_t number) {
   auto target = targets_.find(node);
   if (target == targets_.end()) target = targets_.emplace(node, target_of(plan_, node)).first;
-  send_datagram(socket_, target->second, {{}, plan_.node(), Kind::beat, number, {}}, plan_.secret, label_);
+  send_datagram(socket_, target->second, {{}, plan_.node(), DatagramKind::beat, number, {}}, plan_.secret, label_);
 }
 
 void Datagrams::receive(const std::function<void(uint32_t)> &heard,
@@ -131,9 +131,9 @@ bool Datagrams::take(const void *bytes, size_t size, const std::function<void(ui
   Datagram datagram;
   if (size != sizeof datagram) return false;
   std::memcpy(&datagram, bytes, sizeof datagram);
-  const bool dump = datagram.kind == Kind::dump;
+  const bool dump = datagram.kind == DatagramKind::dump;
   if (datagram.mark != mark_ || datagram.node >= numbers_.size()) return false;
-  if (!dump && (datagram.kind != Kind::beat || datagram.number <= numbers_[datagram.node])) return false;
+  if (!dump && (datagram.kind != DatagramKind::beat || datagram.number <= numbers_[datagram.node])) return false;
   const Digest proof = prove_datagram(plan_.secret, dump ? dump_label_ : label_, datagram.node, mark_, datagram.number);
   if (!equal(datagram.proof, proof)) return false;
   if (dump) {
@@ -154,7 +154,7 @@ void DumpNotices::send(int32_t process) const {
   for (const auto &[node, to] : targets_) {
     const Fd socket(::socket(to.end.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
     const auto number = static_cast<uint64_t>(static_cast<uint32_t>(process));
-    if (socket) send_datagram(socket, to, {{}, node_, Kind::dump, number, {}}, secret_, label_);
+    if (socket) send_datagram(socket, to, {{}, node_, DatagramKind::dump, number, {}}, secret_, label_);
   }
 }
 

@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "base/failure.h"
-#include "membership/tree/door.h"
 #include "membership/wire/endpoint.h"
 
 namespace fsdp::membership {
@@ -86,9 +85,9 @@ void Dial::connect() {
 
 void Dial::prove() {
   const auto state = handshake_->advance(socket_);
-  if (state == Handshake::State::failed)
+  if (state == IoState::failed)
     return fail(handshake_->ended() ? State::ended : State::refused, std::string(handshake_->problem()));
-  if (state != Handshake::State::proven) return;
+  if (state != IoState::done) return;
   stream_ = FrameStream(std::move(socket_), tree::longest, handshake_->keys());
   handshake_.reset();
   greet(stream_, plan_, bond_);
@@ -113,6 +112,30 @@ pollfd Dial::poll() const {
   return {socket, static_cast<short>((connecting_ ? 0 : POLLIN) | (sends ? POLLOUT : 0)), 0};
 }
 
+Newcomers::Newcomers(const NodePlan &plan, const Fd &listener) : plan_(plan), acceptor_(plan.secret, link_label(plan)) {
+  acceptor_.listen(listener);
+}
+
+void Newcomers::add_polls(std::vector<pollfd> &polls) const {
+  acceptor_.add_polls(polls);
+  for (const Silent &one : silent_) polls.push_back({one.stream.socket().get(), POLLIN, 0});
+}
+
+std::vector<Newcomers::Newcomer> Newcomers::look(bool takes) {
+  for (Acceptor::AuthenticatedSocket &arrival : acceptor_.look(takes))
+    silent_.push_back(
+        {FrameStream(std::move(arrival.socket), tree::longest, arrival.keys), Clock::now() + Acceptor::message_time});
+  std::vector<Newcomer> newcomers;
+  const auto now = Clock::now();
+  std::erase_if(silent_, [&](Silent &one) {
+    const auto frame = one.stream.receive();
+    if (!frame) return !one.stream.open() || now >= one.deadline;
+    if (const auto said = read_hello(plan_, *frame)) newcomers.push_back({*said, std::move(one.stream)});
+    return true;
+  });
+  return newcomers;
+}
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -125,7 +148,7 @@ class Forming {
         waiter_(waiter),
         limit_{Clock::now() + std::chrono::milliseconds(plan.forming_ms), waiter},
         look_ms_(slice_ms_of(static_cast<uint32_t>(plan.node_of.size()))),
-        door_(plan, listener),
+        newcomers_(plan, listener),
         links_(links) {}
 
   void run() {
@@ -167,13 +190,13 @@ class Forming {
     if (limit_.over()) lose(missing, late_text());
     waiter_.poll();
     std::vector<pollfd> polls;
-    door_.add_polls(polls, true);
+    newcomers_.add_polls(polls);
     ::poll(polls.data(), polls.size(), look_ms_);
-    for (Door::Newcomer &newcomer : door_.look(true)) let_in(newcomer);
+    for (Newcomers::Newcomer &newcomer : newcomers_.look()) let_in(newcomer);
   }
 
   // One that connects again has given the earlier connection up.
-  void let_in(Door::Newcomer &newcomer) {
+  void let_in(Newcomers::Newcomer &newcomer) {
     const uint32_t node = newcomer.hello.node;
     if (!plan_.is_child(node) || newcomer.hello.bond != tree::Bond::tree) return;
     greet(newcomer.stream, plan_, tree::Bond::tree);
@@ -182,7 +205,7 @@ class Forming {
   }
 
   std::string late_text() const {
-    const std::string problem = door_.problem();
+    const std::string problem = newcomers_.problem();
     return format_text("not within {} ms{}{}", plan_.forming_ms,
                        problem.empty() ? "" : "; connections could not be taken: ", problem);
   }
@@ -191,7 +214,7 @@ class Forming {
   const Waiter &waiter_;
   Limit limit_;
   const int look_ms_;
-  Door door_;
+  Newcomers newcomers_;
   NodeLinks &links_;
 };
 

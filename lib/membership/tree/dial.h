@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection to another leader, made without ever waiting: it connects, both prove the job secret, this one says
-// which node it is, and is answered.
+// Connections between leaders, from both sides: both ends prove the job secret, then the one that has connected says
+// which node it leads, and is answered.
 #pragma once
 
 #include <poll.h>
@@ -9,13 +9,15 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/failure.h"
 #include "base/fd.h"
 #include "membership/tree/message.h"
 #include "membership/tree/plan.h"
+#include "membership/wire/acceptor.h"
 #include "membership/wire/frame_stream.h"
-#include "membership/wire/proof.h"
+#include "membership/wire/handshake.h"
 
 namespace fsdp::membership {
 
@@ -31,6 +33,7 @@ struct LeaderListener {
 // On the interface of this numeric address alone.
 LeaderListener open_leader_listener(const std::string &interface_address);
 
+// The side that connects. Never waits.
 class Dial {
  public:
   using Clock = std::chrono::steady_clock;
@@ -72,6 +75,36 @@ class Dial {
   Fd socket_;
   std::optional<Handshake> handshake_;
   FrameStream stream_;  // once proven
+};
+
+// The side that is connected to: hands on the leaders that have proven the job secret and said which node they lead.
+// Never waits.
+class Newcomers {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Newcomer {
+    tree::LinkHello hello;
+    FrameStream stream;
+  };
+
+  // Both outlive it.
+  Newcomers(const NodePlan &plan, const Fd &listener);
+
+  void add_polls(std::vector<pollfd> &polls) const;
+  // takes: new connections too; else these wait in the kernel.
+  std::vector<Newcomer> look(bool takes = true);
+  // Why connections could not be taken; empty: they could.
+  std::string problem() const { return acceptor_.pause().problem(); }
+
+ private:
+  struct Silent {
+    FrameStream stream;
+    Clock::time_point deadline;
+  };
+
+  const NodePlan &plan_;
+  Acceptor acceptor_;
+  std::vector<Silent> silent_;  // have proven the secret, and said nothing yet
 };
 
 // The leaders connect in a tree: a child to its parent, both prove the job secret, and the child says which node it is,

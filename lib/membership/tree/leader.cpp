@@ -31,15 +31,16 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
       mirror_(control_, plan_),
       datagrams_(plan_, std::move(listener.datagrams)),
       listener_(std::move(listener.stream)),
-      door_(plan_, listener_),
       now_ms_(steady_ms()),
       counted_ms_(now_ms_),
       beat_ms_(beat_of(plan_.node_count(), plan_.heartbeat_timeout_ms)),
       tick_ms_(tick_of(plan_.node_count())) {
   for (auto &[n, stream] : links)
-    peers_.emplace(n, NodePeer(plan_.is_child(n) ? NodePeer::Role::child : NodePeer::Role::parent, std::move(stream)));
+    peers_.emplace(
+        n, NodePeer(plan_.is_child(n) ? NodePeer::Relation::child : NodePeer::Relation::parent, std::move(stream)));
   for (const NodePlace &place : plan_.nodes) (void)parse_address(place.address);  // throws now, and not in a round
   if (!NodePlan::is_refuge(node()) || plan_.node_count() <= 2) listener_.reset();
+  if (listener_) newcomers_.emplace(plan_, listener_);
   listener_closed_ = ForkClosed(listener_.get());
   control_.set_leader(plan_.rank);
   beat();  // neighbours count its silence from now on
@@ -54,7 +55,7 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
           {peer.stream().socket().get(),
            static_cast<short>((peer.stream().open() ? POLLIN : 0) | (peer.stream().sending() ? POLLOUT : 0)), 0});
   for (const Dial &dial : dials_) polls.push_back(dial.poll());
-  if (listener_) door_.add_polls(polls, has_room());
+  if (newcomers_) newcomers_->add_polls(polls);
   ::poll(polls.data(), polls.size(), static_cast<int>(ms));
 }
 
@@ -85,7 +86,7 @@ void NodeLeader::work() {
   announce();
   // After the blame: a rank that aborts and leaves is named for the abort.
   mirror_.look_at_posts([this](const tree::Post &post) { spread(post, {}); });
-  mirror_.look(now_ms_, [this](const tree::State &state) { from_below_.insert_or_assign(state.rank, state); });
+  mirror_.look(now_ms_, [this](const tree::RankState &state) { from_below_.insert_or_assign(state.rank, state); });
   spread_states(false);
   mirror_.look_at_texts(now_ms_, [this](const tree::WaitText &text) { spread(text, {}); });
   beat();
@@ -128,8 +129,9 @@ void NodeLeader::linger() {
 }
 
 bool NodeLeader::passes_on() const {
-  return std::ranges::any_of(
-      peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::child && entry.second.live(); });
+  return std::ranges::any_of(peers_, [](const auto &entry) {
+    return entry.second.role() == NodePeer::Relation::child && entry.second.live();
+  });
 }
 
 // Most nodes of a large job are below all others, and take in nobody.
@@ -199,7 +201,7 @@ bool NodeLeader::has_detour(uint32_t node) const {
 
 // A state from above is of no node here or below. A state from below is of a node there, or of one that has taken
 // refuge there. By way of a refuge one may hear what was so before a rank left.
-bool NodeLeader::fits(uint32_t from, const NodePeer &peer, const tree::State &state) const {
+bool NodeLeader::fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const {
   if (state.rank >= plan_.node_of.size() || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan_.node_of[state.rank];
   const bool is_below = plan_.is_above(from, of) || (NodePlan::is_refuge(from) && has_detour(of));
@@ -208,10 +210,10 @@ bool NodeLeader::fits(uint32_t from, const NodePeer &peer, const tree::State &st
 }
 
 // What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
-void NodeLeader::hear(uint32_t from, std::vector<tree::State> states) {
+void NodeLeader::hear(uint32_t from, std::vector<tree::RankState> states) {
   const NodePeer &peer = peers_.at(from);
   tree::StateMap &relayed = peer.above() ? from_above_ : from_below_;
-  for (tree::State &state : states) {
+  for (tree::RankState &state : states) {
     if (!fits(from, peer, state)) continue;
     if (!peer.silence().trusted()) state.looks = 0;
     if (!peer.above() || may_pass_on()) relayed.insert_or_assign(state.rank, state);
@@ -367,7 +369,7 @@ namespace {
 // Neighbours that have found each other may be at work already: the end of a connection would look like a death.
 void tell_neighbours(NodeLinks &links, const Accusation &accusation) {
   for (auto &[node, stream] : links)
-    stream.queue(static_cast<uint32_t>(tree::Kind::verdict), tree::bytes_of(tree::VerdictMessage{accusation}));
+    stream.queue(static_cast<uint32_t>(tree::LinkKind::verdict), tree::bytes_of(tree::VerdictMessage{accusation}));
   const uint64_t end = steady_ms() + farewell_ms;
   for (auto &[node, stream] : links)
     while (stream.open() && !stream.flush() && steady_ms() < end) await_room(stream.socket(), 10);

@@ -27,7 +27,6 @@
 #include "membership/tree/court.h"
 #include "membership/tree/datagrams.h"
 #include "membership/tree/dial.h"
-#include "membership/tree/door.h"
 #include "membership/tree/message.h"
 #include "membership/tree/mirror.h"
 #include "membership/tree/peer.h"
@@ -58,9 +57,9 @@ class NodeLeader final : public Chore {
   void hear_all();
   void heard(uint32_t from);
   void hear(uint32_t from, const Frame &frame);
-  void hear(uint32_t from, std::vector<tree::State> states);
+  void hear(uint32_t from, std::vector<tree::RankState> states);
   bool has_detour(uint32_t node) const;
-  bool fits(uint32_t from, const NodePeer &peer, const tree::State &state) const;
+  bool fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const;
   void hear(uint32_t from, const tree::Post &post);
   void hear(uint32_t from, const tree::WaitText &text);
   void hear_of_dump(uint32_t of, int32_t process);
@@ -143,7 +142,7 @@ class NodeLeader final : public Chore {
   Datagrams datagrams_;
   Fd listener_;
   ForkClosed listener_closed_;
-  Door door_;
+  std::optional<Newcomers> newcomers_;  // of a refuge: while the listener is open
   std::map<uint32_t, NodePeer> peers_;
   std::map<uint32_t, Silence> pairs_;  // nodes that are no neighbours, with which this one exchanges messages
   uint64_t now_ms_, counted_ms_, beaten_ms_ = 0, spread_ms_ = 0, beats_ = 0;

@@ -73,7 +73,7 @@ std::optional<uint32_t> NodeLeader::coordinator() const {
   const bool patient = now_ms_ - orphaned_ms_ < refuge_patience_ms;
   for (uint32_t n = 0; n < std::min(refuge_count, node()); ++n) {
     const NodePeer *refuge = find(n);
-    if (refuge && refuge->role() == NodePeer::Role::refuge && refuge->live()) return n;
+    if (refuge && refuge->role() == NodePeer::Relation::refuge && refuge->live()) return n;
     if (patient && (n >= next_refuge_ || is_dialing(n))) return {};
   }
   return NodePlan::is_refuge(node()) ? std::optional(node()) : std::nullopt;

@@ -34,7 +34,7 @@ void NodeLeader::seek_refuge() {
     deserted_.clear();
     // What was said there has been answered.
     std::erase_if(peers_, [this](const auto &entry) {
-      return entry.second.role() == NodePeer::Role::refuge && !replaces_parent(entry.first, entry.second);
+      return entry.second.role() == NodePeer::Relation::refuge && !replaces_parent(entry.first, entry.second);
     });
     return;
   }
@@ -64,7 +64,7 @@ bool NodeLeader::is_dialing(uint32_t refuge) const {
 void NodeLeader::hear_refuges() {
   for (Dial &dial : dials_) {
     const Dial::State state = dial.advance();
-    if (state == Dial::State::answered) take_refuge(dial.to(), NodePeer(NodePeer::Role::refuge, dial.take()));
+    if (state == Dial::State::answered) take_refuge(dial.to(), NodePeer(NodePeer::Relation::refuge, dial.take()));
     if (dial.nobody_listens()) deserted_.push_back(dial.to());
     // It may not have come so far, or have had no seat.
     if (state == Dial::State::ended && now_ms_ - orphaned_ms_ < seek_ms)
@@ -87,9 +87,9 @@ void NodeLeader::take_refuge(uint32_t at, NodePeer refuge) {
 }
 
 bool NodeLeader::replaces_parent(uint32_t of, const NodePeer &peer) const {
-  if (peer.role() == NodePeer::Role::refugee) return of != 0 && in_order(plan_.parent_of(of));
+  if (peer.role() == NodePeer::Relation::refugee) return of != 0 && in_order(plan_.parent_of(of));
   const NodePeer *parent = plan_.has_parent() ? find(plan_.parent()) : nullptr;
-  return peer.role() == NodePeer::Role::refuge && parent && parent->left();
+  return peer.role() == NodePeer::Relation::refuge && parent && parent->left();
 }
 
 // Of the ranks that left this one may not have heard: it had no way up for a moment.
@@ -104,8 +104,9 @@ void NodeLeader::repeat_leavers(NodePeer &to) {
 }
 
 bool NodeLeader::has_refuge() const {
-  return std::ranges::any_of(
-      peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refuge && entry.second.live(); });
+  return std::ranges::any_of(peers_, [](const auto &entry) {
+    return entry.second.role() == NodePeer::Relation::refuge && entry.second.live();
+  });
 }
 
 // They would listen as long as the job. One that has decided and gone was a refuge to others, who know more.
@@ -123,21 +124,21 @@ void NodeLeader::accuse_deserted() {
 }
 
 bool NodeLeader::has_room() const {
-  const auto refugees =
-      std::ranges::count_if(peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Role::refugee; });
+  const auto refugees = std::ranges::count_if(
+      peers_, [](const auto &entry) { return entry.second.role() == NodePeer::Relation::refugee; });
   return refugees < static_cast<std::ptrdiff_t>(most_refugees);
 }
 
 // Neighbours in the tree do not come this way.
 void NodeLeader::shelter() {
-  if (!listener_) return;
-  for (Door::Newcomer &newcomer : door_.look(has_room())) {
+  if (!newcomers_) return;
+  for (Newcomers::Newcomer &newcomer : newcomers_->look(has_room())) {
     const uint32_t from = newcomer.hello.node;
     const NodePeer *known = find(from);
     if (newcomer.hello.bond != tree::Bond::refuge || from == node() || (known && known->in_tree()) || !has_room())
       continue;
     greet(newcomer.stream, plan_, tree::Bond::refuge);
-    NodePeer peer(NodePeer::Role::refugee, std::move(newcomer.stream));
+    NodePeer peer(NodePeer::Relation::refugee, std::move(newcomer.stream));
     if (control_.accused()) say(&peer, frame_of(tree::VerdictMessage{control_.verdict()}));
     if (replaces_parent(from, peer)) repeat_leavers(peer);
     peers_.insert_or_assign(from, std::move(peer));

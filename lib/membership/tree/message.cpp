@@ -9,15 +9,15 @@ namespace fsdp::membership::tree {
 
 namespace {
 
-SharedFrame frame_of(const std::vector<State> &states) {
-  return share_frame(write_frame(static_cast<uint32_t>(Kind::states), std::as_bytes(std::span(states))));
+SharedFrame frame_of(const std::vector<RankState> &states) {
+  return share_frame(write_frame(static_cast<uint32_t>(LinkKind::states), std::as_bytes(std::span(states))));
 }
 
 }  // namespace
 
 std::vector<SharedFrame> write_states(const StateMap &states, bool waiting, size_t most_bytes) {
   std::vector<SharedFrame> frames;
-  std::vector<State> body;
+  std::vector<RankState> body;
   for (const auto &[rank, state] : states) {
     if (waits(state) != waiting) continue;
     if (!body.empty() && (body.size() + 1) * sizeof state > most_bytes)
@@ -28,10 +28,10 @@ std::vector<SharedFrame> write_states(const StateMap &states, bool waiting, size
   return frames;
 }
 
-std::optional<std::vector<State>> read_states(const Frame &frame) {
+std::optional<std::vector<RankState>> read_states(const Frame &frame) {
   const size_t bytes = frame.body.size();
-  if (frame.kind != static_cast<uint32_t>(Kind::states) || bytes == 0 || bytes % sizeof(State) != 0) return {};
-  std::vector<State> states(bytes / sizeof(State));
+  if (frame.kind != static_cast<uint32_t>(LinkKind::states) || bytes == 0 || bytes % sizeof(RankState) != 0) return {};
+  std::vector<RankState> states(bytes / sizeof(RankState));
   std::memcpy(static_cast<void *>(states.data()), frame.body.data(), bytes);
   return states;
 }

@@ -22,48 +22,48 @@
 
 namespace fsdp::membership::tree {
 
-enum class Kind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post, wait_text };
+enum class LinkKind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post, wait_text };
 constexpr uint32_t version = 6;
 
 // What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
 enum class Bond : uint32_t { tree, refuge };
 
 // The first one, by who connected, and its answer.
-struct Hello {
-  static constexpr Kind kind = Kind::hello;
+struct LinkHello {
+  static constexpr LinkKind kind = LinkKind::hello;
   uint32_t version, node, node_count, world_size, byte_order;
   Bond bond;
 };
 struct Beat {
-  static constexpr Kind kind = Kind::beat;
+  static constexpr LinkKind kind = LinkKind::beat;
   uint64_t number;
 };
 // On its way to the coordinator: somebody is to blame.
 struct Report {
-  static constexpr Kind kind = Kind::report;
+  static constexpr LinkKind kind = LinkKind::report;
   Accusation accusation;
 };
 struct VerdictMessage {
-  static constexpr Kind kind = Kind::verdict;
+  static constexpr LinkKind kind = LinkKind::verdict;
   Accusation accusation;
 };
 // Of one rank, from its node to all others.
-struct State {
+struct RankState {
   uint32_t rank;
   int32_t process;
   uint32_t membership, for_rank;
   uint64_t looks;
 };
-static_assert(sizeof(State) == 24);
+static_assert(sizeof(RankState) == 24);
 // What one that waits in a circle waits in.
 struct WaitText {
-  static constexpr Kind kind = Kind::wait_text;
+  static constexpr LinkKind kind = LinkKind::wait_text;
   uint32_t rank, number;  // the latter: of its wait
   WaitTexts::Copy text;
 };
 // What a rank shows to others.
 struct Post {
-  static constexpr Kind kind = Kind::post;
+  static constexpr LinkKind kind = LinkKind::post;
   static constexpr uint32_t everybody = UINT32_MAX;
   uint32_t rank, to;  // a rank, or everybody
   std::array<std::byte, post_bytes> bytes;
@@ -71,7 +71,7 @@ struct Post {
 };
 // The sender leaves in good order: the end of its connection is no failure, and it passes nothing on any more.
 struct Goodbye {
-  static constexpr Kind kind = Kind::goodbye;
+  static constexpr LinkKind kind = LinkKind::goodbye;
   uint64_t unused;
 };
 constexpr uint32_t longest = 16 * 1024;
@@ -97,15 +97,15 @@ std::optional<M> as(const Frame &frame) {
 // Pure functions of bytes.
 
 // The last state of each.
-using StateMap = std::map<uint32_t, State>;
+using StateMap = std::map<uint32_t, RankState>;
 
 // In frames whose bodies have at most so many bytes, which is room for one in any case. waits: those of ranks that
 // wait, or of all others.
 std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t most_bytes);
 // Nothing: the frame is none of states.
-std::optional<std::vector<State>> read_states(const Frame &frame);
+std::optional<std::vector<RankState>> read_states(const Frame &frame);
 
-inline bool waits(const State &state) noexcept { return static_cast<uint32_t>(state.looks) != 0; }
+inline bool waits(const RankState &state) noexcept { return static_cast<uint32_t>(state.looks) != 0; }
 
 }  // namespace fsdp::membership::tree
 
@@ -116,20 +116,20 @@ namespace fsdp::membership {
 // What the proof of such a connection is for.
 inline std::string link_label(const NodePlan &plan) { return "libfsdp node link " + plan.job; }
 
-inline tree::Hello hello_of(const NodePlan &plan, tree::Bond bond) {
+inline tree::LinkHello hello_of(const NodePlan &plan, tree::Bond bond) {
   return {tree::version,      plan.node(), plan.node_count(), static_cast<uint32_t>(plan.node_of.size()),
           tree::native_order, bond};
 }
 
 inline void greet(FrameStream &stream, const NodePlan &plan, tree::Bond bond) {
-  const tree::Hello mine = hello_of(plan, bond);
+  const tree::LinkHello mine = hello_of(plan, bond);
   stream.queue(static_cast<uint32_t>(mine.kind), tree::bytes_of(mine));
 }
 
 // Of a node of this job with this version of the library; nothing else.
-inline std::optional<tree::Hello> read_hello(const NodePlan &plan, const Frame &frame) {
-  const auto said = tree::as<tree::Hello>(frame);
-  const tree::Hello mine = hello_of(plan, tree::Bond::tree);
+inline std::optional<tree::LinkHello> read_hello(const NodePlan &plan, const Frame &frame) {
+  const auto said = tree::as<tree::LinkHello>(frame);
+  const tree::LinkHello mine = hello_of(plan, tree::Bond::tree);
   const bool known = said && said->version == mine.version && said->node_count == mine.node_count &&
                      said->world_size == mine.world_size && said->byte_order == mine.byte_order &&
                      said->node < said->node_count && said->bond <= tree::Bond::refuge;

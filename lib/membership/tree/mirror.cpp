@@ -39,9 +39,9 @@ bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
   return now_ms - said.at_ms >= period_ms_;
 }
 
-tree::State Mirror::state_of(uint32_t rank) const noexcept {
+tree::RankState Mirror::state_of(uint32_t rank) const noexcept {
   const WaitEntry &entry = control_.waits()[rank];
-  tree::State state{};
+  tree::RankState state{};
   state.rank = rank;
   state.process = control_.process(rank);
   state.membership = static_cast<uint32_t>(control_.membership(rank));
@@ -53,10 +53,10 @@ tree::State Mirror::state_of(uint32_t rank) const noexcept {
   return state;
 }
 
-void Mirror::look(uint64_t now_ms, const std::function<void(const tree::State &)> &say) {
+void Mirror::look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say) {
   for (Said &said : said_) {
     if (!due(said, now_ms)) continue;
-    const tree::State state = state_of(said.rank);
+    const tree::RankState state = state_of(said.rank);
     said.looks = state.looks;
     said.membership = state.membership;
     said.at_ms = now_ms;
@@ -110,7 +110,7 @@ bool Mirror::apply(const tree::WaitText &text) noexcept {
   return true;
 }
 
-bool Mirror::apply(const tree::State &state) noexcept {
+bool Mirror::apply(const tree::RankState &state) noexcept {
   if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
   // In between it does not wait. One that goes on waiting may have a text, whose place would be free then.

@@ -18,13 +18,13 @@ class Mirror {
   Mirror(Control &control, const NodePlan &plan);
 
   // Calls say for each rank of this node whose state others should hear of now.
-  void look(uint64_t now_ms, const std::function<void(const tree::State &)> &say);
+  void look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say);
   // ... and for each that shows something new.
   void look_at_posts(const std::function<void(const tree::Post &)> &say);
   // ... and for each in a circle. After what look() said of it, and again from time to time: it may have been lost.
   void look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say);
   // Writes what another node said. False: it is about none of its ranks.
-  bool apply(const tree::State &state) noexcept;
+  bool apply(const tree::RankState &state) noexcept;
   bool apply(const tree::Post &post) noexcept;
   bool apply(const tree::WaitText &text) noexcept;
   // The waits of the ranks of such nodes are not believed: what they wait for may be on its way.
@@ -42,7 +42,7 @@ class Mirror {
   };
   Said *find(uint32_t rank) noexcept;
   bool due(const Said &said, uint64_t now_ms) const noexcept;
-  tree::State state_of(uint32_t rank) const noexcept;
+  tree::RankState state_of(uint32_t rank) const noexcept;
 
   Control &control_;
   const NodePlan &plan_;

@@ -37,20 +37,20 @@ class Silence {
 
 class NodePeer {
  public:
-  enum class Role {
+  enum class Relation {
     parent,
     child,
     refuge,  // this leader has lost its way to the root, and has turned to that one
     refugee  // ... that one has, and to this one
   };
 
-  NodePeer(Role role, FrameStream stream)
+  NodePeer(Relation role, FrameStream stream)
       : role_(role), stream_(std::move(stream)), fork_closed_(stream_.socket().get()) {}
 
-  Role role() const noexcept { return role_; }
-  bool in_tree() const noexcept { return role_ == Role::parent || role_ == Role::child; }
+  Relation role() const noexcept { return role_; }
+  bool in_tree() const noexcept { return role_ == Relation::parent || role_ == Relation::child; }
   // On the way to the root, or in the place of what was.
-  bool above() const noexcept { return role_ == Role::parent || role_ == Role::refuge; }
+  bool above() const noexcept { return role_ == Relation::parent || role_ == Relation::refuge; }
   FrameStream &stream() noexcept { return stream_; }
   const FrameStream &stream() const noexcept { return stream_; }
   // Neither ended in order nor lost.
@@ -84,7 +84,7 @@ class NodePeer {
  private:
   static constexpr uint64_t most_waits_bytes = 32 * 1024;  // since it was heard; a kernel has room for twice as much
 
-  Role role_;
+  Relation role_;
   FrameStream stream_;
   ForkClosed fork_closed_;  // its end tells of this process's
   bool live_ = true, left_ = false, blamed_ = false;

@@ -129,6 +129,11 @@ std::string Endpoint::text() const {
   return family() == AF_INET6 ? format_text("[{}]:{}", address(), port()) : format_text("{}:{}", address(), port());
 }
 
+std::string Endpoint::name() const {
+  if (family() == AF_UNIX) return "a process of this host";
+  return length() ? text() : "a process that has gone";
+}
+
 Endpoint parse_address(const std::string &address) {
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon), problem = "it has no port";

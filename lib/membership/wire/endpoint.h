@@ -3,7 +3,6 @@
 #pragma once
 
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -55,6 +54,8 @@ class Endpoint {
   bool loopback() const noexcept;
   std::string address() const;  // "10.0.0.1"
   std::string text() const;     // "10.0.0.1:29500", "[::1]:29500"
+  // The text, of what is at the other end of a connection also where there is no address.
+  std::string name() const;
 
  private:
   static std::vector<Endpoint> look_up(const std::string &host, uint16_t port, int flags, std::string &problem,
@@ -118,36 +119,6 @@ class AcceptPause {
  private:
   Clock::time_point until_{}, since_{};
   int code_ = 0;
-};
-
-// Sockets at which ranks come, of whatever family, taken from as one.
-
-class Listeners {
- public:
-  void add(Fd listener) { all_.push_back(std::move(listener)); }
-  void clear() noexcept { all_.clear(); }
-  void add_polls(std::vector<pollfd> &polls) const {
-    if (!pause_.over()) return;
-    for (const Fd &listener : all_) polls.push_back({listener.get(), POLLIN, 0});
-  }
-  // Empty: nobody is there, or no more can be taken at the moment.
-  Fd accept() {
-    if (!pause_.over()) return {};
-    for (const Fd &listener : all_) {
-      Fd socket = accept_from(listener);
-      if (socket) {
-        pause_.clear();
-        return socket;
-      }
-      if (pause_.note(errno)) return {};
-    }
-    return {};
-  }
-  const AcceptPause &pause() const noexcept { return pause_; }
-
- private:
-  std::vector<Fd> all_;
-  AcceptPause pause_;
 };
 
 }  // namespace fsdp::membership

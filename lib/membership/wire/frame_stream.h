@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames over a connected TCP socket that never blocks: endpoint.h connects, proof.h proves the job secret, then a
+// Frames over a connected TCP socket that never blocks: endpoint.h connects, handshake.h proves the job secret, then a
 // FrameStream takes the socket and the keys. Nobody between the two ends can change, leave out, repeat or add a frame:
 // a tag tells its number and direction. He can read them, and cut the connection.
 #pragma once

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "base/fd.h"
-#include "membership/join/wire.h"
+#include "membership/wire/handshake.h"
 
 namespace fsdp::membership {
 

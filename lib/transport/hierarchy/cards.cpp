@@ -39,7 +39,7 @@ struct CardHead {
 }  // namespace
 
 // The head, then all parts.
-std::vector<std::byte> write_card(const Card &card) {
+std::vector<std::byte> write_card(const RankCard &card) {
   const auto &[checksum, encryption] = card.protection;
   const CardHead head{card.asked,
                       length_of(card.tcp.size()),
@@ -61,7 +61,7 @@ std::vector<std::byte> write_card(const Card &card) {
   return bytes;
 }
 
-std::optional<Card> read_card(std::span<const std::byte> bytes) {
+std::optional<RankCard> read_card(std::span<const std::byte> bytes) {
   CardHead head;
   if (bytes.size() < sizeof head) return {};
   std::memcpy(&head, bytes.data(), sizeof head);
@@ -70,7 +70,7 @@ std::optional<Card> read_card(std::span<const std::byte> bytes) {
   if (head.asked > NetChoice::ucx || tcp + ucx + nonce + leader > bytes.size() || leader > longest_leader ||
       tcp > longest_leader || nonce > longest_nonce || bytes.size() - tcp - ucx - nonce - leader > longest_obstacle)
     return {};
-  Card card;
+  RankCard card;
   card.asked = head.asked;
   card.descriptors = head.descriptors;
   card.ucx_major = head.ucx_major;
@@ -125,13 +125,13 @@ const char *NetCensus::word_of(Question question, NetChoice asked, const NetProt
   return question == checksum ? checksums[protection.checksum] : encryptions[protection.encryption];
 }
 
-std::string NetCensus::Answer::text() const { return format_text("rank {} ({})", rank, host); }
+std::string NetCensus::NetAnswer::text() const { return format_text("rank {} ({})", rank, host); }
 
-void NetCensus::hear(const Card &card, std::string_view host) {
-  const auto keep = [&](std::optional<Answer> &first) {
+void NetCensus::hear(const RankCard &card, std::string_view host) {
+  const auto keep = [&](std::optional<NetAnswer> &first) {
     if (!first)
       first =
-          Answer{count_, std::string(host), card.asked, card.protection, card.ucx_major, std::string(card.obstacle)};
+          NetAnswer{count_, std::string(host), card.asked, card.protection, card.ucx_major, std::string(card.obstacle)};
   };
   if (count_ == 0) nonce_bytes_ = card.nonce.size();
   keep(zero_);
@@ -185,7 +185,7 @@ NetDecision NetCensus::decide() const {
 
 namespace {
 
-Card card_in(const message::Entry &entry) {
+RankCard card_in(const message::RosterEntry &entry) {
   const auto card = read_card(entry.card);
   if (!card)
     fail_rank(FSDP_MISMATCH, static_cast<int32_t>(entry.rank),
@@ -194,7 +194,7 @@ Card card_in(const message::Entry &entry) {
 }
 
 // Of a rank that is never sent to nobody would notice.
-void check_address(const message::Entry &entry, std::span<const std::byte> tcp) {
+void check_address(const message::RosterEntry &entry, std::span<const std::byte> tcp) {
   const std::string_view address(reinterpret_cast<const char *>(tcp.data()), tcp.size());
   if (address.empty() || is_address(address)) return;
   fail_rank(FSDP_MISMATCH, static_cast<int32_t>(entry.rank),
@@ -205,7 +205,7 @@ void check_address(const message::Entry &entry, std::span<const std::byte> tcp) 
 NetAddresses ucx_addresses(const Roster &roster) {
   NetAddresses addresses;
   addresses.reserve(roster.size());
-  roster.for_each([&](const message::Entry &entry, bool) { addresses.add(card_in(entry).ucx); });
+  roster.for_each([&](const message::RosterEntry &entry, bool) { addresses.add(card_in(entry).ucx); });
   return addresses;
 }
 
@@ -217,8 +217,8 @@ JobCards read_cards(const Roster &roster) {
   std::optional<Error> shortage;
   cards.leaders.reserve(roster.node_count());
   cards.addresses.reserve(roster.size());
-  roster.for_each([&](const message::Entry &entry, bool leads) {
-    const Card card = card_in(entry);
+  roster.for_each([&](const message::RosterEntry &entry, bool leads) {
+    const RankCard card = card_in(entry);
     check_address(entry, card.tcp);
     census.hear(card, entry.host);
     const DescriptorNeed need = leads ? need_of_leader(entry.node, roster.node_count()) : DescriptorNeed();

@@ -19,7 +19,7 @@
 namespace fsdp::transport {
 
 // It names what others hold: who writes it, or the bytes that it was read from.
-struct Card {
+struct RankCard {
   NetChoice asked = NetChoice::automatic;
   std::span<const std::byte> tcp = {}, ucx = {};  // Net::address of each that there is
   std::string_view leader = {};                   // LeaderListener::address
@@ -30,9 +30,9 @@ struct Card {
   std::span<const std::byte> nonce = {};  // rank 0's is the job's
 };
 
-std::vector<std::byte> write_card(const Card &card);
+std::vector<std::byte> write_card(const RankCard &card);
 // A peer wrote it: empty if it is not one.
-std::optional<Card> read_card(std::span<const std::byte> bytes);
+std::optional<RankCard> read_card(std::span<const std::byte> bytes);
 
 // Over what the ranks of a job send each other messages: once for all of them, by what each has brought.
 
@@ -46,13 +46,13 @@ struct NetDecision {
 class NetCensus {
  public:
   // host: the rank's, for messages.
-  void hear(const Card &card, std::string_view host);
+  void hear(const RankCard &card, std::string_view host);
   // Throws MISMATCH where ranks ask for different ones, or have different versions of UCX and ask for it, UNSUPPORTED
   // naming the first that lacks what all ask for.
   NetDecision decide() const;
 
  private:
-  struct Answer {
+  struct NetAnswer {
     uint32_t rank;
     std::string host;
     NetChoice asked;
@@ -68,11 +68,11 @@ class NetCensus {
   NetDecision choose() const;
 
   uint32_t count_ = 0;
-  std::optional<Answer> zero_;                              // rank 0's
-  size_t nonce_bytes_ = 0;                                  // of its nonce
-  std::array<std::optional<Answer>, questions> different_;  // the first that answers otherwise than rank 0
-  std::optional<Answer> without_ucx_;                       // the first
-  std::optional<Answer> other_ucx_;                         // the first whose UCX need not understand rank 0's
+  std::optional<NetAnswer> zero_;                              // rank 0's
+  size_t nonce_bytes_ = 0;                                     // of its nonce
+  std::array<std::optional<NetAnswer>, questions> different_;  // the first that answers otherwise than rank 0
+  std::optional<NetAnswer> without_ucx_;                       // the first
+  std::optional<NetAnswer> other_ucx_;                         // the first whose UCX need not understand rank 0's
 };
 
 // What a rank keeps of the cards of all.

@@ -15,7 +15,7 @@ namespace fsdp::transport::nccl {
 namespace {
 
 // What a rank tells the others.
-struct Card {
+struct NcclCard {
   GpuIdentity gpu;
   int32_t version;         // 0: none was found
   int32_t gpu_generation;  // the major number of its compute capability
@@ -28,7 +28,7 @@ struct Card {
   char why[480];
 };
 
-bool same_settings(const Card &a, const Card &b) {
+bool same_settings(const NcclCard &a, const NcclCard &b) {
   return a.windows == b.windows && a.no_windows == b.no_windows && a.copy_engines == b.copy_engines &&
          a.ordered == b.ordered && a.splits == b.splits && a.blocks == b.blocks;
 }
@@ -39,8 +39,8 @@ constexpr int32_t copying_generation = 10;
 constexpr uint64_t most_bytes = uint64_t{1} << 40;
 
 // The same on all ranks, since it is asked of the cards of all.
-bool copies_unasked(const Library &library, const std::vector<Card> &cards) {
-  const auto copies = [](const Card &card) {
+bool copies_unasked(const Library &library, const std::vector<NcclCard> &cards) {
+  const auto copies = [](const NcclCard &card) {
     return card.gpu_generation >= copying_generation && card.copied_bytes < most_bytes;
   };
   return library.since(Library::copies_unasked) && std::any_of(cards.begin(), cards.end(), copies);
@@ -57,8 +57,8 @@ std::optional<int64_t> nccl_number(const char *name) {
   return errno ? std::nullopt : std::optional<int64_t>(value);
 }
 
-Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &choice) {
-  Card card{};
+NcclCard make_card(const device::Device &device, const BlockLimits &blocks, Choice &choice) {
+  NcclCard card{};
   card.blocks = blocks;
   try {
     card.gpu = gpu_identity(device.index());
@@ -82,8 +82,8 @@ Card make_card(const device::Device &device, const BlockLimits &blocks, Choice &
 }
 
 // NCCL knows a GPU by its place in the host, and takes two slices of one for a GPU that has two ranks.
-std::string find_shared_gpu(const Team &host, const std::vector<Card> &cards, uint32_t other, uint32_t r) {
-  const Card &card = cards[r];
+std::string find_shared_gpu(const Team &host, const std::vector<NcclCard> &cards, uint32_t other, uint32_t r) {
+  const NcclCard &card = cards[r];
   if (card.version >= Library::ranks_share_gpu && card.may_share_gpu) return {};
   const std::string need = format_text("needs NCCL {} or later (this is {}) and NCCL_MULTI_RANK_GPU_ENABLE=1 ({})",
                                        version_text(Library::ranks_share_gpu), version_text(card.version),
@@ -98,7 +98,7 @@ std::string find_shared_gpu(const Team &host, const std::vector<Card> &cards, ui
 }
 
 // The first thing that stands in the way, and what to do.
-std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &share) {
+std::string find_obstacle(Team &host, const std::vector<NcclCard> &cards, bool &share) {
   for (uint32_t r = 0; r < cards.size(); ++r) {
     if (cards[r].version == 0)
       return format_text("rank {}: {}", host.world_rank(r),
@@ -130,7 +130,7 @@ std::string find_obstacle(Team &host, const std::vector<Card> &cards, bool &shar
 
 // What does not notice an abort is used only where it is asked for: a failure of one rank must free the GPUs of all.
 // Ranks that share a GPU as threads of a process would race for it, which NCCL's own order of launches does not bear.
-Features choose_features(const Library &library, const Card &card, bool share, bool unasked) {
+Features choose_features(const Library &library, const NcclCard &card, bool share, bool unasked) {
   Features features;
   const bool asked = card.windows || (card.copy_engines && library.since(Library::copy_engines));
   features.windows = !card.no_windows && library.since(asked ? Library::windows : Library::windows_abort) &&
@@ -164,7 +164,7 @@ std::string deaf_to_aborts(const Library &library, const Features &features, boo
 }
 
 // Why there are no windows where the version has them.
-std::string no_windows(const Features &features, const Card &card, bool unasked) {
+std::string no_windows(const Features &features, const NcclCard &card, bool unasked) {
   if (features.windows || !unasked || card.no_windows) return {};
   return format_text(
       " (over windows NCCL would take copy engines for large gathers on GPUs of compute capability {} and later, which "
@@ -172,7 +172,7 @@ std::string no_windows(const Features &features, const Card &card, bool unasked)
       copying_generation, most_bytes);
 }
 
-void note(Choice &choice, const Card &card, bool unasked) {
+void note(Choice &choice, const NcclCard &card, bool unasked) {
   const Library &library = *choice.library;
   const Features &features = choice.features;
   const std::string blocks = text_of(features.blocks);
@@ -205,8 +205,8 @@ Choice choose(Team &host, const device::Device &device) {
   Choice choice;
   BlockLimits blocks;
   attempt_together(host, "NCCL's thread blocks", [&] { blocks = read_block_limits(); });
-  const Card mine = make_card(device, blocks, choice);
-  std::vector<Card> cards(host.size());
+  const NcclCard mine = make_card(device, blocks, choice);
+  std::vector<NcclCard> cards(host.size());
   host.all_gather(&mine, sizeof mine, cards.data(), "NCCL of all ranks");
   bool share = false;
   choice.obstacle = find_obstacle(host, cards, share);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/nccl/seat.h"
+#include "transport/nccl/communicators.h"
 #include "transport/team.h"
 
 namespace fsdp::transport::nccl {

@@ -26,15 +26,16 @@ uint64_t gathered_bytes(std::span<const Gather> gathers) noexcept {
 
 }  // namespace
 
-NcclCollectives::NcclCollectives(std::shared_ptr<Seat> seat, std::shared_ptr<Launches> launches, const Shape &shape)
-    : seat_(std::move(seat)),
+NcclCollectives::NcclCollectives(std::shared_ptr<Communicators> communicators, std::shared_ptr<Launches> launches,
+                                 const Shape &shape)
+    : communicators_(std::move(communicators)),
       launches_(std::move(launches)),
-      rank_(seat_->rank()),
-      size_(seat_->size()),
+      rank_(communicators_->rank()),
+      size_(communicators_->size()),
       shape_(shape),
-      word_(seat_->device().allocate(sizeof(float), "the word of NCCL barriers")) {}
+      word_(communicators_->device().allocate(sizeof(float), "the word of NCCL barriers")) {}
 
-NcclCollectives::~NcclCollectives() { seat_->close(launches_); }
+NcclCollectives::~NcclCollectives() { communicators_->close(launches_); }
 
 Ticket NcclCollectives::enqueue_gather(const char *operation, std::span<const Gather> gathers, const Tag &tag,
                                        device::Stream &stream) {
@@ -190,6 +191,6 @@ Ticket NcclCollectives::barrier(Tag tag, device::Stream &stream) {
   return launches_->end(stream);
 }
 
-void NcclCollectives::next_round() { seat_->end_round(*launches_); }
+void NcclCollectives::next_round() { communicators_->end_round(*launches_); }
 
 }  // namespace fsdp::transport::nccl

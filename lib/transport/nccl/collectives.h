@@ -12,13 +12,13 @@
 #include <memory>
 
 #include "transport/collectives.h"
-#include "transport/nccl/seat.h"
+#include "transport/nccl/communicators.h"
 
 namespace fsdp::transport::nccl {
 
 class NcclCollectives final : public Collectives {
  public:
-  NcclCollectives(std::shared_ptr<Seat> seat, std::shared_ptr<Launches> launches, const Shape &shape);
+  NcclCollectives(std::shared_ptr<Communicators> communicators, std::shared_ptr<Launches> launches, const Shape &shape);
   ~NcclCollectives() override;
 
   void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
@@ -51,7 +51,7 @@ class NcclCollectives final : public Collectives {
   uint64_t bytes_of(std::span<const Sum> sums, bool accumulate) const noexcept;
   void count_sent(std::span<const Sum> sums) noexcept;
 
-  std::shared_ptr<Seat> seat_;
+  std::shared_ptr<Communicators> communicators_;
   std::shared_ptr<Launches> launches_;
   uint32_t rank_, size_;
   Shape shape_;

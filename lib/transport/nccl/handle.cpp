@@ -33,7 +33,7 @@ std::string text_or(const char *text, const char *otherwise) { return text && *t
 
 }  // namespace
 
-Error error_of(const Library &library, Comm *comm, Result result, const Call &call) {
+Error error_of(const Library &library, Comm *comm, Result result, const NcclCall &call) {
   const std::string last = text_or(library.ncclGetLastError(comm), "no further text");
   return Error(status_of(result),
                format_text("{}: rank {}: {} returned {}, \"{}\"; NCCL {} says: {}", call.what, call.world_rank,

@@ -47,14 +47,14 @@ class LaunchOrder {
 // What a call of NCCL returned, as an Error.
 
 // Which call it was: "ncclGroupEnd", "reduce_scatter of 'layer.3' (#17)", by which rank of the job.
-struct Call {
+struct NcclCall {
   const char *function;
   const std::string &what;
   uint32_t world_rank;
 };
 
 // comm: NULL where there is none yet.
-Error error_of(const Library &library, Comm *comm, Result result, const Call &call);
+Error error_of(const Library &library, Comm *comm, Result result, const NcclCall &call);
 
 class Handle {
  public:
@@ -109,7 +109,7 @@ class Handle {
   bool await_end(std::chrono::milliseconds patience) const noexcept;
 
  private:
-  struct Entry {
+  struct CommEntry {
     std::mutex mutex;
     Comm *slot = nullptr;  // NCCL's to write: read by written() alone
     Comm *comm = nullptr;  // that calls may be made with; under the lock
@@ -117,8 +117,8 @@ class Handle {
     Comm *written() noexcept { return __atomic_load_n(&slot, __ATOMIC_ACQUIRE); }
   };
 
-  Entry &launching() noexcept { return splits_ ? child_ : parent_; }
-  const Entry &launching() const noexcept { return splits_ ? child_ : parent_; }
+  CommEntry &launching() noexcept { return splits_ ? child_ : parent_; }
+  const CommEntry &launching() const noexcept { return splits_ ? child_ : parent_; }
   static void *work(void *handle);
   bool end() noexcept;
   Comm *take_parent(bool &known) noexcept;
@@ -129,7 +129,7 @@ class Handle {
   const std::string name_;
   const bool splits_;
   std::shared_ptr<void> kept_;
-  Entry parent_, child_;
+  CommEntry parent_, child_;
   bool started_ = false;  // under the parent's lock
   std::atomic<int64_t> doubt_ms_{0};
   std::optional<std::chrono::steady_clock::time_point> found_since_;  // under the lock

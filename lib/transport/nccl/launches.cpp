@@ -16,7 +16,7 @@ Launches::Launches(std::unique_ptr<Connection> connection, device::Device &devic
       launched_(launched),
       waiter_(waiter),
       failure_(failure) {
-  for (Slot &slot : slots_) {
+  for (LaunchSlot &slot : slots_) {
     slot.begin = device.create_event();
     slot.end = device.create_event();
   }
@@ -36,7 +36,7 @@ void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, devi
     oldest_ = std::max(oldest_, next_ + 1 - std::min(next_ + 1, kept));
   }
   if (order_) order_->enter(stream);
-  Slot &mine = slot(next_);
+  LaunchSlot &mine = slot(next_);
   mine.what = what_;
   stream.record(*mine.begin);
 }

@@ -67,13 +67,13 @@ class Launches final : public Guarded {
   // one that the GPU is at is among them.
   static constexpr uint64_t kept = 512;
   static constexpr auto patience = std::chrono::seconds(2);  // before peers that have left are blamed
-  struct Slot {
+  struct LaunchSlot {
     std::unique_ptr<device::Event> begin, end;
     std::string what;
   };
 
-  Slot &slot(uint64_t number) { return slots_[number % kept]; }
-  const Slot &slot(uint64_t number) const { return slots_[number % kept]; }
+  LaunchSlot &slot(uint64_t number) { return slots_[number % kept]; }
+  const LaunchSlot &slot(uint64_t number) const { return slots_[number % kept]; }
   bool done(uint64_t number) const { return slot(number).end->done(); }
   void add_to_history(uint64_t what) noexcept;
   Clock::duration stalled();
@@ -97,7 +97,7 @@ class Launches final : public Guarded {
   // Nobody is in CUDA or NCCL with it: both may block until peers come, or until the guard frees the GPU.
   mutable std::mutex mutex_;
   // The caller writes the slot of the collective that comes, which the guard leaves alone; the others are only read.
-  Slot slots_[kept];
+  LaunchSlot slots_[kept];
   uint64_t next_ = 0;    // the number of the collective that comes; written under the lock
   uint64_t oldest_ = 0;  // all before are done, or forgotten; under the lock, as what follows
   uint64_t stalled_at_ = UINT64_MAX;

@@ -12,25 +12,26 @@ namespace {
 // NCCL knows its memory as long as it exists.
 class NcclArena final : public PartArena {
  public:
-  NcclArena(std::shared_ptr<Seat> seat, uint64_t part_bytes, const std::string &what)
-      : PartArena(seat->device(), part_bytes, seat->rank(), seat->size(), what), seat_(std::move(seat)) {}
-  ~NcclArena() override { seat_->drop_memory(own().data()); }
+  NcclArena(std::shared_ptr<Communicators> communicators, uint64_t part_bytes, const std::string &what)
+      : PartArena(communicators->device(), part_bytes, communicators->rank(), communicators->size(), what),
+        communicators_(std::move(communicators)) {}
+  ~NcclArena() override { communicators_->drop_memory(own().data()); }
 
  private:
-  std::shared_ptr<Seat> seat_;
+  std::shared_ptr<Communicators> communicators_;
 };
 
 class NcclTeam final : public DeviceTeam {
  public:
-  NcclTeam(std::shared_ptr<Team> host, std::shared_ptr<Seat> seat)
-      : DeviceTeam(std::move(host), seat->device()), seat_(std::move(seat)) {}
+  NcclTeam(std::shared_ptr<Team> host, std::shared_ptr<Communicators> communicators)
+      : DeviceTeam(std::move(host), communicators->device()), communicators_(std::move(communicators)) {}
 
   const CollectiveTraits &traits() const noexcept override { return nccl_traits; }
 
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what, View) override {
     std::unique_ptr<NcclArena> arena;
-    attempt_together(*host_, what, [&] { arena = std::make_unique<NcclArena>(seat_, part_bytes, what); });
-    seat_->add_memory(arena->own().data(), arena->own().size_bytes());
+    attempt_together(*host_, what, [&] { arena = std::make_unique<NcclArena>(communicators_, part_bytes, what); });
+    communicators_->add_memory(arena->own().data(), arena->own().size_bytes());
     return arena;
   }
 
@@ -43,22 +44,22 @@ class NcclTeam final : public DeviceTeam {
           "it",
           what, shape.block);
     std::unique_ptr<Collectives> made;
-    auto launches = seat_->open(what, what.starts_with("gather"));
+    auto launches = communicators_->open(what, what.starts_with("gather"));
     attempt_together(*host_, what,
-                     [&] { made = std::make_unique<NcclCollectives>(seat_, std::move(launches), shape); });
+                     [&] { made = std::make_unique<NcclCollectives>(communicators_, std::move(launches), shape); });
     return made;
   }
 
   void register_memory(std::byte *data, uint64_t bytes, const std::string &) override {
-    seat_->add_memory(data, bytes);
+    communicators_->add_memory(data, bytes);
   }
-  std::vector<Note> take_news() override { return seat_->take_news(); }
-  bool ends_alike() override { return seat_->ends_alike(); }
-  void cut() noexcept override { seat_->cut(); }
-  void renew() override { seat_->renew(); }
+  std::vector<Note> take_news() override { return communicators_->take_news(); }
+  bool ends_alike() override { return communicators_->ends_alike(); }
+  void cut() noexcept override { communicators_->cut(); }
+  void renew() override { communicators_->renew(); }
 
  private:
-  std::shared_ptr<Seat> seat_;
+  std::shared_ptr<Communicators> communicators_;
 };
 
 }  // namespace
@@ -74,11 +75,12 @@ std::shared_ptr<Team> create_team(std::shared_ptr<Team> host, device::Device &de
     *obstacle = std::move(choice.obstacle);
     return nullptr;
   }
-  std::shared_ptr<Seat> seat;
+  std::shared_ptr<Communicators> communicators;
   attempt_together(*host, "NCCL", [&] {
-    seat = std::make_shared<Seat>(host, device, std::move(choice.library), choice.features, waiter, failure);
+    communicators =
+        std::make_shared<Communicators>(host, device, std::move(choice.library), choice.features, waiter, failure);
   });
-  auto team = std::make_shared<NcclTeam>(std::move(host), std::move(seat));
+  auto team = std::make_shared<NcclTeam>(std::move(host), std::move(communicators));
   for (Note &note : choice.notes) team->add_note(std::move(note));
   return team;
 }

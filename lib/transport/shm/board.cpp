@@ -28,10 +28,12 @@ std::string bounded_text(const char (&text)[N]) {
 
 }  // namespace
 
-uint64_t Board::size_bytes(uint32_t team_size) noexcept { return round_up(team_size * sizeof(Place), page_size()); }
+uint64_t Board::size_bytes(uint32_t team_size) noexcept {
+  return round_up(team_size * sizeof(BoardPlace), page_size());
+}
 
 Board::Board(Seat &seat, uint32_t rank, std::span<const uint32_t> ranks, Mapping memory)
-    : seat_(seat), rank_(rank), memory_(std::move(memory)), words_(memory_.data(), sizeof(Place), ranks) {}
+    : seat_(seat), rank_(rank), memory_(std::move(memory)), words_(memory_.data(), sizeof(BoardPlace), ranks) {}
 
 // A call of this team that ends by an error leaves the ranks at odds about the number of meetings.
 class Board::Unbroken {
@@ -47,14 +49,15 @@ class Board::Unbroken {
   Board &board_;
 };
 
-uint64_t Board::Call::hash() const noexcept {
+uint64_t Board::BoardCall::hash() const noexcept {
   uint64_t hash = (0xcbf29ce484222325 ^ static_cast<uint64_t>(kind)) * 0x100000001b3;  // FNV-1a
-  if (kind == Kind::fixed) hash = (hash ^ total) * 0x100000001b3;
+  if (kind == LengthKind::fixed) hash = (hash ^ total) * 0x100000001b3;
   for (const char *c = what; *c; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3;
   return hash;
 }
 
-void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, Kind kind, const char *what) {
+void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, LengthKind kind,
+                 const char *what) {
   seat_.watch.check();  // a context that failed does not come: its peers are told
   ++meetings_;
   Half &place = half(rank_);
@@ -75,9 +78,9 @@ void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t of
 void Board::check_same_call() {
   for (uint32_t r = 1; r < words_.size(); ++r) {
     if (ballot(r).call == ballot(0).call) continue;
-    const auto name = [](const Call &call) {
-      return call.kind == Kind::fixed ? format_text("'{}' ({} bytes)", bounded_text(call.what), call.total)
-                                      : format_text("'{}'", bounded_text(call.what));
+    const auto name = [](const BoardCall &call) {
+      return call.kind == LengthKind::fixed ? format_text("'{}' ({} bytes)", bounded_text(call.what), call.total)
+                                            : format_text("'{}'", bounded_text(call.what));
     };
     seat_.watch.condemn(Verdict::mismatch, words_.world_rank(r),
                         format_text("rank {} called {}, rank {} called {}", words_.world_rank(0), name(half(0).call),
@@ -87,7 +90,7 @@ void Board::check_same_call() {
 
 Ballot Board::fold(const Ballot &mine, const char *what) {
   Unbroken unbroken(*this, what);
-  meet(mine, {}, 0, Kind::ballot, what);
+  meet(mine, {}, 0, LengthKind::ballot, what);
   Ballot folded = ballot(0);
   for (uint32_t r = 1; r < words_.size(); ++r) folded.add(ballot(r));
   unbroken.done();
@@ -99,7 +102,7 @@ void Board::all_gather(const void *mine, uint64_t bytes, void *all, const char *
   const std::span message(static_cast<const std::byte *>(mine), bytes);
   uint64_t offset = 0;
   do {
-    meet({}, message, offset, Kind::fixed, what);
+    meet({}, message, offset, LengthKind::fixed, what);
     const uint64_t length = std::min(chunk_bytes, bytes - offset);
     for (uint32_t r = 0; r < words_.size() && length; ++r)
       std::memcpy(static_cast<std::byte *>(all) + r * bytes + offset, half(r).chunk, length);
@@ -115,7 +118,7 @@ std::vector<std::vector<std::byte>> Board::all_gather(std::span<const std::byte>
   uint64_t longest = 0;
   uint64_t offset = 0;
   do {
-    meet({}, mine, offset, Kind::lengths, what.c_str());
+    meet({}, mine, offset, LengthKind::lengths, what.c_str());
     for (uint32_t r = 0; r < words_.size(); ++r) {
       if (offset == 0) {
         totals[r] = half(r).call.total;

@@ -30,31 +30,35 @@ class Board {
 
  private:
   static constexpr uint64_t chunk_bytes = 32 * 1024;
-  enum class Kind : uint32_t { lengths, fixed, ballot };  // bytes of lengths that may differ, of one length; no bytes
-  struct Call {
+  enum class LengthKind : uint32_t {
+    lengths,
+    fixed,
+    ballot
+  };  // bytes of lengths that may differ, of one length; no bytes
+  struct BoardCall {
     uint64_t total;  // bytes of the whole message
-    Kind kind;
+    LengthKind kind;
     char what[116];
     uint64_t hash() const noexcept;
   };
   struct Half {
-    Call call;
+    BoardCall call;
     std::byte chunk[chunk_bytes];
   };
-  struct Place {
+  struct BoardPlace {
     Word word;
     Ballot ballots[2];
     Half halves[2];
   };
-  static_assert(sizeof(Place) % 64 == 0);
+  static_assert(sizeof(BoardPlace) % 64 == 0);
 
   class Unbroken;
-  Place &place(uint32_t r) const noexcept { return reinterpret_cast<Place *>(memory_.data())[r]; }
+  BoardPlace &place(uint32_t r) const noexcept { return reinterpret_cast<BoardPlace *>(memory_.data())[r]; }
   Half &half(uint32_t r) const noexcept { return place(r).halves[meetings_ % 2]; }
   Ballot &ballot(uint32_t r) const noexcept { return place(r).ballots[meetings_ % 2]; }
   // Puts the ballot and the chunk at `offset` of this rank's message on the board and waits until all have theirs
   // there.
-  void meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, Kind kind, const char *what);
+  void meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, LengthKind kind, const char *what);
   void check_same_call();
 
   Seat &seat_;

@@ -62,10 +62,10 @@ ShmCollectives::ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::v
       ranks_(std::move(ranks)),
       block_(block ? block : static_cast<uint32_t>(ranks_.size())),
       memory_(std::move(memory)),
-      words_(memory_.data() + offsetof(Place, words.phase), sizeof(Place), ranks_),
-      round_(memory_.data() + offsetof(Place, words), sizeof(Place), rank, ranks_),
+      words_(memory_.data() + offsetof(RankPlace, words.phase), sizeof(RankPlace), ranks_),
+      round_(memory_.data() + offsetof(RankPlace, words), sizeof(RankPlace), rank, ranks_),
       relay_(std::move(relay)) {
-  static_assert(sizeof(Place) % 64 == 0);
+  static_assert(sizeof(RankPlace) % 64 == 0);
   // As next_round does; creation ends with a meeting of all ranks before the first collective.
   words_[rank_].raise(first_phase(round_.number()));
 }

@@ -22,7 +22,7 @@ namespace fsdp::transport {
 
 class ShmCollectives final : public Collectives {
  public:
-  static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Place); }
+  static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(RankPlace); }
   // block: ranks that are summed first; 0: all. relay: where parts lie in no arenas.
   ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, uint32_t block, Mapping memory,
                  std::unique_ptr<Relay> relay = nullptr);
@@ -47,7 +47,7 @@ class ShmCollectives final : public Collectives {
  private:
   // More than any rank is ahead of another: all wait for all at every collective.
   static constexpr uint64_t fingerprints_kept = 16;
-  struct Place {
+  struct RankPlace {
     RoundWords words;
     Fingerprint fingerprints[fingerprints_kept];
     std::byte padding[64 - fingerprints_kept * sizeof(Fingerprint) % 64];
@@ -55,7 +55,7 @@ class ShmCollectives final : public Collectives {
   class AwaitedPart;
   class AwaitedStep;
 
-  Place &place(uint32_t r) const noexcept { return reinterpret_cast<Place *>(memory_.data())[r]; }
+  RankPlace &place(uint32_t r) const noexcept { return reinterpret_cast<RankPlace *>(memory_.data())[r]; }
 
   Ticket enqueue(Launch &launch, device::Stream &stream);
   // The rest runs where the stream runs.

@@ -9,7 +9,7 @@
 namespace fsdp::transport::staging {
 
 StagedCollectives::StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr<Collectives> host,
-                                     std::unique_ptr<Slots> slots, device::Device &device, const Sizes &sizes,
+                                     std::unique_ptr<Slots> slots, device::Device &device, const ConveyorSizes &sizes,
                                      const Shape &shape, const std::string &what)
     : team_(std::move(team)),
       device_(device),
@@ -63,7 +63,7 @@ void StagedCollectives::await_slot(uint64_t slot) {
     down().wait(conveyor_.taken(slot));
 }
 
-std::byte *StagedCollectives::place(uint64_t slot, const Piece &piece, uint32_t r) const {
+std::byte *StagedCollectives::place(uint64_t slot, const ChunkPiece &piece, uint32_t r) const {
   if (slots_) return slots_->part(slot, r) + piece.place;
   return own_slot(slot) + size_ * piece.place + r * piece.count;
 }
@@ -75,19 +75,19 @@ void StagedCollectives::carry_gathers(const Fingerprint &call, uint64_t count, G
     return fill_slot(from, count, slots_ ? slot_room() : room_of(size_), extent, piece);
   };
   const auto bring = [&](Cursor from, uint64_t slot) {
-    return fill(from, [&](const Piece &piece) {
+    return fill(from, [&](const ChunkPiece &piece) {
       if (size_ > 1) down().copy(place(slot, piece, rank_), gather_at(piece.span).from.own + piece.first, piece.count);
     });
   };
   const auto send = [&](Cursor from, uint64_t slot, const Tag &step) {
     SlotSpans<Gather> pieces;
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       pieces.add({Part::alone(place(slot, piece, rank_)), place(slot, piece, 0), piece.count});
     });
     host_->gather(pieces.all(), step, host_stream());
   };
   const auto take = [&](Cursor from, uint64_t slot) {
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       const Gather gather = gather_at(piece.span);
       for (uint32_t r = 0; r < size_; ++r) {
         std::byte *to = gather.to + r * gather.bytes + piece.first;
@@ -143,17 +143,17 @@ Ticket StagedCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t r
     return fill_slot(from, 1, slot_room(), extent, piece);
   };
   const auto bring = [&](Cursor from, uint64_t slot) {
-    return fill(from, [&](const Piece &piece) {
+    return fill(from, [&](const ChunkPiece &piece) {
       if (gives && size_ > 1) down().copy(at(slot) + piece.place, data.own + piece.first, piece.count);
     });
   };
   const auto send = [&](Cursor from, uint64_t slot, const Tag &step) {
     uint64_t count = 0;
-    fill(from, [&](const Piece &piece) { count = piece.count; });
+    fill(from, [&](const ChunkPiece &piece) { count = piece.count; });
     host_->broadcast(Part::alone(at(slot)), count, root, step, host_stream());
   };
   const auto take = [&](Cursor from, uint64_t slot) {
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       if (!gives) up().copy(data.own + piece.first, at(slot) + piece.place, piece.count);
     });
   };
@@ -215,7 +215,7 @@ StagedCollectives::Addends StagedCollectives::addends_of(const Sum &sum) const {
 }
 
 // In a part, the slices of the pieces lie by the rank that they are for, so that each rank takes one range of it.
-void StagedCollectives::bring_slices(const Addends &sum, const Piece &piece, std::byte *part) {
+void StagedCollectives::bring_slices(const Addends &sum, const ChunkPiece &piece, std::byte *part) {
   const uint64_t unit = dtype_size(sum.dtype), room = room_of(size_);
   for (uint32_t r = 0; r < size_; ++r)
     if (r != rank_)
@@ -229,7 +229,7 @@ void StagedCollectives::take_slices(uint64_t slot, uint64_t bytes) {
 }
 
 // As the host's collectives add: block by block if there are any.
-void StagedCollectives::add(const Addends &sum, bool accumulate, const Piece &piece) {
+void StagedCollectives::add(const Addends &sum, bool accumulate, const ChunkPiece &piece) {
   const uint64_t unit = dtype_size(sum.dtype), room = room_of(size_);
   std::byte *base = sums_->data() + piece.place;
   up().copy(base + rank_ * room, sum.own + (rank_ * sum.slice + piece.first) * unit, piece.count * unit);
@@ -246,14 +246,14 @@ void StagedCollectives::carry_shared(const Fingerprint &call, std::span<const Su
     return fill_slot(from, sums.size(), room_of(size_), extent, piece);
   };
   const auto bring = [&](Cursor from, uint64_t slot) {
-    return fill(from, [&](const Piece &piece) { bring_slices(at(piece.span), piece, slots_->part(slot, rank_)); });
+    return fill(from, [&](const ChunkPiece &piece) { bring_slices(at(piece.span), piece, slots_->part(slot, rank_)); });
   };
   const auto send = [](Cursor, uint64_t, const Tag &) {};
   const auto take = [&](Cursor from, uint64_t slot) {
     uint64_t bytes = 0;
-    fill(from, [&](const Piece &piece) { bytes = piece.place + piece.count * dtype_size(at(piece.span).dtype); });
+    fill(from, [&](const ChunkPiece &piece) { bytes = piece.place + piece.count * dtype_size(at(piece.span).dtype); });
     take_slices(slot, bytes);
-    fill(from, [&](const Piece &piece) { add(at(piece.span), accumulate, piece); });
+    fill(from, [&](const ChunkPiece &piece) { add(at(piece.span), accumulate, piece); });
   };
   carry(call, sums.size(), bring, send, take);
 }
@@ -265,12 +265,12 @@ void StagedCollectives::carry_slices(const Fingerprint &call, std::span<const Su
     const auto extent = [&](uint64_t i) { return SpanSize{sums[i].count / size_, sizeof(float)}; };
     return fill_slot(from, sums.size(), room_of(size_ + 1), extent, piece);
   };
-  const auto values = [&](uint64_t slot, const Piece &piece) {
+  const auto values = [&](uint64_t slot, const ChunkPiece &piece) {
     return reinterpret_cast<float *>(own_slot(slot) + (size_ + 1) * piece.place);
   };
-  const auto result = [&](uint64_t slot, const Piece &piece) { return values(slot, piece) + size_ * piece.count; };
+  const auto result = [&](uint64_t slot, const ChunkPiece &piece) { return values(slot, piece) + size_ * piece.count; };
   const auto bring = [&](Cursor from, uint64_t slot) {
-    return fill(from, [&](const Piece &piece) {
+    return fill(from, [&](const ChunkPiece &piece) {
       const Sum &sum = sums[piece.span];
       for (uint32_t r = 0; r < size_; ++r)
         down().copy(values(slot, piece) + r * piece.count, sum.from.floats() + r * (sum.count / size_) + piece.first,
@@ -280,7 +280,7 @@ void StagedCollectives::carry_slices(const Fingerprint &call, std::span<const Su
   };
   const auto send = [&](Cursor from, uint64_t slot, const Tag &step) {
     SlotSpans<Sum> pieces;
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       pieces.add({.from = Part::alone(values(slot, piece)),
                   .to = Part::alone(result(slot, piece)),
                   .count = size_ * piece.count});
@@ -288,7 +288,7 @@ void StagedCollectives::carry_slices(const Fingerprint &call, std::span<const Su
     host_->sum(pieces.all(), accumulate, step, host_stream());
   };
   const auto take = [&](Cursor from, uint64_t slot) {
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       up().copy(sums[piece.span].to.floats() + piece.first, result(slot, piece), piece.count * sizeof(float));
     });
   };
@@ -301,21 +301,21 @@ void StagedCollectives::carry_wholes(const Fingerprint &call, std::span<const Su
     return fill_slot(from, sums.size(), slot_room(), extent, piece);
   };
   const auto bring = [&](Cursor from, uint64_t slot) {
-    return fill(from, [&](const Piece &piece) {
+    return fill(from, [&](const ChunkPiece &piece) {
       down().copy(own_slot(slot) + piece.place, sums[piece.span].from.floats() + piece.first,
                   piece.count * sizeof(float));
     });
   };
   const auto send = [&](Cursor from, uint64_t slot, const Tag &step) {
     SlotSpans<Sum> pieces;
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       const Part at = Part::alone(own_slot(slot) + piece.place);
       pieces.add({.from = at, .to = at, .count = piece.count, .everywhere = true});
     });
     host_->sum(pieces.all(), false, step, host_stream());
   };
   const auto take = [&](Cursor from, uint64_t slot) {
-    fill(from, [&](const Piece &piece) {
+    fill(from, [&](const ChunkPiece &piece) {
       up().copy(sums[piece.span].to.floats() + piece.first, own_slot(slot) + piece.place, piece.count * sizeof(float));
     });
   };

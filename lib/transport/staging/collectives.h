@@ -22,7 +22,7 @@ class StagedCollectives final : public Collectives {
  public:
   // team: of the host. host: of its ranks, of the same shape. slots: what they share; NULL without arenas.
   StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr<Collectives> host, std::unique_ptr<Slots> slots,
-                    device::Device &device, const Sizes &sizes, const Shape &shape, const std::string &what);
+                    device::Device &device, const ConveyorSizes &sizes, const Shape &shape, const std::string &what);
   ~StagedCollectives() override;
 
   void gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
@@ -64,15 +64,15 @@ class StagedCollectives final : public Collectives {
   void carry_shared(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
   Addends addends_of(const Sum &sum) const;
   void round_to_wire(const Sum &sum);
-  void bring_slices(const Addends &sum, const Piece &piece, std::byte *part);
+  void bring_slices(const Addends &sum, const ChunkPiece &piece, std::byte *part);
   void take_slices(uint64_t slot, uint64_t bytes);
-  void add(const Addends &sum, bool accumulate, const Piece &piece);
+  void add(const Addends &sum, bool accumulate, const ChunkPiece &piece);
   // ... and those of the host.
   void carry_slices(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
   void carry_wholes(const Fingerprint &call, std::span<const Sum> sums);
 
   // Where rank r's bytes of a gathered piece are in a slot, and how many there may be of each rank.
-  std::byte *place(uint64_t slot, const Piece &piece, uint32_t r) const;
+  std::byte *place(uint64_t slot, const ChunkPiece &piece, uint32_t r) const;
   std::byte *own_slot(uint64_t slot) const { return memory_->data() + slot * sizes_.slot_bytes; }
   uint64_t slot_room() const noexcept { return slots_ ? slots_->part_bytes() : sizes_.slot_bytes; }
   uint64_t room_of(uint64_t parts) const noexcept { return slot_room() / parts / piece_alignment * piece_alignment; }
@@ -82,7 +82,7 @@ class StagedCollectives final : public Collectives {
 
   std::shared_ptr<Team> team_;
   device::Device &device_;
-  Sizes sizes_;
+  ConveyorSizes sizes_;
   Shape shape_;
   std::unique_ptr<Collectives> host_;
   std::unique_ptr<Slots> slots_;            // shared

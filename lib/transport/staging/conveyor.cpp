@@ -16,12 +16,12 @@ namespace {
 // ThreadSanitizer is only told the truth if ranks of one process have one view of what they share (base/mapping.h):
 // then the first of them pins it. Else every rank has a view of its own.
 bool pins(Team &team, const std::byte *view, const std::string &what) {
-  struct Place {
+  struct ViewPlace {
     uint64_t process, address;
-    bool operator==(const Place &) const = default;
+    bool operator==(const ViewPlace &) const = default;
   };
-  const Place mine{static_cast<uint64_t>(::getpid()), reinterpret_cast<uintptr_t>(view)};
-  std::vector<Place> all(team.size());
+  const ViewPlace mine{static_cast<uint64_t>(::getpid()), reinterpret_cast<uintptr_t>(view)};
+  std::vector<ViewPlace> all(team.size());
   team.all_gather(&mine, sizeof mine, all.data(), what.c_str());
   for (uint32_t r = 0; r < team.rank(); ++r)
     if (all[r] == mine) return false;

@@ -27,7 +27,7 @@ namespace fsdp::transport::staging {
 
 // How much of a call is under way at once. The same on all ranks.
 
-struct Sizes {
+struct ConveyorSizes {
   // Of these sizes a chunk takes the link about as long as the calling thread, which enqueues it.
   uint64_t part_bytes = uint64_t{4} << 20;  // a rank's, in each slot that ranks share
   uint64_t slot_bytes = uint64_t{4} << 20;  // of one that they do not
@@ -35,7 +35,7 @@ struct Sizes {
   uint64_t chunks_of_round = uint64_t{1} << 28;
 
   // No larger than the longest call fills. A slot has room for a piece of every rank, each of them aligned.
-  Sizes bounded(uint64_t longest_call, uint64_t ranks) const noexcept {
+  ConveyorSizes bounded(uint64_t longest_call, uint64_t ranks) const noexcept {
     constexpr uint64_t granule = uint64_t{64} << 10, room_of_a_rank = uint64_t{4} << 10;
     const auto bound = [&](uint64_t bytes) {
       if (longest_call >= bytes) return bytes;
@@ -55,7 +55,7 @@ struct Cursor {
 };
 
 // Elements [first, first + count) of a span, which lie at byte `place` of the slot's room.
-struct Piece {
+struct ChunkPiece {
   uint64_t span;
   uint64_t first;
   uint64_t count;
@@ -80,7 +80,7 @@ Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&exten
     const uint64_t count = used < room ? std::min(left, (room - used) / whole.unit) : 0;
     if (left && (count == 0 || pieces == most_pieces)) break;
     if (count) {
-      take(Piece{at.span, at.element, count, used});
+      take(ChunkPiece{at.span, at.element, count, used});
       ++pieces;
       used += (count * whole.unit + piece_alignment - 1) / piece_alignment * piece_alignment;
       at.element += count;

@@ -14,19 +14,19 @@ namespace fsdp::transport::staging {
 
 // What each rank allocates for collectives over arenas, and without them, pinned or of the device, beside what the
 // host's own ones do.
-uint64_t communicator_bytes(const Sizes &sizes = {}) noexcept;
-uint64_t messages_bytes(const Sizes &sizes = {}) noexcept;
+uint64_t communicator_bytes(const ConveyorSizes &sizes = {}) noexcept;
+uint64_t messages_bytes(const ConveyorSizes &sizes = {}) noexcept;
 
 class StagedTeam final : public DeviceTeam {
  public:
   // sizes: the same on all ranks.
-  StagedTeam(std::shared_ptr<Team> host, device::Device &device, const Sizes &sizes = {})
+  StagedTeam(std::shared_ptr<Team> host, device::Device &device, const ConveyorSizes &sizes = {})
       : DeviceTeam(std::move(host), device), sizes_(sizes) {}
 
   std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override;
 
  private:
-  Sizes sizes_;
+  ConveyorSizes sizes_;
 };
 
 }  // namespace fsdp::transport::staging

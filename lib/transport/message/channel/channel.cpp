@@ -245,7 +245,7 @@ void Channel::condemn_different(uint32_t r) {
   const Launch &launch = lanes_.call().launch();
   const std::vector<uint32_t> &ranks = lanes_.ranks();
   const uint32_t rank = lanes_.rank();
-  Lanes::Hello theirs;
+  Lanes::LaneHello theirs;
   {
     const auto lock = transport_.lock();
     theirs = lanes_.hello_of(r, launch.number);

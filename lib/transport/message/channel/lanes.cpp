@@ -130,7 +130,7 @@ void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
 
 void Lanes::take_hello(uint32_t r, const Header &header, const void *payload) {
   if (header.number > most_collectives || header.round >> 32) return;
-  Hello &hello = lanes_[r].hellos[header.number % hellos_kept];
+  LaneHello &hello = lanes_[r].hellos[header.number % hellos_kept];
   if (header.round < hello.round) return;  // of a round that is over
   hello.round = header.round;
   hello.number = header.number;
@@ -150,7 +150,7 @@ void Lanes::take_end(uint32_t r, const EndWords &ended) noexcept {
   attention_.store(true, std::memory_order_release);
 }
 
-void Lanes::meet(Lane &lane, const Hello &hello) noexcept {
+void Lanes::meet(Lane &lane, const LaneHello &hello) noexcept {
   const bool same = hello.fingerprint.hash == call_.launch().fingerprint.hash && hello.chunk_bytes == chunk_bytes_;
   lane.met = same;
   lane.different = !same;
@@ -217,7 +217,7 @@ void Lanes::start(const Launch &launch) {
   hello.bytes = chunk_bytes_;
   tell(hello, &launch.fingerprint, sizeof launch.fingerprint);
   for (Lane &lane : lanes_) {
-    const Hello &earlier = lane.hellos[launch.number % hellos_kept];
+    const LaneHello &earlier = lane.hellos[launch.number % hellos_kept];
     if (earlier.round == launch.round && earlier.number == launch.number) meet(lane, earlier);
   }
   move_on();

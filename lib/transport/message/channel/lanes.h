@@ -21,7 +21,7 @@ namespace fsdp::transport::messages {
 // Everything is called with the transport's mutex held, unless it says otherwise.
 class Lanes final : private Receiver {
  public:
-  struct Hello {
+  struct LaneHello {
     uint64_t round = 0, number = 0, chunk_bytes = 0;
     Fingerprint fingerprint{};
   };
@@ -55,7 +55,9 @@ class Lanes final : private Receiver {
   bool met(uint32_t r) const noexcept { return lanes_[r].met; }
   bool different(uint32_t r) const noexcept { return lanes_[r].different; }
   bool sends_to(uint32_t r) const noexcept { return lanes_[r].in_flight > 0; }
-  const Hello &hello_of(uint32_t r, uint64_t number) const noexcept { return lanes_[r].hellos[number % hellos_kept]; }
+  const LaneHello &hello_of(uint32_t r, uint64_t number) const noexcept {
+    return lanes_[r].hellos[number % hellos_kept];
+  }
   // Has this peer not come, or are bytes of it missing?
   bool misses(uint32_t r) const noexcept { return r != rank_ && (!lanes_[r].met || misses_data(r)); }
   bool can_sum() const noexcept;
@@ -80,7 +82,7 @@ class Lanes final : private Receiver {
   // A peer is at most one call ahead.
   static constexpr uint64_t hellos_kept = 4;
   struct Lane {
-    Hello hellos[hellos_kept];
+    LaneHello hellos[hellos_kept];
     bool met, different;
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
     std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
@@ -111,7 +113,7 @@ class Lanes final : private Receiver {
   void take_question(uint32_t r, const Header &header) noexcept;
   void answer_questions();
   void take_answer(uint32_t r, const Header &header) noexcept;
-  void meet(Lane &lane, const Hello &hello) noexcept;
+  void meet(Lane &lane, const LaneHello &hello) noexcept;
   uint64_t gather_allowed() const noexcept;
   void post(uint32_t r);
   void post_chunk(uint32_t r, Stage stage, uint64_t chunk);

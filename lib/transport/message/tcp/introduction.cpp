@@ -14,7 +14,6 @@ namespace fsdp::transport::tcp {
 namespace {
 
 constexpr uint32_t greeting_magic = 0x66736768, greeting_version = 1, native_order = 0x01020304;
-constexpr auto proven_time = std::chrono::seconds(20);
 
 }  // namespace
 
@@ -29,65 +28,61 @@ Introduction::Introduction(const JobNames &job, uint32_t to, const Endpoint &pla
   connecting_ = true;
 }
 
-Introduction::Introduction(const JobNames &job, Fd socket, Clock::time_point deadline)
-    : job_(job), role_(Role::host), deadline_(deadline), last_(deadline + proven_time), socket_(std::move(socket)) {
-  const Endpoint other = Endpoint::peer(socket_);
-  from_ = other.length() ? other.text() : "somebody who has gone";
-}
+Introduction::Introduction(const JobNames &job, Acceptor::AuthenticatedSocket arrival, Clock::time_point deadline)
+    : job_(job),
+      role_(Role::host),
+      from_(std::move(arrival.from)),
+      deadline_(deadline),
+      last_(deadline),
+      socket_(std::move(arrival.socket)) {}
 
 void Introduction::hang_up() noexcept {
   if (socket_) ::shutdown(socket_.get(), SHUT_RDWR);
   socket_.reset();
 }
 
-Introduction::State Introduction::fail_with(std::string problem, int code, bool final) {
+IoState Introduction::fail_with(std::string problem, int code, bool final) {
   problem_ = std::move(problem);
   code_ = code;
   final_ = final;
   hang_up();
-  return State::failed;
+  return IoState::failed;
 }
 
 bool Introduction::wants_room() const noexcept {
   return connecting_ || (handshake_ && handshake_->wants_to_send()) || gone_ < out_bytes_ || (tls_ && tls_->unsent());
 }
 
-Introduction::State Introduction::advance() {
-  if (!problem_.empty()) return State::failed;
-  State state = connecting_ ? connect() : State::done;
-  if (state == State::done) state = prove();
-  if (state == State::done && !greeted_) state = greet();
-  if (state == State::done && job_.protection.encryption) state = encrypt();
-  if (state == State::waiting && Clock::now() >= limit()) return fail_with(why_late(), ETIMEDOUT, false);
+IoState Introduction::advance() {
+  if (!problem_.empty()) return IoState::failed;
+  IoState state = connecting_ ? connect() : IoState::done;
+  if (state == IoState::done && role_ == Role::guest) state = prove();
+  if (state == IoState::done && !greeted_) state = greet();
+  if (state == IoState::done && job_.protection.encryption) state = encrypt();
+  if (state == IoState::waiting && Clock::now() >= limit())
+    return fail_with("the other end has not answered in time", ETIMEDOUT, false);
   return state;
 }
 
-Introduction::Clock::time_point Introduction::limit() const noexcept {
-  return (role_ == Role::guest ? spoken_ : proven()) ? last_ : deadline_;
-}
+Introduction::Clock::time_point Introduction::limit() const noexcept { return spoken_ ? last_ : deadline_; }
 
-std::string Introduction::why_late() const {
-  const bool silent = role_ == Role::host && !(handshake_ && handshake_->has_heard());
-  return silent ? "it has said nothing" : "the other end has not answered in time";
-}
-
-Introduction::State Introduction::connect() {
+IoState Introduction::connect() {
   const int code = socket_ && (code_ == 0 || code_ == EINPROGRESS) ? connecting_result(socket_, place_) : code_;
-  if (code == EINPROGRESS) return State::waiting;
+  if (code == EINPROGRESS) return IoState::waiting;
   if (code) return fail_with(format_text("{}: {}", place_.text(), std::strerror(code)), code, false);
   code_ = 0;
   connecting_ = false;
-  return State::done;
+  return IoState::done;
 }
 
-Introduction::State Introduction::prove() {
-  if (!handshake_) handshake_.emplace(role_, job_.secret, job_.label(role_ == Role::guest ? peer_ : job_.rank));
+IoState Introduction::prove() {
+  if (!handshake_) handshake_.emplace(role_, job_.secret, job_.label(peer_));
   switch (handshake_->advance(socket_)) {
-    case Handshake::State::waiting: return State::waiting;
-    case Handshake::State::failed: return fail_with(handshake_->problem(), EPROTO, !handshake_->ended());
-    case Handshake::State::proven: break;
+    case IoState::waiting: return IoState::waiting;
+    case IoState::failed: return fail_with(handshake_->problem(), EPROTO, !handshake_->ended());
+    case IoState::done: break;
   }
-  return State::done;
+  return IoState::done;
 }
 
 Greeting Introduction::own_greeting() const noexcept {
@@ -96,9 +91,9 @@ Greeting Introduction::own_greeting() const noexcept {
 }
 
 // Who connects speaks first.
-Introduction::State Introduction::greet() {
-  if (role_ == Role::guest && !write_greeting()) return problem_.empty() ? State::waiting : State::failed;
-  if (!read_greeting()) return problem_.empty() ? State::waiting : State::failed;
+IoState Introduction::greet() {
+  if (role_ == Role::guest && !write_greeting()) return problem_.empty() ? IoState::waiting : IoState::failed;
+  if (!read_greeting()) return problem_.empty() ? IoState::waiting : IoState::failed;
   Greeting said;
   std::memcpy(&said, in_.data(), sizeof said);
   if (role_ == Role::host) peer_ = said.from;
@@ -109,9 +104,9 @@ Introduction::State Introduction::greet() {
     return fail_with("the other end is a rank of another job, or of another version of this library", EPROTO, true);
   if (said.checksum != mine.checksum || said.encryption != mine.encryption)
     return fail_with("the other end has another FSDP_NET_CHECKSUM or FSDP_NET_ENCRYPTION", EPROTO, true);
-  if (role_ == Role::host && !write_greeting()) return problem_.empty() ? State::waiting : State::failed;
+  if (role_ == Role::host && !write_greeting()) return problem_.empty() ? IoState::waiting : IoState::failed;
   greeted_ = true;
-  return State::done;
+  return IoState::done;
 }
 
 bool Introduction::write_greeting() {
@@ -145,16 +140,16 @@ bool Introduction::read_greeting() {
   return true;
 }
 
-Introduction::State Introduction::encrypt() {
+IoState Introduction::encrypt() {
   if (!tls_) {
     const uint32_t guest = role_ == Role::guest ? job_.rank : peer_, host = role_ == Role::guest ? peer_ : job_.rank;
     const std::string identity = format_text("libfsdp messages, rank {} to rank {}", guest, host);
     tls_ = std::make_unique<Tls>(*job_.tls, role_, job_.key, identity);
   }
   if (!shaken_) {
-    const Tls::State state = tls_->shake_hands(socket_);
-    if (state == Tls::State::waiting) return State::waiting;
-    if (state == Tls::State::failed) return fail_with(tls_->problem(), EPROTO, !tls_->hung_up());
+    const IoState state = tls_->shake_hands(socket_);
+    if (state == IoState::waiting) return IoState::waiting;
+    if (state == IoState::failed) return fail_with(tls_->problem(), EPROTO, !tls_->hung_up());
     own_binding_ = binding_of(role_);
     gone_ = got_ = 0;
     out_bytes_ = own_binding_.size();
@@ -172,14 +167,14 @@ Binding Introduction::binding_of(Role role) const {
                       {exported, {reinterpret_cast<const uint8_t *>(ranks), sizeof ranks}});
 }
 
-Introduction::State Introduction::bind() {
+IoState Introduction::bind() {
   const bool written = gone_ == out_bytes_ || write_binding();
-  if (!problem_.empty()) return State::failed;
-  if (!read_binding()) return problem_.empty() ? State::waiting : State::failed;
+  if (!problem_.empty()) return IoState::failed;
+  if (!read_binding()) return problem_.empty() ? IoState::waiting : IoState::failed;
   if (!bound_ && !equal(said_binding_, binding_of(role_ == Role::guest ? Role::host : Role::guest)))
     return fail_with("what the other end says within TLS is of another connection", EPROTO, true);
   bound_ = true;
-  return written && !tls_->unsent() ? State::done : State::waiting;
+  return written && !tls_->unsent() ? IoState::done : IoState::waiting;
 }
 
 bool Introduction::write_binding() {

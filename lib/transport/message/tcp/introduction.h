@@ -2,7 +2,7 @@
 // A connection from its first packet until both ends know which two ranks it joins. Of two ranks the lower one
 // connects.
 //
-//   both         prove the job's secret (bootstrap/proof.h), for this purpose, to this rank
+//   both         prove the job's secret (membership/wire/handshake.h), for this purpose, to this rank
 //   who connects Greeting: from which rank to which
 //   the other    Greeting back
 //   both         with FSDP_NET_ENCRYPTION=on: TLS by a key of the job, for these two ranks; and within it a Binding,
@@ -20,8 +20,9 @@
 #include <optional>
 #include <string>
 
+#include "membership/wire/acceptor.h"
 #include "membership/wire/endpoint.h"
-#include "membership/wire/proof.h"
+#include "membership/wire/handshake.h"
 #include "transport/message/tcp/tls.h"
 #include "transport/names.h"
 #include "transport/net.h"
@@ -51,20 +52,19 @@ using Binding = Digest;
 class Introduction {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class State { waiting, done, failed };
 
   // Connects. deadline: until it has greeted. From then on the other end may have let it in, and would take a hang-up
   // for the end of this rank: it has until `last` to say so.
   Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline,
                Clock::time_point last);
-  // Somebody has connected. deadline: until he has proven the secret; who has, may have a slow machine.
-  Introduction(const JobNames &job, Fd socket, Clock::time_point deadline);
+  // Is connected to, by an end that has proven the secret. deadline: until this end has let it in.
+  Introduction(const JobNames &job, Acceptor::AuthenticatedSocket arrival, Clock::time_point deadline);
   ~Introduction() { hang_up(); }
   Introduction(const Introduction &) = delete;
   Introduction &operator=(const Introduction &) = delete;
 
   // Reads and writes what goes now, never waiting.
-  State advance();
+  IoState advance();
   const Fd &socket() const noexcept { return socket_; }
   bool wants_room() const noexcept;  // to write; else it waits for what comes
   Clock::time_point deadline() const noexcept { return deadline_; }
@@ -72,8 +72,6 @@ class Introduction {
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
-  // The other end knows the job's secret.
-  bool proven() const noexcept { return handshake_ && handshake_->state() == Handshake::State::proven; }
   // Of who has connected: "10.0.0.7:51200".
   const std::string &from() const noexcept { return from_; }
   // Of one that is done: the other rank.
@@ -83,17 +81,16 @@ class Introduction {
 
  private:
   void hang_up() noexcept;  // also where a child of this process has the socket
-  State fail_with(std::string problem, int code, bool final);
-  State connect();
-  State prove();
+  IoState fail_with(std::string problem, int code, bool final);
+  IoState connect();
+  IoState prove();
   Clock::time_point limit() const noexcept;
-  std::string why_late() const;
-  State greet();
+  IoState greet();
   bool write_greeting();
   bool read_greeting();
   Greeting own_greeting() const noexcept;
-  State encrypt();
-  State bind();
+  IoState encrypt();
+  IoState bind();
   bool write_binding();
   bool read_binding();
   Binding binding_of(Role role) const;
@@ -106,7 +103,7 @@ class Introduction {
   Clock::time_point deadline_, last_;
   Fd socket_;
   bool connecting_ = false;
-  std::optional<Handshake> handshake_;
+  std::optional<Handshake> handshake_;  // of the end that connects; the Acceptor has the other one's
   std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
   size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
   bool spoken_ = false;  // this end's greeting has gone

@@ -19,7 +19,7 @@ namespace fsdp::transport::tcp {
 
 using messages::Kind;
 
-uint32_t sum_of(const FrameHead &head) noexcept { return crc32c(0, &head, offsetof(FrameHead, head_sum)); }
+uint32_t sum_of(const TcpFrameHead &head) noexcept { return crc32c(0, &head, offsetof(TcpFrameHead, head_sum)); }
 
 void seal(OutFrame &frame) noexcept {
   if (frame.sealed) return;
@@ -28,7 +28,7 @@ void seal(OutFrame &frame) noexcept {
   frame.sealed = true;
 }
 
-const char *find_misfit(const FrameHead &head, uint32_t from, uint64_t sequence) noexcept {
+const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequence) noexcept {
   const messages::Header &header = head.header;
   if (head.magic != frame_magic || header.magic != messages::header_magic) return "what came is no frame";
   if (head.sequence != sequence) return "a frame is missing, or came twice";
@@ -240,7 +240,7 @@ void Link::end_changed(const messages::Header &header, uint32_t found, uint32_t 
       EBADMSG);
 }
 
-bool Link::check_head(const FrameHead &head) {
+bool Link::check_head(const TcpFrameHead &head) {
   if (options_.checksum && sum_of(head) != head.head_sum) {
     end(format_text("the head of frame {} from rank {} to rank {} was changed on its way: its CRC32C is wrong",
                     sequence_, options_.peer, options_.rank),
@@ -254,8 +254,8 @@ bool Link::check_head(const FrameHead &head) {
 
 bool Link::parse(Sink &sink) {
   size_t at = 0;
-  while (left_ == 0 && staged_ - at >= sizeof(FrameHead)) {
-    FrameHead head;
+  while (left_ == 0 && staged_ - at >= sizeof(TcpFrameHead)) {
+    TcpFrameHead head;
     std::memcpy(&head, staged_bytes_.data() + at, sizeof head);
     if (!check_head(head)) return false;
     const bool is_data = head.header.kind == messages::Kind::data;
@@ -277,7 +277,7 @@ bool Link::parse(Sink &sink) {
   return true;
 }
 
-bool Link::parse_control(const FrameHead &head, const std::byte *payload, Sink &sink) {
+bool Link::parse_control(const TcpFrameHead &head, const std::byte *payload, Sink &sink) {
   if (options_.checksum) {
     if (const uint32_t sum = crc32c(0, payload, head.payload_bytes); sum != head.payload_sum) {
       end_changed(head.header, sum, head.payload_sum);
@@ -289,7 +289,7 @@ bool Link::parse_control(const FrameHead &head, const std::byte *payload, Sink &
   return false;
 }
 
-bool Link::begin_chunk(const FrameHead &head, Sink &sink) {
+bool Link::begin_chunk(const TcpFrameHead &head, Sink &sink) {
   const messages::Place place = sink.place(head.header);
   if (place.misfit) {
     end("a chunk that nobody waits for", EPROTO);

@@ -23,7 +23,7 @@ namespace fsdp::transport::tcp {
 // What goes over a connection between two ranks once both have proven the job's secret: frames, each a head and its
 // payload, in one order.
 
-struct FrameHead {
+struct TcpFrameHead {
   uint32_t magic;
   uint32_t payload_bytes;
   uint64_t sequence;  // of this direction, from 0
@@ -31,19 +31,19 @@ struct FrameHead {
   uint32_t payload_sum;  // CRC32C, where the job has FSDP_NET_CHECKSUM=crc32c; else both are 0
   uint32_t head_sum;     // of all before
 };
-static_assert(sizeof(FrameHead) == 24 + sizeof(messages::Header));
+static_assert(sizeof(TcpFrameHead) == 24 + sizeof(messages::Header));
 constexpr uint32_t frame_magic = 0x66736470;
 
 // One on its way out. Data stays where it is; a short payload is kept here.
 struct OutFrame {
-  FrameHead head;
+  TcpFrameHead head;
   alignas(8) std::byte control[messages::longest_control];
   const std::byte *data = nullptr;  // NULL: the payload is in control
   uint64_t sent = 0;                // bytes of head and payload
   bool sealed = false;              // the head has its sums
 
   const std::byte *payload() const noexcept { return data ? data : control; }
-  uint64_t bytes() const noexcept { return sizeof(FrameHead) + head.payload_bytes; }
+  uint64_t bytes() const noexcept { return sizeof(TcpFrameHead) + head.payload_bytes; }
   bool done() const noexcept { return sent == bytes(); }
 };
 
@@ -55,10 +55,10 @@ inline OutFrame make_frame(const messages::Header &header, uint64_t sequence, ui
 
 // Gives the head the sums of what is there now. Once.
 void seal(OutFrame &frame) noexcept;
-uint32_t sum_of(const FrameHead &head) noexcept;
+uint32_t sum_of(const TcpFrameHead &head) noexcept;
 
 // NULL: a peer that keeps to the protocol may send this; else what is wrong with it.
-const char *find_misfit(const FrameHead &head, uint32_t from, uint64_t sequence) noexcept;
+const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequence) noexcept;
 
 // Who takes what comes.
 class Sink {
@@ -121,11 +121,11 @@ class Link {
   ssize_t transmit(struct iovec *parts, size_t count);
   ssize_t receive(struct iovec *parts, size_t count);
   void end_reading(ssize_t count);
-  bool check_head(const FrameHead &head);
+  bool check_head(const TcpFrameHead &head);
   void end_changed(const messages::Header &header, uint32_t found, uint32_t wanted);
   bool parse(Sink &sink);
-  bool parse_control(const FrameHead &head, const std::byte *payload, Sink &sink);
-  bool begin_chunk(const FrameHead &head, Sink &sink);
+  bool parse_control(const TcpFrameHead &head, const std::byte *payload, Sink &sink);
+  bool begin_chunk(const TcpFrameHead &head, Sink &sink);
   size_t fill(struct iovec *parts, size_t most, bool words_only = false) noexcept;
   void note_sent(uint64_t bytes, std::vector<messages::Header> &sent);
   void note_unsent(int code);

@@ -17,17 +17,13 @@ using messages::Kind;
 using messages::Receiver;
 
 // What an event is of, where it is no peer's.
-constexpr uint64_t wake_tag = UINT64_MAX, listener_tag = UINT64_MAX - 1, introduction_tag = UINT64_MAX - 2;
+constexpr uint64_t wake_tag = UINT64_MAX, introduction_tag = UINT64_MAX - 1;
 
 // The next message often comes soon, and waking up for it would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
-constexpr auto stranger_time = std::chrono::seconds(5);
-constexpr auto least_stranger_time = std::chrono::milliseconds(250);
 constexpr auto dial_time = std::chrono::seconds(10);  // of one try
-constexpr size_t most_strangers = 64;
-constexpr int most_accepted = 16;  // at once
 
 }  // namespace
 
@@ -65,7 +61,7 @@ void TcpTransport::run() noexcept {
 bool TcpTransport::begin_round() {
   let_others_go_first();
   const std::lock_guard guard(mutex_);
-  stops_ = stopping_;
+  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // whom it refuses now is of no interest
   joined_ = !peers_.empty();
   world_size_ = peers_.size();
   if (stops_ && may_stop()) return false;
@@ -89,7 +85,7 @@ void TcpTransport::do_round() {
     if (!peers_[r].blocked) write(r);
   std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
   await_events();
-  if (introducing_ || !listening_) introduce();
+  if (introducing_ || !watched_) introduce();
   for (const uint32_t r : fresh_)
     if (peers_[r].link) read(r);
   fresh_.clear();
@@ -100,7 +96,7 @@ void TcpTransport::do_round() {
 // What happens at a socket wakes the thread: only deadlines and pauses need looks.
 int TcpTransport::forming_ms() const noexcept {
   const bool pauses = std::ranges::any_of(dialed_, [this](uint32_t r) { return !peers_.find(r)->dialing; });
-  return pauses || !listening_ ? redial_look_ms : forming_look_ms;
+  return pauses || !watched_ ? redial_look_ms : forming_look_ms;
 }
 
 void TcpTransport::await_events() {
@@ -124,7 +120,6 @@ void TcpTransport::take_event(uint64_t tag, uint32_t what) {
     }
     return;
   }
-  if (tag == listener_tag) accept();
   introducing_ = introducing_ || tag >= introduction_tag;
   if (tag >= introduction_tag) return;
   const auto r = static_cast<uint32_t>(tag);
@@ -192,58 +187,36 @@ void TcpTransport::arrived(const Header &header) {
 
 // ---- connections ----
 
-// A stranger has his seat for a moment, however many come: a rank that connects needs no longer. Else the oldest goes.
-// Who has proven the secret takes no stranger's seat, and makes room for nobody; of those there are no more than ranks.
-bool TcpTransport::has_seat() {
-  const auto unproven = [](const auto &stranger) { return !stranger->proven(); };
-  const auto strangers = static_cast<size_t>(std::ranges::count_if(strangers_, unproven));
-  if (strangers < most_strangers && strangers_.size() - strangers <= world_size_) return true;
-  const auto oldest = std::ranges::find_if(strangers_, unproven);
-  if (oldest == strangers_.end()) return false;
-  if (Clock::now() < (*oldest)->deadline() - stranger_time + least_stranger_time) return false;
-  if (joined_) note_refusal(**oldest, "it had proven nothing yet, and made room for a later one");
-  strangers_.erase(oldest);
-  return true;
-}
-
-void TcpTransport::stop_listening() noexcept {
-  watch(listener_.get(), listener_tag, 0, EPOLL_CTL_DEL);
-  listening_ = false;
-}
-
-// A few at once: data that comes meanwhile is to be read.
-void TcpTransport::accept() {
-  for (int i = 0; i < most_accepted; ++i) {
-    if (!has_seat()) return stop_listening();
-    Fd socket = accept_from(listener_);
-    if (!socket) {
-      if (pause_.note(errno)) stop_listening();
-      return;
-    }
-    pause_.clear();
-    strangers_.push_back(std::make_unique<Introduction>(names_, std::move(socket), Clock::now() + stranger_time));
-    watch(strangers_.back()->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
+// Strangers in a crowd do not wake the thread: it then looks from time to time.
+void TcpTransport::take_arrivals() {
+  if (!acceptor_) acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_).listen(listener_);
+  for (Acceptor::AuthenticatedSocket &arrival : acceptor_->look(introductions_.size() <= world_size_)) {
+    introductions_.push_back(
+        std::make_unique<Introduction>(names_, std::move(arrival), Clock::now() + Acceptor::message_time));
+    watch(introductions_.back()->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
   }
+  const bool wanted = !acceptor_->crowded();
+  if (wanted == watched_) return;
+  const bool done = watch(acceptor_->descriptor(), introduction_tag, EPOLLIN, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL);
+  watched_ = wanted && done;
 }
 
-// Not before this rank has joined: it could not say for whom it proves anything.
 void TcpTransport::introduce() {
   if (!joined_) return;
   introduced_at_ = Clock::now();
-  if (!listening_ && pause_.over() && has_seat())
-    listening_ = watch(listener_.get(), listener_tag, EPOLLIN, EPOLL_CTL_ADD);
-  for (size_t i = 0; i < strangers_.size();) {
-    const Introduction::State state = strangers_[i]->advance();
-    if (state == Introduction::State::waiting) {
+  take_arrivals();
+  for (size_t i = 0; i < introductions_.size();) {
+    const IoState state = introductions_[i]->advance();
+    if (state == IoState::waiting) {
       ++i;
       continue;
     }
-    const auto over = std::move(strangers_[i]);
-    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(i));  // first: what follows may throw
-    if (state == Introduction::State::done)
+    const auto over = std::move(introductions_[i]);
+    introductions_.erase(introductions_.begin() + static_cast<std::ptrdiff_t>(i));  // first: what follows may throw
+    if (state == IoState::done)
       let_in(*over);
     else
-      note_refusal(*over, over->problem());
+      refusals_.note(over->from(), over->problem());
   }
   for (const uint32_t r : dialed_) see_to_dial(r);
   const std::lock_guard guard(mutex_);
@@ -251,18 +224,14 @@ void TcpTransport::introduce() {
   dials_ = dialed_.size();
 }
 
-void TcpTransport::note_refusal(const Introduction &stranger, const std::string &why) {
-  if (!stops_) refusals_.note(stranger.from(), why, Clock::now());
-}
-
 // A peer has one connection: another one that says it is from the same rank is none that this library makes.
-void TcpTransport::let_in(Introduction &stranger) {
-  const uint32_t r = stranger.peer();
+void TcpTransport::let_in(Introduction &other) {
+  const uint32_t r = other.peer();
   const std::lock_guard guard(mutex_);
   if (peers_[r].open || peers_[r].closing)
-    return note_refusal(stranger, format_text("it says that it is rank {}, which has a connection already", r));
-  watch(stranger.socket().get(), 0, 0, EPOLL_CTL_DEL);
-  open(r, stranger);
+    return refusals_.note(other.from(), format_text("it says that it is rank {}, which has a connection already", r));
+  watch(other.socket().get(), 0, 0, EPOLL_CTL_DEL);
+  open(r, other);
 }
 
 // What was refused is tried again, for as long as calls wait: the other side may have too much to do.
@@ -280,11 +249,11 @@ void TcpTransport::see_to_dial(uint32_t r) {
     if (peer.dialing->socket())
       watch(peer.dialing->socket().get(), introduction_tag, EPOLLIN | EPOLLOUT | EPOLLET, EPOLL_CTL_ADD);
   }
-  const Introduction::State state = peer.dialing->advance();
-  if (state == Introduction::State::waiting) return;
+  const IoState state = peer.dialing->advance();
+  if (state == IoState::waiting) return;
   const std::lock_guard guard(mutex_);
   if (peer.closing) return peer.dialing.reset();
-  if (state == Introduction::State::done) {
+  if (state == IoState::done) {
     watch(peer.dialing->socket().get(), 0, 0, EPOLL_CTL_DEL);
     open(r, *peer.dialing);
   } else if (peer.dialing->final() || now >= peer.expiry) {

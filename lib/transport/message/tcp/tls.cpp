@@ -193,35 +193,35 @@ ssize_t Tls::fill(const Fd &socket) {
 
 // ---- the handshake ----
 
-Tls::State Tls::shake_hands(const Fd &socket) {
+IoState Tls::shake_hands(const Fd &socket) {
   for (;;) {
     library_.ERR_clear_error();
     const int result = library_.SSL_do_handshake(ssl_.get());
     const bool waits = result != 1 && library_.SSL_get_error(ssl_.get(), result) == SSL_ERROR_WANT_READ;
     if (result != 1 && !waits) note_problem(EPROTO);
     const bool gone = flush(socket);  // an alert, too
-    if (code_) return State::failed;
+    if (code_) return IoState::failed;
     if (!gone && errno != EAGAIN) return fail_handshake(std::strerror(errno));
     if (!waits && !library_.SSL_session_reused(ssl_.get())) return fail_without_key();
-    if (!waits) return gone ? State::done : State::waiting;
+    if (!waits) return gone ? IoState::done : IoState::waiting;
     const ssize_t count = fill(socket);
     if (count > 0) continue;
-    if (count < 0 && errno == EAGAIN) return State::waiting;
+    if (count < 0 && errno == EAGAIN) return IoState::waiting;
     return fail_handshake(count == 0 ? "the other end hung up" : std::strerror(errno));
   }
 }
 
-Tls::State Tls::fail_handshake(const char *why) {
+IoState Tls::fail_handshake(const char *why) {
   problem_ = format_text("TLS: {}", why);
   hung_up_ = true;
-  return State::failed;
+  return IoState::failed;
 }
 
 // Without certificates there is no other way to come through; but that is for this library to say.
-Tls::State Tls::fail_without_key() {
+IoState Tls::fail_without_key() {
   code_ = EPROTO;
   problem_ = "TLS: the handshake has not used the key that both ends have beforehand";
-  return State::failed;
+  return IoState::failed;
 }
 
 Digest Tls::exported() const {

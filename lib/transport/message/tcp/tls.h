@@ -19,39 +19,42 @@
 #include <openssl/ssl.h>
 
 #include "base/fd.h"
-#include "membership/wire/proof.h"
+#include "membership/wire/handshake.h"
 #include "transport/names.h"
 
 namespace fsdp::transport::tcp {
 
 // The functions of OpenSSL's libssl that are used, found when a rank is to encrypt: programs start where it is missing.
 
-#define FSDP_TLS_FUNCTIONS(X)                                                                                         \
-  X(OPENSSL_init_ssl)                                                                                                 \
-  X(TLS_method)                                                                                                       \
-  X(SSL_CTX_new)                                                                                                      \
-  X(SSL_CTX_free)                                                                                                     \
-  X(SSL_CTX_ctrl)                                                                                                     \
-  X(SSL_CTX_clear_options)                                                                                            \
-  X(SSL_CTX_set_ciphersuites)                                                                                         \
-  X(SSL_CTX_set_num_tickets)                                                                                          \
-  X(SSL_CTX_set_psk_find_session_callback)                                                                            \
-  X(SSL_CTX_set_psk_use_session_callback)                                                                             \
-  X(SSL_new)                                                                                                          \
-  X(SSL_free)                                                                                                         \
-  X(SSL_set_ex_data)                                                                                                  \
-  X(SSL_get_ex_data)                                                                                                  \
-  X(SSL_set_accept_state)                                                                                             \
-  X(SSL_set_connect_state)                                                                                            \
-  X(SSL_set_bio)                                                                                                      \
-  X(SSL_session_reused)                                                                                               \
-  X(SSL_do_handshake)                                                                                                 \
-  X(SSL_read_ex)                                                                                                      \
-  X(SSL_write_ex)                                                                                                     \
-  X(SSL_get_error) X(SSL_export_keying_material) X(SSL_key_update) X(SSL_SESSION_new) X(SSL_SESSION_free)             \
-      X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version) X(SSL_CIPHER_find) \
-          X(BIO_new) X(BIO_s_mem) X(BIO_read) X(BIO_write) X(BIO_ctrl_pending) X(ERR_clear_error) X(ERR_get_error)    \
-              X(ERR_reason_error_string)
+#define FSDP_TLS_FUNCTIONS(X)                                                                                      \
+  X(OPENSSL_init_ssl)                                                                                              \
+  X(TLS_method)                                                                                                    \
+  X(SSL_CTX_new)                                                                                                   \
+  X(SSL_CTX_free)                                                                                                  \
+  X(SSL_CTX_ctrl)                                                                                                  \
+  X(SSL_CTX_clear_options)                                                                                         \
+  X(SSL_CTX_set_ciphersuites)                                                                                      \
+  X(SSL_CTX_set_num_tickets)                                                                                       \
+  X(SSL_CTX_set_psk_find_session_callback)                                                                         \
+  X(SSL_CTX_set_psk_use_session_callback)                                                                          \
+  X(SSL_new)                                                                                                       \
+  X(SSL_free)                                                                                                      \
+  X(SSL_set_ex_data)                                                                                               \
+  X(SSL_get_ex_data)                                                                                               \
+  X(SSL_set_accept_state)                                                                                          \
+  X(SSL_set_connect_state)                                                                                         \
+  X(SSL_set_bio)                                                                                                   \
+  X(SSL_session_reused)                                                                                            \
+  X(SSL_do_handshake)                                                                                              \
+  X(SSL_read_ex)                                                                                                   \
+  X(SSL_write_ex)                                                                                                  \
+  X(SSL_get_error)                                                                                                 \
+  X(SSL_export_keying_material)                                                                                    \
+  X(SSL_key_update)                                                                                                \
+  X(SSL_SESSION_new)                                                                                               \
+  X(SSL_SESSION_free) X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version) \
+      X(SSL_CIPHER_find) X(BIO_new) X(BIO_s_mem) X(BIO_read) X(BIO_write) X(BIO_ctrl_pending) X(ERR_clear_error)   \
+          X(ERR_get_error) X(ERR_reason_error_string)
 
 struct TlsLibrary {
 #define FSDP_TLS_MEMBER(name) decltype(&::name) name = nullptr;
@@ -71,7 +74,6 @@ namespace fsdp::transport::tcp {
 
 class Tls {
  public:
-  enum class State { waiting, done, failed };
   // A key of AES-GCM may guard 2^24.5 records, which are 380 GB.
   static constexpr uint64_t usual_key_bytes = uint64_t{64} << 30;
 
@@ -82,7 +84,7 @@ class Tls {
   Tls(const Tls &) = delete;
   Tls &operator=(const Tls &) = delete;
 
-  State shake_hands(const Fd &socket);
+  IoState shake_hands(const Fd &socket);
   // Of this connection alone, and the same at both ends.
   Digest exported() const;
 
@@ -105,8 +107,8 @@ class Tls {
  private:
   struct Callbacks;
   SSL_SESSION *make_session() const noexcept;
-  State fail_handshake(const char *why);
-  State fail_without_key();
+  IoState fail_handshake(const char *why);
+  IoState fail_without_key();
   bool flush(const Fd &socket);
   ssize_t fill(const Fd &socket);
   bool take(std::byte *to, size_t bytes, size_t &got);

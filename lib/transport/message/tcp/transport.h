@@ -79,15 +79,14 @@ class TcpTransport final : public messages::Transport, private Sink {
   void write(uint32_t r);
   void read(uint32_t r);
   bool watch(int fd, uint64_t tag, uint32_t events, int operation) noexcept;
-  bool has_seat();
-  void stop_listening() noexcept;
-  void accept();
   void introduce();
-  void let_in(Introduction &stranger);
-  void note_refusal(const Introduction &stranger, const std::string &why);
+  void take_arrivals();
+  void let_in(Introduction &other);
   void see_to_dial(uint32_t r);
   // Connections are made, or are about to be.
-  bool forms() const noexcept { return dials_ > 0 || !strangers_.empty() || (joined_ && !listening_); }
+  bool forms() const noexcept {
+    return dials_ > 0 || !introductions_.empty() || (joined_ && !watched_) || (acceptor_ && !acceptor_->idle());
+  }
   int forming_ms() const noexcept;
   void fail_context(const Error &error) noexcept;
 
@@ -107,13 +106,13 @@ class TcpTransport final : public messages::Transport, private Sink {
   // -- of the thread --
   std::vector<uint32_t> writers_;  // peers with something to write
   std::vector<Header> sent_;
-  std::vector<uint32_t> fresh_;  // peers whose first bytes may have come behind their introduction
-  std::vector<std::unique_ptr<Introduction>> strangers_;
-  std::vector<uint32_t> dialed_;  // peers that are, or are to be, connected to
+  std::vector<uint32_t> fresh_;       // peers whose first bytes may have come behind their introduction
+  std::optional<Acceptor> acceptor_;  // once this rank has joined: it could not say before for whom it proves anything
+  bool watched_ = false;              // what happens at the acceptor wakes the thread
+  std::vector<std::unique_ptr<Introduction>> introductions_;  // of arrivals
+  std::vector<uint32_t> dialed_;                              // peers that are, or are to be, connected to
   size_t dials_ = 0;
-  AcceptPause pause_;
-  Refusals refusals_;
-  bool listening_ = false;
+  RefusalLog refusals_{"a connection for messages"};
   bool joined_ = false;       // peers are known
   size_t world_size_ = 0;     // so many
   bool introducing_ = false;  // one of them has something to do

@@ -45,7 +45,7 @@ void UcxTransport::stop() noexcept {
   {
     std::unique_lock lock(mutex_);
     const auto none_waits = [this] {
-      return std::ranges::all_of(peers_, [](const Peer &peer) { return peer.waiting.empty(); });
+      return std::ranges::all_of(peers_, [](const UcxPeer &peer) { return peer.waiting.empty(); });
     };
     changed_.wait_for(lock, last_greetings_time, none_waits);
     stopping_ = true;
@@ -53,7 +53,7 @@ void UcxTransport::stop() noexcept {
   wake();
   pthread_join(thread_, nullptr);
   bool all_well = true;
-  for (const Peer &peer : peers_) all_well = all_well && peer.loss.text.empty() && !peer.refused;
+  for (const UcxPeer &peer : peers_) all_well = all_well && peer.loss.text.empty() && !peer.refused;
   ucp_request_param_t param{};
   if (all_well && !peers_.empty()) worker_.await(api_.ucp_worker_flush_nbx(worker_.handle(), &param), last_words_ms);
   for (uint32_t r = 0; r < peers_.size(); ++r) cut(r);
@@ -185,7 +185,7 @@ void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_
 }
 
 void UcxTransport::send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) {
-  Peer &peer = peers_[to];
+  UcxPeer &peer = peers_[to];
   peer.waiting.reserve(peer.waiting.size() + !peer.open);
   Message &message = take(header, receivers_.find(header.key));
   if (bytes) std::memcpy(message.payload, payload, bytes);
@@ -296,7 +296,7 @@ constexpr auto first_pause = std::chrono::milliseconds(50), longest_pause = std:
 }  // namespace
 
 void UcxTransport::fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept {
-  Peer &peer = peers_[rank];
+  UcxPeer &peer = peers_[rank];
   if (peer.loss.text.empty()) {
     peer.loss.order = ++losses_;
     peer.loss.origin = FSDP_ORIGIN_UCX;
@@ -314,7 +314,7 @@ void UcxTransport::fail_peer(uint32_t rank, ucs_status_t status, const char *wha
 }
 
 // Who has been told hello and has not answered may not have started, or its host has too much to do.
-void UcxTransport::lose(Peer &peer, ucs_status_t status, const char *what) noexcept {
+void UcxTransport::lose(UcxPeer &peer, ucs_status_t status, const char *what) noexcept {
   changed_at_ = Clock::now();
   if (peer.open || peer.index < rank_ || peer.heard || Clock::now() >= peer.expiry || !peer.loss.text.empty())
     return fail_peer(peer.index, status, what);
@@ -322,12 +322,12 @@ void UcxTransport::lose(Peer &peer, ucs_status_t status, const char *what) noexc
 }
 
 void UcxTransport::on_failure(void *self, ucp_ep_h, ucs_status_t status) {
-  auto &peer = *static_cast<Peer *>(self);
+  auto &peer = *static_cast<UcxPeer *>(self);
   peer.transport->lose(peer, status, "the connection was lost");
 }
 
 bool UcxTransport::connect(uint32_t to) {
-  Peer &peer = peers_[to];
+  UcxPeer &peer = peers_[to];
   if (!peer.loss.text.empty()) return false;
   if (peer.endpoint) return true;
   changed_at_ = Clock::now();
@@ -349,7 +349,7 @@ bool UcxTransport::connect(uint32_t to) {
   return false;
 }
 
-void UcxTransport::close(Peer &peer) noexcept {
+void UcxTransport::close(UcxPeer &peer) noexcept {
   if (!peer.endpoint) return;
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -360,7 +360,7 @@ void UcxTransport::close(Peer &peer) noexcept {
 }
 
 void UcxTransport::cut(uint32_t rank) noexcept {
-  Peer &peer = peers_[rank];
+  UcxPeer &peer = peers_[rank];
   if (!peer.endpoint) return;
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";
@@ -371,7 +371,7 @@ void UcxTransport::cut(uint32_t rank) noexcept {
 
 void UcxTransport::greet(uint32_t to) {
   if (to >= peers_.size() || to <= rank_) return;
-  Peer &peer = peers_[to];
+  UcxPeer &peer = peers_[to];
   if (peer.tried != Clock::time_point()) return;
   peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
   peer.pause = first_pause;
@@ -381,7 +381,7 @@ void UcxTransport::greet(uint32_t to) {
 }
 
 // Of UCX's kinds of message one that it sends without a handshake of its own; see Transport.
-void UcxTransport::send_hello(Peer &peer) {
+void UcxTransport::send_hello(UcxPeer &peer) {
   peer.tried = Clock::now();
   if (!connect(peer.index)) return;
   ucp_request_param_t param{};
@@ -409,13 +409,13 @@ void UcxTransport::take_hello(uint32_t from) {
     return;
   }
   if (from >= peers_.size() || from == rank_) return;
-  Peer &peer = peers_[from];
+  UcxPeer &peer = peers_[from];
   if (from > rank_ ? peer.heard || peer.tried == Clock::time_point() : peer.greeted) return;
   peer.heard = true;
   from > rank_ ? send_greeting(peer) : send_hello(peer);
 }
 
-void UcxTransport::send_greeting(Peer &peer) {
+void UcxTransport::send_greeting(UcxPeer &peer) {
   Header header{};
   header.magic = header_magic;
   header.kind = Kind::greeting;
@@ -428,14 +428,14 @@ void UcxTransport::send_greeting(Peer &peer) {
 // In the middle of UCX's progress: no time to send.
 void UcxTransport::take_greeting(uint32_t from) {
   if (from >= peers_.size()) return;
-  Peer &peer = peers_[from];
+  UcxPeer &peer = peers_[from];
   if (from == rank_ || peer.greeted) return;
   if (from < rank_) unopened_.push_back(from);
   peer.greeted = true;
 }
 
 // What has waited goes first.
-void UcxTransport::open(Peer &peer) {
+void UcxTransport::open(UcxPeer &peer) {
   peer.open = true;
   changed_at_ = Clock::now();
   std::vector<Message *> waiting;
@@ -448,7 +448,7 @@ void UcxTransport::see_to_connections() {
   if (unopened_.empty()) return;
   const auto now = Clock::now();
   for (const uint32_t rank : std::vector<uint32_t>(unopened_)) {
-    Peer &peer = peers_[rank];
+    UcxPeer &peer = peers_[rank];
     if (peer.greeted && !peer.open) {
       if (rank < rank_) send_greeting(peer);
       open(peer);

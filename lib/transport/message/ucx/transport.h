@@ -68,7 +68,7 @@ class UcxTransport final : public messages::Transport {
     Receiver *receiver;
     uint32_t to;
   };
-  struct Peer {
+  struct UcxPeer {
     std::vector<std::byte> address;
     ucp_ep_h endpoint = nullptr;
     Loss loss;
@@ -92,15 +92,15 @@ class UcxTransport final : public messages::Transport {
 
   // -- connections --
   bool connect(uint32_t to);
-  void close(Peer &peer) noexcept;
-  void send_hello(Peer &peer);
+  void close(UcxPeer &peer) noexcept;
+  void send_hello(UcxPeer &peer);
   void read_hellos();
   void take_hello(uint32_t from);
-  void send_greeting(Peer &peer);
+  void send_greeting(UcxPeer &peer);
   void take_greeting(uint32_t from);
-  void open(Peer &peer);
+  void open(UcxPeer &peer);
   void see_to_connections();
-  void lose(Peer &peer, ucs_status_t status, const char *what) noexcept;
+  void lose(UcxPeer &peer, ucs_status_t status, const char *what) noexcept;
   void fail_peer(uint32_t rank, ucs_status_t status, const char *what) noexcept;
 
   // -- messages --
@@ -118,7 +118,7 @@ class UcxTransport final : public messages::Transport {
   Worker worker_;
   const Api &api_;
   std::shared_ptr<Seat> seat_;
-  std::vector<Peer> peers_;
+  std::vector<UcxPeer> peers_;
   std::set<uint32_t> early_;        // said hello before this rank joined
   std::vector<uint32_t> unopened_;  // greeted, or refused: something is to be done
   std::vector<std::unique_ptr<Message>> messages_;

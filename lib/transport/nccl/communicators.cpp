@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "transport/nccl/seat.h"
+#include "transport/nccl/communicators.h"
 
 #include <algorithm>
 #include <chrono>
@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds abort_patience = 10s, captured_patience = 1s
 
 }  // namespace
 
-Seat::Seat(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<const Library> library,
-           Features features, const Waiter &waiter, Failure &failure)
+Communicators::Communicators(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<const Library> library,
+                             Features features, const Waiter &waiter, Failure &failure)
     : host_(std::move(host)),
       device_(device),
       library_(std::move(library)),
@@ -34,7 +34,7 @@ Seat::Seat(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<c
       guard_(host_, failure, "NCCL") {}
 
 // The first rank's, or what went wrong there.
-UniqueId Seat::share_id(const std::string &what) {
+UniqueId Communicators::share_id(const std::string &what) {
   UniqueId id{};
   attempt_together(*host_, what, [&] {
     if (rank() != 0) return;
@@ -47,17 +47,17 @@ UniqueId Seat::share_id(const std::string &what) {
   return ids.front();
 }
 
-ConnectionPlan Seat::plan(const std::string &name, bool copy_engines) const {
+ConnectionPlan Communicators::plan(const std::string &name, bool copy_engines) const {
   return {name,         static_cast<int>(size()), static_cast<int>(rank()), host_->world_rank(rank()),
           copy_engines, features_.order_implicit, features_.splits,         features_.blocks};
 }
 
 // Sooner than the others' wait for this rank's word ends.
-void Seat::join(Connection &connection, const UniqueId &id) {
+void Communicators::join(Connection &connection, const UniqueId &id) {
   connection.join(id, waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
 }
 
-std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
+std::shared_ptr<Launches> Communicators::open(const std::string &name, bool gathers) {
   const std::string what = format_text("NCCL communicator '{}'", name);
   const UniqueId id = share_id(what);
   std::shared_ptr<Launches> launches;
@@ -81,13 +81,13 @@ std::shared_ptr<Launches> Seat::open(const std::string &name, bool gathers) {
   return launches;
 }
 
-bool Seat::end(Launches &launches) noexcept {
+bool Communicators::end(Launches &launches) noexcept {
   const Connection &connection = launches.connection();
   Handle::abort(connection.handle());
   return connection.handle()->await_end(connection.captured() ? captured_patience : abort_patience);
 }
 
-void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
+void Communicators::close(const std::shared_ptr<Launches> &launches) noexcept {
   std::erase(open_, launches);
   const bool drained = launches->drain(drain_ms);
   if (!drained && !failure_.failed())
@@ -104,17 +104,17 @@ void Seat::close(const std::shared_ptr<Launches> &launches) noexcept {
 }
 
 // Without registered memory everything works, through NCCL's own buffers.
-void Seat::register_all(Launches &launches) {
+void Communicators::register_all(Launches &launches) {
   for (const KnownMemory &memory : memory_)
     if (!register_memory(launches.connection(), memory)) return start_over(launches);
 }
 
-bool Seat::can_register(bool windows) const noexcept {
+bool Communicators::can_register(bool windows) const noexcept {
   return windows ? library_->ncclCommWindowRegister != nullptr : library_->ncclCommRegister != nullptr;
 }
 
 // What is worst of all ranks.
-Registration Seat::register_everywhere(Connection &connection, const KnownMemory &memory, std::string &why) {
+Registration Communicators::register_everywhere(Connection &connection, const KnownMemory &memory, std::string &why) {
   Registration mine;
   try {
     // Ranks that wait in vain for one that has failed must come to the exchange in time.
@@ -132,7 +132,7 @@ Registration Seat::register_everywhere(Connection &connection, const KnownMemory
 }
 
 // From 2.29.7 on a window that NCCL has no use for is registered in no other way either.
-bool Seat::take_buffers(const std::string &why) {
+bool Communicators::take_buffers(const std::string &why) {
   if (!windows_ || !can_register(false)) return false;
   windows_ = false;
   tell(FSDP_LOG_INFO, "NCCL's memory is registered as buffers instead of windows: rank {}: {}",
@@ -142,7 +142,7 @@ bool Seat::take_buffers(const std::string &why) {
 
 // If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
 // use any more, on any rank, and no memory is registered from now on.
-bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
+bool Communicators::register_memory(Connection &connection, const KnownMemory &memory) {
   if (!registers_ || !can_register(windows_)) return true;
   std::string why;
   const Registration worst = register_everywhere(connection, memory, why);
@@ -158,20 +158,20 @@ bool Seat::register_memory(Connection &connection, const KnownMemory &memory) {
   return registers_;
 }
 
-void Seat::add_memory(std::byte *data, uint64_t bytes) {
+void Communicators::add_memory(std::byte *data, uint64_t bytes) {
   if (!data || bytes == 0) return;
   memory_.push_back({data, bytes});
   for (const auto &launches : open_)
     if (!register_memory(launches->connection(), memory_.back())) start_over(*launches);
 }
 
-void Seat::forget(Connection &connection, void *data) noexcept {
+void Communicators::forget(Connection &connection, void *data) noexcept {
   if (!connection.forget_memory(data) && !failure_.failed())
     tell(FSDP_LOG_WARNING, "NCCL communicator '{}' of rank {} does not forget memory that is given back",
          connection.plan().name, host_->world_rank(rank()));
 }
 
-void Seat::drop_memory(std::byte *data) noexcept {
+void Communicators::drop_memory(std::byte *data) noexcept {
   for (const auto &launches : open_) forget(launches->connection(), data);
   std::erase_if(memory_, [&](const KnownMemory &memory) { return memory.data == data; });
 }
@@ -187,11 +187,11 @@ constexpr std::chrono::milliseconds graph_patience = std::chrono::seconds(10);
 
 }  // namespace
 
-Seat::Rounds Seat::exchange_rounds(bool abandoned) {
-  Round mine;
+Communicators::Rounds Communicators::exchange_rounds(bool abandoned) {
+  EnqueuedRound mine;
   mine.abandoned = abandoned;
   for (const auto &launches : open_) {
-    if (mine.count == Round::most) break;
+    if (mine.count == EnqueuedRound::most) break;
     mine.captured |= uint64_t{launches->connection().captured()} << mine.count;
     mine.histories[mine.count++] = launches->history();
   }
@@ -199,35 +199,36 @@ Seat::Rounds Seat::exchange_rounds(bool abandoned) {
   doubt();
   host_->all_gather(&mine, sizeof mine, all.data(), "the collectives of a round");
   captured_.clear();
-  for (const Round &round : all) captured_.push_back(round.captured);
+  for (const EnqueuedRound &round : all) captured_.push_back(round.captured);
   return all;
 }
 
-void Seat::doubt() noexcept {
+void Communicators::doubt() noexcept {
   const std::chrono::milliseconds part(waiter_.timeout_ms() / 4);
   for (const auto &launches : open_) launches->connection().handle()->doubt(std::min(part, longest_doubt));
 }
 
-void Seat::trust() noexcept {
+void Communicators::trust() noexcept {
   for (const auto &launches : open_) launches->connection().handle()->doubt({});
 }
 
 // Other teams may differ where this one does not: the next collective, or the end of the round, shows that nobody has
 // cut anything.
-bool Seat::ends_alike() {
+bool Communicators::ends_alike() {
   const Rounds all = exchange_rounds(true);
-  return std::all_of(all.begin(), all.end(), [&](const Round &round) { return same(round, all.front()); });
+  return std::all_of(all.begin(), all.end(), [&](const EnqueuedRound &round) { return same(round, all.front()); });
 }
 
-bool Seat::same(const Round &a, const Round &b) noexcept {
+bool Communicators::same(const EnqueuedRound &a, const EnqueuedRound &b) noexcept {
   const auto equal = [](const History &x, const History &y) { return x.hash == y.hash; };
   return a.count == b.count && std::equal(a.histories, a.histories + a.count, b.histories, equal);
 }
 
-void Seat::end_round(Launches &ended) {
+void Communicators::end_round(Launches &ended) {
   const Rounds all = exchange_rounds(ended.abandoned());
-  const Round &mine = all[rank()];
-  const bool given_up = std::all_of(all.begin(), all.end(), [](const Round &round) { return round.abandoned != 0; });
+  const EnqueuedRound &mine = all[rank()];
+  const bool given_up =
+      std::all_of(all.begin(), all.end(), [](const EnqueuedRound &round) { return round.abandoned != 0; });
   bool agreed = true;  // if not and nobody gave up, one's own difference comes up below
   for (uint32_t r = 0; r < size(); ++r)
     for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
@@ -246,12 +247,12 @@ void Seat::end_round(Launches &ended) {
   ended.next_round();
 }
 
-void Seat::cut() noexcept {
+void Communicators::cut() noexcept {
   for (const auto &launches : open_) Handle::abort(launches->connection().handle());
 }
 
 // It has been aborted on all ranks.
-void Seat::reopen(Launches &launches) {
+void Communicators::reopen(Launches &launches) {
   const ConnectionPlan before = launches.connection().plan();
   const std::string what = format_text("NCCL communicator '{}', made anew", before.name);
   const UniqueId id = share_id(what);
@@ -264,7 +265,7 @@ void Seat::reopen(Launches &launches) {
 
 // Of ranks that are threads of one process NCCL ends all communicators with the last one's, and waits for the graphs of
 // all.
-std::optional<uint32_t> Seat::find_holder(const Launches &launches) const {
+std::optional<uint32_t> Communicators::find_holder(const Launches &launches) const {
   if (launches.connection().captured()) return rank();
   const auto is_it = [&](const auto &one) { return one.get() == &launches; };
   const auto index = std::find_if(open_.begin(), open_.end(), is_it) - open_.begin();
@@ -274,7 +275,7 @@ std::optional<uint32_t> Seat::find_holder(const Launches &launches) const {
 }
 
 // What waits on the GPU is free at once; what the caller's own streams still compute an abort waits for, too.
-void Seat::await_end(const Launches &launches, Clock::time_point start) const {
+void Communicators::await_end(const Launches &launches, Clock::time_point start) const {
   const Connection &connection = launches.connection();
   const std::optional<uint32_t> holder = find_holder(launches);
   std::chrono::milliseconds patience(waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
@@ -293,7 +294,7 @@ void Seat::await_end(const Launches &launches, Clock::time_point start) const {
 }
 
 // Sooner than the others' wait for this rank's word ends.
-void Seat::await_ends(std::span<const std::shared_ptr<Launches>> all) {
+void Communicators::await_ends(std::span<const std::shared_ptr<Launches>> all) {
   const auto start = Clock::now();
   attempt_together(*host_, "the end of NCCL communicators", [&] {
     for (const auto &launches : all) await_end(*launches, start);
@@ -301,14 +302,14 @@ void Seat::await_ends(std::span<const std::shared_ptr<Launches>> all) {
 }
 
 // NCCL keeps the error of a registration for ever.
-void Seat::start_over(Launches &launches) {
+void Communicators::start_over(Launches &launches) {
   Handle::abort(launches.connection().handle());
   const std::shared_ptr<Launches> one(std::shared_ptr<void>(), &launches);  // not owned
   await_ends({&one, 1});
   reopen(launches);
 }
 
-void Seat::renew() {
+void Communicators::renew() {
   try {
     await_ends(open_);
     for (const auto &launches : open_) reopen(*launches);
@@ -320,7 +321,7 @@ void Seat::renew() {
 }
 
 // What was enqueued on the GPU cannot be taken back, and does not end.
-void Seat::fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs) {
+void Communicators::fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs) {
   const auto last = [](const History &history) {
     return std::string(history.last, ::strnlen(history.last, sizeof history.last));
   };

@@ -24,10 +24,10 @@ struct Features {
   BlockLimits blocks;
 };
 
-class Seat {
+class Communicators {
  public:
-  Seat(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<const Library> library, Features features,
-       const Waiter &waiter, Failure &failure);
+  Communicators(std::shared_ptr<Team> host, device::Device &device, std::shared_ptr<const Library> library,
+                Features features, const Waiter &waiter, Failure &failure);
 
   Team &host() const noexcept { return *host_; }
   device::Device &device() const noexcept { return device_; }
@@ -60,13 +60,13 @@ class Seat {
   };
 
   // What a rank has enqueued, by communicator.
-  struct Round {
+  struct EnqueuedRound {
     static constexpr size_t most = 8;
     uint64_t count = 0, abandoned = 0;
     uint64_t captured = 0;  // of which communicators graphs of this rank may hold something, by bit
     History histories[most];
   };
-  using Rounds = std::vector<Round>;
+  using Rounds = std::vector<EnqueuedRound>;
 
   UniqueId share_id(const std::string &what);
   ConnectionPlan plan(const std::string &name, bool copy_engines) const;
@@ -90,7 +90,7 @@ class Seat {
   // From before ranks compare until this one knows what all of them do: peers that know sooner may abort.
   void doubt() noexcept;
   void trust() noexcept;
-  static bool same(const Round &a, const Round &b) noexcept;
+  static bool same(const EnqueuedRound &a, const EnqueuedRound &b) noexcept;
   template <class... Args>
   void tell(fsdp_log_level level, fmt::format_string<Args...> format, Args &&...args) noexcept {
     try {

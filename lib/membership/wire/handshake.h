@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two ends of a TCP connection prove to each other that they know the job secret, over nonces of both, before
-// anything else is read. Each step has one fixed size, so a stranger makes the other end keep 88 bytes at most.
+// The two ends of a connection, TCP or unix, prove to each other that they know the job secret, over nonces of both,
+// before anything else is read. Each step has one fixed size, so a stranger makes the other end keep 88 bytes at most.
 //
 //   host -> guest   Challenge   at once
 //   guest -> host   Answer      proves the secret over both nonces
@@ -9,26 +9,84 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
-#include "membership/join/wire.h"
 #include "membership/wire/endpoint.h"
+#include "membership/wire/secret.h"
+
+// What a handshake says, and how every packet between the ranks of a host begins (join/wire.h). Fixed layouts, checked
+// for size, magic, version and kind before use.
+namespace fsdp::membership::wire {
+
+constexpr char magic[8] = {'f', 's', 'd', 'p', 'm', 'e', 'e', 't'};
+constexpr uint32_t version = 1;
+
+enum class PacketKind : uint32_t { challenge = 1, answer, proof, join, refusal, peer, start };
+
+struct PacketHead {
+  char magic[8];
+  uint32_t version;
+  PacketKind kind;
+};
+
+struct Challenge {
+  static constexpr PacketKind kind = PacketKind::challenge;
+  PacketHead head;
+  Nonce nonce;
+};
+struct Answer {
+  static constexpr PacketKind kind = PacketKind::answer;
+  PacketHead head;
+  Nonce nonce;
+  Digest digest;
+};
+struct Proof {
+  static constexpr PacketKind kind = PacketKind::proof;
+  PacketHead head;
+  Digest digest;
+};
+constexpr size_t longest = 512;  // of any packet
+
+template <class M>
+M make() {
+  static_assert(std::is_trivially_copyable_v<M> && sizeof(M) <= longest);
+  M message{};
+  std::memcpy(message.head.magic, magic, sizeof magic);
+  message.head.version = version;
+  message.head.kind = M::kind;
+  return message;
+}
+
+// The label says what a connection is for; the ranks of one host have none.
+inline Digest guest_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
+                           const std::string &label = {}) {
+  return authenticate(secret, "libfsdp guest" + label, {host, guest});
+}
+inline Digest host_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
+                          const std::string &label = {}) {
+  return authenticate(secret, "libfsdp host" + label, {host, guest});
+}
+
+}  // namespace fsdp::membership::wire
 
 namespace fsdp::membership {
 
-enum class Role { host, guest };  // who listens; who connects
+enum class Role { host, guest };  // the end that listens, and the one that connects
+// How far something with another end is that never waits for it.
+enum class IoState { waiting, done, failed };
 
 // One end's part, never waiting. The label says what the connection is for: both ends must give the same.
 class Handshake {
  public:
-  enum class State { waiting, proven, failed };
-
   // The secret's text outlives this object.
   Handshake(Role role, std::string_view secret, const std::string &label);
   // Reads and sends what is possible now, and not a byte beyond the handshake.
-  State advance(const Fd &socket);
-  State state() const noexcept { return state_; }
+  IoState advance(const Fd &socket);
+  IoState state() const noexcept { return state_; }
   const std::string &problem() const noexcept { return problem_; }  // of a failed one
   // Of one that is proven: for what follows it on this connection alone.
   StreamKeys keys() const;
@@ -52,7 +110,7 @@ class Handshake {
   Role role_;
   std::string_view secret_;
   std::string label_;
-  State state_ = State::waiting;
+  IoState state_ = IoState::waiting;
   std::string problem_;
   bool other_version_ = false, ended_ = false, heard_ = false;
   Nonce host_nonce_{}, guest_nonce_{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "membership/wire/proof.h"
+#include "membership/wire/handshake.h"
 
 #include <sys/socket.h>
 
@@ -12,7 +12,7 @@
 namespace fsdp::membership {
 
 Handshake::Handshake(Role role, std::string_view secret, const std::string &label)
-    : role_(role), secret_(secret), label_(": " + label) {
+    : role_(role), secret_(secret), label_(label.empty() ? std::string() : ": " + label) {
   if (role_ == Role::guest) {
     guest_nonce_ = make_nonce();
     expected_ = sizeof(wire::Challenge);
@@ -33,7 +33,7 @@ void Handshake::say(const M &message) {
 }
 
 void Handshake::refuse(std::string problem) {
-  state_ = State::failed;
+  state_ = IoState::failed;
   problem_ = std::move(problem);
 }
 
@@ -49,7 +49,7 @@ bool Handshake::check_head(M &message) {
   } else if (message.head.kind != M::kind) {
     refuse("a message of the handshake came out of turn");
   }
-  return state_ != State::failed;
+  return state_ != IoState::failed;
 }
 
 void Handshake::hear_challenge() {
@@ -82,7 +82,7 @@ void Handshake::hear_proof() {
   if (!check_head(proof)) return;
   if (!equal(proof.digest, wire::host_digest(secret_, host_nonce_, guest_nonce_, label_)))
     return refuse("who listens there has another job secret, or listens for another purpose");
-  state_ = State::proven;
+  state_ = IoState::done;
 }
 
 // False: not all has gone, or it never will.
@@ -118,11 +118,11 @@ bool Handshake::receive(const Fd &socket) {
   return true;
 }
 
-Handshake::State Handshake::advance(const Fd &socket) {
-  while (state_ == State::waiting) {
+IoState Handshake::advance(const Fd &socket) {
+  while (state_ == IoState::waiting) {
     if (!send(socket)) break;
     if (expected_ == 0) {
-      state_ = State::proven;
+      state_ = IoState::done;
       break;
     }
     if (!receive(socket)) break;
@@ -152,13 +152,13 @@ std::string prove(const Fd &socket, Role role, std::string_view secret, const st
   if (ended) *ended = true;
   for (;;) {
     switch (handshake.advance(socket)) {
-      case Handshake::State::proven:
+      case IoState::done:
         if (keys) *keys = handshake.keys();
         return {};
-      case Handshake::State::failed:
+      case IoState::failed:
         if (ended) *ended = handshake.ended();
         return handshake.problem();
-      case Handshake::State::waiting: break;
+      case IoState::waiting: break;
     }
     if (limit.over()) return "the other end has not proven the job secret in time";
     limit.waiter.poll();

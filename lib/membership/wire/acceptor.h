@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one reception for strangers: takes connections from listeners and hands out those whose other end has proven the
+// job secret. Every listener of the library has an Acceptor: the ranks of a host, the rendezvous, leaders, messages.
+//
+//   listener --> stranger (its handshake is under way) --> AuthenticatedSocket
+//                   |
+//                   +--> refused, with a line in the log: what came is no proof, or none came within proof_time
+//
+// Never waits, and reads nothing of a stranger but the fixed bytes of the handshake.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "membership/wire/endpoint.h"
+#include "membership/wire/handshake.h"
+
+namespace fsdp::membership {
+
+// Warnings about refused connections. A stranger that connects without end fills no log: after a few lines there is one
+// in ten seconds, which says how many connections had none.
+class RefusalLog {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Log = std::function<void(fsdp_log_level, const std::string &)>;
+  static constexpr uint32_t lines_at_once = 8;
+  static constexpr auto line_time = std::chrono::seconds(10);
+
+  // what: "a connection for messages". An empty log writes nothing, an empty `from` is left out.
+  explicit RefusalLog(std::string what, Log log = {}) : what_(std::move(what)), log_(std::move(log)) {}
+  void set_log(Log log) { log_ = std::move(log); }
+  void note(const std::string &from, const std::string &why, Clock::time_point now = Clock::now());
+
+ private:
+  bool may_write(Clock::time_point now) noexcept;
+
+  std::string what_;
+  Log log_;
+  uint32_t lines_left_ = lines_at_once;
+  Clock::time_point refilled_{};
+  uint64_t unwritten_ = 0;
+};
+
+class Acceptor {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // However many strangers come, each has least_time to prove the secret, a round trip to another continent. Only one
+  // address that holds more than half of all places may lose them sooner, to itself and to others.
+  static constexpr auto least_time = std::chrono::milliseconds(250);
+  static constexpr auto proof_time = std::chrono::seconds(5);
+  // Without a descriptor for any connection so long, something else holds them: longer than any stranger keeps one.
+  static constexpr auto shortage_time = std::chrono::seconds(7);
+  // For the first message after the proof: the machine that has proven the secret may be slow.
+  static constexpr auto message_time = std::chrono::seconds(20);
+
+  // A connection whose other end knows the secret.
+  struct AuthenticatedSocket {
+    Fd socket;
+    std::string from;  // "10.0.0.7:51200", for messages
+    StreamKeys keys;
+  };
+
+  // label: what the connections are for; both ends give the same. The secret's text and the log outlive this object.
+  Acceptor(std::string_view secret, std::string label, RefusalLog *log = nullptr);
+  ~Acceptor() = default;
+  Acceptor(const Acceptor &) = delete;
+  Acceptor &operator=(const Acceptor &) = delete;
+
+  // A socket that listens, TCP or unix; it outlives this object. Unix sockets of other users are hung up on.
+  void listen(const Fd &listener);
+  // Takes new connections, continues handshakes and returns those that have ended well. takes: false leaves new
+  // connections to the kernel.
+  std::vector<AuthenticatedSocket> look(bool takes = true);
+
+  // Readable when look() has something to do, but for the limits of time. Of a crowd it is better left alone: strangers
+  // then wake nobody, and the caller looks again after its usual time.
+  int descriptor() const noexcept { return events_.get(); }
+  bool crowded() const noexcept;
+  void add_polls(std::vector<pollfd> &polls) const;
+  // Nothing but a new connection gives it something to do; else look() is due from time to time.
+  bool idle() const noexcept { return strangers_.empty() && watched_; }
+
+  // Connections could not be taken, for lack of descriptors or of memory.
+  const AcceptPause &pause() const noexcept { return pause_; }
+  // The last problem of a stranger with another version of the library, for callers that miss ranks; may be empty.
+  const std::string &version_problem() const noexcept { return version_problem_; }
+
+ private:
+  struct Stranger {
+    Fd socket;
+    Endpoint from;
+    std::string address;  // without the port
+    Handshake handshake;
+    Clock::time_point since;
+  };
+  using Place = std::list<Stranger>::iterator;
+
+  void continue_handshakes(std::vector<AuthenticatedSocket> &arrivals);
+  void accept(std::vector<AuthenticatedSocket> &arrivals);
+  bool take_from(const Fd &listener);
+  bool has_room();
+  bool make_room();
+  Place find_oldest_of_most();
+  // Returns the place behind it.
+  Place advance(Place stranger, std::vector<AuthenticatedSocket> &arrivals);
+  Place refuse(Place stranger, const std::string &why);
+  void watch_listeners(bool wanted) noexcept;
+
+  std::string_view secret_;
+  std::string label_;
+  RefusalLog *log_;
+  const size_t most_strangers_;
+  Fd events_;  // epoll: of listeners while they are watched, and of strangers
+  std::vector<const Fd *> listeners_;
+  bool watched_ = false;
+  std::list<Stranger> strangers_;  // the oldest first
+  AcceptPause pause_;
+  std::string version_problem_;
+};
+
+}  // namespace fsdp::membership
