@@ -186,10 +186,10 @@ void Core::keep(const Remnant &remnant) noexcept {
 
 // Nothing here may wait for the GPU, once that was in vain. CUDA frees it all when the process ends.
 void Core::leave_the_rest() noexcept {
-  const bool idle = drain();
+  const bool idle = drain() || drain();  // what CUDA refused once it may take now
   if (idle) words.hand_over(*this);
   if (idle && drain() && remnants_.empty()) return;
-  if (idle && drain() && remnants_.empty()) return;  // what CUDA refused once it may take now
+  if (idle && drain() && remnants_.empty()) return;
   context.leave();
   uint64_t on_gpu = 0, pinned = words.bytes();
   for (const Remnant &remnant : remnants_) (remnant.on_gpu() ? on_gpu : pinned) += remnant.bytes;
