@@ -14,7 +14,7 @@
 #include "membership/liveness/pulse.h"
 #include "membership/liveness/watch.h"
 #include "membership/tree/court.h"
-#include "membership/tree/peer.h"
+#include "membership/tree/links.h"
 #include "transport/names.h"
 
 namespace fsdp::membership {

@@ -15,22 +15,15 @@
 // A verdict that does not come within a second is made here.
 #pragma once
 
-#include <poll.h>
-
-#include <list>
-#include <map>
+#include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "membership/liveness/monitor.h"
-#include "membership/tree/court.h"
-#include "membership/tree/datagrams.h"
-#include "membership/tree/dial.h"
-#include "membership/tree/message.h"
-#include "membership/tree/mirror.h"
-#include "membership/tree/peer.h"
-#include "membership/tree/plan.h"
+#include "membership/tree/blame.h"
+#include "membership/tree/links.h"
+#include "membership/tree/refuges.h"
+#include "membership/tree/state_relay.h"
 
 namespace fsdp::membership {
 
@@ -44,120 +37,20 @@ class NodeLeader final : public Chore {
   void finish() noexcept override;
 
  private:
-  uint32_t node() const { return plan_.node(); }
   void sleep(int wake, uint32_t ms);
   void work();
   void linger();
-  bool may_pass_on() const;
-  bool members_elsewhere() const;
-  bool passes_on() const;
   bool is_missed() const;
-
-  // -- the other nodes --
   void hear_all();
-  void heard(uint32_t from);
   void hear(uint32_t from, const Frame &frame);
-  void hear(uint32_t from, std::vector<tree::RankState> states);
-  bool has_detour(uint32_t node) const;
-  bool fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const;
-  void hear(uint32_t from, const tree::Post &post);
-  void hear(uint32_t from, const tree::WaitText &text);
-  void hear_of_dump(uint32_t of, int32_t process);
-  void check_connection(uint32_t of);
-  void blame_link(uint32_t to, const std::string &problem);
-  void count_silence();
-  void watch_data_peers();
-  void beat();
-  void flush();
-  template <class M>
-  static SharedFrame frame_of(const M &message) {
-    return share_frame(write_frame(static_cast<uint32_t>(M::kind), tree::bytes_of(message)));
-  }
-  NodePeer *find(uint32_t of) {
-    const auto found = peers_.find(of);
-    return found == peers_.end() ? nullptr : &found->second;
-  }
-  const NodePeer *find(uint32_t of) const { return const_cast<NodeLeader *>(this)->find(of); }
-  static void say(NodePeer *to, const SharedFrame &frame) {
-    if (to && to->live() && to->stream()) to->stream().queue(frame);
-  }
-  template <class M>
-  void say(uint32_t to, const M &message) {
-    say(find(to), frame_of(message));
-  }
-  template <class M>
-  void say_all(const M &message) {
-    const SharedFrame frame = frame_of(message);
-    for (auto &[node, peer] : peers_) say(&peer, frame);
-  }
-  // A refuge, or who has taken refuge here, whose parent has left in order: it is in the place of a neighbour in the
-  // tree.
-  bool replaces_parent(uint32_t of, const NodePeer &peer) const;
-  bool is_neighbour(uint32_t of, const NodePeer &peer) const {
-    return peer.live() && (peer.in_tree() || replaces_parent(of, peer));
-  }
-  void repeat_leavers(NodePeer &to);
-  // To the neighbours in the tree: from above not back.
-  void spread_states(bool at_once);
-  void spread(const tree::StateMap &states, bool up);
-  void spread(const tree::Post &post, std::optional<uint32_t> from);
-  void spread(const tree::WaitText &text, std::optional<uint32_t> from);
-  bool in_order(uint32_t of) const;
-
-  // -- this node --
-  void find_dead();
-  void find_silent();
-  void find_suspicion();
-
-  // -- blame --
-  void accuse(const Accusation &accusation);
-  bool believable(const Accusation &accusation) const;
-  uint32_t silent_ms(const NodePeer &peer) const;
-  void judge_silence();
-  void judge_pairs();
-  bool hears_of(uint32_t other) const;
-  CutLink link_to(uint32_t other) const;
-  std::optional<uint32_t> coordinator() const;
   void carry();
-  void announce();
 
-  // -- the way up is lost --
-  bool reaches_parent() const;
-  bool orphaned() const;
-  void seek_refuge();
-  void dial_refuges();
-  void hear_refuges();
-  void take_refuge(uint32_t at, NodePeer refuge);
-  bool has_refuge() const;
-  bool is_dialing(uint32_t refuge) const;
-  void accuse_deserted();
-  void shelter();
-  bool has_room() const;
-
-  Seat &seat_;
   Control &control_;
   NodePlan plan_;
-  Court court_;
-  Mirror mirror_;
-  Datagrams datagrams_;
-  Fd listener_;
-  ForkClosed listener_closed_;
-  std::optional<Newcomers> newcomers_;  // of a refuge: while the listener is open
-  std::map<uint32_t, NodePeer> peers_;
-  std::map<uint32_t, Silence> pairs_;  // nodes that are no neighbours, with which this one exchanges messages
-  uint64_t now_ms_, counted_ms_, beaten_ms_ = 0, spread_ms_ = 0, beats_ = 0;
-  uint32_t beat_ms_, tick_ms_;
-  RankSet reported_;  // dead or silent ranks of this node, and leaders of others, or the links to them
-  bool suspicion_carried_ = false, links_reported_ = false, pairs_reported_ = false, announced_ = false;
-  std::vector<Accusation> findings_;  // of this node, and of those below
-  size_t carried_ = 0;                // of them, to carried_to_
-  std::optional<uint32_t> carried_to_;
-  uint64_t found_ms_ = 0;                     // the first
-  tree::StateMap from_above_, from_below_;    // states that go on once blame has; of this node, too, from below
-  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // 0: it is not
-  uint32_t next_refuge_ = 0;
-  std::vector<uint32_t> deserted_;  // refuges where nobody listens
-  std::list<Dial> dials_;
+  LeaderLinks links_;
+  StateRelay relay_;
+  Blame blame_;
+  Refuges refuges_;
 };
 
 // The whole of it, by the leader of a node, for its Monitor: forms the tree and closes the listener, if this node can

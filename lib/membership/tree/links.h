@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a leader knows of another node that it has a connection with.
+// The connections of a leader with other leaders: with its neighbours in the tree, and with refuges and refugees in the
+// place of those that are lost; and how long each other node has been silent.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "base/fd.h"
+#include "membership/liveness/control.h"
+#include "membership/tree/datagrams.h"
+#include "membership/tree/dial.h"
+#include "membership/tree/message.h"
+#include "membership/tree/plan.h"
 #include "membership/wire/frame_stream.h"
 
 namespace fsdp::membership {
@@ -91,6 +99,87 @@ class NodePeer {
   Silence silence_;
   uint32_t unacknowledged_ms_ = 0;
   uint64_t waits_bytes_ = 0;
+};
+
+class LeaderLinks {
+ public:
+  // The plan and the control memory outlive it. streams: of form_tree. heartbeats: the socket of the listener.
+  LeaderLinks(const NodePlan &plan, const Control &control, NodeLinks streams, Fd heartbeats);
+
+  std::map<uint32_t, NodePeer> &all() noexcept { return peers_; }
+  const std::map<uint32_t, NodePeer> &all() const noexcept { return peers_; }
+  NodePeer *find(uint32_t of) {
+    const auto found = peers_.find(of);
+    return found == peers_.end() ? nullptr : &found->second;
+  }
+  const NodePeer *find(uint32_t of) const { return const_cast<LeaderLinks *>(this)->find(of); }
+  NodePeer &at(uint32_t of) { return peers_.at(of); }
+  void set(uint32_t of, NodePeer peer) { peers_.insert_or_assign(of, std::move(peer)); }
+
+  // -- saying: what a connection does not take now waits for flush() --
+  template <class M>
+  static SharedFrame frame_of(const M &message) {
+    return share_frame(write_frame(static_cast<uint32_t>(M::kind), tree::bytes_of(message)));
+  }
+  static void say(NodePeer *to, const SharedFrame &frame) {
+    if (to && to->live() && to->stream()) to->stream().queue(frame);
+  }
+  template <class M>
+  void say(uint32_t to, const M &message) {
+    say(find(to), frame_of(message));
+  }
+  template <class M>
+  void say_all(const M &message) {
+    const SharedFrame frame = frame_of(message);
+    for (auto &[node, peer] : peers_) say(&peer, frame);
+  }
+  // True once all has gone.
+  bool flush();
+
+  // -- what is known of other nodes --
+  // A refuge, or a node that has taken refuge here, whose parent has left in order: it is in the place of a neighbour
+  // in the tree.
+  bool replaces_parent(uint32_t of, const NodePeer &peer) const;
+  bool is_neighbour(uint32_t of, const NodePeer &peer) const {
+    return peer.live() && (peer.in_tree() || replaces_parent(of, peer));
+  }
+  // The leader of that node has left the job in order.
+  bool in_order(uint32_t of) const;
+  // A node between that one and the root has left: a refuge then tells of it in place of its parent.
+  bool has_detour(uint32_t node) const;
+  bool has_live_child() const;
+  bool members_elsewhere() const;
+  bool reaches_parent() const;
+
+  // -- time and heartbeats --
+  // Of the round that is under way.
+  uint64_t now_ms() const noexcept { return now_ms_; }
+  void set_now(uint64_t ms) noexcept { now_ms_ = ms; }
+  // How often a leader looks at the memory of its ranks.
+  uint32_t tick_ms() const noexcept { return tick_ms_; }
+  static constexpr uint32_t shortest_tick_ms = 50;
+  Datagrams &datagrams() noexcept { return datagrams_; }
+  void heard(uint32_t from);
+  // Counts for how long each node has been silent. True if one is doubted that was not before.
+  bool count_silence();
+  // One that has not been heard yet may have to wait for others that connect to it.
+  uint32_t silent_ms(const NodePeer &peer) const;
+  // Nodes that are no neighbours, with which this one exchanges messages.
+  const std::map<uint32_t, Silence> &pairs() const noexcept { return pairs_; }
+  // Is what the ranks of that node wait for to be believed?
+  bool doubts(uint32_t of) const;
+  void beat();
+
+ private:
+  void watch_data_peers();
+
+  const NodePlan &plan_;
+  const Control &control_;
+  std::map<uint32_t, NodePeer> peers_;
+  std::map<uint32_t, Silence> pairs_;
+  Datagrams datagrams_;
+  uint64_t now_ms_, counted_ms_, beaten_ms_ = 0, beats_ = 0;
+  uint32_t beat_ms_, tick_ms_;
 };
 
 }  // namespace fsdp::membership

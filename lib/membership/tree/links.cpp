@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "membership/tree/links.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+#include <algorithm>
+
+#include "base/failure.h"
+
+namespace fsdp::membership {
+
+namespace {
+
+// Bytes that the peer's kernel has not acknowledged.
+int unacknowledged(const Fd &socket) noexcept {
+  int bytes = 0;
+  return ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 1;
+}
+
+// How often a leader looks at its ranks' memory, which wakes nobody. What others say wakes it, so only the first node
+// of a way is so late.
+uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? LeaderLinks::shortest_tick_ms : nodes <= 512 ? 100 : 400; }
+// In a large job each beat is thousands of wake-ups, of which the network and many a test machine have to take all.
+uint32_t beat_of(uint32_t nodes, uint32_t limit_ms) { return std::min(nodes <= 512 ? 500u : 2000u, limit_ms / 8); }
+
+}  // namespace
+
+void NodePeer::count(uint32_t elapsed_ms, uint32_t beat_ms) noexcept {
+  silence_.count(elapsed_ms, beat_ms);
+  const bool all = stream_ && !stream_.sending() && unacknowledged(stream_.socket()) == 0;
+  unacknowledged_ms_ = all ? 0 : unacknowledged_ms_ + elapsed_ms;
+}
+
+LeaderLinks::LeaderLinks(const NodePlan &plan, const Control &control, NodeLinks streams, Fd heartbeats)
+    : plan_(plan),
+      control_(control),
+      datagrams_(plan, std::move(heartbeats)),
+      now_ms_(steady_ms()),
+      counted_ms_(now_ms_),
+      beat_ms_(beat_of(plan.node_count(), plan.heartbeat_timeout_ms)),
+      tick_ms_(tick_of(plan.node_count())) {
+  for (auto &[n, stream] : streams)
+    peers_.emplace(
+        n, NodePeer(plan.is_child(n) ? NodePeer::Relation::child : NodePeer::Relation::parent, std::move(stream)));
+}
+
+bool LeaderLinks::flush() {
+  bool gone = true;
+  for (auto &[n, peer] : peers_)
+    if (peer.stream() && !peer.stream().flush() && peer.stream().open()) gone = false;
+  return gone;
+}
+
+// -- what is known of other nodes --
+
+bool LeaderLinks::replaces_parent(uint32_t of, const NodePeer &peer) const {
+  if (peer.role() == NodePeer::Relation::refugee) return of != 0 && in_order(plan_.parent_of(of));
+  const NodePeer *parent = plan_.has_parent() ? find(plan_.parent()) : nullptr;
+  return peer.role() == NodePeer::Relation::refuge && parent && parent->left();
+}
+
+bool LeaderLinks::in_order(uint32_t of) const {
+  const Membership state = control_.membership(plan_.nodes[of].leader);
+  return state == Membership::left || state == Membership::gone;
+}
+
+bool LeaderLinks::has_detour(uint32_t node) const {
+  for (; node != 0; node = plan_.parent_of(node))
+    if (in_order(plan_.parent_of(node))) return true;
+  return false;
+}
+
+bool LeaderLinks::has_live_child() const {
+  return std::ranges::any_of(peers_, [](const auto &entry) {
+    return entry.second.role() == NodePeer::Relation::child && entry.second.live();
+  });
+}
+
+bool LeaderLinks::members_elsewhere() const {
+  for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
+    if (plan_.node_of[rank] != plan_.node() && control_.membership(rank) == Membership::member) return true;
+  return false;
+}
+
+bool LeaderLinks::reaches_parent() const {
+  const NodePeer *parent = find(plan_.parent());
+  return parent && parent->live() && parent->stream() && !parent->blamed() &&
+         silent_ms(*parent) < plan_.heartbeat_timeout_ms;
+}
+
+// -- time and heartbeats --
+
+void LeaderLinks::heard(uint32_t from) {
+  NodePeer *peer = find(from);
+  if (peer && peer->in_tree()) return peer->heard();
+  if (from < plan_.node_count() && from != plan_.node())
+    pairs_[from].heard();  // its ranks may name ranks of this node first
+}
+
+uint32_t LeaderLinks::silent_ms(const NodePeer &peer) const {
+  const uint32_t ms = peer.silence().ms();
+  return ms - std::min(ms, peer.silence().begun() ? 0 : plan_.forming_ms);
+}
+
+bool LeaderLinks::count_silence() {
+  // A leader that was held up itself has not listened meanwhile.
+  const uint32_t most_ms = std::min(4 * tick_ms_, plan_.heartbeat_timeout_ms / 4);
+  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, most_ms));
+  counted_ms_ = now_ms_;
+  bool doubts = false;  // new ones: what comes later of such a node is not believed from the start
+  const auto count = [&](Silence const &silence, auto &counted) {
+    const bool trusted = silence.trusted();
+    counted.count(elapsed, beat_ms_);
+    doubts |= trusted && !silence.trusted();
+  };
+  for (auto &[n, peer] : peers_)
+    if (is_neighbour(n, peer)) count(peer.silence(), peer);
+  for (auto &[n, pair] : pairs_)
+    if (pair.begun()) count(pair, pair);
+  return doubts;
+}
+
+bool LeaderLinks::doubts(uint32_t of) const {
+  const NodePeer *way = find(plan_.next_hop(of));
+  const auto pair = pairs_.find(of);
+  return (way && way->live() && !way->silence().trusted()) || (pair != pairs_.end() && !pair->second.trusted());
+}
+
+void LeaderLinks::watch_data_peers() {
+  control_.find_data_peers([this](uint32_t rank) {
+    const uint32_t of = plan_.node_of[rank];
+    if (of != plan_.node() && !plan_.is_bound(of)) pairs_.try_emplace(of);
+  });
+}
+
+void LeaderLinks::beat() {
+  if (now_ms_ - beaten_ms_ < beat_ms_) return;
+  beaten_ms_ = now_ms_;
+  watch_data_peers();
+  const tree::Beat message{++beats_};
+  const SharedFrame frame = frame_of(message);
+  for (auto &[n, peer] : peers_) {
+    if (!is_neighbour(n, peer)) continue;
+    datagrams_.beat(n, message.number);
+    if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind others
+  }
+  for (const auto &[n, pair] : pairs_) datagrams_.beat(n, message.number);
+}
+
+}  // namespace fsdp::membership

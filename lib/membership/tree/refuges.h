@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// A leader whose way to the root is lost turns to the first nodes: the lowest that answers takes its reports, and gives
+// it the verdict. These keep their listeners as long as the job. Both sides of that.
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "membership/tree/state_relay.h"
+
+namespace fsdp::membership {
+
+class Refuges {
+ public:
+  // All outlive it. The listener is kept where this node may be a refuge, else closed.
+  Refuges(Control &control, const NodePlan &plan, LeaderLinks &links, StateRelay &relay, Fd listener);
+
+  // -- the way up is lost --
+  void seek();
+  // Once no refuge is left to try: those where nothing listens, whose leaders have ended. Each once.
+  std::vector<uint32_t> take_deserted();
+  // The next on the way to the node that decides, or this node. Empty: a refuge is looked for still, or there is none.
+  std::optional<uint32_t> coordinator() const;
+
+  // -- of others --
+  void shelter();
+  bool listens() const noexcept { return static_cast<bool>(listener_); }
+
+  void add_polls(std::vector<pollfd> &polls) const;
+
+ private:
+  bool orphaned() const;
+  void dial();
+  void hear();
+  void take(uint32_t at, NodePeer refuge);
+  bool has_refuge() const;
+  bool is_dialing(uint32_t refuge) const;
+  bool has_room() const;
+  uint32_t node() const { return plan_.node(); }
+
+  Control &control_;
+  const NodePlan &plan_;
+  LeaderLinks &links_;
+  StateRelay &relay_;
+  Fd listener_;
+  ForkClosed listener_closed_;
+  std::optional<Newcomers> newcomers_;        // while the listener is open
+  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // 0: it is not
+  uint32_t next_refuge_ = 0;
+  std::vector<uint32_t> deserted_;
+  std::list<Dial> dials_;
+};
+
+}  // namespace fsdp::membership

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "membership/tree/state_relay.h"
+
+#include <algorithm>
+
+namespace fsdp::membership {
+namespace {
+
+constexpr size_t most_waits_frame_bytes = 4096;  // each is said or not: see NodePeer::take_waits
+
+}  // namespace
+
+StateRelay::StateRelay(Control &control, const NodePlan &plan, LeaderLinks &links)
+    : control_(control), plan_(plan), links_(links), mirror_(control, plan) {}
+
+// Most nodes of a large job are below all others, and take in no refugee.
+bool StateRelay::may_pass_on() const { return NodePlan::is_refuge(plan_.node()) || !plan_.children().empty(); }
+
+// A state from above is of no node here or below. A state from below is of a node there, or of one that has taken
+// refuge there. By way of a refuge one may hear what was so before a rank left.
+bool StateRelay::fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const {
+  if (state.rank >= plan_.node_of.size() || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
+  const uint32_t of = plan_.node_of[state.rank];
+  const bool is_below = plan_.is_above(from, of) || (NodePlan::is_refuge(from) && links_.has_detour(of));
+  if (peer.above() ? plan_.is_above(plan_.node(), of) : !is_below) return false;
+  return state.membership >= static_cast<uint32_t>(control_.membership(state.rank));
+}
+
+// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
+void StateRelay::hear(uint32_t from, std::vector<tree::RankState> states) {
+  const NodePeer &peer = links_.at(from);
+  tree::StateMap &relayed = peer.above() ? from_above_ : from_below_;
+  for (tree::RankState &state : states) {
+    if (!fits(from, peer, state)) continue;
+    if (!peer.silence().trusted()) state.looks = 0;
+    if (!peer.above() || may_pass_on()) relayed.insert_or_assign(state.rank, state);
+    const auto pair = links_.pairs().find(plan_.node_of[state.rank]);
+    if (pair != links_.pairs().end() && !pair->second.trusted()) state.looks = 0;
+    mirror_.apply(state);
+  }
+}
+
+void StateRelay::hear(uint32_t from, const tree::Post &post) {
+  const bool everybody = post.to == tree::Post::everybody;
+  if (post.rank >= plan_.node_of.size() || (!everybody && post.to >= plan_.node_of.size())) return;
+  spread(post, from);
+  if (everybody || plan_.node_of[post.to] == plan_.node()) mirror_.apply(post);
+}
+
+void StateRelay::hear(uint32_t from, const tree::WaitText &text) {
+  if (text.rank >= plan_.node_of.size()) return;
+  spread(text, from);
+  mirror_.apply(text);
+}
+
+void StateRelay::spread() {
+  mirror_.look_at_posts([this](const tree::Post &post) { spread(post, {}); });
+  mirror_.look(links_.now_ms(),
+               [this](const tree::RankState &state) { from_below_.insert_or_assign(state.rank, state); });
+  spread_states(false);
+  mirror_.look_at_texts(links_.now_ms(), [this](const tree::WaitText &text) { spread(text, {}); });
+}
+
+// In a large job together with those of the next moment; that a rank has left at once.
+void StateRelay::spread_states(bool at_once) {
+  const auto leaves = [](const auto &entry) {
+    return entry.second.membership >= static_cast<uint32_t>(Membership::left);
+  };
+  if (!at_once && links_.tick_ms() > LeaderLinks::shortest_tick_ms && links_.now_ms() - spread_ms_ < links_.tick_ms() &&
+      !std::ranges::any_of(from_above_, leaves) && !std::ranges::any_of(from_below_, leaves))
+    return;
+  spread_ms_ = links_.now_ms();
+  spread(from_below_, true);
+  from_above_.merge(from_below_);  // no rank is in both
+  spread(from_above_, false);
+  from_above_.clear();
+  from_below_.clear();
+}
+
+void StateRelay::spread(const tree::StateMap &states, bool up) {
+  const auto say_to = [&](const SharedFrame &frame, bool waits) {
+    for (auto &[n, peer] : links_.all())
+      if (peer.above() == up && links_.is_neighbour(n, peer) && (!waits || peer.take_waits(frame->bytes.size())))
+        links_.say(&peer, frame);
+  };
+  for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) say_to(frame, false);
+  for (const SharedFrame &frame : tree::write_states(states, true, most_waits_frame_bytes)) say_to(frame, true);
+}
+
+void StateRelay::spread(const tree::Post &post, std::optional<uint32_t> from) {
+  if (post.to < plan_.node_of.size()) {
+    const uint32_t to = plan_.node_of[post.to];
+    if (to == plan_.node()) return;
+    const uint32_t hop = plan_.next_hop(to);
+    const NodePeer *way = links_.find(hop);
+    if (hop == from || (way && way->live())) return hop == from ? void() : links_.say(hop, post);
+  }
+  const SharedFrame frame = LeaderLinks::frame_of(post);
+  for (auto &[n, peer] : links_.all())
+    if (links_.is_neighbour(n, peer) && n != from) links_.say(&peer, frame);
+}
+
+// As much is said of it as of waits, and no more: it is said again. Behind the state that it belongs to, which else
+// might wait here: nobody keeps a text of a wait that he does not know.
+void StateRelay::spread(const tree::WaitText &text, std::optional<uint32_t> from) {
+  spread_states(true);
+  const SharedFrame frame = LeaderLinks::frame_of(text);
+  for (auto &[n, peer] : links_.all())
+    if (links_.is_neighbour(n, peer) && n != from && peer.take_waits(frame->bytes.size())) links_.say(&peer, frame);
+}
+
+void StateRelay::repeat_leavers(NodePeer &to) {
+  tree::StateMap leavers;
+  for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank) {
+    const Membership membership = control_.membership(rank);
+    if (membership != Membership::left && membership != Membership::gone) continue;
+    leavers[rank] = {rank, control_.process(rank), static_cast<uint32_t>(membership), 0, 0};
+  }
+  for (const SharedFrame &frame : tree::write_states(leavers, false, tree::longest)) links_.say(&to, frame);
+}
+
+void StateRelay::forget_doubted() noexcept {
+  mirror_.forget_waits([this](uint32_t of) { return links_.doubts(of); });
+}
+
+}  // namespace fsdp::membership
