@@ -5,10 +5,9 @@
 #include <thread>
 #include <utility>
 
-#include "membership/join/local_job.h"
+#include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"
 #include "membership/seat.h"
-#include "membership/tree/deputy.h"
 #include "membership/tree/dial.h"
 #include "membership/tree/leader.h"
 #include "membership/wire/secret.h"

@@ -10,7 +10,7 @@
 
 #include "denied_calls.h"
 #include "membership/join/guest.h"
-#include "membership/join/kernel.h"
+#include "membership/join/rank_links.h"
 #include "membership/wire/packet.h"
 #include "membership/wire/version.h"
 #include "reported_processes.h"

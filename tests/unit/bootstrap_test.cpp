@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "bootstrap_fixture.h"
-#include "membership/join/process_links.h"
+#include "membership/join/rank_links.h"
 #include "transport/names.h"
 
 namespace fsdp::transport::test {

@@ -22,8 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "membership/join/process_links.h"
-#include "membership/tree/deputy.h"
+#include "membership/join/rank_links.h"
 #include "membership/tree/dial.h"
 #include "membership/tree/leader.h"
 #include "shm_bodies.h"

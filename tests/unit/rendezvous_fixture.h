@@ -9,8 +9,8 @@
 #include <fstream>
 
 #include "denied_calls.h"
-#include "membership/join/kernel.h"
 #include "membership/join/message.h"
+#include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"
 #include "membership/launch/meeting_point.h"
 #include "membership/wire/frame_stream.h"

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <random>
 
-#include "membership/join/wire.h"
+#include "membership/join/guest.h"
 #include "membership/wire/endpoint.h"
 #include "net_ranks.h"
 #include "transport/message/tcp/introduction.h"

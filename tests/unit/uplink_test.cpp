@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of one host reach rank 0 by one of them, whoever comes first; from some number of hosts on hosts do so, too.
-#include "membership/join/branch.h"
 #include "membership/join/guest.h"
 #include "membership/join/tcp_visit.h"
+#include "membership/join/vigil.h"
 #include "rendezvous_fixture.h"
 #include "transport/names.h"
 

@@ -11,7 +11,7 @@
 
 #include "base/machine_code.h"
 #include "engine/context/environment.h"
-#include "membership/join/kernel.h"
+#include "membership/join/rank_links.h"
 #include "membership/wire/secret.h"
 #include "trace/timeline.h"
 #include "transport/net.h"

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "base/failure.h"
-#include "membership/join/kernel.h"
+#include "membership/join/rank_links.h"
 #include "membership/join/roster.h"
 #include "membership/join/vigil.h"
 #include "membership/wire/version.h"

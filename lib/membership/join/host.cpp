@@ -12,7 +12,7 @@
 
 #include "base/failure.h"
 #include "membership/join/guest.h"
-#include "membership/join/kernel.h"
+#include "membership/join/rank_links.h"
 #include "membership/join/roster.h"
 #include "membership/liveness/control.h"
 #include "membership/verdict.h"

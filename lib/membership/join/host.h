@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "membership/join/process_links.h"
+#include "membership/join/guest.h"
+#include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"
-#include "membership/join/wire.h"
 #include "membership/wire/acceptor.h"
 #include "membership/wire/packet.h"
 

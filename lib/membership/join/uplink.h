@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "membership/join/admission.h"
-#include "membership/join/branch.h"
 #include "membership/join/roster.h"
 #include "membership/join/vigil.h"
 

@@ -7,8 +7,15 @@
 // all ranks report.
 #pragma once
 
+#include <poll.h>
+
+#include <algorithm>
 #include <chrono>
+#include <functional>
+#include <list>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/failure.h"
 #include "membership/join/message.h"
@@ -16,6 +23,45 @@
 #include "membership/wire/frame_stream.h"
 
 namespace fsdp::membership {
+
+// What is below a rank while ranks join: one connection, of a rank that has joined there, and those that have come
+// through it.
+
+// A rank takes this many from other hosts, and sends more on to them.
+constexpr size_t join_degree = 64;
+
+struct Branch {
+  FrameStream stream;
+  uint32_t rank = 0;  // who is at its other end
+  std::string host, listens;
+  bool other_host = false;
+  bool watched = true;               // its end would be a death
+  std::vector<uint32_t> ranks = {};  // that have joined by it, its own first
+  bool has(uint32_t wanted) const { return std::find(ranks.begin(), ranks.end(), wanted) != ranks.end(); }
+};
+
+class Branches {
+ public:
+  Branch &add(FrameStream stream, const message::Join &join, bool other_host);
+  std::list<Branch> &all() noexcept { return all_; }
+  // By which this rank has joined; NULL: none.
+  Branch *of(uint32_t rank);
+  // To whom the next one from another host is sent; empty: it is taken here. near: it has come by a loopback address.
+  std::optional<message::Redirect> redirect(bool near);
+
+  void add_polls(std::vector<pollfd> &polls) const;
+  void queue(const SharedFrame &frame);
+  // True when all has gone, or will never go.
+  bool flush();
+  void clear() { all_.clear(); }
+
+ private:
+  std::list<Branch> all_;
+  size_t turn_ = 0;
+};
+
+// The frame again, for others.
+SharedFrame pass_on(const Frame &frame);
 
 // One that ends without finish tells the others that this rank gives up, if settle has not said why.
 class Vigil : public Duty {
@@ -57,5 +103,56 @@ Error changed_contact(const std::string &one, const std::string &other, const st
 message::Refusal report_of(const Error &error, uint32_t rank);
 // What such a word says. A peer wrote it.
 Error error_of(const message::Refusal &word, uint32_t world_size);
+
+// Rank 0's vigil, and what it knows of all who have joined.
+
+class HostVigil final : public Vigil {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Party {
+    bool taken = false;  // a rank has joined as this one
+    std::string host_id, host;
+    std::optional<std::vector<std::byte>> card;
+  };
+  // A rank that another one has let in says so.
+  using Admit = std::function<void(Branch &branch, message::Join &join)>;
+
+  // deadline: of the whole; beyond it, waits that have a limit of their own are over.
+  HostVigil(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit);
+  ~HostVigil() override;
+
+  std::vector<Party> &parties() noexcept { return parties_; }
+  Branches &branches() noexcept { return branches_; }
+  void take(uint32_t rank, std::string host_id, std::string host);
+  void set_card(uint32_t rank, std::vector<std::byte> card);
+  bool complete() const noexcept { return cards_ == parties_.size(); }
+
+  void look() override;
+  Error settle(const Error &error) override;
+  void finish() noexcept override;
+
+ private:
+  void hear_all();
+  void hear(Branch &branch);
+  // False: nothing that such a rank says.
+  bool obey(Branch &branch, Frame &frame);
+  void check_end(Branch &branch);
+  void lose(const Branch &branch);
+  void tell(const message::Message &word) noexcept;
+  void report(const Error &error);
+  Error conclude() const;
+
+  const Waiter &waiter_;
+  Clock::time_point deadline_, looked_{};
+  Admit admit_;
+  std::vector<Party> parties_;  // by rank
+  size_t cards_ = 0;
+  Branches branches_;
+  RankSet dead_, lost_;          // lost: its host does not answer
+  std::optional<Error> report_;  // of the first that gave up
+  Clock::time_point found_{};    // the first of these
+  std::optional<Error> end_;
+  bool finished_ = false;
+};
 
 }  // namespace fsdp::membership

@@ -11,7 +11,7 @@
 // else the network is cut, and the link is to blame, no rank. Nodes whose ranks send each other messages, but which are
 // no neighbours in the tree, hear each other's beats too: their silence is a cut, unless a neighbour has found more.
 //
-// Whose way up is lost keeps what is below it, and turns to the lowest of the first nodes that answers (leader_refuge).
+// Whose way up is lost keeps what is below it, and turns to the lowest of the first nodes that answers (refuges.h).
 // A verdict that does not come within a second is made here.
 #pragma once
 
@@ -21,7 +21,9 @@
 
 #include "membership/liveness/monitor.h"
 #include "membership/tree/blame.h"
+#include "membership/tree/datagrams.h"
 #include "membership/tree/links.h"
+#include "membership/tree/plan.h"
 #include "membership/tree/refuges.h"
 #include "membership/tree/state_relay.h"
 
@@ -56,5 +58,28 @@ class NodeLeader final : public Chore {
 // The whole of it, by the leader of a node, for its Monitor: forms the tree and closes the listener, if this node can
 // be nobody's refuge. If that fails, the ranks of the node are told why, and the error is thrown.
 std::unique_ptr<Chore> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter);
+
+// What a rank that leads no node does for one whose leader is dumping core. Such a leader is silent, and its kernel
+// holds its connections: other nodes would take it for stopped. So one of its node tells its neighbours in the tree, by
+// datagrams. Where none gets through, or where there is no other rank, they find its silence.
+
+class Deputy final : public Chore {
+ public:
+  // The seat outlives it: a Monitor holds both.
+  Deputy(Seat &seat, const NodePlan &plan);
+
+  void run(int wake, uint32_t ms) noexcept override;
+  void finish() noexcept override;
+
+ private:
+  bool speaks() const noexcept;
+  void tell() noexcept;
+
+  Seat &seat_;
+  uint32_t leader_;
+  std::vector<uint32_t> before_;  // ranks of this node that speak rather than this one
+  DumpNotices notices_;
+  int told_ = 0;
+};
 
 }  // namespace fsdp::membership
