@@ -46,7 +46,7 @@ class FormingWorld : public Rendezvous {
       streams.push_back(enter());
       listeners.push_back(open_leader_listener("127.0.0.1"));
       introduce(streams.back(), rank);
-      Card card;
+      RankCard card;
       const auto nowhere = bytes_of("127.0.0.1:1");
       card.tcp = nowhere;
       card.leader = listeners.back().address;
@@ -137,7 +137,7 @@ TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   FrameStream stream = let_in(accept_from(listener));
   const auto brought = hear<message::Card>(stream);
   ASSERT_TRUE(brought);
-  Card card = read_card(brought->bytes).value();  // of bytes that stay
+  RankCard card = read_card(brought->bytes).value();  // of bytes that stay
   card.asked = NetChoice::ucx;
   card.ucx = card.tcp;
   const auto changed = write_card(card);
@@ -165,7 +165,7 @@ TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
     FrameStream stream = let_in(accept_from(listener));
     const auto brought = hear<message::Card>(stream);
     ASSERT_TRUE(brought);
-    Card card;
+    RankCard card;
     const auto nowhere = bytes_of("127.0.0.1:1");
     card.tcp = nowhere;
     card.leader = leader.address;

@@ -43,13 +43,13 @@ struct Said {
   std::string host;
   std::vector<std::byte> card;
   bool operator==(const Said &) const = default;
-  Entry entry() const { return {rank, node, host, card}; }
+  RosterEntry entry() const { return {rank, node, host, card}; }
 };
 
 std::vector<Said> read_all(const Entries &entries) {
   std::vector<Said> all;
   EntryReader reader(entries.body());
-  for (Entry entry; reader.next(entry);)
+  for (RosterEntry entry; reader.next(entry);)
     all.push_back({entry.rank, entry.node, std::string(entry.host), {entry.card.begin(), entry.card.end()}});
   EXPECT_EQ(reader.problem(), "");
   EXPECT_EQ(all.size(), entries.size());

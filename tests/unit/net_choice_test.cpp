@@ -13,8 +13,8 @@ namespace {
 
 const std::vector<std::byte> address(20, std::byte{9});
 
-Card card(NetChoice asked, bool has_ucx, const char *obstacle = "") {
-  Card card;
+RankCard card(NetChoice asked, bool has_ucx, const char *obstacle = "") {
+  RankCard card;
   card.asked = asked;
   if (asked != NetChoice::ucx) card.tcp = address;
   if (has_ucx) card.ucx = address;
@@ -26,13 +26,13 @@ Card card(NetChoice asked, bool has_ucx, const char *obstacle = "") {
 
 const std::vector<std::string> hosts{"a", "b", "c"};
 
-NetDecision decide_net(const std::vector<Card> &cards) {
+NetDecision decide_net(const std::vector<RankCard> &cards) {
   NetCensus census;
   for (size_t r = 0; r < cards.size(); ++r) census.hear(cards[r], hosts[r]);
   return census.decide();
 }
 
-Error refusal_of(const std::vector<Card> &cards) {
+Error refusal_of(const std::vector<RankCard> &cards) {
   try {
     decide_net(cards);
   } catch (const Error &error) {
@@ -42,7 +42,7 @@ Error refusal_of(const std::vector<Card> &cards) {
 }
 
 TEST(NetChoice, AutomaticTakesUcxWhereAllHaveTheHardware) {
-  const Card with = card(NetChoice::automatic, true), without = card(NetChoice::automatic, false, "no device");
+  const RankCard with = card(NetChoice::automatic, true), without = card(NetChoice::automatic, false, "no device");
   EXPECT_TRUE(decide_net(std::vector{with, with, with}).ucx);
   for (const auto &cards : {std::vector{with, without, with}, {without, without, without}, {with, with, without}}) {
     const NetDecision decision = decide_net(cards);
@@ -55,7 +55,7 @@ TEST(NetChoice, AutomaticTakesUcxWhereAllHaveTheHardware) {
 }
 
 TEST(NetChoice, WhatIsAskedForIsNotReplaced) {
-  const Card tcp = card(NetChoice::tcp, false), ucx = card(NetChoice::ucx, true);
+  const RankCard tcp = card(NetChoice::tcp, false), ucx = card(NetChoice::ucx, true);
   EXPECT_FALSE(decide_net(std::vector{tcp, tcp, tcp}).ucx);
   EXPECT_TRUE(decide_net(std::vector{ucx, ucx, ucx}).ucx);
   const Error error = refusal_of({ucx, ucx, card(NetChoice::ucx, false, "it is not installed")});
@@ -68,8 +68,8 @@ TEST(NetChoice, WhatIsAskedForIsNotReplaced) {
 // What UCX 1 and UCX 2 say to each other nobody has promised.
 TEST(NetChoice, UcxIsOfOneMajorVersion) {
   for (const NetChoice asked : {NetChoice::automatic, NetChoice::ucx}) {
-    std::vector<Card> cards(3, card(asked, true));
-    for (Card &one : cards) one.ucx_major = 2;
+    std::vector<RankCard> cards(3, card(asked, true));
+    for (RankCard &one : cards) one.ucx_major = 2;
     EXPECT_TRUE(decide_net(cards).ucx);
     cards[1].ucx_major = 1;
     const std::string difference = "rank 0 (a) has UCX 2 and rank 1 (b) has UCX 1";
@@ -112,8 +112,8 @@ TEST(NetChoice, IsReadFromTheEnvironment) {
 }
 
 TEST(NetChoice, ChecksumsAreTheSameEverywhere) {
-  std::vector<Card> cards(3, card(NetChoice::tcp, false));
-  for (Card &one : cards) one.protection.checksum = true;
+  std::vector<RankCard> cards(3, card(NetChoice::tcp, false));
+  for (RankCard &one : cards) one.protection.checksum = true;
   EXPECT_FALSE(decide_net(cards).ucx);
   cards[1].protection.checksum = false;
   const Error error = refusal_of(cards);
@@ -145,7 +145,7 @@ TEST(NetChoice, ChecksumIsReadFromTheEnvironment) {
 }
 
 TEST(NetChoice, EncryptionIsTheSameEverywhere) {
-  std::vector<Card> cards(3, card(NetChoice::automatic, false));
+  std::vector<RankCard> cards(3, card(NetChoice::automatic, false));
   cards[2].protection.encryption = true;
   const Error error = refusal_of(cards);
   EXPECT_EQ(error.status, FSDP_MISMATCH);
@@ -156,8 +156,8 @@ TEST(NetChoice, EncryptionIsTheSameEverywhere) {
 
 // Else every attempt of a job would have the same keys.
 TEST(NetChoice, EncryptionNeedsRankZerosNonce) {
-  std::vector<Card> cards(3, card(NetChoice::tcp, false));
-  for (Card &one : cards) one.protection.encryption = true;
+  std::vector<RankCard> cards(3, card(NetChoice::tcp, false));
+  for (RankCard &one : cards) one.protection.encryption = true;
   const std::vector<std::byte> many(64, std::byte{1});
   const std::span<const std::byte> random = many;
   for (const size_t bytes : {0, 31, 64}) {
@@ -187,7 +187,7 @@ TEST(JobCards, WhereMessagesReachARankIsAnAddress) {
     const auto bytes = std::as_bytes(std::span(text));
     Roster roster;
     for (uint32_t r = 0; r < 3; ++r) {
-      Card brought{.asked = NetChoice::tcp, .descriptors = {1024, 30}};
+      RankCard brought{.asked = NetChoice::tcp, .descriptors = {1024, 30}};
       const std::string_view usual = "10.0.0.1:4000";
       brought.tcp = r == 1 ? bytes : std::as_bytes(std::span(usual));
       roster.add({r, r, hosts[r], write_card(brought)});
@@ -212,7 +212,7 @@ TEST(JobCards, WhereMessagesReachARankIsAnAddress) {
 }
 
 TEST(NetCard, IsReadBackAndNothingElseIs) {
-  Card written = card(NetChoice::automatic, true, "a reason");
+  RankCard written = card(NetChoice::automatic, true, "a reason");
   written.descriptors = {1024, 30};
   written.protection = {true, false};
   const std::vector<std::byte> nonce(32, std::byte{3});
