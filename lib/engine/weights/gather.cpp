@@ -186,9 +186,7 @@ bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phas
 }
 
 bool Gatherer::blocked(const GatherSlot &slot) const {
-  auto &self = const_cast<Gatherer &>(*this);
-  return std::any_of(slot.overlaps.begin(), slot.overlaps.end(),
-                     [&](uint32_t key) { return self.slot_of(key).gathered; });
+  return std::any_of(slot.overlaps.begin(), slot.overlaps.end(), [&](uint32_t key) { return slot_of(key).gathered; });
 }
 
 // Resident weights keep their buffer from a forward visit to the end of the backward one.
@@ -224,9 +222,8 @@ void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
 
 // ahead: for a gather ahead, to which what was gathered ahead before, and is not used yet, does not give way.
 std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
-  auto &self = const_cast<Gatherer &>(*this);
   return held_.choose([&](uint32_t key) {
-    const GatherSlot &other = self.slot_of(key);
+    const GatherSlot &other = slot_of(key);
     return other.hold_count() == 0 && !(ahead && other.prefetched);
   });
 }
@@ -244,11 +241,10 @@ void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, boo
 }
 
 void Gatherer::refuse_buffer(const Group &group, fsdp_phase phase) const {
-  auto &self = const_cast<Gatherer &>(*this);
   std::string holders;
   for (const HeldBuffers::Buffer &buffer : held_.buffers())
-    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", self.group_of(*buffer.key).name(),
-                           describe_holds(self.slot_of(*buffer.key)));
+    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", group_of(*buffer.key).name(),
+                           describe_holds(slot_of(*buffer.key)));
   fail(FSDP_INVALID_STATE,
        "fsdp_unshard: group '{}' ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with "
        "fsdp_reshard first, or raise held_groups in fsdp_schedule_options",

@@ -118,7 +118,9 @@ class Gatherer {
   void set_readable(const Group &group, bool readable);
   void poison(const GatherSlot &slot);
   Group &group_of(uint32_t key) { return runtime_.groups[key / runtime_.plan.visits.slots]; }
+  const Group &group_of(uint32_t key) const { return runtime_.groups[key / runtime_.plan.visits.slots]; }
   GatherSlot &slot_of(uint32_t key) { return group_of(key).slots[key % runtime_.plan.visits.slots]; }
+  const GatherSlot &slot_of(uint32_t key) const { return group_of(key).slots[key % runtime_.plan.visits.slots]; }
 
   Runtime &runtime_;
   std::vector<std::vector<uint32_t>> positions_;       // in train, by group and phase

@@ -222,19 +222,20 @@ class Posts {
     });
   }
   // NULL: it has posted nothing.
-  const PostEntry *find(uint32_t rank) const noexcept {
+  const PostEntry *find(uint32_t rank) const noexcept { return entry_of(rank); }
+
+ private:
+  PostEntry *entry_of(uint32_t rank) const noexcept {
     const uint32_t number = numbers_[rank].load(std::memory_order_acquire);
     return number ? &entries_[number - 1] : nullptr;
   }
-
- private:
   // ... or will be in a moment: it is being written.
   bool is_current(uint32_t rank, uint32_t turn) const noexcept {
     const PostEntry *entry = find(rank);
     return entry && ((entry->turn() + 1) & ~uint32_t{1}) == turn;
   }
   PostEntry *claim(uint32_t rank) const noexcept {
-    if (const PostEntry *entry = find(rank)) return const_cast<PostEntry *>(entry);
+    if (PostEntry *entry = entry_of(rank)) return entry;
     uint32_t number = room_.taken.load(std::memory_order_relaxed);
     do {
       if (number >= room_.entry_count) return nullptr;

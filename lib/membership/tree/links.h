@@ -112,7 +112,10 @@ class LeaderLinks {
     const auto found = peers_.find(of);
     return found == peers_.end() ? nullptr : &found->second;
   }
-  const NodePeer *find(uint32_t of) const { return const_cast<LeaderLinks *>(this)->find(of); }
+  const NodePeer *find(uint32_t of) const {
+    const auto found = peers_.find(of);
+    return found == peers_.end() ? nullptr : &found->second;
+  }
   NodePeer &at(uint32_t of) { return peers_.at(of); }
   void set(uint32_t of, NodePeer peer) { peers_.insert_or_assign(of, std::move(peer)); }
 

@@ -89,11 +89,14 @@ void Acceptor::add_polls(std::vector<pollfd> &polls) const {
   if (!crowded()) polls.push_back({events_.get(), POLLIN, 0});
 }
 
-// A listener whose connections are not taken stays readable, and would wake the caller again and again.
+// A listener whose connections are not taken stays readable, and would wake the caller again and again. One that epoll
+// does not take wakes nobody: the caller looks from time to time.
 void Acceptor::watch_listeners(bool wanted) noexcept {
   if (wanted == watched_) return;
-  for (const Fd *listener : listeners_) control(events_, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, *listener, EPOLLIN);
-  watched_ = wanted;
+  bool done = true;
+  for (const Fd *listener : listeners_)
+    done &= control(events_, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, *listener, EPOLLIN);
+  watched_ = wanted && done;
 }
 
 // Handshakes go on before anything makes room: an answer may have waited here since the last look.
