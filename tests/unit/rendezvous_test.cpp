@@ -223,6 +223,21 @@ TEST_F(Rendezvous, WrongRanksAreToldAndTheJobForms) {
   expect(other_secret, FSDP_TIMEOUT, "do both have the same?");
 }
 
+// The rank that is missing has come, with another secret: rank 0 says so.
+TEST_F(Rendezvous, TheTimeoutOfRankZeroTellsWhatItRefused) {
+  options.size = 2;
+  options.timeout_ms = 3000;
+  const size_t zero = start(0U);
+  WorldOptions wrong = options;
+  wrong.rank = 1;
+  wrong.secret = "another";
+  start(wrong);
+  finish();
+  for (const char *part :
+       {"it refused connections, the last from 127.0.0.1:", ": who connected has another job secret"})
+    expect(zero, FSDP_TIMEOUT, part);
+}
+
 // Who is of an earlier attempt than rank 0 ends; rank 0 of an earlier one ends, and the others wait for the next.
 TEST_F(Rendezvous, AttemptsDoNotMix) {
   const size_t early_zero = start(0U);

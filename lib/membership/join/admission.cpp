@@ -42,8 +42,8 @@ void Admission::look(const Admit &admit) {
 }
 
 std::string Admission::remark() const {
-  const std::string &problem = acceptor_.version_problem();
-  return problem.empty() ? problem : "; of a process that connected: " + problem;
+  const std::string &last = acceptor_.last_failure();
+  return last.empty() ? last : "; it refused connections, the last from " + last;
 }
 
 // What is not expected ends the connection; a rank that was right tries again.

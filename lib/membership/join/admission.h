@@ -33,7 +33,7 @@ class Admission {
   // For the log alone: from is an address, or another text for the end of the connection.
   void note_refusal(const std::string &from, const std::string &why) { known_refusals_.note(from, why); }
   const AcceptPause &pause() const noexcept { return acceptor_.pause(); }
-  // What was wrong with a stranger of another version, for a message about missing ranks; may be empty.
+  // What was wrong with the last connection that was refused, for a message about missing ranks; may be empty.
   std::string remark() const;
 
  private:

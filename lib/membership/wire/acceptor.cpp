@@ -118,7 +118,7 @@ Acceptor::Place Acceptor::advance(Place stranger, std::vector<AuthenticatedSocke
   const Handshake &handshake = stranger->handshake;
   switch (stranger->handshake.advance(stranger->socket)) {
     case IoState::failed:
-      if (handshake.of_another_version()) version_problem_ = handshake.problem();
+      if (!handshake.ended()) last_failure_ = format_text("{}: {}", stranger->from.name(), handshake.problem());
       return refuse(stranger, handshake.problem());
     case IoState::done:
       control(events_, EPOLL_CTL_DEL, stranger->socket, 0);

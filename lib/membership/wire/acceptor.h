@@ -90,8 +90,9 @@ class Acceptor {
 
   // Connections could not be taken, for lack of descriptors or of memory.
   const AcceptPause &pause() const noexcept { return pause_; }
-  // The last problem of a stranger with another version of the library, for callers that miss ranks; may be empty.
-  const std::string &version_problem() const noexcept { return version_problem_; }
+  // The last stranger that failed by what it said, such as the proof of another secret: for callers that miss ranks.
+  // "10.0.0.7:51200: who connected has another job secret"; empty: there was none.
+  const std::string &last_failure() const noexcept { return last_failure_; }
 
  private:
   struct Stranger {
@@ -123,7 +124,7 @@ class Acceptor {
   bool watched_ = false;
   std::list<Stranger> strangers_;  // the oldest first
   AcceptPause pause_;
-  std::string version_problem_;
+  std::string last_failure_;
 };
 
 }  // namespace fsdp::membership

@@ -43,7 +43,6 @@ bool Handshake::check_head(M &message) {
   if (std::memcmp(message.head.magic, wire::magic, sizeof wire::magic) != 0) {
     refuse("what came is not of libfsdp");
   } else if (message.head.version != wire::version) {
-    other_version_ = true;
     refuse(format_text("the other end speaks version {} of the bootstrap, this one version {}", message.head.version,
                        wire::version));
   } else if (message.head.kind != M::kind) {

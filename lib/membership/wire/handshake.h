@@ -92,7 +92,6 @@ class Handshake {
   StreamKeys keys() const;
   bool ended() const noexcept { return ended_; }      // the connection did: it has not failed by what came
   bool has_heard() const noexcept { return heard_; }  // something has come
-  bool of_another_version() const noexcept { return other_version_; }
   bool wants_to_send() const noexcept { return sent_ < out_bytes_; }
 
  private:
@@ -112,7 +111,7 @@ class Handshake {
   std::string label_;
   IoState state_ = IoState::waiting;
   std::string problem_;
-  bool other_version_ = false, ended_ = false, heard_ = false;
+  bool ended_ = false, heard_ = false;
   Nonce host_nonce_{}, guest_nonce_{};
   std::array<std::byte, sizeof(wire::Answer)> in_{}, out_{};
   bool challenged_ = false;        // a guest: the challenge has come
