@@ -211,9 +211,7 @@ TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
   const size_t one = start(1), two = start(2);
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
-  EXPECT_EQ(std::string(reports[zero].logged),
-            "refused a connection to the ranks of this host from a process that knows the secret: " +
-                std::string(refusal->text));
+  EXPECT_EQ(std::string(reports[zero].logged), "refused a process of this host: " + std::string(refusal->text));
   EXPECT_STREQ(reports[one].logged, "");
 }
 

@@ -160,7 +160,7 @@ bool Acceptor::take_from(const Fd &listener) {
   pause_.clear();
   if (is_of_another_user(socket)) return true;
   const Endpoint from = Endpoint::peer(socket);
-  control(events_, EPOLL_CTL_ADD, socket, EPOLLIN | EPOLLOUT | EPOLLET);
+  control(events_, EPOLL_CTL_ADD, socket, EPOLLIN | EPOLLET);
   strangers_.push_back({std::move(socket), from, from.address(), Handshake(Role::host, secret_, label_), Clock::now()});
   return true;
 }
