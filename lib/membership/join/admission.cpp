@@ -20,11 +20,11 @@ void refuse(FrameStream &stream, const message::Refusal &word) {
   stream.flush();
 }
 
-Admission::Admission(const WorldOptions &options, std::span<const Fd> listeners, const std::string &label)
+Admission::Admission(const WorldOptions &options, std::span<const Fd> listeners, const std::string &label, Fd events)
     : options_(options),
       refusals_(refused_what, options.log),
       known_refusals_(refused_what, options.log),
-      acceptor_(options.secret, label, &refusals_) {
+      acceptor_(options.secret, label, &refusals_, Acceptor::usual_places(), std::move(events)) {
   for (const Fd &listener : listeners) acceptor_.listen(listener);
 }
 

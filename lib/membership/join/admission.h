@@ -22,7 +22,8 @@ class Admission {
   using Admit = std::function<void(FrameStream &stream, message::Join &join)>;
 
   // Of rank options.rank. All outlive it.
-  Admission(const WorldOptions &options, std::span<const Fd> listeners, const std::string &label);
+  Admission(const WorldOptions &options, std::span<const Fd> listeners, const std::string &label,
+            Fd events = Acceptor::make_events());
 
   void add_polls(std::vector<pollfd> &polls) const;
   void look(const Admit &admit);

@@ -92,8 +92,9 @@ void Host::listen() {
     waiter_.poll();
     ::usleep(slice_ms * 1000);
   }
+  acceptor_.emplace(options_.secret, "", &refusals_);
   if (::listen(listener_.get(), SOMAXCONN) != 0) fail_errno(errno, "listening at the rendezvous");
-  acceptor_.emplace(options_.secret, "", &refusals_).listen(listener_);
+  acceptor_->listen(listener_);
 }
 
 // Sleeps until something happens, then hears everybody.

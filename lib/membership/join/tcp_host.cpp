@@ -119,7 +119,7 @@ TcpHost::TcpHost(const WorldOptions &options, const MeetingPoint &point, const W
 
 Assembly TcpHost::run() {
   door_ = std::make_unique<TcpDoor>(options_, point_, waiter_, deadline_, names_);
-  admission_ = std::make_unique<Admission>(options_, door_->listeners(), label_);
+  admission_ = std::make_unique<Admission>(options_, door_->listeners(), label_, std::move(events_));
   vigil_ = std::make_unique<HostVigil>(options_.size, deadline_, waiter_,
                                        [this](Branch &branch, message::Join &join) { admit(branch, join); });
   try {

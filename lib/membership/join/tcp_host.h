@@ -80,6 +80,7 @@ class TcpHost {
   Clock::time_point deadline_;
   std::string label_;
   NameLookup names_;
+  Fd events_ = Acceptor::make_events();  // until there is an admission
   std::unique_ptr<TcpDoor> door_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<HostVigil> vigil_;

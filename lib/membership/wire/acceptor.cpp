@@ -15,23 +15,8 @@ namespace fsdp::membership {
 namespace {
 
 // A flood of 2,000 connections a second still leaves each stranger its least time.
-constexpr size_t usual_most_strangers = 512, least_most_strangers = 128;
+constexpr size_t most_places = 512, least_places = 128;
 constexpr size_t crowd = 64;
-constexpr size_t most_accepted = 64;  // at once: the caller has other work, too
-
-// At most a quarter of the descriptors that this process may have.
-size_t most_strangers() {
-  rlimit limit{};
-  const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  const size_t share = known ? static_cast<size_t>(limit.rlim_cur / 4) : usual_most_strangers;
-  return std::clamp(share, least_most_strangers, usual_most_strangers);
-}
-
-Fd make_epoll() {
-  Fd events(::epoll_create1(EPOLL_CLOEXEC));
-  if (!events) fail_errno(errno, "epoll_create1 for connections between ranks");
-  return events;
-}
 
 bool control(const Fd &events, int operation, const Fd &socket, uint32_t what) noexcept {
   epoll_event event{};
@@ -74,8 +59,20 @@ void RefusalLog::note(const std::string &from, const std::string &why, Clock::ti
   log_(FSDP_LOG_WARNING, format_text("refused {}{}: {}{}", what_, whence, why, others));
 }
 
-Acceptor::Acceptor(std::string_view secret, std::string label, RefusalLog *log)
-    : secret_(secret), label_(std::move(label)), log_(log), most_strangers_(most_strangers()), events_(make_epoll()) {}
+size_t Acceptor::usual_places() {
+  rlimit limit{};
+  const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return std::clamp(known ? static_cast<size_t>(limit.rlim_cur / 4) : most_places, least_places, most_places);
+}
+
+Fd Acceptor::make_events() {
+  Fd events(::epoll_create1(EPOLL_CLOEXEC));
+  if (!events) fail_errno(errno, "epoll_create1 for connections between ranks");
+  return events;
+}
+
+Acceptor::Acceptor(std::string_view secret, std::string label, RefusalLog *log, size_t places, Fd events)
+    : secret_(secret), label_(std::move(label)), log_(log), places_(places), events_(std::move(events)) {}
 
 void Acceptor::listen(const Fd &listener) {
   watch_listeners(false);
@@ -92,11 +89,13 @@ void Acceptor::add_polls(std::vector<pollfd> &polls) const {
 // A listener whose connections are not taken stays readable, and would wake the caller again and again. One that epoll
 // does not take wakes nobody: the caller looks from time to time.
 void Acceptor::watch_listeners(bool wanted) noexcept {
-  if (wanted == watched_) return;
-  bool done = true;
+  if (wanted && watched_) return;
+  watched_ = wanted;
   for (const Fd *listener : listeners_)
-    done &= control(events_, wanted ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, *listener, EPOLLIN);
-  watched_ = wanted && done;
+    if (wanted)
+      watched_ &= control(events_, EPOLL_CTL_ADD, *listener, EPOLLIN) || errno == EEXIST;
+    else
+      control(events_, EPOLL_CTL_DEL, *listener, 0);
 }
 
 // Handshakes go on before anything makes room: an answer may have waited here since the last look.
@@ -106,7 +105,7 @@ std::vector<Acceptor::AuthenticatedSocket> Acceptor::look(bool takes) {
   std::vector<AuthenticatedSocket> arrivals;
   continue_handshakes(arrivals);
   if (takes && pause_.over()) accept(arrivals);
-  watch_listeners(takes && pause_.over() && strangers_.size() < most_strangers_);
+  watch_listeners(takes && pause_.over() && strangers_.size() < places_);
   return arrivals;
 }
 
@@ -141,7 +140,7 @@ Acceptor::Place Acceptor::refuse(Place stranger, const std::string &why) {
 // Only where a connection waits does another one make room for it.
 void Acceptor::accept(std::vector<AuthenticatedSocket> &arrivals) {
   for (const Fd *listener : listeners_)
-    for (size_t taken = 0; taken < most_accepted && has_connection(*listener) && has_room(); ++taken) {
+    for (size_t taken = 0; taken < places_ && has_connection(*listener) && has_room(); ++taken) {
       if (!take_from(*listener)) {
         if (!pause_.over()) make_room();  // which gives a descriptor back
         break;
@@ -165,25 +164,27 @@ bool Acceptor::take_from(const Fd &listener) {
   return true;
 }
 
-// Of the address that has more than half of the places; the end if there is none. By Boyer and Moore's vote.
+// Of the address that has more than half of the places; the end if there is none. By Boyer and Moore's vote. Processes
+// of this host have no addresses by which one could be told from another.
 Acceptor::Place Acceptor::find_oldest_of_most() {
   const std::string *most = nullptr;
   size_t votes = 0;
   for (const Stranger &s : strangers_) {
+    if (s.from.family() == AF_UNIX) return strangers_.end();
     if (votes == 0) most = &s.address;
     votes = s.address == *most ? votes + 1 : votes - 1;
   }
   const auto is_of_most = [most](const Stranger &s) { return s.address == *most; };
-  if (!most || static_cast<size_t>(std::ranges::count_if(strangers_, is_of_most)) <= most_strangers_ / 2)
+  if (!most || static_cast<size_t>(std::ranges::count_if(strangers_, is_of_most)) <= places_ / 2)
     return strangers_.end();
   return std::ranges::find_if(strangers_, is_of_most);
 }
 
-bool Acceptor::has_room() { return strangers_.size() < most_strangers_ || make_room(); }
+bool Acceptor::has_room() { return strangers_.size() < places_ || make_room(); }
 
 // The oldest stranger goes once it has had its least time; until then new connections wait in the kernel.
 bool Acceptor::make_room() {
-  Place one = strangers_.size() < most_strangers_ ? strangers_.end() : find_oldest_of_most();
+  Place one = strangers_.size() < places_ ? strangers_.end() : find_oldest_of_most();
   if (one == strangers_.end()) {
     one = strangers_.begin();
     if (one == strangers_.end() || Clock::now() - one->since < least_time) return false;

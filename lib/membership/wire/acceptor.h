@@ -68,16 +68,22 @@ class Acceptor {
     StreamKeys keys;
   };
 
+  // Strangers at once: a quarter of the descriptors that this process may have, from 128 to 512.
+  static size_t usual_places();
+  // What an acceptor needs of the system, for callers that make it before they listen.
+  static Fd make_events();
+
   // label: what the connections are for; both ends give the same. The secret's text and the log outlive this object.
-  Acceptor(std::string_view secret, std::string label, RefusalLog *log = nullptr);
+  Acceptor(std::string_view secret, std::string label, RefusalLog *log = nullptr, size_t places = usual_places(),
+           Fd events = make_events());
   ~Acceptor() = default;
   Acceptor(const Acceptor &) = delete;
   Acceptor &operator=(const Acceptor &) = delete;
 
   // A socket that listens, TCP or unix; it outlives this object. Unix sockets of other users are hung up on.
   void listen(const Fd &listener);
-  // Takes new connections, continues handshakes and returns those that have ended well. takes: false leaves new
-  // connections to the kernel.
+  // Takes new connections, as many as there are places, continues handshakes and returns those that have ended well.
+  // takes: false leaves new connections to the kernel.
   std::vector<AuthenticatedSocket> look(bool takes = true);
 
   // Readable when look() has something to do, but for the limits of time. Of a crowd it is better left alone: strangers
@@ -118,7 +124,7 @@ class Acceptor {
   std::string_view secret_;
   std::string label_;
   RefusalLog *log_;
-  const size_t most_strangers_;
+  const size_t places_;
   Fd events_;  // epoll: of listeners while they are watched, and of strangers
   std::vector<const Fd *> listeners_;
   bool watched_ = false;

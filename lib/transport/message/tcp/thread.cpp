@@ -24,6 +24,7 @@ constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto dial_time = std::chrono::seconds(10);  // of one try
+constexpr size_t most_strangers = 64;                 // fewer than spare_descriptors
 
 }  // namespace
 
@@ -85,7 +86,7 @@ void TcpTransport::do_round() {
     if (!peers_[r].blocked) write(r);
   std::erase_if(writers_, [this](uint32_t r) { return !peers_[r].writing; });
   await_events();
-  if (introducing_ || !watched_) introduce();
+  if (introducing_ || !acceptor_) introduce();
   for (const uint32_t r : fresh_)
     if (peers_[r].link) read(r);
   fresh_.clear();
@@ -189,7 +190,9 @@ void TcpTransport::arrived(const Header &header) {
 
 // Strangers in a crowd do not wake the thread: it then looks from time to time.
 void TcpTransport::take_arrivals() {
-  if (!acceptor_) acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_).listen(listener_);
+  if (!acceptor_)
+    acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_, most_strangers, std::move(acceptor_events_))
+        .listen(listener_);
   for (Acceptor::AuthenticatedSocket &arrival : acceptor_->look(introductions_.size() <= world_size_)) {
     introductions_.push_back(
         std::make_unique<Introduction>(names_, std::move(arrival), Clock::now() + Acceptor::message_time));

@@ -106,7 +106,8 @@ class TcpTransport final : public messages::Transport, private Sink {
   // -- of the thread --
   std::vector<uint32_t> writers_;  // peers with something to write
   std::vector<Header> sent_;
-  std::vector<uint32_t> fresh_;       // peers whose first bytes may have come behind their introduction
+  std::vector<uint32_t> fresh_;                   // peers whose first bytes may have come behind their introduction
+  Fd acceptor_events_ = Acceptor::make_events();  // until there is one
   std::optional<Acceptor> acceptor_;  // once this rank has joined: it could not say before for whom it proves anything
   bool watched_ = false;              // what happens at the acceptor wakes the thread
   std::vector<std::unique_ptr<Introduction>> introductions_;  // of arrivals
