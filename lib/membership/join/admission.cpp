@@ -30,15 +30,16 @@ Admission::Admission(const WorldOptions &options, std::span<const Fd> listeners,
 
 void Admission::add_polls(std::vector<pollfd> &polls) const {
   acceptor_.add_polls(polls);
-  for (const Candidate &newcomer : newcomers_) polls.push_back({newcomer.stream.socket().get(), POLLIN, 0});
+  for (const Candidate &candidate : candidates_) polls.push_back({candidate.stream.socket().get(), POLLIN, 0});
 }
 
 void Admission::look(const Admit &admit) {
   for (Acceptor::AuthenticatedSocket &arrival : acceptor_.look())
-    newcomers_.push_back({FrameStream(std::move(arrival.socket), message::longest, arrival.keys),
-                          std::move(arrival.from), Clock::now() + Acceptor::message_time});
+    candidates_.push_back({FrameStream(std::move(arrival.socket), message::longest, arrival.keys),
+                           std::move(arrival.from), Clock::now() + Acceptor::message_time});
   const auto now = Clock::now();
-  std::erase_if(newcomers_, [&](Candidate &newcomer) { return !hear(newcomer, admit) || now >= newcomer.deadline; });
+  std::erase_if(candidates_,
+                [&](Candidate &candidate) { return !hear(candidate, admit) || now >= candidate.deadline; });
 }
 
 std::string Admission::remark() const {
@@ -47,29 +48,29 @@ std::string Admission::remark() const {
 }
 
 // What is not expected ends the connection; a rank that was right tries again.
-bool Admission::hear(Candidate &newcomer, const Admit &admit) {
-  while (auto frame = newcomer.stream.receive()) {
+bool Admission::hear(Candidate &candidate, const Admit &admit) {
+  while (auto frame = candidate.stream.receive()) {
     auto parsed = message::parse(frame->kind, frame->body);
     const auto *hello = std::get_if<message::Hello>(&parsed.message);
-    if (hello && greet(newcomer, *hello)) continue;
+    if (hello && greet(candidate, *hello)) continue;
     auto *join = std::get_if<message::Join>(&parsed.message);
-    if (join && newcomer.introduced) admit(newcomer.stream, *join);
+    if (join && candidate.introduced) admit(candidate.stream, *join);
     return false;
   }
-  if (newcomer.stream.code() == EBADMSG)
-    turn_away(newcomer.stream, {FSDP_PEER_FAILED, -1,
-                                changed_contact(format_text("rank {} (host {})", options_.rank, host_name()),
-                                                newcomer.from, newcomer.stream.problem())
-                                    .message});
-  return newcomer.stream.open();
+  if (candidate.stream.code() == EBADMSG)
+    turn_away(candidate.stream, {FSDP_PEER_FAILED, -1,
+                                 changed_contact(format_text("rank {} (host {})", options_.rank, host_name()),
+                                                 candidate.from, candidate.stream.problem())
+                                     .message});
+  return candidate.stream.open();
 }
 
 // What follows may be of another form if the libraries are not the same.
-bool Admission::greet(Candidate &newcomer, const message::Hello &hello) {
+bool Admission::greet(Candidate &candidate, const message::Hello &hello) {
   const std::string difference = compare_versions(hello.rank, hello.wire_version, hello.library, options_.rank);
-  newcomer.introduced = difference.empty();
-  if (!newcomer.introduced) turn_away(newcomer.stream, {FSDP_MISMATCH, -1, difference});
-  return newcomer.introduced;
+  candidate.introduced = difference.empty();
+  if (!candidate.introduced) turn_away(candidate.stream, {FSDP_MISMATCH, -1, difference});
+  return candidate.introduced;
 }
 
 void Admission::turn_away(FrameStream &stream, const message::Refusal &word) {
@@ -78,7 +79,7 @@ void Admission::turn_away(FrameStream &stream, const message::Refusal &word) {
 }
 
 void Admission::dismiss(const message::Refusal &word) {
-  for (Candidate &newcomer : newcomers_) refuse(newcomer.stream, word);
+  for (Candidate &candidate : candidates_) refuse(candidate.stream, word);
 }
 
 }  // namespace fsdp::membership

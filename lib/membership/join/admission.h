@@ -45,14 +45,14 @@ class Admission {
     bool introduced = false;  // it has said which library it has
   };
   // False: its connection is of no more use.
-  bool hear(Candidate &newcomer, const Admit &admit);
-  bool greet(Candidate &newcomer, const message::Hello &hello);
+  bool hear(Candidate &candidate, const Admit &admit);
+  bool greet(Candidate &candidate, const message::Hello &hello);
 
   const WorldOptions &options_;
   // Of strangers, and of ranks that know the secret: a flood of the former does not hide the latter.
   RefusalLog refusals_, known_refusals_;
   Acceptor acceptor_;
-  std::vector<Candidate> newcomers_;
+  std::vector<Candidate> candidates_;
 };
 
 // So few bytes fit into any socket's buffer.

@@ -56,7 +56,8 @@ class Acceptor {
   // address that holds more than half of all places may lose them sooner, to itself and to others.
   static constexpr auto least_time = std::chrono::milliseconds(250);
   static constexpr auto proof_time = std::chrono::seconds(5);
-  // Without a descriptor for any connection so long, something else holds them: longer than any stranger keeps one.
+  // After so long without a descriptor for a new connection it is not strangers that use them up: none keeps one as
+  // long.
   static constexpr auto shortage_time = std::chrono::seconds(7);
   // For the first message after the proof: the machine that has proven the secret may be slow.
   static constexpr auto message_time = std::chrono::seconds(20);
@@ -86,18 +87,18 @@ class Acceptor {
   // takes: false leaves new connections to the kernel.
   std::vector<AuthenticatedSocket> look(bool takes = true);
 
-  // Readable when look() has something to do, but for the limits of time. Of a crowd it is better left alone: strangers
-  // then wake nobody, and the caller looks again after its usual time.
+  // Readable when look() has something to do other than to end what is late. While the acceptor is crowded, callers
+  // should not poll it but look after their usual time: a flood then costs a look from time to time.
   int descriptor() const noexcept { return events_.get(); }
   bool crowded() const noexcept;
   void add_polls(std::vector<pollfd> &polls) const;
-  // Nothing but a new connection gives it something to do; else look() is due from time to time.
+  // True if only a new connection gives look() something to do. If not, the caller looks from time to time.
   bool idle() const noexcept { return strangers_.empty() && watched_; }
 
-  // Connections could not be taken, for lack of descriptors or of memory.
+  // Tells whether connections could not be taken, for lack of descriptors or of memory.
   const AcceptPause &pause() const noexcept { return pause_; }
-  // The last stranger that failed by what it said, such as the proof of another secret: for callers that miss ranks.
-  // "10.0.0.7:51200: who connected has another job secret"; empty: there was none.
+  // The last connection that failed by what its other end said, such as the proof of another secret, for messages about
+  // missing ranks: "10.0.0.7:51200: who connected has another job secret". Empty if there was none.
   const std::string &last_failure() const noexcept { return last_failure_; }
 
  private:
