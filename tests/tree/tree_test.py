@@ -6,6 +6,7 @@ Every rule is also run on a small bad tree, so that a rule which no longer finds
 """
 import json
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -228,6 +229,14 @@ def document_names(root):
                 yield f"{name} names {word}: not in fsdp.h"
 
 
+def pictures_are_drawn(root):
+    """Each picture of the documents is what the script beside it draws."""
+    for script in sorted((root / "docs" / "pictures").glob("*.py")):
+        result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+        if result.returncode:
+            yield f"docs/pictures/{script.name}: {result.stdout.strip() or result.stderr.strip() or 'it fails'}"
+
+
 def lines_that_must_die(root):
     """tools/dev/mutate.py looks for each of them as a whole line, once: what has moved moves there, too."""
     listed = root / "tools/dev/must_die.json"
@@ -300,6 +309,7 @@ RULES = {
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),
     document_files: ("docs/bad.md", "See `engine/no_such_file.h` and `lib`.\n"),
     document_names: ("docs/bad.md", "Call fsdp_no_such_call.\n"),
+    pictures_are_drawn: ("docs/pictures/bad.py", "import sys\nsys.exit(1)\n"),
     lines_that_must_die: ("tools/dev/must_die.json", '[{"file": "lib/gone.cpp", "before": "  gone();"}]'),
     one_type_a_name: ("lib/base/bad.h", "namespace fsdp {\nstruct Twice {\n};\n}  // namespace fsdp\n"),
     one_meaning_a_name: ("lib/trace/bad.h", "struct Owner {\n  enum class Twice : int { a };\n};\n"),
