@@ -184,6 +184,18 @@ def documents(root):
         yield path, path.relative_to(root).as_posix(), re.sub(r"```.*?```", "", text, flags=re.S), text
 
 
+def document_width(root):
+    """Prose ends at 120 columns; tables and code are as wide as they must be."""
+    paths = {path for folder in ("", "docs", "examples", "bindings", "tests") for path in
+             ((root / folder).rglob("*.md") if folder else root.glob("*.md"))}
+    for path in sorted(paths):
+        code = False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= line.lstrip().startswith("```")
+            if len(line) > COLUMNS and not code and not line.lstrip().startswith("|") and " " in line.strip("- "):
+                yield f"{path.relative_to(root)}:{number} has {len(line)} columns, more than {COLUMNS}"
+
+
 def anchors(path):
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -306,6 +318,7 @@ RULES = {
     one_list_of_settings: ("lib/base/bad.cpp", 'const char *text = std::getenv("FSDP_BAD");\n'),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
+    document_width: ("docs/bad.md", "word " * COLUMNS + "\n"),
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),
     document_files: ("docs/bad.md", "See `engine/no_such_file.h` and `lib`.\n"),
     document_names: ("docs/bad.md", "Call fsdp_no_such_call.\n"),
