@@ -223,7 +223,8 @@ class Job {
 
   void give_grace() {
     if (options_.grace.count() > 0)
-      say(fmt::format("the other {} have {:g} s to report and end (--grace-seconds)", running(),
+      say(fmt::format("{} {:g} s to report and end (--grace-seconds)",
+                      running() == 1 ? "the other rank has" : fmt::format("the other {} have", running()),
                       options_.grace.count()));
     end_at_ = Clock::now() + in_ticks(options_.grace);
   }
