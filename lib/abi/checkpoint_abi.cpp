@@ -13,7 +13,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-constexpr size_t most_name = 1024;  // of a tensor of somebody else's
+constexpr size_t most_name = 1024;  // of a tensor in a file of another program
 
 std::string read_folder(const char *folder, const char *call) {
   return read_name(folder, PATH_MAX - 256, call, "folder");

@@ -91,7 +91,8 @@ HandleTable::HandleSlot *HandleTable::pin_slot(uint64_t handle, HandleKind kind)
   return nullptr;
 }
 
-// Who has let go last clears what was removed; of a late visitor, whose handle is dead, and that one only one can.
+// The last thread that lets go clears what was removed. A late visitor, whose handle is dead, and that thread may both
+// get here; only one of them can do it.
 void HandleTable::unpin(HandleSlot &slot) const noexcept {
   if (slot.pins.fetch_sub(1) != (removed | 1)) return;
   uint32_t last = removed;

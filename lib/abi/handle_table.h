@@ -58,7 +58,7 @@ class HandleTable {
 
  private:
   struct HandleSlot {
-    std::atomic<uint64_t> handle{0};  // kind none: nobody has it
+    std::atomic<uint64_t> handle{0};  // kind none: the slot is free
     std::atomic<uint32_t> pins{0};    // calls that use the object now, and `removed`
     std::atomic<uint32_t> next{0};    // free slot + 1
     uint32_t number = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sticky failure of one context, shared by its caller, its streams and its communicators. The first error wins
-// and stays until the context ends. Every wait polls failed(), so setting it wakes everybody within a poll period.
+// and stays until the context ends. Every wait polls failed(), so setting it wakes all waits within a poll period.
 #pragma once
 
 #include <atomic>

@@ -12,13 +12,14 @@ struct alignas(64) Word {
 
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
-  // What the owner says beside the value: whoever sees that has them on the same cache line, without another miss.
+  // What the owner says beside the value. It is on the same cache line, so a reader that sees the value has it without
+  // another miss.
   std::atomic<uint64_t> notes[note_count];
 
   bool reached(uint64_t target) const noexcept { return value.load(std::memory_order_acquire) >= target; }
-  // What this thread wrote before is visible to who sees the new value. Only the owner calls it.
+  // What this thread wrote before is visible to every thread that sees the new value. Only the owner calls it.
   void raise(uint64_t to) noexcept;
-  // Wakes who sleeps on the word, so that it looks around.
+  // Wakes the threads that sleep on the word, so that they look around.
   void nudge() noexcept;
   // Sleeps until the value may have reached the target, at most `ms`.
   void sleep_below(uint64_t target, uint32_t ms) noexcept;

@@ -57,9 +57,9 @@ class Stream {
   bool is_calling_thread() const noexcept { return is_calling_thread_; }
   // Does it run host functions? Such a stream also ends by itself once its context has failed: what waits in it polls.
   virtual bool runs_tasks() const noexcept { return false; }
-  // Who waits at once for what it gives a stream with a thread of its own may do that work itself: from borrow, which
-  // is false where the stream has other work or no such thread, until give_back. What fails meanwhile is thrown, and
-  // fails the context as it does in the stream.
+  // A caller that would wait at once for work of a stream with a thread of its own may do the work itself, from borrow
+  // until give_back. borrow is false where the stream has other work or no such thread. What fails meanwhile is thrown,
+  // and fails the context as it does in the stream.
   virtual bool borrow() noexcept { return false; }
   virtual void give_back() noexcept {}
   virtual void record(Event &event) = 0;      // done when all that was enqueued before is done
@@ -191,15 +191,15 @@ class Device {
   virtual void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   // Not on the host device.
   virtual std::unique_ptr<HostLane> create_host_lane(const std::string &name) = 0;
-  // Let the device read and write this host memory, which somebody else allocated, without copies on the way; until
-  // unregister_host. On the host: nothing to do.
+  // Let the device read and write this host memory, which the library did not allocate, without copies on the way;
+  // until unregister_host. On the host: nothing to do.
   virtual void register_host(void *data, uint64_t bytes) = 0;
   // False: the device may use it for ever, and it must stay where it is.
   virtual bool unregister_host(void *data, uint64_t bytes) noexcept = 0;
   // From begin_capture to end_capture, streams may be captured into the graph of this number and no other. A record on
   // a captured stream is then a point of the graph: done() is false until end_capture, and after that the event is what
-  // it was before the capture. On a captured stream, waits for events of before the capture do nothing: whoever replays
-  // the graph orders it after them. Without begin_capture, records on captured streams are INVALID_STATE.
+  // it was before the capture. On a captured stream, waits for events of before the capture do nothing: the replay is
+  // ordered after them. Without begin_capture, records on captured streams are INVALID_STATE.
   virtual void begin_capture(uint64_t id) = 0;
   virtual void end_capture() noexcept = 0;
   // Block the calling thread, polling the waiter.

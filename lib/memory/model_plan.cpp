@@ -201,7 +201,7 @@ ModelPlan plan_cut(const ModelSpec &spec, const GradCut &cut) {
   place_pools(spec, cut, plan);
   count_elements(plan);
   size_scratch(spec, plan);
-  plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums: whoever asks for them later gets no error
+  plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums, so that asking for them later is no error
   return plan;
 }
 

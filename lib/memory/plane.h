@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stored forms of a bucket's elements, and the memory they lie in: rows of two tables. Whoever allocates, accounts,
-// clears, registers, describes, updates, loads or compares walks these rows; what a row means is known to the planner
-// that adds it and to the calls that are about that kind.
+// The stored forms of a bucket's elements, and the memory they lie in: rows of two tables. Code that allocates,
+// accounts, clears, registers, describes, updates, loads or compares walks these rows; what a row means is known to the
+// planner that adds it and to the calls that are about that kind.
 #pragma once
 
 #include <cstdint>
@@ -72,7 +72,7 @@ enum class RegionId : uint8_t {
 };
 inline constexpr auto region_count = static_cast<size_t>(RegionId::device_messages) + 1;
 
-// Who reads a region, and whose it is.
+// Which ranks read a region, and which one owns it.
 enum class Reach : uint8_t {
   own,    // private
   parts,  // every rank's part is in one arena that the ranks of the inner axis read
@@ -89,7 +89,7 @@ struct RegionPlan {
   uint64_t bytes = 0;       // of one rank; of a common region: of all
   uint64_t own_bytes = 0;   // of a common one: what one rank writes
 
-  // What nobody writes of a common region is counted once, on rank 0.
+  // The part of a common region that no rank writes is counted once, on rank 0.
   uint64_t bytes_of(uint32_t rank, uint32_t ranks) const {
     if (reach != Reach::common) return bytes;
     return own_bytes + (rank == 0 ? bytes - own_bytes * ranks : 0);

@@ -312,7 +312,8 @@ std::string check_tracks(const PoolPlan &plan, std::span<const PoolRequest> requ
   for (uint32_t r = 0; r < requests.size(); ++r)
     if (requests[r].bytes != 0) order.push_back(r);
   std::ranges::sort(order, {}, [&](uint32_t r) { return plan.offsets[r]; });
-  std::map<uint32_t, std::pair<uint64_t, uint32_t>> ends;  // by track: the highest end so far and whose it is
+  std::map<uint32_t, std::pair<uint64_t, uint32_t>>
+      ends;  // by track: the highest end so far, and the request that has it
   for (uint32_t r : order) {
     const uint64_t end = plan.offsets[r] + requests[r].bytes;
     for (const auto &[track, highest] : ends)

@@ -123,7 +123,7 @@ void replace_file(const std::string &path, const std::string &text, const char *
     fail_errno(code, format_text("{}: '{}': renaming it from '{}'", call, path, beside.name()));
 }
 
-// A pipe that somebody puts there after the look must not hold this thread up.
+// A pipe that another process puts there after the look must not hold this thread up.
 void append_to_file(const std::string &path, const std::string &text, const char *call) {
   check_place(path, call);
   const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);

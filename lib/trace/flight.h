@@ -238,7 +238,7 @@ class FlightScope {
 // A flight recorder's content as the file that fsdp-info flight reads: JSON, one entry a line.
 // docs/guides/debugging-a-hang.md says what is in it.
 
-// Whose it is. No secret is among it, nor any argument or variable of the process.
+// Which rank and process the record is of. It has no secret, and no argument or variable of the process.
 struct FlightOwner {
   uint32_t rank = 0, world_size = 1;
   std::optional<Error> error;  // what failed the context

@@ -27,7 +27,7 @@ uint64_t pack(const TimelineEvent &event) {
 // Value-initialized: every page is touched now, and not by an event.
 Timeline::Timeline(uint64_t capacity) : capacity_(capacity), slots_(std::make_unique<Cell[]>(capacity)) {}
 
-// Only who finds the slot at rest may write it: one that laps a writer that was interrupted gives its event up. The
+// Only a thread that finds the slot at rest may write it: one that laps an interrupted writer gives its event up. The
 // fields are released after the odd state, so that a reader that has seen one of them sees that the state has moved.
 void Timeline::record(const TimelineEvent &event) noexcept {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);

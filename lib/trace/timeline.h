@@ -76,7 +76,7 @@ class Timeline {
   TimelineSnapshot read() const;
 
  private:
-  // `state` is 2 n + 1 while event n is written here and 2 n + 2 when it is there. Whoever finds it odd gives up.
+  // `state` is 2 n + 1 while event n is written here and 2 n + 2 when it is there. A thread that finds it odd gives up.
   struct alignas(64) Cell {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};

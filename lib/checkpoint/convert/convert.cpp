@@ -253,7 +253,7 @@ Converted describe(const std::string &path, const std::vector<NewFile> &files,
   return converted;
 }
 
-// The same bytes, whoever imports them.
+// The same bytes from every run of the import.
 Manifest describe_import(const std::vector<NewTensor> &tensors, const NewFile &file, const WrittenShard &written,
                          uint64_t sequence, uint64_t step) {
   Manifest manifest;
@@ -327,7 +327,7 @@ Converted import_weights(const std::string &weights, const std::string &folder, 
   const std::vector<WrittenShard> written = write_new_files(made, files, reader, progress);
   const std::string text =
       write_manifest(describe_import(planned, files[0], written.at(0), into.next_sequence(), step));
-  parse_manifest(text, made.shown(manifest_name));  // nobody could load what it refuses
+  parse_manifest(text, made.shown(manifest_name));  // no load would take what it refuses
   made.commit(step_name(step), text, false);
   return describe(into.shown(step_name(step)), files, written);
 }

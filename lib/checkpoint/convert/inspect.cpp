@@ -89,7 +89,7 @@ class Verifying {
       for (const ManifestFile &file : readable.back().second.files)
         all_ = checked_add(all_, file.bytes, "bytes of all checkpoints");
     } catch (const Error &error) {
-      if (name != "." && found.folder.is_unfinished(name)) return;  // nobody takes it for one
+      if (name != "." && found.folder.is_unfinished(name)) return;  // no load takes it for a checkpoint
       ++result_.checkpoints;
       damaged(found.shown(name) + "/" + manifest_name, error.message);
     }

@@ -31,7 +31,7 @@ bool leave_direct(int fd) {
 
 }  // namespace
 
-// O_NONBLOCK: opening a pipe would wait for somebody who writes.
+// O_NONBLOCK: opening a pipe would wait for a writer.
 InFile::InFile(int folder, const std::string &name, std::string shown, LinkPolicy links) : shown_(std::move(shown)) {
   constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   fd_ = links == LinkPolicy::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);

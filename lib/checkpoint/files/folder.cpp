@@ -34,7 +34,7 @@ void remove_tree(int parent, const std::string &name, const std::string &shown, 
     if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
     for (const std::string &inside : list_folder(folder.get(), shown))
       if (inside != owner_name) remove_tree(folder.get(), inside, shown + "/" + inside, depth + 1);
-    // Last: whoever finds the rest knows by it whose that was.
+    // Last: while the rest is there, it tells which job made it.
     if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)
       fail_errno(errno, format_text("{}/{}: removing it", shown, owner_name));
   }
@@ -281,7 +281,7 @@ bool Folder::is_unfinished(const std::string &name) const try {
   return error.origin_code == ENOENT;
 }
 
-// Whoever is killed behind the manifest leaves a whole checkpoint, with its owner in it.
+// A rank that is killed after the manifest leaves a whole checkpoint, with its owner in it.
 bool Folder::is_leftover(const std::string &name) const {
   if (!is_checkpoint_name(name)) return is_abandoned(fd(), name);
   return is_abandoned_with_name(fd(), name) && is_unfinished(name);
@@ -294,7 +294,7 @@ std::vector<std::string> Folder::remove_leftovers() const {
     try {
       remove_tree(fd(), name, shown(name));
       removed.push_back(name);
-    } catch (const Error &) {  // it hinders nobody, and goes another time
+    } catch (const Error &) {  // it does no harm, and is removed another time
     }
   }
   return removed;

@@ -139,7 +139,8 @@ void NewCheckpoint::commit(const std::string &name, bool replace) {
   leave(name);
 }
 
-// Its owner goes, not before: without it the folder would be nobody's; one that stays is no harm.
+// Its owner is removed now and not before: without it the folder would belong to no job. An owner that stays does no
+// harm.
 void NewCheckpoint::leave(const std::string &name) {
   ::unlinkat(fd(), owner_name, 0);
   try {

@@ -65,8 +65,8 @@ std::string make_id() {
   return format_text("{:016x}{:016x}", random[0], random[1]);
 }
 
-// Without a name until it is locked and says whose it is: whoever finds it without a lock takes it for a dead job's.
-// Not all file systems have files without names, and naming one takes /proc.
+// The file has no name until it is locked and says which job made it: a job that finds it without a lock takes it for a
+// dead job's. Not all file systems have files without names, and naming one takes /proc.
 Fd make_owner(int folder, const std::string &text, const std::string &shown) {
   if (Fd unnamed{::openat(folder, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600)}) {
     lock_and_write(unnamed, text, shown);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose a folder `.tmp-ID` is. Its file `owner` is locked by whoever writes the checkpoint, and the kernel takes the
-// lock away when that process ends, however it does. The lock belongs to the open file, not to the process: other
-// threads of it, which are other ranks, do not share it.
+// Which job a folder `.tmp-ID` belongs to. Its file `owner` is locked by the process that writes the checkpoint, and
+// the kernel takes the lock away when that process ends, however it does. The lock belongs to the open file, not to the
+// process: other threads of it, which are other ranks, do not share it.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of weights, whoever wrote them: a safetensors file, a folder of them with Hugging Face's index or without, what
+// Files of weights of any program: a safetensors file, a folder of them with Hugging Face's index or without, what
 // PyTorch's distributed checkpoint writes, and a checkpoint of ours or a folder of these. Names may be any that a file
 // can have, but for "._*", in which macOS keeps attributes of other files. Links of others, of which Hugging Face's
 // cache is made, are followed; those in a checkpoint of ours are not.

@@ -112,7 +112,7 @@ class WantedRuns {
 // next are one where they touch.
 std::vector<ByteRange> blocks_of(const WantedRuns &runs, uint64_t block, uint64_t data_bytes);
 
-// Tensors that are in files of weights, each of them in one box or in several, whoever cut it.
+// Tensors that are in files of weights, each of them in one box or cut into several.
 
 // What is in one file: boxes of tensors.
 struct StoredBox {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON from files that nobody vouches for. It is read by JSON for Modern C++, within limits, and every value is asked
+// JSON from files that are not trusted. It is read by JSON for Modern C++, within limits, and every value is asked
 // for by what it must be. Where it is something else, the error says where: "shard-1.safetensors: /a/shape/0 is -1, not
 // a number of 0 or more".
 #pragma once

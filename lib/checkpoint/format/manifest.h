@@ -45,8 +45,8 @@ struct ManifestTensor {
   std::string name;  // as in its files
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  std::vector<ManifestPart> parts;  // not all of it where only some of those who have it have saved
-  uint32_t model = 0;               // whose it is
+  std::vector<ManifestPart> parts;  // not all of it where only some of the ranks that have it have saved
+  uint32_t model = 0;               // the model that it belongs to
 
   bool filled() const;  // by its parts, which do not overlap
   bool operator==(const ManifestTensor &) const = default;

@@ -43,7 +43,8 @@ void DiskThread::serve(DiskWork &state) {
   while (true) {
     state.changed.wait(lock, [&] { return state.work || state.ends; });
     if (!state.work) break;
-    const std::function<void(SaveFolder &)> work = std::move(state.work);  // its own: nobody takes it away meanwhile
+    const std::function<void(SaveFolder &)> work =
+        std::move(state.work);  // its own: no other thread takes it away meanwhile
     state.work = nullptr;
     lock.unlock();
     std::optional<Error> failure;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of a save that touches the file system, and so may be held by a disk for as long as that likes. Nobody
-// else of the save ever is: what it works on it owns, and it is left alone if it does not come back.
+// The thread of a save that touches the file system, and so may be held by a disk for as long as that likes. No other
+// thread of the save is ever held: this one owns what it works on, and is left alone if it does not come back.
 #pragma once
 
 #include <pthread.h>

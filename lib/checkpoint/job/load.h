@@ -61,7 +61,7 @@ struct LoadResult {
 LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options = {});
 
-// All ranks of a model take its weights out of safetensors files, whoever wrote them: one file; a folder with several,
+// All ranks of a model take its weights out of safetensors files of any program: one file; a folder with several,
 // with or without Hugging Face's index; the weights of a checkpoint, of PyTorch or of ours.
 
 // What of a plan to load keeps it from being done, as text.

@@ -181,7 +181,7 @@ void Beginner::describe() {
       add_part(whole, part);
     }
     if (!told.empty()) check_members(keys);
-    // Nobody could load what it refuses: names that come twice, or parts that are missing.
+    // No load would take what it refuses: names that come twice, or parts that are missing.
     parse_manifest(write_manifest(whole), task_.folder->made->shown(manifest_name));
   });
 }

@@ -24,7 +24,7 @@
 
 namespace fsdp::checkpoint {
 
-// Who saves. All of it lives longer than the save.
+// What a save needs of its rank. All of it lives longer than the save.
 struct SaveRanks {
   transport::Team &team;
   transport::World &world;

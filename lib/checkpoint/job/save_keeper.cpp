@@ -12,7 +12,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Reading a post is a few cache lines; who has many ranks to read, or asks the kernel, does so less often.
+// Reading a post takes a few cache lines; a rank that has many posts to read, or asks the kernel, does so less often.
 constexpr std::chrono::milliseconds longest_pause(2), look_period(20), job_period(100);
 
 template <class Body>
@@ -120,7 +120,7 @@ void Save::Keeper::run() noexcept {
   changed_.notify_all();
   if (failure && writer_) {
     writer_->give_up(FSDP_ABORTED, "the save was given up");
-    writer_->await_written(patience_);  // nobody hears of it before the file is let go
+    writer_->await_written(patience_);  // no rank hears of it before the file is let go
   }
   if (const auto lost = attempt([&] { failure = first() ? lead(failure) : follow(failure); })) failure = lost;
   if (first())
@@ -282,7 +282,7 @@ std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) co
   return failure;
 }
 
-// So that nobody writes into what is removed. Not longer than the job lives.
+// So that no rank writes into what is removed. Not longer than the job lives.
 void Save::Keeper::await_all_let_go() {
   const auto start = Clock::now();
   attempt([&] {
@@ -355,8 +355,8 @@ void Save::Keeper::remove_older() {
   if (failed) result_.warning = format_text("older ones could not be removed: {}", failed->message);
 }
 
-// Another save of this rank takes the place of what it shows: all have read how this one has ended. Whoever shows
-// something of another save has.
+// Another save of this rank takes the place of what it shows, so all must have read how this one has ended. A rank that
+// shows something of another save has.
 void Save::Keeper::await_heard() {
   const auto start = Clock::now();
   uint32_t place = 1;

@@ -51,7 +51,7 @@ struct SaveWord {
   SaveState state = SaveState::none;
   uint8_t origin = FSDP_ORIGIN_FSDP;
   int16_t status = FSDP_OK;  // of giving_up and failed: why
-  int32_t rank = -1;         // ... whose fault it was
+  int32_t rank = -1;         // ... and which rank's fault it was
   int64_t code = 0;
   std::array<ReportedFile, shard_kinds> files{};
 };

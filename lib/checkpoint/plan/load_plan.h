@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank reads of a checkpoint: the rows it keeps, from the files that have them, whoever wrote them. And what
+// What a rank reads of a checkpoint: the rows it keeps, from the files that have them. And what
 // does not fit: every rank finds the same, since it compares whole tensors.
 #pragma once
 

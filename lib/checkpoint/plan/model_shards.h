@@ -83,7 +83,7 @@ class ModelShards {
   const std::vector<KeptTensor> &tensors() const { return tensors_; }
   // What a rank of the mesh writes of one; count 0: nothing.
   RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
-  // What it keeps of one, whoever writes it.
+  // What it keeps of one, also where another rank writes it.
   RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const;
   // The ranks that keep the same rows of a tensor are numbered in their order: which one `rank` is, and of how many.
   struct Holder {
@@ -115,7 +115,7 @@ class ModelShards {
   uint32_t rank_at(uint32_t place) const;
   Holding holding(memory::Extent extent, uint32_t place) const;
   RowRange rows_at(const KeptTensor &tensor, uint32_t place) const;
-  // Places without the first of which and behind the last of which nobody has rows of it.
+  // The first place that has rows of it, and the one behind the last.
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
   void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, bool counts_steps);
   void add_weights(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a checkpoint of one or more models consists of: pure. A rank has one file of each kind, with its rows of all
-// models that it saves; who leads a model's mesh describes that model, and the first rank puts the descriptions
-// together.
+// models that it saves; the rank that leads a model's mesh describes that model, and the first rank puts the
+// descriptions together.
 #pragma once
 
 #include <cstdint>

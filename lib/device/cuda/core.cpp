@@ -91,7 +91,7 @@ uint32_t Core::patience_ms() const noexcept {
   return impatient_.load(std::memory_order_relaxed) ? 0 : std::min(waiter.timeout_ms(), uint32_t{10'000});
 }
 
-// Every record is known by its word, whoever made it and whether or not its event still exists.
+// Every record is known by its word, whether or not its event still exists.
 bool Core::mark_all(Due &due) noexcept {
   std::lock_guard lock(mutex_);
   if (lost_for_good_ || live_capture != 0) return false;
@@ -239,7 +239,7 @@ void Core::check_gpu() const {
   check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
 }
 
-// An event whose word is not written exists, whoever has it.
+// An event whose word is not written exists still.
 void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const {
   const QuietScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);

@@ -104,7 +104,7 @@ class QuietScope {
   RelaxedScope relaxed_;  // after it: the exchange is a call into the runtime too
 };
 
-// Somebody who gives work to the GPU.
+// An object that gives work to the GPU.
 class WorkSource {
  public:
   // Puts an event behind all that it has given so far, if there is none; returns whether there is one now.
@@ -138,8 +138,8 @@ struct Core {
   void begin_capture(uint64_t id);
   void add(WorkSource &worker);
   void remove(WorkSource &worker) noexcept;
-  // The owner of the stream ended, and nobody can find out whether its work is done, as in a capture that an error has
-  // ended: nothing is given back until that can be asked, say after cudaStreamEndCapture.
+  // The owner of the stream ended, and there is no way to find out whether its work is done, as in a capture that an
+  // error has ended: nothing is given back until that can be asked, say after cudaStreamEndCapture.
   void lose_track(cudaStream_t stream) noexcept;
   // Can the stream not be asked, for it is being captured?
   bool is_captured(cudaStream_t stream) const noexcept;
@@ -148,7 +148,7 @@ struct Core {
   // The same for any thread: only asks for the event, while its word has not come to count. Does nothing while another
   // thread looks, which CUDA may keep.
   void look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const;
-  // Events end here, so that none does while somebody asks for it.
+  // Events end here, so that none ends while a thread asks for it.
   cudaError_t destroy_event(cudaEvent_t event) const noexcept;
 
   const int index;
@@ -186,7 +186,7 @@ struct Core {
   std::atomic<bool> impatient_{false};
   AwaitedWord late_;  // was waited for in vain
   // Behind nothing but itself: see check_gpu.
-  mutable std::mutex probe_mutex_;  // nobody waits for it inside a wait
+  mutable std::mutex probe_mutex_;  // no thread waits for it inside a wait
   cudaStream_t probe_stream_ = nullptr;
   cudaEvent_t probe_ = nullptr;
 };

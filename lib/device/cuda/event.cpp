@@ -36,7 +36,7 @@ bool CudaEvent::done() const noexcept {
   return capture() == 0 && written();
 }
 
-// CUDA's event comes behind the word, so that who waits for it comes after that too.
+// CUDA's event comes behind the word, so that a stream that waits for it comes after that too.
 AwaitedWord CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name,
                               const AwaitedWord *known) {
   if (capture == 0) {
@@ -88,7 +88,7 @@ void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name
   core_.check(cudaStreamWaitEvent(stream, captured_event_, 0), "cudaStreamWaitEvent", stream_name);
 }
 
-// CUDA's event may be that of the record before: then who waits for it would come too early.
+// CUDA's event may be that of the record before: then a stream that waits for it would come too early.
 void CudaEvent::enqueue_wait_outside(cudaStream_t stream, const std::string &stream_name) const {
   if (behind_)
     core_.check(

@@ -15,7 +15,7 @@ namespace fsdp::device::cuda {
 // and has a CUDA event of its own, so that the last record outside is what it was when the capture has ended.
 //
 // A word costs its stream ten times as much as CUDA's event (1.6 and 0.15 us on an H100). So where a stream has had no
-// work since the last word, a record takes that one: words only grow, whoever has them, and live as long as the device.
+// work since the last word, a record takes that one: words only grow, and live as long as the device.
 class CudaEvent final : public Event {
  public:
   static constexpr size_t name_bytes = 48;

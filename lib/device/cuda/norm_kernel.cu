@@ -142,7 +142,7 @@ struct SumPieces {
     shared.lane[threadIdx.x / lanes][lane] =
         add_chain<lanes, 2>(0, part.values + piece.begin + lane, own_of(piece.count, lane), Square());
   }
-  // What is behind the last piece of a part is nobody's.
+  // What is behind the last piece of a part belongs to no piece.
   FSDP_DEVICE void second(Shared &shared) const {
     if (threadIdx.x % lanes == 0 && !adds())
       sums[uint64_t{block()} * pieces_per_block + threadIdx.x / lanes] = fold(shared.lane[threadIdx.x / lanes]);

@@ -51,7 +51,7 @@ void CudaStream::record(Event &event) {
   if (keeps_word_ && capture == 0) last_word_ = made;
 }
 
-// In a capture, what happened before it is no part of the graph: whoever replays the graph orders that.
+// What happened before a capture is no part of the graph: the replay is ordered after it.
 void CudaStream::wait(const Event &event) {
   const CudaEvent &other = cuda_event(event);
   if (other.on_host())

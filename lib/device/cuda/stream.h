@@ -58,7 +58,7 @@ class CudaStream : public Stream {
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
   void store_step(AdamW *to, const AdamW &step) override;
   uint64_t capture_id() const override;
-  // Whoever has it may enqueue work there.
+  // With the handle, other code may enqueue work there.
   fsdp_stream handle() const noexcept override {
     forget_word();
     return stream_;
@@ -72,7 +72,7 @@ class CudaStream : public Stream {
   void check_outside_capture() const;
 
  protected:
-  // keeps_word: nobody else enqueues work on it but who asks for its handle.
+  // keeps_word: only code that asks for its handle enqueues other work on it.
   CudaStream(Core &core, cudaStream_t stream, std::string name, bool keeps_word = false)
       : core_(core), stream_(stream), name_(std::move(name)), keeps_word_(keeps_word) {}
   // Work, or a wait, comes behind the last word.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Known in builds without CUDA too: their plans are true of who has it.
+// Known in builds without CUDA too, so that their plans are true of machines that have it.
 #pragma once
 
 #include "device/device.h"

@@ -28,7 +28,7 @@ struct alignas(64) PinnedWord {
     return reinterpret_cast<CUdeviceptr>(&value);
   }  // unified addressing: the same
 
-  // Whoever counts further takes another one: events share counts that they may be asked for much later.
+  // Counts beyond that take another word: events share counts for which they may be asked much later.
   static constexpr uint32_t most = 0x7fff0000;
 
   std::atomic<uint64_t> expected{0};  // bit 32: is anything?
@@ -53,7 +53,7 @@ class WordPool {
   void give_back(PinnedWord *word) noexcept;
   // The GPU may read this one for ever: its memory is never used for anything else, not even after the device.
   void abandon(PinnedWord *word) noexcept;
-  // What streams have still to write, whoever has the words.
+  // What streams have still to write, in all words.
   std::vector<AwaitedWord> unwritten();
   bool all_written() noexcept;
   uint64_t bytes() noexcept;

@@ -30,7 +30,7 @@ void Progress::sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept 
 
 namespace {
 
-// The work itself times out too, with a better message that names who is late: it gets this much longer.
+// The work itself times out too, with a better message that names the late rank: it gets this much longer.
 constexpr auto courtesy = 500ms;
 constexpr auto longest_pause = 100ms;   // between two looks: more, and the process was stopped
 constexpr auto longest_common = 100ms;  // longer waits are told to the lookout, which takes memory
@@ -52,7 +52,7 @@ class LookoutScope {
   Lookout *lookout_;
 };
 
-// The thread whose work this stream waits for in the end. Streams may change while they are followed: who asks looks
+// The thread whose work this stream waits for in the end. Streams may change while they are followed: the caller looks
 // again.
 uint64_t last_worker(const Progress &progress) noexcept {
   constexpr int most_streams = 16;

@@ -27,14 +27,14 @@ class Progress {
   void set_awaited(const Progress *other) noexcept { awaited_.store(other, std::memory_order_release); }
   const Progress *awaited() const noexcept { return awaited_.load(std::memory_order_acquire); }
 
-  // Before the worker begins: complete() also stores the count's low 32 bits here. For who cannot sleep on a futex.
-  // from: what stands for a count of 0 there.
+  // Before the worker begins: complete() also stores the count's low 32 bits here. For readers that cannot sleep on a
+  // futex. from: what stands for a count of 0 there.
   void mirror(Word *word, uint32_t from) noexcept {
     mirror_ = word;
     mirror_from_ = from;
   }
 
-  // For the stream alone: `count` pieces of work are done. A system call only if somebody sleeps for this count.
+  // For the stream alone: `count` pieces of work are done. A system call only if a thread sleeps for this count.
   void complete(uint64_t count) noexcept;
   // Sleeps until `count` pieces are done, for at most `longest`; may return early.
   void sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept;
@@ -43,7 +43,7 @@ class Progress {
   static constexpr uint64_t nobody = UINT64_MAX;
 
   alignas(64) std::atomic<uint64_t> completed_{0};
-  std::atomic<uint64_t> wanted_{nobody};  // the smallest count that somebody sleeps for
+  std::atomic<uint64_t> wanted_{nobody};  // the smallest count that a thread sleeps for
   Word wakes_{0};                         // what they sleep on
   std::atomic<uint64_t> worker_{0};
   std::atomic<const Progress *> awaited_{nullptr};

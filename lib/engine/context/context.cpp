@@ -79,7 +79,7 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
           options, rank, plans, waiter_, failure_,
           [this](const std::string &text) { log(FSDP_LOG_WARNING, format_text("rank {}: {}", rank_, text)); })),
       values_(*this, flight_log_.recorder()) {
-  heartbeat_timeout_ms(options_);  // also where nobody beats: a plan finds the errors of its run
+  heartbeat_timeout_ms(options_);  // also in a context without heartbeats: a plan finds the errors of its run
   options_.rendezvous = options_.flight_directory = options_.trace_directory =
       nullptr;  // the caller's strings need not outlive the call
 }
@@ -116,7 +116,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   populate_machine_code();
   context->check_directories();
-  // At once: whom rank 0 refuses, the others may wait for until the timeout.
+  // At once: the other ranks may wait until the timeout for a rank that rank 0 refuses.
   world.log = [&](fsdp_log_level level, const std::string &text) {
     context->log(level, format_text("rank {}: {}", world.rank, text));
     context->log_queue_.flush();

@@ -79,7 +79,7 @@ class Context {
   const Runtime *captured() const noexcept { return captured_; }
   void set_captured(const Runtime *model) noexcept { captured_ = model; }
   void require_no_other_capture(const Runtime *model, const char *call) const;
-  // Nobody is inside the context while it runs; false: somebody was, and it was not run.
+  // Runs it while no thread is inside the context. False: a thread was, and it was not run.
   bool run_alone(const std::function<void()> &body);
   transport::DeviceTransport transport() const noexcept;
   fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }

@@ -13,7 +13,7 @@ namespace fsdp::engine {
 void read_environment(fsdp_context_options &options);
 
 // FSDP_DEBUG_VIEWS: where debug mode says what lies where (debug_views.h); empty: nowhere. No option of the program's
-// stands for it, for who sets it also preloads what reads it.
+// stands for it, because a user that sets it also preloads what reads it.
 std::string debug_views_directory();
 
 // The log hook of a context whose program has none. rank: a uint32_t, which each line begins with.

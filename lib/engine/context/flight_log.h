@@ -16,7 +16,7 @@
 
 namespace fsdp::engine {
 
-// Work whose end must be looked for, since it tells nobody, and which may have words about it.
+// Work that does not report its end, so that calls must look for it, and that may have words about it.
 class Unsettled {
  public:
   virtual ~Unsettled() = default;

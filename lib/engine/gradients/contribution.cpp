@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The full gradients that callers write: who may, where, and on which streams.
+// The full gradients that callers write: when, where, and on which streams they may.
 #include <algorithm>
 
 #include "base/dtype.h"
@@ -304,7 +304,7 @@ void Reducer::check_writers(const Group &group, const char *call) const {
   }
 }
 
-// In a capture, what other streams have written before it is no part of the graph: whoever replays it orders that.
+// What other streams have written before a capture is no part of the graph: the replay is ordered after that.
 device::Stream *Reducer::writer(fsdp_stream stream) const {
   device::Stream &found = runtime_.context.device().caller_stream(stream);
   return runtime_.capture_id == 0 || found.capture_id() != 0 ? &found : nullptr;
@@ -320,7 +320,7 @@ void Reducer::wait_for_writers(GradPart &part) {
   }
 }
 
-// Whoever opens the buffer again comes after all that wrote into it.
+// The next user of the buffer is ordered after all that wrote into it.
 void Reducer::chain_writers(GradPart &part) {
   for (const fsdp_stream stream : part.streams) {
     device::Stream *const found = writer(stream);

@@ -249,7 +249,8 @@ void Optimizer::cast_weights(device::Stream &stream) {
 
 // What the ranks of a model measure of its main grads together: norms, of further models too, and what is not finite.
 
-// This rank's sum of squares of every parameter. Those that it has nothing of are 0 for ever: nobody writes there.
+// This rank's sum of squares of every parameter. The sum of a parameter of which it has nothing stays 0, because
+// nothing is written there.
 void Optimizer::measure_squares(double *squares, device::Stream &caller) {
   for (size_t i = 0; i < squares_.size(); ++i) squares_[i].result = squares + measured_ordinals_[i];
   caller.sum_all_squares(squares_);
@@ -397,7 +398,7 @@ void Optimizer::param_grad_norms(device::Stream &caller, double *norms, uint64_t
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
-// What the model's own ranks find is the same on all of them, whoever reads it.
+// What the model's own ranks find is the same on all of them, also on ranks that do not read it.
 void Optimizer::clip_grads(const layout::Mesh *further, double max_norm, device::Stream &caller, double *norm) {
   constexpr auto call = "fsdp_clip_grads";
   if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "{}: max_norm is {}, it must be above 0", call, max_norm);

@@ -136,7 +136,7 @@ class Optimizer {
   std::vector<AdamWBatch> batches_;           // of all of them
   std::vector<device::AdamWSpan> kept_;       // ... what no step changes now
   std::vector<device::FloatSpan> grads_;      // main grads of what is trained, with neighbours as one
-  std::vector<device::SquaresSpan> squares_;  // of what is counted of them; who measures says where the results go
+  std::vector<device::SquaresSpan> squares_;  // of what is counted of them; each measurement says where its results go
   std::vector<uint32_t> measured_ordinals_;   // ... of the parameter of each
   std::vector<const char *> names_;           // of all parameters of the model
 };

@@ -356,7 +356,7 @@ bool Reducer::written_late(GradPart &part) {
   return false;
 }
 
-// The step has all sums: what is in transient buffers is nobody's any more. Persistent ones may be the main grads.
+// The step has all sums: what is in transient buffers is not needed any more. Persistent ones may be the main grads.
 void Reducer::hide_grads(device::Stream &caller) {
   for (GradPart &part : runtime_.parts)
     if (!part.group->plan->persistent_grad) hide(part, caller);

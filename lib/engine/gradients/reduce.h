@@ -32,7 +32,7 @@ class Reducer {
   std::span<const LentGrad> acquire_all(Group &group, uint32_t flags, fsdp_stream stream, const char *call);
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
            uint32_t flags, fsdp_stream stream);
-  // Nobody writes this gradient any more in this contribution.
+  // This gradient is complete for this contribution: the caller writes it no more.
   void complete(Group &group, uint64_t param_index, fsdp_stream stream);
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
   // The end of a step that misses nothing.

@@ -11,7 +11,7 @@
 //   cancel    there was no launch: the state is the one from before the capture still
 //
 // Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare
-// orders what has been enqueued since. Who drives it is Graphs.
+// orders what has been enqueued since. Graphs drives it.
 #pragma once
 
 #include "engine/gradients/optimizer.h"
@@ -44,7 +44,7 @@ class Capture {
   // Streams of the library that were forked into the capture come back to the caller's.
   void join(fsdp_stream stream);
   bool has_step() const noexcept { return has_step_; }
-  // Main weights may be written in it, or after it, that nobody may write before it.
+  // It opens the update window: main weights may be written in it or after it, and not before.
   bool opens_window() const noexcept {
     return !before_.step.window_open && (after_.step.window_open || after_.step.version != before_.step.version);
   }

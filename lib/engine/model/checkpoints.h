@@ -23,7 +23,7 @@ std::string describe_mesh(const memory::ModelSpec &spec);
 
 class Checkpoints {
  public:
-  // adamw: the library's optimizer counts steps; else nobody does, and versions that are published are steps.
+  // adamw: the library's optimizer counts steps. Without it, versions that are published count as steps.
   Checkpoints(Runtime &runtime, bool adamw);
   ~Checkpoints();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debug mode: what of a sealed model lies where, for whoever explains a fault (fsdp-run preloads such a handler; the
+// Debug mode: what of a sealed model lies where, for a handler that explains a fault (fsdp-run preloads one; the
 // library installs none). A file that a handler can read where it can call next to nothing: views-PID.txt in the
 // context's directory, to which every rank and model of the process adds lines, so that addresses of other processes
 // are in other files.

@@ -149,7 +149,7 @@ void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp
   parts_->optimizer.list_spans();
 }
 
-// A call that ends so by itself was inside; who reports it takes it for one that was not (CallScope).
+// A call that ends so by itself was inside the model; CallScope reports it as one that was not.
 void Model::note_failure(const char *call, Error &error) noexcept {
   if (error.status == FSDP_BUSY) context_->flight().leave_failed(FSDP_BUSY);
   if (parts_) parts_->graphs.note_failure(call, error);

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // A model from its declaration to its end: until the seal it only collects what the caller declares; the seal plans it
-// (memory/model_plan) and makes the runtime and its parts. Here is who may come to which of them, and when.
+// (memory/model_plan) and makes the runtime and its parts. It decides which calls may reach which of them, and when.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "engine/gradients/optimizer.h"
+#include "engine/gradients/reduce.h"
 #include "engine/model/checkpoints.h"
 #include "engine/model/debug_views.h"
-#include "engine/runtime/declaration.h"
-#include "engine/weights/gather.h"
 #include "engine/model/graphs.h"
-#include "engine/runtime/meetings.h"
-#include "engine/gradients/optimizer.h"
-#include "engine/weights/params.h"
-#include "engine/gradients/reduce.h"
 #include "engine/model/update.h"
+#include "engine/runtime/declaration.h"
+#include "engine/runtime/meetings.h"
+#include "engine/weights/gather.h"
+#include "engine/weights/params.h"
 
 namespace fsdp::engine {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step. When all have met to finish, nobody holds weights and no gradient buffer is being read: the update
-// window may open.
+// The end of a step. When all have met to finish, no rank holds weights and no gradient buffer is being read: the
+// update window may open.
 
 #include "engine/model/update.h"
 
@@ -299,7 +299,8 @@ void UpdateWindow::close_window(device::Stream &caller) {
                                trace::EventKind::instant});
   }
   runtime_.step.close_window(runtime_.version_ready());
-  if (!caller.is_calling_thread()) caller.wait(*runtime_.marks.published);  // else await_version does, who must know
+  if (!caller.is_calling_thread())
+    caller.wait(*runtime_.marks.published);  // else await_version waits, because the calling thread must know
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
   reducer_.start_step();
@@ -308,7 +309,7 @@ void UpdateWindow::close_window(device::Stream &caller) {
 
 // Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
 void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
-  // Nobody near has parts of them, but other outer ranks may.
+  // No inner rank has parts of them, but other outer ranks may.
   if (!runtime_.communicates()) {
     if (runtime_.outer && runtime_.outer->gathers()) runtime_.await_version();
     return;
@@ -366,7 +367,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
 }
 
 // What all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the weights depend
-// on it, or who reads the norm. It comes to its end by itself; only what came after it is given up.
+// on it, or a read of the norm does. It comes to its end by itself; only what came after it is given up.
 void UpdateWindow::await_ended_steps() {
   if (runtime_.collectives().rounds_end_with_steps) return;
   const WaitSpan span(runtime_, WaitKind::reduce);

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "base/checked.h"
-#include "engine/model/checkpoints.h"
-#include "engine/weights/gather.h"
 #include "engine/gradients/given_grads.h"
-#include "engine/model/graphs.h"
-#include "engine/runtime/meetings.h"
 #include "engine/gradients/optimizer.h"
 #include "engine/gradients/reduce.h"
+#include "engine/model/checkpoints.h"
+#include "engine/model/graphs.h"
+#include "engine/runtime/meetings.h"
+#include "engine/weights/gather.h"
 
 namespace fsdp::engine {
 
@@ -44,7 +44,7 @@ class UpdateWindow {
   void require_grads(const char *call) const { runtime_.step.require_grads(call); }
   // ... and the host may wait for what it asks of them. The stream that it asks on.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
-  // The same for a norm, which may be part of a graph if nobody waits for it: the host neither reads nor adds it.
+  // The same for a norm. It may be part of a graph if no call waits for it: the host neither reads nor adds it.
   device::Stream &require_norm(fsdp_stream stream, bool waits, const char *call);
   // What a step still has to do before it can end, as text; empty if nothing.
   std::string list_unfinished() const;

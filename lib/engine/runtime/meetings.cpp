@@ -59,7 +59,7 @@ void Meetings::meet(const Arrival &call) {
   for (const Meeting &one : told()) captures_ = std::max(captures_, static_cast<uint32_t>(one.capture));
 }
 
-// One name for all intents: the meeting itself tells who called what.
+// One name for all intents: the meeting itself tells which rank called what.
 void Meetings::exchange() {
   const WaitSpan span(runtime_, WaitKind::peers);
   constexpr auto what = "the end of a step";
@@ -83,7 +83,7 @@ bool Meetings::all_gave_alike() const {
   return std::ranges::all_of(told(), [&](const Meeting &one) { return one.given == told().front().given; });
 }
 
-// Clocks of hosts differ, so ranks tell how long they have waited: who waited least came last.
+// Clocks of hosts differ, so ranks tell how long they have waited: the rank that waited least came last.
 void Meetings::note_lag() {
   const transport::Team &team = *runtime_.teams.all;
   if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
@@ -171,8 +171,8 @@ void Differences::add(uint32_t odd, const std::string &what) {
   if (rank < 0) rank = static_cast<int32_t>(odd);
 }
 
-// Each call with the lowest rank that made it. A rank that discards contradicts nobody: it is the wrong moment, and the
-// way on is the same.
+// Each call with the lowest rank that made it. A rank that discards contradicts no other call: it is the wrong moment,
+// and the way on is the same.
 bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found) {
   const auto odd =
       std::find_if(told.begin(), told.end(), [&](const Meeting &one) { return one.intent != told[0].intent; });

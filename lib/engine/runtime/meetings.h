@@ -107,7 +107,7 @@ class Meetings {
 
   uint64_t count() const { return count_; }              // so many were there
   uint32_t captures() const { return captures_; }        // the highest number that any rank has told of
-  int32_t last_rank() const { return last_rank_; }       // who came last to the end of a step, -1: not known
+  int32_t last_rank() const { return last_rank_; }       // the rank that came last to the end of a step, -1: not known
   uint64_t last_lag_ns() const { return last_lag_ns_; }  // ... and how long after the first
 
  private:

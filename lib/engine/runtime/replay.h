@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replays of graphs that the GPU was given and has not ended. The graph is the caller's launch, so no communicator
-// knows of its collectives, and one that waits for a peer which never launched would wait for ever. Nobody watches from
-// outside: whoever meets peers, or waits for the GPU, looks here, so that those waits end and say which replay is the
-// reason.
+// knows of its collectives, and one that waits for a peer which never launched would wait for ever. No thread watches
+// from outside: each call that meets peers or waits for the GPU looks here, so that those waits end and say which
+// replay is the reason.
 #pragma once
 
 #include <array>

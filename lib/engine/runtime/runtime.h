@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "device/device.h"
-#include "engine/runtime/call_sequence.h"
 #include "engine/context/context.h"
+#include "engine/runtime/call_sequence.h"
 #include "engine/runtime/group.h"
 #include "engine/runtime/outer.h"
 #include "engine/runtime/replay.h"
@@ -49,11 +49,12 @@ struct CollectiveStream {
 
 // Points in the order of streams.
 struct Marks {
-  std::unique_ptr<device::Event> published;        // the compute weights of this version are written
-  std::unique_ptr<device::Event> window_work;      // what calls of the update window have given to their streams
-  std::unique_ptr<device::Event> norm;             // the last norm that was asked for is known
-  std::unique_ptr<device::Event> amaxes;           // the scales of what is being published are
-  std::unique_ptr<device::Event> finished, order;  // of the moment: until when somebody waits, who comes after whom
+  std::unique_ptr<device::Event> published;    // the compute weights of this version are written
+  std::unique_ptr<device::Event> window_work;  // what calls of the update window have given to their streams
+  std::unique_ptr<device::Event> norm;         // the last norm that was asked for is known
+  std::unique_ptr<device::Event> amaxes;       // the scales of what is being published are
+  std::unique_ptr<device::Event> finished,
+      order;  // of the moment: what a call waits for, and which stream comes after which
 };
 
 // In the flight record, beside those of the streams.
@@ -75,12 +76,13 @@ class Runtime {
   Teams teams;
   TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
-  std::unique_ptr<transport::Versions> versions;         // of the compute weights; NULL: gathers wait for who publishes
+  std::unique_ptr<transport::Versions>
+      versions;  // of the compute weights; NULL: gathers wait for the ranks that publish
   std::unique_ptr<transport::Collectives> control_comm;  // of calls that wait for peers on the calling thread
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   Marks marks;
-  CallSequence calls;  // that peers must make too, where the collectives leave it to who calls to keep them
+  CallSequence calls;  // that peers must make too, where collectives leave it to their caller to keep them
   std::vector<Group> groups;
   std::vector<GradPart> parts;  // of full gradients, group by group
   Stats stats;
@@ -110,7 +112,7 @@ class Runtime {
   // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so
   // far.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
-  // Need nobody wait for what ranks publish? A load a rank.
+  // True if every rank has published the current version. One atomic load a rank.
   bool version_ready() const noexcept { return !versions || versions->ready(step.version()); }
   // The caller waits until every rank has published this version.
   void await_version();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the steps of a model have come to on this rank: the version of its weights, the update window, and why a step
-// cannot go on. Every change is a transition below, and nobody else writes these.
+// cannot go on. Every change is a transition below; no other code writes these.
 //
 //   closed  --open_window-->  open  --raise_version, close_window-->  closed
 //   closed or open  --fail-->  failed  --discard-->  closed, the version as it was
@@ -88,7 +88,7 @@ class Step : private StepState {
   void open_window(bool has_grads);
   void scaled(const Scaling &scaling) { StepState::scalings.add(scaling); }
   void stepped(uint64_t number) { StepState::adamw_step = number; }
-  // The compute weights of the next version are written. ready: nobody need wait for what peers publish.
+  // The compute weights of the next version are written. ready: every peer has published them already.
   uint64_t raise_version() { return ++StepState::version; }
   void close_window(bool ready);
   void see_version() { StepState::version_ready = true; }

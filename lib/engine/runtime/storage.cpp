@@ -240,7 +240,7 @@ std::vector<transport::Range> Storage::own_ranges(RegionId id) const {
   return own;
 }
 
-// Whoever is first also counts what belongs to nobody.
+// The first rank also counts what belongs to no rank.
 void Storage::allocate_common(RegionId id) {
   const memory::RegionPlan &plan = plan_.region(id);
   if (plan.bytes == 0) return;

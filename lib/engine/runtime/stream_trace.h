@@ -53,8 +53,8 @@ class StreamEvents {
   std::vector<Point> entries_;
 };
 
-// Work of a device's stream, which tells nobody when it is done: an event is recorded behind it, and whoever looks next
-// completes its entries. A fixed number of both, so that a step allocates nothing.
+// Work of a device's stream, which does not report when it is done: an event is recorded behind it, and the next call
+// that looks completes its entries. A fixed number of both, so that a step allocates nothing.
 
 class InFlight final : public Unsettled {
  public:

@@ -269,14 +269,14 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const de
   stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
 }
 
-// One that waits for nobody, and for which two wake-ups would take longer than the copy. What waits for peers is the
+// A copy that waits for no peer and takes less time than two wake-ups. What waits for peers is the
 // stream's, whose waits are told apart from the caller's.
 bool Gatherer::is_short_copy(const Group &group, const device::Stream &waiting) const {
   return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && runtime_.marks.published->done() &&
          runtime_.version_ready();
 }
 
-// By the caller, who would wait for it at once: so it is told as a wait.
+// Copies on the caller's thread and counts the time as wait time, because the caller would wait for this copy anyway.
 void Gatherer::copy_here(Group &group, GatherSlot &slot) {
   const device::BorrowedStream borrowed(*runtime_.gathers.stream);
   std::optional<WaitSpan> exposed;

@@ -94,7 +94,7 @@ void Params::meet(const transport::Tag &tag, device::Stream &caller) {
 }
 
 // The owner fills its part of the staging memory; where it lies on another outer rank, the outer ranks of its inner
-// index bring it into their own. One barrier says that it is there, another that everybody has taken it.
+// index bring it into their own. One barrier says that it is there, another that all ranks have taken it.
 template <class Fill, class Take>
 void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().calling_thread();
@@ -278,7 +278,7 @@ fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void 
     check_data(tensor, data, root);
     offer.dtype = dtype;
   } catch (const Error &error) {
-    refused = error;  // whoever throws at once leaves the root waiting, which may have the same error
+    refused = error;  // a rank that throws at once would leave the root waiting, which may have the same error
     if (root == runtime_.teams.all->rank()) refused->rank = static_cast<int32_t>(runtime_.teams.all->world_rank(root));
     offer.status = error.status;
     std::snprintf(offer.reason, sizeof offer.reason, "%s", error.what());
@@ -343,7 +343,7 @@ void Params::read(const Group &group, const Tensor &tensor, void *data, fsdp_dty
     copy_out(tensor, to, dtype, reads);
 }
 
-// Planes come whole, since whoever has the codes need not have the scale, and are numbers here.
+// Planes come whole, because the rank with the codes need not have the scale, and become numbers here.
 void Params::read_converted(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, bool reads) {
   const Bucket &bucket = runtime_.bucket(tensor.place);
   const Tensor codes{tensor.call, tensor.place, bucket.plane(PlaneKind::compute), tensor.param, tensor.name, true};

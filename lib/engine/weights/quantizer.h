@@ -15,7 +15,7 @@ namespace fsdp::engine {
 
 // Tells of quantized parameters whose main weights are not finite as they are published, which no call refuses: the
 // scales show it, so that publishing reads nothing more. On a device the words come at the end of the first call in
-// the context that finds the work done, or with the model's end: nobody waits for it.
+// the context that finds the work done, or with the model's end; no call waits for it.
 
 class NonfiniteWeights final : public Unsettled {
  public:

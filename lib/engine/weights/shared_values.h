@@ -48,22 +48,22 @@ class SharedAmaxes {
   float *own_, *all_, *scales_, *inverses_;
 };
 
-// The norm that all ranks of a model make of their shares, where it lies, and who waits for it.
+// The norm that all ranks of a model make of their shares, where it lies, and what waits for it.
 //
 //   share (each rank, on the caller's stream)  ->  shares of all slots  ->  norm and factor  ->  a copy for the host
 //
 // Between ranks of the host the shares travel in the meeting of the callers. Those of a device travel on the streams of
-// the library, and nobody waits for them but what reads the norm: AdamW by the factor, or the host.
+// the library, and only what reads the norm waits for them: AdamW by the factor, or the host.
 
 class SharedNorm {
  public:
   explicit SharedNorm(Runtime &runtime);
 
-  // Who asks again reads the last norm no more: its share may be overwritten on the way.
-  double *squares() const { return squares_; }  // one a parameter, for who adds up the share
+  // Once a norm is asked for again, the last one cannot be read any more: its share may be overwritten on the way.
+  double *squares() const { return squares_; }  // one a parameter, for the code that adds up the share
   double *share() const { return share_; }
-  // Do the shares of all travel in the meeting of the callers, who have them when they meet? Else by the library's
-  // streams.
+  // True if the shares of all travel in the meeting of the callers, which have them when they meet. Else they travel on
+  // the library's streams.
   bool callers_tell() const { return !own_.arena; }
   double *shares() const { return shares_; }  // one a rank that holds slots
   // The share is written on the caller's stream, and those of all ranks are there if callers tell them.
