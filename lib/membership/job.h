@@ -24,7 +24,7 @@ struct WorldOptions {
   uint32_t timeout_ms = 300000;
   uint32_t attempt = 0;      // how often the launcher has started the job again; the ranks of two attempts never mix
   std::string job = {};      // what the launcher calls the job, may be empty
-  std::string source = {};   // who said all this, for the log
+  std::string source = {};   // where all this is from, for the log
   std::string host_id = {};  // for tests: this rank's host; empty: the one that it runs on
   std::vector<uint32_t> stand_ins = {};  // for measurements: other ranks of this host, which no process is
   uint32_t heartbeat_timeout_ms = 8000;  // a rank or node that is silent for so long is lost; at least 1000

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is to blame for the end of a job, and why: what a verdict says, in memory that processes share and on the wire
-// between nodes alike.
+// Which rank or link is to blame for the end of a job, and why: what a verdict says, in memory that processes share and
+// on the wire between nodes alike.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ struct Accusation {
   int32_t rank = -1;         // what Error.rank will say: the first of the ranks to blame; -1: none, a link is
   uint32_t where_bytes = 0;  // how much of the text is about the place: "reduce_scatter of 'layer.3' (#17): "
   uint32_t link_count = 0;   // of Verdict::cut
-  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose code origin_code is
+  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // the code base that origin_code is of
   int32_t origin_code = 0;
   CutLink links[most_links] = {};
   RankSet ranks;  // all to blame, also rank; of no meaning where that is -1

@@ -54,7 +54,7 @@ struct Marks {
   std::unique_ptr<device::Event> norm;         // the last norm that was asked for is known
   std::unique_ptr<device::Event> amaxes;       // the scales of what is being published are
   std::unique_ptr<device::Event> finished,
-      order;  // of the moment: what a call waits for, and which stream comes after which
+      order;  // of the moment
 };
 
 // In the flight record, beside those of the streams.
@@ -76,8 +76,7 @@ class Runtime {
   Teams teams;
   TeamNews team_news;  // before what uses the teams
   std::unique_ptr<Storage> storage;
-  std::unique_ptr<transport::Versions>
-      versions;  // of the compute weights; NULL: gathers wait for the ranks that publish
+  std::unique_ptr<transport::Versions> versions;         // NULL: gathers wait for publishing ranks
   std::unique_ptr<transport::Collectives> control_comm;  // of calls that wait for peers on the calling thread
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis

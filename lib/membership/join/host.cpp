@@ -97,7 +97,7 @@ void Host::listen() {
   acceptor_->listen(listener_);
 }
 
-// Sleeps until something happens, then hears everybody.
+// Sleeps until something happens, then reads all connections.
 void Host::look_around() {
   std::vector<pollfd> polls;
   acceptor_->add_polls(polls);
@@ -201,7 +201,7 @@ void Host::check_limits() {
             network_namespace(), problem.empty() ? "" : "; more connections could not be taken: ", problem);
 }
 
-// What this rank knows is told to all who have joined, and to those who come in the next moment.
+// Tells what this rank knows to all ranks that have joined, and to those that come in the next moment.
 void Host::cancel(const Error &error) {
   const Error verdict = waiter_.settle(error);
   end_ = verdict;

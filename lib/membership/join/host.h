@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of the lowest rank of a host: listens, lets in who proves the secret, and starts the job when all have
-// joined.
+// The side of the lowest rank of a host: listens, lets in processes that prove the secret, and starts the job when all
+// have joined.
 #pragma once
 
 #include <chrono>
@@ -58,8 +58,8 @@ class Host {
   RefusalLog refusals_, known_refusals_;  // of strangers, and of processes that know the secret
   std::optional<Acceptor> acceptor_;      // while it listens
   std::vector<Guest> guests_;
-  std::optional<Error> end_;         // what everybody is told who comes now
-  size_t told_ = 0;                  // of those who had not joined
+  std::optional<Error> end_;         // what ranks that come now are told
+  size_t told_ = 0;                  // how many of those that had not joined
   std::vector<ExpectedRank> seats_;  // by rank of the job
   uint32_t joined_ = 1;
   Doors doors_;

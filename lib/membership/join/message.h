@@ -11,8 +11,8 @@
 //   r -> 0, 0 -> r   Refusal: why the job cannot form, as far as rank r knows; what rank 0 makes of all that it hears
 //                    Formed: the sender needs nothing more of this connection
 //
-// Between r and 0 may be other ranks, who say Admitted and Formed themselves, pass all else on as it is, and tell of
-// those below them that are Gone.
+// Between r and 0 may be other ranks. They say Admitted and Formed themselves, pass all else on as it is, and tell
+// which ranks below them are Gone.
 #pragma once
 
 #include <cstddef>
@@ -43,14 +43,14 @@ constexpr uint32_t most_name_bytes = 255;
 std::string name_of(std::string value, uint32_t most);
 bool printable(char c);
 
-// node: the number of the rank's host. Whoever reads one has it until the next one is read.
+// node: the number of the rank's host. What it points to is there until the next one is read.
 struct RosterEntry {
   uint32_t rank = 0, node = 0;
   std::string_view host = {};
   std::span<const std::byte> card = {};
 };
 
-// Reads a body, whoever has made it, entry by entry.
+// Reads a body that a peer has made, entry by entry.
 class EntryReader {
  public:
   explicit EntryReader(std::span<const std::byte> body);
@@ -117,7 +117,7 @@ struct Join {
   std::string host_id, host;
   std::string listens = {};  // the address at which ranks of other hosts may come to it; empty: none
 };
-// By who is at the other end of the connection.
+// From the rank at the other end of the connection.
 struct Admitted {
   static constexpr uint32_t kind = 8;
   uint32_t rank = 0;
@@ -127,7 +127,7 @@ struct Admitted {
 // Go there: the sender has as many as it takes.
 struct Redirect {
   static constexpr uint32_t kind = 9;
-  uint32_t rank = 0;  // who listens there
+  uint32_t rank = 0;  // the rank that listens there
   std::string host, address;
 };
 // It has died, as its neighbour has seen.
@@ -146,7 +146,8 @@ struct Refusal {
   int32_t status = 0;  // FSDP_OK: come again
   int32_t rank = -1;
   std::string text = {};
-  int32_t party = -1;  // to rank 0: whose last word it is; from there: whom alone it is for; -1: nobody's, everybody
+  int32_t party =
+      -1;  // to rank 0: the rank whose last word it is; from there: the only rank that it is for; -1: none, all
 };
 struct Start {
   static constexpr uint32_t kind = 4;

@@ -114,7 +114,7 @@ bool ProcessLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
   const PeerDoors *peer = find(to_rank);
   if (!peer || !peer->outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
   const int files[] = {file.get()};
-  // A broken mailbox is a dead peer: who waits for it finds that out.
+  // A broken mailbox is a dead peer, which the wait for it finds out.
   return send_packet(peer->outbox, &parcel, sizeof parcel, files) != Sent::full;
 }
 

@@ -100,7 +100,7 @@ uint32_t forming_limit_ms(const WorldOptions &options, Clock::time_point since) 
   constexpr int64_t least = 500, usual = 8000;
   const auto gone = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
   const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, usual);
-  // Ranks that wait for one which takes such a step have the whole timeout: it is to say first who is missing.
+  // Ranks that wait for one which takes such a step have the whole timeout: it is to name the missing rank first.
   return static_cast<uint32_t>(std::clamp<int64_t>((options.timeout_ms - gone) * 3 / 4, least, patience));
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks as processes meet. Ranks of one host: through an abstract unix socket, where the lowest rank listens, and
 // all get the host's control memory, a pidfd of every rank and a way into every rank's mailbox; nothing of it is in the
-// file system. Ranks of several hosts meet at a TCP rendezvous first, which says who is where; then the ranks of each
-// host meet as above.
+// file system. Ranks of several hosts meet at a TCP rendezvous first, which says where each rank is; then the ranks of
+// each host meet as above.
 #pragma once
 
 #include <chrono>
@@ -31,8 +31,8 @@ struct Rendezvous {
   std::unique_ptr<Vigil> vigil;
 };
 
-// For each step that follows the rendezvous. All have come, so who is silent for a while is stopped or cut off; who
-// dies is noticed without a limit. since: when this rank began to join.
+// For each step that follows the rendezvous. All have come, so a rank that is silent for a while is stopped or cut off;
+// a death is noticed without a limit. since: when this rank began to join.
 uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock::time_point since);
 
 // What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is in the job, and on which host: known to every rank once all have come.
+// Which ranks are in the job, and on which hosts: known to every rank once all have come.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class Roster {
   // Of the next ranks; a host's number is that of one before, or the next. False: they are of others, and the roster is
   // as it was.
   bool add(message::Entries entries);
-  // Of the next rank, by who makes the roster: none of it has come from elsewhere.
+  // Of the next rank, on the rank that makes the roster: none of it has come from elsewhere.
   void add(const message::RosterEntry &entry);
 
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }

@@ -80,7 +80,7 @@ bool TcpDoor::open(const std::vector<Endpoint> &places) {
 }
 
 // A name that is a loopback address here, as Debian writes a host's own into /etc/hosts: ranks of other hosts know it
-// by another address, at which nobody would listen.
+// by another address, at which no rank would listen.
 void TcpDoor::open_outer() {
   std::string problem;
   const bool numeric = !Endpoint::numeric(point_.host, point_.port, problem).empty();
@@ -211,7 +211,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
   branch.stream.queue(message::share(message::Admitted{0, vigil_->parties()[0].host}));
 }
 
-// Let in by another rank, who passes on what it is told.
+// Of a rank that another rank has let in, which passes on what it is told.
 void TcpHost::admit(Branch &branch, message::Join &join) {
   if (auto wrong = check(join)) {
     admission_->note_refusal(format_text("rank {} on {}", join.rank, join.host), wrong->text);
@@ -281,7 +281,7 @@ Roster TcpHost::make_roster() {
   return roster;
 }
 
-// Who does not take it because it died is found by the vigil.
+// The vigil finds a rank that does not take it because it died.
 void TcpHost::send_roster(const Assembly &assembly) {
   Branches &branches = vigil_->branches();
   for (const message::Entries &part : assembly.roster.parts()) branches.queue(message::share(part));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's side of a TCP rendezvous: lets in who proves the secret, and when all have joined, tells everybody who is
-// where. The listener lives no longer. If the job cannot form, whoever has joined or is about to is told why.
+// Rank 0's side of a TCP rendezvous: lets in ranks that prove the secret, and when all have joined, tells all where
+// each rank is. The listener lives no longer. If the job cannot form, ranks that have joined or are about to are told
+// why.
 //
 // A host's ranks come by one connection, and from some number of hosts on they come by those that are here already.
 #pragma once
@@ -32,7 +33,7 @@ class TcpDoor {
 
   // The numeric address by which ranks of other hosts come.
   std::string address() const { return outer().address(); }
-  // "10.0.0.1:29500", and what there is to know about it if somebody does not come.
+  // "10.0.0.1:29500", and what there is to know about it if a rank does not come.
   std::string text() const;
   std::span<const Fd> listeners() const noexcept { return listeners_; }
 
@@ -84,8 +85,8 @@ class TcpHost {
   std::unique_ptr<TcpDoor> door_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<HostVigil> vigil_;
-  std::optional<Error> end_;  // what everybody is told who comes now
-  RankSet told_;              // of those who had not joined
+  std::optional<Error> end_;  // what ranks that come now are told
+  RankSet told_;              // of those that had not joined
   size_t told_count_ = 0;
   bool outdated_ = false;  // a rank of a later attempt has come
 };

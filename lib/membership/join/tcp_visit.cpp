@@ -111,7 +111,7 @@ Assembly TcpVisit::run() {
   }
 }
 
-// Whoever has the name of the host may be stopped, or hang, or be a stranger: without it rank 0 is found, too.
+// The process that has the name of the host may be stopped, or hang, or be a stranger: rank 0 is found without it, too.
 bool TcpVisit::host_is_late() const {
   return Clock::now() - since_ >=
          std::min<Clock::duration>(std::chrono::milliseconds(options_.timeout_ms) / 3, host_patience);
@@ -167,7 +167,7 @@ std::vector<Endpoint> TcpVisit::places() {
                    ? find_host(point_, options_, names_, {deadline_, waiter_}, problem)
                    : read_notice(notice_path(point_, options_), problem);
   if (found.empty()) note_problem(problem);
-  for (const Endpoint &place : found) check_guarded(place, options_);  // whoever may write the file, too
+  for (const Endpoint &place : found) check_guarded(place, options_);  // another user may have written the file
   return found;
 }
 
@@ -216,7 +216,7 @@ std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, con
 
 // -- joining --
 
-// Who this rank is comes first: making its card takes a while, and rank 0 then knows whose end it sees.
+// This rank's number comes first: making its card takes a while, and if it dies meanwhile rank 0 knows which rank died.
 void TcpVisit::say_hello(Uplink &uplink, const Endpoint &here) {
   const bool crowded = options_.size > join_degree && porch_.taken();
   uplink.say(message::Hello{wire_version, options_.rank, library_version});

@@ -18,7 +18,7 @@
 namespace fsdp::membership {
 
 // Where the ranks of one host come together before one of them goes to rank 0: an abstract unix socket by a name that
-// ranks of this host, job and attempt know. Who has the name first goes, and takes the others along.
+// ranks of this host, job and attempt know. The first that has the name goes, and takes the others along.
 
 class Porch {
  public:
@@ -30,7 +30,7 @@ class Porch {
   bool taken() const noexcept { return static_cast<bool>(socket_); }
   // Of another rank that has it; empty, with `problem` set, if that does not take connections.
   Fd visit(std::string &problem) const;
-  // Whose process listens there, if not one of this user.
+  // The user of the process that listens there, if it is another one.
   std::optional<uint32_t> stranger() const noexcept { return stranger_; }
 
   // Ranks of other hosts may come, too, to the interface of this address. Returns where; empty: they cannot.

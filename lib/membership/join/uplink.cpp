@@ -176,7 +176,7 @@ void Uplink::admit(FrameStream &stream, message::Join &join) {
   if (other_host) notice_silence(stream.socket(), options_.heartbeat_timeout_ms);
   Branch &branch = below_.add(std::move(stream), join, other_host);
   branch.stream.queue(message::share(message::Admitted{rank_, host_name(), other_host ? std::string() : address_}));
-  join.listens.clear();  // nobody above sends anybody there
+  join.listens.clear();  // no rank above sends others there
   up_.queue(message::share(join));
 }
 
@@ -232,7 +232,7 @@ Error Uplink::settle(const Error &error) {
   if (!end_ && !finished_) hear();
   if (end_ && !vigil::is_own(error, rank_)) return *end_;
   if (formed_ || finished_) return error;
-  // Whoever is late may wait for another one, and be about to say so.
+  // The late rank may wait for another one, and be about to say so.
   if (error.status == FSDP_TIMEOUT) await_word(vigil::doubt);
   if (!end_ && !formed_) tell_above(report_of(error, rank_));
   // Those below hear it from this rank.

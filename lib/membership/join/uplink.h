@@ -18,7 +18,7 @@
 
 namespace fsdp::membership {
 
-// Who is at the other end of the way up.
+// The rank at the other end of the way up.
 struct Above {
   uint32_t rank = 0;
   std::string host = {};  // empty: not known yet
@@ -27,7 +27,7 @@ struct Above {
 class Uplink final : public Vigil {
  public:
   using Clock = std::chrono::steady_clock;
-  // address: of the interface by which this host reaches rank 0; empty: who is above says it.
+  // address: of the interface by which this host reaches rank 0; empty: the rank above says it.
   Uplink(const WorldOptions &options, FrameStream up, Above above, std::string address, Clock::time_point deadline,
          const Waiter &waiter);
   ~Uplink() override;
@@ -39,7 +39,7 @@ class Uplink final : public Vigil {
   bool by_host() const noexcept { return by_host_; }
   // Others may come from now on, until the job starts: the listeners and the label outlive that.
   void open(std::span<const Fd> listeners, const std::string &label);
-  // Sleeps until something happens, or for a moment, then hears everybody. Throws what ends the job.
+  // Sleeps until something happens, or for a moment, then reads all connections. Throws what ends the job.
   void serve();
   bool started() const noexcept { return session_.has_value(); }
   // All below know that it has.
@@ -79,7 +79,7 @@ class Uplink final : public Vigil {
   FrameStream up_;
   Above above_;
   std::string address_;
-  const bool by_host_;  // who is above is of this host
+  const bool by_host_;  // the rank above is of this host
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
   Branches below_;
@@ -90,7 +90,7 @@ class Uplink final : public Vigil {
   Roster roster_;
   std::optional<Nonce> session_;
   std::optional<Error> end_;
-  bool formed_ = false, finished_ = false;  // who is above says so; this rank does
+  bool formed_ = false, finished_ = false;  // the rank above says so; this rank does
 };
 
 }  // namespace fsdp::membership

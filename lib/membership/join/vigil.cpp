@@ -197,7 +197,7 @@ void HostVigil::hear(Branch &branch) {
 bool HostVigil::obey(Branch &branch, Frame &frame) {
   auto parsed = message::parse(frame.kind, frame.body);
   if (auto *join = std::get_if<message::Join>(&parsed.message)) {
-    if (complete())  // who admits is there no longer
+    if (complete())  // the admission has ended
       branch.stream.queue(message::share(message::Refusal{
           FSDP_INVALID_ARGUMENT, -1, format_text("another process is rank {} already: all ranks have come", join->rank),
           static_cast<int32_t>(join->rank)}));
@@ -245,7 +245,7 @@ void HostVigil::check_end(Branch &branch) {
     dead_.add(branch.rank);
 }
 
-// The dead first: who has felt the end of a peer may blame one that ended because of another.
+// The dead first: a rank that has felt the end of a peer may blame one that ended because of another.
 Error HostVigil::conclude() const {
   const std::vector<uint32_t> dead = dead_.list();
   if (dead.size() == 1)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the moment a rank joins until all have met, the connections by which the ranks have joined stay open: rank 0
-// hears who dies or gives up, and tells all others whom; they see whether rank 0 lives, and those between. What ranks
-// watch each other with afterwards does not exist yet, or not everywhere.
+// hears which rank dies or gives up, and names it to all others; they see whether rank 0 and the ranks between live.
+// What ranks watch each other with afterwards does not exist yet, or not everywhere.
 //
 // Looked at by the waits of the caller's thread, as its Waiter's duty. If the job does not form, rank 0's word is what
 // all ranks report.
@@ -32,7 +32,7 @@ constexpr size_t join_degree = 64;
 
 struct Branch {
   FrameStream stream;
-  uint32_t rank = 0;  // who is at its other end
+  uint32_t rank = 0;  // the rank at its other end
   std::string host, listens;
   bool other_host = false;
   bool watched = true;               // its end would be a death
@@ -46,7 +46,8 @@ class Branches {
   std::list<Branch> &all() noexcept { return all_; }
   // By which this rank has joined; NULL: none.
   Branch *of(uint32_t rank);
-  // To whom the next one from another host is sent; empty: it is taken here. near: it has come by a loopback address.
+  // The rank to which the next one from another host is sent; empty: it is taken here. near: it has come by a loopback
+  // address.
   std::optional<message::Redirect> redirect(bool near);
 
   void add_polls(std::vector<pollfd> &polls) const;
@@ -93,10 +94,10 @@ void give_up(Vigil &vigil) noexcept;
 
 }  // namespace vigil
 
-// With these codes of a FrameStream its other end's host is silent: nobody's process is to blame.
+// With these codes of a FrameStream its other end's host is silent: no process is to blame.
 bool host_is_silent(int code) noexcept;
 Error lost_contact(const std::string &one, const std::string &other);
-// EBADMSG: so is none whose words somebody changed on their way.
+// EBADMSG: nor is a process to blame whose words were changed on their way.
 Error changed_contact(const std::string &one, const std::string &other, const std::string &problem);
 
 // What a rank tells the others of an error that ends its forming: one of its own is its failure.

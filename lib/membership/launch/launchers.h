@@ -44,7 +44,7 @@ inline void check_complete(const char *launcher, std::initializer_list<const cha
 }
 
 struct LaunchedRank {
-  const char *launcher = "";  // whose variables these are
+  const char *launcher = "";  // the launcher whose variables these are
   uint32_t rank = 0, size = 1;
   bool one_host = false;  // all ranks are on this host for sure
   std::string unplaced;   // which variables would say where ranks are, if none does; else empty
@@ -55,7 +55,8 @@ struct LaunchedRank {
 };
 
 // Each: empty if this launcher has not started the process. Throws INVALID_ARGUMENT naming what is missing or wrong.
-// Some of torchrun's names are everyday ones: alone, MASTER_ADDR and MASTER_PORT count only if nobody else has.
+// Some of torchrun's names are everyday ones: alone, MASTER_ADDR and MASTER_PORT count only if no other launcher has
+// started it.
 std::optional<LaunchedRank> read_torchrun(bool alone);
 std::optional<LaunchedRank> read_open_mpi();
 std::optional<LaunchedRank> read_slurm();

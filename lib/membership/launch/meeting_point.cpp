@@ -29,7 +29,7 @@ namespace {
 
 constexpr auto slice = std::chrono::milliseconds(20);
 
-// The code of a thread that nobody waits for must not be unloaded under it. Where the library is part of the program
+// The code of a thread that is not waited for must not be unloaded under it. Where the library is part of the program
 // this finds nothing to keep.
 void keep_library_loaded() {
   Dl_info found{};
@@ -178,8 +178,8 @@ void check_guarded(const Endpoint &at, const WorldOptions &options) {
        options.rendezvous, at.text());
 }
 
-// The rendezvous through a directory that all hosts share: rank 0's address in a file. Nothing in it is trusted; who
-// listens at the address must prove the job secret.
+// The rendezvous through a directory that all hosts share: rank 0's address in a file. Nothing in it is trusted; the
+// process that listens at the address must prove the job secret.
 
 namespace {
 

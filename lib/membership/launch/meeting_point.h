@@ -29,7 +29,8 @@ class NameLookup {
   NameLookup &operator=(const NameLookup &) = delete;
 
   // Empty, with `problem` set, if there are none, or no answer has come until the limit: then the next call for the
-  // same name goes on waiting for it. Addresses that are written as numbers ask nobody. Throws what the waiter does.
+  // same name goes on waiting for it. Addresses that are written as numbers need no name service. Throws what the
+  // waiter does.
   std::vector<Endpoint> find(const std::string &host, uint16_t port, const Limit &limit, std::string &problem);
   // The last find() was answered, and another one would be answered the same way: there is no such name, and never was.
   bool is_unknown() const noexcept { return unknown_; }

@@ -74,7 +74,7 @@ Posts Control::posts() const noexcept {
   return {head().posts, entries, numbers};
 }
 
-// A launcher may have bound each rank to cores of its own. Who has added its cores last counts those of all.
+// A launcher may have bound each rank to cores of its own. The last rank that adds its cores counts those of all.
 void Control::add_cores() noexcept {
   cpu_set_t mine;
   if (::sched_getaffinity(0, sizeof mine, &mine) != 0) return;
@@ -145,7 +145,7 @@ bool Control::write(AccusationSlot &slot, const Accusation &accusation) noexcept
   return true;
 }
 
-// Who wrote the slot may have died before it had written all of it: then its first word says enough.
+// The writer of the slot may have died before it had written all of it: then its first word says enough.
 Accusation Control::read(const AccusationSlot &slot) noexcept {
   for (int tries = 0; !slot.ready.load(std::memory_order_acquire) && tries < 50; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks of a node share from the start: who is in, who is alive, and who is to blame if the job fails. The
-// first compare-and-swap on the verdict decides; every survivor reports that rank and that text.
+// What all ranks of a node share from the start: which ranks are members, which are alive, and which one is to blame if
+// the job fails. The first compare-and-swap on the verdict decides; every survivor reports that rank and that text.
 //
 // In a job of several nodes a rank only suspects: its node's leader carries the suspicion to the coordinator and writes
 // what that decided. Without a leader's answer within a second the suspicion becomes the verdict.
@@ -55,7 +55,7 @@ class Control {
   }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
-  // Has any rank left, or gone? Whoever sees that it has sees its membership.
+  // Has any rank left, or gone? A reader that sees that it has also sees its membership.
   bool any_left() const noexcept { return head().any_left.load(std::memory_order_acquire) != 0; }
 
   // -- life --
@@ -83,14 +83,14 @@ class Control {
   // The job has several nodes, and this rank of the node carries suspicions on. Before any rank may accuse.
   bool has_leader() const noexcept;  // one that can ask the other nodes
   void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
-  // Blame a rank; without effect if somebody was blamed before. Where there is a leader that can ask, only suspect.
+  // Blame a rank; without effect if a rank was blamed before. Where there is a leader that can ask, only suspect.
   void accuse(const Accusation &accusation) noexcept;
   void accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept {
     accuse(accuse_rank(verdict, rank, text));
   }
   // The verdict of the job, by a leader. Without effect if there is one.
   void decide(const Accusation &accusation) noexcept { write(head().verdict, accusation); }
-  // Called from time to time: a suspicion that nobody answers becomes the verdict.
+  // Called from time to time: a suspicion that is not answered becomes the verdict.
   void settle() noexcept;
   bool suspected() const noexcept { return head().suspicion.blame.load(std::memory_order_acquire) != 0; }
   Accusation suspicion() const noexcept { return read(head().suspicion); }
@@ -104,7 +104,7 @@ class Control {
   Posts posts() const noexcept;
 
  private:
-  // Written once, by who wins the swap.
+  // Written once, by the rank that wins the swap.
   struct alignas(64) AccusationSlot {
     std::atomic<uint64_t> blame;  // kind | rank << 32
     std::atomic<uint32_t> ready;

@@ -15,14 +15,15 @@ namespace fsdp::membership {
 // Whether a process is writing its core. Until that is written, for minutes where there is much memory, it neither
 // beats nor ends: its pidfd says that it lives, and its connections stay open.
 
-// Of a pidfd: a number may be of another namespace, or of a later process. False also where nobody tells: before Linux
-// 4.15, or if /proc shows the process to its own user alone. Two files are read. proc: where it is mounted.
+// Of a pidfd: a number may be of another namespace, or of a later process. False also where the kernel does not tell:
+// before Linux 4.15, or if /proc shows the process to its own user alone. Two files are read. proc: where it is
+// mounted.
 bool is_dumping_core(const Fd &process, const char *proc = "/proc") noexcept;
 
 class Deaths {
  public:
   // Asks for all that have not left the job, but not for those that are known. May be called again: what was found
-  // stays. Whose beats come is not asked for its core.
+  // stays. A rank whose heartbeats come is not asked for its core.
   void find(const Control &control, Links &links, const Pulse &pulse, const RankSet &known = {});
   bool empty() const noexcept { return ranks_.empty(); }
   const RankSet &ranks() const noexcept { return ranks_; }

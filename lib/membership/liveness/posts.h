@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Texts of ranks in memory that processes share. Few of many ranks have one to tell at a time, so there are places for
-// few; nobody waits for one.
+// few; no rank waits for one.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace fsdp::membership {
 
-// A text that is read while it is written: then half of it is new, which who reads it must find out otherwise. Who sees
-// a new word sees also what the writer stored before it.
+// A text that is read while it is written: then half of it is new, which the reader must find out otherwise. A reader
+// that sees a new word also sees what the writer stored before it.
 template <size_t bytes>
 class SharedText {
  public:
@@ -49,7 +49,7 @@ class SharedText {
   std::atomic<uint64_t> words_[bytes / sizeof(uint64_t)];
 };
 
-// A rank numbers what it has to tell; `is_current(rank, number)` says whether anybody may still ask for it. A place
+// A rank numbers what it has to tell; `is_current(rank, number)` says whether it may still be asked for. A place
 // whose text is not asked for any more is free, whether its writer lives or not. In a full pool a lower rank takes the
 // place of the highest: messages name the lowest. All zero bytes: no place is taken.
 template <uint32_t place_count, size_t bytes>
@@ -58,7 +58,7 @@ class TextPool {
   static constexpr uint32_t places = place_count;
   using Copy = typename SharedText<bytes>::Copy;
 
-  // Only by who writes what is_current reads of this rank. False: there is no place.
+  // Only by the thread that writes what is_current reads of this rank. False: there is no place.
   template <class IsCurrent>
   bool store(uint32_t rank, uint32_t number, std::string_view text, const IsCurrent &is_current) noexcept {
     const uint64_t owner = owner_of(rank, number);
@@ -66,7 +66,7 @@ class TextPool {
     TextPlace *place = claim(owner, is_current);
     if (!place) return false;
     place->text.store(text);
-    uint64_t mine = owner | being_written;  // another's meanwhile, if nobody asks for this one any more
+    uint64_t mine = owner | being_written;  // another's meanwhile, if this one is not asked for any more
     return place->owner.compare_exchange_strong(mine, owner, std::memory_order_acq_rel);
   }
   // False: it is not there, or not any more.
@@ -92,7 +92,7 @@ class TextPool {
     std::atomic<uint64_t> owner;  // (rank + 1) << 32 | number; 0: none
     SharedText<bytes> text;
   };
-  static constexpr uint64_t being_written = uint64_t{1} << 63;  // by the owner: nobody else does while it is current
+  static constexpr uint64_t being_written = uint64_t{1} << 63;  // by the owner: no other rank does while it is current
 
   static uint64_t owner_of(uint32_t rank, uint32_t number) noexcept { return (uint64_t{rank} + 1) << 32 | number; }
   static uint32_t rank_of(uint64_t owner) noexcept { return static_cast<uint32_t>((owner & ~being_written) >> 32) - 1; }
@@ -130,7 +130,7 @@ class TextPool {
     return highest && take(*highest, its, owner) ? highest : nullptr;
   }
 
-  std::atomic<uint32_t> used_;  // places before this: nobody needs to look at more, mostly none
+  std::atomic<uint32_t> used_;  // no place from here on was ever taken; mostly 0
   TextPlace places_[place_count];
 };
 
@@ -142,7 +142,7 @@ class PostEntry {
  public:
   // Even: so many halves of writes were done; odd: one is under way.
   uint32_t turn() const noexcept { return turn_.load(std::memory_order_acquire); }
-  // The rank of the job that it is for; nobody: all of them.
+  // The rank of the job that it is for; empty: all of them.
   std::optional<uint32_t> to() const noexcept {
     const uint32_t rank = to_.load(std::memory_order_acquire);
     return rank == everybody ? std::nullopt : std::optional(rank);
@@ -202,7 +202,7 @@ class Posts {
   Posts(PostRoom &room, PostEntry *entries, std::atomic<uint16_t> *numbers)
       : room_(room), entries_(entries), numbers_(numbers) {}
 
-  // By one thread at a time of each rank. Without effect where there is no entry for it: nobody reads it here.
+  // By one thread at a time of each rank. Without effect where there is no entry for it: it is not read here.
   void store(uint32_t rank, std::span<const std::byte> bytes, std::string_view text,
              std::optional<uint32_t> to) const noexcept {
     PostEntry *entry = claim(rank);

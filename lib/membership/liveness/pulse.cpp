@@ -31,7 +31,7 @@ void Pulse::look() noexcept {
   for (Seen &seen : seen_) {
     const uint64_t beat = control_.last_beat(seen.rank);
     const uint32_t silent = seen.silent_ms.load(std::memory_order_relaxed);
-    // Who never beat has no monitor yet, or is on another node.
+    // A rank that never beat has no monitor yet, or is on another node.
     const bool beats = beat != seen.beat || beat == 0;
     seen.silent_ms.store(beats ? 0 : std::min(silent + watched, UINT32_MAX / 2), std::memory_order_relaxed);
     seen.beat = beat;

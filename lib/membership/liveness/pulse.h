@@ -20,7 +20,7 @@ class Pulse {
  public:
   static constexpr uint32_t default_limit_ms = 8000, least_limit_ms = 1000;
 
-  // neighbours: whom it looks at; nothing: at all ranks.
+  // neighbours: the ranks that it looks at; empty: all ranks.
   Pulse(Control &control, uint32_t rank, uint32_t limit_ms,
         const std::optional<std::vector<uint32_t>> &neighbours = std::nullopt);
 

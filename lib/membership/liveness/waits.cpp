@@ -84,8 +84,8 @@ void ShownWait::show(std::optional<uint32_t> missed, Late late) noexcept {
   mine.looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// Each of a circle sees it and has told its text before it looks around again, and who condemns a circle waits for
-// that.
+// Each rank of a circle sees it and has told its text before it looks around again, and the rank that condemns a circle
+// waits for that.
 void ShownWait::show_text(const std::string &call, const std::string &what) {
   if (told_) return;
   const uint64_t looks = entries_[rank_].looks.load(std::memory_order_relaxed);
@@ -126,8 +126,8 @@ bool ShownWait::in_circle() const noexcept {
 // What a peer shows may be older than what another did last: only when each of the circle has looked around twice
 // (where one of them is late: more often) again since this rank first saw it, and all are in the same waits for the
 // same ranks, does each know of everything that the next did before it began to wait. Then none of them can be the
-// first to go on. Each names the first rank that it misses. That is enough: whoever follows these names comes to a rank
-// that does not wait, or to a circle.
+// first to go on. Each names the first rank that it misses. That is enough: these names lead to a rank that does not
+// wait, or to a circle.
 std::vector<uint32_t> ShownWait::find_circle() {
   if (!in_circle()) {
     suspects_.clear();

@@ -46,7 +46,7 @@ class Waits {
     const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
     return looks >> 32 == number && static_cast<uint32_t>(looks) != 0;
   }
-  // By who writes that rank's entry. Without effect if there is no place.
+  // Called by the thread that writes that rank's entry. Without effect if there is no place.
   void show_text(uint32_t rank, uint32_t number, std::string_view text) const noexcept {
     texts_->store(rank, number, text, [this](uint32_t r, uint32_t n) { return is_current(r, n); });
   }

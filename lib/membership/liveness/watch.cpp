@@ -34,7 +34,7 @@ Watch::~Watch() { waiter_.set_lookout(nullptr); }
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
-// Yielding costs little where nobody else wants the core, and lets a peer come that does: callers and streams of the
+// Yielding costs little where no other thread wants the core, and lets a peer run that does: callers and streams of the
 // same ranks compete even where there are as many cores as ranks.
 bool Watch::spin(Awaited &awaited) {
   const bool crowded = control_.crowded();
@@ -138,8 +138,8 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
   condemn(accuse_ranks(Verdict::stopped, silent, format_text("{}: {}", what, pulse_.text(silent))));
 }
 
-// One that closed its context or destroyed it is an error only to who waits for it. Its membership is read before what
-// it wrote: had it come before it went, that is seen. Only messages from another node may be on their way still.
+// A rank that closed or destroyed its context is an error only to ranks that wait for it. Its membership is read before
+// what it wrote: had it come before it went, that is seen. Only messages from another node may be on their way still.
 void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
   if (!control_.any_left()) return;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
@@ -161,7 +161,7 @@ void Watch::condemn_leaver(uint32_t rank, const std::string &what) {
                       closed ? "has closed its context" : "has destroyed its context without closing it"));
 }
 
-// Deaths at the same time are one failure: who finds one looks for others before it accuses.
+// Deaths at the same time are one failure: a rank that finds one looks for others before it accuses.
 void Watch::check_deaths(Awaited &awaited) {
   Deaths dead;
   find_dead(dead);
@@ -198,8 +198,8 @@ void Watch::look(uint64_t thread) {
   if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 
-// Who is missed may wait as well, as hosts do that meet in circles: whoever follows what each shows comes to one that
-// does not wait. A circle is none of the timeout's.
+// The missed rank may wait as well, as hosts do that meet in circles: following what each shows leads to one that does
+// not wait. A timeout does not judge circles.
 uint32_t Watch::find_late(uint32_t missing) const {
   const Waits waits = control_.waits();
   uint32_t at = missing;
@@ -240,7 +240,7 @@ void Watch::condemn(const Accusation &accusation) {
   const auto last = Clock::now() + longest_doubt;
   control_.accuse(accusation);
   while (!control_.accused()) {
-    if (Clock::now() >= last) control_.decide(accusation);  // who suspected first died in the middle of it
+    if (Clock::now() >= last) control_.decide(accusation);  // the rank that suspected first died in the middle of it
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     control_.settle();
   }

@@ -65,8 +65,8 @@ void Blame::find_suspicion() {
 
 // -- other nodes --
 
-// The end of a connection is the end of a process only if the other end says so. Who has taken refuge goes when it has
-// heard the verdict.
+// The end of a connection is the end of a process only if the other end says so. A node that has taken refuge leaves
+// when it has heard the verdict.
 void Blame::check_connection(uint32_t of) {
   NodePeer &peer = links_.at(of);
   const uint32_t leader = plan_.nodes[of].leader;

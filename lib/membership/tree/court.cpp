@@ -17,7 +17,7 @@ std::vector<CutLink> links_of(const Accusation &accusation) {
   return std::vector<CutLink>(accusation.links, accusation.links + count);
 }
 
-// Who says more of a rank than that it died is not contradicted by who does not.
+// A report that says more of a rank than that it died is not contradicted by one that does not.
 Accusation merge_deaths(const Accusation &one, const Accusation &other) {
   const auto plain = [](const Accusation &a) { return a.ranks.empty() || a.what() == death_text(a.ranks); };
   RankSet all = one.ranks;
@@ -64,7 +64,7 @@ void Court::hear(const Accusation &accusation, uint64_t now_ms) {
   since_ms_ = now_ms;
 }
 
-// Silence alone was taken for a cut of all links to a node, and somebody knows better what its leader is.
+// Silence alone was taken for a cut of all links to a node, and another report knows better what its leader is.
 bool Court::explains(const Accusation &other, const Accusation &first) const {
   if (first.kind != Verdict::cut || (other.kind != Verdict::stopped && other.kind != Verdict::died)) return false;
   if (other.rank < 0 || static_cast<size_t>(other.rank) >= plan_.node_of.size()) return false;

@@ -31,8 +31,8 @@ class Datagrams {
   Datagrams(const NodePlan &plan, Fd socket);
   const Fd &socket() const noexcept { return socket_; }
   void beat(uint32_t node, uint64_t number);  // one that is lost is no matter
-  // Reads all that has come. Calls heard for each node of which a new beat has come, whoever it is, and dumping for
-  // each whose leader, of this process, is said to dump core.
+  // Reads all that has come. Calls heard for each node of which a new heartbeat has come, and dumping for each whose
+  // leader, of this process, is said to dump core.
   void receive(const std::function<void(uint32_t)> &heard, const std::function<void(uint32_t, int32_t)> &dumping);
   // The last receive() found many datagrams that told nothing: the buffer may be full before the usual time to read.
   bool flooded() const noexcept { return flooded_; }

@@ -21,8 +21,8 @@
 
 namespace fsdp::membership {
 
-// Where a leader waits for the leaders of other nodes. Every rank opens one before the ranks meet, since nobody knows
-// yet who will lead; those who do not close it.
+// Where a leader waits for the leaders of other nodes. Every rank opens one before the ranks meet, since it is not
+// known yet which ranks will lead; those that do not lead close it.
 
 struct LeaderListener {
   Fd stream;            // TCP, listening
@@ -40,8 +40,8 @@ class Dial {
   enum class State {
     trying,
     answered,
-    ended,   // the connection did, or nobody answered it: another one may be
-    refused  // by what the other end has said, or since nobody listens there
+    ended,   // the connection did, or there was no answer: another try may succeed
+    refused  // by what the other end has said, or since no process listens there
   };
 
   // The plan outlives it.
@@ -52,7 +52,7 @@ class Dial {
   State state() const noexcept { return state_; }
   // Of one that failed; of one that tries, what it waits for.
   const std::string &problem() const noexcept { return problem_; }
-  // Nobody listens where that node's leader has listened: its process has ended.
+  // No process listens where that node's leader has listened: the leader has ended.
   bool nobody_listens() const noexcept { return deserted_; }
   pollfd poll() const;
   // Of one that was answered.

@@ -11,8 +11,8 @@
 // else the network is cut, and the link is to blame, no rank. Nodes whose ranks send each other messages, but which are
 // no neighbours in the tree, hear each other's beats too: their silence is a cut, unless a neighbour has found more.
 //
-// Whose way up is lost keeps what is below it, and turns to the lowest of the first nodes that answers (refuges.h).
-// A verdict that does not come within a second is made here.
+// A leader whose way up is lost keeps what is below it, and turns to the lowest of the first nodes that answers
+// (refuges.h). A verdict that does not come within a second is made here.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +55,8 @@ class NodeLeader final : public Chore {
   Refuges refuges_;
 };
 
-// The whole of it, by the leader of a node, for its Monitor: forms the tree and closes the listener, if this node can
-// be nobody's refuge. If that fails, the ranks of the node are told why, and the error is thrown.
+// The leader's whole part, for its Monitor: forms the tree and closes the listener, if this node can be no refuge. If
+// that fails, the ranks of the node are told why, and the error is thrown.
 std::unique_ptr<Chore> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter);
 
 // What a rank that leads no node does for one whose leader is dumping core. Such a leader is silent, and its kernel

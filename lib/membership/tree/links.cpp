@@ -19,8 +19,8 @@ int unacknowledged(const Fd &socket) noexcept {
   return ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 1;
 }
 
-// How often a leader looks at its ranks' memory, which wakes nobody. What others say wakes it, so only the first node
-// of a way is so late.
+// How often a leader looks at its ranks' memory, which does not wake it. Messages of other nodes do, so only the first
+// node of a way is so late.
 uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? LeaderLinks::shortest_tick_ms : nodes <= 512 ? 100 : 400; }
 // In a large job each beat is thousands of wake-ups, of which the network and many a test machine have to take all.
 uint32_t beat_of(uint32_t nodes, uint32_t limit_ms) { return std::min(nodes <= 512 ? 500u : 2000u, limit_ms / 8); }

@@ -28,7 +28,7 @@ constexpr uint32_t version = 6;
 // What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
 enum class Bond : uint32_t { tree, refuge };
 
-// The first one, by who connected, and its answer.
+// The first message, from the leader that connected, and its answer.
 struct LinkHello {
   static constexpr LinkKind kind = LinkKind::hello;
   uint32_t version, node, node_count, world_size, byte_order;
@@ -38,7 +38,7 @@ struct Beat {
   static constexpr LinkKind kind = LinkKind::beat;
   uint64_t number;
 };
-// On its way to the coordinator: somebody is to blame.
+// On its way to the coordinator: a rank or a link is to blame.
 struct Report {
   static constexpr LinkKind kind = LinkKind::report;
   Accusation accusation;
@@ -65,7 +65,7 @@ struct WaitText {
 struct Post {
   static constexpr LinkKind kind = LinkKind::post;
   static constexpr uint32_t everybody = UINT32_MAX;
-  uint32_t rank, to;  // a rank, or everybody
+  uint32_t rank, to;  // a rank, or all ranks
   std::array<std::byte, post_bytes> bytes;
   PostTexts::Copy text;
 };

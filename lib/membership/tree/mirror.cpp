@@ -34,7 +34,7 @@ bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
   if (looks == said.looks) return false;
   const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
-  // A wait that is over stands still, and takes nobody in; so in a large job its end can wait too.
+  // A wait that is over stands still and misleads no rank; so in a large job its end can be told later, too.
   if (!waits && (!waited || period_ms_ == wait_period_ms)) return waited;
   return now_ms - said.at_ms >= period_ms_;
 }
@@ -47,7 +47,7 @@ tree::RankState Mirror::state_of(uint32_t rank) const noexcept {
   state.membership = static_cast<uint32_t>(control_.membership(rank));
   state.looks = entry.looks.load(std::memory_order_seq_cst);
   state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
-  // The wait has ended meanwhile: whom it is for may be of another one.
+  // The wait has ended meanwhile: the rank that it is for may be of another wait.
   const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
   if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
   return state;

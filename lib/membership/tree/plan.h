@@ -67,7 +67,7 @@ struct NodePlan {
     while (below > above) below = parent_of(below);
     return below == above;
   }
-  // Where nodes turn to whose way to the root is lost.
+  // Nodes whose way to the root is lost turn to these.
   static bool is_refuge(uint32_t node) { return node < refuge_count; }
   // "rank 4 (leader of node 1, host b)"
   std::string leader_text(uint32_t node) const;

@@ -25,7 +25,7 @@ void Refuges::add_polls(std::vector<pollfd> &polls) const {
   if (newcomers_) newcomers_->add_polls(polls);
 }
 
-// Who leaves in order says nothing of others that stay.
+// A parent that leaves in order says nothing of others that stay.
 bool Refuges::orphaned() const {
   if (!plan_.has_parent() || links_.reaches_parent()) return false;
   const NodePeer *parent = links_.find(plan_.parent());

@@ -100,8 +100,8 @@ void StateRelay::spread(const tree::Post &post, std::optional<uint32_t> from) {
     if (links_.is_neighbour(n, peer) && n != from) links_.say(&peer, frame);
 }
 
-// As much is said of it as of waits, and no more: it is said again. Behind the state that it belongs to, which else
-// might wait here: nobody keeps a text of a wait that he does not know.
+// As much is said of it as of waits, and no more: it is said again. It goes behind the state that it belongs to, which
+// might wait here otherwise: a node drops the text of a wait that it does not know.
 void StateRelay::spread(const tree::WaitText &text, std::optional<uint32_t> from) {
   spread_states(true);
   const SharedFrame frame = LeaderLinks::frame_of(text);

@@ -87,7 +87,7 @@ void Acceptor::add_polls(std::vector<pollfd> &polls) const {
 }
 
 // A listener whose connections are not taken stays readable, and would wake the caller again and again. One that epoll
-// does not take wakes nobody: the caller looks from time to time.
+// does not take does not wake the caller, which then looks from time to time.
 void Acceptor::watch_listeners(bool wanted) noexcept {
   if (wanted && watched_) return;
   watched_ = wanted;
@@ -101,7 +101,8 @@ void Acceptor::watch_listeners(bool wanted) noexcept {
 // Handshakes go on before anything makes room: an answer may have waited here since the last look.
 std::vector<Acceptor::AuthenticatedSocket> Acceptor::look(bool takes) {
   epoll_event seen[2 * crowd];
-  (void)::epoll_wait(events_.get(), seen, std::size(seen), 0);  // edges that have been seen wake nobody again
+  (void)::epoll_wait(events_.get(), seen, std::size(seen),
+                     0);  // edges that have been seen do not wake the caller again
   std::vector<AuthenticatedSocket> arrivals;
   continue_handshakes(arrivals);
   if (takes && pause_.over()) accept(arrivals);

@@ -205,7 +205,7 @@ Fd begin_connecting(const Endpoint &to, int &code) {
 int connecting_result(const Fd &socket, const Endpoint &to) {
   if (const int code = pending_error(socket)) return code;
   if (!connected(socket)) return EINPROGRESS;
-  // A port of this host that nobody listens at may connect to itself.
+  // A port of this host at which no process listens may connect to itself.
   if (Endpoint::local(socket).text() == to.text()) return ECONNREFUSED;
   set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
   return 0;

@@ -85,10 +85,10 @@ void notice_silence(const Fd &socket, uint32_t ms) noexcept;
 Fd begin_connecting(const Endpoint &to, int &code);
 // 0: connected. EINPROGRESS: not yet. Else why not.
 int connecting_result(const Fd &socket, const Endpoint &to);
-// Empty, with `problem` and errno set, if nobody listens there or no answer has come until the limit.
+// Empty, with `problem` and errno set, if no process listens there or no answer has come until the limit.
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
 
-// A listener whose connections cannot be taken for lack of descriptors stays readable: who polls it would spin. So it
+// A listener whose connections cannot be taken for lack of descriptors stays readable, and polling it would spin. So it
 // is left alone for a while.
 
 class AcceptPause {

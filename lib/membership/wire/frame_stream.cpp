@@ -100,7 +100,7 @@ void FrameStream::fill() {
   }
 }
 
-// Whoever did it: nothing of the stream is believed any more.
+// Whatever the cause, nothing of the stream is believed any more.
 void FrameStream::end_changed(std::string problem) {
   heard_all_ = true;
   end(std::move(problem), EBADMSG);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames over a connected TCP socket that never blocks: endpoint.h connects, handshake.h proves the job secret, then a
-// FrameStream takes the socket and the keys. Nobody between the two ends can change, leave out, repeat or add a frame:
-// a tag tells its number and direction. He can read them, and cut the connection.
+// FrameStream takes the socket and the keys. A process between the two ends cannot change, leave out, repeat or add a
+// frame, because a tag tells its number and direction. It can read frames, and cut the connection.
 #pragma once
 
 #include <sys/types.h>
@@ -33,7 +33,7 @@ class FrameStream {
   const Fd &socket() const noexcept { return socket_; }
   explicit operator bool() const noexcept { return static_cast<bool>(socket_); }
   // False once the other end has closed, or what came is no frame of its: problem() says which. Frames that came before
-  // are still there: who sends learns of the end before who reads has heard the last words.
+  // are still there: a writer learns of the end before a reader has read the last frames.
   bool open() const noexcept { return problem_.empty(); }
   const std::string &problem() const noexcept { return problem_; }
   // Of an ended stream: 0 if the other end closed it, EBADMSG if what came is not what it has sent, else errno.

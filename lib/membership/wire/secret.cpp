@@ -38,8 +38,8 @@ std::span<const uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t *>(text.data()), text.size()};
 }
 
-// Threads of the library may be within libcrypto while the program ends, so nothing of it is cleaned up at exit. Who
-// uses it first decides: where the program did, its cleanup stays.
+// Threads of the library may be within libcrypto while the program ends, so nothing of it is cleaned up at exit. Its
+// first user decides: where that is the program, the program's cleanup stays.
 void keep_libcrypto() noexcept {
   static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   (void)kept;

@@ -62,8 +62,8 @@ Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16>
 // In constant time.
 bool equal(const Digest &a, const Digest &b) noexcept;
 
-// The name of the abstract socket, the leading NUL not included: who does not know the secret cannot tell where a job
-// will meet, and so cannot sit there first.
+// The name of the abstract socket, the leading NUL not included: a process that does not know the secret cannot tell
+// where a job will meet, and so cannot listen there first.
 std::string socket_name(const std::string &rendezvous, std::string_view secret, uint32_t user);
 
 }  // namespace fsdp::membership
