@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What moves bytes between ranks: one interface, whoever carries them. It knows nothing of groups or strategies: it
+// What moves bytes between ranks: one interface for all transports. It knows nothing of groups or strategies: it
 // gathers parts and sums them. Transports: shm/, message/ over tcp/ and ucx/, and for memory of a device staging/ and
 // nccl/; which one is decided in factory.cpp alone.
 //
@@ -28,9 +28,9 @@ namespace fsdp::transport {
 
 struct CollectiveTraits {
   // A gather waits for all ranks, which must call it too. Else it pulls a version that all have published, and waits
-  // for nobody; ranks that write the next one must know that it has ended (versions.h).
+  // for no rank; ranks that write the next one must know that it has ended (versions.h).
   bool gathers_meet;
-  // Ranks that call different things wait for each other inside of streams, so who calls keeps what it has called, for
+  // Ranks that call different things wait for each other inside of streams, so the caller keeps what it has called, for
   // the ranks to compare when they meet. Else every collective is compared before it moves a byte.
   bool records_calls;
   // What a step has enqueued is over when the step has ended, and the next one starts a round of its own, which ranks
@@ -68,7 +68,8 @@ class Arena {
 };
 
 // Memory of every rank, of which a collective reads or writes so many bytes: this rank's own, and where this rank finds
-// those of its peers, if they lie in an arena. Only who shares memory looks there: messages carry what each rank owns.
+// those of its peers, if they lie in an arena. Only transports that share memory look there: messages carry what each
+// rank owns.
 struct Part {
   std::byte *own = nullptr;
   const Arena *arena = nullptr;  // rank r's at offset + r * stride; NULL: no other rank reads it
@@ -128,7 +129,7 @@ struct Shape {
   // So many neighbouring ranks are summed (and scaled) first, and the blocks' sums added in order: to = b0, += b1, ...
   // or, to accumulate, to += b0, += b1, ... 0: all ranks are one block. Without arenas a block is one rank.
   uint32_t block = 0;
-  // Will it be asked for sums? Who is not needs no memory for them.
+  // Will it be asked for sums? If not, it needs no memory for them.
   bool sums = true;
   // About how many bytes its longest call moves: a transport that copies through memory of its own has no use for more.
   uint64_t longest_call = UINT64_MAX;
@@ -144,8 +145,8 @@ struct Fingerprint;  // transport/call/launch.h
 struct Tag {
   uint32_t what = 0;      // the engine's number for the object, say a group index
   const char *name = "";  // for messages; copied by the call
-  // For who makes one call of several collectives: that call, which messages name in their stead. Copied by the call
-  // too.
+  // For callers that make one call of several collectives: that call, which messages name in their stead. Copied by the
+  // call too.
   const Fingerprint *call = nullptr;
   const char *note = "";  // follows the name in messages, and is not compared; copied too
 };
@@ -175,7 +176,7 @@ class Collectives {
   virtual void await_release(Ticket ticket, device::Stream &stream) = 0;
   // True also for a round whose rest is skipped: what peers would still read of it is of no use.
   virtual bool released(Ticket ticket) const noexcept = 0;
-  // Bytes that this rank has sent to others, for statistics. Who reads its peers' memory sends nothing.
+  // Bytes that this rank has sent to others, for statistics. A transport that reads its peers' memory sends nothing.
   virtual uint64_t sent_bytes() const noexcept = 0;
 
   // -- the end of a step, and its failure --

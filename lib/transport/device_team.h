@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a host team over memory of their devices: what such teams have in common, whoever carries the bytes.
-// Small exchanges, and who is alive, stay with the host team.
+// The ranks of a host team over memory of their devices: what such teams have in common, whatever carries the bytes.
+// Small exchanges and liveness stay with the host team.
 #pragma once
 
 #include <memory>
@@ -33,7 +33,8 @@ class PartArena : public Arena {
   uint64_t size_bytes_;
   std::unique_ptr<device::Memory> memory_;
   // Where the part of rank 0 would be if the parts of all ranks lay one after the other, this rank's at its own memory.
-  // So whoever computes base + rank * part_bytes needs no case for a device; nothing but the own part is ever touched.
+  // So code that computes base + rank * part_bytes needs no case for a device; nothing but the own part is ever
+  // touched.
   std::byte *base_;
 };
 

@@ -7,8 +7,8 @@
 //   all_gather   every rank's bytes for all of them
 //   barrier      an agreement on nothing
 //
-// Who must tell the same, and can tell of trouble, agrees first, which is all there is to do in a run that goes well.
-// Text follows only where ranks differ, and from those alone whom the error names.
+// Ranks that must tell the same, and can tell of trouble, agree first, which is all there is to do in a run that goes
+// well. Text follows only where ranks differ, and only from the ranks that the error names.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,13 @@
 
 namespace fsdp::transport {
 
-// Who pulls from its peers' memory must know when it is written, and they when it has been read.
+// A rank that pulls from its peers' memory must know when it is written, and the peers must know when it has been read.
 //
 //   a rank     writes its parts   publish     await, pull ...      meets the others       writes its parts   publish
 //              of version v                   all ranks' parts     its pulls have ended   of version v + 1
 //
 // That they are written is told here. That they have been read need not be: what is written next is agreed on, so all
-// ranks meet in between, each when its own pulls have ended on its streams, and from then on nobody reads.
+// ranks meet in between, each when its own pulls have ended on its streams, and from then on no rank reads.
 
 class Versions {
  public:
@@ -49,18 +49,18 @@ class Versions {
 struct Saying {
   uint64_t same = 0;       // a hash of what all ranks must say alike
   bool troubled = false;   // it cannot go on, and will say why
-  uint64_t waited_ns = 0;  // for the others, in an earlier meeting: who waited least came last. Clocks of hosts differ,
-                           // so no time of day is told; 0: nothing to tell
+  uint64_t waited_ns = 0;  // for the others, in an earlier meeting: the rank that waited least came last. Clocks of
+                           // hosts differ, so no time of day is told; 0: nothing to tell
 };
 
 // What one rank says, or any number of them together.
 struct alignas(64) Ballot {
   static constexpr uint32_t nobody = UINT32_MAX;
   uint64_t same = 0;  // what the lowest rank says
-  uint64_t call = 0;  // a hash of what the ranks call, for who meets on a board
+  uint64_t call = 0;  // a hash of what the ranks call, for meetings on a board
   uint32_t first = nobody, odd = nobody,
            troubled = nobody;  // the lowest rank; ... that says something else; ... in trouble
-  uint32_t last = nobody;      // who waited least, the lowest of equals
+  uint32_t last = nobody;      // the rank that waited least, the lowest of equals
   uint64_t least_waited_ns = 0, most_waited_ns = 0;
   uint64_t unused[2] = {};
 
@@ -104,8 +104,8 @@ void attempt_together(Exchange &ranks, const std::string &what, const std::funct
 void agree_on(Exchange &ranks, const std::string &what, const std::string &said);
 
 // After an exchange that every rank answers with an error. A rank that goes on with it may leave the job at once, and a
-// slower one that still waits in the exchange would be told of that end and not of its reason. So all come here first:
-// who came has read. Does not throw; without it the error is only less exact.
+// slower one that still waits in the exchange would be told of that end and not of its reason. So all come here first,
+// each when it has read. Does not throw; without it the error is only less exact.
 void await_readers(Exchange &ranks) noexcept;
 
 }  // namespace fsdp::transport

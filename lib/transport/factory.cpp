@@ -149,8 +149,8 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
       seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : std::make_unique<Deputy>(*seat, plan));
 }
 
-// All leaders have found each other, and every rank's memory says who leads: only now may a failure be blamed on
-// anybody.
+// All leaders have found each other, and every rank's memory says which ranks lead: only now may a failure be blamed on
+// a rank.
 void await_all(World &world, bool leaders_alone) {
   std::vector<uint32_t> ranks;
   uint32_t nodes = 0;

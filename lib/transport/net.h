@@ -60,7 +60,8 @@ struct NetJob {
 class Net {
  public:
   virtual ~Net() = default;
-  // How peers reach this rank. It travels in the bootstrap; whoever can change it there can do anything here.
+  // How peers reach this rank. It travels in the bootstrap; a process that could change it there could do anything
+  // here.
   virtual std::vector<std::byte> address() const = 0;
   // What the user should know of its settings, for the log; empty: nothing.
   virtual const std::string &warnings() const noexcept = 0;
@@ -70,7 +71,7 @@ class Net {
   // Before all below, once. A message that comes earlier is kept. The device allocates what sums need.
   virtual void join(NetJob job, std::shared_ptr<Seat> seat, device::Device &device) = 0;
   // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of
-  // them, and of nothing else that this Net is used for. Waits for nobody. They end before the Net.
+  // them, and of nothing else that this Net is used for. Does not wait. They end before the Net.
   virtual std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t> ranks, uint64_t key,
                                                           const std::string &what, bool sums = true) = 0;
   // On the caller's thread: every rank's `bytes` bytes go to all + r * bytes. key as above. `what` and `bytes` are
@@ -97,8 +98,8 @@ struct NetProtection {
 // Throws INVALID_ARGUMENT.
 NetProtection read_net_protection();
 
-// Listens at this numeric address, or at that of FSDP_NET_INTERFACE. Who connects proves the job's secret before
-// anything else is read. UNSUPPORTED where it is to encrypt and there is no libssl.
+// Listens at this numeric address, or at that of FSDP_NET_INTERFACE. A process that connects proves the job's secret
+// before anything else is read. UNSUPPORTED where it is to encrypt and there is no libssl.
 std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address, NetProtection protection = {});
 // UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
 // guarded: only by hardware that guards memory with keys (FSDP_NET=auto); UNSUPPORTED where there is none.
@@ -110,7 +111,7 @@ uint64_t read_net_chunk_bytes();
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept;
 uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept;
 
-// For tests and measurements: a rank whose job nobody watches, so that it hears of others by messages alone.
+// For tests and measurements: a rank whose job is not watched, so that it hears of others by messages alone.
 std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure);
 // "yes (needs 1.13 headers)" or "no".
 const char *net_description() noexcept;

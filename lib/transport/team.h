@@ -89,8 +89,8 @@ class Team : public Exchange {
   // host only this rank's part exists, and addresses of the others name nothing.
   virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what,
                                               View view = View::read_only);
-  // Of what its ranks pull from each other. NULL where gathers meet: who has received a part need not ask whether it
-  // was written.
+  // Of what its ranks pull from each other. NULL where gathers meet: a rank that has received a part need not ask
+  // whether it was written.
   virtual std::unique_ptr<Versions> create_versions(const std::string &what);
   // One sequence of them, which waits for no other one.
   virtual std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape = {}) = 0;
@@ -121,7 +121,7 @@ class Team : public Exchange {
 };
 
 // The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part,
-// collectives are enqueued on the device's streams, and nobody waits for versions, since what ranks exchange are
+// collectives are enqueued on the device's streams, and no rank waits for versions, since what ranks exchange are
 // messages. Collective over the team. The host device: the team itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
@@ -149,12 +149,12 @@ class World {
   // What each rank of a team of these allocates for collectives without arenas.
   virtual uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const = 0;
   // Collective over the ranks named (which include this one, in the same order everywhere); a rank may be in several
-  // teams. Waits for the team's first rank where ranks are processes, for nobody where they are threads.
+  // teams. Waits for the team's first rank where ranks are processes, and not at all where they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;
   // A few bytes that a rank shows to others while all go on with something else; what it showed before is replaced.
-  // to: the rank of the job that reads them; nobody: all of them. From other hosts it comes to rank 0's, and from rank
-  // 0 to all. Of texts there are few at a time, those of the lowest ranks: others are lost. One thread at a time; waits
-  // for nobody.
+  // to: the rank of the job that reads them; empty: all of them. From other hosts it comes to rank 0's, and from rank
+  // 0 to all. Of texts there are few at a time, those of the lowest ranks: others are lost. One thread at a time; does
+  // not wait.
   virtual void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept = 0;
   // The last ones of a rank that have come here, and their text, with an end; false: there are none. Any thread.
   virtual bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept = 0;

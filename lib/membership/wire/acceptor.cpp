@@ -102,7 +102,7 @@ void Acceptor::watch_listeners(bool wanted) noexcept {
 std::vector<Acceptor::AuthenticatedSocket> Acceptor::look(bool takes) {
   epoll_event seen[2 * crowd];
   (void)::epoll_wait(events_.get(), seen, std::size(seen),
-                     0);  // edges that have been seen do not wake the caller again
+                     0);  // each edge wakes once
   std::vector<AuthenticatedSocket> arrivals;
   continue_handshakes(arrivals);
   if (takes && pause_.over()) accept(arrivals);

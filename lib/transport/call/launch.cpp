@@ -132,7 +132,7 @@ LaunchPool::LaunchPool() {
   for (size_t i = 0; i < first_launches; ++i) launches_.push_back(make_launch(0));
 }
 
-// The smallest that is large enough: large ones stay free for those who need them, so the pool stops growing after the
+// The smallest that is large enough: large ones stay free for calls that need them, so the pool stops growing after the
 // first step that has the most in flight.
 Launch &LaunchPool::find(uint64_t piece_count) {
   Launch *best = nullptr;

@@ -38,14 +38,15 @@ struct RoundWords {
   enum Flag : uint32_t {
     quiet = 1,     // nothing more is enqueued: no phase above `last` will come
     broken = 2,    // no phase above the present one will come
-    abandoned = 4  // nobody need go on
+    abandoned = 4  // no rank needs to go on
   };
   static constexpr uint32_t blamed(uint64_t flags) noexcept { return static_cast<uint32_t>(flags >> 8 & 0xffffff); }
   // Did rank r discard its round of its own accord?
   static constexpr bool discards(uint64_t flags, uint32_t r) noexcept {
     return flags & abandoned && blamed(flags) == r;
   }
-  // What is known of a rank, and what is told of it: by others it may be told late, and whom it blames does not change.
+  // What is known of a rank, and what is told of it: by others it may be told late, and the rank that it blames does
+  // not change.
   static constexpr uint64_t merge(uint64_t known, uint64_t told) noexcept {
     if (told >> 32 != known >> 32) return told;
     return known & (broken | abandoned) ? known | (told & 0xff) : told | (known & 0xff);
@@ -85,7 +86,7 @@ class Round {
 
  private:
   RoundWords &words(uint32_t r) const noexcept { return *reinterpret_cast<RoundWords *>(base_ + r * stride_); }
-  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // and whom it blames
+  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // and the rank that it blames
   void end(RoundWords::Flag flag, uint32_t blamed) noexcept;
   bool quiet_before(uint32_t r, uint64_t phase) const noexcept;
   Error explain(uint64_t phase, const std::string &call, uint32_t &blamed) const;

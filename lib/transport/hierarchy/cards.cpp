@@ -193,7 +193,7 @@ RankCard card_in(const message::RosterEntry &entry) {
   return *card;
 }
 
-// Of a rank that is never sent to nobody would notice.
+// A rank to which nothing is ever sent would go unnoticed otherwise.
 void check_address(const message::RosterEntry &entry, std::span<const std::byte> tcp) {
   const std::string_view address(reinterpret_cast<const char *>(tcp.data()), tcp.size());
   if (address.empty() || is_address(address)) return;

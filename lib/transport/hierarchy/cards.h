@@ -18,7 +18,7 @@
 
 namespace fsdp::transport {
 
-// It names what others hold: who writes it, or the bytes that it was read from.
+// It points to what others hold: its writer's data, or the bytes that it was read from.
 struct RankCard {
   NetChoice asked = NetChoice::automatic;
   std::span<const std::byte> tcp = {}, ucx = {};  // Net::address of each that there is

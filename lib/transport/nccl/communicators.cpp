@@ -212,7 +212,7 @@ void Communicators::trust() noexcept {
   for (const auto &launches : open_) launches->connection().handle()->doubt({});
 }
 
-// Other teams may differ where this one does not: the next collective, or the end of the round, shows that nobody has
+// Other teams may differ where this one does not: the next collective, or the end of the round, shows that no rank has
 // cut anything.
 bool Communicators::ends_alike() {
   const Rounds all = exchange_rounds(true);
@@ -229,7 +229,7 @@ void Communicators::end_round(Launches &ended) {
   const EnqueuedRound &mine = all[rank()];
   const bool given_up =
       std::all_of(all.begin(), all.end(), [](const EnqueuedRound &round) { return round.abandoned != 0; });
-  bool agreed = true;  // if not and nobody gave up, one's own difference comes up below
+  bool agreed = true;  // if not and no rank gave up, one's own difference comes up below
   for (uint32_t r = 0; r < size(); ++r)
     for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
       if (all[r].histories[i].hash == all[0].histories[i].hash) continue;

@@ -219,13 +219,13 @@ Config Connection::config(bool blocking) const {
   return config;
 }
 
-// Nobody but an abort knows of it before it is made.
+// Only an abort knows of it before it is made.
 void Connection::make(const UniqueId &id, const std::string &what, uint32_t timeout_ms) {
   constexpr auto function = "ncclCommInitRankConfig";
   Config config = this->config(false);
   device_.with_current([&] {
     const auto lock = handle_->enter_parent();
-    if (handle_->ending()) fail_ended(what);  // whoever aborted it waits for nothing
+    if (handle_->ending()) fail_ended(what);  // the abort waits for nothing
     check(library_->ncclCommInitRankConfig(handle_->slot(), plan_.ranks, id, plan_.rank, &config), function, what,
           nullptr);
     handle_->start();

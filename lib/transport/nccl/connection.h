@@ -2,7 +2,7 @@
 // One NCCL communicator of this rank, as its caller uses it. Launches are made by the caller's own thread, over a
 // communicator that blocks; what waits for peers by its nature runs on a thread aside (aside.h). Where the plan has no
 // such child, calls may return while a thread of NCCL's is still at it, and the next one waits until that is done. How
-// it ends, and who else knows it: handle.h.
+// it ends, and what else knows it: handle.h.
 #pragma once
 
 #include <atomic>
@@ -38,8 +38,9 @@ void check_block_limits(const BlockLimits &limits, const Library &library);
 std::string text_of(const BlockLimits &limits);
 void apply(const BlockLimits &limits, Config &config);
 
-// A call of NCCL's that may wait for peers, on a thread of its own, so that whoever waits for it can look after the job
-// meanwhile. Its communicator's abort ends it; until then it goes on, whoever has stopped waiting.
+// A call of NCCL's that may wait for peers, on a thread of its own, so that the thread that waits for it can look after
+// the job meanwhile. Its communicator's abort ends it; until then it goes on, also when no thread waits for it any
+// more.
 
 class Aside {
  public:
@@ -107,8 +108,8 @@ class Connection {
   void launch(const std::string &what, const std::function<void(Comm *)> &enqueue);
   // For `enqueue`.
   void check(Result result, const char *function, const std::string &what, Comm *comm) const;
-  // The same memory on all ranks. why: what NCCL said. Nobody looks at the handle from then on: a peer for which it is
-  // spoilt may abort it before this rank knows. Who knows of all ranks restores the watch.
+  // The same memory on all ranks. why: what NCCL said. The handle is not watched from then on: a peer for which it is
+  // spoilt may abort it before this rank knows. The code that knows of all ranks restores the watch.
   Registration register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms, std::string &why);
   // False: NCCL may go on using it, and the communicator can only be aborted.
   bool forget_memory(void *data) noexcept;
@@ -152,7 +153,7 @@ class Connection {
   const device::Device &device_;
   const Waiter &waiter_;
   std::shared_ptr<Handle> handle_;
-  std::shared_ptr<Aside> aside_;  // the last call of its kind: nobody else may be in NCCL before it is done
+  std::shared_ptr<Aside> aside_;  // the last call of its kind: no other call may be in NCCL before it is done
   bool captured_ = false;
   // NCCL may write a window after the call: it lives as long as the handle does.
   std::shared_ptr<std::vector<std::unique_ptr<Registered>>> memory_;

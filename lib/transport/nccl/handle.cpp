@@ -112,7 +112,8 @@ void *Handle::work(void *argument) {
   return nullptr;
 }
 
-// Nobody enters NCCL with it any more: parent() is NULL. One that is being made can be aborted as soon as it is known.
+// No thread enters NCCL with it any more: parent() is NULL. One that is being made can be aborted as soon as it is
+// known.
 Comm *Handle::take_parent(bool &known) noexcept {
   {
     const std::lock_guard lock(parent_.mutex);
@@ -126,7 +127,7 @@ Comm *Handle::take_parent(bool &known) noexcept {
   return comm;
 }
 
-// Whoever is in a call of it comes out, since its parent has been aborted. NCCL writes one whose split has failed, too.
+// A thread in a call of it comes out, since its parent has been aborted. NCCL writes one whose split has failed, too.
 Comm *Handle::take_child() noexcept {
   const std::lock_guard lock(child_.mutex);
   child_.comm = nullptr;

@@ -7,8 +7,8 @@
 //
 // One that does not block has NCCL start a thread for every launch. So launches are of a child that blocks, split off a
 // parent that does not, with which it shares its flag of being aborted (splitShare): an abort of the parent ends what
-// the child has on the GPU, and what a caller waits for in a call of the child; then nobody is in the child, and it is
-// aborted as well. Without the parent an abort would take away the child's memory from under its caller.
+// the child has on the GPU, and what a caller waits for in a call of the child; then no thread is in the child, and it
+// is aborted as well. Without the parent an abort would take away the child's memory from under its caller.
 #pragma once
 
 #include <atomic>
@@ -35,8 +35,8 @@ class LaunchOrder {
   // Of this device, shared by all that launch on it.
   static std::shared_ptr<LaunchOrder> of(device::Device &device);
 
-  // Events do not reach across the edges of a graph capture (see device::Device::begin_capture): there whoever joins
-  // the library's streams to the captured one keeps the order, and whoever launches the graphs.
+  // Events do not reach across the edges of a graph capture (see device::Device::begin_capture): there the code that
+  // joins the library's streams to the captured one keeps the order, and so does the launch of the graphs.
   void enter(device::Stream &stream) { stream.wait(*last_); }
   void leave(device::Stream &stream) { stream.record(*last_); }
 
@@ -69,8 +69,8 @@ class Handle {
   void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
 
   // -- the caller's thread, or one that works for it --
-  // Nobody else is in NCCL with the communicator that launches while somebody holds it. An abort waits for it: calls
-  // of a parent are not blocking, and those of a child end with its parent.
+  // While a thread holds it, no other thread is in NCCL with the communicator that launches. An abort waits for it:
+  // calls of a parent are not blocking, and those of a child end with its parent.
   std::unique_lock<std::mutex> enter() { return std::unique_lock(launching().mutex); }
   // With the lock; NULL: it is not there yet, or is being aborted, or has ended.
   Comm *comm() const noexcept { return ending() ? nullptr : launching().comm; }
@@ -94,8 +94,8 @@ class Handle {
   void doubt(std::chrono::milliseconds patience) noexcept {
     doubt_ms_.store(patience.count(), std::memory_order_release);
   }
-  // With the lock of each: ncclCommDestroy comes next, of the child first. NULL: an abort has come before. Who has left
-  // the parent too has ended in good order, and no abort comes any more.
+  // With the lock of each: ncclCommDestroy comes next, of the child first. NULL: an abort has come before. A
+  // communicator that has left the parent too has ended in good order, and no abort comes any more.
   Comm *leave_child() noexcept;
   Comm *leave_parent() noexcept;
 

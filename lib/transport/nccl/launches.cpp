@@ -80,8 +80,7 @@ Ticket Launches::end(device::Stream &stream) {
   return Ticket{++next_};
 }
 
-// A slot that was used again belongs to a later collective of the same order: whoever waits for it waits longer than it
-// must.
+// A slot that was used again belongs to a later collective of the same order: a wait for it takes longer than it must.
 void Launches::await(Ticket ticket, device::Stream &stream) {
   if (ticket.phase == 0) return;
   failure_.check();

@@ -32,7 +32,7 @@ class Launches final : public Guarded {
 
   // -- the caller's thread --
   // A collective: begin, then run and kernels on the stream as often as it needs, then end. An error in between fails
-  // the context: nobody knows how much of it is under way.
+  // the context: it is not known how much of it is under way.
   void begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream);
   void run(device::Stream &stream, const std::function<void(Comm *)> &enqueue);
   Ticket end(device::Stream &stream);
@@ -94,7 +94,7 @@ class Launches final : public Guarded {
   History history_;
   std::string what_;  // the collective between begin and end
 
-  // Nobody is in CUDA or NCCL with it: both may block until peers come, or until the guard frees the GPU.
+  // No thread is in CUDA or NCCL with it: both may block until peers come, or until the guard frees the GPU.
   mutable std::mutex mutex_;
   // The caller writes the slot of the collective that comes, which the guard leaves alone; the others are only read.
   LaunchSlot slots_[kept];

@@ -135,7 +135,7 @@ struct Library {
   static constexpr int copy_engines = version_code(2, 28);
   static constexpr int copies_unasked = version_code(2, 29, 2);  // large gathers over windows, on some GPUs
   // A window that cannot be registered does no harm to a communicator that blocks: before, NCCL set its flag of being
-  // aborted, and told nobody.
+  // aborted and reported nothing.
   static constexpr int windows_fail_alone = version_code(2, 28);
   static constexpr int blocks_of_switches = version_code(2, 27);  // nvlsCTAs
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);

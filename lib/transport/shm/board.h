@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A team's board in shared memory: every rank writes its ballot or its bytes, all read all. Longer messages go in
-// chunks. Two halves take turns, so that one meeting a chunk is enough: who writes a half again has seen all come to
-// the other. Each rank folds the ballots itself: a line of each, and nobody waits for who would fold them for all.
+// chunks. Two halves take turns, so that one meeting a chunk is enough: a rank that writes a half again has seen all
+// come to the other. Each rank folds the ballots itself, a line of each, instead of waiting for a rank that folds them
+// for all.
 #pragma once
 
 #include <cstdint>

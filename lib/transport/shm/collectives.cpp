@@ -22,7 +22,7 @@ class ShmCollectives::AwaitedPart final : public AwaitedWords {
   AwaitedPart(ShmCollectives &calls, uint64_t phase, const Fingerprint &fingerprint, const Launch *launch)
       : AwaitedWords(calls.words_, phase), calls_(calls), fingerprint_(fingerprint), launch_(launch) {}
 
-  // Who has enqueued it comes by what its stream does.
+  // A rank that has enqueued it comes by what its stream does.
   bool misses_caller(uint32_t world_rank) const override {
     for (uint32_t r = 0; r < calls_.words_.size(); ++r)
       if (calls_.words_.world_rank(r) == world_rank) return misses(world_rank) && !calls_.round_.called(r, target_);
@@ -46,7 +46,7 @@ class ShmCollectives::AwaitedStep final : public AwaitedWords {
   AwaitedStep(ShmCollectives &calls, const Words &steps, uint64_t target, const Launch &launch)
       : AwaitedWords(steps, target), calls_(calls), launch_(launch) {}
 
-  // Who ended the round before the end of this launch may not come to this step.
+  // A rank that ended the round before the end of this launch may not come to this step.
   bool given_up() override { return calls_.round_.hopeless(phase_of(launch_.round, launch_.number, Phase::read)); }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
@@ -80,7 +80,7 @@ Ticket ShmCollectives::enqueue(Launch &launch, device::Stream &stream) {
   return ticket;
 }
 
-// Nobody need come to it, so there is no number and nothing to compare. Private buffers have to meet.
+// No rank needs to come to it, so there is no number and nothing to compare. Private buffers have to meet.
 void ShmCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
   if (gathers.empty()) return;
   if (relay_) {
@@ -124,7 +124,7 @@ Ticket ShmCollectives::barrier(Tag tag, device::Stream &stream) {
 void ShmCollectives::await_release(Ticket ticket, device::Stream &stream) {
   if (released(ticket)) return;
   seat_->watch.enter_caller();
-  // Of the last ones: nobody waits for one that came long before.
+  // Of the last ones: no rank waits for one that came long before.
   stream.run([this, phase = ticket.phase, fingerprint = enqueued_[number_of(ticket.phase) % fingerprints_kept]] {
     await_phase(phase, fingerprint);
   });
@@ -168,7 +168,7 @@ void ShmCollectives::perform(Launch &launch) {
     fail(FSDP_INTERNAL, "{} ran before the collective enqueued before it", launch.fingerprint.text(launch.number));
   place(rank_).fingerprints[launch.number % fingerprints_kept] = launch.fingerprint;
   words_[rank_].notes[launch.number % Word::note_count].store(launch.fingerprint.hash, std::memory_order_relaxed);
-  // A barrier reads nothing: who has come has read it too.
+  // A barrier reads nothing: a rank that has come has read it too.
   const bool reads = launch.operation != Operation::barrier;
   arrive(launch, reads ? Phase::ready : Phase::read);
   if (!await(launch, Phase::ready)) return;
@@ -268,7 +268,8 @@ void ShmCollectives::reduce_blocks(device::RankSum sum) const {
   }
 }
 
-// Of little, each rank sums all of it: that reads more, but nothing that a peer has just written, and waits for nobody.
+// Of little, each rank sums all of it: that reads more, but nothing that a peer has just written, and waits for no
+// rank.
 bool ShmCollectives::is_summed_at_once(const Launch &launch) const noexcept {
   uint64_t bytes = 0;
   for (const Piece &piece : launch.pieces) {

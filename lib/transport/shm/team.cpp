@@ -91,7 +91,8 @@ ShmTeam::ShmTeam(std::shared_ptr<Seat> seat, device::Device &device, std::vector
   try {
     meet(what);
   } catch (const Error &error) {
-    // There is no board yet on which the others could read it. Who was interrupted may come again in another team.
+    // There is no board yet on which the others could read it. A rank that was interrupted may come again in another
+    // team.
     if (error.status != FSDP_INTERRUPTED)
       seat_->control.accuse(Verdict::failed, seat_->rank, format_text("rank {}: {}", seat_->rank, error.message));
     throw;

@@ -102,8 +102,8 @@ void StagedCollectives::carry_gathers(const Fingerprint &call, uint64_t count, G
 void StagedCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
   if (gathers.empty()) return;
   gather(gathers, tag, stream);
-  // Nobody asks whether a gather was given up, by a peer that has ended: it must fail the context, as one that waits
-  // does.
+  // No later call asks whether a gather was given up by a peer that has ended: it must fail the context, as one that
+  // waits does.
   host_stream().run([host = host_.get()] {
     if (auto error = host->broken()) throw *std::move(error);
   });
@@ -167,7 +167,8 @@ Ticket StagedCollectives::barrier(Tag tag, device::Stream &stream) {
   return enqueue(call, stream, [&] { carry(call, 1, none, send, none); });
 }
 
-// Who has taken the chunks of a call has brought its own before. A call that came long ago is done when a later one is.
+// A rank that has taken the chunks of a call has brought its own before. A call that came long ago is done when a later
+// one is.
 void StagedCollectives::await_release(Ticket ticket, device::Stream &stream) {
   if (!released(ticket)) stream.wait(*done_[(ticket.phase - 1) % calls_kept]);
 }

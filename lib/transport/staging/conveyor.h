@@ -11,8 +11,9 @@
 //   up                         | take 3  | take 4   from the slots to the device, and sums there
 //
 // All is enqueued by the calling thread, each piece after those that it depends on: streams that share a hardware queue
-// then wait in an order in which all of them come to an end. At most `ahead` chunks are under way; who enqueues more
-// waits for the device, so that no queue of CUDA's ever fills up, where a wait would have no end and no timeout.
+// then wait in an order in which all of them come to an end. At most `ahead` chunks are under way; a caller that
+// enqueues more waits for the device, so that no queue of CUDA's ever fills up, where a wait would have no end and no
+// timeout.
 #pragma once
 
 #include <algorithm>

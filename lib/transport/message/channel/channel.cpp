@@ -11,8 +11,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto drop_time = std::chrono::seconds(2);
-// How long a verdict may take that says more than that a connection ended: who notices deaths knows more. Leaders of
-// nodes tell a death from a cut network, the latter after the heartbeat limit.
+// How long a verdict may take that says more than that a connection ended: the ranks that notice deaths know more.
+// Leaders of nodes tell a death from a cut network, the latter after the heartbeat limit.
 constexpr auto lone_verdict_time = std::chrono::milliseconds(500);
 constexpr auto decision_time = std::chrono::milliseconds(1000);
 
@@ -54,7 +54,7 @@ class Channel::AwaitedCall final : public Awaited {
     const uint32_t r = channel_.lanes_.lane_of(world_rank);
     return r < channel_.lanes_.size() && channel_.lanes_.misses(r);
   }
-  // Data may be late because another rank is; who has not come at all is to blame for that.
+  // Data may be late because another rank is late; a rank that has not come at all is to blame for that.
   bool lags(uint32_t world_rank) const override {
     if (!misses(world_rank)) return false;
     const auto lock = channel_.transport_.lock();

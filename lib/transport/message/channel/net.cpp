@@ -128,7 +128,7 @@ void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what
   data_peers_ = std::move(peers);
 }
 
-// The leaders of the hosts hear of it: only who they watch is found where a network between two hosts is cut.
+// The leaders of the hosts hear of it: a cut between two hosts is found only between hosts that watch each other.
 void ChannelNet::connect(std::span<const uint32_t> ranks) {
   for (const uint32_t rank : ranks)
     if (rank != transport_->rank()) seat_->control.set_data_peer(rank);

@@ -68,9 +68,9 @@ struct Ended {
   EndWords of_cause;
 };
 
-// Who sends and receives messages under one key.
+// The sender and receiver of messages under one key.
 
-// Where a chunk goes. NULL: nowhere, it is dropped. misfit: nobody who keeps to the protocol sends this.
+// Where a chunk goes. NULL: nowhere, it is dropped. misfit: no peer that keeps to the protocol sends this.
 struct Place {
   std::byte *to = nullptr;
   bool misfit = false;
@@ -106,7 +106,7 @@ class Receivers {
   Receiver *find(uint64_t key) const noexcept;
   // For a key without a receiver. False: its sender has sent more of these than it may.
   bool keep(const Header &header, const void *payload, uint64_t bytes);
-  // To keys without a receiver: answers "nothing was called", by who can send.
+  // Questions to keys without a receiver: the transport answers them that nothing was called.
   std::vector<Header> take_questions() noexcept { return std::exchange(questions_, {}); }
   bool has_questions() const noexcept { return !questions_.empty(); }
 
@@ -141,7 +141,7 @@ inline Header answer_of_nobody(const Header &question, uint32_t rank) noexcept {
 struct Loss {
   std::string text;  // empty: it can
   int32_t origin = 0, code = 0;
-  uint64_t order = 0;  // who failed first of all is not one that gave up because of another
+  uint64_t order = 0;  // the first rank that failed is not one that gave up because of another
 };
 
 struct TransportTraits {
@@ -186,8 +186,8 @@ class Transport {
   virtual void send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) = 0;
   // There is memory for one message more: what follows does not throw.
   virtual void prepare(uint32_t to) = 0;
-  // header.bytes bytes of data, which stay as they are until the receiver of that key hears sent(). Only to who has
-  // sent something.
+  // header.bytes bytes of data, which stay as they are until the receiver of that key hears sent(). Only to a peer that
+  // has sent something.
   virtual void send_data(uint32_t to, const Header &header, const void *data) = 0;
   virtual const Loss &loss_of(uint32_t world_rank) const noexcept = 0;
   // Gives up all that is under way to and from this peer: soon, and each receiver hears of it.

@@ -72,7 +72,7 @@ class Introduction {
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
-  // Of who has connected: "10.0.0.7:51200".
+  // Of an end that has connected: "10.0.0.7:51200".
   const std::string &from() const noexcept { return from_; }
   // Of one that is done: the other rank.
   uint32_t peer() const noexcept { return peer_; }

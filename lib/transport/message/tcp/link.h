@@ -60,7 +60,7 @@ uint32_t sum_of(const TcpFrameHead &head) noexcept;
 // NULL: a peer that keeps to the protocol may send this; else what is wrong with it.
 const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequence) noexcept;
 
-// Who takes what comes.
+// Takes what comes.
 class Sink {
  public:
   // False: this peer sends more than it may.
@@ -111,8 +111,8 @@ class Link {
   // Bytes that the peer's kernel has not acknowledged.
   bool acknowledged() const noexcept;
 
-  // By who keeps others from writing, and not within TLS: sends as much of the frame as goes at once. What is wrong is
-  // seen by write().
+  // Called while no other thread writes, and not within TLS: sends as much of the frame as goes at once. What is wrong
+  // is seen by write().
   void send_now(OutFrame &frame) const noexcept;
 
  private:

@@ -35,7 +35,7 @@ struct Peer {
   bool expected = false;  // there will be a connection, which then lasts
   bool greeting = false;  // this rank is to connect to it
   bool open = false;      // both have greeted
-  bool writing = false;   // the thread writes: nobody else may
+  bool writing = false;   // the thread writes: no caller may
   bool closing = false;   // the thread is to end all that is under way
   bool dirty = false;     // it is among dirty_
   uint64_t sequence = 0;

@@ -62,7 +62,7 @@ void TcpTransport::run() noexcept {
 bool TcpTransport::begin_round() {
   let_others_go_first();
   const std::lock_guard guard(mutex_);
-  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // whom it refuses now is of no interest
+  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // what it refuses now is of no interest
   joined_ = !peers_.empty();
   world_size_ = peers_.size();
   if (stops_ && may_stop()) return false;

@@ -75,7 +75,7 @@ std::atomic<decltype(TlsLibrary::SSL_get_ex_data)> get_data{nullptr};
 struct Tls::Callbacks {
   static Tls &self(SSL *ssl) noexcept { return *static_cast<Tls *>(get_data.load()(ssl, 0)); }
 
-  // Of who listens. Nobody else's identity begins anything.
+  // Of the end that listens. No other identity begins anything.
   static int find_session(SSL *ssl, const unsigned char *identity, size_t bytes, SSL_SESSION **session) noexcept {
     const Tls &tls = self(ssl);
     const std::string_view named(reinterpret_cast<const char *>(identity), bytes);
@@ -83,7 +83,7 @@ struct Tls::Callbacks {
     return *session != nullptr;
   }
 
-  // Of who connects.
+  // Of the end that connects.
   static int use_session(SSL *ssl, const EVP_MD *, const unsigned char **identity, size_t *bytes,
                          SSL_SESSION **session) noexcept {
     const Tls &tls = self(ssl);
@@ -234,7 +234,7 @@ Digest Tls::exported() const {
 
 // ---- bytes ----
 
-// Once libssl has taken bytes nothing may throw: who calls would take them for not sent, and send them again.
+// Once libssl has taken bytes nothing may throw: the caller would take them for not sent, and send them again.
 ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
   if (!flush(socket)) return -1;
   out_.reserve(most_taken_at_once + (most_taken_at_once / record_bytes + count + 1) * record_overhead);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TLS 1.3 over a connected socket, never waiting: both ends have a key beforehand and no certificates, and each
-// connection has keys of its own on top (ECDHE), so that who learns the secret later reads nothing recorded.
+// connection has keys of its own on top (ECDHE), so that a process that learns the secret later cannot read what it has
+// recorded.
 //
 //   out:  frames --> records in memory --> socket     what is sent is read from the caller's memory at once
 //   in:   socket --> records in memory --> the caller's memory
@@ -26,35 +27,36 @@ namespace fsdp::transport::tcp {
 
 // The functions of OpenSSL's libssl that are used, found when a rank is to encrypt: programs start where it is missing.
 
-#define FSDP_TLS_FUNCTIONS(X)                                                                                      \
-  X(OPENSSL_init_ssl)                                                                                              \
-  X(TLS_method)                                                                                                    \
-  X(SSL_CTX_new)                                                                                                   \
-  X(SSL_CTX_free)                                                                                                  \
-  X(SSL_CTX_ctrl)                                                                                                  \
-  X(SSL_CTX_clear_options)                                                                                         \
-  X(SSL_CTX_set_ciphersuites)                                                                                      \
-  X(SSL_CTX_set_num_tickets)                                                                                       \
-  X(SSL_CTX_set_psk_find_session_callback)                                                                         \
-  X(SSL_CTX_set_psk_use_session_callback)                                                                          \
-  X(SSL_new)                                                                                                       \
-  X(SSL_free)                                                                                                      \
-  X(SSL_set_ex_data)                                                                                               \
-  X(SSL_get_ex_data)                                                                                               \
-  X(SSL_set_accept_state)                                                                                          \
-  X(SSL_set_connect_state)                                                                                         \
-  X(SSL_set_bio)                                                                                                   \
-  X(SSL_session_reused)                                                                                            \
-  X(SSL_do_handshake)                                                                                              \
-  X(SSL_read_ex)                                                                                                   \
-  X(SSL_write_ex)                                                                                                  \
-  X(SSL_get_error)                                                                                                 \
-  X(SSL_export_keying_material)                                                                                    \
-  X(SSL_key_update)                                                                                                \
-  X(SSL_SESSION_new)                                                                                               \
-  X(SSL_SESSION_free) X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version) \
-      X(SSL_CIPHER_find) X(BIO_new) X(BIO_s_mem) X(BIO_read) X(BIO_write) X(BIO_ctrl_pending) X(ERR_clear_error)   \
-          X(ERR_get_error) X(ERR_reason_error_string)
+#define FSDP_TLS_FUNCTIONS(X)                                                                                     \
+  X(OPENSSL_init_ssl)                                                                                             \
+  X(TLS_method)                                                                                                   \
+  X(SSL_CTX_new)                                                                                                  \
+  X(SSL_CTX_free)                                                                                                 \
+  X(SSL_CTX_ctrl)                                                                                                 \
+  X(SSL_CTX_clear_options)                                                                                        \
+  X(SSL_CTX_set_ciphersuites)                                                                                     \
+  X(SSL_CTX_set_num_tickets)                                                                                      \
+  X(SSL_CTX_set_psk_find_session_callback)                                                                        \
+  X(SSL_CTX_set_psk_use_session_callback)                                                                         \
+  X(SSL_new)                                                                                                      \
+  X(SSL_free)                                                                                                     \
+  X(SSL_set_ex_data)                                                                                              \
+  X(SSL_get_ex_data)                                                                                              \
+  X(SSL_set_accept_state)                                                                                         \
+  X(SSL_set_connect_state)                                                                                        \
+  X(SSL_set_bio)                                                                                                  \
+  X(SSL_session_reused)                                                                                           \
+  X(SSL_do_handshake)                                                                                             \
+  X(SSL_read_ex)                                                                                                  \
+  X(SSL_write_ex)                                                                                                 \
+  X(SSL_get_error)                                                                                                \
+  X(SSL_export_keying_material)                                                                                   \
+  X(SSL_key_update)                                                                                               \
+  X(SSL_SESSION_new)                                                                                              \
+  X(SSL_SESSION_free)                                                                                             \
+  X(SSL_SESSION_set1_master_key) X(SSL_SESSION_set_cipher) X(SSL_SESSION_set_protocol_version) X(SSL_CIPHER_find) \
+      X(BIO_new) X(BIO_s_mem) X(BIO_read) X(BIO_write) X(BIO_ctrl_pending) X(ERR_clear_error) X(ERR_get_error)    \
+          X(ERR_reason_error_string)
 
 struct TlsLibrary {
 #define FSDP_TLS_MEMBER(name) decltype(&::name) name = nullptr;

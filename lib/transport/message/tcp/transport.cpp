@@ -25,9 +25,9 @@ using messages::Kind;
 using messages::Receiver;
 
 constexpr int backlog = 1024;
-// Data that short is written by who sends it: waking the thread would take longer.
+// Data that short is written by the thread that sends it: waking the other one would take longer.
 constexpr uint64_t short_data = 4096;
-// Behind the heartbeat limit: whoever is silent is judged by that.
+// Beyond the heartbeat limit, which judges ranks that are silent.
 constexpr uint32_t beyond_heartbeats_ms = 10'000;
 constexpr auto first_pause = std::chrono::milliseconds(20);
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
@@ -100,7 +100,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
                             "libfsdp messages, TLS: " + names_.name);
   }
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
-  refusals_.set_log(std::move(job.log));  // the thread refuses nobody before there are peers
+  refusals_.set_log(std::move(job.log));  // the thread refuses no connection before there are peers
   peers_.set_addresses(std::move(job.addresses));
   seat_ = std::move(seat);
   wake();
@@ -296,7 +296,7 @@ bool TcpTransport::may_stop() const noexcept {
   if (since >= last_words_time) return true;
   return peers_.all_of([&](const Peer &peer) {
     if (!peer.loss.text.empty()) return true;
-    // Who waits for this rank hears of its end by the end of their connection.
+    // A rank that waits for this one hears of its end by the end of their connection.
     if (!peer.open) return (!peer.greeting && peer.queued.empty()) || since >= last_greetings_time;
     return peer.queued.empty() && !peer.writing && peer.link->acknowledged();
   });

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's connections over TCP: one to each peer that it sends to or hears from, made by whoever of the two is
-// lower.
+// One rank's connections over TCP: one to each peer that it sends to or hears from, made by the lower rank of the two.
 //
 //   a channel --(mutex)--> Peer::queued --> thread --> Link --> socket
 //   socket --> thread --> Link --(mutex)--> a channel's control(), place(), arrived()
 //
-// The thread reads and writes without the mutex; it takes it for what channels see. Short messages are written by who
-// sends them where nothing waits before them. No wait of a rank depends on another's reading: the thread reads whatever
-// comes, into places that channels have set aside, or drops it.
+// The thread reads and writes without the mutex; it takes it for what channels see. Short messages are written by the
+// thread that sends them where nothing waits before them. No wait of a rank depends on another's reading: the thread
+// reads whatever comes, into places that channels have set aside, or drops it.
 #pragma once
 
 #include <pthread.h>

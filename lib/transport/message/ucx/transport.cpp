@@ -171,7 +171,7 @@ void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_
     param.cb.send = on_sent;
     param.user_data = &message;
     param.memory_type = UCS_MEMORY_TYPE_HOST;
-    if (message.header.kind != Kind::data) {  // whatever UCX_RNDV_THRESH says: nobody has a place for these
+    if (message.header.kind != Kind::data) {  // whatever UCX_RNDV_THRESH says: there is no place for these
       param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
       param.flags = UCP_AM_SEND_FLAG_EAGER;
     }
@@ -313,7 +313,7 @@ void UcxTransport::fail_peer(uint32_t rank, ucs_status_t status, const char *wha
   changed_.notify_all();
 }
 
-// Who has been told hello and has not answered may not have started, or its host has too much to do.
+// A peer that has been told hello and has not answered may not have started, or its host has too much to do.
 void UcxTransport::lose(UcxPeer &peer, ucs_status_t status, const char *what) noexcept {
   changed_at_ = Clock::now();
   if (peer.open || peer.index < rank_ || peer.heard || Clock::now() >= peer.expiry || !peer.loss.text.empty())

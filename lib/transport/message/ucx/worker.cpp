@@ -30,7 +30,7 @@ void find(void *library, const char *path, const char *name, Function &function)
 }
 
 // UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded, going by the environment, which is not ours to
-// change. So it gives them back, unless whoever set its variables wants that.
+// change. So it gives them back, unless UCX's own variables ask for them.
 void give_signals_back(void *library, const char *path) {
   for (const char *name : {"UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS", "UCX_DEBUG_SIGNO"})
     if (std::getenv(name)) return;
@@ -182,7 +182,7 @@ void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", wa
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
 // memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
-  // Beside RDMA UCX would open a port for TCP that nobody needs. Its transports within a host carry nothing: ranks of
+  // Beside RDMA UCX would open a port for TCP that is not needed. Its transports within a host carry nothing: ranks of
   // one host share memory without UCX, which would still take 4.3 MB a rank from /dev/shm.
   without_tcp_ = has_rdma() && !trusts_tcp_ && !std::getenv("UCX_TLS");
   const char *all_but = without_tcp_ ? "^tcp,posix,sysv" : "^posix,sysv";
@@ -194,7 +194,7 @@ void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
   set(config, "", "ZCOPY_THRESH", "inf");
   set(config, "TCP_", "TX_SEG_SIZE", bytes.c_str());
   set(config, "TCP_", "RX_SEG_SIZE", bytes.c_str());
-  set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off holds nobody up
+  set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off holds no other up
   const char *copies_up_to = std::getenv("UCX_ZCOPY_THRESH");
   if (copies_up_to && bytes_of(copies_up_to) < chunk_bytes)
     warn(format_text(

@@ -17,27 +17,28 @@ namespace fsdp::transport::ucx {
 
 // The functions of libucp that are used, found when the first Net is made: the library loads where UCX is missing.
 
-#define FSDP_UCX_FUNCTIONS(X)                                                                                       \
-  X(ucp_get_version)                                                                                                \
-  X(ucp_get_version_string)                                                                                         \
-  X(ucp_config_read)                                                                                                \
-  X(ucp_config_modify)                                                                                              \
-  X(ucp_config_release)                                                                                             \
-  X(ucp_init_version)                                                                                               \
-  X(ucp_cleanup)                                                                                                    \
-  X(ucp_context_query)                                                                                              \
-  X(ucp_worker_create)                                                                                              \
-  X(ucp_worker_destroy)                                                                                             \
-  X(ucp_worker_get_address)                                                                                         \
-  X(ucp_worker_release_address)                                                                                     \
-  X(ucp_worker_get_efd)                                                                                             \
-  X(ucp_worker_arm)                                                                                                 \
-  X(ucp_worker_signal)                                                                                              \
-  X(ucp_worker_progress)                                                                                            \
-  X(ucp_worker_query)                                                                                               \
-  X(ucp_worker_flush_nbx) X(ucp_worker_set_am_recv_handler) X(ucp_ep_create) X(ucp_ep_close_nbx) X(ucp_am_send_nbx) \
-      X(ucp_am_recv_data_nbx) X(ucp_tag_send_nbx) X(ucp_tag_probe_nb) X(ucp_tag_msg_recv_nbx)                       \
-          X(ucp_request_check_status) X(ucp_request_free) X(ucp_context_print_info) X(ucs_status_string)
+#define FSDP_UCX_FUNCTIONS(X)                                                                                         \
+  X(ucp_get_version)                                                                                                  \
+  X(ucp_get_version_string)                                                                                           \
+  X(ucp_config_read)                                                                                                  \
+  X(ucp_config_modify)                                                                                                \
+  X(ucp_config_release)                                                                                               \
+  X(ucp_init_version)                                                                                                 \
+  X(ucp_cleanup)                                                                                                      \
+  X(ucp_context_query)                                                                                                \
+  X(ucp_worker_create)                                                                                                \
+  X(ucp_worker_destroy)                                                                                               \
+  X(ucp_worker_get_address)                                                                                           \
+  X(ucp_worker_release_address)                                                                                       \
+  X(ucp_worker_get_efd)                                                                                               \
+  X(ucp_worker_arm)                                                                                                   \
+  X(ucp_worker_signal)                                                                                                \
+  X(ucp_worker_progress)                                                                                              \
+  X(ucp_worker_query)                                                                                                 \
+  X(ucp_worker_flush_nbx)                                                                                             \
+  X(ucp_worker_set_am_recv_handler) X(ucp_ep_create) X(ucp_ep_close_nbx) X(ucp_am_send_nbx) X(ucp_am_recv_data_nbx)   \
+      X(ucp_tag_send_nbx) X(ucp_tag_probe_nb) X(ucp_tag_msg_recv_nbx) X(ucp_request_check_status) X(ucp_request_free) \
+          X(ucp_context_print_info) X(ucs_status_string)
 
 struct Api {
 #define FSDP_UCX_MEMBER(name) decltype(&::name) name = nullptr;
@@ -55,7 +56,7 @@ Api load_api();
 
 // "tcp/eth0" and so on, from what ucp_context_print_info writes; empty if it writes something else.
 std::vector<std::string> transports_of(std::string_view text);
-// One of them is TCP, or the list is empty: nobody knows.
+// One of them is TCP, or the list is empty and so not known.
 bool may_use_tcp(const std::vector<std::string> &transports);
 // One of them reaches other hosts.
 bool leaves_host(const std::vector<std::string> &transports);
