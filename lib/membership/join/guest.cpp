@@ -19,7 +19,7 @@ namespace fsdp::membership {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto patience = 1s;  // beyond the timeout, for rank 0 to say who is missing
+constexpr auto patience = 1s;  // beyond the timeout, for rank 0 to name the missing ranks
 
 }  // namespace
 

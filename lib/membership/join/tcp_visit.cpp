@@ -82,7 +82,7 @@ constexpr auto connect_time = 3s;    // for one try
 constexpr auto proof_time = 15s;     // of one try: strangers may have to make room first
 constexpr auto least_try = 1s;       // one that has less time than this tells nothing
 constexpr auto host_patience = 60s;  // with the rank of this host that has come first
-constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to say who is missing
+constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to name the missing ranks
 constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
 
 }  // namespace

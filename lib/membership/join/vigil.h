@@ -81,7 +81,7 @@ constexpr auto grace = 60ms;         // for what ends at the same time
 constexpr auto doubt = 300ms;        // for the end of a peer to be seen by rank 0, when another rank has felt it
 constexpr auto answer_time = 600ms;  // for rank 0's word after a report
 constexpr auto farewell = 200ms;
-constexpr auto lateness = 700ms;  // beyond the deadline: waits with a limit of their own name who is late
+constexpr auto lateness = 700ms;  // beyond the deadline: waits with a limit of their own name the late rank
 
 // A peer is to blame, or the link to it, but perhaps only because of another one that rank 0 knows of.
 bool blames_others(const Error &error, uint32_t rank);

@@ -3,7 +3,7 @@
 // connects.
 //
 //   both         prove the job's secret (membership/wire/handshake.h), for this purpose, to this rank
-//   who connects Greeting: from which rank to which
+//   connecting   Greeting: from which rank to which
 //   the other    Greeting back
 //   both         with FSDP_NET_ENCRYPTION=on: TLS by a key of the job, for these two ranks; and within it a Binding,
 //   which
