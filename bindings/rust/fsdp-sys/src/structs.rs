@@ -311,7 +311,7 @@ pub struct fsdp_stats {
     pub prefetches: u64,
     /// of these, given back unused
     pub dropped_prefetches: u64,
-    /// contributions reduced, of groups or parts; 0 where a rank reduces with nobody
+    /// contributions reduced, of groups or parts; 0 where a rank is alone
     pub reduces: u64,
     /// bytes of full gradients, of all ranks, that they read on this rank
     pub reduced_bytes: u64,
@@ -643,7 +643,7 @@ impl Default for fsdp_loaded {
     }
 }
 
-/// Where a weight of somebody else's files goes. May grow: it comes with a stride.
+/// Where a weight of another program's files goes. May grow: it comes with a stride.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_rename {

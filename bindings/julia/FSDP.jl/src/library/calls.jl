@@ -64,15 +64,15 @@ FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not meet. The log line at FSDP_L
 
 Ranks that the launcher says are all on one host meet on a unix socket: same user, and the same job secret if
 FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set (a regular file of 1 to 4,096 bytes of the user's or root's, which
-nobody else may read). Otherwise they meet by TCP: rank 0 listens at the rendezvous until all have come, both ends of
-a connection prove the job secret before anything else is read, and without a secret only loopback addresses are
+no other user may read). Otherwise they meet by TCP: rank 0 listens at the rendezvous until all have come, both ends
+of a connection prove the job secret before anything else is read, and without a secret only loopback addresses are
 served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
 Collective: the job. Blocks: peers. Threads: any. Since 0.2.
 Between hosts messages go over TCP, whose connections prove the job secret as well, or by UCX where every rank has an
 RDMA device; FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
 Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED
 (FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every rank:
-whoever reaches its port can write the memory of that process).
+any process that reaches its port can write the memory of that rank).
 ```
 """
 @inline fsdp_create_context(options, context) =
@@ -94,7 +94,7 @@ Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYST
 raw"""
 ```text
 Make a context that only plans: rank `rank` of an imagined world. Meshes, models and groups are declared and sealed
-by the very calls of a real run, but nothing is allocated and nobody is contacted; fsdp_get_role_bytes (but see
+by the very calls of a real run, but nothing is allocated and no peer is contacted; fsdp_get_role_bytes (but see
 there), fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in that run, to the byte.
 Calls that would touch data return INVALID_STATE. Good for a job of 16,384 ranks, which is the most, on a laptop.
 Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
@@ -160,7 +160,7 @@ raw"""
 ```text
 The ranks that the error of fsdp_get_context_error blames, ascending: all that died at the same time, stopped, or did
 not come in time; fsdp_error.rank is one of them. *rank_count: in, the room in ranks; out, how many they are. 0 if
-the context has not failed or nobody is to blame (a network that is cut, a wait that was interrupted). With ranks
+the context has not failed or no rank is to blame (a network that is cut, a wait that was interrupted). With ranks
 NULL only the number is given.
 Collective: no. Blocks: no. Threads: any, also while another call runs.
 Errors: INVALID_ARGUMENT (too little room: *rank_count says what is needed, and nothing else is written). Since 0.2.
@@ -187,7 +187,7 @@ raw"""
 Wait until all that the stream was given before this call is done: the program's work and the library's. Like
 cudaStreamSynchronize, but it ends: after a time, when the interrupted hook or flag says so, and when the context
 fails, with that failure. timeout_ms is the caller's own limit: TIMEOUT then ends this call alone, since a long
-kernel is nobody's failure. 0: the context's timeout_ms, whose TIMEOUT fails the context as in every other wait. On
+kernel is no failure. 0: the context's timeout_ms, whose TIMEOUT fails the context as in every other wait. On
 the host, where stream must be NULL, it returns at once. It makes and ends a CUDA event.
 Collective: no. Blocks: the GPU, and so the peers that its work waits for. Stream: any of the context's GPU that is
 not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, a
@@ -415,8 +415,8 @@ The descriptor as declared, with defaults filled in and the lr_scale of now: fsd
 raw"""
 ```text
 Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
-passes the same data and nothing is communicated; else rank `root` passes it, and data should be NULL elsewhere: who
-passes NULL there may pass anything as dtype and element_count; data that is not NULL is checked as the root's is.
+passes the same data and nothing is communicated; else rank `root` passes it, and data should be NULL elsewhere: with
+NULL there, dtype and element_count may be anything; data that is not NULL is checked as the root's is.
 The data may be freed at return. flags must be 0.
 Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
 bytes for each element of this rank's part while it runs, since planes are made when all has come.
@@ -984,7 +984,7 @@ Since 0.2.
 raw"""
 ```text
 Load the folder's newest whole checkpoint (the last one saved there, whatever its step), or the checkpoint that the
-folder is itself: onto any number of ranks, mesh, strategy and unshard mode, whoever saved it. Each rank reads the
+folder is itself: onto any number of ranks, mesh, strategy and unshard mode. Each rank reads the
 rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
 it was, and the log at INFO how many tensors were loaded, missing and unexpected.
 
@@ -1086,8 +1086,9 @@ raw"""
 Save it while training goes on: the call returns when the ranks have agreed and all see the folder. What is saved are
 the versions published last. Threads of the library copy main weights and states, and write them; what they have not
 copied when fsdp_finish_grads, fsdp_begin_update or fsdp_prepare_replay is called for the model, that call waits for
-(fsdp_stats.checkpoint_stall_ns). The checkpoint has its name as soon as all ranks have written, whoever is in a call
-then, and even if a rank has died since. One is under way at a time: the commit of the next waits for it.
+(fsdp_stats.checkpoint_stall_ns). The checkpoint has its name as soon as all ranks have written, whatever calls
+the ranks are in then, and even if a rank has died since. One is under way at a time: the commit of the next waits
+for it.
 Collective: the world. Blocks: peers, and an earlier save. Window: outside, of all its models.
 Errors, the same on all ranks: as fsdp_save, but for those of the disk, which fsdp_wait_checkpoint tells;
 INVALID_STATE (nothing is in it, or committed before), INVALID_ARGUMENT (a tensor's name is not unique). Since 0.2.
@@ -1255,7 +1256,7 @@ raw"""
 ```text
 Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
 fsdp_cancel_replay does. A graph that runs needs the handle no more. The graphs themselves, executable or not, are
-the caller's, who destroys them before the model: they refer to its memory, and NCCL does not end a communicator
+the caller's, which destroys them before the model: they refer to its memory, and NCCL does not end a communicator
 before the last graph that captured its collectives (the model's end then takes some seconds, and the log says so).
 Threads: any. Since 0.2.
 ```

@@ -430,7 +430,7 @@ struct fsdp_stats
     prefetches::UInt64
     # of these, given back unused
     dropped_prefetches::UInt64
-    # contributions reduced, of groups or parts; 0 where a rank reduces with nobody
+    # contributions reduced, of groups or parts; 0 where a rank is alone
     reduces::UInt64
     # bytes of full gradients, of all ranks, that they read on this rank
     reduced_bytes::UInt64
@@ -655,7 +655,7 @@ struct fsdp_loaded
 end
 
 raw"""
-Where a weight of somebody else's files goes. May grow: it comes with a stride.
+Where a weight of another program's files goes. May grow: it comes with a stride.
 """
 struct fsdp_rename
     # a tensor's name in the files; one '*' in it stands for any text
