@@ -96,7 +96,7 @@ void print_divergence(const Records &records, const Divergence &at) {
       fmt::print("  rank {} never came to it; its last call was {}\n", records[r].rank, last_call(records[r]));
 }
 
-// Who most of the failed ranks blame.
+// The rank that most of the failed ranks blame.
 bool print_culprit(const Records &records) {
   std::map<int64_t, std::set<uint64_t>> blamers;
   for (const FlightRecord &record : records)

@@ -13,11 +13,11 @@ namespace perf {
 namespace {
 
 using fsdp::dtype_size;
+using fsdp::device::Memory;
 using fsdp::transport::Arena;
 using fsdp::transport::Collectives;
 using fsdp::transport::Part;
 using fsdp::transport::Range;
-using fsdp::device::Memory;
 
 constexpr double gather_bus(uint32_t ranks) { return (ranks - 1.0) / ranks; }
 
@@ -50,7 +50,7 @@ class AllGather {
   void operator()() {
     // Rank r's part lies in its own buffer at its own place, or in front for the copy elsewhere.
     const fsdp::transport::Gather span{buffers_.in_stride(buffers_.bytes + (in_place_ ? buffers_.part() : 0)), target(),
-                                  buffers_.part()};
+                                       buffers_.part()};
     buffers_.communicator->gather({&span, 1}, {0, "all_gather"}, bench_.stream());
   }
   uint64_t check() {
@@ -61,7 +61,7 @@ class AllGather {
     uint64_t wrong = 0;
     for (uint32_t r = 0; r < buffers_.size; ++r)
       for (uint64_t i = 0; i < buffers_.part(); ++i) wrong += target()[r * buffers_.part() + i] != pattern(r, i);
-    bench_.lab.meet();  // nobody writes a part again before all have read it
+    bench_.lab.meet();  // no rank writes a part again before all have read it
     return bench_.lab.sum(wrong);
   }
 
@@ -108,10 +108,10 @@ class ReduceScatter {
   }
   void operator()() {
     const fsdp::transport::Sum span{.from = buffers_.whole(),
-                               .to = Part::alone(out_),
-                               .dtype = kind_.dtype,
-                               .wire = kind_.wire_dtype,
-                               .count = count_ * buffers_.size};
+                                    .to = Part::alone(out_),
+                                    .dtype = kind_.dtype,
+                                    .wire = kind_.wire_dtype,
+                                    .count = count_ * buffers_.size};
     buffers_.communicator->sum({&span, 1}, false, {0, "reduce_scatter"}, bench_.stream());
   }
   uint64_t check() {
@@ -137,9 +137,9 @@ class AllReduce {
   AllReduce(Bench &bench, uint64_t bytes) : bench_(bench), buffers_(bench, bytes), whole_(bench, bytes) {}
   void operator()() {
     const fsdp::transport::Sum span{.from = buffers_.whole(),
-                               .to = whole_.whole(),
-                               .count = buffers_.bytes / sizeof(float) / buffers_.size * buffers_.size,
-                               .everywhere = true};
+                                    .to = whole_.whole(),
+                                    .count = buffers_.bytes / sizeof(float) / buffers_.size * buffers_.size,
+                                    .everywhere = true};
     const auto ticket = buffers_.communicator->sum({&span, 1}, false, {0, "all_reduce"}, bench_.stream());
     // The next one writes what peers still read of this one.
     buffers_.communicator->await_release(ticket, bench_.stream());

@@ -7,8 +7,8 @@
 
 namespace perf {
 
-// Measures jobs of 2, 8, 32 ... hosts up to request.hosts, and of the largest also who is named when a host is killed.
-// Returns the exit status.
+// Measures jobs of 2, 8, 32 ... hosts up to request.hosts, and of the largest also which host is named when one is
+// killed. Returns the exit status.
 int run_join(const Request &request);
 
 }  // namespace perf

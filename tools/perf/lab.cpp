@@ -61,7 +61,8 @@ void Lab::pass(LabMemory::Word &arrived, LabMemory::Word &generation, bool sleep
   }
 }
 
-// Who waits long sleeps, so that it takes no core from who works; the second half then starts all at once.
+// A rank that waits long sleeps, so that it takes no core from ranks that work; the second half then starts all at
+// once.
 void Lab::meet() {
   pass(memory_.arrived, memory_.generation, true);
   pass(memory_.left, memory_.passed, false);

@@ -41,7 +41,7 @@ struct SimulatedHost {
 // Runs until the order to close, or until the job has failed. Returns the exit status.
 int live(const SimulatedHost &host, JoinMemory &memory);
 
-// Waits, or wakes who waits, on a word in shared memory.
+// Waits on a word in shared memory, or wakes the process that waits.
 void await_order(JoinMemory &memory, Order order);
 void give_order(JoinMemory &memory, Order order);
 

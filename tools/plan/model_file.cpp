@@ -21,7 +21,7 @@ template <class... Args>
   throw std::invalid_argument(where + ": " + fmt::format(format, std::forward<Args>(args)...));
 }
 
-// A JSON object that knows where it stands and complains about members that nobody asked for.
+// A JSON object that knows where it stands in its file and reports members that were not asked for.
 class Object {
  public:
   Object(const Json &json, std::string where) : json_(json), where_(std::move(where)) {

@@ -22,7 +22,7 @@ class Console {
   void finish();
   // Output is collected until then, so that many short lines cost one system call.
   void flush();
-  // Nobody reads fsdp-run's output any more.
+  // The reader of fsdp-run's output has gone.
   bool closed() const { return closed_; }
 
  private:

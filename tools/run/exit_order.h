@@ -17,7 +17,7 @@ class ExitOrder {
   void watch(size_t index, int pidfd);
   // Those that have ended since the last call, the earliest first.
   std::vector<size_t> take();
-  // Readable when somebody has ended.
+  // Readable when a process has ended.
   int fd() const { return epoll_.get(); }
 
  private:

@@ -29,7 +29,7 @@ std::string find_preload() {
       fmt::format("there is no {} in '{}' or '{}'", file_name, own.string(), installed.lexically_normal().string()));
 }
 
-// Only this user may read it: addresses help who attacks a process.
+// Only this user may read it: addresses help to attack a process.
 std::string make_directory() {
   std::string path = (fs::temp_directory_path() / "fsdp-run.XXXXXX").string();
   if (!mkdtemp(path.data())) throw std::system_error(errno, std::generic_category(), "making " + path);

@@ -202,7 +202,8 @@ class Job {
   }
 
   // Each in the order in which they ended. Of those that failed by themselves the first is the cause, but for this: no
-  // rank gets SIGKILL because a peer has failed, so whoever got it is the cause, even if the others were faster to end.
+  // rank gets SIGKILL because a peer has failed, so a rank that got it is the cause, even if the others were faster to
+  // end.
   void check_exits() {
     for (const size_t r : exits_.take()) {
       const auto exit = ranks_[r].process.poll_exit();
@@ -275,7 +276,7 @@ class Job {
   bool failed_ = false;                       // a rank ended by itself, and not well
   bool killed_ = false;                       // ... but by a SIGKILL that is not ours
   bool ending_ = false;                       // the ranks were told to end
-  bool forwarded_ = false;                    // ... because somebody told us
+  bool forwarded_ = false;                    // ... because this process got a signal
   std::optional<Clock::time_point> end_at_;   // of the grace period
   std::optional<Clock::time_point> kill_at_;  // of those that SIGTERM did not end
 };

@@ -252,7 +252,8 @@ std::string Rank::gather(const Line &line) {
     holds.pop_back();
     last.reshard();
   } else if (call == "reshard") {
-    fsdp::detail::check(fsdp_reshard(of.get(), static_cast<fsdp_phase>(phase), 0, nullptr));  // a hold that nobody has
+    fsdp::detail::check(
+        fsdp_reshard(of.get(), static_cast<fsdp_phase>(phase), 0, nullptr));  // a hold that does not exist
   } else if (call == "prefetch") {
     of.prefetch(phase);
   } else {
