@@ -172,6 +172,18 @@ def line_length(root):
                 yield f"{name}:{number} has {len(line)} columns, more than {COLUMNS} (clang-format -i {name})"
 
 
+# Objects are named in comments: "the rank that waits", not "who waits".
+RIDDLES = re.compile(r"\b([Ww]hoever|[Nn]obody|[Ss]omebody|[Ee]verybody|Who)\b")
+
+
+def plain_comments(root):
+    for path, name, text in source_files(root, "lib", "tools"):
+        for number, line in enumerate(text.splitlines(), 1):
+            comment = re.search(r"(?:^|\s)//(.*)", line)
+            if comment and (word := RIDDLES.search(comment[1])):
+                yield f'{name}:{number} says "{word[1]}": name the rank, thread, process or call'
+
+
 def license_lines(root):
     for path, name, text in source_files(root):
         if "SPDX-License-Identifier: Apache-2.0" not in text[:200]:
@@ -317,6 +329,7 @@ RULES = {
     line_length: ("tests/bad.cpp", "// " + "x" * COLUMNS + "\n"),
     one_list_of_settings: ("lib/base/bad.cpp", 'const char *text = std::getenv("FSDP_BAD");\n'),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
+    plain_comments: ("lib/base/bad.h", "// SPDX\n// Whoever waits here sleeps.\n"),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
     document_width: ("docs/bad.md", "word " * COLUMNS + "\n"),
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),

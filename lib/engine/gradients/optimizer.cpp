@@ -297,7 +297,7 @@ constexpr double scaled_otherwise = -2;  // in the place of a max_norm
 
 }  // namespace
 
-// What ranks do with the norm, so that those who would scale differently know it before any does. Where callers tell
+// What ranks do with the norm, so that ranks that would scale differently know it before any does. Where callers tell
 // their shares, these come along.
 NormDispute Optimizer::meet_for_norm(double max_norm) {
   constexpr size_t told = 3;

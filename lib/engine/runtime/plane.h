@@ -19,7 +19,7 @@ using memory::Extent;
 using memory::PlaneKind;
 
 // The memory of a row of the region table. Of parts and common ones, data, view and shown are the same bytes: to write,
-// to read, and for the caller, who may have written there what is in no other view.
+// to read, and for the caller, which may have written there what is in no other view.
 struct Region {
   std::shared_ptr<device::Memory> memory;  // private; NULL if the caller handed it in
   std::shared_ptr<transport::Arena> arena;

@@ -348,7 +348,7 @@ void Runtime::wait_idle(device::Stream &stream, WaitKind what, device::Stream &c
   wait(*marks.finished, what, caller);
 }
 
-// The calling thread itself, whatever the device: it meets its peers next, who then write what this rank has pulled.
+// The calling thread itself, whatever the device: it meets its peers next, which then write what this rank has pulled.
 void Runtime::await_pulls() {
   gathers.stream->record(*marks.finished);
   if (!marks.finished->done()) {
