@@ -65,7 +65,7 @@ class Failure {
 uint64_t thread_number() noexcept;
 
 // Told while the caller waits for a stream of its own, whose work may wait for peers: see membership/liveness/watch.h.
-class Lookout {
+class WaitObserver {
  public:
   // The caller waits for what the thread does. Called about every 20 ms; throws what ends the wait.
   virtual void look(uint64_t thread) = 0;
@@ -73,11 +73,11 @@ class Lookout {
   virtual void look_away() noexcept = 0;
 
  protected:
-  ~Lookout() = default;
+  ~WaitObserver() = default;
 };
 
-// What the caller looks after in all its waits while the job forms: see membership/join/vigil.h.
-class Duty {
+// What the caller looks after in all its waits while the job forms: see membership/join/forming_watch.h.
+class WaitTask {
  public:
   // Called by every poll; throws what ends the wait.
   virtual void look() = 0;
@@ -85,7 +85,7 @@ class Duty {
   virtual Error settle(const Error &error) = 0;
 
  protected:
-  ~Duty() = default;
+  ~WaitTask() = default;
 };
 
 // What a wait on the caller's own thread does between two looks at its condition: throws if the context failed or the
@@ -98,7 +98,7 @@ class Waiter {
       : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms), flag_(flag) {}
   void poll() const {
     failure_.check();
-    if (duty_) duty_->look();
+    if (task_) task_->look();
     if (flag_ && __atomic_load_n(flag_, __ATOMIC_ACQUIRE))
       fail(FSDP_INTERRUPTED, "the interrupted flag asked to stop waiting");
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
@@ -117,11 +117,11 @@ class Waiter {
   }
   const Failure &failure() const { return failure_; }
   // NULL: none. Set and called on the caller's thread alone.
-  void set_duty(Duty *duty) const { duty_ = duty; }
-  Error settle(const Error &error) const { return duty_ ? duty_->settle(error) : error; }
+  void set_wait_task(WaitTask *task) const { task_ = task; }
+  Error settle(const Error &error) const { return task_ ? task_->settle(error) : error; }
   // NULL: none. It outlives the waits.
-  void set_lookout(Lookout *lookout) const { lookout_.store(lookout, std::memory_order_release); }
-  Lookout *lookout() const { return lookout_.load(std::memory_order_acquire); }
+  void set_observer(WaitObserver *observer) const { observer_.store(observer, std::memory_order_release); }
+  WaitObserver *observer() const { return observer_.load(std::memory_order_acquire); }
 
  private:
   const Failure &failure_;
@@ -132,8 +132,8 @@ class Waiter {
   static constexpr uint32_t no_model = UINT32_MAX;
   mutable std::atomic<const char *> call_{"a call"};
   mutable std::atomic<uint32_t> model_{no_model};
-  mutable std::atomic<Lookout *> lookout_{nullptr};
-  mutable Duty *duty_ = nullptr;
+  mutable std::atomic<WaitObserver *> observer_{nullptr};
+  mutable WaitTask *task_ = nullptr;
 };
 
 }  // namespace fsdp

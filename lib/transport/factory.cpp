@@ -40,7 +40,7 @@ class NoLinks final : public Links {
 };
 
 // What a rank has before it knows whether other hosts take part.
-struct Threshold {
+struct OwnEndpoints {
   std::vector<std::byte> card;  // what it has brought
   LeaderListener listener;
   std::shared_ptr<Net> tcp, ucx;  // those that may be used
@@ -64,38 +64,38 @@ struct UcxOffer {
   std::string obstacle;  // why there is none
 };
 
-UcxOffer offer_ucx(Threshold &threshold, const WorldOptions &options, NetChoice asked, NetProtection protection) {
+UcxOffer offer_ucx(OwnEndpoints &own, const WorldOptions &options, NetChoice asked, NetProtection protection) {
   if (protection.any())
     return {{}, 0, "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION; TCP has (FSDP_NET=tcp)"};
   try {
-    threshold.ucx = create_ucx_net(options.rank, asked == NetChoice::automatic);
-    return {threshold.ucx->address(), threshold.ucx->library_major(), {}};
+    own.ucx = create_ucx_net(options.rank, asked == NetChoice::automatic);
+    return {own.ucx->address(), own.ucx->library_major(), {}};
   } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
     if (error.status != FSDP_UNSUPPORTED) throw;
     return {{}, 0, error.message};
   }
 }
 
-std::vector<std::byte> fill_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
-  threshold.listener = open_leader_listener(address);
-  RankCard card{.asked = read_net_choice(), .leader = threshold.listener.address, .descriptors = count_descriptors()};
+std::vector<std::byte> fill_card(OwnEndpoints &own, const WorldOptions &options, const std::string &address) {
+  own.listener = open_leader_listener(address);
+  RankCard card{.asked = read_net_choice(), .leader = own.listener.address, .descriptors = count_descriptors()};
   card.protection = read_net_protection();
   std::vector<std::byte> nonce, tcp;
   if (card.protection.encryption) card.nonce = nonce = make_job_nonce(options);
   if (card.asked != NetChoice::ucx) {
-    threshold.tcp = create_tcp_net(options.rank, address, card.protection);
-    card.tcp = tcp = threshold.tcp->address();
+    own.tcp = create_tcp_net(options.rank, address, card.protection);
+    card.tcp = tcp = own.tcp->address();
   }
   if (card.asked == NetChoice::tcp) return write_card(card);
-  const UcxOffer offer = offer_ucx(threshold, options, card.asked, card.protection);
+  const UcxOffer offer = offer_ucx(own, options, card.asked, card.protection);
   card.ucx = offer.address;
   card.ucx_major = offer.major;
   card.obstacle = offer.obstacle;
   return write_card(card);
 }
 
-std::vector<std::byte> make_card(Threshold &threshold, const WorldOptions &options, const std::string &address) {
-  return threshold.card = fill_card(threshold, options, address);
+std::vector<std::byte> make_card(OwnEndpoints &own, const WorldOptions &options, const std::string &address) {
+  return own.card = fill_card(own, options, address);
 }
 
 // Of a roster this is what a rank knows itself. What it has opened is by its own card, and what it does by the
@@ -113,7 +113,7 @@ JobCards read_cards(Rendezvous &meeting) {
   try {
     return transport::read_cards(meeting.roster);
   } catch (const Error &) {
-    if (meeting.vigil) meeting.vigil->finish();
+    if (meeting.watch) meeting.watch->finish();
     throw;
   }
 }
@@ -145,8 +145,8 @@ NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, std::vect
 std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const NodePlan &plan, LeaderListener listener,
                                        const Waiter &waiter) {
   const bool leads = plan.nodes[plan.node()].leader == plan.rank;
-  return std::make_unique<Monitor>(
-      seat, leads ? lead_node(*seat, plan, std::move(listener), waiter) : std::make_unique<Deputy>(*seat, plan));
+  return std::make_unique<Monitor>(seat, leads ? lead_node(*seat, plan, std::move(listener), waiter)
+                                               : std::make_unique<CoreDumpReporter>(*seat, plan));
 }
 
 // All leaders have found each other, and every rank's memory says which ranks lead: only now may a failure be blamed on
@@ -162,15 +162,15 @@ void await_all(World &world, bool leaders_alone) {
   world.create_team(ranks, "the start of the job")->barrier("the start of the job");
 }
 
-std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, JobCards cards,
-                                  Threshold &threshold, const std::shared_ptr<Seat> &seat, const Waiter &waiter,
-                                  device::Device &device, uint32_t limit_ms) {
+std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeting, JobCards cards, OwnEndpoints &own,
+                                  const std::shared_ptr<Seat> &seat, const Waiter &waiter, device::Device &device,
+                                  uint32_t limit_ms) {
   NodePlan plan = plan_nodes(options, meeting.roster, std::move(cards.leaders));
   meeting.roster = {};
   plan.forming_ms = limit_ms;
-  auto monitor = start_monitor(seat, plan, std::move(threshold.listener), waiter);
-  std::shared_ptr<Net> net = std::move(cards.net.ucx ? threshold.ucx : threshold.tcp);
-  threshold = {};
+  auto monitor = start_monitor(seat, plan, std::move(own.listener), waiter);
+  std::shared_ptr<Net> net = std::move(cards.net.ucx ? own.ucx : own.tcp);
+  own = {};
   if (!net) fail(FSDP_INTERNAL, "{}, but rank {} has not opened that", cards.net.reason, options.rank);
   net->join({std::move(cards.addresses), options.secret, plan.job, options.heartbeat_timeout_ms, options.log_later,
              std::move(cards.nonce)},
@@ -295,11 +295,11 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
     fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", options.rank, options.size);
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);
   const auto since = std::chrono::steady_clock::now();
-  Threshold threshold;
-  Rendezvous meeting = meet_processes(
-      options, waiter, [&](const std::string &address) { return make_card(threshold, options, address); });
+  OwnEndpoints own;
+  Rendezvous meeting =
+      meet_processes(options, waiter, [&](const std::string &address) { return make_card(own, options, address); });
   const bool alone = meeting.roster.node_count() <= 1;
-  if (!alone) check_own_card(meeting.roster, options.rank, threshold.card, waiter);
+  if (!alone) check_own_card(meeting.roster, options.rank, own.card, waiter);
   JobCards cards = alone ? JobCards() : read_cards(meeting);
   std::shared_ptr<Seat> seat;
   std::unique_ptr<World> world;
@@ -309,8 +309,8 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
     if (alone)
       world = std::make_unique<ShmWorld>(seat, device, std::move(meeting.description), std::make_unique<Monitor>(seat));
     else
-      world = join_hosts(options, meeting, std::move(cards), threshold, seat, waiter, device,
-                         forming_limit_ms(options, since));
+      world =
+          join_hosts(options, meeting, std::move(cards), own, seat, waiter, device, forming_limit_ms(options, since));
     for (const uint32_t rank : options.stand_ins) seat->control.set_membership(rank, Membership::member);
     if (!alone) await_all(*world, !options.stand_ins.empty());
   } catch (const Error &error) {
@@ -318,7 +318,7 @@ std::unique_ptr<World> create_process_world(const WorldOptions &options, const W
     if (seat) tell_host(*seat, end);
     throw end;
   }
-  if (meeting.vigil) meeting.vigil->finish();
+  if (meeting.watch) meeting.watch->finish();
   return world;
 }
 

@@ -184,6 +184,17 @@ def plain_comments(root):
                 yield f'{name}:{number} says "{word[1]}": name the rank, thread, process or call'
 
 
+# Metaphors that had to be learnt. docs/glossary.md has the words for what they meant.
+RETIRED = {"Porch", "Door", "Doors", "Entrance", "Vigil", "HostVigil", "Court", "Mirror", "Deputy", "Chore", "Duty", "Lookout", "Threshold"}
+
+
+def retired_names(root):
+    for path, name, text in source_files(root, "lib", "tools"):
+        for found in re.findall(r"^\s*(?:class|struct)\s+(\w+)", without_comments(text), re.M):
+            if found in RETIRED:
+                yield f"{name} has a type {found}: a name of the past, see docs/glossary.md"
+
+
 def license_lines(root):
     for path, name, text in source_files(root):
         if "SPDX-License-Identifier: Apache-2.0" not in text[:200]:
@@ -330,6 +341,7 @@ RULES = {
     one_list_of_settings: ("lib/base/bad.cpp", 'const char *text = std::getenv("FSDP_BAD");\n'),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
     plain_comments: ("lib/base/bad.h", "// SPDX\n// Whoever waits here sleeps.\n"),
+    retired_names: ("lib/base/bad.h", "class Porch {\n};\n"),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
     document_width: ("docs/bad.md", "word " * COLUMNS + "\n"),
     document_links: ("docs/bad.md", "[nowhere](no-such-file.md)\n"),

@@ -133,8 +133,8 @@ TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
   await_admission(1);
   const pid_t two = ::fork();
   if (two == 0) {
-    const Doors doors = make_doors();
-    const int files[] = {doors.process.get(), doors.outbox.get()};
+    const RankDescriptors descriptors = make_descriptors();
+    const int files[] = {descriptors.process.get(), descriptors.outbox.get()};
     const Fd socket = meet();
     ::raise(SIGSTOP);
     join(socket, 2, files);
@@ -178,8 +178,8 @@ TEST_F(Bootstrap, WhoGivesUpIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);
   await_admission(1);
-  const Doors doors = make_doors();
-  const int files[] = {doors.process.get(), doors.outbox.get()};
+  const RankDescriptors descriptors = make_descriptors();
+  const int files[] = {descriptors.process.get(), descriptors.outbox.get()};
   {
     const Fd socket = meet();
     join(socket, 2, files);

@@ -14,7 +14,7 @@
 
 #include "membership/liveness/watch.h"
 #include "membership/tree/message.h"
-#include "membership/tree/mirror.h"
+#include "membership/tree/remote_states.h"
 #include "transport/names.h"
 
 namespace fsdp::membership {
@@ -239,8 +239,8 @@ class MirroredWaits : public WaitingCallers {
     NodePlan second = plan;
     second.rank = 300;
     there_plan = second;
-    here = std::make_unique<Mirror>(control, plan);
-    there = std::make_unique<Mirror>(other, there_plan);
+    here = std::make_unique<RemoteStates>(control, plan);
+    there = std::make_unique<RemoteStates>(other, there_plan);
   }
   std::vector<uint32_t> told(uint64_t ms) {
     std::vector<uint32_t> ranks;
@@ -255,7 +255,7 @@ class MirroredWaits : public WaitingCallers {
   NodePlan plan, there_plan;
   const Fd other_file = Control::create(size, {3, false});
   Control other{other_file, size};
-  std::unique_ptr<Mirror> here, there;
+  std::unique_ptr<RemoteStates> here, there;
 };
 
 TEST_F(MirroredWaits, TextsAreToldOnceAndNowAndThen) {
@@ -285,7 +285,7 @@ TEST_F(MirroredWaits, ATextFollowsTheStateOfItsWait) {
 
 TEST_F(MirroredWaits, TheTextOfAnotherWaitIsToldAtOnce) {
   plan.node_of = {0, 0, 1, 1};  // of so few ranks much is told
-  Mirror few(control, plan);
+  RemoteStates few(control, plan);
   for (const uint32_t number : {1, 2}) {
     tell(1, number);
     few.look(100'000 + 200 * number, [](const tree::RankState &) {});

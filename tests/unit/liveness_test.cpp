@@ -13,7 +13,7 @@
 #include "membership/liveness/deaths.h"
 #include "membership/liveness/pulse.h"
 #include "membership/liveness/watch.h"
-#include "membership/tree/court.h"
+#include "membership/tree/coordinator.h"
 #include "membership/tree/links.h"
 #include "transport/names.h"
 
@@ -323,15 +323,15 @@ RankSet set_of(std::initializer_list<uint32_t> ranks) {
   return set;
 }
 
-TEST(Court, MergesDeathsWithinTheGrace) {
+TEST(Coordinator, MergesDeathsWithinTheGrace) {
   const NodePlan plan = three_nodes();
-  Court court(plan);
-  EXPECT_FALSE(court.decide(0));
-  court.hear(accuse_dead("", set_of({3})), 1000);
-  EXPECT_FALSE(court.decide(1050));
-  court.hear(accuse_dead("gather of 'x': ", set_of({1})), 1050);
-  court.hear(accuse_rank(Verdict::timeout, 0, "rank 0 has not come"), 1060);
-  const auto verdict = court.decide(1100);
+  Coordinator coordinator(plan);
+  EXPECT_FALSE(coordinator.decide(0));
+  coordinator.hear(accuse_dead("", set_of({3})), 1000);
+  EXPECT_FALSE(coordinator.decide(1050));
+  coordinator.hear(accuse_dead("gather of 'x': ", set_of({1})), 1050);
+  coordinator.hear(accuse_rank(Verdict::timeout, 0, "rank 0 has not come"), 1060);
+  const auto verdict = coordinator.decide(1100);
   ASSERT_TRUE(verdict);
   const Error error = error_of(*verdict, 0);
   EXPECT_EQ(error.status, FSDP_PEER_FAILED);
@@ -339,13 +339,13 @@ TEST(Court, MergesDeathsWithinTheGrace) {
   EXPECT_STREQ(error.what(), "gather of 'x': ranks 1, 3 died");
 }
 
-TEST(Court, KeepsWhoDumpsCore) {
+TEST(Coordinator, KeepsWhoDumpsCore) {
   const NodePlan plan = three_nodes();
   const char *dump = "rank 3 (pid 7, host c) is dumping core";
   const auto text = [&](std::initializer_list<Accusation> all) {
-    Court court(plan);
-    for (const Accusation &one : all) court.hear(one, 1000);
-    return std::string(error_of(court.decide(1100).value(), 0).what());
+    Coordinator coordinator(plan);
+    for (const Accusation &one : all) coordinator.hear(one, 1000);
+    return std::string(error_of(coordinator.decide(1100).value(), 0).what());
   };
   const Accusation dumps = accuse_dead("", set_of({3}), dump), died = accuse_dead("gather of 'x': ", set_of({3}));
   EXPECT_EQ(text({dumps, died}), std::string("gather of 'x': ") + dump);
@@ -356,45 +356,45 @@ TEST(Court, KeepsWhoDumpsCore) {
   EXPECT_EQ(text({other, dumps, died}), std::string("gather of 'x': rank 1 died; ") + dump);
 }
 
-TEST(Court, MergesStoppedRanksBySets) {
+TEST(Coordinator, MergesStoppedRanksBySets) {
   const NodePlan plan = three_nodes();
-  Court court(plan);
+  Coordinator coordinator(plan);
   const auto stopped = [](std::vector<uint32_t> ranks, const char *text) {
     return accuse_ranks(Verdict::stopped, ranks, text);
   };
-  court.hear(stopped({3}, "rank 3 is silent"), 1000);
-  EXPECT_FALSE(court.decide(1050));
-  court.hear(stopped({2}, "rank 2 is silent"), 1010);
-  court.hear(stopped({3}, "so it is"), 1020);
-  const Error two = error_of(court.decide(1200).value(), 0);
+  coordinator.hear(stopped({3}, "rank 3 is silent"), 1000);
+  EXPECT_FALSE(coordinator.decide(1050));
+  coordinator.hear(stopped({2}, "rank 2 is silent"), 1010);
+  coordinator.hear(stopped({3}, "so it is"), 1020);
+  const Error two = error_of(coordinator.decide(1200).value(), 0);
   EXPECT_EQ(two.rank, 2);
   EXPECT_EQ(two.ranks, (std::vector<uint32_t>{2, 3}));
   EXPECT_STREQ(two.what(), "rank 3 is silent; rank 2 is silent");
-  court.hear(stopped({1, 2, 3}, "ranks 1, 2, 3 are silent"), 1030);
-  const Error all = error_of(court.decide(1200).value(), 0);
+  coordinator.hear(stopped({1, 2, 3}, "ranks 1, 2, 3 are silent"), 1030);
+  const Error all = error_of(coordinator.decide(1200).value(), 0);
   EXPECT_EQ(all.rank, 1);
   EXPECT_EQ(all.ranks, (std::vector<uint32_t>{1, 2, 3}));
   EXPECT_STREQ(all.what(), "ranks 1, 2, 3 are silent");
 }
 
-TEST(Court, DecidesAtOnceWhatComesAlone) {
+TEST(Coordinator, DecidesAtOnceWhatComesAlone) {
   const NodePlan plan = three_nodes();
-  Court court(plan);
-  court.hear(accuse_rank(Verdict::mismatch, 2, "they differ"), 1000);
-  court.hear(accuse_dead("", set_of({3})), 1000);
-  ASSERT_TRUE(court.decide(1000));
-  EXPECT_EQ(error_of(*court.decide(1000), 0).status, FSDP_MISMATCH);
+  Coordinator coordinator(plan);
+  coordinator.hear(accuse_rank(Verdict::mismatch, 2, "they differ"), 1000);
+  coordinator.hear(accuse_dead("", set_of({3})), 1000);
+  ASSERT_TRUE(coordinator.decide(1000));
+  EXPECT_EQ(error_of(*coordinator.decide(1000), 0).status, FSDP_MISMATCH);
 }
 
-TEST(Court, NamesEachCutLinkOnce) {
+TEST(Coordinator, NamesEachCutLinkOnce) {
   const NodePlan plan = three_nodes();
-  Court court(plan);
-  court.hear(accuse_links(plan, {{1, 2}}), 1000);
-  court.hear(accuse_links(plan, {{1, 2}, {1, 77}}), 1010);
-  EXPECT_FALSE(court.decide(1650))
+  Coordinator coordinator(plan);
+  coordinator.hear(accuse_links(plan, {{1, 2}}), 1000);
+  coordinator.hear(accuse_links(plan, {{1, 2}, {1, 77}}), 1010);
+  EXPECT_FALSE(coordinator.decide(1650))
       << "those that are no neighbours in the tree find their links cut half a second later";
-  court.hear(accuse_links(plan, {{0, 2}}), 1690);
-  const Error error = error_of(court.decide(1700).value(), 0);
+  coordinator.hear(accuse_links(plan, {{0, 2}}), 1690);
+  const Error error = error_of(coordinator.decide(1700).value(), 0);
   EXPECT_EQ(error.rank, -1);
   EXPECT_TRUE(error.ranks.empty());
   EXPECT_STREQ(error.what(),
@@ -419,35 +419,36 @@ TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
   }
 }
 
-TEST(Court, TakesSilenceForWhatANeighbourKnowsItToBe) {
+TEST(Coordinator, TakesSilenceForWhatANeighbourKnowsItToBe) {
   const NodePlan plan = three_nodes();
   for (const Verdict kind : {Verdict::stopped, Verdict::died}) {
-    Court court(plan);
-    court.hear(accuse_links(plan, {{1, 2}, {0, 2}}), 1000);
-    court.hear(kind == Verdict::died ? accuse_dead("", set_of({3})) : accuse_rank(kind, 3, "rank 3 is stopped"), 1400);
-    ASSERT_TRUE(court.decide(1500));
-    EXPECT_EQ(error_of(*court.decide(1500), 0).rank, 3);
+    Coordinator coordinator(plan);
+    coordinator.hear(accuse_links(plan, {{1, 2}, {0, 2}}), 1000);
+    coordinator.hear(kind == Verdict::died ? accuse_dead("", set_of({3})) : accuse_rank(kind, 3, "rank 3 is stopped"),
+                     1400);
+    ASSERT_TRUE(coordinator.decide(1500));
+    EXPECT_EQ(error_of(*coordinator.decide(1500), 0).rank, 3);
   }
-  Court court(plan);
-  court.hear(accuse_links(plan, {{0, 1}, {0, 2}}), 1000);
-  court.hear(accuse_rank(Verdict::stopped, 3, "rank 3 is stopped"), 1400);
-  EXPECT_EQ(error_of(*court.decide(1700), 0).rank, -1) << "not all of the links are that node's";
+  Coordinator coordinator(plan);
+  coordinator.hear(accuse_links(plan, {{0, 1}, {0, 2}}), 1000);
+  coordinator.hear(accuse_rank(Verdict::stopped, 3, "rank 3 is stopped"), 1400);
+  EXPECT_EQ(error_of(*coordinator.decide(1700), 0).rank, -1) << "not all of the links are that node's";
 }
 
 // A peer writes them: whatever the bytes are.
 class BadAccusations : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Court, BadAccusations, testing::Values(0, 0x41, 0xff));
+INSTANTIATE_TEST_SUITE_P(Coordinator, BadAccusations, testing::Values(0, 0x41, 0xff));
 TEST_P(BadAccusations, AreSurvived) {
   const NodePlan plan = three_nodes();
   Accusation bad;
   std::memset(static_cast<void *>(&bad), GetParam(), sizeof bad);
   for (const Verdict kind : {Verdict::died, Verdict::stopped, Verdict::cut, Verdict::aborted}) {
     bad.kind = kind;
-    Court court(plan);
-    court.hear(bad, 0);
-    court.hear(bad, 0);
-    ASSERT_TRUE(court.decide(1000));
-    EXPECT_LE(std::string(error_of(*court.decide(1000), 0).what()).size(), sizeof bad.text);
+    Coordinator coordinator(plan);
+    coordinator.hear(bad, 0);
+    coordinator.hear(bad, 0);
+    ASSERT_TRUE(coordinator.decide(1000));
+    EXPECT_LE(std::string(error_of(*coordinator.decide(1000), 0).what()).size(), sizeof bad.text);
   }
 }
 

@@ -225,20 +225,20 @@ class NodeJob {
     if (!file || ::setns(file.get(), CLONE_NEWNET) != 0) throw std::runtime_error("cannot enter " + space);
   }
   std::unique_ptr<Links> make_links(uint32_t rank) {
-    Doors doors = make_doors();
-    std::vector<PeerDoors> peers;
+    RankDescriptors descriptors = make_descriptors();
+    std::vector<PeerDescriptors> peers;
     for (uint32_t r = 0; r < size(); ++r) {
       if (r == rank || node_of_[r] != node_of_[rank]) continue;
       while (common_->pids[r] == 0) pause_ms(1);
       peers.push_back({r, Fd(static_cast<int>(::syscall(SYS_pidfd_open, common_->pids[r].load(), 0))), {}});
     }
-    return std::make_unique<ProcessLinks>(rank, std::move(doors.inbox), std::move(peers));
+    return std::make_unique<ProcessLinks>(rank, std::move(descriptors.inbox), std::move(peers));
   }
-  std::unique_ptr<Chore> make_chore(NodeRank &self, LeaderListener &listener) {
+  std::unique_ptr<MonitorTask> make_task(NodeRank &self, LeaderListener &listener) {
     NodePlan plan{self.rank, node_of_, places_, "secret", name_, limit_ms_, forming_ms, degree};
     if (node_of_[self.rank] == odd_node_) plan.secret = odd_secret_;
     for (size_t node = 0; node < places_.size(); ++node) plan.nodes[node].address = common_->address[node];
-    if (leader(plan.node()) != self.rank) return std::make_unique<Deputy>(*self.seat, plan);
+    if (leader(plan.node()) != self.rank) return std::make_unique<CoreDumpReporter>(*self.seat, plan);
     if (before_tree) before_tree(self.rank);
     return lead_node(*self.seat, plan, std::move(listener), *self.waiter);
   }
@@ -258,7 +258,7 @@ class NodeJob {
                                        limit_ms_);
     for (const uint32_t r : self.ranks)
       if (all_exchange) self.seat->control.set_data_peer(r);
-    auto monitor = std::make_unique<Monitor>(self.seat, make_chore(self, listener));
+    auto monitor = std::make_unique<Monitor>(self.seat, make_task(self, listener));
     self.world = std::make_unique<ShmWorld>(self.seat, *self.device, "test", std::move(monitor));
     common_->words[1][self.rank].raise(1);
     self.await(1, 1, "the job's start");

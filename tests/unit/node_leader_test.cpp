@@ -479,13 +479,13 @@ class Deputies : public testing::Test {
         : seat(number, 4, job.file, std::make_unique<Dumping>(), rank.waiter, rank.failure, 1000) {
       NodePlan plan = job.plan;
       plan.rank = number;
-      deputy = std::make_unique<Deputy>(seat, plan);
+      deputy = std::make_unique<CoreDumpReporter>(seat, plan);
       seat.control.set_membership(number, Membership::member);
       seat.pulse.look();
     }
     Rank rank;
     Seat seat;
-    std::unique_ptr<Deputy> deputy;
+    std::unique_ptr<CoreDumpReporter> deputy;
   };
   Deputies() : file(Control::create(4, {3, false})) {
     for (const uint32_t leader : {0u, 1u}) plan.nodes.push_back({leader, "h", listener.address});

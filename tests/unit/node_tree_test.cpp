@@ -91,7 +91,7 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
   const Fd file = Control::create(ranks, {8, true});
   Control control(file, ranks);
   for (uint32_t r = 0; r < 8; ++r) control.set_membership(r, Membership::member);
-  Mirror mirror(control, plan);
+  RemoteStates mirror(control, plan);
   uint32_t said = 0;
   const auto look = [&](uint64_t ms) { mirror.look(ms, [&](const tree::RankState &) { ++said; }); };
   look(100'000);

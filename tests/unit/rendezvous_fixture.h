@@ -158,7 +158,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
         waiter.poll();
         std::this_thread::sleep_for(5ms);
       }
-      meeting.vigil->finish();
+      meeting.watch->finish();
     });
     const int64_t ended_ns = now_ns();
     report.status = error.status;

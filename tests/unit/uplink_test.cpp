@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of one host reach rank 0 by one of them, whoever comes first; from some number of hosts on hosts do so, too.
+#include "membership/join/forming_watch.h"
 #include "membership/join/guest.h"
 #include "membership/join/tcp_visit.h"
-#include "membership/join/vigil.h"
 #include "rendezvous_fixture.h"
 #include "transport/names.h"
 
@@ -48,10 +48,10 @@ class Uplinks : public Rendezvous {
   // A rank of host b, made by hand, that comes to the one that has come first, and has proven the secret.
   FrameStream come_to_host() {
     WorldOptions world = options;
-    const Porch porch(world, "b");
+    const HostMeeting host_meeting(world, "b");
     std::string problem;
     for (int tries = 0; tries < 500; ++tries) {
-      if (Fd socket = porch.visit(problem)) return prove_to(std::move(socket), Role::guest);
+      if (Fd socket = host_meeting.visit(problem)) return prove_to(std::move(socket), Role::guest);
       std::this_thread::sleep_for(10ms);
     }
     ADD_FAILURE() << problem;
@@ -91,7 +91,7 @@ TEST_F(Uplinks, AHostComesByOneConnection) {
   }
 }
 
-// Rank 0 says all that it has to say at once. What was listened at is gone when the vigil looks around.
+// Rank 0 says all that it has to say at once. What was listened at is gone when the watch looks around.
 TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   options.size = 2;
   hold = 3s;
@@ -105,11 +105,11 @@ TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   host.queue(message::share(message::Start{2, make_nonce()}));
   host.flush();
   WorldOptions world = options;
-  Porch porch(world, "b");
+  HostMeeting host_meeting(world, "b");
   for (const auto last = std::chrono::steady_clock::now() + 20s;
-       !porch.take() && std::chrono::steady_clock::now() < last;)
+       !host_meeting.take() && std::chrono::steady_clock::now() < last;)
     std::this_thread::sleep_for(1ms);
-  EXPECT_TRUE(porch.taken()) << "the name of the host is free again";
+  EXPECT_TRUE(host_meeting.taken()) << "the name of the host is free again";
   EXPECT_EQ(reports[rank].ended_ns, 0) << "not before the end of the rank";
   EXPECT_TRUE(hear<message::Formed>(host));
   finish();
@@ -284,7 +284,7 @@ TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
 TEST_F(Uplinks, OneThatIsStoppedKeepsNobodyBackForLong) {
   options.size = 3;
   options.timeout_ms = 9000;
-  Porch stopped(options, "b");
+  HostMeeting stopped(options, "b");
   ASSERT_TRUE(stopped.take());
   zero = start(0, "a");
   one = start(1, "b");
@@ -316,9 +316,9 @@ TEST_F(Uplinks, WhoComesWhenAllHaveComeIsToldSo) {
 TEST_F(Uplinks, WhoIsNotAdmittedYetBlamesNobody) {
   options.size = 3;
   WorldOptions world = options;
-  std::optional<Porch> porch(std::in_place, world, "b");
-  ASSERT_TRUE(porch->take());
-  const std::span<const Fd> listeners = porch->open();
+  std::optional<HostMeeting> host_meeting(std::in_place, world, "b");
+  ASSERT_TRUE(host_meeting->take());
+  const std::span<const Fd> listeners = host_meeting->open();
   two = start(2, "b");
   Fd socket;
   for (int tries = 0; tries < 2000 && !socket; ++tries) {
@@ -329,7 +329,7 @@ TEST_F(Uplinks, WhoIsNotAdmittedYetBlamesNobody) {
   FrameStream first = let_in(std::move(socket));
   ASSERT_TRUE(hear<message::Join>(first));
   first = FrameStream();  // dead
-  porch.reset();
+  host_meeting.reset();
   zero = start(0, "a");
   one = start(1, "b");
   finish();
@@ -383,9 +383,9 @@ TEST_F(Uplinks, AStrangerAtTheHostsPlaceKeepsNobodyBack) {
   options.size = 3;
   WorldOptions world = options;
   world.host_id = "b";
-  Porch porch(world, "b");
-  ASSERT_TRUE(porch.take());
-  const std::span<const Fd> listeners = porch.open();
+  HostMeeting host_meeting(world, "b");
+  ASSERT_TRUE(host_meeting.take());
+  const std::span<const Fd> listeners = host_meeting.open();
   (void)listeners;
   int listens[2];  // its end, where the stranger listens
   ASSERT_EQ(::pipe2(listens, O_CLOEXEC), 0);

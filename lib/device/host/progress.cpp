@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 // is not lost, since wakes_ has changed since its owner read it.
 void Progress::complete(uint64_t count) noexcept {
   completed_.store(count, std::memory_order_seq_cst);
-  if (mirror_) mirror_->store(mirror_from_ + static_cast<uint32_t>(count), std::memory_order_release);
+  if (remote_) remote_->store(mirror_from_ + static_cast<uint32_t>(count), std::memory_order_release);
   if (wanted_.load(std::memory_order_seq_cst) > count) return;
   wanted_.store(nobody, std::memory_order_seq_cst);
   wakes_.fetch_add(1, std::memory_order_seq_cst);
@@ -33,23 +33,23 @@ namespace {
 // The work itself times out too, with a better message that names the late rank: it gets this much longer.
 constexpr auto courtesy = 500ms;
 constexpr auto longest_pause = 100ms;   // between two looks: more, and the process was stopped
-constexpr auto longest_common = 100ms;  // longer waits are told to the lookout, which takes memory
+constexpr auto longest_common = 100ms;  // longer waits are told to the observer, which takes memory
 
-// While this lives, the waiter's lookout knows what it waits for.
-class LookoutScope {
+// While this lives, the waiter's observer knows what it waits for.
+class ObserverScope {
  public:
-  explicit LookoutScope(Lookout *lookout) : lookout_(lookout) {}
-  ~LookoutScope() {
-    if (lookout_) lookout_->look_away();
+  explicit ObserverScope(WaitObserver *observer) : observer_(observer) {}
+  ~ObserverScope() {
+    if (observer_) observer_->look_away();
   }
-  LookoutScope(const LookoutScope &) = delete;
-  LookoutScope &operator=(const LookoutScope &) = delete;
+  ObserverScope(const ObserverScope &) = delete;
+  ObserverScope &operator=(const ObserverScope &) = delete;
   void look(uint64_t thread) {
-    if (lookout_) lookout_->look(thread);
+    if (observer_) observer_->look(thread);
   }
 
  private:
-  Lookout *lookout_;
+  WaitObserver *observer_;
 };
 
 // The thread whose work this stream waits for in the end. Streams may change while they are followed: the caller looks
@@ -71,10 +71,10 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   auto since = std::chrono::steady_clock::now();
   auto look = since;
   const auto start = since;
-  LookoutScope lookout(waiter.lookout());
+  ObserverScope observer(waiter.observer());
   while (progress.completed() < count) {
     waiter.poll();
-    if (look - start >= longest_common) lookout.look(last_worker(progress));
+    if (look - start >= longest_common) observer.look(last_worker(progress));
     // A process that was stopped: its work was too, and has more to say about it.
     const auto now = std::chrono::steady_clock::now();
     if (now - look > longest_pause) since += now - look;

@@ -30,7 +30,7 @@ class Progress {
   // Before the worker begins: complete() also stores the count's low 32 bits here. For readers that cannot sleep on a
   // futex. from: what stands for a count of 0 there.
   void mirror(Word *word, uint32_t from) noexcept {
-    mirror_ = word;
+    remote_ = word;
     mirror_from_ = from;
   }
 
@@ -47,7 +47,7 @@ class Progress {
   Word wakes_{0};                         // what they sleep on
   std::atomic<uint64_t> worker_{0};
   std::atomic<const Progress *> awaited_{nullptr};
-  Word *mirror_ = nullptr;
+  Word *remote_ = nullptr;
   uint32_t mirror_from_ = 0;
   std::string name_;
 };

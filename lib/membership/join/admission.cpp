@@ -4,8 +4,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "membership/join/forming_watch.h"
 #include "membership/join/roster.h"
-#include "membership/join/vigil.h"
 #include "membership/wire/version.h"
 
 namespace fsdp::membership {

@@ -9,9 +9,9 @@
 #include <cstring>
 
 #include "base/failure.h"
+#include "membership/join/forming_watch.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/roster.h"
-#include "membership/join/vigil.h"
 #include "membership/wire/version.h"
 
 namespace fsdp::membership {
@@ -36,7 +36,7 @@ Visit::Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const
 
 Rendezvous Visit::run() {
   while (!connect() || !authenticate()) pause();
-  open_doors();
+  open_descriptors();
   join();
   return await_start();
 }
@@ -95,10 +95,10 @@ bool Visit::authenticate() {
 }
 
 // The leader would wait for this rank until the timeout, and all others with it.
-void Visit::open_doors() {
+void Visit::open_descriptors() {
   try {
     check_kernel();
-    doors_ = make_doors();
+    descriptors_ = make_descriptors();
   } catch (const Error &error) {
     const auto word = report_of(error, options_.rank);
     const auto refusal = wire::make_refusal(word.status, word.rank, word.text);
@@ -113,7 +113,7 @@ void Visit::join() {
   join.world_size = options_.size;
   join.wire_version = wire_version;
   std::strncpy(join.library, library_version, sizeof join.library - 1);
-  const int files[] = {doors_.process.get(), doors_.outbox.get()};
+  const int files[] = {descriptors_.process.get(), descriptors_.outbox.get()};
   send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
 }
 
@@ -123,7 +123,7 @@ void Visit::obey(const wire::RefusalPacket &refusal) const {
 }
 
 Rendezvous Visit::await_start() {
-  std::vector<PeerDoors> peers;
+  std::vector<PeerDescriptors> peers;
   for (;;) {
     Packet packet = hear(deadline_ + patience, "the start of the job");
     if (packet.bytes == 0)
@@ -140,7 +140,7 @@ Rendezvous Visit::await_start() {
       fail_rank(FSDP_SYSTEM, leader_, "rendezvous '{}': a message of rank {} came incomplete (see ulimit -n)",
                 options_.rendezvous, leader_);
     return {std::move(packet.files[0]),
-            std::make_unique<ProcessLinks>(options_.rank, std::move(doors_.inbox), std::move(peers)),
+            std::make_unique<ProcessLinks>(options_.rank, std::move(descriptors_.inbox), std::move(peers)),
             {},
             {},
             {}};

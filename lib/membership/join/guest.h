@@ -97,7 +97,7 @@ class Visit {
   bool authenticate();  // false: try again
   // The next packet; one of 0 bytes at the end of the connection. Throws at the deadline.
   Packet hear(Clock::time_point deadline, const char *waiting_for);
-  void open_doors();
+  void open_descriptors();
   void join();
   Rendezvous await_start();
   [[noreturn]] void obey(const wire::RefusalPacket &refusal) const;
@@ -110,7 +110,7 @@ class Visit {
   Clock::time_point deadline_;
   std::string last_problem_;
   Fd socket_;
-  Doors doors_;
+  RankDescriptors descriptors_;
 };
 
 }  // namespace fsdp::membership

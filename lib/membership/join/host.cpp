@@ -53,7 +53,7 @@ Rendezvous Host::run() {
   listen();
   try {
     check_kernel();
-    doors_ = make_doors();
+    descriptors_ = make_descriptors();
     control_ = Control::create(options_.size, ranks_here(ranks_));
     while (joined_ < ranks_.size()) {
       look_around();
@@ -68,9 +68,9 @@ Rendezvous Host::run() {
   } catch (const Error &error) {
     cancel(error);
   }
-  std::vector<PeerDoors> peers;
-  for (const uint32_t r : ranks_.subspan(1)) peers.push_back(std::move(seats_[r].doors));
-  auto links = std::make_unique<ProcessLinks>(ranks_[0], std::move(doors_.inbox), std::move(peers));
+  std::vector<PeerDescriptors> peers;
+  for (const uint32_t r : ranks_.subspan(1)) peers.push_back(std::move(seats_[r].descriptors));
+  auto links = std::make_unique<ProcessLinks>(ranks_[0], std::move(descriptors_.inbox), std::move(peers));
   return {std::move(control_), std::move(links), {}, {}, {}};
 }
 
@@ -103,7 +103,7 @@ void Host::look_around() {
   acceptor_->add_polls(polls);
   for (const Guest &guest : guests_) polls.push_back({guest.socket.get(), POLLIN, 0});
   for (const ExpectedRank &seat : seats_)
-    if (seat.doors.process && !end_) polls.push_back({seat.doors.process.get(), POLLIN, 0});
+    if (seat.descriptors.process && !end_) polls.push_back({seat.descriptors.process.get(), POLLIN, 0});
   ::poll(polls.data(), polls.size(), slice_ms);
   for (Acceptor::AuthenticatedSocket &arrival : acceptor_->look())
     guests_.push_back({std::move(arrival.socket), Clock::now() + Acceptor::message_time});
@@ -155,7 +155,7 @@ void Host::join(Guest &guest, Packet &packet) {
     return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
                                            packet.file_count));
   ExpectedRank &seat = seats_[join.rank];
-  seat.doors = {join.rank, std::move(packet.files[0]), std::move(packet.files[1])};
+  seat.descriptors = {join.rank, std::move(packet.files[0]), std::move(packet.files[1])};
   seat.connection = std::move(guest.socket);
   seat.taken = true;
   ++joined_;
@@ -165,7 +165,7 @@ void Host::join(Guest &guest, Packet &packet) {
 void Host::check_joined() {
   std::vector<uint32_t> dead;
   for (const uint32_t r : ranks_)
-    if (ready(seats_[r].doors.process)) dead.push_back(r);
+    if (ready(seats_[r].descriptors.process)) dead.push_back(r);
   if (!dead.empty())
     fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(dead.front()), "{} died before the job had formed",
               rank_list(dead));
@@ -176,9 +176,9 @@ void Host::check_joined() {
 // Its connection has ended: with its process, or because it gave up. A process that is killed closes its connection
 // some time before its end is seen: longer on a busy machine.
 void Host::lose(uint32_t rank) const {
-  for (int looks = 0; looks < 300 && !ready(seats_[rank].doors.process); ++looks) ::usleep(1000);
+  for (int looks = 0; looks < 300 && !ready(seats_[rank].descriptors.process); ++looks) ::usleep(1000);
   fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(rank), "rank {} {} before the job had formed", rank,
-            ready(seats_[rank].doors.process) ? "died" : "gave up");
+            ready(seats_[rank].descriptors.process) ? "died" : "gave up");
 }
 
 std::vector<uint32_t> Host::missing() const {
@@ -239,9 +239,9 @@ void Host::start_all() {
       auto peer = wire::make<wire::PeerPacket>();
       peer.rank = r;
       peer.world_size = options_.size;
-      const PeerDoors &doors = seats_[r].doors;
-      const int files[] = {r == ranks_[0] ? doors_.process.get() : doors.process.get(),
-                           r == ranks_[0] ? doors_.outbox.get() : doors.outbox.get()};
+      const PeerDescriptors &descriptors = seats_[r].descriptors;
+      const int files[] = {r == ranks_[0] ? descriptors_.process.get() : descriptors.process.get(),
+                           r == ranks_[0] ? descriptors_.outbox.get() : descriptors.outbox.get()};
       if (r != to) send_all(to, &peer, sizeof peer, files);
     }
     const auto start = wire::make<wire::StartPacket>();

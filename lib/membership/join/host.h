@@ -32,7 +32,7 @@ class Host {
   };
   struct ExpectedRank {
     Fd connection;
-    PeerDoors doors;
+    PeerDescriptors descriptors;
     bool expected = false, taken = false;
   };
 
@@ -62,7 +62,7 @@ class Host {
   size_t told_ = 0;                  // how many of those that had not joined
   std::vector<ExpectedRank> seats_;  // by rank of the job
   uint32_t joined_ = 1;
-  Doors doors_;
+  RankDescriptors descriptors_;
   Fd control_;
 };
 

@@ -89,29 +89,29 @@ bool LocalLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
   return true;
 }
 
-Doors make_doors() {
+RankDescriptors make_descriptors() {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) fail_errno(errno, "the mailbox of this rank");
-  Doors doors{Fd(pair[0]), Fd(pair[1]), Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)))};
-  if (!doors.process) fail_errno(errno, "pidfd_open of this process");  // close-on-exec by itself
-  return doors;
+  RankDescriptors descriptors{Fd(pair[0]), Fd(pair[1]), Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)))};
+  if (!descriptors.process) fail_errno(errno, "pidfd_open of this process");  // close-on-exec by itself
+  return descriptors;
 }
 
-ProcessLinks::ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDoors> peers)
+ProcessLinks::ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDescriptors> peers)
     : rank_(rank), inbox_(std::move(inbox)), peers_(std::move(peers)) {
-  for (const PeerDoors &peer : peers_) {
+  for (const PeerDescriptors &peer : peers_) {
     polls_.push_back({peer.process.get(), POLLIN, 0});
     poll_ranks_.push_back(peer.rank);
   }
 }
 
-const PeerDoors *ProcessLinks::find(uint32_t rank) const noexcept {
-  const auto peer = std::ranges::lower_bound(peers_, rank, {}, &PeerDoors::rank);
+const PeerDescriptors *ProcessLinks::find(uint32_t rank) const noexcept {
+  const auto peer = std::ranges::lower_bound(peers_, rank, {}, &PeerDescriptors::rank);
   return peer != peers_.end() && peer->rank == rank ? &*peer : nullptr;
 }
 
 bool ProcessLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
-  const PeerDoors *peer = find(to_rank);
+  const PeerDescriptors *peer = find(to_rank);
   if (!peer || !peer->outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
   const int files[] = {file.get()};
   // A broken mailbox is a dead peer, which the wait for it finds out.
@@ -148,7 +148,7 @@ void ProcessLinks::find_dead(const std::function<void(uint32_t)> &found) {
 }
 
 bool ProcessLinks::dumps_core(uint32_t rank) const noexcept {
-  const PeerDoors *peer = find(rank);
+  const PeerDescriptors *peer = find(rank);
   return peer && is_dumping_core(peer->process);
 }
 

@@ -69,15 +69,15 @@ class LocalLinks final : public Links {
 // Ranks as processes: each reads its own mailbox, a socket that every peer can write to, and has a pidfd of every peer.
 
 // A socket pair, and this process: what a rank brings to the meeting.
-struct Doors {
+struct RankDescriptors {
   Fd inbox;    // kept
   Fd outbox;   // passed to every peer
   Fd process;  // a pidfd, passed to every peer
 };
-Doors make_doors();
+RankDescriptors make_descriptors();
 
 // What a rank has of a peer.
-struct PeerDoors {
+struct PeerDescriptors {
   uint32_t rank = 0;
   Fd process;
   Fd outbox;
@@ -86,7 +86,7 @@ struct PeerDoors {
 class ProcessLinks final : public Links {
  public:
   // Of the other ranks of this host, in their order.
-  ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDoors> peers);
+  ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDescriptors> peers);
 
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
   std::optional<Fd> take(Parcel parcel) override;
@@ -98,11 +98,11 @@ class ProcessLinks final : public Links {
 
  private:
   void read_inbox();
-  const PeerDoors *find(uint32_t rank) const noexcept;  // NULL: it is not on this host
+  const PeerDescriptors *find(uint32_t rank) const noexcept;  // NULL: it is not on this host
 
   uint32_t rank_;
   Fd inbox_;
-  std::vector<PeerDoors> peers_;
+  std::vector<PeerDescriptors> peers_;
   std::vector<std::pair<Parcel, Fd>> arrived_;  // of other teams, or early
   std::mutex mutex_;                            // of polls_
   std::vector<pollfd> polls_;                   // of peers_

@@ -19,9 +19,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 Rendezvous meet_alone(const WorldOptions &options, std::span<const uint32_t> ranks) {
-  Doors doors = make_doors();
+  RankDescriptors descriptors = make_descriptors();
   Fd control = Control::create(options.size, ranks_here(ranks));
-  auto links = std::make_unique<ProcessLinks>(options.rank, std::move(doors.inbox), std::vector<PeerDoors>());
+  auto links =
+      std::make_unique<ProcessLinks>(options.rank, std::move(descriptors.inbox), std::vector<PeerDescriptors>());
   return {std::move(control), std::move(links), {}, {}, {}};
 }
 
@@ -68,7 +69,7 @@ Rendezvous meet_by_network(const WorldOptions &options, const MeetingPoint &poin
   try {
     Rendezvous meeting = meet_on_host(local, assembly.roster.ranks_of(node), waiter);
     meeting.roster = std::move(assembly.roster);
-    meeting.vigil = std::move(assembly.vigil);
+    meeting.watch = std::move(assembly.watch);
     return meeting;
   } catch (const Error &error) {
     throw waiter.settle(error);

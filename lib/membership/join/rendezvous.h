@@ -12,8 +12,8 @@
 
 #include "base/fd.h"
 #include "membership/job.h"
+#include "membership/join/forming_watch.h"
 #include "membership/join/roster.h"
-#include "membership/join/vigil.h"
 #include "membership/liveness/links.h"
 #include "membership/wire/secret.h"
 
@@ -28,7 +28,7 @@ struct Rendezvous {
   std::string description;
   Roster roster;
   // Where the ranks met over a network: to be finished when all have met, and can see each other's end.
-  std::unique_ptr<Vigil> vigil;
+  std::unique_ptr<FormingWatch> watch;
 };
 
 // For each step that follows the rendezvous. All have come, so a rank that is silent for a while is stopped or cut off;
@@ -47,7 +47,7 @@ Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, con
 struct Assembly {
   Roster roster;
   Nonce session{};  // of this job and attempt alone
-  std::unique_ptr<Vigil> vigil;
+  std::unique_ptr<FormingWatch> watch;
 };
 
 // What the proof of a connection to the rendezvous is for.

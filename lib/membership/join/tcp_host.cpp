@@ -24,8 +24,8 @@ bool is_local_name(const std::string &host) { return host == "localhost" || host
 
 }  // namespace
 
-TcpDoor::TcpDoor(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
-                 Clock::time_point deadline, NameLookup &names)
+RendezvousListener::RendezvousListener(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
+                                       Clock::time_point deadline, NameLookup &names)
     : options_(options), point_(point), waiter_(waiter) {
   const auto last_try = std::min(deadline, Clock::now() + tcp_bind_time);
   const auto places = find_places(deadline, names);
@@ -51,7 +51,7 @@ TcpDoor::TcpDoor(const WorldOptions &options, const MeetingPoint &point, const W
     notice_ = std::make_unique<Notice>(notice_path(point_, options_), ends_.front());
 }
 
-std::vector<Endpoint> TcpDoor::find_places(Clock::time_point deadline, NameLookup &names) {
+std::vector<Endpoint> RendezvousListener::find_places(Clock::time_point deadline, NameLookup &names) {
   std::string problem;
   std::vector<Endpoint> places;
   if (point_.kind == MeetingPoint::Scheme::tcp)
@@ -67,7 +67,7 @@ std::vector<Endpoint> TcpDoor::find_places(Clock::time_point deadline, NameLooku
 }
 
 // At the first address that has an interface; errno is of the last.
-bool TcpDoor::open(const std::vector<Endpoint> &places) {
+bool RendezvousListener::open(const std::vector<Endpoint> &places) {
   for (const Endpoint &place : places) {
     check_guarded(place, options_);
     Fd listener = listen_at(place, SOMAXCONN);
@@ -81,7 +81,7 @@ bool TcpDoor::open(const std::vector<Endpoint> &places) {
 
 // A name that is a loopback address here, as Debian writes a host's own into /etc/hosts: ranks of other hosts know it
 // by another address, at which no rank would listen.
-void TcpDoor::open_outer() {
+void RendezvousListener::open_outer() {
   std::string problem;
   const bool numeric = !Endpoint::numeric(point_.host, point_.port, problem).empty();
   if (numeric || is_local_name(point_.host) || !ends_.front().loopback()) return;
@@ -101,7 +101,7 @@ void TcpDoor::open_outer() {
   listeners_.push_back(std::move(listener));
 }
 
-std::string TcpDoor::text() const {
+std::string RendezvousListener::text() const {
   std::string text = ends_.front().text() + remark_;
   if (ends_.back().loopback())
     text += format_text(" (only for its host and network namespace, {})", network_namespace());
@@ -118,48 +118,48 @@ TcpHost::TcpHost(const WorldOptions &options, const MeetingPoint &point, const W
       label_(rendezvous_label(options)) {}
 
 Assembly TcpHost::run() {
-  door_ = std::make_unique<TcpDoor>(options_, point_, waiter_, deadline_, names_);
-  admission_ = std::make_unique<Admission>(options_, door_->listeners(), label_, std::move(events_));
-  vigil_ = std::make_unique<HostVigil>(options_.size, deadline_, waiter_,
-                                       [this](Branch &branch, message::Join &join) { admit(branch, join); });
+  listener_ = std::make_unique<RendezvousListener>(options_, point_, waiter_, deadline_, names_);
+  admission_ = std::make_unique<Admission>(options_, listener_->listeners(), label_, std::move(events_));
+  watch_ = std::make_unique<RootFormingWatch>(options_.size, deadline_, waiter_,
+                                              [this](Branch &branch, message::Join &join) { admit(branch, join); });
   try {
     gather();
     Assembly assembly{make_roster(), make_nonce(), {}};
     admission_.reset();
-    door_.reset();
+    listener_.reset();
     send_roster(assembly);
-    assembly.vigil = std::move(vigil_);
+    assembly.watch = std::move(watch_);
     return assembly;
   } catch (const Error &error) {
-    const Error end = vigil_->settle(error);
+    const Error end = watch_->settle(error);
     say_farewell(end);
     throw end;
   }
 }
 
 void TcpHost::gather() {
-  vigil_->take(0, host_id_of(options_), host_name());
-  const std::vector<std::byte> card = card_of(make_card_, door_->address());
-  vigil_->set_card(0, card);
+  watch_->take(0, host_id_of(options_), host_name());
+  const std::vector<std::byte> card = card_of(make_card_, listener_->address());
+  watch_->set_card(0, card);
   for (const uint32_t rank : options_.stand_ins) {
-    vigil_->take(rank, host_id_of(options_), host_name());
-    vigil_->set_card(rank, card);
+    watch_->take(rank, host_id_of(options_), host_name());
+    watch_->set_card(rank, card);
   }
-  while (!vigil_->complete()) {
+  while (!watch_->complete()) {
     look_around();
     check_limits();
     waiter_.poll();
   }
 }
 
-// Sleeps until something happens, then hears ranks that want to join; the vigil hears those that have.
+// Sleeps until something happens, then hears ranks that want to join; the watch hears those that have.
 void TcpHost::look_around() {
   std::vector<pollfd> polls;
   admission_->add_polls(polls);
-  if (!end_) vigil_->branches().add_polls(polls);
+  if (!end_) watch_->branches().add_polls(polls);
   ::poll(polls.data(), polls.size(), slice_ms);
   admission_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
-  vigil_->branches().flush();
+  watch_->branches().flush();
 }
 
 std::optional<message::Refusal> TcpHost::check(const message::Join &join) {
@@ -178,7 +178,7 @@ std::optional<message::Refusal> TcpHost::check(const message::Join &join) {
   if (join.rank >= options_.size)
     return message::Refusal{FSDP_INVALID_ARGUMENT, -1,
                             format_text("rank {} is outside [0, {})", join.rank, options_.size)};
-  const Party &party = vigil_->parties()[join.rank];
+  const Party &party = watch_->parties()[join.rank];
   if (party.taken)
     return message::Refusal{FSDP_INVALID_ARGUMENT, -1,
                             format_text("another process is rank {} already, on {}", join.rank, party.host)};
@@ -200,15 +200,15 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
     word.party = -1;
     return refuse(stream, word);
   }
-  if (const auto elsewhere = vigil_->branches().redirect(Endpoint::peer(stream.socket()).loopback())) {
+  if (const auto elsewhere = watch_->branches().redirect(Endpoint::peer(stream.socket()).loopback())) {
     stream.queue(message::share(*elsewhere));
     stream.flush();
     return;
   }
   notice_silence(stream.socket(), options_.heartbeat_timeout_ms);
-  Branch &branch = vigil_->branches().add(std::move(stream), join, true);
-  vigil_->take(join.rank, std::move(join.host_id), std::move(join.host));
-  branch.stream.queue(message::share(message::Admitted{0, vigil_->parties()[0].host}));
+  Branch &branch = watch_->branches().add(std::move(stream), join, true);
+  watch_->take(join.rank, std::move(join.host_id), std::move(join.host));
+  branch.stream.queue(message::share(message::Admitted{0, watch_->parties()[0].host}));
 }
 
 // Of a rank that another rank has let in, which passes on what it is told.
@@ -219,31 +219,31 @@ void TcpHost::admit(Branch &branch, message::Join &join) {
     return branch.stream.queue(message::share(*wrong));
   }
   branch.ranks.push_back(join.rank);
-  vigil_->take(join.rank, std::move(join.host_id), std::move(join.host));
+  watch_->take(join.rank, std::move(join.host_id), std::move(join.host));
 }
 
 std::vector<uint32_t> TcpHost::missing() const {
   std::vector<uint32_t> ranks;
   for (uint32_t r = 0; r < options_.size; ++r)
-    if (!vigil_->parties()[r].card) ranks.push_back(r);
+    if (!watch_->parties()[r].card) ranks.push_back(r);
   return ranks;
 }
 
 void TcpHost::check_limits() {
   const bool over = Clock::now() >= deadline_, deaf = admission_->pause().lasts(Acceptor::shortage_time);
-  if (vigil_->complete() || (!over && !deaf)) return;
+  if (watch_->complete() || (!over && !deaf)) return;
   const std::vector<uint32_t> ranks = missing();
   const std::string problem = admission_->pause().problem();
   if (deaf) fail(FSDP_SYSTEM, "rank 0 cannot take the connections of {}: {}", rank_list(ranks), problem);
   fail_rank(FSDP_TIMEOUT, static_cast<int32_t>(ranks.front()),
             "{} {} not come to the rendezvous '{}', where rank 0 listened at {}, within {} ms{}{}{}", rank_list(ranks),
-            ranks.size() == 1 ? "has" : "have", options_.rendezvous, door_->text(), options_.timeout_ms,
+            ranks.size() == 1 ? "has" : "have", options_.rendezvous, listener_->text(), options_.timeout_ms,
             admission_->remark(), problem.empty() ? "" : "; rank 0 could not take more connections: ", problem);
 }
 
 // To ranks that come now. An interrupted hook ends it.
 void TcpHost::say_farewell(const Error &error) noexcept {
-  if (!door_) return;
+  if (!listener_) return;
   try {
     end_ = error;
     const auto end = Clock::now() + std::chrono::milliseconds(options_.farewell_ms);
@@ -261,7 +261,7 @@ void TcpHost::dismiss_guests() {
 }
 
 Roster TcpHost::make_roster() {
-  auto &parties = vigil_->parties();
+  auto &parties = watch_->parties();
   std::vector<std::string> ids;
   ids.reserve(options_.size);
   for (const Party &party : parties) ids.push_back(party.host_id);
@@ -281,9 +281,9 @@ Roster TcpHost::make_roster() {
   return roster;
 }
 
-// The vigil finds a rank that does not take it because it died.
+// The watch finds a rank that does not take it because it died.
 void TcpHost::send_roster(const Assembly &assembly) {
-  Branches &branches = vigil_->branches();
+  Branches &branches = watch_->branches();
   for (const message::Entries &part : assembly.roster.parts()) branches.queue(message::share(part));
   branches.queue(message::share(message::Start{options_.size, assembly.session}));
   while (!branches.flush()) {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "membership/join/admission.h"
+#include "membership/join/forming_watch.h"
 #include "membership/join/rendezvous.h"
-#include "membership/join/vigil.h"
 #include "membership/launch/meeting_point.h"
 #include "membership/wire/endpoint.h"
 
@@ -24,12 +24,12 @@ namespace fsdp::membership {
 // Where rank 0 of a TCP rendezvous listens: at the interface of the rendezvous alone, and where its name leads no
 // further than this host, at that by which others come, too.
 
-class TcpDoor {
+class RendezvousListener {
  public:
   using Clock = std::chrono::steady_clock;
   // Waits a moment for a job that is just ending to leave the place. Throws if nothing can be listened at.
-  TcpDoor(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter, Clock::time_point deadline,
-          NameLookup &names);
+  RendezvousListener(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
+                     Clock::time_point deadline, NameLookup &names);
 
   // The numeric address by which ranks of other hosts come.
   std::string address() const { return outer().address(); }
@@ -59,7 +59,7 @@ class TcpHost {
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Party = HostVigil::Party;
+  using Party = RootFormingWatch::Party;
 
   void gather();
   void look_around();
@@ -82,9 +82,9 @@ class TcpHost {
   std::string label_;
   NameLookup names_;
   Fd events_ = Acceptor::make_events();  // until there is an admission
-  std::unique_ptr<TcpDoor> door_;
+  std::unique_ptr<RendezvousListener> listener_;
   std::unique_ptr<Admission> admission_;
-  std::unique_ptr<HostVigil> vigil_;
+  std::unique_ptr<RootFormingWatch> watch_;
   std::optional<Error> end_;  // what ranks that come now are told
   RankSet told_;              // of those that had not joined
   size_t told_count_ = 0;

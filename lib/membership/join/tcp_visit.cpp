@@ -33,17 +33,18 @@ Address address_of(const WorldOptions &options, const std::string &host_id) {
 
 }  // namespace
 
-Porch::Porch(const WorldOptions &options, const std::string &host_id) : address_(address_of(options, host_id)) {}
+HostMeeting::HostMeeting(const WorldOptions &options, const std::string &host_id)
+    : address_(address_of(options, host_id)) {}
 
 // Bound, it takes no connections yet.
-bool Porch::take() {
+bool HostMeeting::take() {
   if (socket_) return true;
   Fd socket = make_unix_socket();
   if (::bind(socket.get(), address_.get(), address_.length()) == 0) socket_ = std::move(socket);
   return taken();
 }
 
-Fd Porch::visit(std::string &problem) const {
+Fd HostMeeting::visit(std::string &problem) const {
   Fd socket = make_unix_socket();
   if (::connect(socket.get(), address_.get(), address_.length()) != 0) {
     problem = format_text("the rank of this host that has come first: {}",
@@ -57,19 +58,19 @@ Fd Porch::visit(std::string &problem) const {
   return {};
 }
 
-std::string Porch::listen_for_hosts(Endpoint at) {
+std::string HostMeeting::listen_for_hosts(Endpoint at) {
   at.set_port(0);
   hosts_ = listen_at(at, SOMAXCONN);
   return hosts_ ? Endpoint::local(hosts_).text() : std::string();
 }
 
-std::span<const Fd> Porch::open() {
+std::span<const Fd> HostMeeting::open() {
   if (socket_ && ::listen(socket_.get(), SOMAXCONN) == 0) listeners_.push_back(std::move(socket_));
   if (hosts_) listeners_.push_back(std::move(hosts_));
   return listeners_;
 }
 
-void Porch::close() noexcept {
+void HostMeeting::close() noexcept {
   socket_.reset();
   hosts_.reset();
   listeners_.clear();
@@ -98,12 +99,12 @@ TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const
       label_(rendezvous_label(options)),
       host_id_(host_id_of(options)),
       last_problem_("nobody listens there"),
-      porch_(options, host_id_) {}
+      host_meeting_(options, host_id_) {}
 
 Assembly TcpVisit::run() {
   for (;;) {
     alone_ = alone_ || host_is_late();
-    const bool goes = alone_ || porch_.take();
+    const bool goes = alone_ || host_meeting_.take();
     if (auto assembly = goes ? visit_zero() : visit_host()) return std::move(*assembly);
     if (Clock::now() >= deadline_) give_up();
     waiter_.poll();
@@ -135,8 +136,8 @@ void TcpVisit::note_problem(std::string problem) {
 // A stranger there would keep the ranks of this host from each other, and not from rank 0.
 std::optional<Assembly> TcpVisit::visit_host() {
   std::string problem;
-  Fd socket = porch_.visit(problem);
-  alone_ = alone_ || porch_.stranger().has_value();
+  Fd socket = host_meeting_.visit(problem);
+  alone_ = alone_ || host_meeting_.stranger().has_value();
   if (!socket) {
     last_problem_ = problem;
     return {};
@@ -210,7 +211,7 @@ std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, con
     throw uplink->settle(error);
   }
   Assembly assembly{uplink->take_roster(), uplink->session(), {}};
-  assembly.vigil = std::move(uplink);
+  assembly.watch = std::move(uplink);
   return assembly;
 }
 
@@ -218,10 +219,10 @@ std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, con
 
 // This rank's number comes first: making its card takes a while, and if it dies meanwhile rank 0 knows which rank died.
 void TcpVisit::say_hello(Uplink &uplink, const Endpoint &here) {
-  const bool crowded = options_.size > join_degree && porch_.taken();
+  const bool crowded = options_.size > join_degree && host_meeting_.taken();
   uplink.say(message::Hello{wire_version, options_.rank, library_version});
   uplink.say(message::Join{options_.rank, options_.size, options_.attempt, host_id_, host_name(),
-                           crowded ? porch_.listen_for_hosts(here) : std::string()});
+                           crowded ? host_meeting_.listen_for_hosts(here) : std::string()});
   uplink.serve();
 }
 
@@ -247,12 +248,12 @@ bool TcpVisit::await_start(Uplink &uplink) {
       uplink.leave();
       return false;
     }
-    if (uplink.admitted() && !std::exchange(open, true)) uplink.open(porch_.open(), label_);
+    if (uplink.admitted() && !std::exchange(open, true)) uplink.open(host_meeting_.open(), label_);
     if (Clock::now() >= deadline_ + tcp_patience)
       fail(FSDP_TIMEOUT, "rendezvous '{}': rank 0 has not sent the start of the job to rank {} within {} ms",
            options_.rendezvous, options_.rank, options_.timeout_ms);
   }
-  porch_.close();
+  host_meeting_.close();
   return true;
 }
 

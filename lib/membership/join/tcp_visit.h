@@ -20,10 +20,10 @@ namespace fsdp::membership {
 // Where the ranks of one host come together before one of them goes to rank 0: an abstract unix socket by a name that
 // ranks of this host, job and attempt know. The first that has the name goes, and takes the others along.
 
-class Porch {
+class HostMeeting {
  public:
   // host_id: what the ranks of a host have in common.
-  Porch(const WorldOptions &options, const std::string &host_id);
+  HostMeeting(const WorldOptions &options, const std::string &host_id);
 
   // Does this rank have the name? Asked again, it may have become free: its owner has ended.
   bool take();
@@ -82,7 +82,7 @@ class TcpVisit {
   std::string last_problem_;
   bool found_problem_ = false;  // it is what a try has found
   bool alone_ = false;          // what listens where the ranks of this host meet is none of them
-  Porch porch_;
+  HostMeeting host_meeting_;
   std::optional<message::Redirect> redirect_;  // where rank 0, or one below it, has sent this rank
   std::optional<message::Card> card_;          // once this rank has reached the rendezvous
 };

@@ -21,12 +21,12 @@ Uplink::Uplink(const WorldOptions &options, FrameStream up, Above above, std::st
       by_host_(address_.empty()),
       waiter_(waiter),
       deadline_(deadline) {
-  waiter_.set_duty(this);
+  waiter_.set_wait_task(this);
 }
 
 Uplink::~Uplink() {
-  waiter_.set_duty(nullptr);
-  if (!finished_ && !end_) vigil::give_up(*this);
+  waiter_.set_wait_task(nullptr);
+  if (!finished_ && !end_) forming::give_up(*this);
 }
 
 void Uplink::open(std::span<const Fd> listeners, const std::string &label) {
@@ -36,7 +36,7 @@ void Uplink::open(std::span<const Fd> listeners, const std::string &label) {
 
 void Uplink::leave() noexcept {
   finished_ = true;
-  waiter_.set_duty(nullptr);
+  waiter_.set_wait_task(nullptr);
 }
 
 std::string Uplink::own_text() const { return format_text("rank {} (host {})", rank_, host_name()); }
@@ -59,11 +59,11 @@ void Uplink::serve() {
 void Uplink::look() {
   if (end_) throw Error(*end_);
   const auto now = Clock::now();
-  if (now - looked_ < vigil::look_period) return;
+  if (now - looked_ < forming::look_period) return;
   looked_ = now;
   hear();
   if (end_) throw Error(*end_);
-  if (started() && now >= deadline_ + vigil::lateness) throw settle(vigil::late(deadline_));
+  if (started() && now >= deadline_ + forming::lateness) throw settle(forming::late(deadline_));
 }
 
 void Uplink::hear() {
@@ -230,31 +230,31 @@ void Uplink::check_below(Branch &branch) {
 
 Error Uplink::settle(const Error &error) {
   if (!end_ && !finished_) hear();
-  if (end_ && !vigil::is_own(error, rank_)) return *end_;
+  if (end_ && !forming::is_own(error, rank_)) return *end_;
   if (formed_ || finished_) return error;
   // The late rank may wait for another one, and be about to say so.
-  if (error.status == FSDP_TIMEOUT) await_word(vigil::doubt);
+  if (error.status == FSDP_TIMEOUT) await_word(forming::doubt);
   if (!end_ && !formed_) tell_above(report_of(error, rank_));
   // Those below hear it from this rank.
-  if (vigil::blames_others(error, rank_) || !below_.all().empty()) await_word(vigil::answer_time);
+  if (forming::blames_others(error, rank_) || !below_.all().empty()) await_word(forming::answer_time);
   if (!end_) {
     const message::Refusal word = report_of(error, rank_);
     end(Error(word.status, word.text, word.rank));
     end_ = error;
   }
-  return vigil::is_own(error, rank_) ? error : *end_;
+  return forming::is_own(error, rank_) ? error : *end_;
 }
 
 void Uplink::await_word(Clock::duration time) {
   for (const auto until = Clock::now() + time; !end_ && !formed_ && Clock::now() < until; hear())
-    std::this_thread::sleep_for(vigil::look_period);
+    std::this_thread::sleep_for(forming::look_period);
 }
 
 void Uplink::tell_above(const message::Message &word) noexcept {
   try {
     if (!up_.speaks()) return;
     up_.queue(message::share(word));
-    vigil::flush_soon(up_, Clock::now() + vigil::farewell);
+    forming::flush_soon(up_, Clock::now() + forming::farewell);
   } catch (...) {  // no memory: the end of the connection says that something is wrong
   }
 }
@@ -262,16 +262,16 @@ void Uplink::tell_above(const message::Message &word) noexcept {
 void Uplink::tell_below(const message::Message &word) noexcept {
   try {
     below_.queue(message::share(word));
-    const auto until = Clock::now() + vigil::farewell;
+    const auto until = Clock::now() + forming::farewell;
     for (Branch &branch : below_.all())
-      if (branch.stream.speaks()) vigil::flush_soon(branch.stream, until);
+      if (branch.stream.speaks()) forming::flush_soon(branch.stream, until);
   } catch (...) {  // no memory: the ends of the connections say that something is wrong
   }
 }
 
 void Uplink::finish() noexcept {
   finished_ = true;
-  waiter_.set_duty(nullptr);
+  waiter_.set_wait_task(nullptr);
   if (up_.open()) tell_above(message::Formed{});
   tell_below(message::Formed{});
   up_ = FrameStream();

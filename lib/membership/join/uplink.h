@@ -2,7 +2,7 @@
 // Every rank's way to rank 0 but that one's own: its connection there, or to a rank between, and those of the ranks
 // that have come to it. What it hears from above goes to all below, and the other way round.
 //
-// It is the rank's vigil from the moment that it joins.
+// It is the rank's watch from the moment that it joins.
 #pragma once
 
 #include <chrono>
@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "membership/join/admission.h"
+#include "membership/join/forming_watch.h"
 #include "membership/join/roster.h"
-#include "membership/join/vigil.h"
 
 namespace fsdp::membership {
 
@@ -24,7 +24,7 @@ struct Above {
   std::string host = {};  // empty: not known yet
 };
 
-class Uplink final : public Vigil {
+class Uplink final : public FormingWatch {
  public:
   using Clock = std::chrono::steady_clock;
   // address: of the interface by which this host reaches rank 0; empty: the rank above says it.

@@ -12,8 +12,8 @@
 
 namespace fsdp::membership {
 
-Monitor::Monitor(std::shared_ptr<Seat> seat, std::unique_ptr<Chore> chore)
-    : seat_(std::move(seat)), chore_(std::move(chore)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+Monitor::Monitor(std::shared_ptr<Seat> seat, std::unique_ptr<MonitorTask> task)
+    : seat_(std::move(seat)), task_(std::move(task)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) fail_errno(errno, "the eventfd of the monitor");
   seat_->control.introduce(seat_->rank);
   seat_->pulse.look();  // from now on it is missed if it stops
@@ -39,14 +39,14 @@ void Monitor::work() noexcept {
   const uint32_t ms = seat_->pulse.interval_ms();
   while (!stop_.load(std::memory_order_acquire)) {
     seat_->pulse.look();
-    if (chore_) {
-      chore_->run(wake_.get(), ms);
+    if (task_) {
+      task_->run(wake_.get(), ms);
       continue;
     }
     pollfd entry{wake_.get(), POLLIN, 0};
     ::poll(&entry, 1, static_cast<int>(ms));
   }
-  if (chore_) chore_->finish();
+  if (task_) task_->finish();
 }
 
 }  // namespace fsdp::membership

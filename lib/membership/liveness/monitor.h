@@ -14,9 +14,9 @@
 namespace fsdp::membership {
 
 // What else a monitor does on its thread: the leader of a node speaks with the other nodes.
-class Chore {
+class MonitorTask {
  public:
-  virtual ~Chore() = default;
+  virtual ~MonitorTask() = default;
   // One round: sleeps until there is something to do or `wake` is readable, at most `ms`.
   virtual void run(int wake, uint32_t ms) noexcept = 0;
   // The last round, before the thread ends. Bounded.
@@ -25,7 +25,7 @@ class Chore {
 
 class Monitor {
  public:
-  explicit Monitor(std::shared_ptr<Seat> seat, std::unique_ptr<Chore> chore = nullptr);
+  explicit Monitor(std::shared_ptr<Seat> seat, std::unique_ptr<MonitorTask> task = nullptr);
   ~Monitor();
   Monitor(const Monitor &) = delete;
   Monitor &operator=(const Monitor &) = delete;
@@ -35,7 +35,7 @@ class Monitor {
   void work() noexcept;
 
   std::shared_ptr<Seat> seat_;
-  std::unique_ptr<Chore> chore_;
+  std::unique_ptr<MonitorTask> task_;
   Fd wake_;
   std::atomic<bool> stop_{false};
   pthread_t thread_{};

@@ -27,10 +27,10 @@ constexpr auto spin_time = std::chrono::microseconds(20);
 
 Watch::Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure)
     : control_(control), links_(links), pulse_(pulse), rank_(rank), waiter_(waiter), failure_(failure) {
-  waiter.set_lookout(this);
+  waiter.set_observer(this);
 }
 
-Watch::~Watch() { waiter_.set_lookout(nullptr); }
+Watch::~Watch() { waiter_.set_observer(nullptr); }
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 

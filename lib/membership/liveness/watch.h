@@ -47,7 +47,7 @@ class Awaited {
   ~Awaited() = default;
 };
 
-class Watch final : Lookout {
+class Watch final : WaitObserver {
  public:
   Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure);
   ~Watch();

@@ -9,14 +9,14 @@
 namespace fsdp::membership {
 namespace {
 
-// For the verdict; of a cut it takes longer (Court).
+// For the verdict; of a cut it takes longer (Coordinator).
 uint64_t verdict_time_ms(const Accusation &finding) { return finding.kind == Verdict::cut ? 1500 : 1000; }
 constexpr uint32_t pair_patience_ms = 500;  // for a neighbour of a silent node to say what it is
 
 }  // namespace
 
 Blame::Blame(Seat &seat, const NodePlan &plan, LeaderLinks &links)
-    : seat_(seat), control_(seat.control), plan_(plan), links_(links), court_(plan) {}
+    : seat_(seat), control_(seat.control), plan_(plan), links_(links), coordinator_(plan) {}
 
 void Blame::look() {
   find_suspicion();  // first: one that aborted and then died is named for the abort
@@ -186,11 +186,11 @@ void Blame::carry(std::optional<uint32_t> to) {
   carried_to_ = to;
   for (; to && carried_ < findings_.size(); ++carried_) {
     if (*to == node())
-      court_.hear(findings_[carried_], links_.now_ms());
+      coordinator_.hear(findings_[carried_], links_.now_ms());
     else
       links_.say(*to, tree::Report{findings_[carried_]});
   }
-  if (const auto verdict = court_.decide(links_.now_ms()))
+  if (const auto verdict = coordinator_.decide(links_.now_ms()))
     control_.decide(*verdict);
   else if (!findings_.empty() && links_.now_ms() - found_ms_ >= verdict_time_ms(findings_.front()))
     control_.decide(findings_.front());

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "membership/seat.h"
-#include "membership/tree/court.h"
+#include "membership/tree/coordinator.h"
 #include "membership/tree/links.h"
 
 namespace fsdp::membership {
@@ -36,7 +36,7 @@ class Blame {
   // Tells a verdict to all that have a connection, once.
   void announce();
   bool has_findings() const noexcept { return !findings_.empty(); }
-  bool gathers() const noexcept { return court_.open(); }  // findings of the same moment
+  bool gathers() const noexcept { return coordinator_.open(); }  // findings of the same moment
 
  private:
   void find_dead();
@@ -53,7 +53,7 @@ class Blame {
   Control &control_;
   const NodePlan &plan_;
   LeaderLinks &links_;
-  Court court_;
+  Coordinator coordinator_;
   RankSet reported_;  // dead or silent ranks of this node, and leaders of others, or the links to them
   bool suspicion_carried_ = false, links_reported_ = false, pairs_reported_ = false, announced_ = false;
   std::vector<Accusation> findings_;  // of this node, and of those below

@@ -78,7 +78,8 @@ void NodeLeader::finish() noexcept {
   try {
     work();
     linger();
-    if (blame_.gathers()) links_.set_now(links_.now_ms() + Court::longest_grace_ms);  // no time for others to report
+    if (blame_.gathers())
+      links_.set_now(links_.now_ms() + Coordinator::longest_grace_ms);  // no time for others to report
     carry();
     links_.say_all(tree::Goodbye{});
     const uint64_t end = steady_ms() + farewell_ms;
@@ -151,7 +152,8 @@ void tell_neighbours(NodeLinks &links, const Accusation &accusation) {
 
 }  // namespace
 
-std::unique_ptr<Chore> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter) {
+std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener,
+                                       const Waiter &waiter) {
   NodeLinks links;
   try {
     form_tree(plan, listener.stream, waiter, links);
@@ -173,24 +175,24 @@ constexpr int most_told = 3;  // datagrams are lost now and then
 
 }  // namespace
 
-Deputy::Deputy(Seat &seat, const NodePlan &plan)
+CoreDumpReporter::CoreDumpReporter(Seat &seat, const NodePlan &plan)
     : seat_(seat), leader_(plan.nodes[plan.node()].leader), notices_(plan) {
   for (uint32_t rank = leader_ + 1; rank < plan.rank; ++rank)
     if (plan.node_of[rank] == plan.node()) before_.push_back(rank);
 }
 
-void Deputy::run(int wake, uint32_t ms) noexcept {
+void CoreDumpReporter::run(int wake, uint32_t ms) noexcept {
   if (told_ < most_told && seat_.pulse.misses_beat(leader_) && speaks() && seat_.links->dumps_core(leader_)) tell();
   pollfd entry{wake, POLLIN, 0};
   ::poll(&entry, 1, static_cast<int>(ms));
 }
 
 // This rank's caller may have found the leader first, and end the context for it.
-void Deputy::finish() noexcept {
+void CoreDumpReporter::finish() noexcept {
   if (told_ < most_told && seat_.links->dumps_core(leader_)) tell();
 }
 
-void Deputy::tell() noexcept {
+void CoreDumpReporter::tell() noexcept {
   try {
     notices_.send(seat_.control.process(leader_));
     ++told_;
@@ -199,7 +201,7 @@ void Deputy::tell() noexcept {
 }
 
 // Of the ranks that are left the lowest does, which is enough.
-bool Deputy::speaks() const noexcept {
+bool CoreDumpReporter::speaks() const noexcept {
   return std::ranges::none_of(before_, [this](uint32_t rank) {
     return seat_.control.membership(rank) == Membership::member && !seat_.pulse.misses_beat(rank);
   });

@@ -29,7 +29,7 @@
 
 namespace fsdp::membership {
 
-class NodeLeader final : public Chore {
+class NodeLeader final : public MonitorTask {
  public:
   // The seat outlives it: a Monitor holds both. links: of form_tree. Of the listener a node that may be a refuge needs
   // the stream, too.
@@ -57,16 +57,16 @@ class NodeLeader final : public Chore {
 
 // The leader's whole part, for its Monitor: forms the tree and closes the listener, if this node can be no refuge. If
 // that fails, the ranks of the node are told why, and the error is thrown.
-std::unique_ptr<Chore> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter);
+std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter);
 
 // What a rank that leads no node does for one whose leader is dumping core. Such a leader is silent, and its kernel
 // holds its connections: other nodes would take it for stopped. So one of its node tells its neighbours in the tree, by
 // datagrams. Where none gets through, or where there is no other rank, they find its silence.
 
-class Deputy final : public Chore {
+class CoreDumpReporter final : public MonitorTask {
  public:
   // The seat outlives it: a Monitor holds both.
-  Deputy(Seat &seat, const NodePlan &plan);
+  CoreDumpReporter(Seat &seat, const NodePlan &plan);
 
   void run(int wake, uint32_t ms) noexcept override;
   void finish() noexcept override;

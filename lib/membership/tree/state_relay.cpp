@@ -11,7 +11,7 @@ constexpr size_t most_waits_frame_bytes = 4096;  // each is said or not: see Nod
 }  // namespace
 
 StateRelay::StateRelay(Control &control, const NodePlan &plan, LeaderLinks &links)
-    : control_(control), plan_(plan), links_(links), mirror_(control, plan) {}
+    : control_(control), plan_(plan), links_(links), remote_(control, plan) {}
 
 // Most nodes of a large job are below all others, and take in no refugee.
 bool StateRelay::may_pass_on() const { return NodePlan::is_refuge(plan_.node()) || !plan_.children().empty(); }
@@ -36,7 +36,7 @@ void StateRelay::hear(uint32_t from, std::vector<tree::RankState> states) {
     if (!peer.above() || may_pass_on()) relayed.insert_or_assign(state.rank, state);
     const auto pair = links_.pairs().find(plan_.node_of[state.rank]);
     if (pair != links_.pairs().end() && !pair->second.trusted()) state.looks = 0;
-    mirror_.apply(state);
+    remote_.apply(state);
   }
 }
 
@@ -44,21 +44,21 @@ void StateRelay::hear(uint32_t from, const tree::Post &post) {
   const bool everybody = post.to == tree::Post::everybody;
   if (post.rank >= plan_.node_of.size() || (!everybody && post.to >= plan_.node_of.size())) return;
   spread(post, from);
-  if (everybody || plan_.node_of[post.to] == plan_.node()) mirror_.apply(post);
+  if (everybody || plan_.node_of[post.to] == plan_.node()) remote_.apply(post);
 }
 
 void StateRelay::hear(uint32_t from, const tree::WaitText &text) {
   if (text.rank >= plan_.node_of.size()) return;
   spread(text, from);
-  mirror_.apply(text);
+  remote_.apply(text);
 }
 
 void StateRelay::spread() {
-  mirror_.look_at_posts([this](const tree::Post &post) { spread(post, {}); });
-  mirror_.look(links_.now_ms(),
+  remote_.look_at_posts([this](const tree::Post &post) { spread(post, {}); });
+  remote_.look(links_.now_ms(),
                [this](const tree::RankState &state) { from_below_.insert_or_assign(state.rank, state); });
   spread_states(false);
-  mirror_.look_at_texts(links_.now_ms(), [this](const tree::WaitText &text) { spread(text, {}); });
+  remote_.look_at_texts(links_.now_ms(), [this](const tree::WaitText &text) { spread(text, {}); });
 }
 
 // In a large job together with those of the next moment; that a rank has left at once.
@@ -120,7 +120,7 @@ void StateRelay::repeat_leavers(NodePeer &to) {
 }
 
 void StateRelay::forget_doubted() noexcept {
-  mirror_.forget_waits([this](uint32_t of) { return links_.doubts(of); });
+  remote_.forget_waits([this](uint32_t of) { return links_.doubts(of); });
 }
 
 }  // namespace fsdp::membership

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "membership/tree/links.h"
-#include "membership/tree/mirror.h"
+#include "membership/tree/remote_states.h"
 
 namespace fsdp::membership {
 
@@ -38,7 +38,7 @@ class StateRelay {
   Control &control_;
   const NodePlan &plan_;
   LeaderLinks &links_;
-  Mirror mirror_;
+  RemoteStates remote_;
   tree::StateMap from_above_, from_below_;  // states that are to go on; those of this node, too, from below
   uint64_t spread_ms_ = 0;
 };

@@ -13,9 +13,9 @@
 
 namespace fsdp::membership {
 
-class Mirror {
+class RemoteStates {
  public:
-  Mirror(Control &control, const NodePlan &plan);
+  RemoteStates(Control &control, const NodePlan &plan);
 
   // Calls say for each rank of this node whose state others should hear of now.
   void look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "membership/tree/mirror.h"
+#include "membership/tree/remote_states.h"
 
 #include <algorithm>
 #include <cstring>
@@ -21,7 +21,8 @@ uint64_t period_of(const NodePlan &plan) {
 
 }  // namespace
 
-Mirror::Mirror(Control &control, const NodePlan &plan) : control_(control), plan_(plan), period_ms_(period_of(plan)) {
+RemoteStates::RemoteStates(Control &control, const NodePlan &plan)
+    : control_(control), plan_(plan), period_ms_(period_of(plan)) {
   for (uint32_t rank = 0; rank < plan.node_of.size(); ++rank)
     if (plan.node_of[rank] == plan.node())
       said_.push_back({rank});
@@ -29,7 +30,7 @@ Mirror::Mirror(Control &control, const NodePlan &plan) : control_(control), plan
       control_.set_remote(rank);
 }
 
-bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
+bool RemoteStates::due(const Said &said, uint64_t now_ms) const noexcept {
   const uint64_t looks = control_.waits()[said.rank].looks.load(std::memory_order_acquire);
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
   if (looks == said.looks) return false;
@@ -39,7 +40,7 @@ bool Mirror::due(const Said &said, uint64_t now_ms) const noexcept {
   return now_ms - said.at_ms >= period_ms_;
 }
 
-tree::RankState Mirror::state_of(uint32_t rank) const noexcept {
+tree::RankState RemoteStates::state_of(uint32_t rank) const noexcept {
   const WaitEntry &entry = control_.waits()[rank];
   tree::RankState state{};
   state.rank = rank;
@@ -53,7 +54,7 @@ tree::RankState Mirror::state_of(uint32_t rank) const noexcept {
   return state;
 }
 
-void Mirror::look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say) {
+void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say) {
   for (Said &said : said_) {
     if (!due(said, now_ms)) continue;
     const tree::RankState state = state_of(said.rank);
@@ -65,7 +66,7 @@ void Mirror::look(uint64_t now_ms, const std::function<void(const tree::RankStat
 }
 
 // One that is being written is seen the next time.
-void Mirror::look_at_posts(const std::function<void(const tree::Post &)> &say) {
+void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &say) {
   for (Said &said : said_) {
     const PostEntry *entry = control_.posts().find(said.rank);
     if (!entry) continue;
@@ -78,12 +79,12 @@ void Mirror::look_at_posts(const std::function<void(const tree::Post &)> &say) {
   }
 }
 
-Mirror::Said *Mirror::find(uint32_t rank) noexcept {
+RemoteStates::Said *RemoteStates::find(uint32_t rank) noexcept {
   const auto found = std::ranges::lower_bound(said_, rank, {}, &Said::rank);
   return found != said_.end() && found->rank == rank ? &*found : nullptr;
 }
 
-void Mirror::look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say) {
+void RemoteStates::look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say) {
   const Waits waits = control_.waits();
   waits.texts().for_each([&](uint32_t rank, uint32_t number) {
     Said *said = find(rank);
@@ -97,20 +98,20 @@ void Mirror::look_at_texts(uint64_t now_ms, const std::function<void(const tree:
   });
 }
 
-bool Mirror::apply(const tree::Post &post) noexcept {
+bool RemoteStates::apply(const tree::Post &post) noexcept {
   if (!elsewhere(post.rank)) return false;
   control_.posts().store(post.rank, post.bytes, {post.text.data(), ::strnlen(post.text.data(), post.text.size())},
                          std::nullopt);
   return true;
 }
 
-bool Mirror::apply(const tree::WaitText &text) noexcept {
+bool RemoteStates::apply(const tree::WaitText &text) noexcept {
   if (!elsewhere(text.rank) || !control_.waits().is_current(text.rank, text.number)) return false;
   control_.waits().show_text(text.rank, text.number, {text.text.data(), ::strnlen(text.text.data(), text.text.size())});
   return true;
 }
 
-bool Mirror::apply(const tree::RankState &state) noexcept {
+bool RemoteStates::apply(const tree::RankState &state) noexcept {
   if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
   // In between it does not wait. One that goes on waiting may have a text, whose place would be free then.
@@ -123,7 +124,7 @@ bool Mirror::apply(const tree::RankState &state) noexcept {
   return true;
 }
 
-void Mirror::forget_waits(const std::function<bool(uint32_t node)> &of) noexcept {
+void RemoteStates::forget_waits(const std::function<bool(uint32_t node)> &of) noexcept {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
     if (control_.waits()[rank].looks.load(std::memory_order_relaxed) && elsewhere(rank) && of(plan_.node_of[rank]))
       control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);

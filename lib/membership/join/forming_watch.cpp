@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "membership/join/vigil.h"
+#include "membership/join/forming_watch.h"
 
 #include <poll.h>
 
@@ -71,7 +71,7 @@ bool Branches::flush() {
   return gone;
 }
 
-namespace vigil {
+namespace forming {
 
 using Clock = std::chrono::steady_clock;
 
@@ -98,14 +98,14 @@ void flush_soon(FrameStream &stream, Clock::time_point end) noexcept {
   }
 }
 
-void give_up(Vigil &vigil) noexcept {
+void give_up(FormingWatch &watch) noexcept {
   try {
-    (void)vigil.settle(Error(FSDP_INTERNAL, "it has ended"));
+    (void)watch.settle(Error(FSDP_INTERNAL, "it has ended"));
   } catch (...) {  // no memory: the end of the connections says that something is wrong
   }
 }
 
-}  // namespace vigil
+}  // namespace forming
 
 bool host_is_silent(int code) noexcept { return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH; }
 
@@ -121,7 +121,7 @@ Error changed_contact(const std::string &one, const std::string &other, const st
 }
 
 message::Refusal report_of(const Error &error, uint32_t rank) {
-  if (!vigil::is_own(error, rank)) return {error.status, error.rank, error.message, static_cast<int32_t>(rank)};
+  if (!forming::is_own(error, rank)) return {error.status, error.rank, error.message, static_cast<int32_t>(rank)};
   return {FSDP_PEER_FAILED, static_cast<int32_t>(rank),
           format_text("rank {} on {} gave up before the job had formed: {}", rank, host_name(), error.message),
           static_cast<int32_t>(rank)};
@@ -133,36 +133,36 @@ Error error_of(const message::Refusal &word, uint32_t world_size) {
   return Error(known ? word.status : FSDP_PEER_FAILED, word.text, in_world ? word.rank : -1);
 }
 
-HostVigil::HostVigil(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit)
+RootFormingWatch::RootFormingWatch(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit)
     : waiter_(waiter), deadline_(deadline), admit_(std::move(admit)), parties_(size) {
-  waiter_.set_duty(this);
+  waiter_.set_wait_task(this);
 }
 
-HostVigil::~HostVigil() {
-  waiter_.set_duty(nullptr);
-  if (!finished_ && !end_) vigil::give_up(*this);
+RootFormingWatch::~RootFormingWatch() {
+  waiter_.set_wait_task(nullptr);
+  if (!finished_ && !end_) forming::give_up(*this);
 }
 
-void HostVigil::take(uint32_t rank, std::string host_id, std::string host) {
+void RootFormingWatch::take(uint32_t rank, std::string host_id, std::string host) {
   parties_[rank] = {true, std::move(host_id), std::move(host), {}};
 }
 
-void HostVigil::set_card(uint32_t rank, std::vector<std::byte> card) {
+void RootFormingWatch::set_card(uint32_t rank, std::vector<std::byte> card) {
   cards_ += parties_[rank].card ? 0 : 1;
   parties_[rank].card = std::move(card);
 }
 
-void HostVigil::look() {
+void RootFormingWatch::look() {
   if (end_) throw Error(*end_);
   const auto now = Clock::now();
-  if (now - looked_ < vigil::look_period) return;
+  if (now - looked_ < forming::look_period) return;
   looked_ = now;
   hear_all();
-  if (found_ != Clock::time_point() && now - found_ >= vigil::grace) throw settle(conclude());
-  if (now >= deadline_ + vigil::lateness) throw settle(vigil::late(deadline_));
+  if (found_ != Clock::time_point() && now - found_ >= forming::grace) throw settle(conclude());
+  if (now >= deadline_ + forming::lateness) throw settle(forming::late(deadline_));
 }
 
-void HostVigil::hear_all() {
+void RootFormingWatch::hear_all() {
   std::vector<pollfd> polls;
   std::vector<Branch *> polled;
   for (Branch &branch : branches_.all()) {
@@ -176,11 +176,11 @@ void HostVigil::hear_all() {
   if (found_ == Clock::time_point() && (report_ || !dead_.empty() || !lost_.empty())) found_ = Clock::now();
 }
 
-void HostVigil::report(const Error &error) {
+void RootFormingWatch::report(const Error &error) {
   if (!report_) report_ = error;
 }
 
-void HostVigil::hear(Branch &branch) {
+void RootFormingWatch::hear(Branch &branch) {
   while (auto frame = branch.stream.receive()) {
     if (!obey(branch, *frame)) {
       branch.watched = false;
@@ -194,7 +194,7 @@ void HostVigil::hear(Branch &branch) {
   if (!branch.stream.open()) check_end(branch);
 }
 
-bool HostVigil::obey(Branch &branch, Frame &frame) {
+bool RootFormingWatch::obey(Branch &branch, Frame &frame) {
   auto parsed = message::parse(frame.kind, frame.body);
   if (auto *join = std::get_if<message::Join>(&parsed.message)) {
     if (complete())  // the admission has ended
@@ -228,12 +228,12 @@ bool HostVigil::obey(Branch &branch, Frame &frame) {
 }
 
 // With its host all that are there are silent.
-void HostVigil::lose(const Branch &branch) {
+void RootFormingWatch::lose(const Branch &branch) {
   for (const uint32_t rank : branch.ranks)
     if (parties_[rank].host_id == parties_[branch.rank].host_id) lost_.add(rank);
 }
 
-void HostVigil::check_end(Branch &branch) {
+void RootFormingWatch::check_end(Branch &branch) {
   branch.watched = false;
   const int code = branch.stream.code();
   if (code == EBADMSG)
@@ -246,7 +246,7 @@ void HostVigil::check_end(Branch &branch) {
 }
 
 // The dead first: a rank that has felt the end of a peer may blame one that ended because of another.
-Error HostVigil::conclude() const {
+Error RootFormingWatch::conclude() const {
   const std::vector<uint32_t> dead = dead_.list();
   if (dead.size() == 1)
     return Error(FSDP_PEER_FAILED,
@@ -260,15 +260,16 @@ Error HostVigil::conclude() const {
                       format_text("{} (host {})", rank_list(lost), parties_[lost.front()].host));
 }
 
-Error HostVigil::settle(const Error &error) {
-  if (end_) return vigil::is_own(error, 0) ? error : *end_;
+Error RootFormingWatch::settle(const Error &error) {
+  if (end_) return forming::is_own(error, 0) ? error : *end_;
   if (finished_) return error;
   end_ = error;
-  if (vigil::blames_others(error, 0) && found_ == Clock::time_point()) {
-    for (const auto end = Clock::now() + vigil::doubt; found_ == Clock::time_point() && Clock::now() < end; hear_all())
-      std::this_thread::sleep_for(vigil::look_period);
+  if (forming::blames_others(error, 0) && found_ == Clock::time_point()) {
+    for (const auto end = Clock::now() + forming::doubt; found_ == Clock::time_point() && Clock::now() < end;
+         hear_all())
+      std::this_thread::sleep_for(forming::look_period);
     if (found_ != Clock::time_point()) {
-      std::this_thread::sleep_for(vigil::grace);
+      std::this_thread::sleep_for(forming::grace);
       hear_all();
       end_ = conclude();
     }
@@ -279,19 +280,19 @@ Error HostVigil::settle(const Error &error) {
   return *end_;
 }
 
-void HostVigil::tell(const message::Message &word) noexcept {
+void RootFormingWatch::tell(const message::Message &word) noexcept {
   try {
     branches_.queue(message::share(word));
-    const auto end = Clock::now() + vigil::farewell;
+    const auto end = Clock::now() + forming::farewell;
     for (Branch &branch : branches_.all())
-      if (branch.stream.speaks()) vigil::flush_soon(branch.stream, end);
+      if (branch.stream.speaks()) forming::flush_soon(branch.stream, end);
   } catch (...) {  // no memory: the end of the connections says that something is wrong
   }
 }
 
-void HostVigil::finish() noexcept {
+void RootFormingWatch::finish() noexcept {
   finished_ = true;
-  waiter_.set_duty(nullptr);
+  waiter_.set_wait_task(nullptr);
   tell(message::Formed{});
   branches_.clear();
 }

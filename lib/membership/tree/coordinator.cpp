@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "membership/tree/court.h"
+#include "membership/tree/coordinator.h"
 
 #include <algorithm>
 
@@ -8,7 +8,7 @@ namespace {
 
 // For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
 uint64_t grace_ms(Verdict kind) {
-  if (kind == Verdict::cut) return Court::longest_grace_ms;
+  if (kind == Verdict::cut) return Coordinator::longest_grace_ms;
   return kind == Verdict::died || kind == Verdict::stopped ? 100 : 0;
 }
 
@@ -58,14 +58,14 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   return accusation;
 }
 
-void Court::hear(const Accusation &accusation, uint64_t now_ms) {
+void Coordinator::hear(const Accusation &accusation, uint64_t now_ms) {
   if (first_) return merge(accusation);
   first_ = accusation;
   since_ms_ = now_ms;
 }
 
 // Silence alone was taken for a cut of all links to a node, and another report knows better what its leader is.
-bool Court::explains(const Accusation &other, const Accusation &first) const {
+bool Coordinator::explains(const Accusation &other, const Accusation &first) const {
   if (first.kind != Verdict::cut || (other.kind != Verdict::stopped && other.kind != Verdict::died)) return false;
   if (other.rank < 0 || static_cast<size_t>(other.rank) >= plan_.node_of.size()) return false;
   const std::vector<CutLink> links = links_of(first);
@@ -74,7 +74,7 @@ bool Court::explains(const Accusation &other, const Accusation &first) const {
 }
 
 // A rank of a node and its leader may report the same failure: the one says in which operation, the other at once.
-void Court::merge(const Accusation &other) {
+void Coordinator::merge(const Accusation &other) {
   Accusation &first = *first_;
   if (explains(other, first)) first = other;
   if (other.kind != first.kind) return;
@@ -94,7 +94,7 @@ void Court::merge(const Accusation &other) {
   }
 }
 
-std::optional<Accusation> Court::decide(uint64_t now_ms) const {
+std::optional<Accusation> Coordinator::decide(uint64_t now_ms) const {
   if (!first_ || now_ms - since_ms_ < grace_ms(first_->kind)) return {};
   return first_;
 }

@@ -12,9 +12,9 @@
 
 namespace fsdp::membership {
 
-class Court {
+class Coordinator {
  public:
-  explicit Court(const NodePlan &plan) : plan_(plan) {}
+  explicit Coordinator(const NodePlan &plan) : plan_(plan) {}
 
   void hear(const Accusation &accusation, uint64_t now_ms);
   bool open() const noexcept { return first_.has_value(); }

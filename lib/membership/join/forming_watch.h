@@ -3,7 +3,7 @@
 // hears which rank dies or gives up, and names it to all others; they see whether rank 0 and the ranks between live.
 // What ranks watch each other with afterwards does not exist yet, or not everywhere.
 //
-// Looked at by the waits of the caller's thread, as its Waiter's duty. If the job does not form, rank 0's word is what
+// Looked at by the waits of the caller's thread, as its Waiter's task. If the job does not form, rank 0's word is what
 // all ranks report.
 #pragma once
 
@@ -65,14 +65,14 @@ class Branches {
 SharedFrame pass_on(const Frame &frame);
 
 // One that ends without finish tells the others that this rank gives up, if settle has not said why.
-class Vigil : public Duty {
+class FormingWatch : public WaitTask {
  public:
-  virtual ~Vigil() = default;
+  virtual ~FormingWatch() = default;
   // All have met, and watch each other.
   virtual void finish() noexcept = 0;
 };
 
-namespace vigil {
+namespace forming {
 
 using namespace std::chrono_literals;
 
@@ -90,9 +90,9 @@ bool is_own(const Error &error, uint32_t rank);
 Error late(std::chrono::steady_clock::time_point deadline);
 // What was queued goes out, if the other end takes it soon.
 void flush_soon(FrameStream &stream, std::chrono::steady_clock::time_point end) noexcept;
-void give_up(Vigil &vigil) noexcept;
+void give_up(FormingWatch &watch) noexcept;
 
-}  // namespace vigil
+}  // namespace forming
 
 // With these codes of a FrameStream its other end's host is silent: no process is to blame.
 bool host_is_silent(int code) noexcept;
@@ -105,9 +105,9 @@ message::Refusal report_of(const Error &error, uint32_t rank);
 // What such a word says. A peer wrote it.
 Error error_of(const message::Refusal &word, uint32_t world_size);
 
-// Rank 0's vigil, and what it knows of all who have joined.
+// Rank 0's watch, and what it knows of all who have joined.
 
-class HostVigil final : public Vigil {
+class RootFormingWatch final : public FormingWatch {
  public:
   using Clock = std::chrono::steady_clock;
   struct Party {
@@ -119,8 +119,8 @@ class HostVigil final : public Vigil {
   using Admit = std::function<void(Branch &branch, message::Join &join)>;
 
   // deadline: of the whole; beyond it, waits that have a limit of their own are over.
-  HostVigil(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit);
-  ~HostVigil() override;
+  RootFormingWatch(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit);
+  ~RootFormingWatch() override;
 
   std::vector<Party> &parties() noexcept { return parties_; }
   Branches &branches() noexcept { return branches_; }
