@@ -241,7 +241,7 @@ TEST(Chunks, OfFrozenParametersAreWhatARankMustLoad) {
   }
 }
 
-TEST(Chunks, AreLoadedByWhoOwnsThem) {
+TEST(Chunks, AreLoadedByTheirOwners) {
   for (const fsdp_strategy strategy : {1, 2, 3, 4}) {
     const Scenario scenario = scenario_of(strategy, 3);
     on_ranks(scenario, [&](Rank &rank) {

@@ -94,7 +94,7 @@ TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
 }
 
 // The first rank alone looks at all manifests, and every rank tells what it found.
-TEST_F(Checkpoint, WhoseManifestIsDamagedIsCountedAlikeOnAllRanks) {
+TEST_F(Checkpoint, ADamagedManifestIsCountedAlikeOnAllRanks) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, "saved", [&](Rank &rank) {
     rank.load();

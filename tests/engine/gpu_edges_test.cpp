@@ -324,7 +324,7 @@ struct SlowWaits {
 };
 
 // Rank 1 is held up after the ranks have met to realign their numbers, and rank 0 is in the next step by then.
-TEST(GpuEdges, ARoundTakesInWhoIsLateToIt) {
+TEST(GpuEdges, ARoundWaitsForALateRank) {
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
     Scenario setup = order_scenario(Layout::flat, strategy);
     setup.context.interrupted = SlowWaits::hook;

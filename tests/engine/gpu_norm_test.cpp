@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 // No work of the GPU starts before every rank has made its calls.
-TEST_P(GpuNorm, NobodyWaitsForOneThatNobodyReads) {
+TEST_P(GpuNorm, ANormThatIsNotReadIsNotWaitedFor) {
   const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
   const double norm = norm_of(setup, 2);
   std::optional<simulated::Hold> hold;
@@ -112,7 +112,7 @@ TEST_P(GpuNorm, OneRankMayReadWhatTheOthersDoNot) {
 
 // Each share is read before the next one is written, each factor before the next one is found: on streams of the
 // caller's by turns, and with either of the library's late.
-TEST_P(GpuNorm, ManyThatNobodyWaitsForKeepTheirOrder) {
+TEST_P(GpuNorm, ManyThatAreNotWaitedForKeepTheirOrder) {
   const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
   for (const Late late : {Late::nobody, Late::reduces, Late::outer}) {
     const bool has_outer = setup.mesh.replicate_size > 1 || setup.context.ranks_per_host;

@@ -17,7 +17,7 @@ struct Setup {
 
 class GpuOrder : public testing::TestWithParam<Setup> {};
 
-TEST_P(GpuOrder, WhoeverIsLateNoBitChanges) {
+TEST_P(GpuOrder, NoBitChangesWhicheverStreamIsLate) {
   const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
   const auto expected = run_program(setup, false, Late::nobody);
   for (const Late late : all_late) {
@@ -32,7 +32,7 @@ TEST_P(GpuOrder, WhoeverIsLateNoBitChanges) {
 // which has ended well: that one is not given up, and the next one comes after it all.
 class GpuDiscard : public testing::TestWithParam<fsdp_strategy> {};
 
-TEST_P(GpuDiscard, WhoeverIsLateNothingIsLeftAndTheStepBeforeStays) {
+TEST_P(GpuDiscard, NothingIsLeftAndTheStepBeforeStaysWhicheverStreamIsLate) {
   const Scenario setup = order_scenario(Layout::flat, GetParam());
   const auto expected = run_program(setup, false, Late::nobody, true);
   for (const Late late : {Late::readers, Late::writers, Late::writer, Late::gathers, Late::reduces, Late::rank})

@@ -158,7 +158,7 @@ TEST(HostEdges, AReduceThatAReplicaForgetsEndsTheStepAlone) {
 }
 
 // Rank 1 is held up where all give a step up, and the others are in the next round of reduces before it is.
-TEST(HostEdges, ARoundOfReducesTakesInWhoIsLateToIt) {
+TEST(HostEdges, ARoundOfReducesWaitsForALateRank) {
   for (const uint32_t inner : {1u, 2u})
     for (const fsdp_strategy strategy : strategies) {
       Scenario setup = inner == 1 ? scenario_of(strategy, 3, FSDP_UNSHARD_COPIED)
@@ -221,7 +221,7 @@ std::array<fsdp_error, 2> publish_with_a_late_part(Axis axis) {
 }
 
 // Rank 0 waits for that stream first, which knows whom it misses, and not for itself.
-TEST(HostEdges, WhoWaitsForAPartOfAnotherHostDoesNotBlameItself) {
+TEST(HostEdges, ARankThatWaitsForAPartOfAnotherHostDoesNotBlameItself) {
   for (const Axis axis : {Axis::divided, Axis::hosts}) {
     auto told = publish_with_a_late_part(axis);
     // A stream that a busy machine holds up for 500 ms is one that does nothing: then it is tried again.

@@ -332,7 +332,7 @@ TEST(MisusedFinish, WhatOneRankMissesIsListedOnAll) {
 }
 
 // Rank 0 has done all that there was to do; its reduce only lacks what rank 1 did not give.
-TEST(MisusedFinish, WhoMissesAGroupIsBlamed) {
+TEST(MisusedFinish, ARankThatMissesAGroupIsBlamed) {
   Scenario setup = small_setup();
   setup.ranks = 2;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

@@ -131,7 +131,7 @@ TEST(Observe, TheBuildListsTheVariablesThatItReads) {
 }
 
 // Also where the job then does not form: it is the most that the program gets to know of that.
-TEST(Observe, RankZeroLogsWhomItRefused) {
+TEST(Observe, RankZeroLogsTheRanksThatItRefused) {
   const std::string rendezvous = "refused-" + std::to_string(::getpid());
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
   options.rendezvous = rendezvous.c_str();

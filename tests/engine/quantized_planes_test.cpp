@@ -122,7 +122,7 @@ TEST(QuantizedPlanes, OfOneScaleAreTheReferences) {
 
 // The last rank is held up between what it tells the others and what it publishes: their unshards wait for that. Every
 // number is the version.
-TEST(QuantizedPlanes, NobodyReadsWhatIsNotPublishedYet) {
+TEST(QuantizedPlanes, AreNotReadBeforeTheyArePublished) {
   if (on_gpu()) GTEST_SKIP() << "there calls enqueue, and tests of streams hold them up";
   for (const fsdp_quantization quantization : {FSDP_QUANTIZE_MXFP8, FSDP_QUANTIZE_FP8_BLOCK})
     for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {

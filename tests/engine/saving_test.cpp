@@ -446,7 +446,7 @@ TEST_F(Saving, IsWaitedForByTheClose) {
 }
 
 // ... and tells of its failure, closed all the same.
-TEST_F(Saving, WhoseFailureNobodyAskedForIsToldByTheClose) {
+TEST_F(Saving, AFailureThatWasNotAskedForIsToldByTheClose) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   const FaultScope broken({SystemFault::Way::fails, -1, EIO, "fsync"});
   run(

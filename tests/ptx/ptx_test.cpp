@@ -127,7 +127,7 @@ TEST_F(Faults, AnAccessBehindTheEndIsRefused) {
   EXPECT_NE(ptx::take_fault().find("nobody's memory"), std::string::npos);
 }
 
-TEST_F(Faults, AFetchOfNobodysMemoryIsRefused) {
+TEST_F(Faults, AFetchOfForeignMemoryIsRefused) {
   ptx::use(spoilt_kernels("AddPieces", "prefetch.L2 [", "prefetch.L2 [0];  // ["));
   OnGpu values(4), result(sizeof(double)), scratch(cuda::scratch_bytes);
   EXPECT_NE(cuda::sum_squares(gpu::stream(), reinterpret_cast<double *>(result.data()), values.floats(), 1, 0,

@@ -148,7 +148,7 @@ TEST_F(Acceptors, StrangersThatHadTheirTimeMakeRoom) {
 }
 
 // A few strangers wake the caller, a crowd does not: a flood costs it a look from time to time.
-TEST_F(Acceptors, ACrowdWakesNobody) {
+TEST_F(Acceptors, ACrowdDoesNotWakeTheCaller) {
   EXPECT_FALSE(wakes());
   add_strangers(10);
   EXPECT_FALSE(wakes()) << "all that has happened was seen";

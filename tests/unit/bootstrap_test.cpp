@@ -117,7 +117,7 @@ TEST_F(Bootstrap, ATimeoutNamesTheNetworkNamespace) {
 }
 
 // The last rank never comes: who dies meanwhile is named to all who have come, long before the timeout.
-TEST_F(Bootstrap, WhoDiesBeforeAllHaveJoinedIsNamed) {
+TEST_F(Bootstrap, ARankThatDiesBeforeAllHaveJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1), two = start(2);
   for (const uint32_t rank : {1, 2}) await_admission(rank);
@@ -127,7 +127,7 @@ TEST_F(Bootstrap, WhoDiesBeforeAllHaveJoinedIsNamed) {
   expect_death({zero, one}, 2, died_ns);
 }
 
-TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
+TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);
   await_admission(1);
@@ -153,7 +153,7 @@ TEST_F(Bootstrap, WhoDiesAsSoonAsItHasJoinedIsNamed) {
 }
 
 // About to join when another one dies, but not yet proven: else it would look for rank 0 until its timeout.
-TEST_F(Bootstrap, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
+TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   options.size = 4;
   options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told
   const size_t zero = start(0U), one = start(1), two = start(2);
@@ -174,7 +174,7 @@ TEST_F(Bootstrap, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
 }
 
 // Its process lives, so its pidfd says nothing.
-TEST_F(Bootstrap, WhoGivesUpIsNamed) {
+TEST_F(Bootstrap, ARankThatGivesUpIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);
   await_admission(1);

@@ -166,7 +166,7 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
 // The peer has come first, so data goes out as soon as the call begins. When it throws nobody may go on to read what
 // its caller then gives back.
 // Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is passed on by rank 2, and comes last.
-TEST(Channel, WhoFollowsIsNotNamedNorIsItPassedOn) {
+TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
     PlayedTransport transport;
@@ -210,7 +210,7 @@ TEST(Channel, WhoFollowsIsNotNamedNorIsItPassedOn) {
   EXPECT_EQ(problems[0], "");
 }
 
-TEST(Channel, AQuestionIsAnsweredOnceToWhoAsked) {
+TEST(Channel, AQuestionIsAnsweredOnceToTheRankThatAsked) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 9, rank.waiter, rank.failure);
     PlayedTransport transport;

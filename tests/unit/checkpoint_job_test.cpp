@@ -348,7 +348,7 @@ TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
 }
 
 // What one rank alone cannot read leads to the next older one, too.
-TEST_F(CheckpointJob, WhoseManifestOneRankCannotReadIsPassedOverByAll) {
+TEST_F(CheckpointJob, AManifestThatOneRankCannotReadIsPassedOverByAll) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
   for (const uint64_t step : {1, 2}) save_on(two, step);
   const FaultScope fault({SystemFault::Way::fails, 2, EIO, "pread"});  // behind those of the first rank's list

@@ -324,7 +324,7 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
 }
 
 // Nobody may take its place in between.
-TEST_F(MirroredWaits, WhoWaitsOnKeepsItsPlace) {
+TEST_F(MirroredWaits, ACallerThatWaitsOnKeepsItsPlace) {
   tell(7);
   (void)told(100'000);
   std::atomic<bool> stop{false};

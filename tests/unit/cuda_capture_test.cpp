@@ -135,7 +135,7 @@ TEST_F(CudaCaptureTest, TheRecordAfterItComesAfterTheOneBefore) {
   replay(graph, 1);
 }
 
-TEST_F(CudaCaptureTest, ACaptureThatNobodyBeganIsRefused) {
+TEST_F(CudaCaptureTest, ACaptureThatWasNotBegunIsRefused) {
   CUDA_OK(cudaStreamBeginCapture(own_->get(), cudaStreamCaptureModeGlobal));
   const Failed refused = failure_of([&] { caller().record(*a_); });
   EXPECT_EQ(FSDP_INVALID_STATE, refused.status);

@@ -11,8 +11,8 @@
 #include "membership/tree/plan.h"
 #include "net_ranks.h"
 #include "transport/descriptors.h"
-#include "transport/hierarchy/descriptors.h"
 #include "transport/hierarchy/cards.h"
+#include "transport/hierarchy/descriptors.h"
 #include "transport/hierarchy/team.h"
 #include "transport/names.h"
 
@@ -70,7 +70,7 @@ struct Carried {
   Descriptors of[6];
 };
 
-TEST(Descriptors, WhoLacksThemIsNamed) {
+TEST(Descriptors, ARankThatLacksThemIsNamed) {
   Carried carried;
   const uint32_t need = 1 + for_refuge + 2 + spare_descriptors;
   carried.of[2] = {need + 50, 50};

@@ -55,7 +55,7 @@ class ReplacedFile : public testing::Test {
   const std::filesystem::path folder;
 };
 
-TEST_F(ReplacedFile, IsReadableByNobodyElse) {
+TEST_F(ReplacedFile, IsReadableByNoOtherUser) {
   const mode_t before = ::umask(0);
   std::ofstream(path()) << "old";
   ::chmod(path().c_str(), 0666);

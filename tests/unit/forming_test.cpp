@@ -61,7 +61,7 @@ class Forming : public Rendezvous {
   FrameStream two, three;
 };
 
-TEST_F(Forming, WhoDiesOverItsCardIsNamed) {
+TEST_F(Forming, ARankThatDiesBeforeItsCardIsNamed) {
   start_two();
   two = enter();
   introduce(two, 2);
@@ -71,7 +71,7 @@ TEST_F(Forming, WhoDiesOverItsCardIsNamed) {
   expect_told({zero, one}, 2, "rank 2 on far died before the job had formed", died_ns);
 }
 
-TEST_F(Forming, WhoDiesAfterTheRosterIsNamed) {
+TEST_F(Forming, ARankThatDiesAfterTheRosterIsNamed) {
   start_two();
   join_by_hand();
   await_meeting();
@@ -105,7 +105,7 @@ TEST_F(Forming, TheDeathOfRankZeroIsSeenByAll) {
   expect_told({one}, 0, "died before the job had formed", died_ns);
 }
 
-TEST_F(Forming, WhoGivesUpSaysWhy) {
+TEST_F(Forming, ARankThatGivesUpSaysWhy) {
   start_two();
   join_by_hand();
   await_meeting();
@@ -116,7 +116,7 @@ TEST_F(Forming, WhoGivesUpSaysWhy) {
 }
 
 // A leader that feels the end of another one's connection may not know that this one ended because of a third.
-TEST_F(Forming, TheDeadAreBlamedBeforeWhoEndedBecauseOfThem) {
+TEST_F(Forming, TheDeadAreBlamedBeforeRanksThatEndedBecauseOfThem) {
   start_two();
   join_by_hand();
   await_meeting();
@@ -130,7 +130,7 @@ TEST_F(Forming, TheDeadAreBlamedBeforeWhoEndedBecauseOfThem) {
 }
 
 // Who said that it has formed may end; the others are watched on.
-TEST_F(Forming, WhoHasFormedIsNotMissed) {
+TEST_F(Forming, ARankThatHasFormedIsNotMissed) {
   hold = 1s;
   start_two();
   join_by_hand();
@@ -175,7 +175,7 @@ TEST_F(Forming, AFrameThatIsForgedBlamesNoRank) {
               since_ns);
 }
 
-TEST_F(Forming, WhoIsInTheHandshakeWhenTheJobFailsIsTold) {
+TEST_F(Forming, ARankInTheHandshakeIsToldWhyTheJobFails) {
   options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told
   start_two();
   two = enter();

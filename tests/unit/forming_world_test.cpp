@@ -114,7 +114,7 @@ TEST_F(FormingWorld, RankZeroThatDiesIsNamedAtOnce) {
 }
 
 // No process ends: the limit does it, and it is not the heartbeat's.
-TEST_F(FormingWorld, WhoNeverConnectsIsNamedAtTheLimit) {
+TEST_F(FormingWorld, ARankThatNeverConnectsIsNamedAtTheLimit) {
   options.timeout_ms = 4000;
   const int64_t start_ns = now_ns();
   start_forming();

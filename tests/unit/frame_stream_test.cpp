@@ -214,7 +214,7 @@ class Between : public Tcp {
   FrameStream to;
 };
 
-TEST_F(Between, WhoChangesNothingIsNotNoticed) {
+TEST_F(Between, AProxyThatChangesNothingIsNotNoticed) {
   for (const auto &frame : frames_of(guest_keys)) {
     pass_on(frame);
     const auto heard = to.receive(limit(5s));
@@ -279,7 +279,7 @@ TEST_F(Tcp, NothingIsSaidBeforeTheProof) {
   EXPECT_THROW(stream.receive(), Error);
 }
 
-TEST_F(Tcp, NobodyListens) {
+TEST_F(Tcp, NoProcessListens) {
   listener.reset();
   EXPECT_FALSE(connect_to(at, limit(5s), problem));
   EXPECT_NE(problem.find("Connection refused"), std::string::npos) << problem;

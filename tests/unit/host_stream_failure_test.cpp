@@ -9,7 +9,7 @@ namespace {
 
 using device::Options;
 
-TEST(HostStreamFailure, SkipsWhatFollowsButNobodyHangs) {
+TEST(HostStreamFailure, SkipsWhatFollowsAndNothingHangs) {
   Host host;
   auto broken = host.stream("broken"), other = host.stream("other");
   auto event = host.device->create_event();

@@ -34,7 +34,7 @@ class SilentRanks : public testing::Test {
   std::unique_ptr<Control> control;
 };
 
-TEST_F(SilentRanks, IsCountedByWhoLooks) {
+TEST_F(SilentRanks, AreCountedInLooks) {
   Pulse pulse(*control, 0, 1000);
   control->beat(1, 7);
   for (int i = 0; i < 14; ++i) {
@@ -55,7 +55,7 @@ TEST_F(SilentRanks, IsCountedByWhoLooks) {
 }
 
 // One that was stopped itself, or whose machine was suspended.
-TEST_F(SilentRanks, IsNotKnownToWhoDidNotLook) {
+TEST_F(SilentRanks, AreNotKnownToARankThatDidNotLook) {
   Pulse pulse(*control, 0, 1000);
   control->beat(1, 7);
   pulse.look();
@@ -91,7 +91,7 @@ class FakeProc : public testing::Test {
   const Fd process{::dup(0)};
 };
 
-TEST_F(FakeProc, SaysWhoDumpsCore) {
+TEST_F(FakeProc, SaysWhichProcessDumpsCore) {
   EXPECT_FALSE(dumps()) << "no file";
   set_pid("77");
   EXPECT_FALSE(dumps()) << "no status";
@@ -107,7 +107,7 @@ TEST_F(FakeProc, SaysWhoDumpsCore) {
   EXPECT_TRUE(dumps()) << "in many groups";
 }
 
-TEST_F(FakeProc, SaysNothingOfWhoIsGoneOrElsewhere) {
+TEST_F(FakeProc, SaysNothingOfProcessesThatAreGoneOrElsewhere) {
   for (const char *pid : {"-1", "0"}) {
     write(std::string("/") + pid + "/status", "CoreDumping:\t1\n");
     set_pid(pid);
@@ -245,7 +245,7 @@ TEST_F(Leaver, OfAnotherNodeIsNotWaitedForLong) {
 }
 
 // By who looks now and then, and waits in no call: a save's thread.
-TEST_F(Leaver, IsAnErrorOnlyToWhoWaitsForIt) {
+TEST_F(Leaver, IsAnErrorOnlyToRanksThatWaitForIt) {
   control->set_membership(2, Membership::left);
   Watch watch(*control, links, pulse, 0, waiter, failure);
   const uint32_t others[] = {1}, all[] = {1, 2};
@@ -339,7 +339,7 @@ TEST(Coordinator, MergesDeathsWithinTheGrace) {
   EXPECT_STREQ(error.what(), "gather of 'x': ranks 1, 3 died");
 }
 
-TEST(Coordinator, KeepsWhoDumpsCore) {
+TEST(Coordinator, KeepsWhatIsSaidOfACoreDump) {
   const NodePlan plan = three_nodes();
   const char *dump = "rank 3 (pid 7, host c) is dumping core";
   const auto text = [&](std::initializer_list<Accusation> all) {

@@ -32,7 +32,7 @@ std::vector<Seen> failing_threads(uint32_t size, const Body &body, const RankOpt
   return seen;
 }
 
-TEST(Failure, AbortWakesEverybody) {
+TEST(Failure, AbortWakesAllRanks) {
   const auto seen = failing_threads(4, [](Rank &rank) {
     Bench bench(rank);
     if (rank.rank() == 2) {
@@ -53,7 +53,7 @@ TEST(Failure, AbortWakesEverybody) {
   }
 }
 
-TEST(Failure, WhoDestroysItsWorldIsNamed) {
+TEST(Failure, ARankThatDestroysItsWorldIsNamed) {
   const auto seen = failing_threads(3, [](Rank &rank) {
     if (rank.rank() == 1) {
       rank.team.reset();
@@ -70,7 +70,7 @@ TEST(Failure, WhoDestroysItsWorldIsNamed) {
   }
 }
 
-TEST(Failure, WhoLeftInGoodOrderIsNamedByWhoWaitsForIt) {
+TEST(Failure, ARankThatLeftInGoodOrderIsNamedByRanksThatWaitForIt) {
   const auto seen = failing_threads(2, [](Rank &rank) {
     auto versions = rank.team->create_versions("weights");
     rank.meet();
@@ -85,7 +85,7 @@ TEST(Failure, WhoLeftInGoodOrderIsNamedByWhoWaitsForIt) {
 }
 
 // Its caller, and no stream of its own, is what the version lacks.
-TEST(Failure, WhoWaitsElsewhereIsMissedByWhoAwaitsItsVersion) {
+TEST(Failure, ARankThatWaitsElsewhereIsMissedByRanksThatAwaitItsVersion) {
   const auto seen = failing_threads(3, [](Rank &rank) {
     auto versions = rank.team->create_versions("weights");
     const auto writer = rank.device->create_stream("writer");
@@ -102,7 +102,7 @@ TEST(Failure, WhoWaitsElsewhereIsMissedByWhoAwaitsItsVersion) {
   }
 }
 
-TEST(Failure, TimeoutNamesWhoHasNotCome) {
+TEST(Failure, TimeoutNamesTheRankThatHasNotCome) {
   RankOptions options;
   options.timeout_ms = 3000;
   std::latch over(2);
@@ -135,7 +135,7 @@ TEST(Failure, TimeoutNamesWhoHasNotCome) {
 }
 
 // Rank 0 misses rank 1, which misses rank 2: of hosts that meet in circles most miss one that waits.
-TEST(Failure, TimeoutNamesWhoIsLateAndNotWhoWaits) {
+TEST(Failure, TimeoutNamesTheLateRankAndNotTheOneThatWaits) {
   RankOptions options;
   options.timeout_ms = 3000;
   std::latch over(2);

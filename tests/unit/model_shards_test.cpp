@@ -52,7 +52,7 @@ TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
 }
 
 // What the manifest says of each row is what its rank writes.
-TEST_P(ModelShardsOn, TheManifestSaysWhoHasWhichRows) {
+TEST_P(ModelShardsOn, TheManifestSaysWhichRankHasWhichRows) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
   const ModelShards shards(spec, plan, true, 64);

@@ -39,7 +39,7 @@ class Lookup : public testing::Test {
   std::string problem;
 };
 
-TEST_F(Lookup, FindsANameAndAsksNobodyForANumber) {
+TEST_F(Lookup, FindsANameAndNeedsNoServiceForANumber) {
   NameLookup names(slow_resolver);
   EXPECT_EQ(names.find("some-host", 80, limit(5s), problem).at(0).text(), "192.0.2.7:80");
   EXPECT_EQ(asked, 1);

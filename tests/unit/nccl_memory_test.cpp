@@ -158,7 +158,7 @@ TEST_F(NcclTest, WhereAllWindowsFailThereAreBuffers) {
   EXPECT_EQ(control().count(Count::aborts), 0);
 }
 
-TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNobodyUp) {
+TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNoRankUp) {
   control().set(Knob::window_error, 1);
   control().set(Knob::window_error_rank, 2);
   const auto start = std::chrono::steady_clock::now();

@@ -50,7 +50,7 @@ TEST_F(NcclTest, TheOrderBetweenCommunicatorsIsCompared) {
 }
 
 // NCCL's links break when a peer aborts, which may know first that ranks differ.
-TEST_F(NcclTest, APeerThatAbortsFirstFailsNobody) {
+TEST_F(NcclTest, APeerThatAbortsFirstFailsNoRank) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
     if (mine.rank() == 0) bench.gather();

@@ -100,7 +100,7 @@ std::vector<int> end_codes(const std::vector<int> &wanted, Run run) {
 class Deaths : public testing::TestWithParam<std::tuple<uint32_t, bool>> {};
 INSTANTIATE_TEST_SUITE_P(NetDeath, Deaths, testing::Combine(testing::Values(2, 3), testing::Bool()));
 
-TEST_P(Deaths, EndNobodyElse) {
+TEST_P(Deaths, EndNoOtherRank) {
   const auto [size, sums] = GetParam();
   RankOptions options;
   options.timeout_ms = 2'000;

@@ -90,7 +90,7 @@ TEST(NetFailure, DifferentChunksAreNamed) {
   EXPECT_EQ(codes, (std::vector<int>{0, 0}));
 }
 
-TEST(NetFailure, TimeoutNamesWhoHasNotCome) {
+TEST(NetFailure, TimeoutNamesTheRankThatHasNotCome) {
   RankOptions options;
   options.timeout_ms = 3000;
   std::latch over(2);

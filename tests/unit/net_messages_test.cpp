@@ -106,7 +106,7 @@ TEST(NetMessages, Exchanges) {
 }
 
 // Their hosts' leaders watch each other then: a cut between two hosts may touch no link of the leaders' tree.
-TEST(NetMessages, TellTheLeadersWhoExchangesWithWhom) {
+TEST(NetMessages, TellTheLeadersWhichRanksExchange) {
   expect_well(run_threads(3, [](Rank &rank) {
     NetRank mine(rank);
     const auto expect = [&](const std::vector<uint32_t> &peers, const char *when) {

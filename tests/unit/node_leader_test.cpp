@@ -214,7 +214,7 @@ TEST(NodeLeader, AnAbortReachesAllNodes) {
 }
 
 // Ranks that only look, as every call of the library does.
-TEST(NodeLeader, AnAbortReachesRanksThatWaitForNobody) {
+TEST(NodeLeader, AnAbortReachesRanksThatDoNotWait) {
   for (const uint32_t who : {0u, 3u}) {
     NodeJob job({2, 2}, silence_ms);
     job.start([&](NodeRank &rank) {
@@ -231,7 +231,7 @@ TEST(NodeLeader, AnAbortReachesRanksThatWaitForNobody) {
 }
 
 // Its world is destroyed at once after the abort: the verdict must leave with it.
-TEST(NodeLeader, AnAbortOfWhoLeavesAtOnceReachesAllNodes) {
+TEST(NodeLeader, AnAbortOfARankThatLeavesAtOnceReachesAllNodes) {
   for (const uint32_t who : {0u, 2u}) {
     NodeJob job({2, 2}, silence_ms);
     job.start([&](NodeRank &rank) {
@@ -274,7 +274,7 @@ TEST(NodeLeader, ASlowCallerIsNoFailure) {
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
 }
 
-TEST(NodeLeader, WhoWaitsForOneThatLeftIsToldSo) {
+TEST(NodeLeader, ARankThatWaitsForOneThatLeftIsToldSo) {
   NodeJob job({1, 2}, silence_ms);
   job.start([](NodeRank &rank) {
     rank.meet(1);
@@ -400,7 +400,7 @@ class Told : public testing::Test {
   const Fd stranger{::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)};
 };
 
-TEST_F(Told, OfACoreDumpByWhoKnowsTheSecret) {
+TEST_F(Told, OfACoreDumpByARankThatKnowsTheSecret) {
   const NodePlan zero = plan_of(0), one = plan_of(1), liar = plan_of(1, "another secret");
   Datagrams at_zero(zero, std::move(listeners[0].datagrams));
   DumpNotices(one).send(77);
@@ -524,7 +524,7 @@ TEST_F(Deputies, TheLowestThatIsLeftTells) {
   EXPECT_EQ(told(), 1);
 }
 
-TEST_F(Deputies, WhoLeavesForItTellsAtLast) {
+TEST_F(Deputies, ARankThatLeavesForItTellsAtLast) {
   Member two(*this, 2);
   two.deputy->finish();
   EXPECT_EQ(told(), 1);

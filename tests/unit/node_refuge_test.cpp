@@ -71,7 +71,7 @@ TEST_P(LeftAlone, TheyHearWhatOneDecidesAlone) {
   job->expect(FSDP_PEER_FAILED, 3, "rank 3 says so", {GetParam().leaver}, since_ns, at_once);
 }
 
-TEST_P(LeftAlone, TheyHearWhoLeaves) {
+TEST_P(LeftAlone, TheyHearWhichRanksLeave) {
   start(silence_ms, [](NodeRank &rank) {
     if (rank.rank != 4) return;
     rank.world->leave();
@@ -82,7 +82,7 @@ TEST_P(LeftAlone, TheyHearWhoLeaves) {
   job->expect(FSDP_PEER_FAILED, 4, "rank 4 has closed its context", {4, GetParam().leaver}, since_ns, at_once);
 }
 
-TEST_P(LeftAlone, TheyHearWhoWaitsForWhom) {
+TEST_P(LeftAlone, TheyHearWhichRanksWait) {
   start(silence_ms, [](NodeRank &rank) {
     const bool crosses = rank.rank == 1 || rank.rank == 3;
     if (!crosses) rank.common->words[1][rank.rank].raise(UINT32_MAX);
@@ -161,8 +161,8 @@ void leave_while_there_is_no_way(std::vector<uint32_t> ranks_of_nodes, uint32_t 
   EXPECT_TRUE(job->text(waiter).ends_with("has closed its context")) << job->text(waiter);
 }
 
-TEST(NodeTree, ARefugeHearsWhoLeftWhileThereWasNoWay) { leave_while_there_is_no_way({1, 1, 2}, 1, 3); }
-TEST(NodeTree, WhoComesToARefugeHearsWhoLeftWhileThereWasNoWay) { leave_while_there_is_no_way({1, 2, 1}, 3, 2); }
+TEST(NodeTree, ARefugeHearsWhichRanksLeftWhileThereWasNoWay) { leave_while_there_is_no_way({1, 1, 2}, 1, 3); }
+TEST(NodeTree, ARefugeeHearsWhichRanksLeftWhileThereWasNoWay) { leave_while_there_is_no_way({1, 2, 1}, 3, 2); }
 
 uint32_t count_connections() {
   uint32_t count = 0;

@@ -338,7 +338,7 @@ TEST(NodeTree, StrangersTakeNoRefuge) {
 }
 
 // A leader on a slow machine: between the proof and its first word more time passes than a stranger has.
-TEST(NodeTree, WhoHasProvenTheSecretHasTimeToSpeak) {
+TEST(NodeTree, ALeaderThatHasProvenTheSecretHasTimeToSpeak) {
   NodePlan plan;
   plan.secret = "the secret";
   plan.job = "a job";
@@ -463,7 +463,7 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
 }
 
 // By another way it may be told what was so before.
-TEST_F(ChildLeader, WhoHasLeftDoesNotComeBack) {
+TEST_F(ChildLeader, ANodeThatHasLeftDoesNotComeBack) {
   for (const Membership membership : {Membership::gone, Membership::member}) {
     const tree::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0}}};
     for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) parent.queue(frame);
@@ -478,7 +478,7 @@ class StrangeRank : public ChildLeader, public testing::WithParamInterface<int32
 INSTANTIATE_TEST_SUITE_P(NodeTree, StrangeRank, testing::Values(3, 16'384, INT32_MAX, -2, INT32_MIN),
                          [](const auto &info) { return fmt::format("{}", static_cast<uint32_t>(info.param)); });
 
-TEST_P(StrangeRank, IsNotBlamedButWhoSaysSo) {
+TEST_P(StrangeRank, IsNotBlamedButTheRankThatNamesIt) {
   tree::VerdictMessage verdict{accuse_rank(Verdict::failed, 2, "it failed")};
   verdict.accusation.rank = GetParam();
   say(static_cast<uint32_t>(verdict.kind), tree::bytes_of(verdict));
@@ -523,7 +523,7 @@ TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
 }
 
 // Who knows the secret says that it is the root, and seeks refuge.
-TEST(NodeTree, NobodyIsAboveTheRoot) {
+TEST(NodeTree, NoNodeIsAboveTheRoot) {
   Rank rank;
   NodePlan plan = plan_of(2, 3, 1);
   LeaderListener listener = open_leader_listener("127.0.0.1");
@@ -538,7 +538,7 @@ TEST(NodeTree, NobodyIsAboveTheRoot) {
 }
 
 // Who has nothing to report, and comes when all is decided.
-TEST(NodeTree, WhoComesLateToARefugeHearsTheVerdict) {
+TEST(NodeTree, ALateRefugeeHearsTheVerdict) {
   Rank rank;
   NodePlan plan = plan_of(0, 3, 1);
   plan.secret = "secret";

@@ -119,7 +119,7 @@ TEST_F(Kill, WhilePeersWaitOnTheCallersThread) {
 }
 
 // Nobody waits when it dies: it is found at the next wait.
-TEST_F(Kill, WhileNobodyWaits) {
+TEST_F(Kill, WhileNoRankWaits) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            rank.meet();
                                            witness->ready[rank.rank()] = 1;
@@ -133,7 +133,7 @@ TEST_F(Kill, WhileNobodyWaits) {
 }
 
 // A rank that has done its part and ended is no failure to who needs nothing more of it.
-TEST_F(Kill, WhoDidItsPartMayEnd) {
+TEST_F(Kill, ARankThatDidItsPartMayEnd) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            auto versions = rank.team->create_versions("weights");
                                            versions->publish(1, rank.device->calling_thread());

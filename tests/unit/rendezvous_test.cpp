@@ -184,7 +184,7 @@ TEST_F(Rendezvous, ATimeoutTellsWhatEarlierTriesHaveFound) {
   }
 }
 
-TEST_F(Rendezvous, WhoDiesBeforeAllHaveJoinedIsNamed) {
+TEST_F(Rendezvous, ARankThatDiesBeforeAllHaveJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);
   FrameStream dying = enter();
@@ -288,7 +288,7 @@ TEST_F(FileRendezvous, RanksFindRankZeroAndTheFileIsRemoved) {
 }
 
 // Files of dead jobs: nonsense, an address that nobody listens at, and one where a stranger says nothing of use.
-TEST_F(FileRendezvous, StaleFilesFoolNobody) {
+TEST_F(FileRendezvous, StaleFilesMisleadNoRank) {
   std::string problem;
   const Fd stranger = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 5);
   for (const std::string &text : {std::string("nonsense"), "fsdp-rendezvous 1 " + at.text() + "\n",

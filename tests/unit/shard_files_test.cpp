@@ -293,7 +293,7 @@ TEST_F(Shards, AreDamagedOnlyWhereTheyAreRead) {
 }
 
 // While a chunk of 4 MiB is taken the next one is read, and no more than that.
-TEST_F(Shards, AreReadAChunkAheadOfWhoTakesThem) {
+TEST_F(Shards, AreReadAChunkAheadOfTheirTaker) {
   const Box all{{0}, {4 << 20}};
   const Saved one = saved("w", "F32", all, 1);
   write("f", {one});

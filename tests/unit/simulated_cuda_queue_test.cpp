@@ -82,7 +82,7 @@ TEST_F(SimulatedQueues, AnEventIsWaitedForAtTheHead) {
   EXPECT_TRUE(comes(third));
 }
 
-TEST_F(SimulatedQueues, WhatRunsHoldsUpNobodyButItsOwnStream) {
+TEST_F(SimulatedQueues, WhatRunsHoldsUpOnlyItsOwnStream) {
   simulated::set_queues(1);
   std::atomic<bool> go = false;
   int *memory = device_ints(2);
@@ -124,7 +124,7 @@ TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
 }
 
 // ... as soon as so much waits in it.
-TEST_F(SimulatedQueues, AStreamThatIsFullKeepsWhoBringsMore) {
+TEST_F(SimulatedQueues, AStreamThatIsFullHoldsItsCaller) {
   for (const uint64_t room : {3, 0}) {
     simulated::reset();
     simulated::set_stream_room(room);

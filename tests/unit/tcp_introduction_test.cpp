@@ -266,7 +266,7 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
 
 // Who has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other end
 // gives one that has proven the secret more time than a stranger.
-TEST(TcpIntroduction, WhoHasGreetedWaitsToBeLetIn) {
+TEST(TcpIntroduction, ARankThatHasGreetedWaitsToBeLetIn) {
   for (const bool encryption : {false, true}) {
     const Fd listener = listen_at(loopback(), 4);
     const JobNames here = guarded(3, {false, encryption}), mine = guarded(1, {false, encryption});

@@ -271,7 +271,7 @@ void knock_in_every_way(const Endpoint &to, Lines &lines) {
   require_line(lines, silent, "it has said nothing");
 }
 
-TEST(TcpStranger, EachIsLoggedWithHisAddress) {
+TEST(TcpStranger, EachIsLoggedWithItsAddress) {
   const auto problems = run_threads(2, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(rank.rank(), "127.0.0.1");
@@ -296,7 +296,7 @@ TEST(TcpStranger, EachIsLoggedWithHisAddress) {
 
 // He knows the secret, and speaks plainly where ranks encrypt: as one who leaves the job's protection out does, or as
 // one who has listened to a rank and goes on for it.
-TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
+TEST(TcpStranger, APlainConnectionToAnEncryptedPortIsRefused) {
   const auto problems = run_threads(2, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(rank.rank(), "127.0.0.1", {.encryption = true});
@@ -331,7 +331,7 @@ TEST(TcpStranger, WhoSpeaksPlainlyAtAnEncryptedPortIsRefused) {
 }
 
 // A rank that has proven the secret is in the middle of TLS, and more strangers come than there are seats.
-TEST(TcpStranger, ManyDoNotPushOutWhoHasProvenTheSecret) {
+TEST(TcpStranger, ManyDoNotPushOutAConnectionThatHasProvenTheSecret) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(1, 2, rank.waiter, rank.failure);
     auto net = create_tcp_net(1, "127.0.0.1", {.encryption = true});

@@ -135,7 +135,7 @@ void expect_right_sums(const Seen &seen) {
 // Within the second chunk of data.
 constexpr uint64_t in_a_chunk = 90'000;
 
-TEST(TcpTamper, NobodyIsNoticedWhoChangesNothing) {
+TEST(TcpTamper, AProxyThatChangesNothingIsNotNoticed) {
   expect_right_sums(sum_through(nowhere, {}));
   expect_right_sums(sum_through(nowhere, {.checksum = true}));
   expect_right_sums(sum_through(nowhere, {.encryption = true}));

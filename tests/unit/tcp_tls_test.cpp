@@ -201,7 +201,7 @@ TEST(TcpTls, KeysNeverComeOfTheSecretAlone) {
   EXPECT_TRUE(cleared & SSL_OP_ALLOW_NO_DHE_KEX);
 }
 
-TEST(TcpTls, WhoSpeaksPlainlyIsRefused) {
+TEST(TcpTls, APlainConnectionIsRefused) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   const std::string words(300, 'x');
   ASSERT_GT(::send(ends.of_guest.get(), words.data(), words.size(), MSG_NOSIGNAL), 0);

@@ -117,7 +117,7 @@ TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
 }
 
 // It takes others along only once rank 0 has taken itself.
-TEST_F(Uplinks, OneThatIsTurnedAwayKeepsNobodyBack) {
+TEST_F(Uplinks, ARankThatIsTurnedAwayHoldsNoOtherBack) {
   options.size = 3;
   WorldOptions wrong = options;
   wrong.size = 5;
@@ -281,7 +281,7 @@ TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
 }
 
 // It holds the name of its host, and is stopped: the others go by themselves.
-TEST_F(Uplinks, OneThatIsStoppedKeepsNobodyBackForLong) {
+TEST_F(Uplinks, ARankThatIsStoppedDoesNotHoldOthersBackForLong) {
   options.size = 3;
   options.timeout_ms = 9000;
   HostMeeting stopped(options, "b");
@@ -294,7 +294,7 @@ TEST_F(Uplinks, OneThatIsStoppedKeepsNobodyBackForLong) {
 }
 
 // Another process is this rank, behind another host, when all have come.
-TEST_F(Uplinks, WhoComesWhenAllHaveComeIsToldSo) {
+TEST_F(Uplinks, ARankThatComesWhenAllHaveComeIsToldSo) {
   options.size = 2;
   hold = 1s;
   zero = start(0, "a");
@@ -313,7 +313,7 @@ TEST_F(Uplinks, WhoComesWhenAllHaveComeIsToldSo) {
 }
 
 // Whoever is about to join there hears it, too; one that died lets it try again.
-TEST_F(Uplinks, WhoIsNotAdmittedYetBlamesNobody) {
+TEST_F(Uplinks, ARankThatIsNotAdmittedYetBlamesNoOther) {
   options.size = 3;
   WorldOptions world = options;
   std::optional<HostMeeting> host_meeting(std::in_place, world, "b");
@@ -337,7 +337,7 @@ TEST_F(Uplinks, WhoIsNotAdmittedYetBlamesNobody) {
 }
 
 // Whose rank another one is by the same way: nothing that it says counts as that one's.
-TEST_F(Uplinks, WordsOfOneThatWasTurnedAwayAreNobodys) {
+TEST_F(Uplinks, WordsOfARankThatWasTurnedAwayAreIgnored) {
   options.size = 5;
   zero = start(0, "a");
   one = start(1, "b");
@@ -361,7 +361,7 @@ TEST_F(Uplinks, WordsOfOneThatWasTurnedAwayAreNobodys) {
   expect_told({zero, one, two}, 3, "rank 3 on far died before the job had formed");
 }
 
-TEST_F(Uplinks, WhoIsAboutToJoinHearsTheVerdict) {
+TEST_F(Uplinks, ARankThatIsAboutToJoinHearsTheVerdict) {
   options.size = 4;
   WorldOptions world = options;
   world.rank = 0;
@@ -378,7 +378,7 @@ TEST_F(Uplinks, WhoIsAboutToJoinHearsTheVerdict) {
 }
 
 // Another user's process has the name: each goes by itself.
-TEST_F(Uplinks, AStrangerAtTheHostsPlaceKeepsNobodyBack) {
+TEST_F(Uplinks, AStrangerAtTheHostsPlaceHoldsNoRankBack) {
   if (::geteuid() != 0) GTEST_SKIP() << "another user's process is needed: only root can make one";
   options.size = 3;
   WorldOptions world = options;
@@ -446,7 +446,7 @@ TEST(Branches, ManyHostsAreSentOnInTurn) {
 }
 
 // 70 hosts of processes that are sent on are in tests/tools/perf_test.sh.
-TEST_F(Uplinks, WhoIsSentOnGoesThere) {
+TEST_F(Uplinks, ARankThatIsSentOnGoesThere) {
   options.size = 200;
   const Fd listener = listen_at(at, 8), further = listen_at(free_place(), 8);
   const size_t rank = start(7, "b");
@@ -471,7 +471,7 @@ TEST_F(Uplinks, WhoIsSentOnGoesThere) {
   EXPECT_EQ(reports[rank].cards, 1) << "one card for both";
 }
 
-TEST_F(Uplinks, WhoCannotGoWhereItIsSentComesBack) {
+TEST_F(Uplinks, ARankThatCannotGoWhereItIsSentComesBack) {
   options.size = 200;
   const Fd listener = listen_at(at, 8);
   const Endpoint nobody = free_place();
