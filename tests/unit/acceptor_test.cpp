@@ -167,7 +167,7 @@ TEST_F(Acceptors, ACrowdDoesNotWakeTheCaller) {
   EXPECT_FALSE(wakes());
 }
 
-// Connections that are not to be taken wait in the kernel, wake nobody, and are taken later.
+// Connections that are not to be taken wait in the kernel, do not wake the caller, and are taken later.
 TEST_F(Acceptors, TakesNothingWhileItIsToldSo) {
   EXPECT_TRUE(acceptor->look(false).empty());
   const Fd guest = connect(far);

@@ -113,7 +113,7 @@ class Bootstrap : public ReportedProcesses<Report>, protected RanksByHand {
       report.status = error.status;
       report.rank = error.rank;
       std::strncpy(report.text, error.what(), sizeof report.text - 1);
-      report.ended_ns = ended_ns;  // last: who waits for it reads the others
+      report.ended_ns = ended_ns;  // last: a reader that waits for it then reads the others
     });
   }
   size_t start(uint32_t rank) {

@@ -116,7 +116,7 @@ TEST_F(Bootstrap, ATimeoutNamesTheNetworkNamespace) {
   expect(one, FSDP_TIMEOUT, "in this rank's network namespace (" + space + ")");
 }
 
-// The last rank never comes: who dies meanwhile is named to all who have come, long before the timeout.
+// The last rank never comes: a rank that dies meanwhile is named to all that have come, long before the timeout.
 TEST_F(Bootstrap, ARankThatDiesBeforeAllHaveJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1), two = start(2);

@@ -163,9 +163,9 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
   EXPECT_EQ(problems[0], "");
 }
 
-// The peer has come first, so data goes out as soon as the call begins. When it throws nobody may go on to read what
-// its caller then gives back.
-// Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is passed on by rank 2, and comes last.
+// The peer has come first, so data goes out as soon as the call begins. When it throws, no thread may go on to read
+// what its caller then gives back. Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is
+// passed on by rank 2, and comes last.
 TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);

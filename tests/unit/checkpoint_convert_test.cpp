@@ -265,7 +265,7 @@ TEST_F(Convert, DamagedAndIncompleteCheckpointsAreNotConsolidated) {
   save_cut({{"a", random_tensor("F32", {40, 100}, 1)}}, 4);
   flip(at("runs/step-0000000003/" + shard_name(1)), 4096 + 7);
   EXPECT_SAYS(consolidate_to("out"), shard_name(1) + ": bytes 4096 to 8096, of \"a\", are not what was written there");
-  // Its rows are the last ones: without the manifest nobody would know.
+  // Its rows are the last ones: without the manifest that could not be known.
   fs::remove(at("runs/step-0000000003/" + shard_name(3)));
   EXPECT_SAYS(consolidate_to("out"), shard_name(3) + " is missing");
   EXPECT_EQ(names(), std::vector<std::string>{"runs"});

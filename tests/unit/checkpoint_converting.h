@@ -122,7 +122,7 @@ class Convert : public testing::Test {
     return consolidate(at("runs"), at(out), choice, cast, [](uint64_t, uint64_t) {});
   }
   // A checkpoint of some ranks, which cut the rows of every tensor as they like.
-  // half: each is the first half of a tensor whose rest nobody has saved.
+  // half: each is the first half of a tensor whose rest is not saved.
   void save_cut(const Tensors &tensors, uint32_t ranks, bool half = false) const {
     const Folder folder = Folder::make(at("runs"));
     NewCheckpoint made(folder);

@@ -7,8 +7,8 @@ namespace {
 
 // ---- ranks as processes ----
 
-// A rank ends at one of its calls: the others learn who died, the checkpoint of before is whole, or the new one is, and
-// another job saves and loads there.
+// A rank ends at one of its calls: the others learn which rank died, the checkpoint of before is whole, or the new one
+// is, and another job saves and loads there.
 TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);
@@ -42,7 +42,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   EXPECT_GT(deaths, 5);
 }
 
-// Of three ranks as processes, of which nobody may be silent for longer than a second.
+// Of three ranks as processes, none of which may be silent for longer than a second.
 std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
   const std::string rendezvous = transport::test::unique_rendezvous();
   std::vector<pid_t> processes;

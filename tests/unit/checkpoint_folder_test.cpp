@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders of checkpoints: what is listed, what cannot be read, who owns what, what is removed. On a disk and in memory.
+// Folders of checkpoints: what is listed, what cannot be read, which job owns what, what is removed. On a disk and in
+// memory.
 #include "checkpoint_folders.h"
 
 namespace fsdp::checkpoint {
@@ -203,7 +204,7 @@ TEST_P(Files, OfAFolderThatIsNotSharedAreNotSeen) {
   EXPECT_TRUE(has(error, path + "/there: the folder is not shared: this host does not see .tmp-" + first.id()));
 }
 
-// Whoever waits for another host can be told to stop.
+// A rank that waits for another host can be told to stop.
 TEST_P(Files, OfAnotherHostAreAwaitedAsLongAsTheCallerLikes) {
   const Folder there = Folder::make(path + "/there");
   const Error error = error_of([&] {
@@ -217,7 +218,7 @@ TEST_P(Files, OfAnotherLivingJobAreLeftAlone) {
   const NewCheckpoint living(folder);
   const NewCheckpoint member(folder, living.id(), 10'000, [] {});
   EXPECT_TRUE(folder.remove_leftovers().empty());
-  // A folder of ours without an owner goes after a day; somebody else's stays.
+  // A folder of ours without an owner goes after a day; a folder of another program stays.
   const std::string ours = ".tmp-0123456789abcdef0123456789abcdef", others = ".tmp-backup";
   for (const std::string &name : {ours, others}) ASSERT_EQ(::mkdir((path + "/" + name).c_str(), 0700), 0);
   EXPECT_TRUE(folder.remove_leftovers().empty());

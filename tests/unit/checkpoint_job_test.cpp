@@ -258,7 +258,7 @@ TEST_F(CheckpointJob, TheRankThatFailsIsHeardAmongThoseThatGiveUp) {
   }
 }
 
-// Which of its files is damaged all ranks learn, whoever has read it; and the one before is loaded if that was allowed.
+// All ranks learn which of its files is damaged; and the one before is loaded if that was allowed.
 TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none), two = mesh(2, 1, layout::OuterAxis::none);
   save_on(three, 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport promises: waits for who is slow, rounds that end, and how calls end when a rank does not come.
+// What every transport promises: waits for a slow rank, rounds that end, and how calls end when a rank does not come.
 #include "collectives_bodies.h"
 #include "transport/call/round.h"
 
@@ -43,7 +43,7 @@ TEST_P(Conformance, ABarrierWaitsForAll) {
   });
 }
 
-// Where streams run tasks that is the stream's time, else the time of who enqueues.
+// Where streams run tasks that is the stream's time, else the time of the thread that enqueues.
 void linger(Rig &rig) {
   const auto nap = [] { std::this_thread::sleep_for(late / 10); };
   if (rig.stream->runs_tasks())

@@ -51,7 +51,7 @@ class HostsMemory : public testing::Test {
     int status = 0;
     ::waitpid(child, &status, 0);
   }
-  // A text that kills who reads it.
+  // A text whose reader dies.
   static std::string_view deadly() {
     void *const page = ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return {static_cast<const char *>(page), 100};
@@ -178,7 +178,7 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
   EXPECT_EQ(control.waits().text(503), "text of 503");
 }
 
-// Nobody waits for one that died over its text: half of it is not told, and its place is another's with its wait.
+// No rank waits for one that died over its text: half of it is not told, and its place is another's with its wait.
 TEST_F(WaitingCallers, LeaveTheirPlacesWhereTheyDie) {
   fill();
   control.waits()[120].looks = 0;
@@ -303,7 +303,7 @@ TEST_F(MirroredWaits, EachHostTellsOfItsRanks) {
   there->look_at_texts(100'000, [](const tree::WaitText &text) { FAIL() << text.rank; });
 }
 
-// A place is free while nobody waits as it says: the next one would take it, and the text would be lost though it was
+// A place is free while no rank waits as it says: the next one would take it, and the text would be lost though it was
 // told. So what comes before its state, or after the wait, takes none.
 TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
   const auto texts_there = [&] {
@@ -323,7 +323,7 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
   EXPECT_EQ(other.waits().text(7), "early");
 }
 
-// Nobody may take its place in between.
+// No other rank may take its place in between.
 TEST_F(MirroredWaits, ACallerThatWaitsOnKeepsItsPlace) {
   tell(7);
   (void)told(100'000);

@@ -92,11 +92,11 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
   device().synchronize(*b_);
 }
 
-// What was recorded before and is not done keeps its place: for who waits for it after the capture, and for the next
-// record, on another stream.
+// What was recorded before and is not done keeps its place: for streams that wait for it after the capture, and for the
+// next record, on another stream.
 TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
   GpuHeld held(*own_);
-  own_->be_late(50000);  // who does not wait for it comes before it
+  own_->be_late(50000);  // a stream that does not wait for it comes before it
   caller().fill(values(), 0, captured_count * 4);
   caller().record(*a_);
   begin();
@@ -121,7 +121,7 @@ TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
   replay(graph, 1);
 }
 
-// The same where nobody waited for it: the record alone keeps the order of the two, and is no error.
+// The same where no stream waited for it: the record alone keeps the order of the two, and is no error.
 TEST_F(CudaCaptureTest, TheRecordAfterItComesAfterTheOneBefore) {
   own_->be_late(50000);
   caller().record(*a_);

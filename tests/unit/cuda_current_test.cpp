@@ -74,7 +74,7 @@ TEST_F(CudaCurrentTest, AThreadWithoutAContextKeepsNone) {
   }).join();
 }
 
-// Somebody else's capture of the strictest kind, as frameworks make them.
+// A capture of other code, of the strictest kind, as frameworks make them.
 class OpenCapture {
  public:
   explicit OpenCapture(bool here) {
@@ -94,7 +94,7 @@ class OpenCapture {
       });
     while (!is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // Was it ended by somebody's call?
+  // Was it ended by a call?
   void end() {
     end_ = true;
     if (here_) end_here();

@@ -176,7 +176,7 @@ TEST_F(CudaFaultTest, WhereGpusCannotLetEachOtherInTheyAreAlone) {
   expect_described("; for this GPU alone, since cuMemSetAccess failed with cudaErrorInvalidDevice");
 }
 
-// Its word is written by then: who waits for it must not come after the record before.
+// Its word is written by then: a wait for it must not end after the record before.
 TEST_F(CudaFaultTest, ARecordThatCudaRefusesIsWaitedForAllTheSame) {
   CudaContext context;
   const auto first = context.device->create_stream("first"), second = context.device->create_stream("second");

@@ -84,7 +84,7 @@ class GpuHeld {
   }
 
  private:
-  // The flag ends here, since who lets go does not wait for this.
+  // The flag ends here, since the thread that lets go does not wait for this.
   static void await(void *data) {
     const std::unique_ptr<std::atomic<bool>> go(static_cast<std::atomic<bool> *>(data));
     while (!go->load(std::memory_order_acquire)) std::this_thread::sleep_for(std::chrono::milliseconds(1));

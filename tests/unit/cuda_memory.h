@@ -21,7 +21,7 @@ void copy(void *to, const void *from, size_t bytes);  // either way; after all t
 device::cuda::kernels::Stream stream();
 }  // namespace gpu
 
-// Bytes in the GPU's memory, `offset` bytes after an aligned address, with some around them that nobody may touch.
+// Bytes in the GPU's memory, `offset` bytes after an aligned address, with some around them that must stay as they are.
 class OnGpu {
  public:
   explicit OnGpu(size_t bytes, size_t offset = 0) : bytes_(bytes), offset_(guard + offset) {

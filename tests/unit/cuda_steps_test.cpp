@@ -168,7 +168,7 @@ TEST(CudaSumSquares, ManyPieces) {
 
 TEST(CudaSumValues, CountsInTheirOrder) {
   for (const size_t count : {0, 1, 7, 8, 9, 1000}) {
-    std::vector<double> values(count + 1, 1e300);  // none is an address too, and nobody reads behind the end
+    std::vector<double> values(count + 1, 1e300);  // none is an address too, and nothing is read behind the end
     for (size_t i = 0; i < count; ++i)
       values[i] = std::ldexp(1.0 + static_cast<double>(i) / 7, static_cast<int>(i * 13 % 60));
     OnGpu gpu_values(values.data(), count * sizeof(double), 0), result(sizeof(double));

@@ -117,7 +117,7 @@ TEST_F(CudaStreamTest, AnEventRecordedOnTwoStreamsIsDoneAfterBoth) {
 }
 
 // The wrappers of callers' streams are few, and the streams may be many and short-lived.
-// What the host sees of a record is not what it saw of one before, also where somebody else has enqueued work between.
+// What the host sees of a record is not what it saw of one before, also where other code has enqueued work between.
 TEST_F(CudaStreamTest, ARecordIsDoneAfterWhatWasEnqueuedByItsHandle) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
@@ -148,8 +148,8 @@ TEST_F(CudaStreamTest, AnEventThatMovesIsDoneAfterBothOfItsRecords) {
 }
 
 #ifdef FSDP_TEST_SIMULATED_CUDA
-// A stream writes a word for the host once, however many records come one after the other; work, a wait, a lane and
-// whoever asks for the handle come between.
+// A stream writes a word for the host once, however many records come one after the other; work, a wait, a lane and a
+// call for the handle come between.
 TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
   CudaContext context;
   const auto stream = context.device->create_stream("test"), other = context.device->create_stream("other");
@@ -203,7 +203,7 @@ TEST_F(CudaStreamTest, RecordsUnderDelaysShareNoWord) {
   context.device->synchronize(*two);
 }
 
-// The word of an event that is gone counts for those that share it, whoever has it then.
+// The word of an event that is gone counts for the events that share it.
 TEST_F(CudaStreamTest, AWordGoesOnCountingForThoseThatShareIt) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
@@ -248,7 +248,7 @@ TEST_F(CudaStreamTest, AWordIsNotCountedRound) {
   }
 }
 
-// Streams of the program's own: nobody knows what it has enqueued between.
+// Streams of the program's own: what it has enqueued between is not known.
 TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
   CudaContext context;
   const OwnStream own;

@@ -114,7 +114,7 @@ TEST(Descriptors, NoneIsLeftToCountThem) {
   EXPECT_NE(find_shortage(none, {}), "");
 }
 
-// Nobody listens at the peers' addresses, and nobody is waited for.
+// No process listens at the peers' addresses, and no peer is waited for.
 struct Crowd {
   Crowd(Rank &rank, uint32_t size)
       : seat(create_lone_seat(0, size, rank.waiter, rank.failure)), net(create_tcp_net(0, "127.0.0.1")) {

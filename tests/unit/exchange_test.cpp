@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks tell each other in ballots: what comes out of a fold, how often they meet for it, and who is named.
+// What ranks tell each other in ballots: what comes out of a fold, how often they meet for it, and which rank is named.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::vector<Saying> random_sayings(uint32_t count, std::mt19937_64 &random) {
   return sayings;
 }
 
-// Looked for rank by rank, as one who had all of them would.
+// Looked for rank by rank, as a rank with all of them would.
 void expect_ballot(const std::vector<Saying> &all, const Ballot &found, const std::string &where) {
   uint32_t odd = Ballot::nobody, troubled = Ballot::nobody, last = 0;
   uint64_t most = 0;
@@ -73,7 +73,7 @@ class CircleRoom {
     seats.ballots[me] = mine;
     seats.there.arrive_and_wait();
     std::vector<Ballot> told = seats.ballots;
-    seats.there.arrive_and_wait();  // nobody writes before all have read
+    seats.there.arrive_and_wait();  // no rank writes before all have read
     return told;
   }
 
@@ -229,7 +229,7 @@ TEST(Exchange, MeetsOnceForWhatGoesWell) {
         "an agreement");
     require(meetings_of(team, [&] { attempt_together(team, "a step", [] {}); }) == 1, "a step");
     require(meetings_of(team, [&] { agree_on(team, "a name", "the same"); }) == 1, "a name");
-    // Text, and who came has read.
+    // Text, and a rank that has come has read it.
     require(meetings_of(
                 team,
                 [&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files for people: whole or not at all, nobody else's to read, and never in the place of what is no file.
+// Files for people: whole or not at all, readable by no other user, and never in the place of what is no file.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

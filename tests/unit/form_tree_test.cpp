@@ -130,7 +130,7 @@ TEST_F(FormTree, SaysWhyItNeverCould) {
       << text;
 }
 
-// Somebody between two leaders says something for one of them: nobody has died, and no rank is to blame. Both say so.
+// A process between two leaders says something for one of them: no rank has died, and none is to blame. Both say so.
 TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   auto guest = form(1), host = form(0);
   auto of_guest = guest.get(), of_host = host.get();

@@ -129,7 +129,7 @@ TEST_F(Forming, TheDeadAreBlamedBeforeRanksThatEndedBecauseOfThem) {
   expect_told({zero, one}, 3, "rank 3 on far died", died_ns);
 }
 
-// Who said that it has formed may end; the others are watched on.
+// A rank that has said that it has formed may end; the others are watched on.
 TEST_F(Forming, ARankThatHasFormedIsNotMissed) {
   hold = 1s;
   start_two();
@@ -144,7 +144,7 @@ TEST_F(Forming, ARankThatHasFormedIsNotMissed) {
   for (const size_t index : {zero, one}) expect(index, FSDP_OK);
 }
 
-// Nobody ends, but the job does not form either: steps that have limits of their own do not add up.
+// No rank ends, but the job does not form either: steps that have limits of their own do not add up.
 TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   options.timeout_ms = 5000;
   const int64_t start_ns = now_ns();
@@ -158,7 +158,7 @@ TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   }
 }
 
-// Somebody on the way has added something to what rank 2 says: it has not died, and is no more to blame than rank 0.
+// A process on the way has added something to what rank 2 says: it has not died, and is no more to blame than rank 0.
 TEST_F(Forming, AFrameThatIsForgedBlamesNoRank) {
   start_two();
   join_by_hand();

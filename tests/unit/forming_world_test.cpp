@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that end when all know who is in the job, but the leaders of the hosts have not found each other yet: whole
-// worlds over TCP, beside leaders made by hand that never connect.
+// Ranks that end when all know which ranks are in the job, but the leaders of the hosts have not found each other yet:
+// whole worlds over TCP, beside leaders made by hand that never connect.
 #include <algorithm>
 
 #include "membership/tree/dial.h"
@@ -38,7 +38,7 @@ class FormingWorld : public Rendezvous {
     processes.push_back(process);
     return index;
   }
-  // Ranks 0 and 1 share a host; 2 and 3 have one each, listen, and connect to nobody.
+  // Ranks 0 and 1 share a host; 2 and 3 have one each, listen, and do not connect.
   void start_forming() {
     zero = start_world(0, "near");
     one = start_world(1, "near");
@@ -55,7 +55,7 @@ class FormingWorld : public Rendezvous {
       EXPECT_TRUE(streams.back().flush());
     }
     for (FrameStream &stream : streams) EXPECT_TRUE(hear<message::Start>(stream));
-    std::this_thread::sleep_for(1500ms);  // longer than the heartbeat's limit: nobody gives up over that
+    std::this_thread::sleep_for(1500ms);  // longer than the heartbeat's limit: no rank gives up over that
   }
   void expect_told(std::initializer_list<size_t> survivors, int32_t rank, int64_t since_ns) {
     finish();
@@ -187,7 +187,8 @@ TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
   }
 }
 
-// Who misses the word, or all: every rank reports it alike, and of no rank it is said that its own error says why.
+// One rank misses the word, or all do: every rank reports it alike, and of no rank it is said that its own error says
+// why.
 TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   options.size = 3;
   ::setenv("FSDP_NET", "ucx", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP between ranks: who may connect, and what an end does with bytes that are no frames.
+// TCP between ranks: which processes may connect, and what an end does with bytes that are no frames.
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -28,7 +28,7 @@ class Tcp : public testing::Test {
     host = accept();
     ASSERT_TRUE(host);
   }
-  // The connection that was made last. The listener may learn of it a moment after who connected.
+  // The connection that was made last. The listener may learn of it a moment after the end that connected.
   Fd accept() const {
     await_readable(listener, 5000);
     return accept_from(listener);
@@ -47,7 +47,7 @@ class Tcp : public testing::Test {
     return {of_host, of_guest};
   }
 
-  const StreamKeys keys{};  // of both ends, where it does not matter who is between them
+  const StreamKeys keys{};  // of both ends, where it does not matter what is between them
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
   std::string problem;
@@ -69,7 +69,7 @@ TEST_F(Tcp, AnotherPurposeIsRefused) {
   EXPECT_FALSE(of_guest.empty());
 }
 
-// Who sends back what it hears, in either role, proves nothing.
+// An end that sends back what it hears, in either role, proves nothing.
 TEST_F(Tcp, AMirrorIsRefused) {
   std::thread mirror([&] {
     char buffer[256];
@@ -169,7 +169,7 @@ TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
   EXPECT_EQ(to.code(), EBADMSG) << "whoever has announced it";
 }
 
-// Two ends that have proven the secret to each other, and somebody between them who has all that they say.
+// Two ends that have proven the secret to each other, and a process between them that has all that they say.
 class Between : public Tcp {
  protected:
   void SetUp() override {
@@ -183,7 +183,7 @@ class Between : public Tcp {
     ASSERT_EQ(of_host, "");
     to = FrameStream(std::move(host), 100, host_keys);
   }
-  // The bytes of the frames of one who has these keys, one frame each.
+  // The bytes of the frames of an end that has these keys, one frame each.
   std::vector<std::vector<std::byte>> frames_of(const StreamKeys &with) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) throw std::bad_alloc();

@@ -115,7 +115,8 @@ TEST(HandleTable, Grows) {
   }
 }
 
-// A call keeps what it uses, and keeps nobody from destroying the handle; the last call to end gives it back.
+// A call keeps what it uses, and does not keep other threads from destroying the handle; the last call to end gives it
+// back.
 TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
   HandleTable table;
   auto mine = object();
@@ -144,7 +145,7 @@ TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
   EXPECT_EQ(table.slot_count(), 2u);  // now it was
 }
 
-// Whoever finds a handle gets its object and no other; exactly one remove gets it.
+// A thread that finds a handle gets its object and no other; exactly one remove gets it.
 TEST(HandleTable, OnManyThreads) {
   HandleTable table;
   constexpr uint32_t rounds = 4000, enough = 200;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is no rank and connects to the TCP rendezvous: the job forms all the same, and rank 0 does not grow.
+// Processes that are no ranks connect to the TCP rendezvous: the job forms all the same, and rank 0 does not grow.
 #include <sys/resource.h>
 
 #include <random>
@@ -127,7 +127,7 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
   expect_the_job_forms();
 }
 
-// Who knows the secret and talks nonsense is no better.
+// A process that knows the secret and talks nonsense is no better.
 TEST_F(Hostile, NonsenseBehindTheProof) {
   begin();
   std::vector<FrameStream> streams;

@@ -26,7 +26,7 @@ TEST(KernelFp8, CurrentScalingOfTwoShards) {
   });
 }
 
-// Of each tensor the largest that any rank has; Inf is the largest of all, 0 of who has nothing.
+// Of each tensor the largest that any rank has; Inf is the largest of all, 0 where a rank has nothing.
 TEST(KernelFp8, ScalesOfWhatRanksHave) {
   const float amaxes[3][4] = {{2, 0, 0x1p-149f, 1}, {4, 0, 0, HUGE_VALF}, {3, 7, 0, 9}};
   float scales[4], inverses[4];

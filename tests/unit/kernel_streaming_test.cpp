@@ -12,7 +12,7 @@ namespace {
 
 using namespace device;
 
-// Bytes `offset` behind the beginning of a line, with others around them that nobody may touch.
+// Bytes `offset` behind the beginning of a line, with others around them that must stay as they are.
 class Codes {
  public:
   Codes(size_t count, size_t offset) : bytes_(count + 4 * line, mark), count_(count) {

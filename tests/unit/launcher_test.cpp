@@ -132,7 +132,7 @@ TEST(Launchers, Order) {
   Variables all;
   for (const auto &variables : {torchrun, open_mpi, slurm, mpich}) all.insert(variables.begin(), variables.end());
   EXPECT_NE(world_of(all).source.find("torchrun"), std::string::npos);
-  // Addresses that somebody exported do not make a launcher.
+  // Addresses that a shell exports do not make a launcher.
   all = changed(all, {{"RANK", "-"}, {"WORLD_SIZE", "-"}});
   EXPECT_NE(world_of(all).source.find("Open MPI"), std::string::npos);
   all = changed(all, {{"OMPI_COMM_WORLD_RANK", "-"}, {"OMPI_COMM_WORLD_SIZE", "-"}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who counts as silent, and what the coordinator makes of several reports.
+// Which ranks count as silent, and what the coordinator makes of several reports.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -244,7 +244,7 @@ TEST_F(Leaver, OfAnotherNodeIsNotWaitedForLong) {
   EXPECT_EQ(await(10'000), FSDP_PEER_FAILED);
 }
 
-// By who looks now and then, and waits in no call: a save's thread.
+// By a thread that looks now and then, and waits in no call: a save's.
 TEST_F(Leaver, IsAnErrorOnlyToRanksThatWaitForIt) {
   control->set_membership(2, Membership::left);
   Watch watch(*control, links, pulse, 0, waiter, failure);

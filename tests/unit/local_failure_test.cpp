@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads that fail: who did, and how, is the error of all.
+// Ranks as threads that fail: all report which one did, and how.
 #include <gtest/gtest.h>
 
 #include <atomic>

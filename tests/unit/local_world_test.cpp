@@ -73,7 +73,7 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
   }));
 }
 
-// Callers that have published miss each other's writers, not each other; and nobody is let through before every writer
+// Callers that have published miss each other's writers, not each other; and no rank is let through before every writer
 // has done what came before.
 TEST_P(LocalSizes, WritersMayBeLateWithAVersion) {
   std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the version makes it visible
@@ -89,7 +89,7 @@ TEST_P(LocalSizes, WritersMayBeLateWithAVersion) {
       versions->await(version, rank.device->calling_thread(), "a late version");
       for (uint64_t r = 0; r < done.size(); ++r)
         require(done[r] == version, fmt::format("at {} rank {}'s writer is at {}", version, r, done[r]));
-      rank.meet();  // so that nobody goes on while others look
+      rank.meet();  // so that no rank goes on while others look
     }
     rank.leave();
   }));

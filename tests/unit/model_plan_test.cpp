@@ -398,7 +398,7 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
   EXPECT_EQ(plan_model(spec).groups[0].compute.region, RegionId::sharded_compute);
 }
 
-// One buffer for all groups, as large as the largest needs; none where nothing is rounded or somebody else rounds.
+// One buffer for all groups, as large as the largest needs; none where nothing is rounded or the transport rounds.
 TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();
   spec.host_memory = false;

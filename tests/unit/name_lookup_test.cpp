@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A name service that does not answer: nobody waits for it longer than he wants to.
+// A name service that does not answer: no call waits for it beyond its own limit.
 #include "membership/launch/meeting_point.h"
 
 #include <gtest/gtest.h>

@@ -23,7 +23,7 @@ TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
         bench.gather();
         other->barrier({2, "end"}, *reduces);
       }
-      mine.meet();  // nobody fails before all is enqueued
+      mine.meet();  // no rank fails before all is enqueued
       std::this_thread::sleep_for(100ms);
       mine.fail_with_all();
       expect_freed(mine, *bench.stream, 1);

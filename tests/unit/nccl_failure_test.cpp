@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL does when something goes wrong: nobody waits for ever, and the error says what it was.
+// What NCCL does when something goes wrong: no call waits for ever, and the error says what it was.
 #include "nccl_bench.h"
 
 namespace fsdp::transport::test {

@@ -273,7 +273,7 @@ TEST_F(LookAlike, FinalizingWaitsForGraphsWhateverIsAborted) {
   abort(children);
 }
 
-// Before 2.28 nobody is told that the flag was set: kernels quit, and leave what was there.
+// Before 2.28 it is not reported that the flag was set: kernels quit, and leave what was there.
 TEST_F(LookAlike, AnErrorStaysOnNoCommunicatorThatBlocks) {
   for (const int64_t version : {22707, 22807, 23203}) {
     control().set(Knob::version, version);

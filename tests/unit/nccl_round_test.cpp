@@ -124,7 +124,7 @@ TEST_F(NcclTest, AFailureEndsTheWaitForAnAbort) {
   });
 }
 
-// What aborts it has found nothing to abort, and nobody looks after it any more.
+// What aborts it has found nothing to abort, and it is not watched any more.
 TEST_F(NcclTest, WhatIsAbortedBeforeItIsMadeIsNotMade) {
   expect_well(run_ranks({1}, [](NcclRank &mine) {
     nccl::Connection connection(nccl::load_library(), {"late", 1, 0}, *mine.device, mine.waiter);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches on the calling thread, over a communicator that blocks: who waits in NCCL for peers is freed as one whose
-// GPU waits for them.
+// Launches on the calling thread, over a communicator that blocks: a caller that waits in NCCL for peers is freed as
+// one whose GPU waits for them.
 #include <atomic>
 
 #include "nccl_bench.h"
@@ -55,7 +55,7 @@ TEST_F(NcclTest, CommunicatorsThatBlockWhileTheyAreMadeAreRefused) {
   }
 }
 
-// Nobody else ends it: its caller is the only one there is.
+// Only its caller ends it.
 TEST_F(NcclTest, ALaunchThatWaitsForPeersInNcclIsATimeout) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
     Bench bench(mine);

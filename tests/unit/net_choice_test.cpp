@@ -65,7 +65,7 @@ TEST(NetChoice, WhatIsAskedForIsNotReplaced) {
   EXPECT_NE(error.message.find("it is not installed"), std::string::npos) << error.message;
 }
 
-// What UCX 1 and UCX 2 say to each other nobody has promised.
+// What UCX 1 and UCX 2 say to each other is not specified.
 TEST(NetChoice, UcxIsOfOneMajorVersion) {
   for (const NetChoice asked : {NetChoice::automatic, NetChoice::ucx}) {
     std::vector<RankCard> cards(3, card(asked, true));
@@ -181,7 +181,7 @@ TEST(NetChoice, EncryptionIsReadFromTheEnvironment) {
   ::unsetenv("FSDP_NET_ENCRYPTION");
 }
 
-// Of a rank that nobody sends to it would never be found.
+// Of a rank to which nothing is sent it would never be found.
 TEST(JobCards, WhereMessagesReachARankIsAnAddress) {
   const auto read = [](std::string_view text) {
     const auto bytes = std::as_bytes(std::span(text));

@@ -45,7 +45,7 @@ void send_for_ever(MessageBench &bench, std::vector<float> &values, bool sums) {
   }
 }
 
-// early: while they connect. Who dies then may not have been heard of at all.
+// early: while they connect. A rank that dies then may not have been heard of at all.
 void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint64_t count, bool sums) {
   NetRank mine(rank);
   std::vector<float> values(count, 1.0F);
@@ -70,8 +70,8 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
   // Messages alone may not hear of a death, seldom, where nothing is under way to that rank; a job's monitors do.
   const bool late = error.status == FSDP_TIMEOUT && (early || error.rank == static_cast<int32_t>(victim));
   require(error.status == FSDP_PEER_FAILED || late, error.message);
-  // Of three, one may only have seen that the other survivor gave up; who waits for one that was never heard of may
-  // find first that its own stream does nothing.
+  // Of three, one may only have seen that the other survivor gave up; a rank that waits for one that was never heard of
+  // may find first that its own stream does nothing.
   require(rank.size() > 2 || error.status == FSDP_TIMEOUT || error.rank == static_cast<int32_t>(victim), error.message);
   const auto end = std::chrono::steady_clock::now();
   bench.stream.reset();

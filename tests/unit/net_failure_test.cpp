@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between hosts that cannot complete: who is to blame is named, in bounded time, and nothing is left under
+// Messages between hosts that cannot complete: the rank to blame is named, in bounded time, and nothing is left under
 // way.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -121,7 +121,7 @@ TEST(NetFailure, ALateRankIsWaitedFor) {
     MessageBench bench = mine.bench();
     if (rank.rank() == 2) std::this_thread::sleep_for(300ms);
     check_messages(bench, 3, {100'003});
-    // Who has done its part may do something else for long: the others get it nonetheless.
+    // A rank that has done its part may do something else for long: the others get it nonetheless.
     if (rank.rank() == 0) std::this_thread::sleep_for(500ms);
     rank.meet();
   }));
@@ -267,7 +267,7 @@ struct Talker {
   Ear ear;
 };
 
-// Who gives a call up at once has told what he called: within TLS it waits for the thread, which is to end the
+// A rank that gives a call up at once has told what it called: within TLS it waits for the thread, which is to end the
 // connection as well.
 TEST(NetFailure, WhatWasSaidBeforeAnEndIsHeard) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";

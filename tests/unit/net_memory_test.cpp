@@ -15,7 +15,7 @@
 namespace {
 
 std::atomic<bool> starving{false};
-std::atomic<size_t> starving_size{0};  // then: only who wants that many bytes
+std::atomic<size_t> starving_size{0};  // then: only allocations of that many bytes
 
 bool starves(size_t bytes) {
   char name[16] = {};
@@ -73,7 +73,7 @@ TEST(NetMemory, NoneFailsTheContext) {
   EXPECT_EQ(codes, (std::vector<int>{0, 0}));
 }
 
-// There is none for the link of a peer that has been let in. Who connects later meets no remains of it.
+// There is none for the link of a peer that has been let in. A rank that connects later meets no remains of it.
 TEST(NetMemory, NoneForALinkFailsTheContextAlone) {
   if (over_ucx()) GTEST_SKIP() << "of TCP's thread";
   RankOptions options;

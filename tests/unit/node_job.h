@@ -252,7 +252,7 @@ class NodeJob {
       listener = open_leader_listener(interfaces_[node]);
       std::strncpy(common_->address[node], listener.address.c_str(), sizeof common_->address[node] - 1);
     }
-    ++common_->ready;  // nobody dies before all have its pidfd
+    ++common_->ready;  // no rank dies before all have its pidfd
     while (common_->ready < size()) pause_ms(1);
     self.seat = std::make_shared<Seat>(self.rank, size(), controls_[node], std::move(links), *self.waiter, self.failure,
                                        limit_ms_);

@@ -72,7 +72,7 @@ TEST_P(Deaths, AreKnownToAllAtOnce) {
   killed.job->expect_nothing_left(what.victims);
 }
 
-// Nodes without a leader reach nobody: each names its own; whoever reaches others names both.
+// Nodes without a leader reach no other: each names its own rank; nodes that reach others name both.
 TEST(NodeLeader, TwoLeadersThatDieAtOnceAreASet) {
   Killed killed;
   kill_at_once({2, 2, 2, 1}, {0, 2}, {4, 5, 6}, killed);
@@ -123,7 +123,7 @@ TEST_P(CoreDumps, AreKnownToAllAtOnce) {
   job.expect_nothing_left({victim});
 }
 
-// A rank that does not wait is not told before it waits; one that waits elsewhere is, whoever it waits for.
+// A rank that does not wait is not told before it waits; one that waits elsewhere is, for whichever rank it waits.
 TEST(NodeLeader, ADeathIsFoundWhileItsNodeComputes) {
   NodeJob job({1, 2}, silence_ms);
   job.start([](NodeRank &rank) {
@@ -323,7 +323,8 @@ TEST(NodeLeader, ALeaderThatDiesBeforeItConnectsIsNamed) {
   }
 }
 
-// Whoever can reach a leader's port and does not know the secret: neither the forming nor the beats are disturbed.
+// A process that can reach a leader's port and does not know the secret: neither the forming nor the beats are
+// disturbed.
 TEST(NodeLeader, StrangersAreNotHeard) {
   NodeJob job({1, 2}, 1500);
   job.forming_ms = silence_ms;
@@ -355,7 +356,7 @@ TEST(NodeLeader, StrangersAreNotHeard) {
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
 }
 
-// What two nodes tell each other by datagrams, and somebody between them.
+// What two nodes tell each other by datagrams, and a process between them.
 class Told : public testing::Test {
  protected:
   Told() {
@@ -445,7 +446,7 @@ TEST_F(Told, AHeartbeatBehindTheFloodOfAStranger) {
   EXPECT_FALSE(at_zero.flooded()) << "the kernel has dropped them";
 }
 
-// Who has seen a heartbeat on its way can send it again. All that has come is read at once, and soon again.
+// A process that has seen a heartbeat on its way can send it again. All that has come is read at once, and soon again.
 TEST_F(Told, AHeartbeatBehindManyReplays) {
   const NodePlan zero = plan_of(0), one = plan_of(1);
   const std::vector<char> replay = beat_of_one(1);

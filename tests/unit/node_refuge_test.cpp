@@ -13,7 +13,7 @@ struct Layout {
 };
 class LeftAlone : public testing::TestWithParam<Layout> {
  protected:
-  // body: of who stays, some time later.
+  // body: of ranks that stay, some time later.
   void start(uint32_t heartbeat_timeout_ms, const NodeBody &body) {
     job = std::make_unique<NodeJob>(GetParam().ranks_of_nodes, heartbeat_timeout_ms);
     job->degree = GetParam().degree;
@@ -22,7 +22,7 @@ class LeftAlone : public testing::TestWithParam<Layout> {
     job->start([body, leaver = GetParam().leaver](NodeRank &rank) {
       rank.meet(1);
       if (rank.rank == leaver)
-        for (auto &gate : rank.common->words) gate[leaver].raise(UINT32_MAX);  // nobody misses it
+        for (auto &gate : rank.common->words) gate[leaver].raise(UINT32_MAX);  // no rank misses it
       if (rank.rank == leaver) return;
       for (uint64_t step = 2; step < 200; ++step, pause_ms(2)) rank.meet(step);
       body(rank);
@@ -118,7 +118,7 @@ TEST_P(LeftAlone, TheyHearWhatIsShown) {
   job->expect(FSDP_OK, -1, "", {GetParam().leaver}, since_ns, at_once);
 }
 
-// Rank 0 leaves, and all that is connected with it, while `stopped` is: so nobody has a refuge there. A second later
+// Rank 0 leaves, and all that is connected with it, while `stopped` is: so no node has a refuge there. A second later
 // all others are at work again.
 std::unique_ptr<NodeJob> leave_while_one_is_stopped(std::vector<uint32_t> ranks_of_nodes, uint32_t stopped,
                                                     const std::function<void(NodeRank &)> &meanwhile,
@@ -141,7 +141,7 @@ std::unique_ptr<NodeJob> leave_while_one_is_stopped(std::vector<uint32_t> ranks_
   return job;
 }
 
-// In the tests below one waits for the leaver, and nobody else, who could tell it what he has found.
+// In the tests below one rank waits for the leaver, and no other could tell it what it has found.
 void await_end(const NodeRank &rank, uint32_t of) {
   for (int i = 0; i < 10'000 && !rank.common->done[of]; ++i) pause_ms(1);
   throw Error(FSDP_OK, "");
@@ -174,7 +174,7 @@ uint32_t count_connections() {
   return count;
 }
 
-// Node 3 has taken refuge at node 2 when node 1 answers too. Nobody is dead for that it hangs up.
+// Node 3 has taken refuge at node 2 when node 1 answers too. Its hanging up is no death.
 TEST(NodeTree, OneRefugeIsEnough) {
   auto job = leave_while_one_is_stopped(
       {1, 1, 1, 1}, 1, [](NodeRank &) {},

@@ -304,7 +304,7 @@ TEST_P(Narrow, PostsComeWhereTheyAreFor) {
   for (uint32_t r = 0; r < job->size(); ++r) EXPECT_EQ(job->common().status[r], FSDP_OK) << job->text(r);
 }
 
-// A leader and its parent: who is below both turns to the first nodes.
+// A leader and its parent: the nodes below both turn to the first nodes.
 TEST_P(Narrow, TwoDeathsInALineAreKnownEverywhere) {
   auto job = make({1, 1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
   job->start(train);
@@ -320,7 +320,7 @@ TEST_P(Narrow, TwoDeathsInALineAreKnownEverywhere) {
   }
 }
 
-// Whoever can reach the ports of the first nodes, while the job runs, and says nothing. (Nodes from 8 on do not decide
+// Processes that reach the ports of the first nodes while the job runs, and say nothing. (Nodes from 8 on do not decide
 // before a second.)
 TEST(NodeTree, StrangersTakeNoRefuge) {
   std::vector<Fd> strangers;
@@ -522,7 +522,7 @@ TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   EXPECT_EQ(error.status, FSDP_INVALID_ARGUMENT) << error.message;
 }
 
-// Who knows the secret says that it is the root, and seeks refuge.
+// A process that knows the secret says that it is the root, and seeks refuge.
 TEST(NodeTree, NoNodeIsAboveTheRoot) {
   Rank rank;
   NodePlan plan = plan_of(2, 3, 1);
@@ -537,7 +537,7 @@ TEST(NodeTree, NoNodeIsAboveTheRoot) {
   EXPECT_EQ(dial.state(), Dial::State::answered) << dial.problem();
 }
 
-// Who has nothing to report, and comes when all is decided.
+// A node that has nothing to report, and comes when all is decided.
 TEST(NodeTree, ALateRefugeeHearsTheVerdict) {
   Rank rank;
   NodePlan plan = plan_of(0, 3, 1);

@@ -128,7 +128,7 @@ TEST_F(Partition, AStoppedLeaderIsNotACutLink) {
   EXPECT_EQ(job->common().rank[1], 1) << job->text(1);
 }
 
-// A death behind a cut that heals, while those who saw it are still there to tell.
+// A death behind a cut that heals, while the ranks that saw it are still there to tell.
 TEST_F(Partition, ADeathDuringACutIsNamedOnBothSides) {
   build({2, 2}, 4000, [](NodeRank &rank) {
     const Error error = test::error_of([&] { train(rank); });

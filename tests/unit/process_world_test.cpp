@@ -118,7 +118,7 @@ TEST_F(Kill, WhilePeersWaitOnTheCallersThread) {
   EXPECT_STREQ(witness->text[0], "version 1 of the weights: rank 1 died");
 }
 
-// Nobody waits when it dies: it is found at the next wait.
+// No rank waits when it dies: it is found at the next wait.
 TEST_F(Kill, WhileNoRankWaits) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            rank.meet();
@@ -132,7 +132,7 @@ TEST_F(Kill, WhileNoRankWaits) {
   kill_and_check(processes, 1);
 }
 
-// A rank that has done its part and ended is no failure to who needs nothing more of it.
+// A rank that has done its part and ended is no failure to ranks that need nothing more of it.
 TEST_F(Kill, ARankThatDidItsPartMayEnd) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            auto versions = rank.team->create_versions("weights");

@@ -73,7 +73,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
   }
 
   // Returns when that process has told rank 0 which rank it is, as it does before it makes its card: rank 0 hears
-  // whoever connects later after it.
+  // processes that connect later after it.
   void await_join(size_t index) const {
     for (int ms = 0; reports[index].cards == 0 && ms < 20'000; ++ms) std::this_thread::sleep_for(1ms);
     EXPECT_NE(reports[index].cards, 0) << "process " << index << " has not joined";
@@ -97,7 +97,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     return prove_to(std::move(socket), Role::guest);
   }
 
-  // Rank 0 made by hand: who connects has proven the secret.
+  // Rank 0 made by hand: what connects has proven the secret.
   FrameStream let_in(Fd socket) const { return prove_to(std::move(socket), Role::host); }
   FrameStream prove_to(Fd socket, Role role) const {
     StreamKeys keys;
@@ -164,7 +164,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     report.status = error.status;
     report.rank = error.rank;
     std::strncpy(report.text, error.what(), sizeof report.text - 1);
-    report.ended_ns = ended_ns;  // last: who waits for it reads the others
+    report.ended_ns = ended_ns;  // last: a reader that waits for it then reads the others
   }
   static void note(const membership::Rendezvous &meeting, MeetingReport &report) {
     std::string cards;
@@ -179,7 +179,7 @@ class Rendezvous : public ReportedProcesses<MeetingReport> {
     if (::fstat(meeting.control.get(), &status) == 0) report.control_size = static_cast<int32_t>(status.st_size);
   }
   // The ranks of a host reach each other by their ranks of the job: the lowest sends each a descriptor. It may have
-  // died before, so who waits for it asks the waiter, as ranks have to that form a world.
+  // died before, so a rank that waits for it asks the waiter, as ranks have to that form a world.
   static void exchange(const WorldOptions &world, const membership::Rendezvous &meeting, const Waiter &waiter) {
     const auto ranks = meeting.roster.ranks_of(meeting.roster.nodes()[world.rank]);
     const auto deadline = std::chrono::steady_clock::now() + 5s;

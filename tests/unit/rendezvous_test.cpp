@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks of several hosts meet: who is where, and what each is told when somebody is missing, wrong or dead.
+// How ranks of several hosts meet: where each is, and what each is told when a rank is missing, wrong or dead.
 #include <filesystem>
 
 #include "membership/liveness/control.h"
@@ -238,7 +238,7 @@ TEST_F(Rendezvous, TheTimeoutOfRankZeroTellsWhatItRefused) {
     expect(zero, FSDP_TIMEOUT, part);
 }
 
-// Who is of an earlier attempt than rank 0 ends; rank 0 of an earlier one ends, and the others wait for the next.
+// A rank of an earlier attempt than rank 0's ends; rank 0 of an earlier one ends, and the others wait for the next.
 TEST_F(Rendezvous, AttemptsDoNotMix) {
   const size_t early_zero = start(0U);
   WorldOptions next = options;
@@ -271,7 +271,7 @@ TEST_F(Rendezvous, TheListenerIsGoneWhenAllHaveJoined) {
   EXPECT_TRUE(listener) << std::strerror(errno);
 }
 
-// Of a group of hosts, to which nobody connects: the kernel says so in the call.
+// The address of a group of hosts, to which no process can connect: the kernel says so in the call.
 TEST_F(Rendezvous, AnAddressThatNothingLeadsToIsToldAtOnce) {
   std::string problem;
   EXPECT_FALSE(connect_to(Endpoint::ipv4("224.0.0.1", 29500).value(), limit(3s), problem));
@@ -287,7 +287,7 @@ TEST_F(FileRendezvous, RanksFindRankZeroAndTheFileIsRemoved) {
   EXPECT_TRUE(files::is_empty(directory));
 }
 
-// Files of dead jobs: nonsense, an address that nobody listens at, and one where a stranger says nothing of use.
+// Files of dead jobs: nonsense, an address at which no process listens, and one where a stranger says nothing of use.
 TEST_F(FileRendezvous, StaleFilesMisleadNoRank) {
   std::string problem;
   const Fd stranger = listen_at(Endpoint::resolve("127.0.0.1", 0, problem).at(0), 5);

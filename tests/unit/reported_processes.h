@@ -40,7 +40,7 @@ class ReportedProcesses : public testing::Test {
   template <class Body>
   size_t run(Body &&body) {
     const size_t index = processes.size();
-    // Not of whoever had this number before; and one that ends without a word has not succeeded.
+    // Not of the process that had this number before; and one that ends without a word has not succeeded.
     std::memset(static_cast<void *>(&reports[index]), 0, sizeof(Report));
     reports[index].status = no_word;
     const pid_t process = ::fork();

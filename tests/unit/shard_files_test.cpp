@@ -183,7 +183,7 @@ TEST_F(Shards, AreReadByBlocks) {
   expect({{5, 0, 0}, {1, 1, 1}}, 1);
 }
 
-// A file of somebody else's: its data begins anywhere, it has no sums, and elements lie across blocks.
+// A file of another program: its data begins anywhere, it has no sums, and elements lie across blocks.
 TEST_F(Shards, OfOthersAreReadWhereverTheyBegin) {
   SafetensorsHeader header;
   header.tensors = {{"byte", find_element_type("U8"), {1}}, {"w", find_element_type("F32"), {3'000'001}}};
@@ -320,7 +320,7 @@ TEST_F(Shards, MayChangeOnceTheyAreCopied) {
   ShardWriter writer(std::move(shards), Staging::allocate());
   std::thread packing([&] { writer.pack([] {}); });
   writer.await_packed(std::chrono::milliseconds(60'000));
-  ASSERT_TRUE(writer.is_packed());  // nobody writes yet
+  ASSERT_TRUE(writer.is_packed());  // no thread writes yet
   EXPECT_EQ(writer.bytes_written(), 0u);
   std::ranges::fill(some[0].bytes, std::byte{0});
   std::thread writing([&] { writer.write(); });
@@ -339,7 +339,7 @@ TEST_F(Shards, NeedNoMoreThanTheirStaging) {
   ShardWriter writer(std::move(shards), Staging::allocate());
   std::thread packing([&] { writer.pack([] {}); });
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  EXPECT_FALSE(writer.is_packed());  // four blocks are full, and nobody empties them
+  EXPECT_FALSE(writer.is_packed());  // four blocks are full, and no thread empties them
   std::thread writing([&] { writer.write(); });
   packing.join();
   writing.join();

@@ -270,7 +270,7 @@ inline void versions_body(Rank &rank) {
       if (seen != version * 100 + r)
         throw std::runtime_error(fmt::format("version {}: rank {} shows {}", version, r, seen));
     }
-    rank.meet();  // so that nobody goes on while others look
+    rank.meet();  // so that no rank goes on while others look
   }
   require(!versions->ready(301), "a version that nobody has published");
   rank.leave();

@@ -187,7 +187,7 @@ TEST_F(SimulatedVirtualMemory, IsMappedUsedSharedAndGivenBack) {
   ASSERT_EQ(free_(pointer, 2 * size), CUDA_SUCCESS);
 }
 
-// As what it was made for, by a handle that whoever knows the address may have.
+// As what it was made for, by a handle that any holder of the address may have.
 TEST_F(SimulatedVirtualMemory, IsExportedAsWhatItWasMadeFor) {
   const auto retain = entry<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle", 12000);
   for (const bool exportable : {true, false}) {

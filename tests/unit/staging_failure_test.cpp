@@ -118,7 +118,7 @@ TEST_F(StagingFailureTest, AnAbandonedRoundEndsAndTheNextOneWorks) {
         require_text(*ways.communicator->broken(), "rank 1 discarded the step");
       }
       rank.failure.check();
-      rank.meet();  // whoever abandons the round after it broke must not be named by one who looks later
+      rank.meet();  // a rank that abandons the round after it broke must not be named by one that looks later
       ways.communicator->abandon();
       rank.meet();
       ways.communicator->next_round();
@@ -149,7 +149,7 @@ TEST_F(StagingFailureTest, ARankThatFinishedEarlyIsNamed) {
   });
 }
 
-// A peer's gather cannot end when this rank has none: nobody asks whether a gather broke, so the context fails.
+// A peer's gather cannot end when this rank has none: no later call asks whether a gather broke, so the context fails.
 TEST_F(StagingFailureTest, AGatherThatAPeerLeavesFailsTheContext) {
   run(2, [](Rank &rank) {
     auto ways = std::make_unique<TwoWays>(rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is no rank of the job and connects to it, or waits where its rank 0 should: neither disturbs it.
+// Processes that are no ranks of the job connect to it, or wait where its rank 0 should: neither disturbs it.
 #include <random>
 
 #include "bootstrap_fixture.h"
@@ -50,7 +50,7 @@ TEST_F(Strangers, GarbageDoesNotDisturb) {
     await_readable(sockets.back(), 5000);
     EXPECT_EQ(receive_packet(sockets.back())->bytes, 0U);
   }
-  {  // Who knows the secret, but joins as nonsense.
+  {  // A process that knows the secret, but joins as nonsense.
     sockets.push_back(meet());
     join(sockets.back(), 77);
     const auto refusal = hear<wire::RefusalPacket>(sockets.back());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between ranks begin with a proof of the job's secret, for this job and this rank: whoever lacks it, or
-// shows one that was made for something else, gets nowhere.
+// Connections between ranks begin with a proof of the job's secret, for this job and this rank: a process that lacks
+// it, or shows one that was made for something else, gets nowhere.
 #include <gtest/gtest.h>
 
 #include <sys/socket.h>
@@ -124,7 +124,7 @@ TEST(TcpIntroduction, TwoRanksAgreeOnWhatGuardsThem) {
   }
 }
 
-// One who knows all that a rank knows, up to what he says first within TLS.
+// A process that knows all that a rank knows, up to what it says first within TLS.
 struct Pretender {
   Pretender(const JobNames &names, const Endpoint &to)
       : proof(Role::guest, names.secret, names.label(3)),
@@ -241,7 +241,7 @@ TEST(TcpIntroduction, AReplayGetsNowhere) {
   EXPECT_NE(second.problem().find("another job secret"), std::string::npos) << second.problem();
 }
 
-// Nobody is there, and then: nobody answers.
+// No process listens, and then: one listens and does not answer.
 TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   Endpoint nobody;
   {
@@ -264,8 +264,8 @@ TEST(TcpIntroduction, TellsWhyItCannotConnect) {
   EXPECT_EQ(late.code(), ETIMEDOUT);
 }
 
-// Who has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other end
-// gives one that has proven the secret more time than a stranger.
+// A rank that has greeted may be let in at any moment, and a connection that ends then is the end of a rank. The other
+// end gives one that has proven the secret more time than a stranger.
 TEST(TcpIntroduction, ARankThatHasGreetedWaitsToBeLetIn) {
   for (const bool encryption : {false, true}) {
     const Fd listener = listen_at(loopback(), 4);

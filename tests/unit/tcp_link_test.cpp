@@ -358,7 +358,7 @@ TEST(TcpLink, WhatItsTakerRefusesEndsIt) {
   EXPECT_EQ(second.problem(), "messages for communicators that do not exist here");
 }
 
-// A peer has ended: what it said before is heard, also by who finds that it cannot write any more.
+// A peer has ended: what it said before is heard, also by a rank that finds that it cannot write any more.
 TEST(TcpLink, LastWordsAreHeardAfterAWriteThatFailed) {
   std::string problem;
   const Fd listener = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever reaches the port of a rank without the job's secret changes nothing: the ranks connect, and their sums have
-// the bits that they have without him.
+// A process that reaches the port of a rank without the job's secret changes nothing: the ranks connect, and their sums
+// have the same bits as without it.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -175,7 +175,7 @@ class Lines {
       lines_.push_back((level == FSDP_LOG_WARNING ? "" : "no warning: ") + text);
     };
   }
-  // The line about who came from there; empty if it does not come. Who says nothing has five seconds.
+  // The line about the connection from there; empty if it does not come. A silent connection has five seconds.
   std::string about(const std::string &from) {
     const auto start = std::chrono::steady_clock::now();
     while (seconds_since(start) < 60) {
@@ -198,7 +198,7 @@ class Lines {
   std::vector<std::string> lines_;
 };
 
-// One who knocks at a rank's port and says what he is told to.
+// A process that connects to a rank's port and says what the test tells it to.
 class Knock {
  public:
   explicit Knock(const Endpoint &to) {
@@ -251,7 +251,7 @@ void require_line(Lines &lines, const Knock &knock, const std::string &why) {
   require(line.find(why) != std::string::npos, fmt::format("of {}, who {}: '{}'", knock.from, why, line));
 }
 
-// Every kind of refusal, with the address of who was refused.
+// Every kind of refusal, with the address that was refused.
 void knock_in_every_way(const Endpoint &to, Lines &lines) {
   Knock silent(to), gone(to), noise(to), guess(to), right(to), replay(to), double_of_0(to);
   gone.leave();
@@ -294,8 +294,8 @@ TEST(TcpStranger, EachIsLoggedWithItsAddress) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// He knows the secret, and speaks plainly where ranks encrypt: as one who leaves the job's protection out does, or as
-// one who has listened to a rank and goes on for it.
+// A process that knows the secret speaks plainly where ranks encrypt: as a rank does that leaves the job's protection
+// out, or as a process that has listened to a rank and goes on for it.
 TEST(TcpStranger, APlainConnectionToAnEncryptedPortIsRefused) {
   const auto problems = run_threads(2, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);

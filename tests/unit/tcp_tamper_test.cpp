@@ -19,10 +19,10 @@ using namespace std::chrono_literals;
 
 constexpr uint64_t nowhere = UINT64_MAX;
 
-// Between who connects to him and who listens there.
+// A process between the end that connects to it and the end that listens.
 class Middle {
  public:
-  // changed_at: the byte from who connects whose lowest bit he changes.
+  // changed_at: the byte from the connecting end whose lowest bit it changes.
   Middle(const Endpoint &to, uint64_t changed_at) : changed_at_(changed_at) {
     std::string problem;
     listener_ = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 4);
@@ -99,7 +99,7 @@ void sum(Rank &rank, Net &net, Seen &seen) {
 Seen sum_through(uint64_t changed_at, NetProtection protection, bool same_job = true, uint32_t timeout_ms = 0) {
   Seen seen;
   RankOptions options;
-  if (timeout_ms) options.timeout_ms = timeout_ms;  // for who waits for one that never comes
+  if (timeout_ms) options.timeout_ms = timeout_ms;  // for a rank that waits for one that never comes
   const auto sums = [&](Rank &rank) {
     std::unique_ptr<Middle> middle;
     {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS by a key that both ends have beforehand: bytes go through as they are, keys change under way, and who has another
-// key, names other ranks or changes a bit gets nowhere.
+// TLS by a key that both ends have beforehand: bytes go through as they are, keys change under way, and an end that has
+// another key, names other ranks or changes a bit gets nowhere.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ int sizes_set = 0;
 
 }  // namespace
 
-// In the place of the C library's: who asks for a stack of another size is counted.
+// In the place of the C library's: counts threads that ask for a stack of another size.
 extern "C" int pthread_attr_setstacksize(pthread_attr_t *attributes, size_t bytes) noexcept {
   ++sizes_set;
   static const auto usual =
@@ -137,7 +137,7 @@ TEST(TcpTls, CarriesBytesBothWaysAndChangesKeys) {
   EXPECT_GE(ends.host.key_updates(), 2u);
 }
 
-// Nothing that comes afterwards is given to who reads.
+// Nothing that comes afterwards is given to the reader.
 TEST(TcpTls, AChangedBitEndsIt) {
   for (const size_t at : {size_t{0}, size_t{6}, size_t{500}, size_t{20'000}}) {
     Ends ends(key_of(1), key_of(1), "a", "a");
@@ -225,7 +225,7 @@ std::vector<std::byte> receive_all(Tls &to, const Fd &in) {
   return bytes;
 }
 
-// libssl has taken the bytes when there is no memory any more: who sends must not take them for not sent.
+// libssl has taken the bytes when there is no memory any more: the sender must not take them for not sent.
 TEST(TcpTls, WhatWasTakenIsNotSentTwice) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   ends.shake_hands();
@@ -346,7 +346,7 @@ TEST(TcpTls, ItsLibraryIsOpenedWhenItIsAskedFor) {
   EXPECT_NO_THROW(create_tcp_net(0, "127.0.0.1", {.encryption = true}));
 }
 
-// exit() runs what was registered later first: who has come before libcrypto sees what its cleanup has left.
+// exit() runs what was registered later first: a handler registered before libcrypto's sees what its cleanup has left.
 [[noreturn]] void exit_and_look(void (*use)()) {
   std::atexit([] {
     try {

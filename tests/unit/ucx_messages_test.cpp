@@ -22,7 +22,7 @@ TEST(UcxMessages, AreThePlainSumsByEitherProtocol) {
   ::unsetenv("UCX_RNDV_THRESH");
 }
 
-// Tagged messages of somebody who has the address: of any length, some of them hellos in the name of ranks.
+// Tagged messages of a process that has the address: of any length, some of them hellos in the name of ranks.
 void disturb(const std::vector<std::byte> &address) {
   const auto ignore = [](void *, const void *, size_t, void *, size_t, const ucp_am_recv_param_t *) { return UCS_OK; };
   ucx::Worker stranger(0, 61440, false, 1, ignore, nullptr);

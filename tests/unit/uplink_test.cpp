@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of one host reach rank 0 by one of them, whoever comes first; from some number of hosts on hosts do so, too.
+// Ranks of one host reach rank 0 by the one of them that comes first; from some number of hosts on hosts do so, too.
 #include "membership/join/forming_watch.h"
 #include "membership/join/guest.h"
 #include "membership/join/tcp_visit.h"
@@ -241,7 +241,7 @@ TEST_F(Uplinks, AVerdictReachesAllOfAHost) {
   }
 }
 
-// Whoever's time is over first says so to all.
+// The first rank whose time is over says so to all.
 TEST_F(Uplinks, OneThatGivesUpTellsThoseThatCameByIt) {
   options.size = 5;
   zero = start(0, "a");
@@ -312,7 +312,7 @@ TEST_F(Uplinks, ARankThatComesWhenAllHaveComeIsToldSo) {
   expect(zero, FSDP_OK);
 }
 
-// Whoever is about to join there hears it, too; one that died lets it try again.
+// A rank that is about to join there hears it, too; one that died lets it try again.
 TEST_F(Uplinks, ARankThatIsNotAdmittedYetBlamesNoOther) {
   options.size = 3;
   WorldOptions world = options;
@@ -392,7 +392,7 @@ TEST_F(Uplinks, AStrangerAtTheHostsPlaceHoldsNoRankBack) {
   const pid_t stranger = ::fork();
   if (stranger == 0) {
     if (::setuid(65534) != 0) ::_exit(1);
-    // A listener's user is who calls listen().
+    // A listener's user is the one that calls listen().
     for (int file = 3; file < 64; ++file) {
       sockaddr_storage name{};
       socklen_t length = sizeof name;
