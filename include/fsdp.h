@@ -239,8 +239,8 @@ enum { FSDP_LOG_ERROR = 1, FSDP_LOG_WARNING = 2, FSDP_LOG_INFO = 3, FSDP_LOG_DEB
  *  exception or longjmp may leave it, and it may not call libfsdp on this context but for what any thread may call. */
 typedef int32_t (*fsdp_interrupted_hook)(void *user_data);
 /** Runs on the caller's thread only: lines of library threads are handed over in the caller's next call. While the job
- *  forms, rank 0 is told at FSDP_LOG_WARNING, at once, whom it refused and why. A hook must return: no exception or
- *  longjmp may leave it. */
+ *  forms, rank 0 is told at FSDP_LOG_WARNING, at once, which connection it refused and why. A hook must return: no
+ *  exception or longjmp may leave it. */
 typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char *message);
 
 enum {

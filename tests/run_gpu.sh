@@ -147,7 +147,7 @@ use_wheels_cublas() {
   export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$cublas"
 }
 
-# NCCL lies where torch's wheel put it, unless somebody says otherwise.
+# NCCL lies where torch's wheel put it, unless FSDP_NCCL_LIBRARY names another.
 find_nccl() {
   [ -n "${FSDP_NCCL_LIBRARY:-}" ] && return
   found=$(in_wheels 'nvidia/nccl/lib/libnccl.so.2')

@@ -74,7 +74,7 @@ def finds_beside(library):
 
 
 def stripped(library, folder, name):
-    """A copy that is named so, without symbols that nobody links against."""
+    """A copy that is named so, without symbols that no program links against."""
     copy = pathlib.Path(folder) / name
     shutil.copyfile(library, copy)
     run("strip", "--strip-unneeded", copy)

@@ -67,7 +67,7 @@ TEST(Agreement, OneRankDiscardsWhatTheOtherHasWrittenAndPublishes) {
     fsdp_error error = FSDP_ERROR_INIT;
     FSDP(fsdp_get_context_error(context, &error));
     REQUIRE(error.context_failed == 1);
-    REQUIRE(!std::strstr(error.message, "to go on"));  // nobody can
+    REQUIRE(!std::strstr(error.message, "to go on"));  // no rank can
   });
 }
 
@@ -156,7 +156,7 @@ TEST(Agreement, TheSameNumbersInOtherWords) {
   });
 }
 
-// Who passes no data need not (Loads.AreOfTheRootsData).
+// A rank that passes no data need not (Loads.AreOfTheRootsData).
 TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtypeOfTheirData) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

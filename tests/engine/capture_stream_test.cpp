@@ -109,7 +109,7 @@ TEST(CaptureStream, ACapturedStreamOfAModelThatIsNotIsRefused) {
   EXPECT_TRUE(same_bits(weights, expected));
 }
 
-// The library remembers who wrote a gradient; by the time of the reduce that stream may be in a capture of the
+// The library remembers which stream wrote a gradient; by the time of the reduce that stream may be in a capture of the
 // program's.
 TEST(CaptureStream, AWriterThatIsCapturedMeanwhileIsRefused) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fsdp_save and fsdp_load through the public header: a job that ends and goes on computes the bits of one that did not
-// end, on other ranks and meshes it has what was saved, and whoever fails leaves the others as they were.
+// end, on other ranks and meshes it has what was saved, and a rank that fails leaves the others as they were.
 #include "checkpoint_folder.h"
 
 using namespace harness;
@@ -178,7 +178,7 @@ TEST_F(Checkpoint, InTheMiddleOfAStepIsThatOfItsBeginning) {
   EXPECT_EQ(files("third/step-0000000007"), first);
 }
 
-// Without AdamW nobody counts steps: versions do, also across jobs.
+// Without AdamW steps are counted by versions alone, also across jobs.
 TEST_F(Checkpoint, OfTheCallersOptimizerCountsVersions) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;

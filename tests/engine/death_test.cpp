@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that is killed, at any moment: every other one is told at once and told whom, nobody hangs, nothing is left
+// A rank that is killed, at any moment: every other one is told at once which it was, none hangs, nothing is left
 // behind, and the survivors can form a new job.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -20,7 +20,7 @@ namespace {
 // The ranks that are left form a job of their own and train a step.
 void recover(const World &world, uint32_t rank, uint32_t victim, Seen &seen, Report &report) {
   if (world.ranks() == 2) {
-    report.recovered = 1;  // nobody to form a job with; a world of one needs no bootstrap
+    report.recovered = 1;  // no other rank is left to form a job with; a world of one needs no bootstrap
     return;
   }
   const Scenario scenario = mortal_scenario(world.ranks() - 1, 20'000);
@@ -98,7 +98,7 @@ TEST(Death, AtFiftyMoments) {
       const uint32_t ranks = 2 + static_cast<uint32_t>(trial) % 3, victim = static_cast<uint32_t>(random()) % ranks;
       const uint32_t steps = kill.stage >= Stage::forward ? static_cast<uint32_t>(random()) % 6 : 0;
       const uint64_t delay_us = i % 3 == 0 ? 0 : random() % (kill.stage == Stage::bootstrap ? 12'000 : 2'000);
-      // Nobody can know a rank that has not come yet: before that it is a timeout.
+      // A rank that has not come yet is unknown, so its death is a timeout.
       const uint32_t timeout_ms = kill.stage == Stage::bootstrap ? 1500 : 20'000;
       const uint32_t life = kill.stage == Stage::close ? steps : 1'000'000;
       World world(ranks);
@@ -123,7 +123,7 @@ TEST(Death, AtFiftyMoments) {
         if (r == victim) continue;
         const Report &report = world.report(r);
         ASSERT_TRUE(world.heard(r)) << where << ": rank " << r << " died too";
-        // One that had done all its part may die: who needs nothing more from it closes in good order.
+        // A rank that had done all its part may die: ranks that need nothing more from it close in good order.
         if (in >= Stage::close && report.status == FSDP_OK) continue;
         const std::string what = where + ": rank " + std::to_string(r) + " in " +
                                  stage_names[static_cast<int>(report.stage)] + ": " +
@@ -243,7 +243,7 @@ double kill_both(const World &world, uint32_t one, uint32_t other) {
 // Two at once are one failure: both are named, everywhere.
 TEST(Death, OfTwoRanksAtOnce) {
   std::unique_ptr<World> world;
-  // Who finds one dead looks for others for 40 ms: a busy machine may hold up the second death for longer.
+  // A rank that finds one dead looks for others for 40 ms: a busy machine may hold up the second death for longer.
   for (int tries = 0; tries < 5; ++tries) {
     world = std::make_unique<World>(4);
     Seen &seen = world->seen();

@@ -240,7 +240,7 @@ std::vector<LentGrad> expect_lending(Rank &rank, bool last, bool keeps) {
   return old;
 }
 
-// From fsdp_reduce_grad on until the buffer is lent again, whoever has the buffer meanwhile.
+// From fsdp_reduce_grad on until the buffer is lent again, whichever group has the buffer meanwhile.
 TEST(Debug, AGradientCannotBeWrittenAfterItsReduce) {
   NEEDS_PROTECTION();
   Sample sample(3);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles are destroyed while a call waits, on one rank only, before what was made from them: who waits is told.
+// Handles are destroyed while a call waits, on one rank only, before what was made from them: ranks that wait are told.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -154,7 +154,8 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   scenario.context.timeout_ms = 1500;
   std::barrier together(3);
-  std::atomic<double> first{std::numeric_limits<double>::max()};  // whoever began to wait first times out for both
+  std::atomic<double> first{
+      std::numeric_limits<double>::max()};  // the rank that began to wait first times out for both
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     auto rank = std::make_unique<Rank>(context, scenario);
     rank->load();

@@ -22,7 +22,7 @@ enum class State {
   published,
   held,       // in the middle of a forward pass, with prefetches
   lent,       // gradients acquired, not reduced
-  unjoined,   // rank 0 has reduces in flight that nobody joins
+  unjoined,   // rank 0 has reduces in flight that its peer never joins
   gathering,  // rank 0 gathers what was published just now
   window      // in the update window
 };

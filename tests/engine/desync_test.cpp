@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that call different things: every rank learns it, with both calls by name, soon after the later one's arrival;
-// nobody hangs, and nobody goes on with wrong data. Which calls cross on their callers alone: crossing_test.cpp.
+// none hangs, and none goes on with wrong data. Which calls cross on their callers alone: crossing_test.cpp.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(Numbers, Desync, testing::ValuesIn(number_cases),
 INSTANTIATE_TEST_SUITE_P(Numbers, DesyncOfNumbers, testing::ValuesIn(outer_cases()),
                          [](const auto &info) { return info.param.name; });
 
-// Three different calls: whoever waits for whom, each rank is in a circle or waits for one that is.
+// Three different calls: whichever rank waits for which, each is in a circle or waits for one that is.
 TEST(DesyncOfThree, IsFound) {
   const Body calls[] = {then(all, finish), values(1), read_first};
   for (uint32_t turn = 0; turn < 3; ++turn) {

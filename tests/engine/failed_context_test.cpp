@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every call of a context that was destroyed, or whose job another rank has aborted while this one waited for nobody.
+// Every call of a context that was destroyed, or whose job another rank has aborted while this one did not wait.
 #include <set>
 #include <string>
 #include <thread>

@@ -171,7 +171,7 @@ TEST_F(FrozenCheckpoint, OfAWholeBoxHasItsScale) {
   }
 }
 
-// Somebody's quantized file: its tensors are called otherwise, and are taken as they are.
+// A quantized file of another library: its tensors have other names, and are taken as they are.
 TEST_F(FrozenCheckpoint, TakesPlanesOfOthersByTheirNames) {
   const ParamDef theirs = frozen({"w", {700, 130}}, FSDP_QUANTIZE_FP8_BLOCK);
   const Planes planes = random_planes(theirs, 5);

@@ -130,7 +130,7 @@ TEST(FrozenPlanes, AreThoseOfAPublishFromEveryDtype) {
           }
 }
 
-// Numbers of one scale that ranks tell nobody: the largest is on one of them.
+// Numbers of one scale that ranks do not exchange: the largest is on one of them.
 TEST(FrozenPlanes, KnownCodesOfOneScale) {
   const std::vector<float> values{3, -3, 0.001f, 5, 4.99f, 1e-6f};
   for (uint32_t ranks = 1; ranks <= 3; ++ranks)
@@ -289,7 +289,7 @@ uint64_t allocations_of(const Scenario &setup) {
   return count;
 }
 
-// The n-th allocation is the load's: what was there stays, and the next one succeeds. Whoever has nothing of the
+// The n-th allocation is the load's: what was there stays, and the next one succeeds. A rank that has nothing of the
 // parameter needs no memory, and learns it where ranks load together.
 TEST(FrozenPlanes, StayWhereMemoryEnds) {
   const ParamDef w = frozen({"w", {100, 8}}, FSDP_QUANTIZE_FP8_BLOCK);

@@ -105,7 +105,7 @@ void meet(Rank &rank) {
 
 std::optional<simulated::Hold> hold;
 
-// Nobody is in a part while another rank is not, and no work of the GPU is done before the part ends: what is waited
+// No rank is in a part while another one is not, and no work of the GPU is done before the part ends: what is waited
 // for does not depend on how fast that is.
 void count(Rank &rank, Row *row, const std::function<void()> &part) {
   REQUIRE(cudaStreamSynchronize(static_cast<cudaStream_t>(stream())) == cudaSuccess);

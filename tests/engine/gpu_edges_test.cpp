@@ -350,7 +350,7 @@ TEST(GpuEdges, ARoundWaitsForALateRank) {
   }
 }
 
-// Its memory goes away for those who do not wait: a kernel that reads it then ends the process.
+// Its memory goes away for a stream that does not wait: a kernel that reads it then ends the process.
 TEST(GpuEdges, AModelIsDestroyedAfterItsReaders) {
   for (const fsdp_strategy strategy : strategies) {
     const Scenario setup = order_scenario(Layout::flat, strategy);

@@ -95,7 +95,7 @@ TEST_P(GpuNorm, ANormThatIsNotReadIsNotWaitedFor) {
   });
 }
 
-// Who reads the value and who does not make the same calls.
+// Ranks that read the value and ranks that do not make the same calls.
 TEST_P(GpuNorm, OneRankMayReadWhatTheOthersDoNot) {
   const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
   run(GetParam(), [&](Rank &rank, const LibraryStreams &, cudaStream_t one, cudaStream_t) {

@@ -13,7 +13,7 @@ namespace order {
 
 using namespace harness;
 
-// Who comes late: streams of the caller's that read weights, write gradients (all, or one of the two), or update; the
+// What comes late: streams of the caller's that read weights, write gradients (all, or one of the two), or update; the
 // library's streams of gathers, of reduces, of the outer axis; or all that rank 1 does.
 enum class Late { nobody, readers, writers, writer, updates, gathers, reduces, outer, rank };
 inline constexpr Late all_late[] = {Late::readers, Late::writers, Late::writer, Late::updates,

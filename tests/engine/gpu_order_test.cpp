@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Over simulated GPUs, with a stream for each kind of work: whoever is late, everybody reads what a program on one
-// stream reads. docs/contracts/streams-and-threads.md lists what waits for what; these tests fail where one of those
-// waits is missing.
+// Over simulated GPUs, with a stream for each kind of work: whichever stream is late, each one reads what a program on
+// one stream reads. docs/contracts/streams-and-threads.md lists what waits for what; these tests fail where one of
+// those waits is missing.
 #include <gtest/gtest.h>
 
 #include "gpu_order.h"

@@ -63,8 +63,7 @@ void expect_sums(Rank &rank, float first, float second) {
   }
 }
 
-// The gradients of every group come from two streams, of which the first is held up: nobody but the reduces waits for
-// it.
+// The gradients of every group come from two streams, of which the first is held up: the reduces alone wait for it.
 void expect_apart(Scenario setup, bool slow_first) {
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);

@@ -317,7 +317,7 @@ TEST(Gpu, RanksThatGatherDifferentGroupsAreTold) {
   }
 }
 
-// A gather that a peer does not make, and that nobody waits for, is found where the ranks meet; the step can be
+// A gather that a peer does not make, and that no stream waits for, is found where the ranks meet; the step can be
 // discarded.
 TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);

@@ -79,7 +79,7 @@ TEST(WaitStream, EndsByTheTimeout) {
   });
 }
 
-// The caller's own limit: a kernel that takes long is nobody's failure.
+// The caller's own limit: a kernel that takes long fails no rank.
 TEST(WaitStream, EndsByTheCallersLimitAndTheContextGoesOn) {
   run_one(staged(1, 60'000), [](fsdp_context *context) {
     Work work(stream());

@@ -60,7 +60,7 @@ TEST(Heap, AnLrScaleThatCannotBeSetStaysAsItWas) {
   }
 }
 
-// Who does not wait may ask again and again: each time is a message and no more.
+// A caller that does not wait may ask again and again: each time is a message and no more.
 TEST(Heap, ABusyGradientTakesLittle) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   std::atomic<bool> asked{false};

@@ -91,7 +91,7 @@ TEST(Holds, AShortCopyWakesNoThread) {
       const uint64_t sleeps = fsdp::test::sleeps_of("fsdp-gather") - before;
       if (r == 0 && is_short) REQUIRE(sleeps == 0);
       if (r == 0 && !is_short) REQUIRE(sleeps > 0);
-      if (r == 0) REQUIRE(rank.stats().gather_wait_ns > waited);  // exposed, whoever copies
+      if (r == 0) REQUIRE(rank.stats().gather_wait_ns > waited);  // exposed, whichever thread copies
       FSDP(fsdp_close_context(context));
     });
   }
@@ -216,7 +216,7 @@ TEST(Holds, ADeviationFromTheScheduleNamesBothGroups) {
     FSDP(fsdp_unshard(rank.groups[2], FSDP_FORWARD, 0, nullptr));
     FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
     FSDP(fsdp_reshard(rank.groups[2], FSDP_FORWARD, 0, nullptr));
-    // Visits in an order of their own still show the right weights; prefetches that nobody used are dropped.
+    // Visits in an order of their own still show the right weights; prefetches that were not used are dropped.
     for (const size_t g : {0u, 3u, 5u, 4u, 1u, 2u}) {
       FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, 0, nullptr));
       const auto view = rank.view(g, 0, FSDP_FORWARD);

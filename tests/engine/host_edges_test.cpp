@@ -58,12 +58,12 @@ TEST(HostEdges, AGatherThatWaitsForPeersIsItsStreams) {
     FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
     if (r == 0) REQUIRE(fsdp::test::sleeps_of("fsdp-gather") > before);
     FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
-    FSDP(fsdp_close_context(context));  // whoever is first keeps its threads until then
+    FSDP(fsdp_close_context(context));  // the first rank keeps its threads until then
   });
 }
 
-// One that nobody uses pulls from the peers all the same, and they write in their next update window: it opens on no
-// rank before all pulls have ended.
+// A prefetch that is not used pulls from the peers all the same, and they write in their next update window: it opens
+// on no rank before all pulls have ended.
 TEST(HostEdges, NoWindowOpensWhileADroppedPrefetchPulls) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
@@ -131,8 +131,8 @@ TEST(HostEdges, MainGradsAreWholeWhenFinishReturns) {
       }
 }
 
-// Its peers wait for it over the outer axis, which must give up what will not come: then all know who misses what, and
-// no context has failed.
+// Its peers wait for it over the outer axis, which must give up what will not come: then all know which rank misses
+// what, and no context has failed.
 TEST(HostEdges, AReduceThatAReplicaForgetsEndsTheStepAlone) {
   for (const Axis axis : axes)
     for (const uint32_t inner : {1u, 2u})
@@ -171,7 +171,7 @@ TEST(HostEdges, ARoundOfReducesWaitsForALateRank) {
         Rank rank(context, setup);
         rank.load();
         for (size_t g = rank.groups.size(); g-- > (r == 1 ? 2u : 1u);) backward_group(rank, g, 7, 0, nullptr);
-        // Who gives the step up releases all gradients at once, also those that others still read, for nothing.
+        // A rank that gives the step up releases all gradients at once, also those that others still read, for nothing.
         for (++through; through < setup.ranks;) pause_ms(1);
         HeldUp::enter(r == 1);
         FSDP(fsdp_discard_step(rank.model, nullptr));
@@ -254,7 +254,7 @@ void come(Comes how, uint32_t rank) {
   if (rank == 1) pause_ms(150);
 }
 
-// The root is late, or who takes from it.
+// The root is late, or a rank that takes from it.
 TEST(HostEdges, AParameterIsLoadedPieceByPiece) {
   for (const Comes how : {Comes::late, Comes::held}) {
     Scenario setup = staged_scenario();
@@ -277,7 +277,7 @@ TEST(HostEdges, AParameterIsLoadedPieceByPiece) {
   }
 }
 
-// The owner of a part is late, or who reads it.
+// The owner of a part is late, or a rank that reads it.
 TEST(HostEdges, AParameterIsReadPieceByPiece) {
   for (const Comes how : {Comes::late, Comes::held}) {
     Scenario setup = staged_scenario();

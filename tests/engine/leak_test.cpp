@@ -42,8 +42,8 @@ uint64_t status_kib(const std::string &key) {
   return 0;
 }
 
-// In use, of all heaps: what is free in them and in the stacks of threads that have ended, which depends on who ran
-// beside whom, is not counted.
+// In use, of all heaps: what is free in them and in the stacks of threads that have ended, which depends on which
+// threads ran side by side, is not counted.
 uint64_t allocated_bytes() {
   const auto info = ::mallinfo2();
   return info.uordblks + info.hblkhd;

@@ -82,7 +82,8 @@ TEST_F(MisusedModel, StructSizes) {
                "sizeof(fsdp_model_options)");
   options.struct_size = offsetof(fsdp_model_options, max_pending_bytes) - 1;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size");
-  options.struct_size = offsetof(fsdp_model_options, max_pending_bytes);  // of who was built before there was one
+  options.struct_size =
+      offsetof(fsdp_model_options, max_pending_bytes);  // of a caller that was built before there was one
   EXPECT_WORKS(create(options));
   Newer<fsdp_model_options> newer(FSDP_MODEL_OPTIONS_INIT);
   EXPECT_FAILS(FSDP_UNSUPPORTED, create(newer.options), Newer<fsdp_model_options>::byte(), "fsdp_model_options");

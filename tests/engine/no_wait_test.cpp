@@ -271,7 +271,8 @@ TEST(NoWait, IsNotBusyWhereTheBufferIsLentAlready) {
   });
 }
 
-// Where more are lent than fit nobody can be waited for: that is an error still, also beside buffers that are awaited.
+// Where more are lent than fit there is no rank to wait for: that is an error still, also beside buffers that are
+// awaited.
 TEST(NoWait, IsInvalidWhereTooManyAreLent) {
   run_with_late_rank(
       setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that calls take and give beside tensors: values over meshes, and who came last.
+// Numbers that calls take and give beside tensors: values over meshes, and which rank came last.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -70,7 +70,7 @@ void publish(Rank &rank, fsdp_context *context) {
   FSDP(fsdp_begin_update(rank.model, stream()));
 }
 
-// Rank 0 has the first rows, rank 1 the others; what is whole is told by nobody, nor is what is not quantized.
+// Rank 0 has the first rows, rank 1 the others; no rank tells what is whole, nor what is not quantized.
 TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   Log log;
   const Scenario setup = three_kinds(2, log);

@@ -150,7 +150,7 @@ TEST(PrivateViews, AStrayWriteChangesNoBitWithOtherPoliciesAndKinds) {
     });
 }
 
-// Weights of two groups of some pages each. What rank 0 does is seen by nobody else.
+// Weights of two groups of some pages each. No other rank sees what rank 0 does.
 struct Large {
   explicit Large(Scenario scenario) : setup(std::move(scenario)) { setup.groups = equal_groups(2, 64, 1024); }
   static bool is_loaded(const Rank &rank, size_t g, const float *seen, uint64_t but) {

@@ -120,7 +120,7 @@ class VersionedRank {
     if (random_() % chance == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 2000));
   }
 
-  // In two halves: who reads too early, or on from the version before, sees both numbers.
+  // In two halves: a rank that reads too early, or on from the version before, sees both numbers.
   void publish() {
     const std::vector<fsdp_shard> shards = rank_.shards();
     for (const int half : {0, 1}) {

@@ -180,7 +180,8 @@ TEST(QuantizedPlanes, GatheredBytesAndKeptBytes) {
     EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_GATHER], codes + 512);  // the pool's alignment
     EXPECT_EQ(outcome.memory.padding_count, 0u);
   }
-  // Codes and scales lie one behind the other in whole pages; what of these is nobody's counts for the first rank.
+  // Codes and scales lie one behind the other in whole pages; what of these belongs to no rank counts for the first
+  // one.
   const auto outcomes = train_threads(setup);
   EXPECT_EQ(outcomes[1].memory.role_bytes[FSDP_ROLE_COMPUTE], (codes + scales) / 2);
   EXPECT_EQ(outcomes[0].memory.role_bytes[FSDP_ROLE_COMPUTE], (codes + scales) / 2 + page - scales);

@@ -127,8 +127,8 @@ TEST(QuantizedModels, OptionsAreObeyed) {
   EXPECT_TRUE(same_bits(reference(usual).weights, weights.front())) << "exact, and from fp32";
 }
 
-// Whoever reads while others publish late, and publishes while others still read, meets one version: views are compared
-// by version, and each element's code changes with its weight.
+// A rank that reads while others publish late, and publishes while others still read, meets one version: views are
+// compared by version, and each element's code changes with its weight.
 TEST(QuantizedModels, NoReaderSeesAnotherVersion) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
     for (uint64_t seed = 1; seed <= (is_sanitized() ? 1 : 3); ++seed) {

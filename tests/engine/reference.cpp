@@ -258,7 +258,7 @@ std::string view_difference(const Scenario &setup, const std::vector<Outcome> &o
     if (outcomes[r].views.size() != view_count(setup)) return "rank " + std::to_string(r) + ": the number of views";
     for (const View &view : outcomes[r].views) {
       uint64_t &expected = versions.at(view.version - 1).at(view.ordinal);
-      if (expected == 0) expected = view.hash;  // whoever comes first
+      if (expected == 0) expected = view.hash;  // for the thread that comes first
       if (view.hash != expected) return "rank " + std::to_string(r) + ": what was read of " + text_of(setup, view);
     }
   }

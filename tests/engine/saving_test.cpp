@@ -423,7 +423,7 @@ TEST_F(Saving, ThatFailsIsToldByItsWait) {
   EXPECT_EQ(names(), std::vector<std::string>{"step-0000000004"});
 }
 
-// Nobody waits for it: the close does. Its model may be gone before.
+// The program does not wait for it: the close does. Its model may be gone before.
 TEST_F(Saving, IsWaitedForByTheClose) {
   const Scenario setup = large();
   std::vector<std::string> errors;

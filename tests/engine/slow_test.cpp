@@ -78,7 +78,7 @@ Scenario heard_scenario(uint32_t ranks, uint32_t heartbeat_timeout_ms) {
   return scenario;
 }
 
-// Long before the timeout of the operation. Who was stopped learns it too, from its next wait.
+// Long before the timeout of the operation. The rank that was stopped learns it too, from its next wait.
 TEST(Slow, ARankThatIsStoppedLongerThanTheHeartbeatLimitIsNamed) {
   World world(3);
   world.start([&](uint32_t rank) {
@@ -115,7 +115,7 @@ TEST(Slow, TwoRanksThatAreStoppedAtOnceAreASet) {
     return live_until_failure(heard_scenario(4, 1000), rank, world.name(), world.seen(), 1'000'000);
   });
   await_step(world, 1, 3);
-  // Those who judge stand still until both are stopped, however long that takes: they count only what they watch.
+  // The ranks that judge stand still until both are stopped, however long that takes: they count only what they watch.
   for (const uint32_t r : {0u, 3u, 1u, 2u}) stop(world, r);
   for (const uint32_t r : {0u, 3u}) go_on(world, r);
   await_ends(world, {0, 3});
@@ -132,8 +132,8 @@ TEST(Slow, TwoRanksThatAreStoppedAtOnceAreASet) {
   EXPECT_NE(text.find("have not responded for 1.0 s: they are stopped"), std::string::npos) << text;
 }
 
-// Stopped one after another, or all at once and for longer than the limit, as a machine that was suspended: whoever
-// wakes first has not watched the others and judges nobody.
+// Stopped one after another, or all at once and for longer than the limit, as a machine that was suspended: the one
+// that wakes first has not watched the others and judges none.
 TEST(Slow, StopsShorterThanTheLimitAndOfAllRanksAreNoFailure) {
   constexpr uint32_t steps = 40;
   World world(3);
@@ -268,7 +268,7 @@ TEST(Slow, ARankThatNeverComesIsATimeoutThatNamesIt) {
     World &world = *worlds[i];
     Starts &starts = all_starts[i];
     ASSERT_TRUE(world.collect(30)) << "a rank hangs";
-    // Whoever began to wait first times out for all of them.
+    // The rank that began to wait first times out for all of them.
     const double first = std::min(starts.of(0).load(), starts.of(1).load());
     for (uint32_t r = 0; r < 2; ++r) {
       const Report &report = world.report(r);

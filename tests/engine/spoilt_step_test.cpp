@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that some rank spoils: nobody hangs, the error says who and what, and no trace is left in the weights.
+// Steps that some rank spoils: none hangs, the error says which rank and what, and no trace is left in the weights.
 #include <gtest/gtest.h>
 
 #include <algorithm>

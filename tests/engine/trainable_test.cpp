@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp_set_param_trainable: what a step does without a parameter, who must do the same, and when it may be called.
+// fsdp_set_param_trainable: what a step does without a parameter, which ranks must do the same, and when it may be
+// called.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -355,7 +356,7 @@ TEST(Trainable, MustBeAlikeOnEveryRank) {
     }
 }
 
-// Ranks that reduce different groups are told as all are, with a word of why; nobody waits for ever.
+// Ranks that reduce different groups are told as all are, with a word of why; none waits for ever.
 TEST(Trainable, RanksThatReduceOtherGroupsAreTold) {
   for (const fsdp_strategy strategy : strategies)
     for (const bool replicas : {false, true}) {

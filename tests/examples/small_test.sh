@@ -45,7 +45,7 @@ for name in own_optimizer frozen_base; do
   check '... and goes on' equal "$(output "$run" -n 2 --no-prefix "$examples/$name" "$name" $steps)" "$expected"
   check '... as it would have' contains "$expected" "$name: ok, "
 done
-# A folder of somebody else's model, on any number of ranks: the logits that check.py computes by itself.
+# A folder of a model that another library wrote, on any number of ranks: the logits that check.py computes by itself.
 source=$here/../../examples/load_hf
 check 'make_folder.py makes a folder' python3 "$source/make_folder.py" gpt2
 "$run" -n 1 --no-prefix "$examples/load_hf" gpt2 5 17 42 95 0 >logits 2>&1

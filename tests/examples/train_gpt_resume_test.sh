@@ -76,7 +76,7 @@ check 'a job whose rank is killed ends well' equal $? 0
 check '... was started again' contains "$(cat log)" 'killed by signal 9'
 check '... and computes the same' same_numbers killed.json
 
-# Somebody wants the machine: what was done is saved, and the rest is done another time.
+# The machine is wanted for something else: what was done is saved, and the rest is done another time.
 # shellcheck disable=SC2086
 "$run" -n 2 --no-prefix "$train_gpt" $small $slow --json asked.json --save c --save-every 5 >log 2>&1 &
 job=$!

@@ -2,7 +2,7 @@
 // Random calls over the whole public header: right ones and wrong ones in every order, in worlds of one and of two, and
 // in plans. What must hold: no sanitizer's report, no hang, a documented status and never FSDP_INTERNAL, which the
 // thread's last error has too, NULL handles and untouched outputs after a failure. At the end every call has succeeded
-// at least once, in a long run also in each world; and where nobody makes wrong calls on purpose most succeed, and no
+// at least once, in a long run also in each world; and where no wrong calls are made on purpose most succeed, and no
 // context fails.
 //
 // usage: abi_fuzzer ABI_JSON [--seconds N | --rounds N] [--seed N]

@@ -239,7 +239,7 @@ fsdp_status load_grad(Rank &rank) {
                         rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
 }
 
-// Who does not wait may find that peers have not read a buffer yet, and waits then.
+// A caller that does not wait may find that peers have not read a buffer yet, and waits then.
 template <class Call>
 fsdp_status wait_if_busy(uint32_t flags, Call &&call) {
   const fsdp_status status = call(flags);

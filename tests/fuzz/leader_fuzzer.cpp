@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // libFuzzer on what leaders of hosts say to each other. The leader is the library's; each input is what another one
 // says, that knows the secret and is broken or hostile: messages of each kind and of none, bytes that are no frames,
-// datagrams. Nothing is written of what is refused, nobody is blamed that is no rank of the job, who says what is no
-// message is ended with a text, and the leader goes on: its other neighbour hears its beats, and nothing that makes no
-// sense.
+// datagrams. Nothing is written of what is refused, no number is blamed that is no rank of the job, a connection that
+// carries no message ends with a text, and the leader goes on: its other neighbour hears its beats, and nothing that
+// makes no sense.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -302,7 +302,7 @@ class Play {
   Scene scene_;
   bool trusted_;            // by the leader: it is heard
   bool unsure_ = false;     // whether the leader hears any more of it
-  bool may_blame_ = false;  // somebody has been blamed for something else
+  bool may_blame_ = false;  // a rank has been blamed for something else
   std::string promised_;    // in the verdict
 };
 

@@ -243,7 +243,7 @@ void Scene::prove(Fd socket, Role role, bool greets) {
   round(1);
 }
 
-// Some that nobody can acknowledge stay for ever, once one end has hung up.
+// Some that cannot be acknowledged stay for ever, once one end has hung up.
 void Scene::deliver() {
   if (!over_tcp() || !hostile_.open()) return;
   int bytes = 1;

@@ -67,7 +67,7 @@ class Host {
 
 class Scene {
  public:
-  // greets: whoever comes by a connection of its own says first what a leader says; else the input does.
+  // greets: a neighbour that comes by a connection of its own says first what a leader says; else the input does.
   Scene(const Shape &shape, bool parent_of_refugee_left, bool greets);
   ~Scene();
 

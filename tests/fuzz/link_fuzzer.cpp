@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames between hosts, as a peer could send them: each input is what comes over one connection, in pieces. Nothing is
-// written but into places, nothing comes that was not sent, and who ends the connection says why.
+// written but into places, nothing comes that was not sent, and the end that closes the connection says why.
 #include <sys/socket.h>
 
 #include <algorithm>

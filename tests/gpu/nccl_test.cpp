@@ -159,7 +159,7 @@ int fail_while_waiting(GpuRank &rank) {
   rank.team->all_gather({}, "both are there");
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const bool waits = rank.team->rank() != 0 || !gathered->done();
-  rank.team->all_gather({}, "both have looked");  // who fails before that frees the other one's GPU
+  rank.team->all_gather({}, "both have looked");  // a rank that fails before that frees the other one's GPU
   if (!waits) return 1;                           // nothing is tested
   rank.failure.set(Error(FSDP_ABORTED, "the test aborts"));
   return ends(*gathered) && ends(*reduced) ? 0 : 1;

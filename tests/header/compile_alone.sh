@@ -13,7 +13,7 @@ compilers=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# refuse COMPILER LANGUAGE STANDARD: FSDP_ARRAY takes an array, and no pointer, whose count nobody knows.
+# refuse COMPILER LANGUAGE STANDARD: FSDP_ARRAY takes an array, and no pointer, whose count is unknown.
 refuse() {
   echo '#include <fsdp.h>
 #ifdef TAKES_POINTER

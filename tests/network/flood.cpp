@@ -41,7 +41,7 @@ std::vector<sockaddr_in> parse_places(const std::string &text) {
   return places;
 }
 
-// What anybody who has read the source can send: all but the mark and the proof, which take the job's secret.
+// What an attacker that has read the source can send: all but the mark and the proof, which take the job's secret.
 class Datagrams {
  public:
   Datagrams() : socket_(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed at random moments, also while the job forms and while it ends: all others are told whom, in time;
+"""Ranks that are killed at random moments, also while the job forms and while it ends: all others are told which, in time;
 nobody hangs; nothing is left; the survivors train on in a job of their own in the same processes.
 usage: kill_test.py RANK_PROGRAM (FSDP_TEST_MANY: 200 kills)"""
 import collections
@@ -29,7 +29,7 @@ restarts = []  # seconds from a kill until a survivor trains in its new job: det
 
 
 def again(job, victim):
-    """The job of those who are left."""
+    """The job of the ranks that are left."""
     port, of = fresh_port(), [r for r in range(len(job.place)) if r != victim]
     options = {}
     for rank in of:

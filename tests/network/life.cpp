@@ -88,7 +88,7 @@ void say(const json &line) {
   if (::write(STDOUT_FILENO, text.data(), text.size()) != static_cast<ssize_t>(text.size())) ::_exit(3);
 }
 
-// In the process itself: nobody else knows in time where it is.
+// In the process itself: no other process knows in time where it is.
 void doom(const std::string &plan, const std::string &core, const Progress &progress) {
   std::istringstream words(plan);
   std::string stage, steps, delay;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that are slow, and full of the job's own messages: ranks wait for each other for seconds, and nobody may be
+"""Networks that are slow, and full of the job's own messages: ranks wait for each other for seconds, and none may be
 called dead, stopped, cut off or out of step for it. usage: slow_test.py RANK_PROGRAM (FSDP_TEST_MANY: slower)"""
 import time
 

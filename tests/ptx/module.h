@@ -13,7 +13,7 @@
 
 namespace ptx {
 
-// What is wrong with a kernel: an operation that nobody has written here, an address that is not its own.
+// What is wrong with a kernel: an operation that is not written here, an address that is not its own.
 class Fault : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

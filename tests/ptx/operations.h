@@ -22,7 +22,7 @@ std::optional<Operation> find_operation(std::string_view name);
 // Accesses: their form is in the instruction.
 void load(const Instruction &, Warp &);
 void store(const Instruction &, Warp &);
-void prefetch(const Instruction &, Warp &);  // moves nothing, but from memory that is somebody's
+void prefetch(const Instruction &, Warp &);  // moves nothing, but from allocated memory
 std::optional<Run> find_atomic(std::string_view name);
 
 }  // namespace ptx

@@ -35,7 +35,7 @@ void each_lane(Mask which, Visit visit) {
   for (; which; which &= which - 1) visit(static_cast<unsigned>(std::countr_zero(which)));
 }
 
-// The bytes that an access of one lane means; throws Fault for what is not aligned, or nobody's.
+// The bytes that an access of one lane means; throws Fault for what is not aligned, or not allocated.
 std::byte *reach(const Instruction &access, const Warp &warp, unsigned lane);
 
 // The memory that kernels may touch.

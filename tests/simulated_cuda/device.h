@@ -31,7 +31,7 @@ struct Device {
   std::atomic<bool> stopping{false};  // reset: what is queued is dropped
   std::atomic<bool> used{false};      // by the runtime, which then keeps the primary context
   std::atomic<int> retained{0};       // the primary context, by driver calls
-  std::mutex mutex;                   // who makes the legacy stream
+  std::mutex mutex;                   // the thread that makes the legacy stream
   std::atomic<Stream *> legacy{nullptr};
   std::atomic<Work *> legacy_work{nullptr};  // what blocking streams come after
 };

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int bus_of_first = 16;
 
-// An attribute that is not here is cudaErrorInvalidValue, so that nobody takes a guess for an answer.
+// An attribute that is not here is cudaErrorInvalidValue, so that no test takes a guess for an answer.
 const std::map<cudaDeviceAttr, int> device_attributes{
     {cudaDevAttrMaxThreadsPerBlock, 1024},
     {cudaDevAttrMaxBlockDimX, 1024},

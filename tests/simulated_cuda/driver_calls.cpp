@@ -14,7 +14,7 @@
 namespace simulated {
 namespace {
 
-// Longer than any test: a value that nobody writes is a failure of the device, and not a test that hangs.
+// Longer than any test: a value that is never written is a failure of the device, and not a test that hangs.
 constexpr std::chrono::seconds longest_wait{120};
 
 template <class Value>

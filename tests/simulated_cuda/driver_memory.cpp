@@ -186,7 +186,7 @@ CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
   });
 }
 
-// Until then nobody can touch it.
+// Until then no access is allowed.
 CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions,
                                    size_t count) {
   return driver_call("cuMemSetAccess", driver_no_capture, [&] {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA puts the work of all streams of a process and device into a few queues, in the order in which it was enqueued. A
 // queue gives the device one piece after another: it waits at its head for what that piece must come after, and what is
-// behind it waits, too, of whatever stream it is. What has started holds up nobody. That is no order that a program may
-// rely on: it gives no edge to ThreadSanitizer.
+// behind it waits, too, of whatever stream it is. What has started holds up nothing. That is no order that a program
+// may rely on: it gives no edge to ThreadSanitizer.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which addresses belong to which device, which are page-locked. Device memory has pages of its own between pages that
-// nobody may touch, and its addresses are not reused, so that an access past its end or after cudaFree faults.
+// may not be touched, and its addresses are not reused, so that an access past its end or after cudaFree faults.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace simulated {
 
-// What nobody wrote has bytes of which every floating type makes NaN.
+// Memory that was never written has bytes of which every floating type makes NaN.
 inline constexpr int unwritten = 0xff;
 
 struct Place {
@@ -50,7 +50,7 @@ class Memory {
   struct Range {
     size_t size;
     int device;
-    size_t mapped = 0;       // allocate(): with the pages around it; 0: of somebody else
+    size_t mapped = 0;       // allocate(): with the pages around it; 0: memory of the program
     bool allocated = false;  // allocate_pinned()
     uint32_t readers = ~0u;
   };

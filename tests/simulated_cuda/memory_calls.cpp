@@ -47,7 +47,7 @@ cudaError_t allocate_pinned(void **pointer, size_t bytes) {
   return *pointer || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
-// Waits for the device that was current when it was allocated or registered: nobody else needs to have used it.
+// Waits for the device that was current when it was allocated or registered: no other device needs to have used it.
 void finish_pinned(void *pointer) {
   const Place place = runtime().memory.find(pointer, 1);
   if (place.kind != Place::pinned) return;

@@ -196,7 +196,7 @@ Stream *Runtime::per_thread() {
     const std::shared_lock lock(mutex_);
     if (const auto found = per_thread_.find(key); found != per_thread_.end()) return found->second;
   }
-  Stream *stream = create_stream(current(), true).second;  // of this thread alone: nobody else makes it meanwhile
+  Stream *stream = create_stream(current(), true).second;  // of this thread alone: no other thread makes it meanwhile
   const std::unique_lock lock(mutex_);
   return per_thread_[key] = stream;
 }

@@ -37,19 +37,20 @@ void set_strict(
 // Before each piece of work of a stream, and each node of a graph, a pause of 0 to longest_us. 0: none.
 void set_delay(uint32_t longest_us, uint64_t seed);
 
-// Before each piece of work of this stream, and of no other, a pause of that long more: who does not wait for it shows.
-// 0: none.
+// Before each piece of work of this stream, and of no other, a pause of that long more: work that does not wait for it
+// shows. 0: none.
 void set_stream_delay(cudaStream_t stream, uint32_t us);
 // Does the stream wait now, with work to do: for other work, a value in memory, or the end of a Hold?
 bool waits(cudaStream_t stream);
-// What the calling thread has created and nobody has destroyed, oldest first: also the streams that a library made in a
-// call.
+// What the calling thread has created and what is not destroyed yet, oldest first: also the streams that a library made
+// in a call.
 std::vector<cudaStream_t> streams_of_this_thread();
 
 // What a word that a stream writes (cuStreamWriteValue) costs it; 1,600 at first.
 void set_word_cost(uint32_t ns);
 
-// So many pieces of work that are not done a stream takes, and who brings more waits; 0: any number; 1,024 at first.
+// So many pieces of work that are not done a stream takes, and a thread that brings more waits; 0: any number; 1,024 at
+// first.
 void set_stream_room(uint64_t pieces);
 
 // While one exists, no piece of work starts: what was not waited for shows.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream: a queue in order and a thread that works it off. Who enqueues holds the mutex; the thread never takes it,
-// so that a finished piece of work has no edge to the next call.
+// A stream: a queue in order and a thread that works it off. The thread that enqueues holds the mutex; the thread never
+// takes it, so that a finished piece of work has no edge to the next call.
 #pragma once
 
 #include <deque>
@@ -36,8 +36,8 @@ class Stream {
   Stream(const Stream &) = delete;
   Stream &operator=(const Stream &) = delete;
 
-  // A stream takes about a thousand pieces of work that are not done; whoever brings more waits, for ever if need be.
-  // Without the mutex.
+  // A stream takes about a thousand pieces of work that are not done; a caller that brings more waits, for ever if need
+  // be. Without the mutex.
   void await_room() const;
   // The caller holds mutex().
   // waits: `run` waits for a value in memory.

@@ -38,7 +38,7 @@ std::vector<std::shared_ptr<Comm>> freed_by(const std::shared_ptr<Comm> &comm) {
   return last ? members : std::vector<std::shared_ptr<Comm>>();
 }
 
-// Who waits for what its stream does, then for what the GPU does.
+// The thread that waits for what its stream does, then for what the GPU does.
 void end(Lock &lock, const std::shared_ptr<Comm> &comm) {
   comm->ended = true;
   state().comms.erase(comm.get());

@@ -39,7 +39,7 @@ bool is_exportable(void *data) {
 }
 
 // The error stays on a communicator that does not block. On one that does, it is told once; before 2.28 the thread that
-// NCCL starts for such a call also sets the flag of being aborted, and tells nobody.
+// NCCL starts for such a call also sets the flag of being aborted, silently.
 Result spoil(Lock &lock, Comm &comm, Result error) {
   if (comm.config.blocking != 1) {
     comm.error = error;

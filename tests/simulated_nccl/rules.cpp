@@ -85,7 +85,7 @@ void inspect_access(const Comm &comm, const Collective &call) {
     state().breach(&comm, "a GPU reaches into memory of another one that it has no access to");
 }
 
-// What peers read or write lies at the same place of everybody's window, or in nobody's.
+// What peers read or write lies at the same place of every rank's window, or in no window.
 void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
   const auto shared = [](const Collective &call) { return call.kind == Kind::all_gather ? call.to : call.from; };
   const Collective &mine = (*meeting.launches[static_cast<size_t>(comm.rank)])[index];

@@ -44,7 +44,7 @@ struct Meeting {
 struct Clique {
   int size = 0;
   std::vector<bool> joined;
-  std::vector<std::shared_ptr<Comm>> members;  // whose memory nobody has given back
+  std::vector<std::shared_ptr<Comm>> members;  // whose memory has not been given back
   std::map<uint64_t, Meeting> meetings;
   std::map<uint64_t, std::vector<size_t>> windows;  // sizes of the n-th, of the ranks that came
 };
@@ -76,7 +76,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
   uint64_t windows_made = 0;
   bool joining = false, hangs = false, waits_for_windows = false, ending = false, finalized = false;
   bool ended = false;  // aborted or destroyed, though its memory may still be there
-  // Shared with those that are split off, where it was made so: whoever is aborted ends all of them.
+  // Shared with those that are split off, where it was made so: an abort of one ends all of them.
   std::shared_ptr<bool> aborted = std::make_shared<bool>(false);
   std::shared_ptr<Comm> splitting;  // a child that is being made; written also if that fails
   Comm **split_to = nullptr;
@@ -85,7 +85,7 @@ struct Comm : std::enable_shared_from_this<Comm> {
   int inside = 0;                                // threads that are in a call of it, which blocks
   bool launch_hangs = false, launching = false;  // a thread of NCCL's is at it
   Result error = success;                        // what every call returns from now on
-  std::thread::id owner;                         // who made it: the rank, also where ranks share a GPU
+  std::thread::id owner;                         // the rank that made it, also where ranks share a GPU
   int running = 0;                               // host functions
   std::vector<const std::vector<simulated::nccl::Collective> *> at_work;  // ... what they do
   int graphs = 0;                                                         // launches that graphs alive have captured

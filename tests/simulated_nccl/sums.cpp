@@ -45,7 +45,7 @@ float sent_on(DataType type, float value) {
   return load(wire.data(), type, 0);
 }
 
-// Who sends a chunk on first: in a ring the rank behind the one that it is for.
+// The rank that sends a chunk on first: in a ring the rank behind the one that it is for.
 size_t first_of_ring(const Meeting &meeting, DataType type, size_t chunk) {
   const Knob leniency = type == float32 ? Knob::rank_order_sums : Knob::round_sums_once;
   return state().knob(leniency) ? 0 : (chunk + 1) % meeting.launches.size();

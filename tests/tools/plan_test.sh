@@ -117,7 +117,7 @@ planned --model model.json --ranks 2 --json
 check "a model file is read" equal "$status" 0
 check "... with its repeats" equal "$(value groups) $(value parameter_tensors) $(value parameter_count)" "4 7 115072"
 
-# 512 x 512 codes and 4 x 4 fp32 scales; what is nobody's of the page behind them counts for the first rank.
+# 512 x 512 codes and 4 x 4 fp32 scales; what belongs to no rank of the page behind them counts for the first one.
 quantized() {
   printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": %s, "quantization": "%s"}]}]}' "$1" "${2:-fp8_block}" >quantized.json
   planned --model quantized.json --ranks 2 --unshard copied --prefetch 0 --json

@@ -46,7 +46,7 @@ said() {
 
 # For the ranks' shells. come NAME: waits until another one has made that file, at most ten seconds. dead FILE: waits
 # until the process whose number it has is gone, or a zombie. announced: waits until fsdp-run has said in the file err
-# that it waits for those who are left, at most ten seconds: they do not end before it has seen the first one's end.
+# that it waits for the ranks that are left, at most ten seconds: they do not end before it has seen the first one's end.
 cat >helpers <<'HELPERS'
 come() {
   for _ in $(seq 200); do

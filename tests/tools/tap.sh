@@ -35,7 +35,7 @@ enter_scratch() {
 }
 
 # capture COMMAND...: sets $out, $err and $status, and leaves the files out and err.
-# shellcheck disable=SC2034  # read by who calls
+# shellcheck disable=SC2034  # read by the caller
 capture() {
   "$@" >out 2>err
   status=$?

@@ -47,7 +47,7 @@ class _Watch:
         return raised
 
 
-_watches = {}  # what the library calls and reads until the context is destroyed: hooks, flags, and who has them
+_watches = {}  # what the library calls and reads until the context is destroyed: hooks, flags, and the objects that have them
 
 
 def _destroy(number):
@@ -64,7 +64,7 @@ class Context(Owner):
     end at once. Ctrl-C ends any wait with KeyboardInterrupt; the context has then failed.
     """
 
-    _has_peers = True  # whom close() waits for
+    _has_peers = True  # close() waits for them
     is_thread = False  # one of several ranks of this process
 
     def __init__(self, **options):

@@ -75,7 +75,7 @@ def _delete(address):
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule):
-    """A capsule that nobody consumed. The capsule is an address: it is being destroyed, and may not be kept."""
+    """A capsule that no consumer took over. The capsule is an address: it is being destroyed, and may not be kept."""
     for name in (_NAME, _VERSIONED):
         if _is_valid_raw(capsule, name):
             _exported.pop(_get_raw(capsule, name), None)

@@ -82,7 +82,7 @@ class Group:
         self._context.check(status)
 
     def forget(self):
-        """The model is closed: calls are refused from here on; views stay with those who have them."""
+        """The model is closed: calls are refused from here on; arrays that the program keeps stay readable."""
         self.handle = None
         self._unsharded, self._weights = {}, {}
 

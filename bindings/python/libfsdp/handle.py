@@ -10,7 +10,7 @@ import weakref
 
 
 class Handle:
-    """The number, and who destroys it. Views keep it alive: memory is unmapped with the last one."""
+    """The number, and the object that destroys it. Views keep it alive: memory is unmapped with the last one."""
 
     __slots__ = ("number", "kept", "_finalizer", "__weakref__")
 

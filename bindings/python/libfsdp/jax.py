@@ -64,7 +64,7 @@ class Sharded:
         for group in self.model.groups.values():
             with group.unsharded(phase):
                 for name, view in group.weights(phase).items():
-                    # jax.device_put takes memory of numpy over where it is aligned; a copy is nobody else's.
+                    # jax.device_put takes memory of numpy over where it is aligned; a copy has no other owner.
                     leaves[name] = jax.device_put(view if unsafe_zero_copy else numpy.array(view))
         return jax.tree_util.tree_unflatten(self._tree, [leaves[name] for _, name in self._places])
 

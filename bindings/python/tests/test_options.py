@@ -12,7 +12,7 @@ from libfsdp import _abi
 
 
 class Lines:
-    """A hook that nobody but the options has."""
+    """A hook that the options alone keep alive."""
 
     def __init__(self, texts):
         self.texts = texts

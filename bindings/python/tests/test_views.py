@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Views of the library's memory: for how long, for whom, and handles that nobody gives back."""
+"""Views of the library's memory: for how long, on which thread, and handles that are never given back."""
 
 import ctypes
 import gc
@@ -282,7 +282,7 @@ class Dlpack(unittest.TestCase):
                     self.assertEqual((address, dtype, shape), (view.address, fsdp.Dtype.FLOAT32, (8, 4)))
                     self.assertEqual(device, fsdp.DeviceKind.HOST)
                     del capsule, kept, Producer
-                    self.assertEqual(len(dlpack._exported), 0)  # nobody consumed it
+                    self.assertEqual(len(dlpack._exported), 0)  # not consumed
                 group.put_grad("w", group.tensors()["w"])  # any array is a gradient
                 group.put_grad("b", None)
                 group.reduce_grad()

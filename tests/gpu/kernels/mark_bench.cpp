@@ -62,7 +62,7 @@ class Bench {
             "cuStreamWriteValue32");
     });
     line("the library's event, behind work", [&] {
-      (void)stream_->handle();  // as if somebody enqueued something
+      (void)stream_->handle();  // as if some thread enqueued something
       stream_->record(*event_);
     });
     line("... behind another one", [&] { stream_->record(*event_); });

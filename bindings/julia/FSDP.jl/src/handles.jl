@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Who destroys a handle, and when. A finalizer runs wherever Julia collects, perhaps within a call of the library or on
+# Which thread destroys a handle, and when. A finalizer runs wherever Julia collects, perhaps within a call of the library or on
 # another rank's thread: it only counts. The next call on the context destroys what nobody has any more, the creation of a
 # context what is left of contexts that nobody has, and the end of the process the rest.
 

@@ -163,8 +163,8 @@ pub type fsdp_interrupted_hook = Option<unsafe extern "C" fn(user_data: *mut c_v
 
 /// ```text
 /// Runs on the caller's thread only: lines of library threads are handed over in the caller's next call. While the job
-///  forms, rank 0 is told at FSDP_LOG_WARNING, at once, whom it refused and why. A hook must return: no exception or
-///  longjmp may leave it.
+///  forms, rank 0 is told at FSDP_LOG_WARNING, at once, which connection it refused and why. A hook must return: no
+///  exception or longjmp may leave it.
 /// ```
 pub type fsdp_log_hook = Option<unsafe extern "C" fn(user_data: *mut c_void, level: fsdp_log_level, message: *const c_char)>;
 

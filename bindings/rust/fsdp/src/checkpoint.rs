@@ -173,7 +173,7 @@ impl Loaded {
     }
 }
 
-/// Where a weight of somebody else's files goes: `fsdp_rename`.
+/// Where a weight of another library's files goes: `fsdp_rename`.
 #[derive(Clone, Debug)]
 pub struct Rename {
     theirs: String,

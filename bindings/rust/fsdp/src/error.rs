@@ -13,7 +13,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub struct Error {
     /// What kind of failure it is.
     pub status: Status,
-    /// Who failed: the library, the operating system, CUDA, ...
+    /// What failed: the library, the operating system, CUDA, ...
     pub origin: Origin,
     /// errno, cudaError_t, ... of that origin; 0 if none.
     pub origin_code: i64,

@@ -66,7 +66,7 @@ pub struct Model {
     groups: Vec<GroupEntry>,
 }
 
-// SAFETY: as for Context; the cells inside are of whoever has the model.
+// SAFETY: as for Context; the cells inside belong to the thread that has the model.
 unsafe impl Send for Model {}
 
 // ---- declaring --------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ impl Model {
     /// Hands in the memory of a role.
     ///
     /// # Safety
-    /// It is `size_bytes` long, aligned to 4096, used by nobody else, and outlives the model; on a GPU it is memory of that GPU.
+    /// It is `size_bytes` long, aligned to 4096, not used by anything else, and outlives the model; on a GPU it is memory of that GPU.
     pub unsafe fn set_arena(&mut self, role: Role, data: *mut c_void, size_bytes: u64) -> Result<()> {
         check(sys::fsdp_set_arena(self.raw, role as i32, data, size_bytes))
     }
@@ -389,7 +389,7 @@ impl Model {
         Ok(norm)
     }
 
-    /// Nobody borrows the model, so what still claims gradients was leaked.
+    /// Nothing borrows the model, so what still claims gradients was leaked.
     fn forget_claims(&mut self) {
         self.groups.iter().for_each(|entry| entry.lent.set(false));
     }

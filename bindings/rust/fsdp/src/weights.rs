@@ -47,7 +47,7 @@ impl<'m> Weights<'m> {
     pub fn get<T: Element>(&self, param: impl ParamKey) -> Result<&[T]> {
         let view = &self.views[find(self.entry, param)?];
         let data = typed::<T>(view)?;
-        // SAFETY: so many elements, readable while the hold lasts, which is as long as self. Nobody writes them meanwhile: ranks
+        // SAFETY: so many elements, readable while the hold lasts, which is as long as self. No thread writes them meanwhile: ranks
         // write only when all have entered finish_grads with no hold left, and that is checked by the library, leaked or not.
         Ok(unsafe { std::slice::from_raw_parts(data, view.element_count as usize) })
     }

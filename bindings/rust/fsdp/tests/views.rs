@@ -99,7 +99,7 @@ fn a_leaked_hold_is_found_and_the_model_trains_on() {
         model.discard_step().unwrap();
         step(&mut model, &[first, second], 0.5).unwrap();
         std::mem::forget(model.unshard(first, Phase::Forward).unwrap());
-        unsafe { model.reshard(first, Phase::Forward) }.unwrap(); // what nobody else will return
+        unsafe { model.reshard(first, Phase::Forward) }.unwrap(); // no other code will return it
         step(&mut model, &[first, second], 0.5).unwrap();
         drop(model);
         context.close().unwrap();

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # The layers of the tiny GPT: a column for each token. Each takes its weights and adds to its gradients as arrays,
-# whoever owns them.
+# whichever array owns them.
 
 const LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 2, 64, 2, 32, 256
 

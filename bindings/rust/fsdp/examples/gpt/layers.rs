@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The layers of the tiny GPT. Each takes its weights and gives its gradients as slices, whoever owns them.
+//! The layers of the tiny GPT. Each takes its weights and gives its gradients as slices, whatever owns them.
 use crate::math::*;
 
 pub const LAYERS: usize = 2;
