@@ -55,7 +55,7 @@ CLI::App *add_consolidate(CLI::App &app, ckpt::Request &request) {
 
 CLI::App *add_import(CLI::App &app, ckpt::Request &request) {
   CLI::App *command =
-      app.add_subcommand("import", "Write somebody's weights as a checkpoint, for FSDP_LOAD_WEIGHTS_ONLY.");
+      app.add_subcommand("import", "Write another library's weights as a checkpoint, for FSDP_LOAD_WEIGHTS_ONLY.");
   command->add_option("WEIGHTS", request.source, "a safetensors file, or a folder of them")->required();
   command->add_option("FOLDER", request.target, "the folder of checkpoints")->required();
   add_renames(*command, request);

@@ -33,7 +33,8 @@ int main(int argc, char **argv) {
     trace->add_option("OUT", out, "the file to write")->required();
     trace->add_option("FILE", files, "a rank's trace")->required();
     CLI::App *flight = app.add_subcommand(
-        "flight", "Say who diverged first, and where, from the flight records of several ranks (flight-RANK.json).");
+        "flight",
+        "Say which rank diverged first, and where, from the flight records of several ranks (flight-RANK.json).");
     flight->add_option("FILE", files, "a rank's flight record")->required();
     if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
     if (*flight) return tools::report_flights(files);

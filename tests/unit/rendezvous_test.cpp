@@ -234,7 +234,7 @@ TEST_F(Rendezvous, TheTimeoutOfRankZeroTellsWhatItRefused) {
   start(wrong);
   finish();
   for (const char *part :
-       {"it refused connections, the last from 127.0.0.1:", ": who connected has another job secret"})
+       {"it refused connections, the last from 127.0.0.1:", ": the peer has another job secret"})
     expect(zero, FSDP_TIMEOUT, part);
 }
 

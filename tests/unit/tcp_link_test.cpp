@@ -354,7 +354,7 @@ TEST(TcpLink, WhatItsTakerRefusesEndsIt) {
   put(two.near, control.data(), control.size());
   first.read(notes);
   second.read(notes);
-  EXPECT_EQ(first.problem(), "a chunk that nobody waits for");
+  EXPECT_EQ(first.problem(), "a chunk for which no call waits");
   EXPECT_EQ(second.problem(), "messages for communicators that do not exist here");
 }
 

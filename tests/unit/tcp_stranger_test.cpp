@@ -259,12 +259,12 @@ void knock_in_every_way(const Endpoint &to, Lines &lines) {
   noise.say(std::array<char, 200>{'G', 'E', 'T', ' '});
   require_line(lines, noise, "what came is not of libfsdp");
   guess.prove("a guess", 1);
-  require_line(lines, guess, "has another job secret, repeats another one's proof");
+  require_line(lines, guess, "has another job secret, repeats a recorded proof");
   const wire::Answer answer = right.prove("a secret of tests", 1);
   right.say(tcp::Greeting{0x66736768, 1, 0x01020304, 3, 0, 1, 0, 0});
   require_line(lines, right, "a rank of another job, or of another version");
   replay.say(answer);
-  require_line(lines, replay, "has another job secret, repeats another one's proof");
+  require_line(lines, replay, "has another job secret, repeats a recorded proof");
   double_of_0.prove("a secret of tests", 1);
   double_of_0.say(tcp::Greeting{0x66736768, 1, 0x01020304, 2, 0, 1, 0, 0});
   require_line(lines, double_of_0, "it says that it is rank 0, which has a connection already");

@@ -162,7 +162,7 @@ void Beginner::describe() {
   for (const SavedModel &model : order_.models) of_some = of_some || model.ranks.size() < team_.size();
   const uint8_t tells = of_some || (!first() && !mine.bytes.empty());
   std::vector<uint8_t> all(team_.size());
-  team_.all_gather(&tells, 1, all.data(), "who describes what is saved");
+  team_.all_gather(&tells, 1, all.data(), "which ranks describe what is saved");
   std::vector<std::vector<std::byte>> told;
   if (std::ranges::find(all, 1) != all.end()) {
     const std::string text = write_manifest(mine);

@@ -115,7 +115,8 @@ void fail_captured(std::string_view stream_name) {
 void await_event(const CudaEvent &event, const Core &core, const Waiter &waiter) {
   if (event.on_host()) return device::await_event(event.host(), waiter);
   if (event.capture() != 0)
-    fail(FSDP_INVALID_STATE, "{} waits for work of stream '{}' that a graph capture has recorded and nobody does yet",
+    fail(FSDP_INVALID_STATE,
+         "{} waits for work of stream '{}' that a graph capture has recorded and that no launch has begun",
          waiter.call_text(), event.stream_name());
   if (!event.done()) await_word(event.word(), event.count(), event.stream_name(), core, waiter);
   waiter.failure().check();

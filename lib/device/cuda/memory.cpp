@@ -161,7 +161,7 @@ void MemoryPlan::choose_readers(Core &core) {
   }
   if (accesses_.size() == 1) return;
   try {
-    const DeviceMemory trial(core, *this, granularity_, "a trial of who reaches it");
+    const DeviceMemory trial(core, *this, granularity_, "a trial of which GPUs reach it");
   } catch (const Error &error) {
     core.failure.check();
     accesses_.resize(1);

@@ -30,7 +30,7 @@ Visit::Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const
       waiter_(waiter),
       deadline_(Clock::now() + std::chrono::milliseconds(options.timeout_ms)),
       last_problem_(
-          format_text("nobody listens there; is rank {} running, with the same rendezvous and job secret, and "
+          format_text("no process listens there; is rank {} running, with the same rendezvous and job secret, and "
                       "in this rank's network namespace ({})?",
                       ranks[0], network_namespace())) {}
 
@@ -90,7 +90,7 @@ bool Visit::authenticate() {
   if (send_packet(socket_, &answer, sizeof answer) != Sent::yes) return false;
   const auto proof = hear(deadline_, "its proof").as<wire::Proof>();
   if (proof && equal(proof->digest, wire::host_digest(options_.secret, challenge->nonce, answer.nonce))) return true;
-  last_problem_ = "who listens there has another job secret";
+  last_problem_ = "the process that listens there has another job secret";
   return false;
 }
 

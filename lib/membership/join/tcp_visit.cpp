@@ -98,7 +98,7 @@ TcpVisit::TcpVisit(const WorldOptions &options, const MeetingPoint &point, const
       deadline_(since_ + std::chrono::milliseconds(options.timeout_ms)),
       label_(rendezvous_label(options)),
       host_id_(host_id_of(options)),
-      last_problem_("nobody listens there"),
+      last_problem_("no process listens there"),
       host_meeting_(options, host_id_) {}
 
 Assembly TcpVisit::run() {

@@ -98,7 +98,7 @@ class Acceptor {
   // Tells whether connections could not be taken, for lack of descriptors or of memory.
   const AcceptPause &pause() const noexcept { return pause_; }
   // The last connection that failed by what its other end said, such as the proof of another secret, for messages about
-  // missing ranks: "10.0.0.7:51200: who connected has another job secret". Empty if there was none.
+  // missing ranks: "10.0.0.7:51200: the peer has another job secret". Empty if there was none.
   const std::string &last_failure() const noexcept { return last_failure_; }
 
  private:

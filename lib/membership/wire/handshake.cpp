@@ -68,8 +68,7 @@ void Handshake::hear_answer() {
   if (!check_head(answer)) return;
   guest_nonce_ = answer.nonce;
   if (!equal(answer.digest, wire::guest_digest(secret_, host_nonce_, guest_nonce_, label_)))
-    return refuse(
-        "who connected has another job secret, repeats another one's proof, or connected for another purpose");
+    return refuse("the peer has another job secret, repeats a recorded proof, or connected for another purpose");
   auto proof = wire::make<wire::Proof>();
   proof.digest = wire::host_digest(secret_, host_nonce_, guest_nonce_, label_);
   say(proof);
@@ -80,7 +79,7 @@ void Handshake::hear_proof() {
   wire::Proof proof;
   if (!check_head(proof)) return;
   if (!equal(proof.digest, wire::host_digest(secret_, host_nonce_, guest_nonce_, label_)))
-    return refuse("who listens there has another job secret, or listens for another purpose");
+    return refuse("the process that listens there has another job secret, or listens for another purpose");
   state_ = IoState::done;
 }
 

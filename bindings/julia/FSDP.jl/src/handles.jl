@@ -36,7 +36,7 @@ function add_handle(state::State, number, destroy)
     return handle
 end
 
-"One owner less. All that a finalizer does: it allocates nothing, and waits for nobody."
+"One owner less. All that a finalizer does: it allocates nothing, and waits for nothing."
 function release(handle::Handle)
     Threads.atomic_sub!(handle.owners, 1) == 1 && Threads.atomic_add!(handle.state.unowned, 1)
     return nothing

@@ -50,7 +50,7 @@ function Base.close(model::Model)
     return nothing
 end
 
-"The model is closed: calls are refused from here on; arrays stay with those who have them."
+"The model is closed: calls are refused from here on; arrays that the program keeps stay readable."
 function forget(group::Group)
     group.number = C_NULL
     group.views .= nothing

@@ -292,7 +292,7 @@ bool Link::parse_control(const TcpFrameHead &head, const std::byte *payload, Sin
 bool Link::begin_chunk(const TcpFrameHead &head, Sink &sink) {
   const messages::Place place = sink.place(head.header);
   if (place.misfit) {
-    end("a chunk that nobody waits for", EPROTO);
+    end("a chunk for which no call waits", EPROTO);
     return false;
   }
   header_ = head.header;

@@ -236,11 +236,9 @@ void Worker::check_trust() const {
       transports.empty() ? "that it does not list" : format_text("{}", fmt::join(transports, ", "));
   if (may_use_tcp(transports))
     fail(FSDP_UNSUPPORTED,
-         "UCX {} may use TCP here (transports: {}), and whoever reaches its TCP port can write the memory of this "
-         "process without "
-         "the job's secret: where only trusted machines reach this network set FSDP_UCX_TCP=trusted on every rank; "
-         "where there "
-         "is RDMA leave TCP out, by UCX_TLS=^tcp",
+         "UCX {} may use TCP here (transports: {}), and any machine that reaches its TCP port can write the memory "
+         "of this process without the job's secret: where only trusted machines reach this network set "
+         "FSDP_UCX_TCP=trusted on every rank; where there is RDMA leave TCP out, by UCX_TLS=^tcp",
          api_.version, listed);
   if (without_tcp_ && !leaves_host(transports))
     fail(FSDP_UNSUPPORTED,
