@@ -82,7 +82,7 @@ void cross(const Case &crossing, uint32_t ranks, uint32_t others, uint32_t late)
   });
 }
 
-TEST_P(Crossing, OfTwoRanks) {
+TEST_P(Crossing, CallsOfTwoRanksAreNamed) {
   cross(GetParam(), 2, 0b01, 2);
   cross(GetParam(), 2, 0b10, 0);
 }
@@ -95,7 +95,7 @@ TEST_P(Crossing, OfFourRanksOneOfThemLate) {
 INSTANTIATE_TEST_SUITE_P(Calls, Crossing, testing::ValuesIn(cases), [](const auto &info) { return info.param.name; });
 
 // Of one name, in one phase, of two models: the numbers tell them apart.
-TEST(CrossingModels, AreNumbered) {
+TEST(CrossingModels, ModelsOfOneNameAreToldApartByNumber) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   scenario.context.timeout_ms = 60'000;
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

@@ -76,14 +76,14 @@ void part_threads(const Case &of, uint32_t ranks, uint32_t odd, uint32_t late) {
 
 class Desync : public testing::TestWithParam<Case> {};
 
-TEST_P(Desync, TwoThreads) {
+TEST_P(Desync, IsToldToTwoThreads) {
   part_threads(GetParam(), 2, 1, 1);
   part_threads(GetParam(), 2, 0, 1);
 }
 
-TEST_P(Desync, FourThreads) { part_threads(GetParam(), 4, 2, 0); }
+TEST_P(Desync, IsToldToFourThreads) { part_threads(GetParam(), 4, 2, 0); }
 
-TEST_P(Desync, TwoProcesses) {
+TEST_P(Desync, IsToldToTwoProcesses) {
   const Case &of = GetParam();
   const Scenario scenario = scenario_for(2);
   World world(2);
@@ -113,7 +113,7 @@ void part_outer(const Case &of, const Scenario &scenario) {
 
 class DesyncOfNumbers : public testing::TestWithParam<Case> {};
 
-TEST_P(DesyncOfNumbers, TwoReplicas) {
+TEST_P(DesyncOfNumbers, IsFoundBetweenReplicas) {
   Scenario scenario = scenario_for(2);
   scenario.mesh.replicate_size = 2;
   part_outer(GetParam(), scenario);
@@ -121,7 +121,7 @@ TEST_P(DesyncOfNumbers, TwoReplicas) {
   part_outer(GetParam(), scenario);
 }
 
-TEST_P(DesyncOfNumbers, TwoHosts) {
+TEST_P(DesyncOfNumbers, IsFoundBetweenHosts) {
   Scenario scenario = scenario_for(2);
   scenario.context.ranks_per_host = 1;
   part_outer(GetParam(), scenario);
@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Numbers, DesyncOfNumbers, testing::ValuesIn(outer_cases
                          [](const auto &info) { return info.param.name; });
 
 // Three different calls: whichever rank waits for which, each is in a circle or waits for one that is.
-TEST(DesyncOfThree, IsFound) {
+TEST(DesyncOfThree, ThreeDifferentCallsAreFound) {
   const Body calls[] = {then(all, finish), values(1), read_first};
   for (uint32_t turn = 0; turn < 3; ++turn) {
     const Scenario scenario = scenario_for(3);

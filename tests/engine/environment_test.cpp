@@ -113,7 +113,7 @@ TEST_F(EnvironmentLog, DebugSaysWhereMemoryWent) {
   EXPECT_EQ(tells(lines, "sealed a model of 2 groups"), 1);
 }
 
-TEST_F(EnvironmentLog, OptionsWin) {
+TEST_F(EnvironmentLog, OptionsAreStrongerThanTheVariable) {
   set("FSDP_LOG", "info");
   Scenario setup = small(1);
   setup.context.log_level = FSDP_LOG_ERROR;
@@ -142,7 +142,7 @@ bool poisons(const Scenario &setup) {
   return poisoned;
 }
 
-TEST_F(EnvironmentDebug, IsTheFlag) {
+TEST_F(EnvironmentDebug, TheVariableDoesWhatTheFlagDoes) {
   Scenario setup = small(2);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   EXPECT_FALSE(poisons(setup));

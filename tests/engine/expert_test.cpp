@@ -76,7 +76,7 @@ TEST(Experts, AreSummedOverTheirRanksAndDividedByTheDenseOnes) {
 }
 
 // Each wrong list is refused with what is wrong about it.
-TEST(MeshOptions, AreChecked) {
+TEST(MeshOptions, EachWrongListIsRefusedWithItsReason) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     const auto refuse = [&](fsdp_mesh_options options, fsdp_status status, const std::vector<std::string> &words) {

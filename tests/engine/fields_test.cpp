@@ -300,7 +300,7 @@ std::vector<float> step_with(const fsdp_adamw_options &options, fsdp_status *sta
   return weights;
 }
 
-TEST(Fields, OfAdamW) {
+TEST(Fields, EachOptionOfAdamWIsChecked) {
   std::string message;  // threads have messages of their own
   const auto step = [&](const fsdp_adamw_options &options) {
     fsdp_status status = FSDP_OK;

@@ -334,7 +334,7 @@ TEST(FrozenPlanes, AreNotReadWithoutMemory) {
   });
 }
 
-TEST(FrozenMisuse, OfPlanes) {
+TEST(FrozenMisuse, PlanesThatTheParameterLacksAreRefused) {
   Scenario setup = frozen_setup(frozen({"w", {32, 64}}, FSDP_QUANTIZE_MXFP8), 1);
   setup.groups[0].params.push_back(trained({"own", {32, 64}}, FSDP_QUANTIZE_MXFP8));
   setup.groups[0].params.push_back({"numbers", {4}, FSDP_FLOAT32, FSDP_PARAM_FROZEN});

@@ -122,7 +122,7 @@ TEST_F(FurtherState, GoesOnOnOtherRanks) {
 }
 
 // What a checkpoint lacks is an error that names it, or stays as it is; what a model lacks is unexpected.
-TEST_F(FurtherState, MayBeMissing) {
+TEST_F(FurtherState, AStateThatIsMissingIsNamedOrStays) {
   const Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   for (const bool saves : {false, true})
     run_threads(setup, [&](uint32_t, fsdp_context *context) {

@@ -85,7 +85,7 @@ TEST(GpuMemory, WhatIsReceivedIsPlannedExactly) {
         }
 }
 
-TEST(GpuMemory, ReplicasToo) {
+TEST(GpuMemory, MemoryOfReplicasIsAsPlanned) {
   let_nccl_share_gpus(true);
   for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
     for (const fsdp_outer_strategy outer : {FSDP_OUTER_NO_SHARD, FSDP_OUTER_OPTIM}) {

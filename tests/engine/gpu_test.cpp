@@ -92,7 +92,7 @@ TEST(Gpu, AShardAxisOverHostsHasTheBitsOfTheHost) {
 // Each alone, so that one that hangs is named.
 class GpuOptions : public testing::TestWithParam<const char *> {};
 
-TEST_P(GpuOptions, ChangeNoBit) {
+TEST_P(GpuOptions, OptionsOfTheGpuChangeNoBit) {
   const std::string what = GetParam();
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
     Scenario setup = gpu_scenario(strategy, 2);

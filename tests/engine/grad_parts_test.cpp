@@ -400,7 +400,7 @@ TEST(GradParts, AreTakenByTheReduceWhereTheyWereNotCompleted) {
 }
 
 // What is counted: a reduce and a buffer for each part.
-TEST(GradParts, AreCounted) {
+TEST(GradParts, EachPartCountsAReduceAndABuffer) {
   Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.steps = 1;
   setup.microbatches = 3;

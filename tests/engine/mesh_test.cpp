@@ -93,7 +93,7 @@ TEST(ReductionBlocks, OnOneHostHaveTheBitsOfHosts) {
 }
 
 // That test could not fail if blocks changed nothing.
-TEST(ReductionBlocks, ChangeBits) {
+TEST(ReductionBlocks, OtherBlocksHaveOtherBits) {
   Scenario blocks = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   blocks.mesh.reduction_block_size = 2;
   Scenario plain = blocks;

@@ -102,7 +102,7 @@ TEST(MisusedContext, LauncherVariables) {
   }
 }
 
-TEST(MisusedContext, Options) {
+TEST(MisusedContext, OptionsThatCannotBeAreRefused) {
   Launcher none({});
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
   options.flags = 0x10;
@@ -122,7 +122,7 @@ TEST(MisusedContext, Options) {
   EXPECT_WORKS(create(&options));
 }
 
-TEST(MisusedContext, StructSizes) {
+TEST(MisusedContext, StructSizesThatCannotBeAreRefused) {
   Launcher none({});
   fsdp_context_options options = {};
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "fsdp_context_options.struct_size is 0",
@@ -243,7 +243,7 @@ fsdp_status create_mesh(fsdp_context *context, uint32_t replicate, uint32_t shar
   return status;
 }
 
-TEST(MisusedContext, Meshes) {
+TEST(MisusedContext, MeshesThatCannotBeAreRefused) {
   fsdp_context *contexts[4] = {}, *planning = nullptr;
   FSDP(fsdp_create_local_contexts(4, nullptr, contexts));
   FSDP(fsdp_create_plan_context(4, 0, nullptr, &planning));

@@ -160,7 +160,7 @@ TEST(MisusedGrad, AGroupThatFindsNoRoomIsLentNothing) {
   solo.clean_step();
 }
 
-TEST(MisusedGrad, Arguments) {
+TEST(MisusedGrad, ArgumentsThatCannotBeAreRefused) {
   Solo solo(State::published);
   fsdp_group *group = solo.group(0);
   const float data[32] = {};

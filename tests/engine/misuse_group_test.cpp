@@ -19,7 +19,7 @@ class MisusedGroup : public Declared {
   }
 };
 
-TEST_F(MisusedGroup, Names) {
+TEST_F(MisusedGroup, NamesThatCannotBeAreRefused) {
   const std::string longest(255, 'x'), longer(256, 'x');
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group(nullptr, {}), "fsdp_create_group", "name is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("", {}), "name is empty");
@@ -39,7 +39,7 @@ TEST_F(MisusedGroup, Names) {
   EXPECT_WORKS(add_group(longest.c_str(), {param("\xE2\x82\xAC")}));
 }
 
-TEST_F(MisusedGroup, Parameters) {
+TEST_F(MisusedGroup, ParametersThatCannotBeAreRefused) {
   using Param = fsdp_param;
   const auto field = [](const char *name) { return std::string("params[1] ('w').") + name; };
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dtype, 4), field("dtype is 4"));
@@ -62,7 +62,7 @@ TEST_F(MisusedGroup, Parameters) {
 }
 
 // A box needs its tensor's shape and a place inside it, in numbers that 64 bits can count.
-TEST_F(MisusedGroup, Boxes) {
+TEST_F(MisusedGroup, BoxesOutsideOfTheirTensorAreRefused) {
   const auto add_box = [&](const std::vector<uint64_t> &global, const std::vector<uint64_t> &offset) {
     fsdp_param p = param();
     p.global_shape = global.empty() ? nullptr : global.data();

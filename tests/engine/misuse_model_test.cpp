@@ -38,7 +38,7 @@ class MisusedModel : public Declared {
   }
 };
 
-TEST_F(MisusedModel, EnumFields) {
+TEST_F(MisusedModel, EnumValuesOutsideOfTheirRangeAreRefused) {
   using Options = fsdp_model_options;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::strategy, 5), "fsdp_create_model", "strategy is 5",
                "[1, 4]");
@@ -75,7 +75,7 @@ TEST_F(MisusedModel, ContradictoryOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "grad_factor is inf");
 }
 
-TEST_F(MisusedModel, StructSizes) {
+TEST_F(MisusedModel, StructSizesThatCannotBeAreRefused) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.struct_size = 8;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size is 8",
@@ -140,7 +140,7 @@ TEST_F(MisusedModel, CallsBeforeTheSeal) {
   EXPECT_EQ(size, 0u);
 }
 
-TEST_F(MisusedModel, Schedules) {
+TEST_F(MisusedModel, SchedulesThatCannotBeAreRefused) {
   EXPECT_WORKS(add_group("first", {param("a")}));
   EXPECT_WORKS(add_group("second", {param("b")}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, 0, nullptr), "0 is not an fsdp_schedule_kind");
@@ -204,7 +204,7 @@ TEST_F(MisusedModel, OptimizerStates) {
   fsdp_destroy_model(own);
 }
 
-TEST_F(MisusedModel, Arenas) {
+TEST_F(MisusedModel, ArenasThatCannotBeAreRefused) {
   alignas(4096) static char arena[8192];
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, nullptr, 4096), "fsdp_set_arena",
                "data is NULL");

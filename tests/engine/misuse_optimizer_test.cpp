@@ -81,7 +81,7 @@ TEST(MisusedGrads, OutsideTheWindow) {
   solo.clean_step();
 }
 
-TEST(MisusedGrads, Numbers) {
+TEST(MisusedGrads, NormsAndFactorsThatCannotBeAreRefused) {
   Solo solo(State::published);
   solo.finish_step();
   double norm = 0, after = 0, norms[5];
@@ -122,7 +122,7 @@ TEST(MisusedStep, StridesOfGrads) {
   solo.clean_step();
 }
 
-TEST(MisusedStep, AdamWOptions) {
+TEST(MisusedStep, AdamWOptionsThatCannotBeAreRefused) {
   Solo solo(State::published);
   solo.finish_step();
   const std::vector<float> before = solo.rank->read(0, 0);
@@ -183,7 +183,7 @@ TEST(MisusedStep, ACallersOptimizerHasNoAdamW) {
   EXPECT_WORKS(fsdp_publish_weights(solo.model, nullptr));
 }
 
-TEST(MisusedStep, ApplyGrads) {
+TEST(MisusedStep, GradientsThatCannotBeAreRefused) {
   Solo solo(State::published);
   const std::vector<float> data(32, 1.0f);
   const auto before = solo.rank->read_all();

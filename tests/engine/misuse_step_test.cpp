@@ -12,7 +12,7 @@ fsdp_status get_param(fsdp_group *group, uint64_t param, fsdp_phase phase) {
   return fsdp_get_param(group, param, phase, &tensor);
 }
 
-TEST(MisusedLoad, Arguments) {
+TEST(MisusedLoad, ArgumentsThatCannotBeAreRefused) {
   Solo solo(State::sealed);
   fsdp_group *group = solo.group(0);
   const float data[32] = {};

@@ -348,7 +348,7 @@ TEST(Mxfp8, APhaseShowsItsPlanesAlone) {
 
 class Mxfp8Misuse : public Declared {};
 
-TEST_F(Mxfp8Misuse, OfSizes) {
+TEST_F(Mxfp8Misuse, SizesThatCannotBeQuantizedAreNamed) {
   static constexpr uint64_t columns[] = {64, 33}, rows[] = {48, 64}, stack[] = {4, 16, 32};
   fsdp_param params[3] = {param("columns"), param("rows"), param("stack")};
   params[0].shape = columns, params[1].shape = rows, params[2].shape = stack, params[2].dimension_count = 3;

@@ -23,7 +23,7 @@ hears Trace.MappedWeightsNeedNoGatherLane
 check 'calls are ranges that name their group' [ "$(count '^push libfsdp: unshard layer.1$')" -eq 4 ]
 check 'calls without a group are, too' [ "$(count '^push libfsdp: step_adamw$')" -eq 2 ]
 check 'every range ends' equal "$(count '^push')" "$(count '^pop$')"
-hears CallerSpans.Nest
+hears CallerSpans.SpansOfTheCallerNest
 check "the caller's own spans are ranges" equal "$(head -n 4 "$work/log" | tr '\n' ';')" \
   'push libfsdp: step;push libfsdp: forward;pop;push libfsdp: backward;'
 hears TraceWriting.WithoutTheFlagThereIsNothingToWrite

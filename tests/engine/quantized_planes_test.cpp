@@ -40,7 +40,7 @@ Blocks planes_of(Rank &rank, fsdp_phase phase) {
 }
 
 // From the definition of current scaling: f = 448 / 5 = 0x42b33333, and its inverse.
-TEST(QuantizedPlanes, KnownCodes) {
+TEST(QuantizedPlanes, AKnownMatrixHasItsKnownCodes) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     const Scenario setup = one_matrix({2, 3}, 2, mode);
     run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -320,7 +320,7 @@ class QuantizedMisuse : public Declared {
   static constexpr uint64_t square[] = {256, 256}, stack[] = {2, 100, 64};
 };
 
-TEST_F(QuantizedMisuse, OfFields) {
+TEST_F(QuantizedMisuse, FieldsThatCannotBeAreRefused) {
   fsdp_param p = quantized("w", square, 2);
   p.quantization = 7;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {p}), "params[0] ('w').quantization is 7",
@@ -342,7 +342,7 @@ TEST_F(QuantizedMisuse, OfFields) {
 }
 
 // All of them at once, by name and number; the seal says the first.
-TEST_F(QuantizedMisuse, OfSizes) {
+TEST_F(QuantizedMisuse, SizesThatCannotBeQuantizedAreNamed) {
   fsdp_param blocks = quantized("blocks", square, 2);
   blocks.granule = FSDP_GRANULE_BLOCK, blocks.granule_rows = 100;
   FSDP(add_group("g",

@@ -66,7 +66,7 @@ TEST(QuantizedModels, AreTheSameInProcesses) {
 }
 
 // Of replicas, of states over replicas, of hosts: what the outer axis gathers are codes and scales, too.
-TEST(QuantizedModels, OverTwoAxes) {
+TEST(QuantizedModels, TrainAlikeOverTwoAxes) {
   Sample sample(5);
   for (const fsdp_strategy strategy : strategies)
     for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
@@ -102,7 +102,7 @@ TEST(QuantizedModels, WithManyScalesOfWholeParameters) {
   }
 }
 
-TEST(QuantizedModels, InDebugMode) {
+TEST(QuantizedModels, TrainAlikeInDebugMode) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     Scenario setup = make_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, mode);
     setup.context.flags = FSDP_CONTEXT_DEBUG;

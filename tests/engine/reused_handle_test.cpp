@@ -65,13 +65,13 @@ void expect_dead_for_ever(const Kind<Handle> &kind) {
   kind.destroy(alive);
 }
 
-TEST(ReusedHandle, Contexts) {
+TEST(ReusedHandle, AContextsHandleIsNeverUsedAgain) {
   uint32_t rank = 0;
   expect_dead_for_ever<fsdp_context>(
       {make_plan_context, fsdp_destroy_context, [&](fsdp_context *context) { return fsdp_get_rank(context, &rank); }});
 }
 
-TEST(ReusedHandle, Meshes) {
+TEST(ReusedHandle, AMeshsHandleIsNeverUsedAgain) {
   fsdp_context *context = make_plan_context();
   const auto make = [&] {
     fsdp_mesh *mesh = nullptr;
@@ -90,7 +90,7 @@ TEST(ReusedHandle, Meshes) {
   fsdp_destroy_context(context);
 }
 
-TEST(ReusedHandle, Models) {
+TEST(ReusedHandle, AModelsHandleIsNeverUsedAgain) {
   fsdp_context *context = make_plan_context();
   const auto make = [&] {
     fsdp_model *model = nullptr;
@@ -103,7 +103,7 @@ TEST(ReusedHandle, Models) {
 }
 
 // Groups end with their model. The getters that look at no context too.
-TEST(ReusedHandle, Groups) {
+TEST(ReusedHandle, AGroupsHandleIsNeverUsedAgain) {
   fsdp_context *context = make_plan_context();
   fsdp_model *model = nullptr;
   fsdp_group *last = nullptr;
@@ -259,7 +259,7 @@ std::vector<Creation> creations() {
   };
 }
 
-TEST(FailedCreate, LeavesNull) {
+TEST(FailedCreate, ACreationThatFailsLeavesNull) {
   for (const Creation &creation : creations()) {
     Solo solo(State::declared);
     const auto [status, handle] = creation.run(solo);

@@ -122,7 +122,7 @@ TEST_F(Saving, WithRoomForAllWaitsForNoDisk) {
 }
 
 // The next one waits for the one before; both are there, and whole.
-TEST_F(Saving, OneAtATime) {
+TEST_F(Saving, TheNextSaveWaitsForTheOneBefore) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, [&](Rank &rank) {
     rank.load();

@@ -220,7 +220,7 @@ TEST_P(Seal, EveryDifferenceIsToldToAllThreadsAndTheContextGoesOn) {
   printf("slowest report after the last arrival, %u threads: %.1f ms\n", ranks, 1e3 * board.slowest);
 }
 
-TEST_P(Seal, ProcessesToo) {
+TEST_P(Seal, ADifferenceIsToldToProcessesAsToThreads) {
   const uint32_t ranks = GetParam();
   const Scenario clean = clean_scenario(ranks);
   const auto expected = reference(clean).weights;
@@ -261,7 +261,7 @@ TEST_P(Seal, ProcessesToo) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Seal, testing::Values(2u, 4u));
 
 // The lowest rank that differs is told, on every rank.
-TEST(SealOfSeveral, TwoOddRanks) {
+TEST(SealOfSeveral, TheLowestOfTwoOddRanksIsNamed) {
   const Scenario clean = clean_scenario(4);
   run_threads(clean, [&](uint32_t r, fsdp_context *context) {
     {

@@ -97,7 +97,7 @@ TEST(Swizzle, IsTheOrderOfTheHeader) {
     }
 }
 
-TEST(Swizzle, Sizes) {
+TEST(Swizzle, SizesOfSwizzledScalesAreRight) {
   Solo solo(State::published, matrices(1, FSDP_UNSHARD_COPIED));
   const auto size_of = [&](uint64_t param, fsdp_plane plane) {
     uint64_t size = 0;

@@ -53,7 +53,7 @@ class Solo {
   fsdp_context *context = nullptr;
 };
 
-TEST_F(CallerSpans, Nest) {
+TEST_F(CallerSpans, SpansOfTheCallerNest) {
   const Solo solo;
   FSDP(fsdp_begin_span(solo.context, "step"));
   solo.span("forward");
@@ -81,7 +81,7 @@ TEST_F(CallerSpans, TheNameIsCopied) {
   EXPECT_EQ(TraceFile::names(TraceFile(path("trace")).of_category(0, "caller", "user")), (Names{"first", "other"}));
 }
 
-TEST_F(CallerSpans, AreBounded) {
+TEST_F(CallerSpans, TooManyOpenSpansOrNamesAreRefused) {
   const Solo solo;
   require_error(fsdp_end_span(solo.context), FSDP_INVALID_STATE,
                 {"fsdp_end_span", "no span is open", "fsdp_begin_span"});

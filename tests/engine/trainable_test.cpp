@@ -435,7 +435,7 @@ TEST(MisusedTrainable, OnlyBetweenSteps) {
   solo.clean_step();
 }
 
-TEST(MisusedTrainable, Arguments) {
+TEST(MisusedTrainable, ArgumentsThatCannotBeAreRefused) {
   Solo solo(State::published);
   for (const int32_t trainable : {-1, 2})
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_param_trainable(solo.group(0), 0, trainable),

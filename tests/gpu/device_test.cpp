@@ -13,7 +13,7 @@ namespace {
 class GpuDeviceTest : public CudaTest {};
 
 // For the record of a run: which GPU, and whether its memory is exportable and reachable for network cards.
-TEST_F(GpuDeviceTest, SaysWhatItIs) {
+TEST_F(GpuDeviceTest, TheDescriptionNamesTheGpuAndItsMemory) {
   CudaContext context;
   const std::string text = context.device->description();
   RecordProperty("device", text);

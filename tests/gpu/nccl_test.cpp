@@ -176,7 +176,7 @@ std::string missing() {
   return {};
 }
 
-TEST(NcclGpu, OneRankAlone) {
+TEST(NcclGpu, OneRankAloneGathersAndReduces) {
   if (const std::string why = missing(); !why.empty()) GTEST_SKIP() << why;
   EXPECT_EQ(run_processes(1, exchange), std::vector<int>{0});
 }

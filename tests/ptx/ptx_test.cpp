@@ -212,7 +212,7 @@ class WideAccesses : public ::testing::Test {
   }
 };
 
-TEST_F(WideAccesses, OfAdamW) {
+TEST_F(WideAccesses, AdamWReadsAndWritesWideWhereItMay) {
   EXPECT_EQ(update(FSDP_FLOAT32, false).loads, (ByBytes{{16, 4 * packs}}));
   EXPECT_EQ(update(FSDP_FLOAT32, false).stores, (ByBytes{{16, 3 * packs}}));
   EXPECT_EQ(update(FSDP_FLOAT32, true).stores, (ByBytes{{16, 4 * packs}}));
@@ -220,7 +220,7 @@ TEST_F(WideAccesses, OfAdamW) {
   EXPECT_EQ(update(FSDP_FLOAT16, true).stores, (ByBytes{{8, packs}, {16, 3 * packs}}));
 }
 
-TEST_F(WideAccesses, OfCasts) {
+TEST_F(WideAccesses, CastsReadAndWriteWideWhereTheyMay) {
   constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
   for (const fsdp_dtype to : dtypes)
     for (const fsdp_dtype from : dtypes) {

@@ -42,7 +42,7 @@ TEST(Packet, AResetAloneIsAnEnd) {
   }
 }
 
-TEST_F(Bootstrap, AnyOrder) {
+TEST_F(Bootstrap, RanksMayComeInAnyOrder) {
   const size_t two = start(2), one = start(1);
   std::this_thread::sleep_for(100ms);
   const size_t zero = start(0U);

@@ -20,7 +20,7 @@ TEST_P(Files, HoldWhatWasWrittenAndNoMore) {
   }
 }
 
-TEST_P(Files, AreNewOnes) {
+TEST_P(Files, AnExistingNameIsNotOpened) {
   put("there", "x");
   ASSERT_EQ(::symlink("elsewhere", (path + "/link").c_str()), 0);
   for (const char *name : {"there", "link"}) {

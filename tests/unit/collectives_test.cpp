@@ -55,7 +55,7 @@ TEST_P(Conformance, SumsEverywhere) {
 }
 
 // As the engine does with gradients that are kept where they are summed.
-TEST_P(Conformance, SumsInPlace) {
+TEST_P(Conformance, SumsInPlaceHaveTheRightBits) {
   run(3, [](Rig &rig) {
     for (const uint64_t slice : {256, 9004})
       for (const float factor : {1.0F, 0.5F})

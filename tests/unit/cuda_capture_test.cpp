@@ -145,7 +145,7 @@ TEST_F(CudaCaptureTest, ACaptureThatWasNotBegunIsRefused) {
   CUDA_OK(cudaGraphDestroy(graph));
 }
 
-TEST_F(CudaCaptureTest, OneAtATime) {
+TEST_F(CudaCaptureTest, ASecondCaptureIsRefusedUntilTheFirstEnds) {
   device().begin_capture(7);
   EXPECT_EQ(FSDP_INVALID_STATE, failure_of([&] { device().begin_capture(8); }).status);
   device().end_capture();

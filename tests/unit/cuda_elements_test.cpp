@@ -88,7 +88,7 @@ void check_add(fsdp_dtype to, size_t to_offset, fsdp_dtype from, size_t from_off
   expect_same(to, gpu_sum.read(), sum, count);
 }
 
-TEST(CudaAdd, EveryPair) {
+TEST(CudaAdd, EveryPairOfDtypesHasTheHostsSum) {
   for (const fsdp_dtype from : dtypes)
     for (const fsdp_dtype to : dtypes) {
       for (const size_t count : {0, 1, 6, 127, 4099, 40000}) check_add(to, 0, from, 0, count);
@@ -97,7 +97,7 @@ TEST(CudaAdd, EveryPair) {
     }
 }
 
-TEST(CudaScale, Factors) {
+TEST(CudaScale, FactorsHaveTheHostsBits) {
   for (const float factor : {1.0f, 0.3f, -2.0f, 0x1p-140f, HUGE_VALF, std::nanf("")})
     for (const size_t count : {0, 1, 127, 9001})
       for (size_t offset = 0; offset < 4; ++offset) {

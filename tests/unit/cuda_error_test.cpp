@@ -53,7 +53,7 @@ TEST(CudaError, WhatIsStickyInPracticeIsToo) {
     EXPECT_TRUE(is_sticky(code)) << cudaGetErrorName(code);
 }
 
-TEST(CudaError, OthersAreNot) {
+TEST(CudaError, OtherErrorsLeaveTheDeviceUsable) {
   for (const cudaError_t code :
        {cudaSuccess, cudaErrorMemoryAllocation, cudaErrorInvalidValue, cudaErrorNotReady, cudaErrorLaunchOutOfResources,
         cudaErrorCooperativeLaunchTooLarge, cudaErrorStreamCaptureInvalidated, cudaErrorHostMemoryAlreadyRegistered})

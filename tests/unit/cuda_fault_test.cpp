@@ -236,7 +236,7 @@ TEST_F(CudaFaultTest, ALaneFindsALostGpu) {
   EXPECT_EQ(cudaErrorLaunchFailure, context.failure.get()->origin_code);
 }
 
-TEST_F(CudaFaultTest, NoGpu) {
+TEST_F(CudaFaultTest, AMachineWithoutAGpuIsUnsupported) {
   simulated::set_device_count(0);
   const Failed failed = failure_of([] { CudaContext context; });
   EXPECT_EQ(FSDP_UNSUPPORTED, failed.status);

@@ -48,7 +48,7 @@ void ping_pong(const Options &options, int rounds) {
   EXPECT_EQ(static_cast<float>(rounds), *value);
 }
 
-TEST_F(CudaLaneTest, PingPong) { ping_pong({}, 1000); }
+TEST_F(CudaLaneTest, TheLaneAndTheGpuTakeTurns) { ping_pong({}, 1000); }
 TEST_F(CudaLaneTest, PingPongUnderDelays) { ping_pong({.delay_us = 300, .delay_seed = 3}, 100); }
 TEST_F(CudaLaneTest, PingPongWithoutOverlap) { ping_pong({.overlap = false}, 100); }
 

@@ -44,7 +44,7 @@ void check_narrow(Float8 format, fsdp_dtype dtype, const void *from, size_t coun
   ASSERT_EQ(bytes(to), expected) << count << " of " << dtype_name(dtype) << " at " << offset << " to " << to_offset;
 }
 
-TEST(CudaFloat8, EveryPattern) {
+TEST(CudaFloat8, EveryPatternHasTheHostsCode) {
   std::vector<uint16_t> patterns(65536);
   std::iota(patterns.begin(), patterns.end(), uint16_t{0});
   const std::vector<float> x = awkward(300000, 1);
@@ -64,7 +64,7 @@ TEST(CudaFloat8, CountsAndAlignments) {
           check_narrow(format, dtype, x.data(), count, offsets % 4, offsets / 4);
 }
 
-TEST(CudaFloat8, Widens) {
+TEST(CudaFloat8, WidenedCodesHaveTheHostsValue) {
   std::vector<uint8_t> codes(256 + 3);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i);
   for (const Float8 format : {Float8::e4m3, Float8::e5m2})
@@ -110,7 +110,7 @@ void check_mxfp8(const std::vector<float> &x, size_t rows, size_t columns, Scale
   ASSERT_EQ(bytes(planes[3]), column_scales);
 }
 
-TEST(CudaMxfp8, Quantizes) {
+TEST(CudaMxfp8, CodesAndScalesAreTheHosts) {
   for (const ScaleRule rule : {ScaleRule::round_up, ScaleRule::floor})
     for (const bool via_bf16 : {false, true})
       for (const bool spoilt : {false, true})
@@ -155,7 +155,7 @@ void check_dequantize(const Codes &made, fsdp_dtype dtype, const void *scales, s
   }
 }
 
-TEST(CudaMxfp8, Dequantizes) {
+TEST(CudaMxfp8, ValuesAreTheHosts) {
   const Codes made = random_codes(64, 160);
   for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16})
     for (const Mxfp8Form form : {Mxfp8Form::row, Mxfp8Form::column}) {
@@ -171,7 +171,7 @@ TEST(CudaMxfp8, Dequantizes) {
     }
 }
 
-TEST(CudaFp8, Dequantizes) {
+TEST(CudaFp8, ValuesAreTheHosts) {
   const Codes made = random_codes(130, 300);
   for (const fsdp_dtype dtype : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
     check_dequantize(
@@ -195,7 +195,7 @@ TEST(CudaFp8, Dequantizes) {
   }
 }
 
-TEST(CudaMxfp8, CountsScales) {
+TEST(CudaMxfp8, ScalesAreCountedAsOnTheHost) {
   for (const size_t count : {0, 1, 255, 1003, 40000, 4300000})  // the last: blocks have more than one part of it
     for (const size_t offset : {0, 1, 3}) {
       if (count > 40000 && offset != 3) continue;
@@ -210,7 +210,7 @@ TEST(CudaMxfp8, CountsScales) {
     }
 }
 
-TEST(CudaMxfp8, Swizzles) {
+TEST(CudaMxfp8, SwizzledScalesAreTheHosts) {
   std::mt19937 random(7);
   for (const Mxfp8Form form : {Mxfp8Form::row, Mxfp8Form::column})
     for (const size_t rows : {1, 5, 128, 200})
@@ -263,7 +263,7 @@ TEST(CudaFp8, ScalesOfManyAmaxesOfRanks) {
   }
 }
 
-TEST(CudaFp8, Quantizes) {
+TEST(CudaFp8, CodesAreTheHosts) {
   for (const float scale : {1.0f, 89.6f, 0x1p-20f, 1e10f, 0x1.fffffep127f})
     for (const size_t count : {0, 1, 127, 9001})
       for (size_t offsets = 0; offsets < 16; offsets += 5)

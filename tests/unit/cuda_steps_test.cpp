@@ -111,7 +111,7 @@ TEST(CudaAdamW, ManyStepsStayTheSame) {
 }
 
 // More spans than one launch takes, of all kinds, empty ones among them.
-TEST(CudaAdamW, ManySpans) {
+TEST(CudaAdamW, MoreSpansThanALaunchTakesHaveTheHostsBits) {
   for (const size_t number : {2, 64, 65, 200}) {
     std::vector<std::unique_ptr<Arrays>> many;
     for (size_t s = 0; s < number; ++s)
@@ -124,7 +124,7 @@ TEST(CudaAdamW, ManySpans) {
 TEST(CudaAdamW, NoSpansIsNothing) { ASSERT_LAUNCHED(cuda::adamw(gpu::stream(), make_step(1), {})); }
 
 // As a replayed graph does: the launches stay the same, the step is written to memory before.
-TEST(CudaAdamW, StepInMemory) {
+TEST(CudaAdamW, AStepReadFromMemoryHasTheSameBits) {
   Arrays arrays(3000, Copied::fp16, 0, 0, Values::ordinary);
   OnGpu memory(sizeof(AdamW));
   auto *const in_memory = reinterpret_cast<AdamW *>(memory.data());
@@ -160,7 +160,7 @@ TEST(CudaSumSquares, CountsAndGranules) {
 }
 
 // More pieces than one launch takes; the second one goes on where the first has stopped.
-TEST(CudaSumSquares, ManyPieces) {
+TEST(CudaSumSquares, MorePiecesThanALaunchTakesHaveTheHostsSum) {
   for (const size_t count : {32768, 32769, 65536, 65537}) check_squares(count, 1, 0, Values::ordinary);
   check_squares(400001, 3, 1, Values::ordinary);
   check_squares(3000000, 0, 0, Values::ordinary);
@@ -253,7 +253,7 @@ struct ManyFloats {
 };
 
 // Two that no launch takes alone: the first begins in the middle of a launch, the second where the first one ends.
-TEST(CudaSumSquares, ManyAtOnce) {
+TEST(CudaSumSquares, SumsThatShareALaunchAreTheHosts) {
   const size_t pieces = (cuda::scratch_bytes - 256) / sizeof(double);
   for (const size_t number : {56, 57, 130}) {
     const size_t large = number == 130 ? 60 : number;
@@ -281,7 +281,7 @@ TEST(CudaSumSquares, ManyAtOnce) {
   }
 }
 
-TEST(CudaScale, ManyAtOnce) {
+TEST(CudaScale, ManySpansAtOnceHaveTheHostsBits) {
   for (const bool in_memory : {false, true})
     for (const size_t number : {1, 192, 193, 500}) {
       std::vector<size_t> counts;

@@ -80,7 +80,7 @@ TEST_F(CudaTransferTest, EveryKindOfMemoryAndDtype) {
 }
 
 // More than both halves of the buffer on the way, and no multiple of one.
-TEST_F(CudaTransferTest, Large) {
+TEST_F(CudaTransferTest, MoreThanTheBufferTakesHasTheRightBytes) {
   CudaContext context({.delay_us = 300, .delay_seed = 5});
   const uint64_t count = (uint64_t{5} << 19) + 3;
   check(*context.device, Place::library, Place::pageable, FSDP_BFLOAT16, FSDP_FLOAT32, count);

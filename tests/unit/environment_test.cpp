@@ -109,7 +109,7 @@ class SecretFile : public testing::Test {
   const std::filesystem::path path;
 };
 
-TEST_F(SecretFile, IsRead) {
+TEST_F(SecretFile, ASecretFilesFirstLineIsTheSecret) {
   for (const mode_t mode : {0600, 0400, 0700}) {
     write("from a file\n", mode);
     const Environment environment(with({{"FSDP_JOB_SECRET_FILE", path}}));
@@ -270,7 +270,7 @@ TEST(SocketName, DependsOnAllAndShowsNothing) {
 }
 
 // The key and text of RFC 4231's test case 2, behind the label and its end. Python's hmac and hashlib gave the answer.
-TEST(Authentication, KnownAnswer) {
+TEST(Authentication, DigestsAreThoseOfRfc4231) {
   const std::string text = "what do ya want for nothing?";
   const auto *bytes = reinterpret_cast<const uint8_t *>(text.data());
   const Digest known = {0xe8, 0x64, 0xb6, 0x7e, 0x2d, 0xed, 0x97, 0xfe, 0xc1, 0x41, 0xf0, 0xb8, 0xfb, 0xd6, 0x5f, 0x9f,

@@ -285,7 +285,7 @@ TEST_F(Tcp, NoProcessListens) {
   EXPECT_NE(problem.find("Connection refused"), std::string::npos) << problem;
 }
 
-TEST(EndpointText, BothFamilies) {
+TEST(EndpointText, AddressesOfBothFamiliesAreRead) {
   std::string problem;
   EXPECT_EQ(Endpoint::resolve("127.0.0.2", 80, problem).at(0).text(), "127.0.0.2:80");
   EXPECT_TRUE(Endpoint::resolve("127.0.0.2", 80, problem).at(0).loopback());

@@ -101,7 +101,7 @@ TEST(HandleTable, WhatIsForgottenIsKeptAndRefused) {
 }
 
 // Many alive at once, more than the first chunks hold; some go, others come.
-TEST(HandleTable, Grows) {
+TEST(HandleTable, ManyHandlesAliveAtOnceAreFound) {
   HandleTable table;
   std::vector<uint64_t> handles;
   for (uint32_t i = 0; i < 50'000; ++i) handles.push_back(table.add(HandleKind::group, object(), i));

@@ -27,7 +27,7 @@ TEST(HostMemory, IsZeroedAlignedAndPresent) {
   std::memset(memory->data(), 0xff, 1000003);
 }
 
-TEST(HostMemory, NoBytes) {
+TEST(HostMemory, AnAllocationOfNoBytesIsMemoryOfNone) {
   Host host;
   const auto memory = host.device->allocate(0, "nothing");
   EXPECT_EQ(memory->size_bytes(), 0u);

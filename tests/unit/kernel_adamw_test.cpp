@@ -76,7 +76,7 @@ TEST(KernelAdamW, SameBitsAsTheDefinition) {
   });
 }
 
-TEST(KernelAdamW, WithoutACopy) {
+TEST(KernelAdamW, WeightsWithoutACopyAreUpdatedAlike) {
   State none(33, 1, FSDP_FLOAT32, Values::ordinary), itself(33, 1, FSDP_FLOAT32, Values::ordinary),
       copied(33, 1, FSDP_FLOAT32, Values::ordinary);
   update(make_step(1), none.span(nullptr, 0, 33));

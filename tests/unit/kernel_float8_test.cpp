@@ -29,7 +29,7 @@ void check_vectors(const std::vector<Vector> &vectors, const Float8Format &f) {
   }
 }
 
-TEST(KernelFloat8, Vectors) {
+TEST(KernelFloat8, KnownValuesHaveTheirKnownCodes) {
   const float lowest = 0x1p-9f, inf = HUGE_VALF;
   check_vectors({{0x1p-10f, 0},
                  {std::nextafter(0x1p-10f, 1.0f), 1},
@@ -164,7 +164,7 @@ TEST(KernelFloat8, SampledValues) {
     check_sweep(first, step, std::min<uint64_t>(sweep, (magnitudes - first + step - 1) / step));
 }
 
-TEST(KernelFloat8, EveryValue) {
+TEST(KernelFloat8, EveryFloatHasTheCodeOfTheReference) {
   if (!std::getenv("FSDP_TEST_ALL_CASTS")) GTEST_SKIP() << "set FSDP_TEST_ALL_CASTS to convert all 2^32 values";
   for (uint64_t first = 0; first < magnitudes && !HasFatalFailure(); first += sweep) check_sweep(first, 1, sweep);
 }
@@ -215,7 +215,7 @@ TEST(KernelFloat8, SizesAndOffsets) {
   });
 }
 
-TEST(KernelFloat8, PowersOfTwo) {
+TEST(KernelFloat8, ScalesOfE8m0AreTheirPowersOfTwo) {
   EXPECT_EQ(E8M0::value(0), 0x1p-127f);
   EXPECT_TRUE(std::isnan(E8M0::value(255)));
   for (int code = 0; code < 255; ++code) {

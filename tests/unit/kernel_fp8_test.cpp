@@ -38,7 +38,7 @@ TEST(KernelFp8, ScalesOfWhatRanksHave) {
   }
 }
 
-TEST(KernelFp8, Amax) {
+TEST(KernelFp8, TheLargestMagnitudeIsFound) {
   on_every_target([] {
     for (const size_t count : {0, 1, 5, 31, 64, 67, 1000})
       for (const size_t offset : {0, 1, 3})
@@ -60,7 +60,7 @@ TEST(KernelFp8, Amax) {
   });
 }
 
-TEST(KernelFp8, Scales) {
+TEST(KernelFp8, ScalesFollowTheDefinition) {
   std::vector<float> amaxes = {0,         HUGE_VALF, std::nanf(""),  448, 449, 447, 1, 3, 5,
                                0x1p-149f, 0x1p-120f, 0x1.fffffep127f};
   std::mt19937 random(3);
@@ -87,7 +87,7 @@ void check_quantize(size_t count, size_t offset, float scale, bool via_bf16) {
   ASSERT_EQ(codes, expected) << count << " at " << offset << " by " << scale;
 }
 
-TEST(KernelFp8, Quantizes) {
+TEST(KernelFp8, CodesFollowTheDefinition) {
   on_every_target([] {
     for (const float scale : {1.0f, 89.6f, 0x1p-20f, 1e10f, 0x1p127f, 0x1.fffffep127f, 1.3e-36f})
       for (const size_t count : {0, 1, 7, 64, 67, 500})
@@ -96,7 +96,7 @@ TEST(KernelFp8, Quantizes) {
   });
 }
 
-TEST(KernelFp8, Dequantizes) {
+TEST(KernelFp8, ValuesFollowTheDefinition) {
   std::vector<uint8_t> codes(256 + 5);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i);
   on_every_target([&] {
@@ -157,7 +157,7 @@ void check_blocks(std::vector<float> x, size_t rows, size_t columns, bool power_
   });
 }
 
-TEST(KernelFp8, Blocks) {
+TEST(KernelFp8, BlocksFollowTheDefinition) {
   for (const bool power_of_two : {false, true})
     for (const bool via_bf16 : {false, true}) {
       if (sanitized && via_bf16 != power_of_two) continue;

@@ -61,7 +61,7 @@ const Case cases[] = {{0, 0, 0, 0, 0},
                       {std::nanf(""), 255, 0x7f, 255, 0x7f}};
 
 // One number in a tile of zeros, either sign, anywhere in it.
-TEST(KernelMxfp8, Amaxes) {
+TEST(KernelMxfp8, TheLargestMagnitudeOfEachBlockIsFound) {
   on_every_target([] {
     for (const Case &c : cases)
       for (const size_t at : {size_t{0}, size_t{31 * 64 + 63}, size_t{17 * 64 + 33}})
@@ -103,7 +103,7 @@ struct Sums {
   double error;
 };
 
-TEST(KernelMxfp8, KnownMatrix) {
+TEST(KernelMxfp8, AKnownMatrixHasItsKnownCodes) {
   const std::vector<float> x = matrix();
   ASSERT_EQ(crc32(x.data(), x.size() * 4), 0xbca3e316u);
   const std::vector<uint8_t> first = {0xf8, 0xee, 0x5e, 0x73, 0xf5, 0xe7, 0x6a, 0x76};
@@ -170,7 +170,7 @@ void check(const std::vector<float> &x, size_t rows, size_t columns, size_t offs
     }
 }
 
-TEST(KernelMxfp8, Shapes) {
+TEST(KernelMxfp8, EveryShapeFollowsTheDefinition) {
   for (const size_t rows : {32, 64})
     for (const size_t columns : {32, 64, 96, 128, 160})
       for (const size_t offset : {0, 1, 3}) check(wide_values(rows, columns, 3, -20, 20), rows, columns, offset);
@@ -293,7 +293,7 @@ std::vector<uint8_t> swizzled(const std::vector<uint8_t> &scales, size_t rows, s
   return to;
 }
 
-TEST(KernelMxfp8, Swizzle) {
+TEST(KernelMxfp8, SwizzledScalesLieWhereTheFormulaSays) {
   std::mt19937 random(1);
   for (const size_t rows : {1, 32, 128, 160, 300})
     for (const size_t columns : {1, 3, 4, 9, 128}) {

@@ -56,7 +56,7 @@ TEST(KernelRankSum, FactorAndAccumulate) {
   });
 }
 
-TEST(KernelRankSum, LargeOutputs) {
+TEST(KernelRankSum, OutputsThatBypassTheCacheHaveTheSameBits) {
   constexpr size_t count = kernels::streaming_bytes / sizeof(float) + 77;
   on_every_target([] {
     check({FSDP_FLOAT32, FSDP_FLOAT32, 2, count, 1, 0.5f, false, Values::ordinary});

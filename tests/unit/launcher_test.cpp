@@ -102,7 +102,7 @@ TEST(Slurm, AShellOfSallocIsNoRank) {
   for (const char *name : {"SLURM_PROCID", "SLURM_STEP_ID"}) EXPECT_EQ(world_of(slurm, {{name, "-"}}).size, 1U);
 }
 
-TEST(Slurm, NodeLists) {
+TEST(Slurm, TheFirstNodeOfEachFormOfListIsFound) {
   const std::pair<const char *, const char *> good[] = {{"a", "a"},
                                                         {"a,b", "a"},
                                                         {"n[1-3]", "n1"},
@@ -128,7 +128,7 @@ TEST(Mpich, NeedsAProxyOrARendezvous) {
 }
 
 // The order in which launchers count: each wins over those behind it.
-TEST(Launchers, Order) {
+TEST(Launchers, EachLauncherWinsOverThoseBehindIt) {
   Variables all;
   for (const auto &variables : {torchrun, open_mpi, slurm, mpich}) all.insert(variables.begin(), variables.end());
   EXPECT_NE(world_of(all).source.find("torchrun"), std::string::npos);

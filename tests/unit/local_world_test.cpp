@@ -26,16 +26,16 @@ void run_round(Bench &bench, bool whole) {
 class LocalSizes : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(LocalWorld, LocalSizes, testing::Values(1, 2, 3, 4, 8));
 
-TEST_P(LocalSizes, Collectives) { expect_well(run_threads(GetParam(), collectives_body)); }
-TEST_P(LocalSizes, Exchanges) { expect_well(run_threads(GetParam(), exchange_body)); }
-TEST_P(LocalSizes, Versions) { expect_well(run_threads(GetParam(), versions_body)); }
+TEST_P(LocalSizes, CollectivesOfThreadsHaveTheRightBytes) { expect_well(run_threads(GetParam(), collectives_body)); }
+TEST_P(LocalSizes, ExchangesOfThreadsHaveTheRightBytes) { expect_well(run_threads(GetParam(), exchange_body)); }
+TEST_P(LocalSizes, VersionsOfThreadsAreAwaited) { expect_well(run_threads(GetParam(), versions_body)); }
 TEST_P(LocalSizes, CollectivesOnTheCallingThread) {
   RankOptions options;
   options.device.overlap = false;
   expect_well(run_threads(GetParam(), collectives_body, options));
 }
 
-TEST_P(LocalSizes, ManyInFlight) {
+TEST_P(LocalSizes, ManyCollectivesMayBeInFlight) {
   expect_well(run_threads(GetParam(), [](Rank &rank) {
     Bench bench(rank);
     for (int step = 0; step < 5; ++step) {

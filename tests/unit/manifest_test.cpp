@@ -245,7 +245,7 @@ TEST(BlockSums, AreOfEachBlockWhateverThePieces) {
 }
 
 // As xxHash's own tests have them: of no bytes, XXH3 is this.
-TEST(BlockSums, AreXxh3) {
+TEST(BlockSums, SumsAreThoseOfXxh3) {
   EXPECT_EQ(sum_of({}), 0x2D06800538D394C2U);
   EXPECT_EQ(long_sum_of(""), "99aa06d3014798d86001c324468d497f");
 }

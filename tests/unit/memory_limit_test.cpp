@@ -81,7 +81,7 @@ TEST_F(MemoryLimits, VersionOneHasOtherNames) {
 }
 
 // A container's mount begins at its own cgroup, and shows that as its root.
-TEST_F(MemoryLimits, InAContainer) {
+TEST_F(MemoryLimits, AContainersLimitIsThatOfItsOwnGroup) {
   put_unified("", "900", 100, 0, 0);
   put_process("0::/\n", mounts_unified);  // with a cgroup namespace
   ASSERT_EQ(read().size(), 1u);
@@ -123,7 +123,7 @@ TEST_F(MemoryLimits, WhereThereIsNoneThereIsNone) {
 }
 
 // More than 64 bits, over the ranks of a host or over the regions of one: the most that can be said, and not little.
-TEST(HostBytes, DoNotWrap) {
+TEST(HostBytes, SumsBeyond64BitsAreTheLargestNumber) {
   memory::ModelPlan plan;
   plan.region(memory::RegionId::whole_compute) = {.reach = memory::Reach::parts, .bytes = uint64_t{1} << 62};
   EXPECT_EQ(engine::host_bytes(plan, true, 0, 2), uint64_t{1} << 63);

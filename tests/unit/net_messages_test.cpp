@@ -89,7 +89,7 @@ TEST(NetMessages, SeveralCommunicatorsAtOnce) {
   }));
 }
 
-TEST(NetMessages, Exchanges) {
+TEST(NetMessages, ExchangesBringEachRankTheBytesOfAll) {
   expect_well(run_threads(3, [](Rank &rank) {
     NetRank mine(rank);
     for (uint64_t bytes : {0, 1, 8, 1000, 3'000'000}) {

@@ -23,9 +23,15 @@ void expect_well(const std::vector<int> &codes) {
 class ProcessSizes : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(ProcessWorld, ProcessSizes, testing::Values(1, 2, 3, 4, 8));
 
-TEST_P(ProcessSizes, Collectives) { expect_well(await_processes(start_processes(GetParam(), collectives_body))); }
-TEST_P(ProcessSizes, Exchanges) { expect_well(await_processes(start_processes(GetParam(), exchange_body))); }
-TEST_P(ProcessSizes, Versions) { expect_well(await_processes(start_processes(GetParam(), versions_body))); }
+TEST_P(ProcessSizes, CollectivesOfProcessesHaveTheRightBytes) {
+  expect_well(await_processes(start_processes(GetParam(), collectives_body)));
+}
+TEST_P(ProcessSizes, ExchangesOfProcessesHaveTheRightBytes) {
+  expect_well(await_processes(start_processes(GetParam(), exchange_body)));
+}
+TEST_P(ProcessSizes, VersionsOfProcessesAreAwaited) {
+  expect_well(await_processes(start_processes(GetParam(), versions_body)));
+}
 
 // What the parent and its children share: when the victim was killed, and what the survivors saw.
 struct Witness {
@@ -85,7 +91,7 @@ class Kill : public testing::Test {
 };
 
 // The victim is killed in the middle of whatever it does after the meeting: arenas, communicators, collectives.
-TEST_F(Kill, AtAnyMoment) {
+TEST_F(Kill, ARankKilledAtAnyMomentIsNamed) {
   std::minstd_rand random(7);
   for (int i = 0; i < 24; ++i) {
     std::memset(static_cast<void *>(witness), 0, sizeof(Witness));

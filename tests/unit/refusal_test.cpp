@@ -71,7 +71,7 @@ TEST(Refusal, OfACommonStep) {
   });
 }
 
-TEST(Refusal, OfASeal) {
+TEST(Refusal, ARefusedSealIsReadByAll) {
   expect_read_by_all(1, [](Team &team) {
     std::optional<Error> mine;
     if (team.rank() == 1) mine.emplace(FSDP_UNSUPPORTED, "not here");

@@ -233,8 +233,7 @@ TEST_F(Rendezvous, TheTimeoutOfRankZeroTellsWhatItRefused) {
   wrong.secret = "another";
   start(wrong);
   finish();
-  for (const char *part :
-       {"it refused connections, the last from 127.0.0.1:", ": the peer has another job secret"})
+  for (const char *part : {"it refused connections, the last from 127.0.0.1:", ": the peer has another job secret"})
     expect(zero, FSDP_TIMEOUT, part);
 }
 
@@ -314,7 +313,7 @@ TEST_F(FileRendezvous, ADirectoryThatIsNotThereIsNamed) {
   expect(one, FSDP_TIMEOUT, notice);
 }
 
-TEST(MeetingPointText, KnownForms) {
+TEST(MeetingPointText, EveryKnownFormIsRead) {
   EXPECT_EQ(parse_meeting_point("any name:1").kind, MeetingPoint::Scheme::name);
   const MeetingPoint tcp = parse_meeting_point("tcp://[fe80::1]:80");
   EXPECT_EQ(tcp.host, "fe80::1");

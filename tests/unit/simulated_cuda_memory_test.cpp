@@ -62,7 +62,7 @@ TEST_F(SimulatedCuda, StrictlyAFreeUnderACopyIsAnIllegalAccess) {
   EXPECT_CUDA(cudaErrorIllegalAddress, cudaStreamSynchronize(s));
 }
 
-TEST_F(SimulatedCuda, MemoryEnds) {
+TEST_F(SimulatedCuda, AllocationsBeyondTheMemoryFail) {
   simulated::set_device_memory(4096);
   int *first = device_ints(1000);
   void *second = nullptr;

@@ -168,7 +168,7 @@ TEST(TcpIntroduction, WhatIsSaidFirstWithinTlsBindsItToTheProof) {
   EXPECT_EQ(host.problem(), "what the other end says within TLS is of another connection");
 }
 
-TEST(TcpIntroduction, OthersDoNot) {
+TEST(TcpIntroduction, NamesThatDoNotFitAreRefused) {
   struct Case {
     const char *what;
     JobNames guest, host;
