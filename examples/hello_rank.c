@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hello_rank: join the job, ask who you are, add up one number over all ranks, leave.
+ * hello_rank: join the job, ask for rank and world size, add up one number over all ranks, leave.
  *
  *   fsdp-run -n 2 hello_rank     two ranks, each a process
  *   hello_rank 2                 two ranks, each a thread of this process
@@ -19,14 +19,14 @@ static void *run_rank(void *argument) {
   check(fsdp_get_world_size(context, &world_size));
   printf("rank %u of %u says hello\n", rank, world_size);
 
-  double sum = rank + 1.0; /* in place: this rank's number goes in, everybody's sum comes out */
+  double sum = rank + 1.0; /* in place: this rank's number goes in, the sum of all comes out */
   check(fsdp_all_reduce_values(context, NULL, &sum, 1, FSDP_VALUE_SUM));
   const double expected = world_size * (world_size + 1.0) / 2.0;
   if (sum != expected) {
     fprintf(stderr, "rank %u: the sum is %g, expected %g\n", rank, sum, expected);
     exit(1);
   }
-  check(fsdp_close_context(context)); /* waits for the others: nobody takes this rank's leaving for a failure */
+  check(fsdp_close_context(context)); /* waits for the others: none takes this rank's leaving for a failure */
   fsdp_destroy_context(context);
   if (rank == 0) printf("hello_rank: ok, 1 + .. + %u = %g\n", world_size, sum);
   return NULL;

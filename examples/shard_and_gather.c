@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shard_and_gather: a group of two parameters is cut over the ranks, and given back whole when somebody wants to read.
+ * shard_and_gather: a group of two parameters is cut over the ranks, and given back whole to be read.
  *
  *   fsdp-run -n 2 shard_and_gather
  */

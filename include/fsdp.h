@@ -1595,7 +1595,7 @@ typedef struct fsdp_rename {
 } fsdp_rename;
 
 /**
- * Load weights alone, out of safetensors files of anybody: path is such a file, or a folder with several of them, with
+ * Load weights alone, out of safetensors files of any library: path is such a file, or a folder of them, with
  * Hugging Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too;
  * or a checkpoint of libfsdp or a folder of them. Links are followed (Hugging Face's cache is made of them), but not in
  * checkpoints of libfsdp; an index may name files in folders below. Names are ours unless renames say otherwise. A

@@ -14,7 +14,7 @@ void checkpoint_listen(void);
 /** The number of steps that have been made: 0, or with --resume those of the newest checkpoint. Collective. */
 uint64_t checkpoint_resume(struct trainer *trainer);
 
-/** After `done` steps: saves if it is time to. Returns whether somebody asked for the end. Collective. */
+/** After `done` steps: saves if it is time to. Returns whether a signal asked for the end. Collective. */
 int checkpoint_after_step(struct trainer *trainer, uint64_t done);
 
 /** For a shell that wants to know: 0, or 128 and the signal that asked for the end, on whichever rank. */

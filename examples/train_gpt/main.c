@@ -49,7 +49,7 @@ static void train(struct rank *rank) {
     report_sample(&report, text, options->sample);
     free(text);
   }
-  /* Gathering all weights is for comparing runs: not worth its time when nobody reads the result. */
+  /* Gathering all weights is for comparing runs: not worth its time when the result is not read. */
   report_end(&report, options->json ? model_hash_weights(&trainer.model) : 0);
   trainer_destroy(&trainer);
 }

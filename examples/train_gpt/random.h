@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random numbers by counter: a number depends on its key and index alone, not on who asks for it or in which order. */
+/* Random numbers by counter: a number depends on its key and index alone, not on which rank asks for it or in which
+ * order. */
 #ifndef TRAIN_GPT_RANDOM_H
 #define TRAIN_GPT_RANDOM_H
 

@@ -5,7 +5,7 @@
 #include "random.h"
 #include "step.h"
 
-/* Logits after one sequence of `tokens` bytes. Every rank must come here: a gather is everybody's business. */
+/* Logits after one sequence of `tokens` bytes. Every rank must come here: a gather is collective. */
 static void predict(struct trainer *trainer, size_t tokens, float *logits) {
   struct model *model = &trainer->model;
   struct workspace *work = &trainer->workspace;

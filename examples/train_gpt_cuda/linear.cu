@@ -40,7 +40,7 @@ void gpu_bias_forward(device *gpu, float *out, const float *bias, size_t rows, s
   CUDA(cudaPeekAtLastError());
 }
 
-/* A block for each column, so that no sum depends on who comes first. */
+/* A block for each column, so that no sum depends on which block comes first. */
 __global__ void add_columns(float *sums, float beta, const float *d_out, size_t rows, size_t stride) {
   __shared__ lanes shared;
   float sum = 0.0f;

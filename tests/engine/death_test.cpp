@@ -169,7 +169,7 @@ void kill_while_forming(World &world, uint32_t victim) {
   });
 }
 
-// A rank that has joined and waits for one that does not come: its death is known at once to all who wait with it.
+// A rank that has joined and waits for one that does not come: its death is known at once to all that wait with it.
 TEST(Death, WhileTheJobForms) {
   for (const uint32_t victim : {0u, 1u, 2u}) {
     std::unique_ptr<World> world;

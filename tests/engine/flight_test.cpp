@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight record: when it is written, by whom, and what it says. What several of them say together:
+// The flight record: when it is written, by which rank, and what it says. What several of them say together:
 // tests/tools/flight_test.sh.
 #include <gtest/gtest.h>
 #include <unistd.h>

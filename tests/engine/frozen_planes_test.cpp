@@ -415,7 +415,7 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
       "the box does not cut, but it is [64, 128) of global_shape[0], which is 256\n");
 }
 
-// What could be trained and never saved: told before anybody trains.
+// What could be trained and never saved: told before any rank trains.
 TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
   static constexpr uint64_t shape[] = {32, 32};
   fsdp_param base = param("w"), scales = param("v.column_scale"), other = param("v"), fits = param("w.column");

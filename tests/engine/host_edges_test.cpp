@@ -220,7 +220,7 @@ std::array<fsdp_error, 2> publish_with_a_late_part(Axis axis) {
   return told;
 }
 
-// Rank 0 waits for that stream first, which knows whom it misses, and not for itself.
+// Rank 0 waits for that stream first, which knows which rank it misses, and not for itself.
 TEST(HostEdges, ARankThatWaitsForAPartOfAnotherHostDoesNotBlameItself) {
   for (const Axis axis : {Axis::divided, Axis::hosts}) {
     auto told = publish_with_a_late_part(axis);

@@ -243,7 +243,7 @@ TEST(Meshes, MayLeaveOutWhatMakesTheWorldUneven) {
   });
 }
 
-// Before anybody waits for an axis that the others do not have.
+// Before any rank waits for an axis that the others do not have.
 TEST(Meshes, ThatDifferBetweenProcessesAreNamed) {
   const std::string name = "outer-" + std::to_string(::getpid());
   std::vector<pid_t> ranks;

@@ -61,7 +61,7 @@ def kill_once(network, trial, draw):
             for rank in ranks:
                 if rank.number not in dead:
                     check_survivor(rank, dead, ranks[victim].first("killed_at"))
-            # Rank 0 is looked for in vain only if it died, or had named the victim to those who had come before.
+            # Rank 0 is looked for in vain only if it died, or had named the victim to the ranks that had come before.
             late = [rank for rank in ranks if rank.result and "has not found rank 0" in rank.result["text"]]
             assert not late or 0 in dead or ranks[0].result["blamed"] in dead, f"nobody named rank {victim}"
         except Exception as error:

@@ -105,7 +105,7 @@ void doom(const std::string &plan, const std::string &core, const Progress &prog
     if (!core.empty()) slow_core::die(core.c_str());
     ::kill(::getpid(), SIGKILL);
   };
-  if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has said anything to anybody
+  if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has said anything to any rank
   std::thread([=, &progress, steps = std::stoul(steps), delay = std::stoul(delay)] {
     // A stage of some microseconds may be missed again and again.
     const auto come = [&] {

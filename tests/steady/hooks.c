@@ -139,7 +139,7 @@ NEXT(THREAD, int, pthread_create,
      (pthread_t * thread, const pthread_attr_t *attributes, void *(*run)(void *), void *argument),
      (thread, attributes, run, argument))
 
-/* The mode is there only if a file may be made; reading it when it is not gives a number that nobody looks at. */
+/* The mode is there only if a file may be made; reading it when it is not gives a number that is not used. */
 #define NEXT_OPEN(name, parameters, ...)                    \
   int name parameters {                                     \
     static int(*next) parameters;                           \

@@ -3,7 +3,7 @@
  * A rank of a job with the weights that weights.py writes: usage: checkpoint_rank HOW FROM SAVE VALUES. It takes
  * weights from FROM and saves them to SAVE; rank 0 writes all values to the file VALUES. HOW: "load", the weights of a
  * checkpoint; "train", the same and a step of AdamW behind it, of whose states each parameter's values are followed;
- * "weights", anybody's files.
+ * "weights", files of any library.
  */
 #include <stdio.h>
 #include <stdlib.h>

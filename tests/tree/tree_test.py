@@ -11,6 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "dev"))
+import plain_words  # noqa: E402
+
 # room: the rooms whose headers it may include, besides its own and the public header
 ARROWS = {
     "base": set(),
@@ -186,6 +189,17 @@ def plain_comments(root):
                 yield f'{name}:{number} says "{word[1]}": name the rank, thread, process or call'
 
 
+# tools/dev/plain_words.py counts them, and --list shows them. A number only ever goes down.
+HIDING_WORDS, LONG_SENTENCES = 2, 310
+
+
+def words_read_once(root):
+    found = [finding[3] for finding in plain_words.findings(root)]
+    for kind, most in (("hiding word", HIDING_WORDS), ("long sentence", LONG_SENTENCES)):
+        if found.count(kind) > most:
+            yield f"{found.count(kind)} of '{kind}' in comments and documents, more than {most} (tools/dev/plain_words.py --list)"
+
+
 # Metaphors that had to be learnt. docs/glossary.md has the words for what they meant.
 RETIRED = {"Porch", "Door", "Doors", "Entrance", "Vigil", "HostVigil", "Court", "Mirror", "Deputy", "Chore", "Duty", "Lookout", "Threshold"}
 
@@ -343,6 +357,7 @@ RULES = {
     one_list_of_settings: ("lib/base/bad.cpp", 'const char *text = std::getenv("FSDP_BAD");\n'),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
     plain_comments: ("lib/base/bad.h", "// SPDX\n// Whoever waits here sleeps.\n"),
+    words_read_once: ("lib/base/bad.h", "// Somebody asks whoever knows. Nobody does.\n"),
     retired_names: ("lib/base/bad.h", "class Porch {\n};\n"),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
     document_width: ("docs/bad.md", "word " * COLUMNS + "\n"),

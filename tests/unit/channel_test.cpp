@@ -56,7 +56,7 @@ class PlayedTransport final : public messages::Transport {
   Receiver &receiver() { return *receivers_.find(key); }
 
   std::atomic<int> calls{0};
-  std::vector<std::pair<uint32_t, uint64_t>> answers;  // to whom, of which question
+  std::vector<std::pair<uint32_t, uint64_t>> answers;  // to which rank, of which question
   messages::Ended told{};                              // last, of this rank's end
   bool keeps_data = false;                             // until it is cut; and there is memory for one message only
   int under_way = 0;

@@ -76,7 +76,7 @@ TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
       while (!commits(rank)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       ::_exit(99);
     }
-    // Neither waits for anybody before the death is known.
+    // Neither waits for a peer before the death is known.
     while (transport::test::error_of([&] { rank.world->check(); }).status != FSDP_PEER_FAILED)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     require(!one.progress().ended, "the commit was not slow enough");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that end while a job over several hosts forms: all others are told whom, soon after, whatever their timeouts
+// Ranks that end while a job over several hosts forms: all others are told which, soon after, whatever their timeouts
 // are.
 #include <sys/resource.h>
 

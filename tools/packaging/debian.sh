@@ -8,7 +8,7 @@
 # usage: sh tools/packaging/debian.sh [-S] [FOLDER]
 #   -S       the source package alone
 #   FOLDER   where everything is written (default: build-debian)
-# DEBFULLNAME and DEBEMAIL say who makes it. A second run in the same folder goes on with the build.
+# DEBFULLNAME and DEBEMAIL name its maintainer. A second run in the same folder goes on with the build.
 set -eu
 cd "$(dirname "$0")/../.."
 root=$PWD

@@ -35,7 +35,7 @@ class MappedUnshard {
       (*this)();
       const auto *all = reinterpret_cast<const uint64_t *>(arena_->data());
       for (uint64_t i = 0; i < part * bench_.size(); ++i) wrong += all[i] != version_;
-      bench_.lab.meet();  // before anybody stamps again
+      bench_.lab.meet();  // before any rank stamps again
     }
     return bench_.lab.sum(wrong);
   }

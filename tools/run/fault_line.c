@@ -180,7 +180,7 @@ static void explain(const siginfo_t *info, const void *context) {
   close(file);
 }
 
-/* A fault happens again after the return, and then ends the process; a signal that somebody sent does not. */
+/* A fault happens again after the return, and then ends the process; a signal that a process sent does not. */
 static void handle(int number, siginfo_t *info, void *context) {
   const int code = errno;
   const int is_fault = info->si_code > 0;

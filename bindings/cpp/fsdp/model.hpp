@@ -20,7 +20,7 @@ namespace fsdp {
 /** What was loaded: fsdp_loaded. */
 using Loaded = fsdp_loaded;
 
-/** Where a weight of somebody else's files goes: a '*' in theirs stands for the same text in ours. */
+/** Where a weight of another library's files goes: a '*' in theirs stands for the same text in ours. */
 struct Rename {
   std::string theirs, ours;
   std::uint64_t from_row = 0, to_row = 0, row_count = 0;
@@ -117,7 +117,7 @@ class Model {
   void add_optimizer_state(const std::string &name, DType dtype = DType::float32) {
     detail::check(fsdp_add_optimizer_state(get(), name.c_str(), static_cast<fsdp_dtype>(dtype)));
   }
-  /** The memory outlives the model, is aligned to 4096, and nobody else's. */
+  /** The memory outlives the model, is aligned to 4096, and not used by anything else. */
   void set_arena(Role role, void *data, std::uint64_t size_bytes) {
     detail::check(fsdp_set_arena(get(), static_cast<fsdp_role>(role), data, size_bytes));
   }
@@ -256,7 +256,7 @@ class Model {
     detail::check(fsdp_load(get(), folder.c_str(), &options, &loaded));
     return loaded;
   }
-  /** Weights alone, out of safetensors files of anybody. */
+  /** Weights alone, out of safetensors files that any library wrote. */
   Loaded load_weights(const std::string &path, const std::vector<Rename> &renames = {},
                       const LoadOptions &options = {}) {
     std::vector<fsdp_rename> raws;

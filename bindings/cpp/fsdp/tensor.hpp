@@ -71,7 +71,7 @@ inline constexpr fsdp_dtype raw_dtype = static_cast<fsdp_dtype>(dtype_of<std::re
 
 inline std::uint64_t get_dtype_size(DType dtype) { return fsdp_get_dtype_size(static_cast<fsdp_dtype>(dtype)); }
 
-/** Elements one after the other, of somebody else's memory: what std::span is, and convertible to it. */
+/** Elements one after the other, in memory that is not its own: what std::span is, and convertible to it. */
 template <typename T>
 class span {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The header of a safetensors file: eight bytes of length (little-endian), that much JSON, then the tensors' data
-// without holes. Read from anybody's file within limits, and written such that data starts where direct I/O wants it.
+// without holes. Read from any program's file within limits, and written such that data starts where direct I/O wants
+// it.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a checkpoint keeps of a model, and which rank writes which rows: a pure function of the plan, the same on every
-// rank. So the first rank can write the manifest of all without asking anybody.
+// rank. So the first rank can write the manifest of all without asking another one.
 //
 // Ranks take their places in the order in which slices lie behind each other: those that have the same slice are
 // neighbours, and the first of them share its rows. A file is numbered by its rank's place.

@@ -10,7 +10,7 @@
 namespace fsdp::engine {
 namespace {
 
-// A NaN of any rank stays one: "did anybody diverge" must have one answer.
+// A NaN of any rank stays one: "did a rank diverge" must have one answer.
 double combine(fsdp_value_op op, double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return a + b;
   if (op == FSDP_VALUE_SUM || op == FSDP_VALUE_MEAN) return a + b;

@@ -73,7 +73,7 @@ void Model::log_granules() const {
                                   param.name, group.name, rows, quantization_name(param.quantization)));
 }
 
-// What the seal has made, for people who look where memory went.
+// What the seal has made, for a reader of the log that looks where memory went.
 void Model::log_memory() const {
   if (!context_->logs(FSDP_LOG_DEBUG)) return;
   for (const memory::RegionPlan &region : plan_->regions)

@@ -105,7 +105,7 @@ message::Refusal report_of(const Error &error, uint32_t rank);
 // What such a word says. A peer wrote it.
 Error error_of(const message::Refusal &word, uint32_t world_size);
 
-// Rank 0's watch, and what it knows of all who have joined.
+// Rank 0's watch, and what it knows of all ranks that have joined.
 
 class RootFormingWatch final : public FormingWatch {
  public:

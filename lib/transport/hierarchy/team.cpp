@@ -74,7 +74,7 @@ std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const B
   return told;
 }
 
-// First those of this host, each of whom then knows what the host says; one of them asks the other hosts.
+// First those of this host, each of which then knows what the host says; one of them asks the other hosts.
 Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
   Unbroken unbroken(*this, what);
   Ballot folded = near_ ? near_->fold(mine, what) : mine;

@@ -130,7 +130,7 @@ void ShmCollectives::await_release(Ticket ticket, device::Stream &stream) {
   });
 }
 
-// A round that is skipped releases everything: what it would still read is of no use to anybody.
+// A round that is skipped releases everything: what it would still read is of no use to any rank.
 bool ShmCollectives::released(Ticket ticket) const noexcept {
   return ticket.phase == 0 || words_.reached(ticket.phase) || round_.skipped(round_of(ticket.phase));
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Which thread destroys a handle, and when. A finalizer runs wherever Julia collects, perhaps within a call of the library or on
-# another rank's thread: it only counts. The next call on the context destroys what nobody has any more, the creation of a
-# context what is left of contexts that nobody has, and the end of the process the rest.
+# another rank's thread: it only counts. The next call on the context destroys what no variable has any more, the creation of a
+# context what is left of contexts that no variable has, and the end of the process the rest.
 
 "A handle of the library. Its owners are the object that has it, and the arrays over its memory."
 mutable struct Handle{S}

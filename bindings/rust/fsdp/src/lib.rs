@@ -31,7 +31,7 @@
 //! reshard, `finish_grads` with a live view, a gradient after its reduce, and a model that is dropped under a view. See
 //! [`Weights`], [`Grads`] and [`Window`].
 //!
-//! The names are those of `fsdp.h` without their prefix, and its docstrings, which [`sys`] has, are the manual: who must make
+//! The names are those of `fsdp.h` without their prefix, and its docstrings, which [`sys`] has, are the manual: which ranks must make
 //! a call, what it waits for, how it fails. Handles are [`Send`] and not [`Sync`]: one thread at a time inside a context.
 //! Slices are of memory of the host: on a GPU a view gives its address alone ([`Weights::tensor`]).
 #![warn(missing_docs)]

@@ -342,7 +342,7 @@ impl<'m> Window<'m> {
         Ok(Loaded::from_raw(&loaded))
     }
 
-    /// Loads weights alone, out of safetensors files of anybody: `fsdp_load_weights`.
+    /// Loads weights alone, out of safetensors files that any library wrote: `fsdp_load_weights`.
     pub fn load_weights(
         &mut self,
         path: impl AsRef<Path>,

@@ -107,8 +107,9 @@ class TcpTransport final : public messages::Transport, private Sink {
   std::vector<Header> sent_;
   std::vector<uint32_t> fresh_;                   // peers whose first bytes may have come behind their introduction
   Fd acceptor_events_ = Acceptor::make_events();  // until there is one
-  std::optional<Acceptor> acceptor_;  // once this rank has joined: it could not say before for whom it proves anything
-  bool watched_ = false;              // what happens at the acceptor wakes the thread
+  std::optional<Acceptor>
+      acceptor_;          // once this rank has joined: it could not say before for which rank it proves anything
+  bool watched_ = false;  // what happens at the acceptor wakes the thread
   std::vector<std::unique_ptr<Introduction>> introductions_;  // of arrivals
   std::vector<uint32_t> dialed_;                              // peers that are, or are to be, connected to
   size_t dials_ = 0;
