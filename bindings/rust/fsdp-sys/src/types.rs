@@ -55,7 +55,7 @@ pub type fsdp_dtype = i32;
 /// Where a context keeps the memory of its models.
 ///
 /// On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls
-/// enqueue their work: fsdp_unshard makes the stream given wait for the weights and returns, fsdp_reduce_grad takes the
+/// enqueue their work. fsdp_unshard makes the stream given wait for the weights and returns; fsdp_reduce_grad takes the
 /// gradients in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do
 /// not block here.
 ///   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued
@@ -120,7 +120,7 @@ pub type fsdp_granule = i32;
 /// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
 /// published; gradients, main weights and states are as those of other parameters of its dtype. A FROZEN parameter has
 /// codes and scales alone: fsdp_load_param makes them of numbers, with the bits of a publish, or fsdp_load_plane takes
-/// them as they are; fsdp_read_param gives codes times scales, of the ROW planes; checkpoints have the planes.
+/// them as they are. fsdp_read_param gives codes times scales, of the ROW planes; checkpoints have the planes.
 /// fsdp_get_plane shows what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
 ///   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. With f = 448 / the largest
 ///               magnitude of the parameter (1 where that is 0 or not finite; FSDP_SCALE_POWER_OF_TWO: down to a power

@@ -35,9 +35,10 @@ The library's version, "0.2.0"; static. Threads: any. Since 0.2.
 
 raw"""
 ```text
-What this build contains and what it was told, as text lines of "key: value": version, backends, instruction set in
-use; then each environment variable of the library with its value and, in parentheses, "environment" or "default". Of
-FSDP_JOB_SECRET it shows only that it is set. buffer/size_bytes: see fsdp_describe_model. Threads: any. Since 0.2.
+What this build contains and what it was told, as text lines of "key: value". First come the version, the backends
+and the instruction set in use; then each environment variable of the library with its value and, in parentheses,
+"environment" or "default". Of FSDP_JOB_SECRET it shows only that it is set. buffer/size_bytes: see
+fsdp_describe_model. Threads: any. Since 0.2.
 ```
 """
 @inline fsdp_describe_build(buffer, size_bytes) =
@@ -62,17 +63,17 @@ names what is missing. FSDP_RENDEZVOUS (as rendezvous in the options) says where
 MASTER_PORT; ranks of several hosts need it under Open MPI and MPICH, which give no address. Ranks with different
 FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not meet. The log line at FSDP_LOG_INFO says what was used.
 
-Ranks that the launcher says are all on one host meet on a unix socket: same user, and the same job secret if
-FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set (a regular file of 1 to 4,096 bytes of the user's or root's, which
-no other user may read). Otherwise they meet by TCP: rank 0 listens at the rendezvous until all have come, both ends
-of a connection prove the job secret before anything else is read, and without a secret only loopback addresses are
-served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
+Ranks that the launcher says are all on one host meet on a unix socket. They must have the same user, and the same
+job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The file is a regular one of 1 to 4,096 bytes, of the
+user's or root's, and no other user may read it. Otherwise they meet by TCP: rank 0 listens at the rendezvous until
+all have come. Both ends of a connection prove the job secret before anything else is read; without a secret only
+loopback addresses are served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
 Collective: the job. Blocks: peers. Threads: any. Since 0.2.
 Between hosts messages go over TCP, whose connections prove the job secret as well, or by UCX where every rank has an
 RDMA device; FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
 Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED
-(FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every rank:
-any process that reaches its port can write the memory of that rank).
+(FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every
+rank). Over TCP any process that reaches UCX's port can write the memory of that rank.
 ```
 """
 @inline fsdp_create_context(options, context) =
@@ -94,7 +95,7 @@ Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYST
 raw"""
 ```text
 Make a context that only plans: rank `rank` of an imagined world. Meshes, models and groups are declared and sealed
-by the very calls of a real run, but nothing is allocated and no peer is contacted; fsdp_get_role_bytes (but see
+by the very calls of a real run, but nothing is allocated and no peer is contacted. fsdp_get_role_bytes (but see
 there), fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in that run, to the byte.
 Calls that would touch data return INVALID_STATE. Good for a job of 16,384 ranks, which is the most, on a laptop.
 Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
@@ -205,8 +206,8 @@ expert parameters).
 
 Replicas are joined by sums of gradients alone (HSDP; see fsdp_outer_strategy): they may be on different hosts, while
 each one's shard axis shares a host. A mesh of one replica may lie on several hosts, with the same number of
-neighbouring ranks on each: every host then keeps one copy of the compute weights, which are gathered over hosts once
-a step, and everything else is sharded over all ranks.
+neighbouring ranks on each. Every host then keeps one copy of the compute weights, which are gathered over hosts once
+a step; everything else is sharded over all ranks.
 
 Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0,
 B) are added and scaled, then [B, 2 B), ...; then the blocks' sums in order. An axis over hosts is added so, a host
@@ -304,7 +305,7 @@ fsdp_publish_weights.
 Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
 Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT (also: a size beyond 64 bits; two tensors that would have one name
 in a checkpoint), UNSUPPORTED, OUT_OF_MEMORY (also, with nothing allocated: ranks that share a memory cgroup need
-more than it has free), PEER_FAILED, TIMEOUT; what fails one rank fails all of them with its status. Since 0.2.
+more than it has free), PEER_FAILED, TIMEOUT. What fails one rank fails all of them with its status. Since 0.2.
 ```
 """
 @inline fsdp_seal_model(model) =
@@ -415,9 +416,9 @@ The descriptor as declared, with defaults filled in and the lr_scale of now: fsd
 raw"""
 ```text
 Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
-passes the same data and nothing is communicated; else rank `root` passes it, and data should be NULL elsewhere: with
-NULL there, dtype and element_count may be anything; data that is not NULL is checked as the root's is.
-The data may be freed at return. flags must be 0.
+passes the same data and nothing is communicated. Else rank `root` passes it, and data should be NULL elsewhere: with
+NULL there, dtype and element_count may be anything; data that is not NULL is checked as the root's is. The data may
+be freed at return. flags must be 0.
 Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
 bytes for each element of this rank's part while it runs, since planes are made when all has come.
 Errors: INVALID_ARGUMENT (on all ranks where the root's data, dtype or element_count is wrong; on one rank alone
@@ -449,7 +450,7 @@ raw"""
 ```text
 The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
 update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
-the seal on, in every phase; with INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
+the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
 of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
 INTERLEAVED, but FORWARD's where planes are by phase. With ANY the address is valid while the group is held, and may
 differ at the next hold. phase may be any.
@@ -476,7 +477,7 @@ no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 raw"""
 ```text
 A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
-is, at addresses that follow the same rules; where planes are gathered by phase it is legal while a hold of the phase
+is, at addresses that follow the same rules. Where planes are gathered by phase it is legal while a hold of the phase
 given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
 Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
 the phase has other planes). Since 0.2.
@@ -536,7 +537,7 @@ raw"""
 Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of
 fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them.
 Every rank, replicas too, loads its own. flags must be 0. Of a FROZEN quantized parameter they must be whole blocks:
-of a matrix 32 rows (MXFP8) or 128 (FP8_BLOCK; the last block may be shorter); FP8, whose scale is made of all rows,
+of a matrix 32 rows (MXFP8) or 128 (FP8_BLOCK; the last block may be shorter). FP8, whose scale is made of all rows,
 is loaded by fsdp_load_param. Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
 Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
 of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
@@ -728,15 +729,14 @@ TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-End the step's gradients: validate (every trainable group reduced with LAST, no hold of any phase left), wait for all
-reduces, multiply main grads by scale (1: leave as they are), and open the update window once every rank has come
-here. What is missing anywhere is listed on every rank.
-With the flag FSDP_LAST, on all ranks, groups need not have been reduced with LAST: this call ends the contributions
-of each such group, in reverse declared order, with the same bits. A group without a contribution is reduced as
-zeros, as if each parameter had been put NULL. Groups that were reduced with LAST stay as they are.
-After a failure that leaves the context alive the way out is fsdp_discard_step on every rank. Until then getters,
-traces, fsdp_reshard of what is held and destroying may be called too; fsdp_close_context and every other call of the
-step say INVALID_STATE.
+End the step's gradients. The call validates (every trainable group reduced with LAST, no hold of any phase left),
+waits for all reduces, multiplies main grads by scale (1: leave as they are), and opens the update window once every
+rank has come here. What is missing anywhere is listed on every rank. With the flag FSDP_LAST, on all ranks, groups
+need not have been reduced with LAST: this call ends the contributions of each such group, in reverse declared order,
+with the same bits. A group without a contribution is reduced as zeros, as if each parameter had been put NULL.
+Groups that were reduced with LAST stay as they are. After a failure that leaves the context alive the way out is
+fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and destroying may be
+called too; fsdp_close_context and every other call of the step say INVALID_STATE.
 Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
 0.2.
 ```
@@ -800,7 +800,7 @@ raw"""
 The L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order,
 padding and copies not counted. With a mesh, whose ranks hold different parts of one network (pipeline stages, tensor
 parallel parts) and which has no two ranks of one model, the squares of their models' norms are added in the mesh's
-order; NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later. Then,
+order. NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later. Then,
 without a mesh, nothing waits for a GPU: ranks meet to compare what they ask for, and the norm is found in the order
 of the stream. On the host the calling thread is the stream. Collective: the model's mesh, and the one given.
 Blocks: peers; for the stream too if norm is not NULL, or with a mesh. Window: inside.
@@ -886,8 +886,8 @@ raw"""
 Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
 are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
 or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
-call, on a GPU at the end of the first call in the context that finds it done; not if a graph has published, nor
-while what was published before has not been told of.
+call, on a GPU at the end of the first call in the context that finds it done. There is no line if a graph has
+published, nor while what was published before has not been told of.
 Collective: the mesh. Blocks: peers.
 Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
 all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
@@ -910,8 +910,8 @@ Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PE
 raw"""
 ```text
 Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
-publishes, also after an exception in the middle of a pass; inside the window it closes it, and the version stays as
-it is (main weights must not have been written, nor FROZEN parameters loaded, which readers see at once). Over NCCL,
+publishes, also after an exception in the middle of a pass. Inside the window it closes it, and the version stays as
+it is: main weights must not have been written, nor FROZEN parameters loaded, which readers see at once. Over NCCL,
 where ranks have enqueued different collectives, communicators are made anew, which graphs that captured theirs do
 not survive: the context then fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
 published yet), PEER_FAILED, TIMEOUT. Since 0.2.
@@ -922,13 +922,13 @@ published yet), PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Compare what several ranks store alike, to find a replica that has drifted (a bit that flipped, a load or an edit
-that was not the same everywhere): main weights, optimizer states and compute weights of each parameter are hashed as
-they lie in memory, padding left out, and compared among the ranks that have the same elements: replicas of a mesh,
-and all ranks where each has the whole. What one rank alone has is not looked at. MISMATCH, with one text on all
-ranks, names the first such parameter, what differs, both ranks and hashes; fsdp_error.rank is the rank that fewer
-agree with, or the higher one. The model can be used as before. It reads that memory once, on a GPU through 1 MiB of
-host memory. flags: 0. Collective: the mesh. Blocks: peers, and the GPU.
+Compare what several ranks store alike, to find a replica that has drifted: a bit that flipped, a load or an edit
+that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are hashed as
+they lie in memory, padding left out. They are compared among the ranks that have the same elements: replicas of a
+mesh, and all ranks where each has the whole. What one rank alone has is not looked at. MISMATCH, with one text on
+all ranks, names the first such parameter, what differs, both ranks and hashes; fsdp_error.rank is the rank that
+fewer agree with, or the higher one. The model can be used as before. It reads that memory once, on a GPU through 1
+MiB of host memory. flags: 0. Collective: the mesh. Blocks: peers, and the GPU.
 Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH,
 PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -956,13 +956,13 @@ Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Error
 raw"""
 ```text
 Save main weights (of frozen parameters the compute weights), optimizer states and AdamW's number of steps as a
-checkpoint of the folder, which is made if it is not there: DIR/step-0000001200/, safetensors files as PyTorch's
-distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md). It has its name
-when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the checkpoints from
-before stay as they are. With COMMIT_MANIFEST the folder has its name from the start and is a checkpoint once its
-manifest is written: a save that is killed before then leaves no checkpoint, and a checkpoint that loses its manifest
-later is damaged. A save succeeds even if another checkpoint of the folder cannot be read. Main weights and states
-must not be written while it runs. Every rank must see the folder.
+checkpoint of the folder, which is made if it is not there. A checkpoint is DIR/step-0000001200/ with safetensors
+files as PyTorch's distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md).
+It has its name when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the
+checkpoints from before stay as they are. With COMMIT_MANIFEST the folder has its name from the start and is a
+checkpoint once its manifest is written. A save that is killed before then leaves no checkpoint, and a checkpoint
+that loses its manifest later is damaged. A save succeeds even if another checkpoint of the folder cannot be read.
+Main weights and states must not be written while it runs. Every rank must see the folder.
 
 What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
 writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
@@ -991,8 +991,8 @@ it was, and the log at INFO how many tensors were loaded, missing and unexpected
 If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK it
 takes the newest whole one instead. If it is certainly older than the one loaded, a WARNING in the log names it.
 
-All or nothing: on failure no rank has loaded it, the window stays open, main weights may have been written in part,
-and another load, or the caller's own values, must come before the next publish.
+All or nothing: on failure no rank has loaded it, and the window stays open. Main weights may have been written in
+part, so another load, or the caller's own values, must come before the next publish.
 Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
 Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
 of another shape, or of a dtype that does not become the parameter's, all of them listed; none of the model's
@@ -1008,14 +1008,14 @@ and errno: ENOENT for a folder that is not there), INVALID_STATE, UNSUPPORTED (w
 
 raw"""
 ```text
-Load weights alone, out of safetensors files of any library: path is such a file, or a folder of them, with
-Hugging Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too;
-or a checkpoint of libfsdp or a folder of them. Links are followed (Hugging Face's cache is made of them), but not in
-checkpoints of libfsdp; an index may name files in folders below. Names are ours unless renames say otherwise. A
-tensor that several renames match goes to all of them: a fused one to its parts, a shared one to both of its names;
-parts that are fused here are several renames with a to_row each. Every row of a parameter must come once.
+Load weights alone, out of safetensors files of any library: path is such a file, or a folder of them, with Hugging
+Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too. It may
+also be a checkpoint of libfsdp or a folder of them. Links are followed (Hugging Face's cache is made of them), but
+not in checkpoints of libfsdp; an index may name files in folders below. Names are ours unless renames say otherwise.
+A tensor that several renames match goes to all of them: a fused one to its parts, a shared one to both of its names.
+Parts that are fused here are several renames with a to_row each. Every row of a parameter must come once.
 
-F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even; planes of a FROZEN quantized
+F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Planes of a FROZEN quantized
 parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
 or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
 transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
@@ -1035,9 +1035,9 @@ shapes that do not fit. Since 0.2.
 
 raw"""
 ```text
-What the model's last successful load did, as JSON: "call" is the function that loaded, "name" and "step" are the
-checkpoint's ("" and 0 after fsdp_load_weights), and "loaded", "missing" and "unexpected" list the names of the
-tensors that fsdp_loaded counts. Sizes as in fsdp_describe_model.
+What the model's last successful load did, as JSON. "call" is the function that loaded; "name" and "step" are the
+checkpoint's ("" and 0 after fsdp_load_weights). "loaded", "missing" and "unexpected" list the names of the tensors
+that fsdp_loaded counts. Sizes as in fsdp_describe_model.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (nothing has been
 loaded, or the model is not sealed). Since 0.2.
 ```
@@ -1109,8 +1109,8 @@ raw"""
 Until the checkpoint is there, or is known to have failed; may be asked again. Collective: no. Blocks: the disk, and
 peers' disks. Errors, the same on all ranks, and the job can go on: SYSTEM (rank, file, what was done and errno;
 nothing of this checkpoint is left), INVALID_STATE (not committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (of the
-wait alone: it may be repeated); PEER_FAILED, and then, if rank 0 died as it gave the checkpoint its name, whether it
-has it is not known. Since 0.2.
+wait alone: it may be repeated), PEER_FAILED. If rank 0 died as it gave the checkpoint its name, whether it has it is
+not known. Since 0.2.
 ```
 """
 @inline fsdp_wait_checkpoint(checkpoint) =
@@ -1182,13 +1182,13 @@ ranks meet in these calls; UNSUPPORTED where the context has had other models, a
 publish_weights, and step_adamw (once, with step 0 in its options; its lr is that of each replay). All streams given
 must be in the capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a
 first micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is
-told, check_grads, load, read), begin_update and discard_step; streams that are not in the capture; calls of the
-context's other models, whose work could be drawn into the graph; closing the context. A call of the model that
-fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
-which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.
-FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.)
-Where this call itself has failed, fsdp_end_capture may be called all the same, for peers whose call has not failed:
-it fails on every rank with the error of this one, and the next capture is as good as any.
+told, check_grads, load, read), begin_update and discard_step. So are streams that are not in the capture, calls of
+the context's other models, whose work could be drawn into the graph, and closing the context. A call of the model
+that fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and
+INVALID_HANDLE, which come before the model is looked at: a call that ends so must be made again, or the graph lacks
+it unnoticed. FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) Where this call itself has failed,
+fsdp_end_capture may be called all the same, for peers whose call has not failed. It fails on every rank with the
+error of this one, and the next capture is as good as any.
 Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
 library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
 under way), UNSUPPORTED (host device; FSDP_SCHEDULE_ANY; a parameter with FSDP_MISSING_GRAD_SKIP; calls between here
@@ -1216,11 +1216,11 @@ TIMEOUT. Since 0.2.
 raw"""
 ```text
 Before each launch of the graph on `stream`: checks that the model is in the state in which it was captured, orders
-the graph after the library's earlier work, and gives the device the step's lr and bias corrections (lr counts only
-if the capture has a step; finite, the same on every rank). Then launch the graph and call fsdp_commit_replay, or
-fsdp_cancel_replay if there was no launch, with the same stream, which lives until then; in between other calls of
-the model are INVALID_STATE. If a rank cannot replay (another state, a step that failed, a capture under way), it
-fails on every rank, naming that rank and what differs, and the model is as before.
+the graph after the library's earlier work, and gives the device the step's lr and bias corrections. lr counts only
+if the capture has a step; it is finite and the same on every rank. Then launch the graph and call
+fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream, which lives until then; in
+between other calls of the model are INVALID_STATE. If a rank cannot replay (another state, a step that failed, a
+capture under way), it fails on every rank, naming that rank and what differs, and the model is as before.
 Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what
 differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or
 give another lr), PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms), SYSTEM. Since 0.2.
@@ -1256,9 +1256,9 @@ raw"""
 ```text
 Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
 fsdp_cancel_replay does. A graph that runs needs the handle no more. The graphs themselves, executable or not, are
-the caller's, which destroys them before the model: they refer to its memory, and NCCL does not end a communicator
-before the last graph that captured its collectives (the model's end then takes some seconds, and the log says so).
-Threads: any. Since 0.2.
+the caller's, which destroys them before the model: they refer to its memory. NCCL does not end a communicator before
+the last graph that captured its collectives; the model's end then takes some seconds, and the log says so. Threads:
+any. Since 0.2.
 ```
 """
 @inline fsdp_destroy_capture(capture) =
