@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last error of calls on the calling thread: a key of POSIX threads and not a thread_local object, for where memory
-// runs out a key says so, but registering the end of such an object ends the process.
+// The last error of calls on the calling thread. It is a key of POSIX threads and not a thread_local object: where
+// memory runs out a key says so, but registering the end of such an object ends the process.
 #pragma once
 
 #include <pthread.h>

@@ -3,8 +3,8 @@
 //
 // A tensor longer than a rank's slice crosses several rank boundaries, so the slice must be a multiple of its granule:
 // it is called heavy. Every other tensor, a filler, crosses at most one boundary, which only asks for a suitable start.
-// So heavy tensors decide the sub-buckets, a granule at a time, from the largest down: into the slack of an earlier
-// sub-bucket, together with an earlier one, or into one of their own, whichever pads least.
+// So heavy tensors decide the sub-buckets, a granule at a time, from the largest down. Each goes into the slack of an
+// earlier sub-bucket, together with an earlier one, or into one of their own, whichever pads least.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Full gradients that take turns are lent, reduced and drained by parts. A part is a whole group, unless
-// max_pending_bytes leaves no room for that: then it is a run of the group's trainable parameters in the order
+// max_pending_bytes leaves no room for that. Then it is a run of the group's trainable parameters in the order
 // declared, since a backward pass comes to them one after the other. Each part has a layout of its own, so that every
 // rank sums as much of it as the others. Inside the memory room only.
 #pragma once

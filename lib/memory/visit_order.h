@@ -63,8 +63,8 @@ inline uint32_t gather_slot(const ScheduleSpec &spec, uint32_t group, fsdp_phase
   return gather_slot(gather_slots(spec.kind, by_phase), by_phase, phase);
 }
 
-// What is wrong with the visits: a group out of range, a phase other than FORWARD, BACKWARD and RECOMPUTE, a trainable
-// group without BACKWARD visit, a BACKWARD or RECOMPUTE visit before the group's first FORWARD one.
+// What is wrong with the visits: a group out of range, or a phase other than FORWARD, BACKWARD and RECOMPUTE. Or a
+// trainable group has no BACKWARD visit, or one has a BACKWARD or RECOMPUTE visit before its first FORWARD one.
 std::vector<std::string> find_violations(const ScheduleSpec &spec);
 // Throws INVALID_ARGUMENT with the first of them.
 VisitOrder build_visit_order(const ScheduleSpec &spec);

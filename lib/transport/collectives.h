@@ -5,7 +5,7 @@
 //
 // Failure: every wait ends within the timeout, on the context's failure, and within 1 s of a peer's death, with an
 // Error that names the rank. What a library thread finds fails the context; what a caller's thread finds is thrown, and
-// fails the context too if the job is lost: one verdict (death, abort, mismatch, timeout, a rank whose context failed)
+// fails the context too if the job is lost. One verdict (death, abort, mismatch, timeout, a rank whose context failed)
 // decides for all ranks, first come, and every wait that does not complete reports that verdict's rank and text.
 //
 // Which thread is the caller's: the one that last enqueued, exchanged or created something in this world. Only a wait
@@ -158,8 +158,8 @@ struct Ticket {
 
 // One ordered sequence of collectives, each enqueued on a device stream. Its tasks must run in the order in which they
 // were enqueued: one stream, or streams that events join. Every collective waits for all ranks, so that their calls can
-// be compared, and those that call different things get MISMATCH naming both: at once, or when the ranks meet if what
-// was enqueued cannot be taken back (NCCL); gather_stable may not wait, and is then compared with nothing.
+// be compared, and those that call different things get MISMATCH naming both. It comes at once, or when the ranks meet
+// if what was enqueued cannot be taken back (NCCL). gather_stable may not wait, and is then compared with nothing.
 class Collectives {
  public:
   virtual ~Collectives() = default;

@@ -29,8 +29,8 @@ namespace fsdp::transport {
 //   a rank     writes its parts   publish     await, pull ...      meets the others       writes its parts   publish
 //              of version v                   all ranks' parts     its pulls have ended   of version v + 1
 //
-// That they are written is told here. That they have been read need not be: what is written next is agreed on, so all
-// ranks meet in between, each when its own pulls have ended on its streams, and from then on no rank reads.
+// That they are written is told here. That they have been read need not be told. What is written next is agreed on, so
+// all ranks meet in between, each when its own pulls have ended on its streams, and from then on no rank reads.
 
 class Versions {
  public:

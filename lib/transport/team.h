@@ -98,9 +98,8 @@ class Team : public Exchange {
   // fails with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as
   // well. No wait for peers. For library threads that watch over work which they cannot wait for themselves.
   virtual void look(const std::string &what, bool waited);
-  // Memory of the device that the collectives of this team will move bytes from and to, the n-th on one rank being
-  // the n-th on all, with the same offsets used: they may make themselves ready for it. It outlives the team.
-  // Collective.
+  // Memory of the device that the collectives of this team will move bytes from and to, the n-th on one rank being the
+  // n-th on all, with the same offsets used. They may make themselves ready for it. It outlives the team. Collective.
   virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
   virtual const CollectiveTraits &traits() const noexcept = 0;
   // What was chosen at creation, and why.
@@ -120,7 +119,7 @@ class Team : public Exchange {
   virtual void renew() {}
 };
 
-// The same ranks over memory of the device, as `team` has them over the host's: arenas hold this rank's part,
+// The same ranks over memory of the device, as `team` has them over the host's. Arenas hold this rank's part,
 // collectives are enqueued on the device's streams, and no rank waits for versions, since what ranks exchange are
 // messages. Collective over the team. The host device: the team itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,

@@ -83,8 +83,8 @@ struct Manifest {
 
 std::string write_manifest(const Manifest &manifest);
 // Refuses what is damaged: names that lead out of the folder, parts that overlap or lie outside of their tensor, rows
-// that are missing or too many, files that are not there; parts that are missing, but for those of tensors which were
-// written without them. `file` is for messages.
+// that are missing or too many, files that are not there. Parts that are missing are refused too, but for those of
+// tensors which were written without them. `file` is for messages.
 Manifest parse_manifest(std::string_view text, std::string_view file);
 // What a text that parse_manifest refuses says its sequence is, which may be as damaged as the rest; nothing: it cannot
 // be seen.

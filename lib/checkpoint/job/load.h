@@ -55,14 +55,14 @@ struct LoadResult {
 };
 
 // Collective over the team, which are the ranks of the mesh in its order. The newest whole checkpoint of the folder; or
-// the folder is one itself. Throws on all ranks: SYSTEM or INVALID_ARGUMENT, naming rank, file and bytes, and then some
-// rows may have been written; INVALID_ARGUMENT with all that does not fit the model, and MISMATCH where ranks load
-// different models, with different options, or see different manifests, before anything is written.
+// the folder is one itself. Throws on all ranks. SYSTEM or INVALID_ARGUMENT name rank, file and bytes, and then some
+// rows may have been written. Before anything is written: INVALID_ARGUMENT with all that does not fit the model, and
+// MISMATCH where ranks load different models, with different options, or see different manifests.
 LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options = {});
 
-// All ranks of a model take its weights out of safetensors files of any program: one file; a folder with several,
-// with or without Hugging Face's index; the weights of a checkpoint, of PyTorch or of ours.
+// All ranks of a model take its weights out of safetensors files of any program. The path is one file, or a folder with
+// several, with or without Hugging Face's index, or a checkpoint, of PyTorch or of ours.
 
 // What of a plan to load keeps it from being done, as text.
 

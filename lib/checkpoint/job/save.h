@@ -66,9 +66,9 @@ struct SaveProgress {
 // A checkpoint on its way. Only what is called collective waits for other ranks.
 class Save {
  public:
-  // Collective over the team. Throws on all ranks, naming the rank and the file: SYSTEM; INVALID_STATE for a checkpoint
-  // of this step that is there and is not to be replaced; MISMATCH where ranks save different steps or choices;
-  // INVALID_ARGUMENT for names that come twice.
+  // Collective over the team. Throws on all ranks, naming the rank and the file. SYSTEM: a file. INVALID_STATE: a
+  // checkpoint of this step is there and is not to be replaced. MISMATCH: ranks save different steps or choices.
+  // INVALID_ARGUMENT: names that come twice.
   Save(const SaveRanks &ranks, SaveOrder order);
   // Gives up what has not been committed.
   ~Save();

@@ -25,8 +25,8 @@ inline constexpr size_t shard_kinds = 3;
 // Fewer bytes are not worth a file of their own.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;
 
-// A tensor of the checkpoint: a plane of a parameter, of a frozen quantized one each that it has; or without one the
-// number of steps that the optimizer has made of it, a scalar that every rank keeps.
+// A tensor of the checkpoint: a plane of a parameter, of a frozen quantized one each that it has. Without a plane it is
+// the number of steps that the optimizer has made of the parameter, a scalar that every rank keeps.
 struct KeptTensor {
   std::string name;  // the parameter's, NAME.PLANE, or state.NAME.STATE
   const ElementType *type = nullptr;

@@ -225,7 +225,7 @@ void Core::remove(WorkSource &worker) noexcept {
   std::erase(sources_, &worker);
 }
 
-// CUDA may find a lost GPU only when it enqueues something, or looks at something that is not done: of an event that is
+// CUDA may find a lost GPU only when it enqueues something, or looks at something that is not done. Of an event that is
 // done or was never recorded it may know the answer without looking. So there is one record at a time that nothing can
 // keep waiting for long but a GPU that takes nothing more.
 void Core::check_gpu() const {

@@ -16,7 +16,7 @@
 namespace fsdp::device::cuda {
 
 // What CUDA gave and must get back. The calls that give it back may wait for all work of the GPU, so they are made only
-// when the library's is done: what ends earlier is kept until then, and in the worst case for ever.
+// when the library's is done. What ends earlier is kept until then, and in the worst case for ever.
 
 struct Core;
 
@@ -53,7 +53,7 @@ class PrimaryContext {
   bool left_ = false;
 };
 
-// While it lives, the calling thread's current device is this one; then it is again what it was, which may be none:
+// While it lives, the calling thread's current device is this one. Then it is again what it was, which may be none:
 // through cudaSetDevice the way back would make a context on a GPU that the thread has never used. Around every call
 // into the runtime, also where CUDA takes an object of any device: a thread without a context would be given one.
 class DeviceScope {
@@ -139,7 +139,7 @@ struct Core {
   void add(WorkSource &worker);
   void remove(WorkSource &worker) noexcept;
   // The owner of the stream ended, and there is no way to find out whether its work is done, as in a capture that an
-  // error has ended: nothing is given back until that can be asked, say after cudaStreamEndCapture.
+  // error has ended. Nothing is given back until that can be asked, say after cudaStreamEndCapture.
   void lose_track(cudaStream_t stream) noexcept;
   // Can the stream not be asked, for it is being captured?
   bool is_captured(cudaStream_t stream) const noexcept;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts, sums and products, element by element. Least traffic per element: a cast from fp32 to bf16 4 + 2 bytes, the
-// other way 2 + 4, between 16-bit types 2 + 2; add reads both and writes one; scale 4 + 4.
+// other way 2 + 4, between 16-bit types 2 + 2. add reads both and writes one; scale 4 + 4.
 #include "device/cuda/cast.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/for_each.h"

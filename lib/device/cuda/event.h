@@ -9,10 +9,10 @@
 
 namespace fsdp::device::cuda {
 
-// Besides CUDA's event, which streams wait for, each has a word that the stream writes when it comes to the record: so
+// Besides CUDA's event, which streams wait for, each has a word that the stream writes when it comes to the record. So
 // the host sees it done without a call into CUDA, also on threads that must make none, and a wait for one record is not
-// moved by a later one. In a graph capture nothing is written: the record then is a point of the graph, not of time,
-// and has a CUDA event of its own, so that the last record outside is what it was when the capture has ended.
+// moved by a later one. In a graph capture nothing is written: the record then is a point of the graph, not of time. It
+// has a CUDA event of its own, so that the last record outside is what it was when the capture has ended.
 //
 // A word costs its stream ten times as much as CUDA's event (1.6 and 0.15 us on an H100). So where a stream has had no
 // work since the last word, a record takes that one: words only grow, and live as long as the device.

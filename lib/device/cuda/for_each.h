@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How kernels walk over elements. A thread has up to `batch` packs of 4 elements under way at once, `threads` packs
-// apart, so that a warp's accesses are whole lines: 16 bytes per load of fp32 and 64 bytes per operand and thread are
+// apart, so that a warp's accesses are whole lines. 16 bytes per load of fp32 and 64 bytes per operand and thread are
 // enough in flight to fill the memory of an H200 at half of its occupancy.
 #pragma once
 

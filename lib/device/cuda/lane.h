@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host work between pieces of GPU work, with no more of CUDA on the lane's thread than asking for events, and without
-// host functions on streams (they would run one after the other on one thread of CUDA's, and wait there for peers).
+// Host work between pieces of GPU work. The lane's thread asks CUDA for events and nothing more. Host functions on
+// streams would run one after the other on one thread of CUDA's, and wait there for peers.
 //
 // Without overlap the lane works on the calling thread, and everything that a call asks for is done when it returns.
 //

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of squares in the order that is defined at norm_piece in device/work.h, and delays. Least traffic: 4 bytes per
-// element. Up to 32768 pieces, of up to 56 sums, are two launches: 16 threads for each piece, 16 pieces in a block;
-// then a block for each sum, which adds the pieces' sums in 16 chains. An addition waits 8 cycles of an H100 for the
-// one before, and longer for memory: so what a chain adds is fetched ahead, and a sum of more pieces has a launch for
-// each 32768 of them, in which one block adds those of the launch before while the others read. What the last one
-// leaves is added alone (13 us at most, calculated).
+// element. Up to 32768 pieces, of up to 56 sums, are two launches. The first has 16 threads for each piece, 16 pieces
+// in a block; the second a block for each sum, which adds the pieces' sums in 16 chains. An addition waits 8 cycles of
+// an H100 for the one before, and longer for memory, so what a chain adds is fetched ahead. A sum of more pieces has a
+// launch for each 32768 of them, in which one block adds those of the launch before while the others read. What the
+// last one leaves is added alone (13 us at most, calculated).
 #include <iterator>
 
 #include "device/cuda/for_each.h"

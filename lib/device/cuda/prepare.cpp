@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel runs once on one element, so that its code is on the device before a step needs it. The driver loads
-// code when it is first used, and may wait for all of the device to do so: for ever, if a collective is running there
-// that waits for what this rank has not enqueued yet. A captured graph would not hold the load either.
+// code when it is first used, and may wait for all of the device to do so. That is for ever, if a collective is running
+// there that waits for what this rank has not enqueued yet. A captured graph would not hold the load either.
 
 #include <initializer_list>
 

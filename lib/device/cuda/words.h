@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers in pinned memory of the host that streams of the GPU write (so that the host sees how far they are without
-// asking CUDA) or wait for (so that the host can let them go on without calling CUDA).
+// Numbers in pinned memory of the host. Streams of the GPU write them, so that the host sees how far they are without
+// asking CUDA, or wait for them, so that the host can let them go on without calling CUDA.
 #pragma once
 
 #include <cstdint>

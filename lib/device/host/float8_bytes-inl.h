@@ -90,7 +90,7 @@ class InOrder {
 #endif
 
 // Of any numbers. To the power of two below a number, or the lowest of which codes are normal, so much of the number is
-// added that the sum's last place is the code's: it counts eighths, and rounds to the nearest, ties to even.
+// added that the sum's last place is the code's. It counts eighths, and rounds to the nearest, ties to even.
 template <class D>
 HWY_INLINE Bits<D> round_any(D d, Bits<D> bits, Bits<D> lowest) {
   const hn::RebindToUnsigned<D> du;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MXFP8: both planes from one reading of the weights, in tiles of 32 rows that stay in the nearest cache. A power of
 // two moves no bit of a significand, so a number is rounded once for both planes, and their codes differ in what is
-// subtracted from the exponent, which is done on bytes; in tiles with numbers that become subnormal, a multiply-add
+// subtracted from the exponent, which is done on bytes. In tiles with numbers that become subnormal, a multiply-add
 // whose result has the code's last place as its own rounds each plane's. What this does not reach (NaN, Inf, scales at
 // the ends of E8M0's range) goes by the definition, a tile at a time.
 #include <cstring>
@@ -21,7 +21,7 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 constexpr size_t block = mxfp8_block, widest = line_bytes;
 
-// Scales whose numbers the fast way rounds: where a product becomes subnormal it is less than half of the last place,
+// Scales whose numbers the fast way rounds. Where a product becomes subnormal it is less than half of the last place,
 // also where no instruction adds to it unrounded, and no code has more bits than a byte.
 constexpr int least_plain = 32, most_plain = 240, plain_of_zeros = 127;
 // Of the lowest exponent whose numbers are normal under a scale, 8 times which is what codes are too large by.

@@ -200,8 +200,8 @@ void Reducer::end_groups(fsdp_stream stream) {
   }
 }
 
-// Its contributions are in the main grads, but for what waits for the last one: the reduce of gradients that have added
-// up where they are, which comes after all that wrote them, and sums over the outer axis.
+// Its contributions are in the main grads, but for what waits for the last one. That is the reduce of gradients that
+// have added up where they are, which comes after all that wrote them, and sums over the outer axis.
 void Reducer::end_group(Group &group) {
   group.grad.last = true;
   if (group.plan->persistent_grad) {

@@ -146,7 +146,7 @@ void Capture::enter(double lr, fsdp_stream stream) {
 
 // Whatever follows comes after the graph: on the library's streams from here on, on the caller's from the call on that
 // they are given to (Runtime::caller_stream). So neither what the captured calls recorded nor which streams wrote what
-// is still lent has a meaning, and one record (another for a norm) is enough: CUDA makes the host wait once about 1000
+// is still lent has a meaning, and one record (another for a norm) is enough. CUDA makes the host wait once about 1000
 // commands are pending.
 void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Debug mode: what of a sealed model lies where, for a handler that explains a fault (fsdp-run preloads one; the
 // library installs none). A file that a handler can read where it can call next to nothing: views-PID.txt in the
-// context's directory, to which every rank and model of the process adds lines, so that addresses of other processes
-// are in other files.
+// context's directory. Every rank and model of the process adds lines to it, so that addresses of other processes are
+// in other files.
 //
 //   BEGIN END KIND RANK MODEL GROUP     addresses in hex, END behind the last byte; the model's number is the flight
 //   record's

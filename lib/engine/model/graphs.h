@@ -41,8 +41,8 @@ class Graphs {
   void require_no_replay(const char *call) {
     if (prepared_.number) refuse_prepared(call);
   }
-  // A call ends with the error: a capture in which it was made is of no use, and of one that has waited for too long
-  // the replay that did not end may be the reason.
+  // A call ends with the error. A capture in which it was made is of no use. Where the call has waited for too long, a
+  // replay that did not end may be the reason.
   void note_failure(const char *call, Error &error) noexcept;
   // What is open, as text that says what ends it; empty if nothing.
   std::string describe_open() const;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a parameter group of a sealed model knows about itself. A group has one slot of gathered weights, or two where
-// the schedule keeps forward and backward apart or planes are gathered by phase, and one full gradient, or parts of it
-// that are lent, reduced and drained one by one.
+// the schedule keeps forward and backward apart or planes are gathered by phase. It has one full gradient, or parts of
+// it that are lent, reduced and drained one by one.
 #pragma once
 
 #include <array>

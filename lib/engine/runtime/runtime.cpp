@@ -122,7 +122,7 @@ void Runtime::abandon() {
 }
 
 // The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself,
-// so only what has not done so after a while is given up, soon where a step is unfinished; then the context fails,
+// so only what has not done so after a while is given up, soon where a step is unfinished. Then the context fails,
 // which ends everything that waits for a peer.
 void Runtime::end_streams() noexcept {
   using std::chrono::milliseconds;

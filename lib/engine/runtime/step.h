@@ -13,7 +13,7 @@
 
 namespace fsdp::engine {
 
-// The numbers that every rank gives to the calls of an update window and must give alike: each rank computes with its
+// The numbers that every rank gives to the calls of an update window and must give alike. Each rank computes with its
 // own, and different ones would make the replicas of a weight drift apart unseen. They travel in the meetings of the
 // model.
 

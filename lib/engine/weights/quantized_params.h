@@ -21,7 +21,7 @@ void dequantize(device::Device &device, const memory::ParamSpec &param, const St
                 fsdp_dtype dtype);
 
 // Numbers on their way into the planes of a FROZEN quantized parameter, which has no main weights to make them of. This
-// rank's part of them is kept as fp32 until all have come; so a load that fails on the way leaves the planes as they
+// rank's part of them is kept as fp32 until all have come. So a load that fails on the way leaves the planes as they
 // were, and a block is made of all of its numbers.
 //
 //   numbers, a piece at a time --> fp32, this rank's part   --when all have come--> codes and scales, with the bits of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The admission of ranks to the rendezvous: of the connections that have proven the secret it hands on those whose rank
-// has this version of the library and asks to join, and turns all others away. Never waits.
+// The admission of ranks to the rendezvous. Of the connections that have proven the secret it hands on those whose rank
+// has this version of the library and asks to join; it turns all others away. Never waits.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the moment a rank joins until all have met, the connections by which the ranks have joined stay open: rank 0
-// hears which rank dies or gives up, and names it to all others; they see whether rank 0 and the ranks between live.
+// From the moment a rank joins until all have met, the connections by which the ranks have joined stay open. Rank 0
+// hears which rank dies or gives up, and names it to all others. They see whether rank 0 and the ranks between live.
 // What ranks watch each other with afterwards does not exist yet, or not everywhere.
 //
 // Looked at by the waits of the caller's thread, as its Waiter's task. If the job does not form, rank 0's word is what

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks as processes meet. Ranks of one host: through an abstract unix socket, where the lowest rank listens, and
-// all get the host's control memory, a pidfd of every rank and a way into every rank's mailbox; nothing of it is in the
+// How ranks as processes meet. Ranks of one host meet through an abstract unix socket, where the lowest rank listens.
+// All get the host's control memory, a pidfd of every rank and a way into every rank's mailbox. Nothing of it is in the
 // file system. Ranks of several hosts meet at a TCP rendezvous first, which says where each rank is; then the ranks of
 // each host meet as above.
 #pragma once

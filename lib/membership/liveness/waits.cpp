@@ -123,9 +123,9 @@ bool ShownWait::in_circle() const noexcept {
   return false;  // a circle of others: they find it
 }
 
-// What a peer shows may be older than what another did last: only when each of the circle has looked around twice
-// (where one of them is late: more often) again since this rank first saw it, and all are in the same waits for the
-// same ranks, does each know of everything that the next did before it began to wait. Then none of them can be the
+// What a peer shows may be older than what another did last. So each of the circle must have looked around twice again
+// since this rank first saw it, more often where one of them is late. And all must be in the same waits for the same
+// ranks. Only then does each know of everything that the next did before it began to wait. Then none of them can be the
 // first to go on. Each names the first rank that it misses. That is enough: these names lead to a rank that does not
 // wait, or to a circle.
 std::vector<uint32_t> ShownWait::find_circle() {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The connections of a leader with other leaders: with its neighbours in the tree, and with refuges and refugees in the
-// place of those that are lost; and how long each other node has been silent.
+// place of those that are lost. It also knows how long each other node has been silent.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which rank is on which node, how the nodes' leaders (the lowest rank of each) find each other, and the tree that they
-// are connected in: node 0 is its root, and up to `degree` others it is a star. Pure.
+// are connected in. Node 0 is its root, and up to `degree` others it is a star. Pure.
 #pragma once
 
 #include <algorithm>

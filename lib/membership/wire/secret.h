@@ -16,8 +16,8 @@ namespace fsdp::membership {
 using Digest = std::array<uint8_t, 32>;
 using Nonce = std::array<uint8_t, 32>;
 
-// A text that stays in memory as long as a job runs: in pages of its own, which core dumps leave out where the kernel
-// allows that, and which are wiped when the last copy ends. Copies share the pages.
+// A text that stays in memory as long as a job runs, in pages of its own. Core dumps leave them out where the kernel
+// allows that, and they are wiped when the last copy ends. Copies share the pages.
 class Secret {
  public:
   Secret() = default;

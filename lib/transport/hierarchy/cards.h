@@ -84,7 +84,7 @@ struct JobCards {
   std::vector<std::byte> nonce;      // the job's
 };
 
-// All ranks read the same cards, so none has to be told of what is wrong with them: it is thrown, naming the first rank
+// All ranks read the same cards, so none has to be told of what is wrong with them. It is thrown, naming the first rank
 // that has brought no card, cannot be reached as the others can, or lacks descriptors.
 JobCards read_cards(const Roster &roster);
 

@@ -17,12 +17,12 @@
 namespace fsdp::transport {
 
 // How many hosts come to one ballot, or each to what all say: neighbours in circles, whose first ones meet in circles
-// again, until one circle is left; then the first ones pass back what that came to. Within a circle all tell all: that
+// again, until one circle is left. Then the first ones pass back what that came to. Within a circle all tell all: that
 // is one message's time where a tree of pairs would need several. Few hosts are one circle, and nothing goes back.
 //
 //   17 hosts    [0 1 2 3] [4 5 6 7] ... [16]   ->   [0 4 8 12] [16]   ->   [0 16]   ->   back
 
-// Each message takes a host some microseconds of a core, and each neighbour a connection: in circles of four a host has
+// Each message takes a host some microseconds of a core, and each neighbour a connection. In circles of four a host has
 // three for each level, which is a third of the messages and connections that circles of 16 need, in as little time.
 constexpr uint32_t circle_size_of(uint32_t host_count) { return host_count <= 16 ? 16 : 4; }
 

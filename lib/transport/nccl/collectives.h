@@ -5,7 +5,7 @@
 // repeats alone. What is sent in 16 bits NCCL would round again at each hop: there ranks send each other their slices,
 // and one kernel adds them in rank order, with the bits of the host.
 //
-// What is enqueued cannot be taken back, so a round ends in one of two ways: all ranks have enqueued the same, and all
+// What is enqueued cannot be taken back, so a round ends in one of two ways. All ranks have enqueued the same, and all
 // of it completes; or they have not, and the context fails, which frees the GPU's streams.
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One thread a team: what NCCL and the job's other ranks do while no thread of this rank waits for it. It fails the
-// context when NCCL reports an error, when a collective does not end, or when a peer is lost; and when the context has
+// context when NCCL reports an error, when a collective does not end, or when a peer is lost. When the context has
 // failed, whatever the reason, it has all communicators aborted at once, so that no stream of the GPU waits for ever.
 // It never waits itself, neither for CUDA nor for NCCL, nor for the caller while that is in one of them.
 #pragma once

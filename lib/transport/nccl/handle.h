@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The end of an NCCL communicator, which any thread may bring about at any time. ncclCommAbort tells what runs on the
-// GPU to quit, and then gives memory back, which waits for the whole GPU: for kernels of other communicators, too, that
-// wait for peers until they are told to quit themselves; and for graphs. So every abort has a thread of its own.
+// GPU to quit, and then gives memory back, which waits for the whole GPU. That is for graphs, and for kernels of other
+// communicators that wait for peers until they are told to quit themselves. So every abort has a thread of its own.
 // From 2.22 on NCCL also takes several as one group, where the second still is told only after the first has joined
 // threads of its own.
 //
 // One that does not block has NCCL start a thread for every launch. So launches are of a child that blocks, split off a
-// parent that does not, with which it shares its flag of being aborted (splitShare): an abort of the parent ends what
-// the child has on the GPU, and what a caller waits for in a call of the child; then no thread is in the child, and it
+// parent that does not, with which it shares its flag of being aborted (splitShare). An abort of the parent ends what
+// the child has on the GPU, and what a caller waits for in a call of the child. Then no thread is in the child, and it
 // is aborted as well. Without the parent an abort would take away the child's memory from under its caller.
 #pragma once
 
@@ -35,7 +35,7 @@ class LaunchOrder {
   // Of this device, shared by all that launch on it.
   static std::shared_ptr<LaunchOrder> of(device::Device &device);
 
-  // Events do not reach across the edges of a graph capture (see device::Device::begin_capture): there the code that
+  // Events do not reach across the edges of a graph capture (see device::Device::begin_capture). There the code that
   // joins the library's streams to the captured one keeps the order, and so does the launch of the graphs.
   void enter(device::Stream &stream) { stream.wait(*last_); }
   void leave(device::Stream &stream) { stream.record(*last_); }

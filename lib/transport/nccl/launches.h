@@ -77,7 +77,7 @@ class Launches final : public Guarded {
   bool done(uint64_t number) const { return slot(number).end->done(); }
   void add_to_history(uint64_t what) noexcept;
   Clock::duration stalled();
-  // How long the caller has been in NCCL with a launch, while the GPU was done with all before: it waits there for
+  // How long the caller has been in NCCL with a launch, while the GPU was done with all before. It waits there for
   // peers that are not connected yet, and not for room in its stream. After stalled().
   Clock::duration held();
   void mark_launching(bool launching);

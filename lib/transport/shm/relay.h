@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Brings bytes from one rank of a host to another where their buffers are private, through a little memory that they
-// share: each rank has two halves that take turns, and a step is: write own half, wait for all, read the others'. A
+// share. Each rank has two halves that take turns, and a step is: write own half, wait for all, read the others'. A
 // rank that has come to the next step has read the last one; therefore the half before that is free again.
 #pragma once
 

@@ -51,8 +51,8 @@ class StagedCollectives final : public Collectives {
   // Enqueues what `body` does between begin and end. If it does not come to its end no rank can go on.
   template <class Body>
   Ticket enqueue(Fingerprint &call, device::Stream &stream, Body &&body);
-  // For each chunk: bring(from, slot) fills a slot and returns where the next one begins; where slots are not shared
-  // send(from, slot, tag) gives it to the host's collectives; take(from, slot) does the rest of it.
+  // For each chunk: bring(from, slot) fills a slot and returns where the next one begins. Where slots are not shared
+  // send(from, slot, tag) gives it to the host's collectives. take(from, slot) does the rest of it.
   template <class Bring, class Send, class Take>
   void carry(const Fingerprint &call, uint64_t count, Bring &&bring, Send &&send, Take &&take);
   void await_slot(uint64_t slot);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Carries the chunks of calls from the device to slots of pinned memory, lets the host do what it does with each, and
-// carries the results back: two streams of the device, one for each direction, and a lane of the host between them.
+// carries the results back. It has two streams of the device, one for each direction, and a lane of the host between
+// them.
 //
-// What bounds the time of a call is its bytes over the link between host and device: each direction has its own copy
+// What bounds the time of a call is its bytes over the link between host and device. Each direction has its own copy
 // engine and its own stream here, and the host only waits between the two, so both are busy at once. For that several
 // chunks are under way:
 //

@@ -2,7 +2,7 @@
 // One collective's bytes: which chunks there are, which rank each belongs to, and where they lie. Pure arithmetic.
 //
 // Every piece is cut into one slice a rank, and slices into chunks; chunk c of all slices belong together. In the
-// reduce stage rank r sends each rank chunk c of that rank's slice, and each sums what has come; in the gather stage
+// reduce stage rank r sends each rank chunk c of that rank's slice, and each sums what has come. In the gather stage
 // rank r sends chunk c of its own slice to all ranks.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes between this rank and its peers for one key: which rank calls what, the chunks of the call that runs, how
 // rounds end, and what callers ask each other. A rank first tells its peers what it calls. A peer that calls the same
-// sends the chunks for which there is a place, and later ones as it hears that the places are free again: no chunk
+// sends the chunks for which there is a place, and later ones as it hears that the places are free again. No chunk
 // comes that nothing waits for, and a rank that calls something else has written nothing anywhere.
 #pragma once
 

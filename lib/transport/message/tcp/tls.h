@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS 1.3 over a connected socket, never waiting: both ends have a key beforehand and no certificates, and each
-// connection has keys of its own on top (ECDHE), so that a process that learns the secret later cannot read what it has
-// recorded.
+// TLS 1.3 over a connected socket, never waiting. Both ends have a key beforehand and no certificates. Each connection
+// has keys of its own on top (ECDHE), so that a process that learns the secret later cannot read what it has recorded.
 //
 //   out:  frames --> records in memory --> socket     what is sent is read from the caller's memory at once
 //   in:   socket --> records in memory --> the caller's memory

@@ -30,9 +30,9 @@ constexpr uint64_t hello_tag(uint32_t from) { return uint64_t{header_magic} << 3
 
 // Of two ranks the lower one connects and says hello, and the other one then connects and says so too; then they greet
 // each other in the same order, and nothing else is sent before. So a connection that is refused is tried again without
-// loss. The greetings alone would do for that. But the first message with a header has UCX shake hands, and UCX 1.13
-// ends the process (assertion in ucp_request.c) if the other side dies before the answer to that has a connection to go
-// by. Hellos need no handshake, and a rank that has got one knows that the other's connection stands.
+// loss. The greetings alone would do for that. But the first message with a header has UCX shake hands. UCX 1.13 ends
+// the process (assertion in ucp_request.c) if the other side dies before the answer to that has a connection to go by.
+// Hellos need no handshake, and a rank that has got one knows that the other's connection stands.
 class UcxTransport final : public messages::Transport {
  public:
   // chunk_bytes: of the largest message. guarded: as create_ucx_net.
