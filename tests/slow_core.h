@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that dies of a signal and writes its core for a minute or longer: it has 4 TiB of memory that it has never
+// A process that dies of a signal and writes its core for a minute or longer. It has 4 TiB of memory that it has never
 // touched, which the kernel looks through page by page, and leaves out of the file. The test that started it kills it.
 #pragma once
 

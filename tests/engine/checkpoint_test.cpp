@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp_save and fsdp_load through the public header: a job that ends and goes on computes the bits of one that did not
+// fsdp_save and fsdp_load through the public header. A job that ends and goes on computes the bits of one that did not
 // end, on other ranks and meshes it has what was saved, and a rank that fails leaves the others as they were.
 #include "checkpoint_folder.h"
 
@@ -265,7 +265,7 @@ TEST_F(Checkpoint, WithItsNameFromTheStartIsTheSame) {
   EXPECT_EQ(here, renamed);
 }
 
-// Three ranks have 32 rows each, and write a file of a page of data each; two ranks, of blocks of 32 rows or of any
+// Three ranks have 32 rows each, and write a file of a page of data each. Two ranks, of blocks of 32 rows or of any
 // rows, read no more of them than they keep, but for the rest of a block.
 TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
   const auto setup_of = [](uint32_t ranks, fsdp_granule granule) {

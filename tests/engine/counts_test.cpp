@@ -106,7 +106,7 @@ TEST(Counts, AtMostPrefetchDepthPlusOneGroupsAndTwoGradientBuffers) {
     }
 }
 
-// NO_PREFETCH stops what the library does on its own, and not what the caller asks for: copied weights are gathered
+// NO_PREFETCH stops what the library does on its own, and not what the caller asks for. Copied weights are gathered
 // ahead into the buffers that prefetch_depth planned, and without one only where a buffer is free.
 TEST(Counts, NoPrefetchLeavesExplicitOnesAlone) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Debug mode: a view that was released shows poison or cannot be read from the moment on that fsdp_reshard returns, on
-// any number of ranks and in every strategy; and it changes no bit of what a legal program computes.
+// any number of ranks and in every strategy. It changes no bit of what a legal program computes.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

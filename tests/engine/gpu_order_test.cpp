@@ -29,7 +29,7 @@ TEST_P(GpuOrder, NoBitChangesWhicheverStreamIsLate) {
 }
 
 // The calls of a step that is discarded have enqueued work that is late, and the GPU may still be at the step before,
-// which has ended well: that one is not given up, and the next one comes after it all.
+// which has ended well. That one is not given up, and the next one comes after it all.
 class GpuDiscard : public testing::TestWithParam<fsdp_strategy> {};
 
 TEST_P(GpuDiscard, NothingIsLeftAndTheStepBeforeStaysWhicheverStreamIsLate) {

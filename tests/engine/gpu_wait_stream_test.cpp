@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fsdp_wait_stream over simulated GPUs: it comes after the stream's work, and it ends by timeout, interruption and
-// failure, after which the stream itself can end, since a failed context releases what it made the stream wait for.
+// failure. Then the stream itself can end, since a failed context releases what it made the stream wait for.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -260,7 +260,7 @@ TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
   }
 }
 
-// Two parameters that pad each other when they are cut apart, beside a group of two: some limits fit where larger ones
+// Two parameters that pad each other when they are cut apart, beside a group of two. Some limits fit where larger ones
 // do not, and some by a cut that is tried under these limits alone.
 TEST(GradParts, TheLeastIsMoreThanWhatWasTooLittle) {
   constexpr uint64_t tenth = 2048;  // of a unit

@@ -242,7 +242,7 @@ Outcome reference(const Scenario &setup);
 // in every visit. Empty if there is nothing. The norms are added in another order, and compared to 12 digits.
 std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes, const Outcome &expected);
 std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes);
-// The same of the views alone, where sums may be added in any order: the first version is what was loaded, the last one
+// The same of the views alone, where sums may be added in any order. The first version is what was loaded, the last one
 // what was read at the end, and each other one the same on every rank and in every visit.
 std::string view_difference(const Scenario &setup, const std::vector<Outcome> &outcomes);
 uint64_t hash_of(const std::vector<float> &values);

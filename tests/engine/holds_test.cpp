@@ -164,7 +164,7 @@ TEST(Holds, ARecomputeHoldKeepsTheGroupAsABackwardOneDoes) {
 }
 
 // What is gathered ahead in a backward pass is the group before, also where the recompute comes first, and its hold is
-// returned before or after the one of the backward pass is taken: each group is gathered once in each direction, and
+// returned before or after the one of the backward pass is taken. Each group is gathered once in each direction, and
 // nothing in vain.
 void expect_backward_order(fsdp_unshard_mode mode, bool returned_before) {
   Scenario scenario;

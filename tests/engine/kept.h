@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training in which a step leaves some parameters as they are, in three ways that must come to the same bits: they are
+// Training in which a step leaves some parameters as they are, in three ways that must come to the same bits. They are
 // not trained (fsdp_set_param_trainable), they are skipped without a gradient (FSDP_MISSING_GRAD_SKIP), or they are
 // given zeros, and weights and states are written back behind the step. The last one knows nothing of the others.
 #pragma once

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context and its models give back all that they took, after a good end and after every kind of bad one: descriptors,
+// A context and its models give back all that they took, after a good end and after every kind of bad one. Descriptors,
 // threads, mappings and memory are at the level of the second round after the last.
 #include <dirent.h>
 #include <gtest/gtest.h>

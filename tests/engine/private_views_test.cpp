@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // FSDP_VIEWS_PRIVATE: what a program writes into a view of weights, which it must not, is seen in that view alone, page
-// by page, until fsdp_restore_view, a publish or a discard; no bit of anything else changes.
+// by page, until fsdp_restore_view, a publish or a discard. No bit of anything else changes.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 // libFuzzer on what leaders of hosts say to each other. The leader is the library's; each input is what another one
 // says, that knows the secret and is broken or hostile: messages of each kind and of none, bytes that are no frames,
 // datagrams. Nothing is written of what is refused, no number is blamed that is no rank of the job, a connection that
-// carries no message ends with a text, and the leader goes on: its other neighbour hears its beats, and nothing that
+// carries no message ends with a text, and the leader goes on. Its other neighbour hears its beats, and nothing that
 // makes no sense.
 #include <sys/socket.h>
 

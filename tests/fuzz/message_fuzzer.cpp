@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer on what a stream of the rendezvous carries: any bytes are frames of messages, or a reason why not; and a
+// libFuzzer on what a stream of the rendezvous carries: any bytes are frames of messages, or a reason why not. A
 // message that was understood is written back as the very bytes that it came from. In the end some of each kind were
 // understood: a parser that refuses all has shown nothing.
 #include <algorithm>

@@ -73,7 +73,7 @@ TEST_F(GpuDeviceTest, ABusyGpuHoldsUpNoEnd) {
   EXPECT_GE(after + bytes / 2, before);
 }
 
-// GPU to host to GPU. The bound is far above what is to be expected (some 10 us), since machines are shared; of several
+// GPU to host to GPU. The bound is far above what is to be expected (some 10 us), since machines are shared. Of several
 // batches the one in the middle counts, since a thread may be held up in any of them.
 TEST_F(GpuDeviceTest, ALaneAnswersQuickly) {
   CudaContext context;

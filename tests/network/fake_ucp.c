@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX on a host with the devices that a test names: it says that it has them and which version it is, takes UCX_TLS as
+// UCX on a host with the devices that a test names. It says that it has them and which version it is, takes UCX_TLS as
 // UCX does, and sends over the TCP of the real libucp, which lies behind it. On standard error it says when it is
 // opened, and what it may use.
 //   FAKE_UCP_DEVICES  "rc_mlx5/mlx5_0:1 tcp/eth0 self/memory"

@@ -99,7 +99,7 @@ bool hides_work(const Place &to, const Place &from) {
          (from.kind == Place::device && to.kind == Place::pageable);
 }
 
-// Pageable memory goes through buffers of the driver's, one copy of the process at a time: one that waits for its
+// Pageable memory goes through buffers of the driver's, one copy of the process at a time. One that waits for its
 // stream holds up all others, also those of streams that it waits for (seen on an H100, driver 580.159).
 std::unique_lock<std::mutex> take_driver_buffer(bool pageable) {
   static std::mutex buffer;

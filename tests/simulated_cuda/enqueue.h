@@ -8,7 +8,7 @@
 
 namespace simulated {
 
-// cudaLaunchKernel of the simulated runtime: the kernel runs on the stream's thread in its order, or becomes a node of
+// cudaLaunchKernel of the simulated runtime. The kernel runs on the stream's thread in its order, or becomes a node of
 // the graph that the stream is being captured into, which may run it any number of times.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> kernel);
 

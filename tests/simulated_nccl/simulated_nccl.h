@@ -3,13 +3,13 @@
 // simulated CUDA runtime, and collectives are host functions on its streams. It is a shared object that the library
 // opens as it opens the real one (FSDP_NCCL_LIBRARY). Stricter than NCCL: it compares what the ranks call, and notes
 // every breach of its rules. What hurts in NCCL hurts here: an abort waits for all kernels of its GPU, and for the
-// graphs that captured something of the communicator, as finalizing does, whatever is aborted meanwhile; of ranks of
-// one process the last one to end gives back the memory of all, and waits for the GPUs of all; a call of one that
+// graphs that captured something of the communicator, as finalizing does, whatever is aborted meanwhile. Of ranks of
+// one process the last one to end gives back the memory of all, and waits for the GPUs of all. A call of one that
 // blocks waits for peers until an abort of one with which it shares its resources, and an abort of its own takes it
-// away from under its caller; a child whose split has failed is its caller's to abort; copy engines that wait for peers
-// notice no abort; an error stays on a communicator that does not block, and on no other; NCCL's own variables are
-// stronger than a configuration; a kernel that finds no room on its GPU does not start; sums go around a ring, and in
-// 16 bits are rounded at each hop; a rank that is alone has no kernels. Each is on by default, and most can be turned
+// away from under its caller. A child whose split has failed is its caller's to abort. Copy engines that wait for peers
+// notice no abort. An error stays on a communicator that does not block, and on no other. NCCL's own variables are
+// stronger than a configuration. A kernel that finds no room on its GPU does not start. Sums go around a ring, and in
+// 16 bits are rounded at each hop. A rank that is alone has no kernels. Each is on by default, and most can be turned
 // off by a knob. It says nothing about NCCL's speed, or its faults.
 //
 // Programs that do not call Control set knobs for the whole process: SIMULATED_NCCL=rank_order_sums=1,endless_room=1.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU whose work does not end, over the simulated runtime, whose cudaFree and its like then never return: what is
+// A GPU whose work does not end, over the simulated runtime, whose cudaFree and its like then never return. What is
 // destroyed returns, leaves what is in use, says so once, and gives it back if the GPU goes on after all.
 #include <atomic>
 #include <chrono>

@@ -179,7 +179,7 @@ TEST(Manifest, SequenceIsFoundInADamagedOne) {
   EXPECT_FALSE(ends_as_manifest(text.substr(0, text.size() - 1)));
 }
 
-// 10,000 tensors on 16,384 ranks, each rank with a part of each group of ten: what a rank has of a tensor is told by
+// 10,000 tensors on 16,384 ranks, each rank with a part of each group of ten. What a rank has of a tensor is told by
 // runs, so that most of the text is one line for each file.
 // A sanitizer's times say nothing: there a tenth of the tensors, and what is measured is left out.
 TEST(Manifest, StaysSmallOnManyRanks) {

@@ -168,7 +168,7 @@ inline void end_round(MessageBench &bench) {
 }
 
 // One of three ranks abandons a round while its own tasks are in the middle of a long call, at a point that differs
-// from round to round; the next round finds all ranks at the same step and gives right sums.
+// from round to round. The next round finds all ranks at the same step and gives right sums.
 inline void abandon_in_the_middle(MessageBench &bench, uint32_t rounds, std::chrono::microseconds longer) {
   Rank &rank = bench.rank;
   std::vector<float> values(1'000'000, 1.0F);

@@ -81,7 +81,7 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
 }
 
 // UCX 1.13 ends a process by assertions of its own, seldom, where a worker ends while others connect to it and the
-// machine is busy (docs/guides/ucx.md): such an end proves nothing about the library, and is tried again. Any other end
+// machine is busy (docs/guides/ucx.md). Such an end proves nothing about the library, and is tried again. Any other end
 // counts.
 template <class Run>
 std::vector<int> end_codes(const std::vector<int> &wanted, Run run) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fails on one rank is refused on all, and no rank goes on with the error before all have read it: one that left
+// What fails on one rank is refused on all, and no rank goes on with the error before all have read it. One that left
 // the job at once would be the reason that a slower one reports.
 #include <gtest/gtest.h>
 

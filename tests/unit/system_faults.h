@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that is linked with system_faults.cpp has its own openat, pwrite and so on, as far as files of checkpoints
-// use them: each call is counted, and one of them can fail, do a part, or be the process's last.
+// use them. Each call is counted, and one of them can fail, do a part, or be the process's last.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A man in the middle of two ranks passes on what they say, and changes one bit of it: what guards the bytes notices
+// A man in the middle of two ranks passes on what they say, and changes one bit of it. What guards the bytes notices
 // him, and without a guard the sums are wrong without a word.
 #include <gtest/gtest.h>
 #include <poll.h>

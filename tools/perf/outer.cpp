@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduce between hosts: two ranks that share no memory sum a buffer over TCP and by UCX, beside a TCP connection
-// that swaps as many bytes and sums nothing; over TCP also with sums of its messages, and within TLS. Each rank sends
+// that swaps as many bytes and sums nothing. Over TCP also with sums of its messages, and within TLS. Each rank sends
 // every byte once, and so does the reference. The ranks are on one host, if need be in network namespaces of their own.
 #include <fcntl.h>
 #include <sched.h>

@@ -118,7 +118,7 @@ Compute compute_beside(const Bench &bench, const Passed &communication) {
 
 namespace {
 
-// What is measured of one step after the other. A machine changes its pace: a host that lends two of its threads has
+// What is measured of one step after the other. A machine changes its pace. A host that lends two of its threads has
 // them on one core or on two, with half of the caches' and adders' work each or all of it, and moves them at any time.
 // So each step has its compute by the communication just before it, and the time of a flag tells which of them it was.
 struct StepTimes {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Puts the output of many ranks on one terminal or into one file without mixing their lines.
 //
-// A line is written whole, behind its prefix. "\r" marks a progress line, which rewrites itself: on a terminal rank 0's
-// is shown in place and cleared before any other line, and other ranks' show only their last state; in a file every
+// A line is written whole, behind its prefix. "\r" marks a progress line, which rewrites itself. On a terminal rank 0's
+// is shown in place and cleared before any other line, and other ranks' show only their last state. In a file every
 // update becomes a line.
 #pragma once
 

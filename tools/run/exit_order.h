@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks have ended, in the order in which they did: the first is the cause of the others' ends, more often than
+// Which ranks have ended, in the order in which they did. The first is the cause of the others' ends, more often than
 // not, and neither process ids nor the order of waiting for them tell it.
 #pragma once
 

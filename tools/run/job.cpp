@@ -201,9 +201,9 @@ class Job {
     }
   }
 
-  // Each in the order in which they ended. Of those that failed by themselves the first is the cause, but for this: no
-  // rank gets SIGKILL because a peer has failed, so a rank that got it is the cause, even if the others were faster to
-  // end.
+  // Each in the order in which they ended. Of those that failed by themselves the first is the cause, with one
+  // exception. No rank gets SIGKILL because a peer has failed, so a rank that got it is the cause, even if the others
+  // were faster to end.
   void check_exits() {
     for (const size_t r : exits_.take()) {
       const auto exit = ranks_[r].process.poll_exit();
