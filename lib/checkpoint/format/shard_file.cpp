@@ -3,20 +3,17 @@
 #include "checkpoint/format/shard_file.h"
 
 #include <algorithm>
+#include <charconv>
 #include <numeric>
 #include <string_view>
 #include <unordered_set>
 
-#include "base/text.h"
-#include "checkpoint/format/json_document.h"
-
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <algorithm>
-#include <charconv>
-
 #include "base/checked.h"
+#include "base/text.h"
+#include "checkpoint/format/json_document.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -79,10 +76,6 @@ std::vector<uint64_t> BlockSums::finish() {
   XXH3_64bits_reset(&state_->state);
   return std::exchange(sums_, {});
 }
-
-}  // namespace fsdp::checkpoint
-
-namespace fsdp::checkpoint {
 
 namespace {
 

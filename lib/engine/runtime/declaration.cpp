@@ -7,6 +7,12 @@
 #include <utility>
 #include <vector>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/dtype.h"
+#include "transport/exchange.h"
+
 namespace fsdp::engine {
 
 namespace {
@@ -130,19 +136,11 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
   return violations;
 }
 
-}  // namespace fsdp::engine
+// -- ranks that declared different models learn it at the seal, not from wrong numbers later --
+//
+// Each writes its declaration as lines. A hash tells whether all agree; only if not the lines travel, to find the first
+// difference.
 
-// Ranks that declared different models must learn it at the seal, not from wrong numbers later. Each writes its
-// declaration as lines; a hash tells whether all agree, and only if not the lines travel to find the first difference.
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-#include "base/dtype.h"
-#include "engine/runtime/declaration.h"
-#include "transport/exchange.h"
-
-namespace fsdp::engine {
 namespace {
 
 std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param) {
