@@ -107,6 +107,16 @@ void give_up(FormingWatch &watch) noexcept {
 
 }  // namespace forming
 
+void Branches::tell_last(const message::Message &word) noexcept {
+  try {
+    queue(message::share(word));
+    const auto end = std::chrono::steady_clock::now() + forming::farewell;
+    for (Branch &branch : all_)
+      if (branch.stream.speaks()) forming::flush_soon(branch.stream, end);
+  } catch (...) {  // see the header
+  }
+}
+
 bool host_is_silent(int code) noexcept { return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH; }
 
 Error lost_contact(const std::string &one, const std::string &other) {
@@ -276,24 +286,14 @@ Error RootFormingWatch::settle(const Error &error) {
   }
   message::Refusal word = report_of(*end_, 0);
   word.party = -1;
-  tell(word);
+  branches_.tell_last(word);
   return *end_;
-}
-
-void RootFormingWatch::tell(const message::Message &word) noexcept {
-  try {
-    branches_.queue(message::share(word));
-    const auto end = Clock::now() + forming::farewell;
-    for (Branch &branch : branches_.all())
-      if (branch.stream.speaks()) forming::flush_soon(branch.stream, end);
-  } catch (...) {  // no memory: the end of the connections says that something is wrong
-  }
 }
 
 void RootFormingWatch::finish() noexcept {
   finished_ = true;
   waiter_.set_wait_task(nullptr);
-  tell(message::Formed{});
+  branches_.tell_last(message::Formed{});
   branches_.clear();
 }
 

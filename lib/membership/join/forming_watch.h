@@ -54,6 +54,9 @@ class Branches {
   void queue(const SharedFrame &frame);
   // True when all has gone, or will never go.
   bool flush();
+  // For a short while, since none is listened to any more. No memory: the ends of the connections say that something is
+  // wrong.
+  void tell_last(const message::Message &word) noexcept;
   void clear() { all_.clear(); }
 
  private:
@@ -139,7 +142,6 @@ class RootFormingWatch final : public FormingWatch {
   bool obey(Branch &branch, Frame &frame);
   void check_end(Branch &branch);
   void lose(const Branch &branch);
-  void tell(const message::Message &word) noexcept;
   void report(const Error &error);
   Error conclude() const;
 

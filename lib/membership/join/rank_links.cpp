@@ -31,6 +31,14 @@ Fd duplicate(const Fd &file) {
   return copy;
 }
 
+std::optional<Fd> take_from(std::vector<std::pair<Parcel, Fd>> &mailbox, const Parcel &parcel) {
+  const auto found = std::ranges::find(mailbox, parcel, &std::pair<Parcel, Fd>::first);
+  if (found == mailbox.end()) return {};
+  Fd file = std::move(found->second);
+  mailbox.erase(found);
+  return file;
+}
+
 }  // namespace
 
 LocalJob::LocalJob(uint32_t size)
@@ -51,13 +59,7 @@ void LocalJob::send(uint32_t to_rank, Parcel parcel, Fd file) {
 
 std::optional<Fd> LocalJob::take(uint32_t rank, Parcel parcel) {
   std::lock_guard lock(mutex_);
-  auto &mailbox = mailboxes_[rank];
-  const auto found =
-      std::find_if(mailbox.begin(), mailbox.end(), [&](const auto &entry) { return entry.first == parcel; });
-  if (found == mailbox.end()) return {};
-  Fd file = std::move(found->second);
-  mailbox.erase(found);
-  return file;
+  return take_from(mailboxes_[rank], parcel);
 }
 
 // Something may have come between the look and this: the limit makes up for it.
@@ -130,12 +132,7 @@ void ProcessLinks::read_inbox() {
 
 std::optional<Fd> ProcessLinks::take(Parcel parcel) {
   read_inbox();
-  const auto found =
-      std::find_if(arrived_.begin(), arrived_.end(), [&](const auto &entry) { return entry.first == parcel; });
-  if (found == arrived_.end()) return {};
-  Fd file = std::move(found->second);
-  arrived_.erase(found);
-  return file;
+  return take_from(arrived_, parcel);
 }
 
 void ProcessLinks::sleep(uint32_t ms) { await_readable(inbox_, static_cast<int>(ms)); }

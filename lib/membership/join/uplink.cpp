@@ -81,7 +81,7 @@ void Uplink::end(const Error &error) {
   const message::Refusal word{error.status, error.rank, error.message};
   if (admission_) admission_->dismiss(word);
   admission_.reset();
-  tell_below(word);
+  below_.tell_last(word);
 }
 
 // -- from above --
@@ -259,21 +259,11 @@ void Uplink::tell_above(const message::Message &word) noexcept {
   }
 }
 
-void Uplink::tell_below(const message::Message &word) noexcept {
-  try {
-    below_.queue(message::share(word));
-    const auto until = Clock::now() + forming::farewell;
-    for (Branch &branch : below_.all())
-      if (branch.stream.speaks()) forming::flush_soon(branch.stream, until);
-  } catch (...) {  // no memory: the ends of the connections say that something is wrong
-  }
-}
-
 void Uplink::finish() noexcept {
   finished_ = true;
   waiter_.set_wait_task(nullptr);
   if (up_.open()) tell_above(message::Formed{});
-  tell_below(message::Formed{});
+  below_.tell_last(message::Formed{});
   up_ = FrameStream();
   below_.clear();
 }

@@ -70,7 +70,6 @@ class Uplink final : public FormingWatch {
   void end(const Error &error);
   void await_word(Clock::duration time);
   void tell_above(const message::Message &word) noexcept;
-  void tell_below(const message::Message &word) noexcept;
   std::string own_text() const;
   std::string above_text() const;
 
