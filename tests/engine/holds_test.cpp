@@ -259,6 +259,33 @@ TEST(Holds, AResidentGroupMayBeHeldAllTheWay) {
   });
 }
 
+// A group of n is gathered once for all k micro-batches, where each of them else gathers n forward and n - 1 backward.
+TEST(Holds, ResidentGroupsHeldOverMicrobatchesAreGatheredOnceAStep) {
+  constexpr uint32_t groups = 4, microbatches = 3;
+  Scenario scenario;
+  scenario.ranks = 2;
+  scenario.steps = 1;
+  scenario.microbatches = microbatches;
+  scenario.model.unshard_mode = FSDP_UNSHARD_COPIED;
+  scenario.groups = equal_groups(groups, 32, 16);
+  EXPECT_EQ(train_threads(scenario)[0].stats.gathers, uint64_t{2 * groups - 1} * microbatches);
+
+  for (GroupDef &group : scenario.groups) group.options.flags = FSDP_GROUP_RESIDENT;
+  const auto expected = reference(scenario).weights;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    for (fsdp_group *group : rank.groups) FSDP(fsdp_unshard(group, FSDP_FORWARD, 0, nullptr));
+    for (uint32_t microbatch = 0; microbatch < microbatches; ++microbatch) backward(rank, 0, microbatch, nullptr);
+    for (fsdp_group *group : rank.groups) FSDP(fsdp_reshard(group, FSDP_FORWARD, 0, nullptr));
+    REQUIRE(rank.stats().gathers == groups);
+    FSDP(fsdp_finish_grads(rank.model, scenario.scale, 0, nullptr));
+    update(rank);
+    REQUIRE(same_bits(rank.read_all(), expected));
+    FSDP(fsdp_close_context(context));
+  });
+}
+
 TEST(Holds, AResidentGroupIsGatheredOnceAStep) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     Scenario scenario;
