@@ -4,6 +4,7 @@
 
 Every rule is also run on a small bad tree, so that a rule which no longer finds anything fails.
 """
+import fnmatch
 import json
 import re
 import subprocess
@@ -200,6 +201,36 @@ def words_read_once(root):
             yield f"{found.count(kind)} of '{kind}' in comments and documents, more than {most} (tools/dev/plain_words.py --list)"
 
 
+# An include behind a namespace is the seam of two files that were put into one. for_each.h is read by a compiler of the
+# GPU first, and includes what the host's needs later.
+SEAMS = {"lib/device/cuda/for_each.h"}
+
+
+def includes_come_first(root):
+    for path, name, text in source_files(root, "lib", "tools"):
+        opened = re.search(r"^namespace fsdp[\w:]* \{", text, re.M)
+        for include in re.finditer(r"^#\s*include\s+\S+", text, re.M) if opened and name not in SEAMS else ():
+            if include.start() > opened.start() and "HWY" not in text:  # foreach_target.h reads a kernel's file again
+                yield f"{name} has {include[0]} behind a namespace: move it to the top"
+
+
+def filters_match(root):
+    """Each part of a --gtest_filter in a meson.build is in the name of a test."""
+    sources = [text for path, _, text in source_files(root, "tests") if path.suffix in {".cpp", ".h"}]
+    names = {f"{suite}.{test}" for text in sources
+             for suite, test in re.findall(r"^(?:TYPED_)?TEST(?:_[FP])?\((\w+),\s*(\w+)\)", text, re.M)}
+    prefixes = set(re.findall(r"INSTANTIATE_TEST_SUITE_P\((\w+)", "\n".join(sources)))
+    known = " ".join(names | prefixes)
+    for path in sorted((root / "tests").rglob("meson.build")):
+        text = path.read_text(encoding="utf-8")
+        filters = re.findall(r"--gtest_filter=([^'\"]+)'", text) + re.findall(r"'\w+': '([^'/ ]*[*][^'/ ]*)'", text)
+        for part in {part for one in filters for part in re.split(r"[:-]", one) if part and "@" not in part}:
+            whole = part.split("/")[-1] if part.split("/")[0].strip("*") in prefixes else part
+            in_names = fnmatch.filter(names, whole) if "." in part else all(word in known for word in re.split(r"[*/]+", part))
+            if not in_names:
+                yield f"{path.relative_to(root).as_posix()} has the filter {part}, which no test's name has"
+
+
 # Metaphors that had to be learnt. docs/glossary.md has the words for what they meant.
 RETIRED = {"Porch", "Door", "Doors", "Entrance", "Vigil", "HostVigil", "Court", "Mirror", "Deputy", "Chore", "Duty", "Lookout", "Threshold"}
 
@@ -357,6 +388,8 @@ RULES = {
     one_list_of_settings: ("lib/base/bad.cpp", 'const char *text = std::getenv("FSDP_BAD");\n'),
     folders_of_their_own: ("tests/bad.cpp", '  open("/nonexistent");\n'),
     plain_comments: ("lib/base/bad.h", "// SPDX\n// Whoever waits here sleeps.\n"),
+    includes_come_first: ("lib/base/bad.cpp", "namespace fsdp {\n}\n#include <vector>\n"),
+    filters_match: ("tests/bad/meson.build", "test('bad', bad, args: '--gtest_filter=Nothing.HasThisName')\n"),
     words_read_once: ("lib/base/bad.h", "// Somebody asks whoever knows. Nobody does.\n"),
     retired_names: ("lib/base/bad.h", "class Porch {\n};\n"),
     license_lines: ("lib/base/bad.h", "// no license here\n"),
