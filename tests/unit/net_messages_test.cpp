@@ -4,10 +4,12 @@
 
 #include <map>
 
+#include "base/settings.h"
 #include "membership/seat.h"
 #include "net_ranks.h"
 #include "transport/hierarchy/team.h"
 #include "transport/names.h"
+#include "transport/net.h"
 
 namespace fsdp::transport::test {
 namespace {
@@ -182,6 +184,17 @@ TEST(NetMessages, ScratchIsWhatItSays) {
       require(mine.net->scratch_bytes(ranks) <= 64 << 20, fmt::format("{} ranks", ranks));
     rank.meet();
   }));
+}
+
+// fsdp-info shows the text of the list; what holds is another place's constant.
+TEST(NetOptions, TheListShowsTheChunkThatHolds) {
+  ::unsetenv("FSDP_NET_CHUNK_BYTES");
+  for (const Setting &one : settings())
+    if (std::string(one.name) == "FSDP_NET_CHUNK_BYTES") {
+      EXPECT_EQ(std::to_string(read_net_chunk_bytes()), one.otherwise);
+      return;
+    }
+  FAIL() << "the list lacks FSDP_NET_CHUNK_BYTES";
 }
 
 TEST(NetOptions, AreChecked) {
