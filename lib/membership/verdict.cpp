@@ -9,25 +9,25 @@
 namespace fsdp::membership {
 namespace {
 
-fsdp_status status_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::mismatch: return FSDP_MISMATCH;
-    case Verdict::timeout: return FSDP_TIMEOUT;
+fsdp_status status_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::mismatch: return FSDP_MISMATCH;
+    case FailureKind::timeout: return FSDP_TIMEOUT;
     default: return FSDP_PEER_FAILED;
   }
 }
 
 // For the unlikely case that the rank that gave the verdict died before it had written the text.
-std::string short_text(Verdict verdict, int32_t rank) {
-  switch (verdict) {
-    case Verdict::died: return format_text("rank {} died", rank);
-    case Verdict::left: return format_text("rank {} left the job", rank);
-    case Verdict::aborted: return format_text("rank {} aborted", rank);
-    case Verdict::destroyed: return format_text("rank {} destroyed its context", rank);
-    case Verdict::mismatch: return format_text("rank {} called something else than its peers", rank);
-    case Verdict::timeout: return format_text("rank {} has not come in time", rank);
-    case Verdict::stopped: return format_text("rank {} does not respond", rank);
-    case Verdict::cut: return "the network between nodes is cut";
+std::string short_text(FailureKind kind, int32_t rank) {
+  switch (kind) {
+    case FailureKind::died: return format_text("rank {} died", rank);
+    case FailureKind::left: return format_text("rank {} left the job", rank);
+    case FailureKind::aborted: return format_text("rank {} aborted", rank);
+    case FailureKind::destroyed: return format_text("rank {} destroyed its context", rank);
+    case FailureKind::mismatch: return format_text("rank {} called something else than its peers", rank);
+    case FailureKind::timeout: return format_text("rank {} has not come in time", rank);
+    case FailureKind::stopped: return format_text("rank {} does not respond", rank);
+    case FailureKind::cut: return "the network between nodes is cut";
     default: return format_text("rank {} failed", rank);
   }
 }
@@ -60,7 +60,7 @@ std::string rank_list(std::span<const uint32_t> ranks) {
   return format_text("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
 }
 
-Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noexcept {
+Accusation accuse_rank(FailureKind kind, uint32_t rank, const std::string &text) noexcept {
   Accusation accusation;
   accusation.kind = kind;
   accusation.rank = static_cast<int32_t>(rank);
@@ -69,7 +69,7 @@ Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noe
   return accusation;
 }
 
-Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept {
+Accusation accuse_ranks(FailureKind kind, std::span<const uint32_t> ranks, const std::string &text) noexcept {
   Accusation accusation = accuse_rank(kind, ranks.front(), text);
   for (const uint32_t rank : ranks) accusation.ranks.add(rank);
   return accusation;
@@ -77,16 +77,25 @@ Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std
 
 std::string death_text(const RankSet &ranks) { return rank_list(ranks.list()) + " died"; }
 
+Accusation accuse_death(uint32_t rank) {
+  return accuse_rank(FailureKind::died, rank, format_text("rank {} died", rank));
+}
+
 Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what) {
   Accusation accusation =
-      accuse_rank(Verdict::died, ranks.list().front(), where + (what.empty() ? death_text(ranks) : what));
+      accuse_rank(FailureKind::died, ranks.list().front(), where + (what.empty() ? death_text(ranks) : what));
   accusation.ranks = ranks;
   accusation.where_bytes = static_cast<uint32_t>(where.size());
   return accusation;
 }
 
+bool is_believable(const Accusation &accusation, uint32_t world_size) {
+  return accusation.kind > FailureKind::none && accusation.kind <= FailureKind::destroyed && accusation.rank >= -1 &&
+         accusation.rank < static_cast<int32_t>(world_size) && accusation.ranks.within(world_size);
+}
+
 Error error_of(const Accusation &accusation, uint32_t self) {
-  const bool own_abort = accusation.kind == Verdict::aborted && accusation.rank == static_cast<int32_t>(self);
+  const bool own_abort = accusation.kind == FailureKind::aborted && accusation.rank == static_cast<int32_t>(self);
   // A peer may have written any other number.
   const bool known = accusation.origin == FSDP_ORIGIN_UCX || accusation.origin == FSDP_ORIGIN_OS;
   std::string text = accusation.copy_text();

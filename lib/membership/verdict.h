@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank or link is to blame for the end of a job, and why: what a verdict says, in memory that processes share and
-// on the wire between nodes alike.
+// Which rank or link is to blame for the end of a job, and why. A rank reports what it has found out, and one place
+// turns the reports into the verdict that all ranks give: rank 0 while the job forms, the coordinator while it runs.
+// Reports and verdicts are the same in memory that processes share, on the unix socket of a host, and between hosts.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,7 @@
 namespace fsdp::membership {
 
 // destroyed: a rank has destroyed its context without closing it, which concerns only ranks that wait for it.
-enum class Verdict : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
+enum class FailureKind : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
 
 // As many as a job may have; see factory.cpp.
 class RankSet {
@@ -58,10 +59,10 @@ struct CutLink {
 struct Accusation {
   static constexpr uint32_t most_links = 64;
 
-  Verdict kind = Verdict::none;
+  FailureKind kind = FailureKind::none;
   int32_t rank = -1;         // what Error.rank will say: the first of the ranks to blame; -1: none, a link is
   uint32_t where_bytes = 0;  // how much of the text is about the place: "reduce_scatter of 'layer.3' (#17): "
-  uint32_t link_count = 0;   // of Verdict::cut
+  uint32_t link_count = 0;   // of FailureKind::cut
   fsdp_origin origin = FSDP_ORIGIN_FSDP;  // the code base that origin_code is of
   int32_t origin_code = 0;
   CutLink links[most_links] = {};
@@ -74,14 +75,29 @@ struct Accusation {
   std::string what() const;  // the text behind that
 };
 
-Accusation accuse_rank(Verdict kind, uint32_t rank, const std::string &text) noexcept;
+// Goes up, to the place that decides.
+struct Report {
+  static constexpr uint32_t kind = 103;
+  Accusation accusation;
+  int32_t last_of = -1;  // while the job forms: the rank that gives up with this report; -1: its sender goes on
+};
+// Goes down, to all ranks.
+struct Verdict {
+  static constexpr uint32_t kind = 104;
+  Accusation accusation;
+};
+
+Accusation accuse_rank(FailureKind kind, uint32_t rank, const std::string &text) noexcept;
 // The first is the one that Error.rank names.
-Accusation accuse_ranks(Verdict kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
+Accusation accuse_ranks(FailureKind kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
 // where: the operation in which it was found out, for messages; may be empty. what: more than that they died, or empty.
+Accusation accuse_death(uint32_t rank);
 Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what = {});
 std::string death_text(const RankSet &ranks);
 // The error that rank `self` reports for it.
 Error error_of(const Accusation &accusation, uint32_t self);
+// A peer wrote it: are its kind and its ranks those of a job of so many ranks?
+bool is_believable(const Accusation &accusation, uint32_t world_size);
 // "rank 3", "ranks 3, 5"
 std::string rank_list(std::span<const uint32_t> ranks);
 

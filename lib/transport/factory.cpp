@@ -181,13 +181,7 @@ std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeti
 }
 
 // The ranks of this host, which may wait in memory for this one. Without effect if they know.
-void tell_host(Seat &seat, const Error &error) {
-  const auto word = report_of(error, seat.rank);
-  Accusation accusation = accuse_rank(word.status == FSDP_TIMEOUT ? Verdict::timeout : Verdict::failed,
-                                      word.rank < 0 ? seat.rank : static_cast<uint32_t>(word.rank), word.text);
-  if (word.rank < 0) accusation.rank = -1;
-  seat.control.decide(accusation);
-}
+void tell_host(Seat &seat, const Error &error) { seat.control.decide(accusation_of(error, seat.rank)); }
 
 }  // namespace
 

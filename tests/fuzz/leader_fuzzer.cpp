@@ -58,12 +58,12 @@ class Input {
   std::span<const uint8_t> rest_;
 };
 
-constexpr size_t size_of(tree::LinkKind kind) {
-  switch (kind) {
+constexpr size_t size_of(uint32_t kind) {
+  if (kind == Report::kind) return sizeof(Report);
+  if (kind == Verdict::kind) return sizeof(Verdict);
+  switch (static_cast<tree::LinkKind>(kind)) {
     case tree::LinkKind::hello: return sizeof(tree::LinkHello);
     case tree::LinkKind::beat: return sizeof(tree::Beat);
-    case tree::LinkKind::report: return sizeof(tree::Report);
-    case tree::LinkKind::verdict: return sizeof(tree::VerdictMessage);
     case tree::LinkKind::states: return sizeof(tree::RankState);
     case tree::LinkKind::goodbye: return sizeof(tree::Goodbye);
     case tree::LinkKind::post: return sizeof(tree::Post);
@@ -77,7 +77,7 @@ constexpr size_t size_of(tree::LinkKind kind) {
 Frame read_frame(Input &input) {
   const uint32_t said = input.number();
   const uint32_t kind = said < 8 ? static_cast<uint32_t>(tree::LinkKind::hello) + said : said;
-  const size_t wanted = input.number<uint16_t>() % 20'000, right = size_of(static_cast<tree::LinkKind>(kind));
+  const size_t wanted = input.number<uint16_t>() % 20'000, right = size_of(kind);
   Frame frame{kind, std::vector<std::byte>(wanted ? wanted - 1 : right, static_cast<std::byte>(input.number()))};
   for (int runs = input.number() % 8; runs > 0; --runs) {
     const size_t at = input.number<uint16_t>() % (frame.body.size() + 1);
@@ -152,8 +152,7 @@ class Play {
     scene_.drain(ends);
     if (known) check_end(frame, ends);
     note(frame, views, accused);
-    may_blame_ |= frame.kind == static_cast<uint32_t>(tree::LinkKind::verdict) ||
-                  frame.kind == static_cast<uint32_t>(tree::LinkKind::report);
+    may_blame_ |= frame.kind == Verdict::kind || frame.kind == Report::kind;
   }
   // The first frame of a connection that the leader has to let in, or has asked to be let in by.
   void await_answer() {
@@ -175,7 +174,7 @@ class Play {
     if (frame.kind == static_cast<uint32_t>(tree::LinkKind::states)) return scene_.tells_of(rank) && names(frame, rank);
     const bool one = frame.kind == static_cast<uint32_t>(tree::LinkKind::post) ||
                      frame.kind == static_cast<uint32_t>(tree::LinkKind::wait_text);
-    return one && frame.body.size() == size_of(static_cast<tree::LinkKind>(frame.kind)) && number_at(frame, 0) == rank;
+    return one && frame.body.size() == size_of(frame.kind) && number_at(frame, 0) == rank;
   }
   static uint32_t number_at(const Frame &frame, size_t at) {
     uint32_t number = 0;
@@ -207,8 +206,9 @@ class Play {
   static bool is_message(const Frame &frame) {
     const auto kind = static_cast<tree::LinkKind>(frame.kind);
     if (kind == tree::LinkKind::states) return !frame.body.empty() && frame.body.size() % sizeof(tree::RankState) == 0;
-    if (kind == tree::LinkKind::hello || size_of(kind) == 0 || frame.body.size() != size_of(kind)) return false;
-    if (kind != tree::LinkKind::report && kind != tree::LinkKind::verdict) return true;
+    const size_t right = size_of(frame.kind);
+    if (kind == tree::LinkKind::hello || right == 0 || frame.body.size() != right) return false;
+    if (frame.kind != Report::kind && frame.kind != Verdict::kind) return true;
     Accusation accusation;
     std::memcpy(static_cast<void *>(&accusation), frame.body.data(), sizeof accusation);
     return is_verdict(accusation);
@@ -233,9 +233,8 @@ class Play {
     };
     seen.states += changed(&RankView::membership) || changed(&RankView::looks);
     seen.posts += changed(&RankView::post_turn);
-    seen.verdicts +=
-        frame.kind == static_cast<uint32_t>(tree::LinkKind::verdict) && !accused && scene_.control().accused();
-    seen.reports += frame.kind == static_cast<uint32_t>(tree::LinkKind::report) && is_message(frame);
+    seen.verdicts += frame.kind == Verdict::kind && !accused && scene_.control().accused();
+    seen.reports += frame.kind == Report::kind && is_message(frame);
     scene_.control().waits().texts().for_each([&](uint32_t rank, uint32_t) {
       require(rank < world_size && scene_.plan().node_of[rank] != scene_.plan().node());
       ++seen.texts;
@@ -276,7 +275,7 @@ class Play {
   void suspect() {
     may_blame_ = true;
     const uint32_t rank = input_.number() % world_size;
-    scene_.control().accuse(accuse_rank(Verdict::failed, rank, "a rank of this host suspects it"));
+    scene_.control().accuse(accuse_rank(FailureKind::failed, rank, "a rank of this host suspects it"));
     scene_.round(0);
   }
   void hang_up() {

@@ -318,8 +318,8 @@ void Scene::hear_honest() {
 // A leader passes nothing on that it would not believe.
 void Scene::check_heard(const Frame &frame) {
   if (tree::as<tree::Beat>(frame)) return void(++beats_);
-  if (const auto report = tree::as<tree::Report>(frame)) return require(is_verdict(report->accusation));
-  if (const auto verdict = tree::as<tree::VerdictMessage>(frame)) return require(is_verdict(verdict->accusation));
+  if (const auto report = tree::as<Report>(frame)) return require(is_verdict(report->accusation));
+  if (const auto verdict = tree::as<Verdict>(frame)) return require(is_verdict(verdict->accusation));
   if (const auto post = tree::as<tree::Post>(frame))
     return require(post->rank < world_size && (post->to < world_size || post->to == tree::Post::everybody));
   if (const auto text = tree::as<tree::WaitText>(frame)) return require(text->rank < world_size);
@@ -339,7 +339,7 @@ bool Scene::honest_may_hear_of(const tree::RankState &state) const {
 bool is_verdict(const Accusation &accusation) {
   RankSet all;
   for (uint32_t rank = 0; rank < world_size; ++rank) all.add(rank);
-  return accusation.kind >= Verdict::died && accusation.kind <= Verdict::destroyed && accusation.rank >= -1 &&
+  return accusation.kind >= FailureKind::died && accusation.kind <= FailureKind::destroyed && accusation.rank >= -1 &&
          accusation.rank < static_cast<int32_t>(world_size) && all.contains(accusation.ranks);
 }
 

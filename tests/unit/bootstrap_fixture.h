@@ -73,7 +73,7 @@ struct RanksByHand {
     for (;;) {
       const Fd socket = meet();
       join(socket, rank);
-      const auto refusal = hear<wire::RefusalPacket>(socket);
+      const auto refusal = hear<wire::RefusedPacket>(socket);
       if (refusal && std::string(refusal->text).find("already") != std::string::npos) return;
       std::this_thread::sleep_for(1ms);
     }
@@ -81,14 +81,14 @@ struct RanksByHand {
 };
 
 // Runs one rank in a child; it writes how its joining ended.
-struct Report {
+struct Outcome {
   std::atomic<int32_t> status, rank;
   std::atomic<int64_t> ended_ns;
   char text[512];
   char logged[1024];
 };
 
-class Bootstrap : public ReportedProcesses<Report>, protected RanksByHand {
+class Bootstrap : public ReportedProcesses<Outcome>, protected RanksByHand {
  protected:
   void SetUp() override {
     ReportedProcesses::SetUp();
@@ -97,7 +97,7 @@ class Bootstrap : public ReportedProcesses<Report>, protected RanksByHand {
 
   // denied: a system call that its kernel denies, by number.
   size_t start(WorldOptions world, std::optional<long> denied = {}) {
-    return run([&](Report &report) {
+    return run([&](Outcome &report) {
       RankOptions rank_options;
       rank_options.timeout_ms = world.timeout_ms;
       Rank rank(rank_options);

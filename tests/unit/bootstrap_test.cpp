@@ -18,12 +18,12 @@ TEST(Packet, TheLastWordBeforeAResetIsHeard) {
   const Fd near(pair[0]);
   Fd far(pair[1]);
   ASSERT_EQ(send_packet(near, "unread", 6), Sent::yes);
-  const auto word = wire::make_refusal(FSDP_PEER_FAILED, 2, "rank 2 died");
+  const auto word = wire::make_refused(FSDP_PEER_FAILED, 2, "rank 2 died");
   ASSERT_EQ(send_packet(far, &word, sizeof word), Sent::yes);
   far.reset();
   const auto heard = receive_packet(near);
-  ASSERT_TRUE(heard && heard->as<wire::RefusalPacket>());
-  EXPECT_STREQ(heard->as<wire::RefusalPacket>()->text, "rank 2 died");
+  ASSERT_TRUE(heard && heard->as<wire::RefusedPacket>());
+  EXPECT_STREQ(heard->as<wire::RefusedPacket>()->text, "rank 2 died");
   const auto end = receive_packet(near);
   ASSERT_TRUE(end);
   EXPECT_EQ(end->bytes, 0u);
@@ -147,9 +147,9 @@ TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
   const int64_t died_ns = now_ns();
   finish();
   expect_death({zero, one}, 2, died_ns);
-  const auto refusal = hear<wire::RefusalPacket>(late);
-  ASSERT_TRUE(refusal);
-  EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
+  const auto told = hear<wire::VerdictPacket>(late);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->verdict.accusation.copy_text(), "rank 2 died before the job had formed");
 }
 
 // About to join when another one dies, but not yet proven: else it would look for rank 0 until its timeout.
@@ -164,10 +164,10 @@ TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   answer(late, options.secret);
   EXPECT_TRUE(hear<wire::Proof>(late));
   join(late, 3);
-  const auto refusal = hear<wire::RefusalPacket>(late);
-  ASSERT_TRUE(refusal);
-  EXPECT_EQ(refusal->rank, 2);
-  EXPECT_STREQ(refusal->text, "rank 2 died before the job had formed");
+  const auto told = hear<wire::VerdictPacket>(late);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->verdict.accusation.rank, 2);
+  EXPECT_EQ(told->verdict.accusation.copy_text(), "rank 2 died before the job had formed");
   finish();
   expect(zero, FSDP_PEER_FAILED, "rank 2 died");
   expect(one, FSDP_PEER_FAILED, "rank 2 died");
@@ -201,7 +201,7 @@ TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
   other.wire_version = wire_version + 1;
   std::strncpy(other.library, "9.8.7", sizeof other.library);
   send_packet(socket, &other, sizeof other);
-  const auto refusal = hear<wire::RefusalPacket>(socket);
+  const auto refusal = hear<wire::RefusedPacket>(socket);
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->status, FSDP_MISMATCH);
   EXPECT_NE(std::string(refusal->text)

@@ -137,9 +137,8 @@ TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   Rank rank;
   auto seat = create_lone_seat(0, 2, rank.waiter, rank.failure);
   NodeLeader leader(*seat, plan(0), std::move(of_host), open_leader_listener("127.0.0.1"));
-  tree::VerdictMessage lie{};
-  lie.accusation = accuse_rank(Verdict::failed, 1, "a lie");
-  const auto forged = write_frame(static_cast<uint32_t>(lie.kind), tree::bytes_of(lie));
+  const Verdict lie{accuse_rank(FailureKind::failed, 1, "a lie")};
+  const auto forged = write_frame(Verdict::kind, tree::bytes_of(lie));
   for (int i = 0; i < 2; ++i) ::send(of_guest.at(0).socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
   for (int i = 0; i < 300 && !seat->control.accused(); ++i) leader.run(-1, 10);
   for (int i = 0; i < 3; ++i) leader.run(-1, 1);
@@ -150,7 +149,7 @@ TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
       << verdict.copy_text();
   EXPECT_EQ(transport::error_of(verdict, 0).status, FSDP_PEER_FAILED);
   while (const auto frame = of_guest.at(0).receive(soon())) {
-    const auto told = tree::as<tree::VerdictMessage>(*frame);
+    const auto told = tree::as<Verdict>(*frame);
     if (!told) continue;
     EXPECT_EQ(told->accusation.copy_text(), verdict.copy_text());
     return;

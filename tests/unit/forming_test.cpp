@@ -77,10 +77,10 @@ TEST_F(Forming, ARankThatDiesAfterTheRosterIsNamed) {
   await_meeting();
   const int64_t died_ns = now_ns();
   two = FrameStream();
-  const auto word = hear<message::Refusal>(three);
-  ASSERT_TRUE(word);
-  EXPECT_EQ(word->rank, 2);
-  EXPECT_EQ(word->status, FSDP_PEER_FAILED);
+  const auto told = hear<Verdict>(three);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->accusation.rank, 2);
+  EXPECT_EQ(membership::error_of(told->accusation, 3).status, FSDP_PEER_FAILED);
   expect_told({zero, one}, 2, "rank 2 on far died before the job had formed", died_ns);
 }
 
@@ -110,7 +110,7 @@ TEST_F(Forming, ARankThatGivesUpSaysWhy) {
   join_by_hand();
   await_meeting();
   const int64_t ended_ns = now_ns();
-  two.queue(message::share(report_of(Error(FSDP_INTERRUPTED, "enough"), 2)));
+  two.queue(message::share(Report{accusation_of(Error(FSDP_INTERRUPTED, "enough"), 2), 2}));
   EXPECT_TRUE(two.flush());
   expect_told({zero, one}, 2, "gave up before the job had formed: enough", ended_ns);
 }
@@ -122,7 +122,7 @@ TEST_F(Forming, TheDeadAreBlamedBeforeRanksThatEndedBecauseOfThem) {
   await_meeting();
   const int64_t died_ns = now_ns();
   at_the_same_time([&] {
-    two.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 1, "rank 1 did not connect"}));
+    two.queue(message::share(Report{accuse_rank(FailureKind::failed, 1, "rank 1 did not connect")}));
     EXPECT_TRUE(two.flush());
     three = FrameStream();
   });
@@ -163,13 +163,13 @@ TEST_F(Forming, AFrameThatIsForgedBlamesNoRank) {
   start_two();
   join_by_hand();
   await_meeting();
-  const auto forged = message::write(message::Refusal{FSDP_ABORTED, 3, "a lie"});
+  const auto forged = message::write(Report{accuse_rank(FailureKind::aborted, 3, "a lie"), 2});
   const int64_t since_ns = now_ns();
   for (int i = 0; i < 2; ++i) ::send(two.socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
   for (FrameStream *stream : {&two, &three}) {
-    const auto word = hear<message::Refusal>(*stream);
-    ASSERT_TRUE(word);
-    EXPECT_EQ(word->rank, -1);
+    const auto told = hear<Verdict>(*stream);
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->accusation.rank, -1);
   }
   expect_told({zero, one}, -1, "cannot hear rank 2 (host far) before the job has formed: what came was not said by",
               since_ns);
@@ -187,10 +187,10 @@ TEST_F(Forming, ARankInTheHandshakeIsToldWhyTheJobFails) {
   await_end(one);  // rank 0 has told it
   three = prove_to(std::move(socket), Role::guest);
   introduce(three, 3);
-  const auto word = hear<message::Refusal>(three);
-  ASSERT_TRUE(word);
-  EXPECT_EQ(word->rank, 2);
-  EXPECT_EQ(word->text, "rank 2 on far died before the job had formed");
+  const auto told = hear<Verdict>(three);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->accusation.rank, 2);
+  EXPECT_EQ(told->accusation.copy_text(), "rank 2 on far died before the job had formed");
   finish();
 }
 
@@ -199,7 +199,7 @@ TEST_F(Forming, AnotherLibraryIsRefusedByBothVersions) {
   two = enter();
   two.queue(message::share(message::Hello{wire_version + 1, 2, "9.8.7"}));
   EXPECT_TRUE(two.flush());
-  const auto word = hear<message::Refusal>(two);
+  const auto word = hear<message::Refused>(two);
   ASSERT_TRUE(word);
   EXPECT_EQ(word->status, FSDP_MISMATCH);
   EXPECT_NE(

@@ -90,9 +90,9 @@ TEST_F(FormingWorld, ALeaderThatDiesIsNamedAtOnce) {
   start_forming();
   const int64_t died_ns = now_ns();
   streams[0] = FrameStream();
-  const auto word = hear<message::Refusal>(streams[1]);
-  ASSERT_TRUE(word);
-  EXPECT_EQ(word->rank, 2);
+  const auto told = hear<Verdict>(streams[1]);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->accusation.rank, 2);
   expect_told({zero, one}, 2, died_ns);
 }
 
@@ -100,9 +100,9 @@ TEST_F(FormingWorld, ANeighbourThatDiesIsNamedAtOnce) {
   start_forming();
   const int64_t died_ns = now_ns();
   ::kill(processes[one], SIGKILL);
-  const auto word = hear<message::Refusal>(streams[1]);
-  ASSERT_TRUE(word);
-  EXPECT_EQ(word->rank, 1);
+  const auto told = hear<Verdict>(streams[1]);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->accusation.rank, 1);
   expect_told({zero}, 1, died_ns);
 }
 
@@ -145,11 +145,11 @@ TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   stream.queue(message::share(entries));
   stream.queue(message::share(message::Start{2, {}}));
   EXPECT_TRUE(stream.flush());
-  const auto word = hear<message::Refusal>(stream);
+  const auto told = hear<Report>(stream);
   finish();
   expect(one, FSDP_MISMATCH, "rank 0 says of rank 1 (a host) what that rank has not brought to the rendezvous");
-  ASSERT_TRUE(word) << "the others are told";
-  EXPECT_EQ(word->rank, 1);
+  ASSERT_TRUE(told) << "the others are told";
+  EXPECT_EQ(told->accusation.rank, 1);
 }
 
 // The same of what rank 0 says, before the roster and after it.
@@ -176,14 +176,14 @@ TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
       stream.queue(message::share(message::Start{2, {}}));
       EXPECT_TRUE(stream.flush());
     }
-    const auto forged = message::write(message::Refusal{FSDP_ABORTED, 0, "a lie"});
+    const auto forged = message::write(Verdict{accuse_rank(FailureKind::aborted, 0, "a lie")});
     for (int i = 0; i < 2; ++i) ::send(stream.socket().get(), forged.data(), forged.size(), MSG_NOSIGNAL);
-    const auto word = hear<message::Refusal>(stream);
+    const auto told = hear<Report>(stream);
     finish();
     expect(one, FSDP_PEER_FAILED, "before the job has formed: what came was not said by the other end");
     EXPECT_EQ(reports[one].rank, -1) << reports[one].text;
-    ASSERT_TRUE(word) << "rank 0 is told";
-    EXPECT_EQ(word->rank, -1);
+    ASSERT_TRUE(told) << "rank 0 is told";
+    EXPECT_EQ(told->accusation.rank, -1);
   }
 }
 

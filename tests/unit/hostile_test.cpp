@@ -158,7 +158,7 @@ TEST_F(Hostile, ADuplicateIsRefused) {
   const auto frame = stream.receive(limit(5s));
   ASSERT_TRUE(frame);
   const auto parsed = message::parse(frame->kind, frame->body);
-  const auto *refusal = std::get_if<message::Refusal>(&parsed.message);
+  const auto *refusal = std::get_if<message::Refused>(&parsed.message);
   ASSERT_TRUE(refusal);
   EXPECT_NE(refusal->text.find("another process is rank 1 already"), std::string::npos) << refusal->text;
   const size_t two = start(2);

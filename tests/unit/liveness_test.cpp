@@ -155,7 +155,7 @@ TEST_F(SilentRanks, AreAskedForTheirCores) {
   dead.find(*control, links, pulse);
   EXPECT_EQ(dead.ranks().list(), (std::vector<uint32_t>{1, 2}));
   const Accusation accusation = dead.accuse("a gather: ", *control);
-  EXPECT_EQ(accusation.kind, Verdict::died);
+  EXPECT_EQ(accusation.kind, FailureKind::died);
   EXPECT_EQ(accusation.where(), "a gather: ");
   EXPECT_EQ(accusation.what(),
             format_text("rank 1 died; rank 2 (pid {}, host {}) is dumping core", ::getpid(), control->host(2)));
@@ -183,7 +183,7 @@ TEST_F(SilentRanks, ThatHaveLeftAreNotDead) {
 TEST_F(SilentRanks, ASuspicionThatTheLeaderDoesNotAnswerBecomesTheVerdict) {
   const auto begin = std::chrono::steady_clock::now();
   control->set_leader(0);
-  control->accuse(Verdict::timeout, 2, "rank 2 has not come");
+  control->accuse(FailureKind::timeout, 2, "rank 2 has not come");
   control->settle();
   EXPECT_TRUE(control->suspected());
   EXPECT_FALSE(control->accused()) << "the leader may ask other nodes";
@@ -194,7 +194,7 @@ TEST_F(SilentRanks, ASuspicionThatTheLeaderDoesNotAnswerBecomesTheVerdict) {
   ASSERT_TRUE(control->accused());
   const auto waited = std::chrono::ceil<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
   EXPECT_GE(waited, std::chrono::seconds(1));
-  EXPECT_EQ(control->verdict().kind, Verdict::timeout);
+  EXPECT_EQ(control->verdict().kind, FailureKind::timeout);
   EXPECT_EQ(control->verdict().rank, 2);
   EXPECT_EQ(control->verdict().what(), "rank 2 has not come");
 }
@@ -288,7 +288,7 @@ class GivenUpByAPeer final : public Awaited {
   explicit GivenUpByAPeer(Control &control) : control_(control) {}
   bool come() override { return false; }
   bool given_up() override {
-    control_.accuse(Verdict::mismatch, 1, "rank 1 called something else");
+    control_.accuse(FailureKind::mismatch, 1, "rank 1 called something else");
     return true;
   }
   void sleep(uint32_t ms) override { pause_ms(static_cast<int>(ms)); }
@@ -330,7 +330,7 @@ TEST(Coordinator, MergesDeathsWithinTheGrace) {
   coordinator.hear(accuse_dead("", set_of({3})), 1000);
   EXPECT_FALSE(coordinator.decide(1050));
   coordinator.hear(accuse_dead("gather of 'x': ", set_of({1})), 1050);
-  coordinator.hear(accuse_rank(Verdict::timeout, 0, "rank 0 has not come"), 1060);
+  coordinator.hear(accuse_rank(FailureKind::timeout, 0, "rank 0 has not come"), 1060);
   const auto verdict = coordinator.decide(1100);
   ASSERT_TRUE(verdict);
   const Error error = error_of(*verdict, 0);
@@ -360,7 +360,7 @@ TEST(Coordinator, MergesStoppedRanksBySets) {
   const NodePlan plan = three_nodes();
   Coordinator coordinator(plan);
   const auto stopped = [](std::vector<uint32_t> ranks, const char *text) {
-    return accuse_ranks(Verdict::stopped, ranks, text);
+    return accuse_ranks(FailureKind::stopped, ranks, text);
   };
   coordinator.hear(stopped({3}, "rank 3 is silent"), 1000);
   EXPECT_FALSE(coordinator.decide(1050));
@@ -380,10 +380,36 @@ TEST(Coordinator, MergesStoppedRanksBySets) {
 TEST(Coordinator, DecidesAtOnceWhatComesAlone) {
   const NodePlan plan = three_nodes();
   Coordinator coordinator(plan);
-  coordinator.hear(accuse_rank(Verdict::mismatch, 2, "they differ"), 1000);
+  coordinator.hear(accuse_rank(FailureKind::mismatch, 2, "they differ"), 1000);
   coordinator.hear(accuse_dead("", set_of({3})), 1000);
   ASSERT_TRUE(coordinator.decide(1000));
   EXPECT_EQ(error_of(*coordinator.decide(1000), 0).status, FSDP_MISMATCH);
+}
+
+// A rank that lost a peer may have lost one that ended because of a death, and a silent host may be slow to be seen.
+TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
+  Accusation lost;
+  lost.kind = FailureKind::cut;
+  lost.set_text("no contact between host a and host b");
+  const Accusation felt = accuse_rank(FailureKind::failed, 1, "rank 1 did not connect");
+  const Accusation late = accuse_rank(FailureKind::timeout, 2, "rank 2 is late");
+  Coordinator coordinator;
+  EXPECT_FALSE(coordinator.open());
+  coordinator.hear(lost, 1000);
+  coordinator.hear(lost, 1000);
+  EXPECT_FALSE(coordinator.decide(1059)) << "it always waits for what failed at the same time";
+  const Error cut = error_of(coordinator.decide(1060).value(), 0);
+  EXPECT_EQ(cut.rank, -1);
+  EXPECT_STREQ(cut.what(), "no contact between host a and host b");
+  coordinator.hear(felt, 1010);
+  coordinator.hear(late, 1010);
+  EXPECT_EQ(error_of(coordinator.decide(1060).value(), 0).rank, 1) << "of equal reports the first one decides";
+  coordinator.hear(accuse_death(3), 1020);
+  coordinator.hear(accuse_death(0), 1020);
+  coordinator.hear(felt, 1020);
+  const Error dead = error_of(coordinator.decide(1060).value(), 0);
+  EXPECT_EQ(dead.ranks, (std::vector<uint32_t>{0, 3}));
+  EXPECT_STREQ(dead.what(), "ranks 0, 3 died");
 }
 
 TEST(Coordinator, NamesEachCutLinkOnce) {
@@ -421,17 +447,17 @@ TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
 
 TEST(Coordinator, TakesSilenceForWhatANeighbourKnowsItToBe) {
   const NodePlan plan = three_nodes();
-  for (const Verdict kind : {Verdict::stopped, Verdict::died}) {
+  for (const FailureKind kind : {FailureKind::stopped, FailureKind::died}) {
     Coordinator coordinator(plan);
     coordinator.hear(accuse_links(plan, {{1, 2}, {0, 2}}), 1000);
-    coordinator.hear(kind == Verdict::died ? accuse_dead("", set_of({3})) : accuse_rank(kind, 3, "rank 3 is stopped"),
-                     1400);
+    coordinator.hear(
+        kind == FailureKind::died ? accuse_dead("", set_of({3})) : accuse_rank(kind, 3, "rank 3 is stopped"), 1400);
     ASSERT_TRUE(coordinator.decide(1500));
     EXPECT_EQ(error_of(*coordinator.decide(1500), 0).rank, 3);
   }
   Coordinator coordinator(plan);
   coordinator.hear(accuse_links(plan, {{0, 1}, {0, 2}}), 1000);
-  coordinator.hear(accuse_rank(Verdict::stopped, 3, "rank 3 is stopped"), 1400);
+  coordinator.hear(accuse_rank(FailureKind::stopped, 3, "rank 3 is stopped"), 1400);
   EXPECT_EQ(error_of(*coordinator.decide(1700), 0).rank, -1) << "not all of the links are that node's";
 }
 
@@ -442,7 +468,7 @@ TEST_P(BadAccusations, AreSurvived) {
   const NodePlan plan = three_nodes();
   Accusation bad;
   std::memset(static_cast<void *>(&bad), GetParam(), sizeof bad);
-  for (const Verdict kind : {Verdict::died, Verdict::stopped, Verdict::cut, Verdict::aborted}) {
+  for (const FailureKind kind : {FailureKind::died, FailureKind::stopped, FailureKind::cut, FailureKind::aborted}) {
     bad.kind = kind;
     Coordinator coordinator(plan);
     coordinator.hear(bad, 0);

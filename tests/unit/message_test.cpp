@@ -17,7 +17,7 @@ std::span<const std::byte> body(const std::vector<std::byte> &frame) {
 
 const std::vector<std::byte> card = {std::byte{1}, std::byte{0}, std::byte{255}};
 const Message all[] = {Join{3, 8, 1, "boot/4026531840", "node-a", "10.0.0.1:29501"},
-                       Refusal{-5, 2, "rank 2 has not come", 7},
+                       Refused{-5, 2, "rank 2 has not come", 7},
                        Entries{{{3, 1, "node-a", card}, {4, 2, "node-b", {}}}},
                        Start{8, Nonce{1, 2, 3}},
                        Hello{1, 3, "0.1.0"},
@@ -25,7 +25,8 @@ const Message all[] = {Join{3, 8, 1, "boot/4026531840", "node-a", "10.0.0.1:2950
                        Formed{},
                        Admitted{4, "node-a", "10.0.0.1"},
                        Redirect{4, "node-a", "10.0.0.1:29501"},
-                       Gone{5}};
+                       Report{accuse_rank(FailureKind::timeout, 5, "rank 5 is late"), 4},
+                       Verdict{accuse_death(6)}};
 
 // What comes of a message that is written and read.
 template <class Kind>
@@ -61,8 +62,8 @@ TEST(Message, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(std::tie(join.rank, join.world_size, join.attempt), std::make_tuple(3U, 8U, 1U));
   EXPECT_EQ(std::tie(join.host_id, join.host, join.listens),
             std::make_tuple("boot/4026531840", "node-a", "10.0.0.1:29501"));
-  const Refusal refusal = read_back(std::get<Refusal>(all[1]));
-  EXPECT_EQ(std::tie(refusal.status, refusal.rank, refusal.text, refusal.party),
+  const Refused refused = read_back(std::get<Refused>(all[1]));
+  EXPECT_EQ(std::tie(refused.status, refused.rank, refused.text, refused.to),
             std::make_tuple(-5, 2, "rank 2 has not come", 7));
   const auto entries = read_all(read_back(std::get<Entries>(all[2])));
   ASSERT_EQ(entries.size(), 2U);
@@ -79,7 +80,13 @@ TEST(Message, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(std::tie(admitted.rank, admitted.host, admitted.address), std::make_tuple(4U, "node-a", "10.0.0.1"));
   const Redirect redirect = read_back(std::get<Redirect>(all[8]));
   EXPECT_EQ(std::tie(redirect.rank, redirect.host, redirect.address), std::make_tuple(4U, "node-a", "10.0.0.1:29501"));
-  EXPECT_EQ(read_back(std::get<Gone>(all[9])).rank, 5U);
+  const Report report = read_back(std::get<Report>(all[9]));
+  EXPECT_EQ(std::tie(report.accusation.kind, report.accusation.rank, report.last_of),
+            std::make_tuple(FailureKind::timeout, 5, 4));
+  EXPECT_EQ(report.accusation.copy_text(), "rank 5 is late");
+  const Verdict verdict = read_back(std::get<Verdict>(all[10]));
+  EXPECT_EQ(std::tie(verdict.accusation.kind, verdict.accusation.rank), std::make_tuple(FailureKind::died, 6));
+  EXPECT_TRUE(verdict.accusation.ranks.contains(6));
 }
 
 TEST(Message, NoPrefixAndNoExtensionIsOne) {
@@ -205,11 +212,11 @@ TEST(Message, EntriesAreSaidInOneWay) {
 }
 
 TEST(Message, TextsAreForLogs) {
-  auto frame = write(Refusal{1, 1, "two\nlines"});
-  const auto parsed = parse(Refusal::kind, body(frame));
-  EXPECT_EQ(std::get<Refusal>(parsed.message).text, "two?lines");
+  auto frame = write(Refused{1, 1, "two\nlines"});
+  const auto parsed = parse(Refused::kind, body(frame));
+  EXPECT_EQ(std::get<Refused>(parsed.message).text, "two?lines");
   frame[frame.size() - sizeof(int32_t) - 1] = std::byte{27};  // the text's last letter
-  EXPECT_EQ(parse(Refusal::kind, body(frame)).problem, "a text has control characters");
+  EXPECT_EQ(parse(Refused::kind, body(frame)).problem, "a text has control characters");
 }
 
 }  // namespace

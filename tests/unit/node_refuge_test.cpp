@@ -63,7 +63,7 @@ TEST_P(LeftAlone, TheyHearOfALeaderThatIsStopped) {
 TEST_P(LeftAlone, TheyHearWhatOneDecidesAlone) {
   start(silence_ms, [](NodeRank &rank) {
     if (rank.rank != 3) return;
-    rank.seat->control.decide(accuse_rank(Verdict::failed, 3, "rank 3 says so"));
+    rank.seat->control.decide(accuse_rank(FailureKind::failed, 3, "rank 3 says so"));
     pause_ms(200);
     rank.seat->watch.check();
   });

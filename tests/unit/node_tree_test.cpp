@@ -479,7 +479,7 @@ INSTANTIATE_TEST_SUITE_P(NodeTree, StrangeRank, testing::Values(3, 16'384, INT32
                          [](const auto &info) { return fmt::format("{}", static_cast<uint32_t>(info.param)); });
 
 TEST_P(StrangeRank, IsNotBlamedButTheRankThatNamesIt) {
-  tree::VerdictMessage verdict{accuse_rank(Verdict::failed, 2, "it failed")};
+  Verdict verdict{accuse_rank(FailureKind::failed, 2, "it failed")};
   verdict.accusation.rank = GetParam();
   say(static_cast<uint32_t>(verdict.kind), tree::bytes_of(verdict));
   run_for(2000);
@@ -489,7 +489,7 @@ TEST_P(StrangeRank, IsNotBlamedButTheRankThatNamesIt) {
 
 // Nor is one of the ranks that died with another.
 TEST_F(ChildLeader, BlamesNoSetWithARankThatTheJobLacks) {
-  tree::VerdictMessage verdict{accuse_rank(Verdict::died, 2, "ranks 2, 3 died")};
+  Verdict verdict{accuse_rank(FailureKind::died, 2, "ranks 2, 3 died")};
   verdict.accusation.ranks.add(3);
   say(static_cast<uint32_t>(verdict.kind), tree::bytes_of(verdict));
   run_for(300);
@@ -546,7 +546,7 @@ TEST(NodeTree, ALateRefugeeHearsTheVerdict) {
   for (NodePlace &place : plan.nodes) place.address = listener.address;
   auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
   NodeLeader leader(*seat, plan, {}, std::move(listener));
-  seat->control.decide(accuse_rank(Verdict::failed, 1, "it failed"));
+  seat->control.decide(accuse_rank(FailureKind::failed, 1, "it failed"));
   for (int i = 0; i < 3; ++i) leader.run(-1, 1);
   NodePlan own = plan;
   own.rank = 2;
@@ -557,7 +557,7 @@ TEST(NodeTree, ALateRefugeeHearsTheVerdict) {
   std::optional<Frame> frame;
   for (int i = 0; i < 500 && !(frame = refuge.receive()); ++i) leader.run(-1, 1);
   ASSERT_TRUE(frame);
-  const auto verdict = tree::as<tree::VerdictMessage>(*frame);
+  const auto verdict = tree::as<Verdict>(*frame);
   ASSERT_TRUE(verdict);
   EXPECT_EQ(verdict->accusation.copy_text(), "it failed");
 }

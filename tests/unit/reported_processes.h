@@ -22,18 +22,18 @@ void append(char (&to)[size], const std::string &text) {
   std::strncat(to, text.c_str(), size - 1 - std::strlen(to));
 }
 
-// Report has at least `status` and `ended_ns`, atomic, and `text`; all zeros is an empty one.
-template <class Report>
+// Outcome has at least `status` and `ended_ns`, atomic, and `text`; all zeros is an empty one.
+template <class Outcome>
 class ReportedProcesses : public testing::Test {
  protected:
   void SetUp() override {
-    void *memory = ::mmap(nullptr, most * sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *memory = ::mmap(nullptr, most * sizeof(Outcome), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
-    reports = static_cast<Report *>(memory);
+    reports = static_cast<Outcome *>(memory);
   }
   void TearDown() override {
     await_processes(processes);
-    ::munmap(reports, most * sizeof(Report));
+    ::munmap(reports, most * sizeof(Outcome));
   }
 
   // Returns the index of its report.
@@ -41,7 +41,7 @@ class ReportedProcesses : public testing::Test {
   size_t run(Body &&body) {
     const size_t index = processes.size();
     // Not of the process that had this number before; and one that ends without a word has not succeeded.
-    std::memset(static_cast<void *>(&reports[index]), 0, sizeof(Report));
+    std::memset(static_cast<void *>(&reports[index]), 0, sizeof(Outcome));
     reports[index].status = no_word;
     const pid_t process = ::fork();
     if (process == 0) {
@@ -69,7 +69,7 @@ class ReportedProcesses : public testing::Test {
     EXPECT_NE(std::string(reports[index].text).find(text), std::string::npos) << reports[index].text;
   }
 
-  Report *reports = nullptr;
+  Outcome *reports = nullptr;
   std::vector<pid_t> processes;
   std::vector<int> codes;  // of those that have finished
 

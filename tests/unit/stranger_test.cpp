@@ -53,7 +53,7 @@ TEST_F(Strangers, GarbageDoesNotDisturb) {
   {  // A process that knows the secret, but joins as nonsense.
     sockets.push_back(meet());
     join(sockets.back(), 77);
-    const auto refusal = hear<wire::RefusalPacket>(sockets.back());
+    const auto refusal = hear<wire::RefusedPacket>(sockets.back());
     ASSERT_TRUE(refusal);
     EXPECT_EQ(refusal->status, FSDP_INVALID_ARGUMENT);
     EXPECT_STREQ(refusal->text, "rank 77 is outside [0, 3)");

@@ -144,7 +144,7 @@ TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
   std::this_thread::sleep_for(1s);  // rank 0 has heard of rank 2 by rank 1
   FrameStream elsewhere = enter();
   introduce(elsewhere, 2);
-  const auto word = hear<message::Refusal>(elsewhere);
+  const auto word = hear<message::Refused>(elsewhere);
   const size_t four = start(4, "c");
   finish();
   for (const size_t index : {zero, one, two, three, four}) expect(index, FSDP_OK);
@@ -273,9 +273,9 @@ TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
   host.flush();
   two = start(2, "b");
   await_join(two);
-  ASSERT_TRUE(hear<message::Refusal>(host)) << "it gives up";
+  ASSERT_TRUE(hear<Report>(host)) << "it gives up";
   std::this_thread::sleep_for(100ms);
-  host.queue(message::share(message::Refusal{FSDP_PEER_FAILED, 3, "rank 3 died"}));
+  host.queue(message::share(Verdict{accuse_rank(FailureKind::failed, 3, "rank 3 died")}));
   host.flush();
   expect_told({two}, 3, "rank 3 died");
 }
@@ -302,11 +302,11 @@ TEST_F(Uplinks, ARankThatComesWhenAllHaveComeIsToldSo) {
   join(host, 1);
   ASSERT_TRUE(hear<message::Start>(host));
   host.queue(message::share(message::Join{1, 2, 0, "b", "b"}));
-  host.queue(message::share(message::Refusal{FSDP_ABORTED, 0, "of nobody here", 0}));
+  host.queue(message::share(Report{accuse_rank(FailureKind::aborted, 0, "of no rank here"), 0}));
   host.flush();
-  const auto word = hear<message::Refusal>(host);
+  const auto word = hear<message::Refused>(host);
   ASSERT_TRUE(word);
-  EXPECT_EQ(word->party, 1);
+  EXPECT_EQ(word->to, 1);
   EXPECT_NE(word->text.find("all ranks have come"), std::string::npos) << word->text;
   finish();
   expect(zero, FSDP_OK);
@@ -349,12 +349,12 @@ TEST_F(Uplinks, WordsOfARankThatWasTurnedAwayAreIgnored) {
   three_by_hand.queue(message::share(message::Join{2, 5, 0, "b", "b"}));
   for (int times = 0; times < 2; ++times)
     three_by_hand.queue(message::share(message::Card{2, bytes_of("not that rank's")}));
-  three_by_hand.queue(message::share(message::Gone{2}));
-  three_by_hand.queue(message::share(message::Refusal{FSDP_ABORTED, 2, "it gives up", 2}));
+  three_by_hand.queue(message::share(Report{accuse_death(2)}));
+  three_by_hand.queue(message::share(Report{accuse_rank(FailureKind::aborted, 2, "it gives up"), 2}));
   three_by_hand.flush();
-  const auto word = hear<message::Refusal>(three_by_hand);
+  const auto word = hear<message::Refused>(three_by_hand);
   ASSERT_TRUE(word);
-  EXPECT_EQ(word->party, 2);
+  EXPECT_EQ(word->to, 2);
   std::this_thread::sleep_for(500ms);
   EXPECT_EQ(reports[zero].ended_ns, 0) << reports[zero].text;
   three_by_hand = FrameStream();
@@ -371,10 +371,11 @@ TEST_F(Uplinks, ARankThatIsAboutToJoinHearsTheVerdict) {
   one = start(1, "b");
   await_join(one);
   FrameStream coming = come_to_host();
-  const auto word = hear<message::Refusal>(coming);
-  ASSERT_TRUE(word);
-  EXPECT_EQ(word->status, FSDP_TIMEOUT);
-  EXPECT_NE(word->text.find("have not come to the rendezvous"), std::string::npos) << word->text;
+  const auto told = hear<Verdict>(coming);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->accusation.kind, FailureKind::timeout);
+  const std::string text = told->accusation.copy_text();
+  EXPECT_NE(text.find("have not come to the rendezvous"), std::string::npos) << text;
 }
 
 // Another user's process has the name: each goes by itself.
@@ -483,7 +484,7 @@ TEST_F(Uplinks, ARankThatCannotGoWhereItIsSentComesBack) {
   zeros = FrameStream();
   zeros = accept_next(listener);
   ASSERT_TRUE(hear<message::Join>(zeros));
-  zeros.queue(message::share(message::Refusal{FSDP_MISMATCH, -1, "enough"}));
+  zeros.queue(message::share(message::Refused{FSDP_MISMATCH, -1, "enough"}));
   zeros.flush();
   finish();
   expect(rank, FSDP_MISMATCH, "enough");

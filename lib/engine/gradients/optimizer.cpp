@@ -281,25 +281,41 @@ std::string describe_limit(double max_norm) {
   return max_norm > 0 ? format_text("max_norm {}", max_norm) : "the norm alone";
 }
 
-constexpr double scaled_otherwise = -2;  // in the place of a max_norm
-
 [[noreturn]] void refuse(const NormDispute &dispute, uint32_t model) {
-  const auto odd = static_cast<int32_t>(dispute.odd), first = static_cast<int32_t>(dispute.first);
-  if (dispute.by_odd == scaled_otherwise)
+  const auto odd = static_cast<int32_t>(dispute.odd);
+  if (dispute.scaled_differently)
     fail_rank(FSDP_MISMATCH, odd,
               "the gradient norm: model {}: rank {} has scaled its gradients otherwise than rank {} (fsdp_scale_grads, "
               "fsdp_clip_grads); call "
               "fsdp_discard_step on every rank to go on",
-              model, odd, first);
+              model, odd, dispute.first);
   fail_rank(FSDP_MISMATCH, odd, "the gradient norm: model {}: rank {} asked for {}, rank {} for {}; nothing was scaled",
-            model, odd, describe_limit(dispute.by_odd), first, describe_limit(dispute.by_first));
+            model, odd, describe_limit(dispute.limit_of_odd), dispute.first, describe_limit(dispute.limit_of_first));
 }
+
+// What a rank says to ranks of other models: values, as fsdp_exchange_values takes them.
+struct NormMessage {
+  double squares, max_norm;
+  double disputed = 0, odd = 0, first = 0, scaled_differently = 0, limit_of_odd = 0, limit_of_first = 0;
+
+  static constexpr uint64_t value_count = 8;
+  void set(const NormDispute &dispute) {
+    disputed = 1, odd = dispute.odd, first = dispute.first, scaled_differently = dispute.scaled_differently;
+    limit_of_odd = dispute.limit_of_odd, limit_of_first = dispute.limit_of_first;
+  }
+  std::optional<NormDispute> dispute() const {
+    if (disputed == 0) return {};
+    return NormDispute{static_cast<uint32_t>(odd), static_cast<uint32_t>(first), scaled_differently != 0, limit_of_odd,
+                       limit_of_first};
+  }
+};
+static_assert(sizeof(NormMessage) == NormMessage::value_count * sizeof(double));
 
 }  // namespace
 
 // What ranks do with the norm, so that ranks that would scale differently know it before any does. Where callers tell
 // their shares, these come along.
-NormDispute Optimizer::meet_for_norm(double max_norm) {
+std::optional<NormDispute> Optimizer::meet_for_norm(double max_norm) {
   constexpr size_t told = 3;
   const double share = norm_.callers_tell() ? *norm_.share() : 0;
   const double own[told] = {share, max_norm, std::bit_cast<double>(runtime_.step.scalings().hash())};
@@ -308,9 +324,9 @@ NormDispute Optimizer::meet_for_norm(double max_norm) {
   const auto scalings = [&](uint32_t r) { return std::bit_cast<uint64_t>(all_values()[told * r + 2]); };
   for (uint32_t r = 1; r < team.size(); ++r) {
     const double limit = all_values()[1], other = all_values()[told * r + 1];
-    const auto odd = static_cast<double>(team.world_rank(r)), first = static_cast<double>(team.world_rank(0));
-    if (scalings(r) != scalings(0)) return {odd, scaled_otherwise, first, scaled_otherwise};
-    if (other != limit) return {odd, other, first, limit};
+    const bool scaled_differently = scalings(r) != scalings(0);
+    if (scaled_differently || other != limit)
+      return NormDispute{team.world_rank(r), team.world_rank(0), scaled_differently, other, limit};
   }
   if (norm_.callers_tell())
     for (uint32_t r = 0; r < team.size(); ++r) norm_.shares()[r] = all_values()[told * r];
@@ -319,19 +335,26 @@ NormDispute Optimizer::meet_for_norm(double max_norm) {
 
 // Ranks of other models wait for this one's norm also where its own ranks do not agree. So the dispute goes along, and
 // the first one in the mesh's order is what all of its ranks report.
-NormDispute Optimizer::exchange_further(const layout::Mesh &further, double max_norm, double &squares,
-                                        const NormDispute &own) {
-  const double mine[] = {squares, max_norm, own.odd, own.by_odd, own.first, own.by_first};
-  const auto told =
-      runtime_.context.exchange_values(&further, mine, std::size(mine), 0, "the gradient norm over a further mesh");
-  squares = told[0].values[0];
-  for (size_t r = 1; r < told.size(); ++r) squares += told[r].values[0];
-  for (const auto &other : told)
-    if (const double *values = other.values; values[2] >= 0) return {values[2], values[3], values[4], values[5]};
-  const double limit = told[0].values[1];
+std::optional<NormDispute> Optimizer::exchange_further(const layout::Mesh &further, double max_norm, double &squares,
+                                                       const std::optional<NormDispute> &own) {
+  NormMessage mine{squares, max_norm};
+  if (own) mine.set(*own);
+  double values[NormMessage::value_count];
+  std::memcpy(values, &mine, sizeof mine);
+  std::vector<NormMessage> told;
+  for (const auto &message : runtime_.context.exchange_values(&further, values, NormMessage::value_count, 0,
+                                                              "the gradient norm over a further mesh")) {
+    NormMessage &of_rank = told.emplace_back();
+    std::memcpy(static_cast<void *>(&of_rank), message.values, sizeof of_rank);
+  }
+  squares = told[0].squares;
+  for (size_t r = 1; r < told.size(); ++r) squares += told[r].squares;
+  for (const NormMessage &other : told)
+    if (const auto dispute = other.dispute()) return dispute;
+  const double limit = told[0].max_norm;
   for (size_t r = 1; r < told.size(); ++r)
-    if (const double other = told[r].values[1]; other != limit)
-      return {static_cast<double>(further.ranks[r]), other, static_cast<double>(further.ranks[0]), limit};
+    if (told[r].max_norm != limit)
+      return NormDispute{further.ranks[r], further.ranks[0], false, told[r].max_norm, limit};
   return {};
 }
 
@@ -354,24 +377,23 @@ void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, devic
   measure_squares(norm_.squares(), caller);
   caller.sum_values(norm_.share(), norm_.squares(), names_.size());
   runtime_.leave_window(caller);
-  NormDispute dispute = meet_for_norm(max_norm);
+  const auto dispute = meet_for_norm(max_norm);
   if (further) return measure_further(*further, max_norm, dispute, caller);
-  if (dispute.odd >= 0) refuse(dispute, runtime_.teams.number);
+  if (dispute) refuse(*dispute, runtime_.teams.number);
   norm_.find(max_norm, caller);
   known_norm_ = {true, {}};
 }
 
 // The host adds the norms of models, and so waits for this one's.
-void Optimizer::measure_further(const layout::Mesh &further, double max_norm, NormDispute dispute,
+void Optimizer::measure_further(const layout::Mesh &further, double max_norm, const std::optional<NormDispute> &own,
                                 device::Stream &caller) {
   if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree it stays the last
   double squares = 0;
-  if (dispute.odd < 0) {
+  if (!own) {
     norm_.find(0, caller);
     squares = norm_.read().squares;
   }
-  dispute = exchange_further(further, max_norm, squares, dispute);
-  if (dispute.odd >= 0) refuse(dispute, runtime_.teams.number);
+  if (const auto dispute = exchange_further(further, max_norm, squares, own)) refuse(*dispute, runtime_.teams.number);
   known_norm_ = {true, std::sqrt(squares)};
 }
 

@@ -39,10 +39,11 @@ struct AdamWBatch {
 };
 
 // Ranks that asked for different things with a norm: the lowest that differs from the first of those that measure it
-// together. It travels as numbers.
+// together.
 struct NormDispute {
-  double odd = -1, by_odd = 0;  // a rank of the job and its max_norm, 0 for the norm alone; -1: they agree
-  double first = -1, by_first = 0;
+  uint32_t odd, first;      // ranks of the job
+  bool scaled_differently;  // before the norm; else they gave these limits, 0 for the norm alone:
+  double limit_of_odd, limit_of_first;
 };
 
 // The last norm that was asked for.
@@ -98,12 +99,14 @@ class Optimizer {
  private:
   void measure_squares(double *squares, device::Stream &caller);
   void measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller);
-  void measure_further(const layout::Mesh &further, double max_norm, NormDispute dispute, device::Stream &caller);
+  void measure_further(const layout::Mesh &further, double max_norm, const std::optional<NormDispute> &own,
+                       device::Stream &caller);
   void clip_to_norm(device::Stream &caller);
   void require_other_parts(const layout::Mesh &further) const;
-  NormDispute meet_for_norm(double max_norm);
+  std::optional<NormDispute> meet_for_norm(double max_norm);
   // squares: of the model, then of all of the further mesh.
-  NormDispute exchange_further(const layout::Mesh &further, double max_norm, double &squares, const NormDispute &own);
+  std::optional<NormDispute> exchange_further(const layout::Mesh &further, double max_norm, double &squares,
+                                              const std::optional<NormDispute> &own);
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>
   void exchange_values(Take take);

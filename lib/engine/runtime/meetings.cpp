@@ -44,9 +44,9 @@ void Meetings::meet(const Arrival &call) {
   numbers.scalings = runtime_.step.scalings();
   numbers.lr_scales = runtime_.step.lr_scales();
   if (mine.sound)
-    mine.put(numbers);
+    mine.numbers = numbers;
   else
-    std::strncpy(mine.text, call.missing.c_str(), sizeof mine.text - 1);
+    std::strncpy(mine.missing, call.missing.c_str(), sizeof mine.missing - 1);
   runtime_.gathers.trace->settle();
   runtime_.reduces.trace->settle();
   const trace::FlightScope flight(*runtime_.flights.meetings, intent_call(call.intent), 0);
@@ -194,7 +194,7 @@ void list_missing(std::span<const Meeting> told, const transport::Team &team, Di
   for (uint32_t r = 0; r < told.size(); ++r)
     if (!told[r].sound)
       found.add(told[r].blamed < 0 ? team.world_rank(r) : static_cast<uint32_t>(told[r].blamed),
-                format_text("rank {}: {}", team.world_rank(r), told[r].text));
+                format_text("rank {}: {}", team.world_rank(r), told[r].missing));
 }
 
 // Before the first publish there is no step that could be discarded.
@@ -217,7 +217,7 @@ void Meetings::compare(Differences &found) {
   const auto told = this->told();
   const auto sound = std::find_if(told.begin(), told.end(), [](const Meeting &one) { return one.sound != 0; });
   const auto base = static_cast<uint32_t>(sound - told.begin());
-  const StepNumbers of_base = sound == told.end() ? StepNumbers() : sound->numbers();
+  const StepNumbers of_base = sound == told.end() ? StepNumbers() : sound->numbers;
   for (uint32_t r = 1; r < told.size(); ++r) {
     const uint32_t rank = team.world_rank(r);
     std::string text = compare_given(rank, told[r], team.world_rank(0), told[0]);
@@ -226,7 +226,7 @@ void Meetings::compare(Differences &found) {
       if (told[r].reduces != sound->reduces)
         append(text, format_text("rank {} reduced {} contributions of groups in this step, rank {} reduced {}", rank,
                                  told[r].reduces, team.world_rank(base), sound->reduces));
-      const StepNumbers numbers = told[r].numbers();
+      const StepNumbers numbers = told[r].numbers;
       append(text, compare_numbers(rank, numbers, team.world_rank(base), of_base));
       if (numbers.lr_scales != of_base.lr_scales) append(text, compare_lr_scales(runtime_.spec, team, base, r));
     }

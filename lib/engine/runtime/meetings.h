@@ -23,7 +23,7 @@ enum class Intent : uint32_t { finish = 1, update, publish, step, discard, captu
 
 struct Meeting {
   Intent intent = Intent::finish;
-  uint32_t sound = 1;   // the numbers can be compared; 0: `text` says what is missing
+  uint32_t sound = 1;   // there are numbers to compare; 0: `missing` says what this rank lacks
   int64_t blamed = -1;  // ... and this rank of the job is why; -1: the rank that tells it
   uint64_t version = 0;
   double value = 1;        // the scale of finish_grads, the lr of a step or replay: must be the same on every rank
@@ -34,17 +34,14 @@ struct Meeting {
   uint64_t given = 0;      // ... of which have a gradient, of those that are skipped without: may differ
   uint64_t waited_ns = 0;  // for peers, at the end of a step before this meeting; 0: nothing to tell
   uint64_t flags = 0;      // of fsdp_finish_grads: must be the same on every rank
-  char text[424] = {};     // of one that is sound: its numbers
-
-  StepNumbers numbers() const {
+  union {
+    char missing[424];
     StepNumbers numbers;
-    std::memcpy(&numbers, text, sizeof numbers);
-    return numbers;
-  }
-  void put(const StepNumbers &numbers) { std::memcpy(text, &numbers, sizeof numbers); }
+  };
+
+  Meeting() noexcept : missing{} {}
 };
-static_assert(sizeof(Meeting) == 512 && sizeof(StepNumbers) <= sizeof Meeting::text);
-static_assert(std::is_trivially_copyable_v<StepNumbers>);
+static_assert(sizeof(Meeting) == 512 && std::is_trivially_copyable_v<Meeting>);
 
 inline const char *intent_call(Intent intent) {
   switch (intent) {

@@ -15,7 +15,7 @@ constexpr const char *refused_what = "a connection to the rendezvous";
 
 }  // namespace
 
-void refuse(FrameStream &stream, const message::Refusal &word) {
+void say_last(FrameStream &stream, const message::Message &word) {
   stream.queue(message::share(word));
   stream.flush();
 }
@@ -73,13 +73,13 @@ bool Admission::greet(Candidate &candidate, const message::Hello &hello) {
   return candidate.introduced;
 }
 
-void Admission::turn_away(FrameStream &stream, const message::Refusal &word) {
+void Admission::turn_away(FrameStream &stream, const message::Refused &word) {
   note_refusal(Endpoint::peer(stream.socket()).name(), word.text);
-  refuse(stream, word);
+  say_last(stream, word);
 }
 
-void Admission::dismiss(const message::Refusal &word) {
-  for (Candidate &candidate : candidates_) refuse(candidate.stream, word);
+void Admission::dismiss(const message::Message &word) {
+  for (Candidate &candidate : candidates_) say_last(candidate.stream, word);
 }
 
 }  // namespace fsdp::membership

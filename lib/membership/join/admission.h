@@ -28,9 +28,9 @@ class Admission {
   void add_polls(std::vector<pollfd> &polls) const;
   void look(const Admit &admit);
   // Tells connections that have proven the secret and have not joined, which would take their end for a death.
-  void dismiss(const message::Refusal &word);
+  void dismiss(const message::Message &word);
   // Says so on the stream and writes it to the log.
-  void turn_away(FrameStream &stream, const message::Refusal &word);
+  void turn_away(FrameStream &stream, const message::Refused &word);
   // For the log alone: from is an address, or another text for the end of the connection.
   void note_refusal(const std::string &from, const std::string &why) { known_refusals_.note(from, why); }
   const AcceptPause &pause() const noexcept { return acceptor_.pause(); }
@@ -56,6 +56,6 @@ class Admission {
 };
 
 // So few bytes fit into any socket's buffer.
-void refuse(FrameStream &stream, const message::Refusal &word);
+void say_last(FrameStream &stream, const message::Message &word);
 
 }  // namespace fsdp::membership

@@ -130,17 +130,28 @@ Error changed_contact(const std::string &one, const std::string &other, const st
   return Error(FSDP_PEER_FAILED, format_text("{} cannot hear {} before the job has formed: {}", one, other, problem));
 }
 
-message::Refusal report_of(const Error &error, uint32_t rank) {
-  if (!forming::is_own(error, rank)) return {error.status, error.rank, error.message, static_cast<int32_t>(rank)};
-  return {FSDP_PEER_FAILED, static_cast<int32_t>(rank),
-          format_text("rank {} on {} gave up before the job had formed: {}", rank, host_name(), error.message),
-          static_cast<int32_t>(rank)};
+namespace {
+
+FailureKind kind_of(const Error &error) {
+  if (error.status == FSDP_MISMATCH) return FailureKind::mismatch;
+  if (error.status == FSDP_TIMEOUT) return FailureKind::timeout;
+  return error.rank < 0 ? FailureKind::cut : FailureKind::failed;
 }
 
-Error error_of(const message::Refusal &word, uint32_t world_size) {
-  const bool known = word.status > FSDP_OK && word.status <= FSDP_INTERNAL;
-  const bool in_world = word.rank >= 0 && word.rank < static_cast<int32_t>(world_size);
-  return Error(known ? word.status : FSDP_PEER_FAILED, word.text, in_world ? word.rank : -1);
+}  // namespace
+
+Accusation accusation_of(const Error &error, uint32_t rank) {
+  if (forming::is_own(error, rank))
+    return accuse_rank(
+        FailureKind::failed, rank,
+        format_text("rank {} on {} gave up before the job had formed: {}", rank, host_name(), error.message));
+  Accusation accusation;
+  accusation.kind = kind_of(error);
+  accusation.rank = error.rank;
+  for (const uint32_t blamed : error.ranks) accusation.ranks.add(blamed);
+  if (error.rank >= 0) accusation.ranks.add(static_cast<uint32_t>(error.rank));
+  accusation.set_text(error.message);
+  return accusation;
 }
 
 RootFormingWatch::RootFormingWatch(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit)
@@ -168,7 +179,7 @@ void RootFormingWatch::look() {
   if (now - looked_ < forming::look_period) return;
   looked_ = now;
   hear_all();
-  if (found_ != Clock::time_point() && now - found_ >= forming::grace) throw settle(conclude());
+  if (const auto error = verdict()) throw settle(*error);
   if (now >= deadline_ + forming::lateness) throw settle(forming::late(deadline_));
 }
 
@@ -183,21 +194,17 @@ void RootFormingWatch::hear_all() {
   if (::poll(polls.data(), polls.size(), 0) > 0)
     for (size_t i = 0; i < polls.size(); ++i)
       if (polls[i].revents) hear(*polled[i]);
-  if (found_ == Clock::time_point() && (report_ || !dead_.empty() || !lost_.empty())) found_ = Clock::now();
 }
 
-void RootFormingWatch::report(const Error &error) {
-  if (!report_) report_ = error;
-}
+void RootFormingWatch::report(const Accusation &accusation) { coordinator_.hear(accusation, steady_ms()); }
 
 void RootFormingWatch::hear(Branch &branch) {
   while (auto frame = branch.stream.receive()) {
     if (!obey(branch, *frame)) {
       branch.watched = false;
-      report(Error(
-          FSDP_PEER_FAILED,
-          format_text("rank {} on {} sent what is no message of this version of the library", branch.rank, branch.host),
-          static_cast<int32_t>(branch.rank)));
+      report(accuse_rank(FailureKind::failed, branch.rank,
+                         format_text("rank {} on {} sent what is no message of this version of the library",
+                                     branch.rank, branch.host)));
     }
     if (!branch.watched) return;
   }
@@ -208,7 +215,7 @@ bool RootFormingWatch::obey(Branch &branch, Frame &frame) {
   auto parsed = message::parse(frame.kind, frame.body);
   if (auto *join = std::get_if<message::Join>(&parsed.message)) {
     if (complete())  // the admission has ended
-      branch.stream.queue(message::share(message::Refusal{
+      branch.stream.queue(message::share(message::Refused{
           FSDP_INVALID_ARGUMENT, -1, format_text("another process is rank {} already: all ranks have come", join->rank),
           static_cast<int32_t>(join->rank)}));
     else
@@ -222,71 +229,73 @@ bool RootFormingWatch::obey(Branch &branch, Frame &frame) {
     if (first) set_card(card->rank, std::move(card->bytes));
     return first;
   }
-  if (const auto *gone = std::get_if<message::Gone>(&parsed.message)) {
-    if (branch.has(gone->rank)) dead_.add(gone->rank);
-    return true;
-  }
-  if (const auto *word = std::get_if<message::Refusal>(&parsed.message)) {
-    if (word->party >= 0 && !branch.has(static_cast<uint32_t>(word->party))) return true;
-    if (word->party == static_cast<int32_t>(branch.rank)) branch.watched = false;
-    report(membership::error_of(*word, static_cast<uint32_t>(parties_.size())));
-    return true;
-  }
+  if (const auto *said = std::get_if<Report>(&parsed.message)) return obey(branch, *said);
   if (!std::holds_alternative<message::Formed>(parsed.message)) return false;
   branch.watched = false;
   return true;
 }
 
-// With its host all that are there are silent.
-void RootFormingWatch::lose(const Branch &branch) {
-  for (const uint32_t rank : branch.ranks)
-    if (parties_[rank].host_id == parties_[branch.rank].host_id) lost_.add(rank);
+bool RootFormingWatch::obey(Branch &branch, const Report &said) {
+  if (!is_believable(said.accusation, static_cast<uint32_t>(parties_.size()))) return false;
+  if (said.last_of >= 0 && !branch.has(static_cast<uint32_t>(said.last_of))) return true;
+  if (said.last_of == static_cast<int32_t>(branch.rank)) branch.watched = false;
+  const auto blamed = static_cast<uint32_t>(said.accusation.rank);
+  if (said.accusation.kind != FailureKind::died)
+    report(said.accusation);
+  else if (branch.has(blamed))  // the rank above it has seen it
+    report(accuse_death(blamed));
+  return true;
 }
+
+// All ranks of a silent host are lost with it.
+void RootFormingWatch::report_loss(const Branch &branch) {
+  std::vector<uint32_t> lost;
+  for (const uint32_t rank : branch.ranks)
+    if (parties_[rank].host_id == parties_[branch.rank].host_id) lost.push_back(rank);
+  std::ranges::sort(lost);
+  report(accusation_of(lost_contact(own_text(), format_text("{} (host {})", rank_list(lost), branch.host)), 0));
+}
+
+std::string RootFormingWatch::own_text() const { return format_text("rank 0 (host {})", parties_[0].host); }
 
 void RootFormingWatch::check_end(Branch &branch) {
   branch.watched = false;
   const int code = branch.stream.code();
   if (code == EBADMSG)
-    report(changed_contact(format_text("rank 0 (host {})", parties_[0].host),
-                           format_text("rank {} (host {})", branch.rank, branch.host), branch.stream.problem()));
+    report(accusation_of(changed_contact(own_text(), format_text("rank {} (host {})", branch.rank, branch.host),
+                                         branch.stream.problem()),
+                         0));
   else if (host_is_silent(code))
-    lose(branch);
+    report_loss(branch);
   else
-    dead_.add(branch.rank);
+    report(accuse_death(branch.rank));
 }
 
-// The dead first: a rank that has felt the end of a peer may blame one that ended because of another.
-Error RootFormingWatch::conclude() const {
-  const std::vector<uint32_t> dead = dead_.list();
-  if (dead.size() == 1)
-    return Error(FSDP_PEER_FAILED,
-                 format_text("rank {} on {} died before the job had formed", dead[0], parties_[dead[0]].host),
-                 static_cast<int32_t>(dead[0]));
-  if (!dead.empty())
-    return Error(FSDP_PEER_FAILED, rank_list(dead) + " died before the job had formed", static_cast<int32_t>(dead[0]));
-  if (report_) return *report_;
-  const std::vector<uint32_t> lost = lost_.list();
-  return lost_contact(format_text("rank 0 (host {})", parties_[0].host),
-                      format_text("{} (host {})", rank_list(lost), parties_[lost.front()].host));
+std::optional<Error> RootFormingWatch::verdict() const {
+  auto accusation = coordinator_.decide(steady_ms());
+  if (!accusation) return {};
+  if (accusation->kind == FailureKind::died) {
+    const std::vector<uint32_t> dead = accusation->ranks.list();
+    accusation->set_text(
+        dead.size() == 1 ? format_text("rank {} on {} died before the job had formed", dead[0], parties_[dead[0]].host)
+                         : rank_list(dead) + " died before the job had formed");
+  }
+  return error_of(*accusation, 0);
 }
 
 Error RootFormingWatch::settle(const Error &error) {
   if (end_) return forming::is_own(error, 0) ? error : *end_;
   if (finished_) return error;
   end_ = error;
-  if (forming::blames_others(error, 0) && found_ == Clock::time_point()) {
-    for (const auto end = Clock::now() + forming::doubt; found_ == Clock::time_point() && Clock::now() < end;
-         hear_all())
+  if (forming::blames_others(error, 0) && !coordinator_.open()) {
+    const auto end = Clock::now() + forming::doubt;
+    while (coordinator_.open() ? !verdict() : Clock::now() < end) {
       std::this_thread::sleep_for(forming::look_period);
-    if (found_ != Clock::time_point()) {
-      std::this_thread::sleep_for(forming::grace);
       hear_all();
-      end_ = conclude();
     }
+    end_ = verdict().value_or(*end_);
   }
-  message::Refusal word = report_of(*end_, 0);
-  word.party = -1;
-  branches_.tell_last(word);
+  branches_.tell_last(Verdict{accusation_of(*end_, 0)});
   return *end_;
 }
 

@@ -3,8 +3,8 @@
 // hears which rank dies or gives up, and names it to all others. They see whether rank 0 and the ranks between live.
 // What ranks watch each other with afterwards does not exist yet, or not everywhere.
 //
-// Looked at by the waits of the caller's thread, as its Waiter's task. If the job does not form, rank 0's word is what
-// all ranks report.
+// Looked at by the waits of the caller's thread, as its Waiter's task. If the job does not form, rank 0's verdict is
+// what all ranks give.
 #pragma once
 
 #include <poll.h>
@@ -19,6 +19,7 @@
 
 #include "base/failure.h"
 #include "membership/join/message.h"
+#include "membership/tree/coordinator.h"
 #include "membership/verdict.h"
 #include "membership/wire/frame_stream.h"
 
@@ -80,9 +81,8 @@ namespace forming {
 using namespace std::chrono_literals;
 
 constexpr auto look_period = 5ms;
-constexpr auto grace = 60ms;         // for what ends at the same time
 constexpr auto doubt = 300ms;        // for the end of a peer to be seen by rank 0, when another rank has felt it
-constexpr auto answer_time = 600ms;  // for rank 0's word after a report
+constexpr auto answer_time = 600ms;  // for rank 0's verdict after a report
 constexpr auto farewell = 200ms;
 constexpr auto lateness = 700ms;  // beyond the deadline: waits with a limit of their own name the late rank
 
@@ -103,10 +103,8 @@ Error lost_contact(const std::string &one, const std::string &other);
 // EBADMSG: nor is a process to blame whose words were changed on their way.
 Error changed_contact(const std::string &one, const std::string &other, const std::string &problem);
 
-// What a rank tells the others of an error that ends its forming: one of its own is its failure.
-message::Refusal report_of(const Error &error, uint32_t rank);
-// What such a word says. A peer wrote it.
-Error error_of(const message::Refusal &word, uint32_t world_size);
+// What rank `rank` tells the others of an error that ends its part in the forming job: one of its own is its failure.
+Accusation accusation_of(const Error &error, uint32_t rank);
 
 // Rank 0's watch, and what it knows of all ranks that have joined.
 
@@ -140,10 +138,13 @@ class RootFormingWatch final : public FormingWatch {
   void hear(Branch &branch);
   // False: nothing that such a rank says.
   bool obey(Branch &branch, Frame &frame);
+  bool obey(Branch &branch, const Report &said);
   void check_end(Branch &branch);
-  void lose(const Branch &branch);
-  void report(const Error &error);
-  Error conclude() const;
+  void report_loss(const Branch &branch);
+  void report(const Accusation &accusation);
+  // Nothing: it is not time for it.
+  std::optional<Error> verdict() const;
+  std::string own_text() const;
 
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
@@ -151,9 +152,7 @@ class RootFormingWatch final : public FormingWatch {
   std::vector<Party> parties_;  // by rank
   size_t cards_ = 0;
   Branches branches_;
-  RankSet dead_, lost_;          // lost: its host does not answer
-  std::optional<Error> report_;  // of the first that gave up
-  Clock::time_point found_{};    // the first of these
+  Coordinator coordinator_;
   std::optional<Error> end_;
   bool finished_ = false;
 };

@@ -100,9 +100,9 @@ void Visit::open_descriptors() {
     check_kernel();
     descriptors_ = make_descriptors();
   } catch (const Error &error) {
-    const auto word = report_of(error, options_.rank);
-    const auto refusal = wire::make_refusal(word.status, word.rank, word.text);
-    send_packet(socket_, &refusal, sizeof refusal);
+    auto packet = wire::make<wire::ReportPacket>();
+    packet.report = {accusation_of(error, options_.rank), static_cast<int32_t>(options_.rank)};
+    send_packet(socket_, &packet, sizeof packet);
     throw;
   }
 }
@@ -117,9 +117,14 @@ void Visit::join() {
   send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
 }
 
-void Visit::obey(const wire::RefusalPacket &refusal) const {
-  const std::string text(refusal.text, ::strnlen(refusal.text, sizeof refusal.text));
-  throw Error(refusal.status == FSDP_OK ? FSDP_INTERNAL : refusal.status, text, refusal.rank);
+void Visit::check_refusal(const Packet &packet) const {
+  if (const auto told = packet.as<wire::VerdictPacket>();
+      told && is_believable(told->verdict.accusation, options_.size))
+    throw error_of(told->verdict.accusation, options_.rank);
+  const auto refused = packet.as<wire::RefusedPacket>();
+  if (!refused) return;
+  throw Error(refused->status == FSDP_OK ? FSDP_INTERNAL : refused->status,
+              std::string(refused->text, ::strnlen(refused->text, sizeof refused->text)), refused->rank);
 }
 
 Rendezvous Visit::await_start() {
@@ -129,7 +134,7 @@ Rendezvous Visit::await_start() {
     if (packet.bytes == 0)
       fail_rank(FSDP_PEER_FAILED, leader_, "rendezvous '{}': rank {} ended before the job had formed",
                 options_.rendezvous, leader_);
-    if (const auto refusal = packet.as<wire::RefusalPacket>()) obey(*refusal);
+    check_refusal(packet);
     const auto peer = packet.as<wire::PeerPacket>();
     const bool next = peer && (peers.empty() || peer->rank > peers.back().rank);  // they come in their order
     if (next && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2) {

@@ -19,6 +19,7 @@
 #include "membership/job.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"
+#include "membership/verdict.h"
 #include "membership/wire/handshake.h"
 #include "membership/wire/packet.h"
 #include "membership/wire/secret.h"
@@ -30,8 +31,8 @@ namespace fsdp::membership::wire {
 //   rank 0 -> rank r   Challenge         at once
 //   r -> 0             Answer            proves the secret over both nonces
 //   0 -> r             Proof             so does rank 0; only now is anything else read
-//   r -> 0             Join              with r's pidfd and the way into its mailbox; or Refusal: r cannot join
-//   0 -> r             Refusal, or when all have joined: one Peer a rank, with its descriptors, and Start
+//   r -> 0             Join              with r's pidfd and the way into its mailbox; or Report: r cannot join
+//   0 -> r             Refused or Verdict, or when all have joined: one Peer a rank, with its descriptors, and Start
 
 struct JoinPacket {
   static constexpr PacketKind kind = PacketKind::join;
@@ -40,11 +41,21 @@ struct JoinPacket {
   uint32_t wire_version;
   char library[28];  // as much of it as there is room for
 };
-struct RefusalPacket {
-  static constexpr PacketKind kind = PacketKind::refusal;
+struct RefusedPacket {
+  static constexpr PacketKind kind = PacketKind::refused;
   PacketHead head;
   int32_t status, rank;
   char text[480];
+};
+struct ReportPacket {
+  static constexpr PacketKind kind = PacketKind::report;
+  PacketHead head;
+  Report report;
+};
+struct VerdictPacket {
+  static constexpr PacketKind kind = PacketKind::verdict;
+  PacketHead head;
+  Verdict verdict;
 };
 struct PeerPacket {
   static constexpr PacketKind kind = PacketKind::peer;
@@ -55,12 +66,12 @@ struct StartPacket {
   static constexpr PacketKind kind = PacketKind::start;
   PacketHead head;
 };
-inline RefusalPacket make_refusal(int32_t status, int32_t rank, std::string_view text) {
-  auto refusal = make<RefusalPacket>();
-  refusal.status = status;
-  refusal.rank = rank;
-  text.copy(refusal.text, sizeof refusal.text - 1);
-  return refusal;
+inline RefusedPacket make_refused(int32_t status, int32_t rank, std::string_view text) {
+  auto refused = make<RefusedPacket>();
+  refused.status = status;
+  refused.rank = rank;
+  text.copy(refused.text, sizeof refused.text - 1);
+  return refused;
 }
 
 }  // namespace fsdp::membership::wire
@@ -100,7 +111,7 @@ class Visit {
   void open_descriptors();
   void join();
   Rendezvous await_start();
-  [[noreturn]] void obey(const wire::RefusalPacket &refusal) const;
+  void check_refusal(const Packet &packet) const;  // throws what it says
   void pause();
 
   const WorldOptions &options_;

@@ -25,9 +25,10 @@ using namespace std::chrono_literals;
 
 constexpr auto bind_time = 5s;  // for the listener of a job that is just forming
 
-void send_refusal(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
-  const auto refusal = wire::make_refusal(status, rank, text);
-  send_packet(socket, &refusal, sizeof refusal);
+void send_verdict(const Fd &socket, const Verdict &verdict) {
+  auto packet = wire::make<wire::VerdictPacket>();
+  packet.verdict = verdict;
+  send_packet(socket, &packet, sizeof packet);
 }
 
 bool ready(const Fd &file) {
@@ -118,22 +119,24 @@ void Host::hear(Guest &guest) {
   if (!packet) return;
   if (packet->as<wire::JoinPacket>()) join(guest, *packet);
   guest.socket.reset();
-  if (const auto word = packet->as<wire::RefusalPacket>()) hear_giving_up(*word);
+  if (const auto said = packet->as<wire::ReportPacket>()) obey(said->report);
 }
 
 // A rank that has not joined says why it cannot: without it there is no job.
-void Host::hear_giving_up(const wire::RefusalPacket &word) {
-  const auto rank = static_cast<uint32_t>(word.rank);
+void Host::obey(const Report &report) {
+  const auto rank = static_cast<uint32_t>(report.last_of);
   if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
+  if (!is_believable(report.accusation, options_.size)) return;
   ++told_;  // it need not be told
-  throw Error(FSDP_PEER_FAILED, std::string(word.text, ::strnlen(word.text, sizeof word.text)), word.rank);
+  throw error_of(report.accusation, ranks_[0]);
 }
 
 void Host::join(Guest &guest, Packet &packet) {
   const auto join = *packet.as<wire::JoinPacket>();
   const auto refuse = [&](fsdp_status status, const std::string &text) {
     known_refusals_.note({}, text);
-    send_refusal(guest.socket, status, static_cast<int32_t>(join.rank), text);
+    const auto refused = wire::make_refused(status, static_cast<int32_t>(join.rank), text);
+    send_packet(guest.socket, &refused, sizeof refused);
   };
   const std::string library(join.library, ::strnlen(join.library, sizeof join.library));
   if (const auto difference = compare_versions(join.rank, join.wire_version, library, ranks_[0]); !difference.empty())
@@ -149,7 +152,7 @@ void Host::join(Guest &guest, Packet &packet) {
     return refuse(FSDP_INVALID_ARGUMENT, format_text("another process is rank {} already", join.rank));
   if (end_) {
     ++told_;
-    return send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+    return send_verdict(guest.socket, *end_);
   }
   if (packet.file_count != 2)
     return refuse(FSDP_SYSTEM, format_text("rank {}: {} of 2 descriptors came through (see ulimit -n)", join.rank,
@@ -203,23 +206,18 @@ void Host::check_limits() {
 
 // Tells what this rank knows to all ranks that have joined, and to those that come in the next moment.
 void Host::cancel(const Error &error) {
-  const Error verdict = waiter_.settle(error);
-  end_ = verdict;
-  const auto self = static_cast<int32_t>(ranks_[0]);
-  if (end_->rank < 0 || end_->rank == self) {
-    const auto word = report_of(*end_, ranks_[0]);
-    end_ = Error(word.status, word.text, word.rank);
-  }
+  const Error settled = waiter_.settle(error);
+  end_ = Verdict{accusation_of(settled, ranks_[0])};
   for (const ExpectedRank &seat : seats_)
-    if (seat.connection) send_refusal(seat.connection, end_->status, end_->rank, end_->message);
+    if (seat.connection) send_verdict(seat.connection, *end_);
   for (Guest &guest : guests_) {  // about to join
     if (!guest.socket) continue;
-    send_refusal(guest.socket, end_->status, end_->rank, end_->message);
+    send_verdict(guest.socket, *end_);
     guest.socket.reset();
     ++told_;
   }
   say_farewell();
-  throw verdict;
+  throw settled;
 }
 
 // Ranks of several hosts hear it from the rendezvous.

@@ -39,7 +39,7 @@ class Host {
   void listen();
   void look_around();
   void hear(Guest &guest);
-  void hear_giving_up(const wire::RefusalPacket &word);
+  void obey(const Report &report);
   void join(Guest &guest, Packet &packet);
   void check_joined();
   [[noreturn]] void lose(uint32_t rank) const;
@@ -58,7 +58,7 @@ class Host {
   RefusalLog refusals_, known_refusals_;  // of strangers, and of processes that know the secret
   std::optional<Acceptor> acceptor_;      // while it listens
   std::vector<Guest> guests_;
-  std::optional<Error> end_;         // what ranks that come now are told
+  std::optional<Verdict> end_;       // what ranks that come now are told
   size_t told_ = 0;                  // how many of those that had not joined
   std::vector<ExpectedRank> seats_;  // by rank of the job
   uint32_t joined_ = 1;

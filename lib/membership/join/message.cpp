@@ -225,9 +225,9 @@ class Reader {
     const auto part = block(most_card_bytes);
     return {part.begin(), part.end()};
   }
-  void nonce(Nonce &to) {
-    const auto part = take(to.size());
-    if (!part.empty()) std::memcpy(to.data(), part.data(), to.size());
+  void bytes(void *to, size_t size) {
+    const auto part = take(size);
+    if (!part.empty()) std::memcpy(to, part.data(), size);
   }
   std::string finish() {
     if (at_ < body_.size()) wrong(format_text("{} bytes follow the message", body_.size() - at_));
@@ -279,13 +279,15 @@ void put(Writer &to, const Redirect &redirect) {
   to.text(redirect.host, most_name_bytes);
   to.text(redirect.address, most_name_bytes);
 }
-void put(Writer &to, const Gone &gone) { to.number(gone.rank); }
+// Ranks of one job have the same library on the same kind of processor, so these are their bytes in memory.
+void put(Writer &to, const Report &report) { to.bytes(&report, sizeof report); }
+void put(Writer &to, const Verdict &verdict) { to.bytes(&verdict, sizeof verdict); }
 void put(Writer &, const Formed &) {}
-void put(Writer &to, const Refusal &refusal) {
-  to.number(static_cast<uint32_t>(refusal.status));
-  to.number(static_cast<uint32_t>(refusal.rank));
-  to.text(refusal.text, most_text_bytes);
-  to.number(static_cast<uint32_t>(refusal.party));
+void put(Writer &to, const Refused &refused) {
+  to.number(static_cast<uint32_t>(refused.status));
+  to.number(static_cast<uint32_t>(refused.rank));
+  to.text(refused.text, most_text_bytes);
+  to.number(static_cast<uint32_t>(refused.to));
 }
 void put(Writer &to, const Entries &entries) { to.bytes(entries.body().data(), entries.body().size()); }
 void put(Writer &to, const Start &start) {
@@ -318,17 +320,18 @@ void get(Reader &from, Redirect &redirect) {
   redirect.host = from.text(most_name_bytes);
   redirect.address = from.text(most_name_bytes);
 }
-void get(Reader &from, Gone &gone) { gone.rank = from.number(); }
+void get(Reader &from, Report &report) { from.bytes(&report, sizeof report); }
+void get(Reader &from, Verdict &verdict) { from.bytes(&verdict, sizeof verdict); }
 void get(Reader &, Formed &) {}
-void get(Reader &from, Refusal &refusal) {
-  refusal.status = static_cast<int32_t>(from.number());
-  refusal.rank = static_cast<int32_t>(from.number());
-  refusal.text = from.text(most_text_bytes);
-  refusal.party = static_cast<int32_t>(from.number());
+void get(Reader &from, Refused &refused) {
+  refused.status = static_cast<int32_t>(from.number());
+  refused.rank = static_cast<int32_t>(from.number());
+  refused.text = from.text(most_text_bytes);
+  refused.to = static_cast<int32_t>(from.number());
 }
 void get(Reader &from, Start &start) {
   start.world_size = from.number();
-  from.nonce(start.session);
+  from.bytes(start.session.data(), start.session.size());
 }
 
 template <class M>
@@ -365,7 +368,7 @@ SharedFrame share(const Message &message) { return share_frame(write(message)); 
 Parsed parse(uint32_t kind, std::span<const std::byte> body) {
   switch (kind) {
     case Join::kind: return parse_as<Join>(body);
-    case Refusal::kind: return parse_as<Refusal>(body);
+    case Refused::kind: return parse_as<Refused>(body);
     case Entries::kind: return parse_entries(body);
     case Start::kind: return parse_as<Start>(body);
     case Hello::kind: return parse_as<Hello>(body);
@@ -373,7 +376,8 @@ Parsed parse(uint32_t kind, std::span<const std::byte> body) {
     case Formed::kind: return parse_as<Formed>(body);
     case Admitted::kind: return parse_as<Admitted>(body);
     case Redirect::kind: return parse_as<Redirect>(body);
-    case Gone::kind: return parse_as<Gone>(body);
+    case Report::kind: return parse_as<Report>(body);
+    case Verdict::kind: return parse_as<Verdict>(body);
     default: return {{}, format_text("no message has kind {}", kind)};
   }
 }

@@ -3,16 +3,17 @@
 // Pure functions of bytes: a body is a message exactly, or a reason why it is none.
 //
 //   rank r -> 0   Hello, Join and, when it has one, its Card
-//   0 -> r        Refusal, Redirect or Admitted; when all have joined: an Entry of each rank, in their order, in some
+//   0 -> r        Refused, Redirect or Admitted; when all have joined: an Entry of each rank, in their order, in some
 //                 Entries; and Start
 //
 // and from then on, until all have met:
 //
-//   r -> 0, 0 -> r   Refusal: why the job cannot form, as far as rank r knows; what rank 0 makes of all that it hears
-//                    Formed: the sender needs nothing more of this connection
+//   r -> 0           Report: why the job cannot form, as far as rank r knows
+//   0 -> r           Verdict: what rank 0 concludes from all reports
+//   r -> 0, 0 -> r   Formed: the sender needs nothing more of this connection
 //
-// Between r and 0 may be other ranks. They say Admitted and Formed themselves, pass all else on as it is, and tell
-// which ranks below them are Gone.
+// Between r and 0 may be other ranks. They say Admitted and Formed themselves, pass all else on as it is, and report
+// which ranks below them died.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,7 @@
 #include <variant>
 #include <vector>
 
+#include "membership/verdict.h"
 #include "membership/wire/frame.h"
 #include "membership/wire/secret.h"
 
@@ -104,6 +106,7 @@ class Entries {
 
 constexpr uint32_t most_text_bytes = 480;
 constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
+static_assert(sizeof(Report) <= longest);
 
 // The same in all versions of the library, and the first message: what follows may be of another form.
 struct Hello {
@@ -130,24 +133,19 @@ struct Redirect {
   uint32_t rank = 0;  // the rank that listens there
   std::string host, address;
 };
-// It has died, as its neighbour has seen.
-struct Gone {
-  static constexpr uint32_t kind = 10;
-  uint32_t rank = 0;
-};
 // Making one takes a while: a rank that dies over it is known already.
 struct Card {
   static constexpr uint32_t kind = 6;
   uint32_t rank = 0;
   std::vector<std::byte> bytes = {};
 };
-struct Refusal {
+// The same in all versions of the library, as Hello is.
+struct Refused {
   static constexpr uint32_t kind = 2;
   int32_t status = 0;  // FSDP_OK: come again
-  int32_t rank = -1;
+  int32_t rank = -1;   // to blame
   std::string text = {};
-  int32_t party =
-      -1;  // to rank 0: the rank whose last word it is; from there: the only rank that it is for; -1: none, all
+  int32_t to = -1;  // the rank that it is for, which has joined through another one; -1: the rank that reads it
 };
 struct Start {
   static constexpr uint32_t kind = 4;
@@ -159,14 +157,15 @@ struct Formed {
   static constexpr uint32_t kind = 7;
 };
 
-using Message = std::variant<Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone>;
+using Message = std::variant<Join, Refused, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Report, Verdict>;
 
 // The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
 std::vector<std::byte> write(const Message &message);
 SharedFrame share(const Message &message);
 
 struct Parsed {
-  std::variant<std::monostate, Join, Refusal, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Gone> message;
+  std::variant<std::monostate, Join, Refused, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Report, Verdict>
+      message;
   std::string problem;  // of none
 };
 Parsed parse(uint32_t kind, std::span<const std::byte> body);

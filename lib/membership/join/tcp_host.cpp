@@ -162,25 +162,25 @@ void TcpHost::look_around() {
   watch_->branches().flush();
 }
 
-std::optional<message::Refusal> TcpHost::check(const message::Join &join) {
+std::optional<message::Refused> TcpHost::check(const message::Join &join) {
   if (join.attempt < options_.attempt)
-    return message::Refusal{FSDP_PEER_FAILED, -1,
+    return message::Refused{FSDP_PEER_FAILED, -1,
                             format_text("rank 0 has begun attempt {} of this job, rank {} is of attempt {}",
                                         options_.attempt, join.rank, join.attempt)};
   if (join.attempt > options_.attempt) {
     outdated_ = true;
-    return message::Refusal{FSDP_OK, -1, "rank 0 is still of an earlier attempt"};
+    return message::Refused{FSDP_OK, -1, "rank 0 is still of an earlier attempt"};
   }
   if (join.world_size != options_.size)
-    return message::Refusal{FSDP_MISMATCH, -1,
+    return message::Refused{FSDP_MISMATCH, -1,
                             format_text("rank {} says that the world has {} ranks, rank 0 says {}", join.rank,
                                         join.world_size, options_.size)};
   if (join.rank >= options_.size)
-    return message::Refusal{FSDP_INVALID_ARGUMENT, -1,
+    return message::Refused{FSDP_INVALID_ARGUMENT, -1,
                             format_text("rank {} is outside [0, {})", join.rank, options_.size)};
   const Party &party = watch_->parties()[join.rank];
   if (party.taken)
-    return message::Refusal{FSDP_INVALID_ARGUMENT, -1,
+    return message::Refused{FSDP_INVALID_ARGUMENT, -1,
                             format_text("another process is rank {} already, on {}", join.rank, party.host)};
   return {};
 }
@@ -196,9 +196,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
   if (end_) {
     told_count_ += told_.contains(join.rank) ? 0 : 1;
     told_.add(join.rank);
-    auto word = report_of(*end_, 0);
-    word.party = -1;
-    return refuse(stream, word);
+    return say_last(stream, Verdict{accusation_of(*end_, 0)});
   }
   if (const auto elsewhere = watch_->branches().redirect(Endpoint::peer(stream.socket()).loopback())) {
     stream.queue(message::share(*elsewhere));
@@ -215,7 +213,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
 void TcpHost::admit(Branch &branch, message::Join &join) {
   if (auto wrong = check(join)) {
     admission_->note_refusal(format_text("rank {} on {}", join.rank, join.host), wrong->text);
-    wrong->party = static_cast<int32_t>(join.rank);
+    wrong->to = static_cast<int32_t>(join.rank);
     return branch.stream.queue(message::share(*wrong));
   }
   branch.ranks.push_back(join.rank);
@@ -255,9 +253,10 @@ void TcpHost::say_farewell(const Error &error) noexcept {
 }
 
 void TcpHost::dismiss_guests() {
-  auto word = report_of(*end_, 0);
-  word.party = -1;
-  admission_->dismiss(outdated_ ? message::Refusal{FSDP_OK, -1, "rank 0 was of an earlier attempt"} : word);
+  if (outdated_)
+    admission_->dismiss(message::Refused{FSDP_OK, -1, "rank 0 was of an earlier attempt"});
+  else
+    admission_->dismiss(Verdict{accusation_of(*end_, 0)});
 }
 
 Roster TcpHost::make_roster() {

@@ -66,7 +66,7 @@ class TcpHost {
   void admit(FrameStream &stream, message::Join &join);
   void admit(Branch &branch, message::Join &join);
   // Why this rank cannot join; nothing: it can.
-  std::optional<message::Refusal> check(const message::Join &join);
+  std::optional<message::Refused> check(const message::Join &join);
   void check_limits();
   void say_farewell(const Error &error) noexcept;
   void dismiss_guests();

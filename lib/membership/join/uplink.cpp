@@ -76,12 +76,13 @@ void Uplink::hear() {
   below_.flush();
 }
 
-void Uplink::end(const Error &error) {
+void Uplink::end(const Error &error) { end(error, accusation_of(error, rank_)); }
+
+void Uplink::end(const Error &error, const Accusation &verdict) {
   end_ = error;
-  const message::Refusal word{error.status, error.rank, error.message};
-  if (admission_) admission_->dismiss(word);
+  if (admission_) admission_->dismiss(Verdict{verdict});
   admission_.reset();
-  below_.tell_last(word);
+  below_.tell_last(Verdict{verdict});
 }
 
 // -- from above --
@@ -98,7 +99,10 @@ void Uplink::hear_above() {
 
 void Uplink::obey(const Frame &frame) {
   auto parsed = message::parse(frame.kind, frame.body);
-  if (const auto *word = std::get_if<message::Refusal>(&parsed.message)) return obey(*word, frame);
+  if (const auto *refused = std::get_if<message::Refused>(&parsed.message)) return obey(*refused, frame);
+  const auto *verdict = std::get_if<Verdict>(&parsed.message);
+  if (verdict && is_believable(verdict->accusation, options_.size))
+    return end(error_of(verdict->accusation, rank_), verdict->accusation);
   if (const auto *admitted = std::get_if<message::Admitted>(&parsed.message)) {
     above_ = {admitted->rank, admitted->host};
     if (address_.empty()) address_ = admitted->address;
@@ -128,26 +132,28 @@ void Uplink::obey(const Frame &frame) {
   below_.queue(pass_on(frame));
 }
 
-void Uplink::obey(const message::Refusal &word, const Frame &frame) {
-  if (word.party >= 0 && word.party != static_cast<int32_t>(rank_)) {
-    if (Branch *branch = below_.of(static_cast<uint32_t>(word.party))) {
+void Uplink::obey(const message::Refused &refused, const Frame &frame) {
+  if (refused.to >= 0 && refused.to != static_cast<int32_t>(rank_)) {
+    const auto to = static_cast<uint32_t>(refused.to);
+    if (Branch *branch = below_.of(to)) {
       branch->stream.queue(pass_on(frame));
-      std::erase(branch->ranks, static_cast<uint32_t>(word.party));  // the right one may come still
-      branch->watched = branch->watched && branch->rank != static_cast<uint32_t>(word.party);
+      std::erase(branch->ranks, to);  // the right one may come still
+      branch->watched = branch->watched && branch->rank != to;
     }
     return;
   }
-  if (word.status == FSDP_OK)
-    again_ = word.text;
-  else
-    end(membership::error_of(word, RankSet::most));
+  if (refused.status == FSDP_OK) return void(again_ = refused.text);
+  const bool known =
+      refused.status > FSDP_OK && refused.status <= FSDP_INTERNAL;  // another version may have written it
+  const bool in_job = refused.rank >= 0 && refused.rank < static_cast<int32_t>(options_.size);
+  end(Error(known ? refused.status : FSDP_PEER_FAILED, refused.text, in_job ? refused.rank : -1));
 }
 
 void Uplink::check_above() {
   if (by_host_ && !admitted_) return void(again_ = "the rank of this host that had come first has ended");
   if (up_.code() == EBADMSG) {
     end(changed_contact(own_text(), above_text(), up_.problem()));
-    return tell_above(report_of(*end_, rank_));  // else it would take the end of the connection for a death
+    return report(*end_);  // else it would take the end of the connection for a death
   }
   if (host_is_silent(up_.code())) return end(lost_contact(own_text(), above_text()));
   const auto rank = static_cast<int32_t>(above_.rank);
@@ -192,21 +198,22 @@ void Uplink::hear_below(Branch &branch) {
 // Of one that was turned away here something may be on its way still, and another one has its rank.
 bool Uplink::is_of(const Branch &branch, const message::Parsed &parsed) {
   if (const auto *card = std::get_if<message::Card>(&parsed.message)) return branch.has(card->rank);
-  if (const auto *gone = std::get_if<message::Gone>(&parsed.message)) return branch.has(gone->rank);
-  const auto *word = std::get_if<message::Refusal>(&parsed.message);
-  return !word || word->party < 0 || branch.has(static_cast<uint32_t>(word->party));
+  const auto *said = std::get_if<Report>(&parsed.message);
+  if (!said) return true;
+  if (said->last_of >= 0 && !branch.has(static_cast<uint32_t>(said->last_of))) return false;
+  return said->accusation.kind != FailureKind::died || branch.has(static_cast<uint32_t>(said->accusation.rank));
 }
 
 void Uplink::pass_up(Branch &branch, const Frame &frame) {
   const auto parsed = message::parse(frame.kind, frame.body);
   if (std::holds_alternative<message::Formed>(parsed.message)) return void(branch.watched = false);
   if (!is_of(branch, parsed)) return;
-  if (const auto *word = std::get_if<message::Refusal>(&parsed.message))
-    branch.watched = word->party != static_cast<int32_t>(branch.rank);
+  if (const auto *said = std::get_if<Report>(&parsed.message))
+    branch.watched = said->last_of != static_cast<int32_t>(branch.rank);
   if (const auto *join = std::get_if<message::Join>(&parsed.message)) {
     if (join->rank == rank_ || below_.of(join->rank))
       return branch.stream.queue(message::share(
-          message::Refusal{FSDP_INVALID_ARGUMENT, -1,
+          message::Refused{FSDP_INVALID_ARGUMENT, -1,
                            format_text("another process is rank {} already, below rank {}", join->rank, rank_),
                            static_cast<int32_t>(join->rank)}));
     branch.ranks.push_back(join->rank);
@@ -218,12 +225,12 @@ void Uplink::check_below(Branch &branch) {
   branch.watched = false;
   const int code = branch.stream.code();
   const std::string text = format_text("rank {} (host {})", branch.rank, branch.host);
-  if (code != EBADMSG && !host_is_silent(code)) return up_.queue(message::share(message::Gone{branch.rank}));
-  message::Refusal word = report_of(
-      code == EBADMSG ? changed_contact(own_text(), text, branch.stream.problem()) : lost_contact(own_text(), text),
-      rank_);
-  word.party = -1;  // this rank goes on
-  up_.queue(message::share(word));
+  Accusation found = accuse_death(branch.rank);
+  if (code == EBADMSG)
+    found = accusation_of(changed_contact(own_text(), text, branch.stream.problem()), rank_);
+  else if (host_is_silent(code))
+    found = accusation_of(lost_contact(own_text(), text), rank_);
+  up_.queue(message::share(Report{found}));
 }
 
 // -- the end --
@@ -233,21 +240,21 @@ Error Uplink::settle(const Error &error) {
   if (end_ && !forming::is_own(error, rank_)) return *end_;
   if (formed_ || finished_) return error;
   // The late rank may wait for another one, and be about to say so.
-  if (error.status == FSDP_TIMEOUT) await_word(forming::doubt);
-  if (!end_ && !formed_) tell_above(report_of(error, rank_));
+  if (error.status == FSDP_TIMEOUT) await_verdict(forming::doubt);
+  if (!end_ && !formed_) report(error);
   // Those below hear it from this rank.
-  if (forming::blames_others(error, rank_) || !below_.all().empty()) await_word(forming::answer_time);
-  if (!end_) {
-    const message::Refusal word = report_of(error, rank_);
-    end(Error(word.status, word.text, word.rank));
-    end_ = error;
-  }
+  if (forming::blames_others(error, rank_) || !below_.all().empty()) await_verdict(forming::answer_time);
+  if (!end_) end(error);
   return forming::is_own(error, rank_) ? error : *end_;
 }
 
-void Uplink::await_word(Clock::duration time) {
+void Uplink::await_verdict(Clock::duration time) {
   for (const auto until = Clock::now() + time; !end_ && !formed_ && Clock::now() < until; hear())
     std::this_thread::sleep_for(forming::look_period);
+}
+
+void Uplink::report(const Error &error) {
+  tell_above(Report{accusation_of(error, rank_), static_cast<int32_t>(rank_)});
 }
 
 void Uplink::tell_above(const message::Message &word) noexcept {

@@ -60,7 +60,7 @@ class Uplink final : public FormingWatch {
   void hear();
   void hear_above();
   void obey(const Frame &frame);
-  void obey(const message::Refusal &word, const Frame &frame);
+  void obey(const message::Refused &refused, const Frame &frame);
   void check_above();
   void hear_below(Branch &branch);
   static bool is_of(const Branch &branch, const message::Parsed &parsed);
@@ -68,7 +68,9 @@ class Uplink final : public FormingWatch {
   void check_below(Branch &branch);
   void admit(FrameStream &stream, message::Join &join);
   void end(const Error &error);
-  void await_word(Clock::duration time);
+  void end(const Error &error, const Accusation &verdict);
+  void await_verdict(Clock::duration time);
+  void report(const Error &error);  // as this rank's last one
   void tell_above(const message::Message &word) noexcept;
   std::string own_text() const;
   std::string above_text() const;

@@ -151,7 +151,7 @@ Accusation Control::read(const AccusationSlot &slot) noexcept {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (slot.ready.load(std::memory_order_acquire)) return slot.accusation;
   const uint64_t blame = slot.blame.load(std::memory_order_acquire);
-  return accuse_rank(static_cast<Verdict>(blame & 0xff), static_cast<uint32_t>(blame >> 32), {});
+  return accuse_rank(static_cast<FailureKind>(blame & 0xff), static_cast<uint32_t>(blame >> 32), {});
 }
 
 bool Control::has_leader() const noexcept {
@@ -160,7 +160,7 @@ bool Control::has_leader() const noexcept {
 }
 
 bool Control::is_loss_of_leader(const Accusation &accusation) const noexcept {
-  const bool lost = accusation.kind == Verdict::died || accusation.kind == Verdict::stopped;
+  const bool lost = accusation.kind == FailureKind::died || accusation.kind == FailureKind::stopped;
   return lost && accusation.ranks.contains(head().leader.load(std::memory_order_acquire) - 1);
 }
 

@@ -85,8 +85,8 @@ class Control {
   void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
   // Blame a rank; without effect if a rank was blamed before. Where there is a leader that can ask, only suspect.
   void accuse(const Accusation &accusation) noexcept;
-  void accuse(Verdict verdict, uint32_t rank, const std::string &text) noexcept {
-    accuse(accuse_rank(verdict, rank, text));
+  void accuse(FailureKind kind, uint32_t rank, const std::string &text) noexcept {
+    accuse(accuse_rank(kind, rank, text));
   }
   // The verdict of the job, by a leader. Without effect if there is one.
   void decide(const Accusation &accusation) noexcept { write(head().verdict, accusation); }

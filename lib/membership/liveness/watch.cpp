@@ -103,7 +103,7 @@ void Watch::check() {
   if (!failure_.failed()) return;
   // Peers would wait for this rank until their timeout.
   const Error error = *failure_.get();
-  control_.accuse(error.status == FSDP_ABORTED ? Verdict::aborted : Verdict::failed, rank_,
+  control_.accuse(error.status == FSDP_ABORTED ? FailureKind::aborted : FailureKind::failed, rank_,
                   format_text("rank {} failed: {}", rank_, error.message));
   throw error;
 }
@@ -135,7 +135,7 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
   }
   if (pulse_.silent(ours).empty()) return;
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
-  condemn(accuse_ranks(Verdict::stopped, silent, format_text("{}: {}", what, pulse_.text(silent))));
+  condemn(accuse_ranks(FailureKind::stopped, silent, format_text("{}: {}", what, pulse_.text(silent))));
 }
 
 // A rank that closed or destroyed its context is an error only to ranks that wait for it. Its membership is read before
@@ -156,7 +156,7 @@ void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
 
 void Watch::condemn_leaver(uint32_t rank, const std::string &what) {
   const bool closed = control_.membership(rank) == Membership::left;
-  condemn(Verdict::left, rank,
+  condemn(FailureKind::left, rank,
           format_text("{}: rank {} {}", what, rank,
                       closed ? "has closed its context" : "has destroyed its context without closing it"));
 }
@@ -177,7 +177,7 @@ void Watch::check_silence(Awaited &awaited) {
   if (pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); }).empty() || awaited.come()) return;
   // One that did its part of this may have stopped as well.
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
-  condemn(accuse_ranks(Verdict::stopped, silent, format_text("{}: {}", awaited.text(), pulse_.text(silent))));
+  condemn(accuse_ranks(FailureKind::stopped, silent, format_text("{}: {}", awaited.text(), pulse_.text(silent))));
 }
 
 // The callers of these ranks wait for each other, in a circle: none comes before another has come.
@@ -187,7 +187,7 @@ void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &r
   std::string text;
   for (const uint32_t rank : sorted)
     text += format_text("{}rank {} is in {}", text.empty() ? "" : ", ", rank, shown.text(rank));
-  Accusation accusation = accuse_ranks(Verdict::mismatch, sorted, text + ": they wait for each other");
+  Accusation accusation = accuse_ranks(FailureKind::mismatch, sorted, text + ": they wait for each other");
   accusation.rank = static_cast<int32_t>(sorted.back());
   condemn(accusation);
 }
@@ -225,11 +225,11 @@ void Watch::time_out(Awaited &awaited) {
   std::string text = format_text("{}: {} {} not come within {} ms", awaited.text(), rank_list(missing),
                                  one ? "has" : "have", waiter_.timeout_ms());
   if (late != missing) text += format_text(": {} for {}", one ? "it waits" : "they wait", rank_list(late));
-  condemn(accuse_ranks(Verdict::timeout, late, text));
+  condemn(accuse_ranks(FailureKind::timeout, late, text));
 }
 
-void Watch::condemn(Verdict verdict, uint32_t rank, const std::string &text, fsdp_origin origin, int32_t origin_code) {
-  Accusation accusation = accuse_rank(verdict, rank, text);
+void Watch::condemn(FailureKind kind, uint32_t rank, const std::string &text, fsdp_origin origin, int32_t origin_code) {
+  Accusation accusation = accuse_rank(kind, rank, text);
   accusation.origin = origin;
   accusation.origin_code = origin_code;
   condemn(accusation);

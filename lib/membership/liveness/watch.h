@@ -57,7 +57,7 @@ class Watch final : WaitObserver {
   // False: given up.
   bool wait(Awaited &awaited);
   // Fails the job: every rank reports the first such verdict, and so does this call.
-  [[noreturn]] void condemn(Verdict verdict, uint32_t rank, const std::string &text,
+  [[noreturn]] void condemn(FailureKind kind, uint32_t rank, const std::string &text,
                             fsdp_origin origin = FSDP_ORIGIN_FSDP, int32_t origin_code = 0);
   // Throws if the job or this context failed.
   void check();

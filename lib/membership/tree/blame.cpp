@@ -10,7 +10,7 @@ namespace fsdp::membership {
 namespace {
 
 // For the verdict; of a cut it takes longer (Coordinator).
-uint64_t verdict_time_ms(const Accusation &finding) { return finding.kind == Verdict::cut ? 1500 : 1000; }
+uint64_t verdict_time_ms(const Accusation &finding) { return finding.kind == FailureKind::cut ? 1500 : 1000; }
 constexpr uint32_t pair_patience_ms = 500;  // for a neighbour of a silent node to say what it is
 
 }  // namespace
@@ -51,7 +51,7 @@ void Blame::find_silent() {
   const std::vector<uint32_t> silent =
       seat_.pulse.silent([this](uint32_t rank) { return plan_.node_of[rank] == node() && !reported_.contains(rank); });
   if (silent.empty()) return;
-  Accusation accusation = accuse_rank(Verdict::stopped, silent.front(), seat_.pulse.text(silent));
+  Accusation accusation = accuse_rank(FailureKind::stopped, silent.front(), seat_.pulse.text(silent));
   for (const uint32_t rank : silent) accusation.ranks.add(rank);
   reported_.add(accusation.ranks);
   accuse(accusation);
@@ -78,9 +78,7 @@ void Blame::check_connection(uint32_t of) {
   peer.end();
   if (reported_.contains(leader)) return;
   reported_.add(leader);
-  RankSet dead;
-  dead.add(leader);
-  accuse(accuse_dead({}, dead));
+  accuse(accuse_death(leader));
 }
 
 // The other leader is told, too, so the connection stays: its end would look like a death there.
@@ -91,7 +89,7 @@ void Blame::blame_link(uint32_t to, const std::string &problem) {
   links_.at(to).blame();
   const auto name = [this](uint32_t node) { return format_text("host {} (node {})", plan_.nodes[node].host, node); };
   Accusation accusation;
-  accusation.kind = Verdict::failed;  // of no rank
+  accusation.kind = FailureKind::failed;  // of no rank
   accusation.set_text(format_text("{} cannot hear {}: {}", name(node()), name(to), problem));
   accuse(accusation);
 }
@@ -131,7 +129,7 @@ void Blame::judge_silence() {
   if (stopped_over) {
     reported_.add(leaders);
     Accusation accusation =
-        accuse_rank(Verdict::stopped, leaders.list().front(), silence_text(stopped, plan_.heartbeat_timeout_ms));
+        accuse_rank(FailureKind::stopped, leaders.list().front(), silence_text(stopped, plan_.heartbeat_timeout_ms));
     accusation.ranks = leaders;
     accuse(accusation);
   }
@@ -173,12 +171,6 @@ void Blame::accuse(const Accusation &accusation) {
   findings_.push_back(accusation);
 }
 
-bool Blame::believable(const Accusation &accusation) const {
-  const size_t ranks = plan_.node_of.size();
-  return accusation.kind > Verdict::none && accusation.kind <= Verdict::destroyed && accusation.rank >= -1 &&
-         accusation.rank < static_cast<int32_t>(ranks) && accusation.ranks.within(static_cast<uint32_t>(ranks));
-}
-
 // To a new coordinator everything again. Without an answer in time the first finding is the verdict.
 void Blame::carry(std::optional<uint32_t> to) {
   if (control_.accused()) return;
@@ -188,7 +180,7 @@ void Blame::carry(std::optional<uint32_t> to) {
     if (*to == node())
       coordinator_.hear(findings_[carried_], links_.now_ms());
     else
-      links_.say(*to, tree::Report{findings_[carried_]});
+      links_.say(*to, Report{findings_[carried_]});
   }
   if (const auto verdict = coordinator_.decide(links_.now_ms()))
     control_.decide(*verdict);
@@ -199,7 +191,7 @@ void Blame::carry(std::optional<uint32_t> to) {
 void Blame::announce() {
   if (announced_ || !control_.accused()) return;
   announced_ = true;
-  links_.say_all(tree::VerdictMessage{control_.verdict()});
+  links_.say_all(Verdict{control_.verdict()});
 }
 
 }  // namespace fsdp::membership

@@ -28,8 +28,6 @@ class Blame {
   // Nothing listens any more where the leaders of these nodes have listened: they have ended.
   void lose_leaders(const std::vector<uint32_t> &nodes);
   void accuse(const Accusation &accusation);
-  // A peer wrote it: are its kind and its ranks of this job?
-  bool believable(const Accusation &accusation) const;
 
   // Findings go to the coordinator; without one they wait. The coordinator, and after a while each leader, decides.
   void carry(std::optional<uint32_t> coordinator);

@@ -6,10 +6,13 @@
 namespace fsdp::membership {
 namespace {
 
-// For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
-uint64_t grace_ms(Verdict kind) {
-  if (kind == Verdict::cut) return Coordinator::longest_grace_ms;
-  return kind == Verdict::died || kind == Verdict::stopped ? 100 : 0;
+const NodePlan no_tree;
+
+// How much a report explains while the job forms: a death is seen at its own connection; a rank that reports the loss
+// of a peer may have lost one that ended because of a death; a cut link may be the end of a host.
+int weight_of(const Accusation &accusation) {
+  if (accusation.kind == FailureKind::died) return 2;
+  return accusation.kind == FailureKind::cut ? 0 : 1;
 }
 
 std::vector<CutLink> links_of(const Accusation &accusation) {
@@ -45,7 +48,7 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   std::sort(links.begin(), links.end(), before);
   links.erase(std::unique(links.begin(), links.end()), links.end());
   Accusation accusation;
-  accusation.kind = Verdict::cut;
+  accusation.kind = FailureKind::cut;
   std::vector<std::string> names;
   const auto name = [&](uint16_t node) { return format_text("host {} (node {})", plan.nodes[node].host, node); };
   for (const CutLink &link : links) {
@@ -58,15 +61,20 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   return accusation;
 }
 
+Coordinator::Coordinator() : stage_(Stage::forming), plan_(no_tree) {}
+
 void Coordinator::hear(const Accusation &accusation, uint64_t now_ms) {
   if (first_) return merge(accusation);
   first_ = accusation;
   since_ms_ = now_ms;
 }
 
-// Silence alone was taken for a cut of all links to a node, and another report knows better what its leader is.
+// While the job runs: silence alone was taken for a cut of all links to a node, and another report knows better what
+// its leader is.
 bool Coordinator::explains(const Accusation &other, const Accusation &first) const {
-  if (first.kind != Verdict::cut || (other.kind != Verdict::stopped && other.kind != Verdict::died)) return false;
+  if (stage_ == Stage::forming) return weight_of(other) > weight_of(first);
+  if (first.kind != FailureKind::cut || (other.kind != FailureKind::stopped && other.kind != FailureKind::died))
+    return false;
   if (other.rank < 0 || static_cast<size_t>(other.rank) >= plan_.node_of.size()) return false;
   const std::vector<CutLink> links = links_of(first);
   const uint32_t node = plan_.node_of[static_cast<size_t>(other.rank)];
@@ -78,24 +86,33 @@ void Coordinator::merge(const Accusation &other) {
   Accusation &first = *first_;
   if (explains(other, first)) first = other;
   if (other.kind != first.kind) return;
-  if (first.kind == Verdict::died) {
+  if (first.kind == FailureKind::died) {
     if (first.ranks.empty() && other.ranks.empty()) return;  // peers wrote them
     first = merge_deaths(first, other);
-  } else if (first.kind == Verdict::stopped && !first.ranks.contains(other.ranks)) {
+  } else if (first.kind == FailureKind::stopped && !first.ranks.contains(other.ranks)) {
     // A report that says all that the first one does takes its place.
     first.set_text(other.ranks.contains(first.ranks) ? other.copy_text()
                                                      : first.copy_text() + "; " + other.copy_text());
     first.ranks.add(other.ranks);
     first.rank = std::min(first.rank, other.rank);
-  } else if (first.kind == Verdict::cut) {
+  } else if (first.kind == FailureKind::cut && first.link_count + other.link_count == 0) {  // hosts without a tree
+    if (first.copy_text() != other.copy_text()) first.set_text(first.copy_text() + "; " + other.copy_text());
+  } else if (first.kind == FailureKind::cut) {
     std::vector<CutLink> links = links_of(first), more = links_of(other);
     links.insert(links.end(), more.begin(), more.end());
     first = accuse_links(plan_, links);
   }
 }
 
+// For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
+uint64_t Coordinator::grace_ms() const {
+  if (stage_ == Stage::forming) return forming_grace_ms;
+  if (first_->kind == FailureKind::cut) return longest_grace_ms;
+  return first_->kind == FailureKind::died || first_->kind == FailureKind::stopped ? 100 : 0;
+}
+
 std::optional<Accusation> Coordinator::decide(uint64_t now_ms) const {
-  if (!first_ || now_ms - since_ms_ < grace_ms(first_->kind)) return {};
+  if (!first_ || now_ms - since_ms_ < grace_ms()) return {};
   return first_;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the coordinator comes to one verdict: the first accusation decides, and failures of the same kind that are
-// reported a moment later belong to it. Pure.
+// How the reports of ranks become one verdict: the first report decides, and failures of the same kind that are
+// reported a moment later belong to it. While the job forms, a death outranks what ranks have felt of it. Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,24 @@ namespace fsdp::membership {
 
 class Coordinator {
  public:
-  explicit Coordinator(const NodePlan &plan) : plan_(plan) {}
+  enum class Stage { forming, running };
+  explicit Coordinator(const NodePlan &plan) : stage_(Stage::running), plan_(plan) {}
+  // While the job forms, hosts have no tree yet.
+  Coordinator();
 
   void hear(const Accusation &accusation, uint64_t now_ms);
   bool open() const noexcept { return first_.has_value(); }
-  // The longest that it waits for what failed at the same time.
-  static constexpr uint64_t longest_grace_ms = 700;
+  // The longest that it waits for what failed at the same time; how long it always waits while the job forms.
+  static constexpr uint64_t longest_grace_ms = 700, forming_grace_ms = 60;
   // The verdict, when it is time for it.
   std::optional<Accusation> decide(uint64_t now_ms) const;
 
  private:
   void merge(const Accusation &other);
   bool explains(const Accusation &other, const Accusation &first) const;
+  uint64_t grace_ms() const;
 
+  const Stage stage_;
   const NodePlan &plan_;
   std::optional<Accusation> first_;
   uint64_t since_ms_ = 0;

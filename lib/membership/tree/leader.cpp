@@ -126,16 +126,17 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
   if (const auto post = tree::as<tree::Post>(frame)) return relay_.hear(from, *post);
   if (const auto text = tree::as<tree::WaitText>(frame)) return relay_.hear(from, *text);
   if (tree::as<tree::Goodbye>(frame)) return links_.at(from).leave();
-  const auto verdict = tree::as<tree::VerdictMessage>(frame);
-  if (verdict && blame_.believable(verdict->accusation)) return control_.decide(verdict->accusation);
-  const auto report = tree::as<tree::Report>(frame);
-  if (report && blame_.believable(report->accusation)) {
-    if (control_.accused()) return links_.say(from, tree::VerdictMessage{control_.verdict()});
+  const uint32_t world_size = control_.world_size();
+  const auto verdict = tree::as<Verdict>(frame);
+  if (verdict && is_believable(verdict->accusation, world_size)) return control_.decide(verdict->accusation);
+  const auto report = tree::as<Report>(frame);
+  if (report && is_believable(report->accusation, world_size)) {
+    if (control_.accused()) return links_.say(from, Verdict{control_.verdict()});
     return blame_.accuse(report->accusation);
   }
   links_.at(from).end();
   blame_.accuse(
-      accuse_rank(Verdict::failed, plan_.nodes[from].leader,
+      accuse_rank(FailureKind::failed, plan_.nodes[from].leader,
                   format_text("{} sent what is no message of this version of the library", plan_.leader_text(from))));
 }
 
@@ -143,8 +144,7 @@ namespace {
 
 // Neighbours that have found each other may be at work already: the end of a connection would look like a death.
 void tell_neighbours(NodeLinks &links, const Accusation &accusation) {
-  for (auto &[node, stream] : links)
-    stream.queue(static_cast<uint32_t>(tree::LinkKind::verdict), tree::bytes_of(tree::VerdictMessage{accusation}));
+  for (auto &[node, stream] : links) stream.queue(Verdict::kind, tree::bytes_of(Verdict{accusation}));
   const uint64_t end = steady_ms() + farewell_ms;
   for (auto &[node, stream] : links)
     while (stream.open() && !stream.flush() && steady_ms() < end) await_room(stream.socket(), 10);
@@ -162,7 +162,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
     // A leader that is missing may be so because of another rank.
     const Error end = waiter.settle(error);
     const uint32_t blamed = end.rank < 0 ? plan.rank : static_cast<uint32_t>(end.rank);
-    const Accusation accusation = accuse_rank(Verdict::failed, blamed, end.message);
+    const Accusation accusation = accuse_rank(FailureKind::failed, blamed, end.message);
     seat.control.decide(accusation);
     tell_neighbours(links, accusation);
     throw end;

@@ -22,8 +22,9 @@
 
 namespace fsdp::membership::tree {
 
-enum class LinkKind : uint32_t { hello = 101, beat, report, verdict, states, goodbye, post, wait_text };
-constexpr uint32_t version = 6;
+// Report and Verdict (verdict.h) have kinds 103 and 104.
+enum class LinkKind : uint32_t { hello = 101, beat, states = 105, goodbye, post, wait_text };
+constexpr uint32_t version = 7;
 
 // What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
 enum class Bond : uint32_t { tree, refuge };
@@ -37,15 +38,6 @@ struct LinkHello {
 struct Beat {
   static constexpr LinkKind kind = LinkKind::beat;
   uint64_t number;
-};
-// On its way to the coordinator: a rank or a link is to blame.
-struct Report {
-  static constexpr LinkKind kind = LinkKind::report;
-  Accusation accusation;
-};
-struct VerdictMessage {
-  static constexpr LinkKind kind = LinkKind::verdict;
-  Accusation accusation;
 };
 // Of one rank, from its node to all others.
 struct RankState {

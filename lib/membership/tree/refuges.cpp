@@ -132,7 +132,7 @@ void Refuges::shelter() {
       continue;
     greet(newcomer.stream, plan_, tree::Bond::refuge);
     NodePeer peer(NodePeer::Relation::refugee, std::move(newcomer.stream));
-    if (control_.accused()) LeaderLinks::say(&peer, LeaderLinks::frame_of(tree::VerdictMessage{control_.verdict()}));
+    if (control_.accused()) LeaderLinks::say(&peer, LeaderLinks::frame_of(Verdict{control_.verdict()}));
     if (links_.replaces_parent(from, peer)) relay_.repeat_leavers(peer);
     links_.set(from, std::move(peer));
   }

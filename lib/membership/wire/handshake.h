@@ -25,7 +25,7 @@ namespace fsdp::membership::wire {
 constexpr char magic[8] = {'f', 's', 'd', 'p', 'm', 'e', 'e', 't'};
 constexpr uint32_t version = 1;
 
-enum class PacketKind : uint32_t { challenge = 1, answer, proof, join, refusal, peer, start };
+enum class PacketKind : uint32_t { challenge = 1, answer, proof, join, refused, peer, start, report, verdict };
 
 struct PacketHead {
   char magic[8];
@@ -49,7 +49,7 @@ struct Proof {
   PacketHead head;
   Digest digest;
 };
-constexpr size_t longest = 512;  // of any packet
+constexpr size_t longest = 4096;  // of any packet
 
 template <class M>
 M make() {

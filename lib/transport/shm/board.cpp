@@ -82,7 +82,7 @@ void Board::check_same_call() {
       return call.kind == LengthKind::fixed ? format_text("'{}' ({} bytes)", bounded_text(call.what), call.total)
                                             : format_text("'{}'", bounded_text(call.what));
     };
-    seat_.watch.condemn(Verdict::mismatch, words_.world_rank(r),
+    seat_.watch.condemn(FailureKind::mismatch, words_.world_rank(r),
                         format_text("rank {} called {}, rank {} called {}", words_.world_rank(0), name(half(0).call),
                                     words_.world_rank(r), name(half(r).call)));
   }

@@ -204,7 +204,8 @@ void ShmCollectives::compare(const Launch &launch, uint32_t r) {
     const Fingerprint &fingerprint = of == rank_ ? launch.fingerprint : theirs;
     return format_text("rank {} called {}", words_.world_rank(of), fingerprint.text(launch.number));
   };
-  seat_->watch.condemn(Verdict::mismatch, words_.world_rank(second), format_text("{}, {}", text(first), text(second)));
+  seat_->watch.condemn(FailureKind::mismatch, words_.world_rank(second),
+                       format_text("{}, {}", text(first), text(second)));
 }
 
 void ShmCollectives::pull(const Part &from, uint32_t r, std::byte *to, uint64_t bytes) const {

@@ -94,7 +94,7 @@ ShmTeam::ShmTeam(std::shared_ptr<Seat> seat, device::Device &device, std::vector
     // There is no board yet on which the others could read it. A rank that was interrupted may come again in another
     // team.
     if (error.status != FSDP_INTERRUPTED)
-      seat_->control.accuse(Verdict::failed, seat_->rank, format_text("rank {}: {}", seat_->rank, error.message));
+      seat_->control.accuse(FailureKind::failed, seat_->rank, format_text("rank {}: {}", seat_->rank, error.message));
     throw;
   }
 }
@@ -223,15 +223,15 @@ std::unique_ptr<Team> ShmWorld::create_team(std::span<const uint32_t> ranks, con
 
 void ShmWorld::check() {
   seat_->control.settle();
-  if (seat_->control.accused() && seat_->control.verdict().kind == Verdict::destroyed) return;
+  if (seat_->control.accused() && seat_->control.verdict().kind == FailureKind::destroyed) return;
   seat_->watch.check();
 }
 
-void ShmWorld::end(Verdict verdict, const std::string &reason) noexcept {
+void ShmWorld::end(FailureKind kind, const std::string &reason) noexcept {
   try {
-    seat_->control.accuse(verdict, rank(), format_text("rank {} aborted: {}", rank(), reason));
+    seat_->control.accuse(kind, rank(), format_text("rank {} aborted: {}", rank(), reason));
   } catch (...) {  // no memory for the text: the verdict has a short one of its own
-    seat_->control.accuse(verdict, rank(), {});
+    seat_->control.accuse(kind, rank(), {});
   }
 }
 

@@ -92,12 +92,12 @@ class ShmWorld final : public World {
     return seat_->control.posts().load(rank, bytes, text);
   }
   void check() override;
-  void abort(const std::string &reason) noexcept override { end(Verdict::aborted, reason); }
-  void tell_destroyed(const std::string &reason) noexcept override { end(Verdict::destroyed, reason); }
+  void abort(const std::string &reason) noexcept override { end(FailureKind::aborted, reason); }
+  void tell_destroyed(const std::string &reason) noexcept override { end(FailureKind::destroyed, reason); }
   void leave() noexcept override { seat_->control.set_membership(rank(), Membership::left); }
 
  private:
-  void end(Verdict verdict, const std::string &reason) noexcept;
+  void end(FailureKind kind, const std::string &reason) noexcept;
 
   std::shared_ptr<Seat> seat_;
   device::Device &device_;

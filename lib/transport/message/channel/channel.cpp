@@ -234,7 +234,7 @@ void Channel::look() {
   if (different < size) condemn_different(different);
   if (failed < size && Clock::now() - failed_since_ >= verdict_time())
     seat_->watch.condemn(
-        Verdict::died, ranks[failed],
+        FailureKind::died, ranks[failed],
         format_text("{}: rank {} cannot be reached: {}",
                     lanes_.call().launch().fingerprint.text(lanes_.call().launch().number), ranks[failed], why.text),
         why.origin, why.code);
@@ -260,7 +260,7 @@ void Channel::condemn_different(uint32_t r) {
     difference = format_text("rank {} has chunks of {} bytes, rank {} of {}: FSDP_NET_CHUNK_BYTES differs",
                              ranks[first], first == rank ? lanes_.chunk_bytes() : theirs.chunk_bytes, ranks[second],
                              second == rank ? lanes_.chunk_bytes() : theirs.chunk_bytes);
-  seat_->watch.condemn(Verdict::mismatch, ranks[second], difference);
+  seat_->watch.condemn(FailureKind::mismatch, ranks[second], difference);
 }
 
 }  // namespace fsdp::transport::messages
