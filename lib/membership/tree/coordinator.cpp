@@ -8,8 +8,8 @@ namespace {
 
 const NodePlan no_tree;
 
-// How much a report explains while the job forms: a death is seen at its own connection; a rank that reports the loss
-// of a peer may have lost one that ended because of a death; a cut link may be the end of a host.
+// How much a report explains while the job forms. A death is seen at its own connection. A rank that reports the loss
+// of a peer may have lost one that ended because of a death. A cut link may be the end of a host.
 int weight_of(const Accusation &accusation) {
   if (accusation.kind == FailureKind::died) return 2;
   return accusation.kind == FailureKind::cut ? 0 : 1;
@@ -61,7 +61,7 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   return accusation;
 }
 
-Coordinator::Coordinator() : stage_(Stage::forming), plan_(no_tree) {}
+Coordinator::Coordinator() : forming_(true), plan_(no_tree) {}
 
 void Coordinator::hear(const Accusation &accusation, uint64_t now_ms) {
   if (first_) return merge(accusation);
@@ -72,7 +72,7 @@ void Coordinator::hear(const Accusation &accusation, uint64_t now_ms) {
 // While the job runs: silence alone was taken for a cut of all links to a node, and another report knows better what
 // its leader is.
 bool Coordinator::explains(const Accusation &other, const Accusation &first) const {
-  if (stage_ == Stage::forming) return weight_of(other) > weight_of(first);
+  if (forming_) return weight_of(other) > weight_of(first);
   if (first.kind != FailureKind::cut || (other.kind != FailureKind::stopped && other.kind != FailureKind::died))
     return false;
   if (other.rank < 0 || static_cast<size_t>(other.rank) >= plan_.node_of.size()) return false;
@@ -106,7 +106,7 @@ void Coordinator::merge(const Accusation &other) {
 
 // For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
 uint64_t Coordinator::grace_ms() const {
-  if (stage_ == Stage::forming) return forming_grace_ms;
+  if (forming_) return forming_grace_ms;
   if (first_->kind == FailureKind::cut) return longest_grace_ms;
   return first_->kind == FailureKind::died || first_->kind == FailureKind::stopped ? 100 : 0;
 }

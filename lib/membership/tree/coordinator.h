@@ -14,8 +14,7 @@ namespace fsdp::membership {
 
 class Coordinator {
  public:
-  enum class Stage { forming, running };
-  explicit Coordinator(const NodePlan &plan) : stage_(Stage::running), plan_(plan) {}
+  explicit Coordinator(const NodePlan &plan) : forming_(false), plan_(plan) {}
   // While the job forms, hosts have no tree yet.
   Coordinator();
 
@@ -31,7 +30,7 @@ class Coordinator {
   bool explains(const Accusation &other, const Accusation &first) const;
   uint64_t grace_ms() const;
 
-  const Stage stage_;
+  const bool forming_;
   const NodePlan &plan_;
   std::optional<Accusation> first_;
   uint64_t since_ms_ = 0;
