@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one place that names the devices.
+#include <hwy/targets.h>
+
 #include "device/cuda/traits.h"
 #include "device/device.h"
 #include "device/host/host_device.h"
+#include "device/host/simd_targets.h"
 #include "device/host/traits.h"
 
 namespace fsdp::device {
@@ -12,5 +15,11 @@ std::unique_ptr<Device> create_host_device(const Options &options, const Waiter 
 }
 
 const Traits &traits_of(fsdp_device_kind kind) noexcept { return kind == FSDP_DEVICE_CUDA ? cuda_traits : host_traits; }
+
+// The best of the targets that this processor supports: the lowest bit, as Highway orders them.
+const char *host_instruction_set() {
+  const int64_t targets = hwy::SupportedTargets();
+  return hwy::TargetName(targets & -targets);
+}
 
 }  // namespace fsdp::device

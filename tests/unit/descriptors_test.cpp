@@ -12,7 +12,6 @@
 #include "net_ranks.h"
 #include "transport/descriptors.h"
 #include "transport/hierarchy/cards.h"
-#include "transport/hierarchy/descriptors.h"
 #include "transport/hierarchy/team.h"
 #include "transport/names.h"
 

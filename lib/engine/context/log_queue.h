@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -17,10 +18,28 @@ class LogQueue {
   LogQueue(fsdp_log_hook hook, void *data, fsdp_log_level level) : hook_(hook), data_(data), level_(level) {}
   bool takes(fsdp_log_level level) const noexcept { return hook_ && level <= level_; }
   // A line is lost where there is no memory for it, or where too many wait.
-  void add(fsdp_log_level level, const std::string &message) noexcept;
-  void flush() noexcept;
+  void add(fsdp_log_level level, const std::string &message) noexcept {
+    if (!takes(level)) return;
+    try {
+      const std::lock_guard lock(mutex_);
+      if (lines_.size() < most_lines) lines_.emplace_back(level, message);
+      has_lines_.store(true, std::memory_order_release);
+    } catch (...) {  // a lost line is better than a failed step
+    }
+  }
+  void flush() noexcept {
+    if (!has_lines_.load(std::memory_order_acquire)) return;
+    std::vector<std::pair<fsdp_log_level, std::string>> lines;
+    {
+      const std::lock_guard lock(mutex_);
+      lines.swap(lines_);
+      has_lines_.store(false, std::memory_order_release);
+    }
+    for (const auto &[level, message] : lines) hook_(data_, level, message.c_str());
+  }
 
  private:
+  static constexpr size_t most_lines = 1024;
   const fsdp_log_hook hook_;
   void *const data_;
   const fsdp_log_level level_;

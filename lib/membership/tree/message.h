@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What leaders say to each other, over a FrameStream after the handshake: frames of a fixed length for each kind but
-// states (states.h). Nodes of one job run the same library on the same kind of processor, so that a message is its
-// bytes in memory.
+// states (remote_states.h). Nodes of one job run the same library on the same kind of processor, so that a message is
+// its bytes in memory.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 #include "membership/liveness/control.h"
 #include "membership/tree/plan.h"
@@ -84,18 +82,6 @@ std::optional<M> as(const Frame &frame) {
   std::memcpy(static_cast<void *>(&message), frame.body.data(), sizeof(M));
   return message;
 }
-
-// The states of many ranks in one frame: of a large job they come in thousands, and what each frame costs is its tag.
-// Pure functions of bytes.
-
-// The last state of each.
-using StateMap = std::map<uint32_t, RankState>;
-
-// In frames whose bodies have at most so many bytes, which is room for one in any case. waits: those of ranks that
-// wait, or of all others.
-std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t most_bytes);
-// Nothing: the frame is none of states.
-std::optional<std::vector<RankState>> read_states(const Frame &frame);
 
 inline bool waits(const RankState &state) noexcept { return static_cast<uint32_t>(state.looks) != 0; }
 

@@ -5,11 +5,29 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "membership/liveness/control.h"
 #include "membership/tree/message.h"
 #include "membership/tree/plan.h"
+
+namespace fsdp::membership::tree {
+
+// The states of many ranks in one frame: of a large job they come in thousands, and what each frame costs is its tag.
+// Pure functions of bytes.
+
+// The last state of each.
+using StateMap = std::map<uint32_t, RankState>;
+
+// In frames whose bodies have at most so many bytes, which is room for one in any case. waits: those of ranks that
+// wait, or of all others.
+std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t most_bytes);
+// Nothing: the frame is none of states.
+std::optional<std::vector<RankState>> read_states(const Frame &frame);
+
+}  // namespace fsdp::membership::tree
 
 namespace fsdp::membership {
 

@@ -3,6 +3,7 @@
 #include "transport/hierarchy/cards.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,9 +12,10 @@
 
 #include "base/error.h"
 #include "base/settings.h"
+#include "membership/tree/plan.h"
 #include "membership/wire/endpoint.h"
 #include "membership/wire/secret.h"
-#include "transport/hierarchy/descriptors.h"
+#include "transport/hierarchy/team.h"
 #include "transport/names.h"
 
 namespace fsdp::transport {
@@ -231,6 +233,21 @@ JobCards read_cards(const Roster &roster) {
   if (shortage) throw Error(*shortage);
   if (cards.net.ucx) cards.addresses = ucx_addresses(roster);
   return cards;
+}
+
+// The lowest rank of a host speaks for it where all ranks meet.
+DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count) {
+  const uint32_t neighbours = child_count_in_tree(node, node_count) + (node != 0);
+  return {neighbours + (node_count > 2 ? most_refugees + refuge_count : 0),
+          neighbours_in_circles(node, node_count, circle_size_of(node_count))};
+}
+
+std::optional<Error> find_shortage_of(uint32_t rank, std::string_view host, const Descriptors &has,
+                                      const DescriptorNeed &need) {
+  const std::string shortage = find_shortage(has, need);
+  if (shortage.empty()) return {};
+  return Error(FSDP_SYSTEM, format_text("rank {} ({}): {}", rank, host, shortage), static_cast<int32_t>(rank),
+               FSDP_ORIGIN_OS, EMFILE);
 }
 
 }  // namespace fsdp::transport

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "membership/join/roster.h"
 #include "transport/descriptors.h"
 #include "transport/names.h"
@@ -74,6 +75,15 @@ class NetCensus {
   std::optional<NetAnswer> without_ucx_;                       // the first
   std::optional<NetAnswer> other_ucx_;                         // the first whose UCX need not understand rank 0's
 };
+
+// Which ranks need how many descriptors for a job over several hosts.
+
+// Of the rank that leads this host; no other one needs any. For the job itself: a model's meshes need more, counted
+// when it is sealed.
+DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count);
+// FSDP_SYSTEM, naming a rank that may not have as many as it needs.
+std::optional<Error> find_shortage_of(uint32_t rank, std::string_view host, const Descriptors &has,
+                                      const DescriptorNeed &need);
 
 // What a rank keeps of the cards of all.
 
