@@ -584,9 +584,9 @@ typedef struct fsdp_model_options {
                                       planned, and each save takes 32 MiB while it runs */
   /* quantized parameters */
   fsdp_scale_rounding scale_rounding; /* 0: FSDP_SCALE_EXACT */
-  fsdp_dtype quantize_from;        /* what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which
-                                      is not at all; FSDP_BFLOAT16: magnitudes that scales are made of too, so that
-                                      codes are rounded twice: of MXFP8 with FSDP_SCALE_ROUND_UP the bits of
+  fsdp_dtype quantize_from;        /* what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which
+                                      is not at all. FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales
+                                      are made of too. MXFP8 with it and FSDP_SCALE_ROUND_UP has the bits of
                                       TransformerEngine, but for blocks with a NaN */
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
@@ -712,9 +712,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_check_model(const fsdp_model *model, char
  * on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
  * fsdp_publish_weights.
  * Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
- * Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT (also: a size beyond 64 bits; two tensors that would have one name
- * in a checkpoint), UNSUPPORTED, OUT_OF_MEMORY (also, with nothing allocated: ranks that share a memory cgroup need
- * more than it has free), PEER_FAILED, TIMEOUT. What fails one rank fails all of them with its status. Since 0.2.
+ * Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. INVALID_ARGUMENT
+ * is also a size beyond 64 bits, or two tensors that would have one name in a checkpoint. OUT_OF_MEMORY comes before
+ * anything is allocated where ranks that share a memory cgroup need more than it has free. What fails one rank fails
+ * all of them with its status. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
 
@@ -973,10 +974,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
  * be freed at return. flags must be 0.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
  * bytes for each element of this rank's part while it runs, since planes are made when all has come.
- * Errors: INVALID_ARGUMENT (on all ranks where the root's data, dtype or element_count is wrong; on one rank alone
- * where its own other arguments are, and the others wait for it), INVALID_STATE (window closed), OUT_OF_MEMORY (the
- * planes are as before: on all ranks if there is a root, else on this one, and the parameter is to be loaded again
- * before the next publish), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. INVALID_ARGUMENT is on
+ * all ranks where the root's data, dtype or element_count is wrong. Another wrong argument is an error of its rank
+ * alone, and the others wait for it. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there is a root,
+ * else on this one: load the parameter again before the next publish. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1234,11 +1235,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t para
 
 /**
  * This parameter's gradient of this contribution is complete: nothing is written into it, or put, until
- * fsdp_reduce_grad, which the group still needs. A part of a group (max_pending_bytes; else the group) is reduced as
- * soon as all of its trainable parameters are complete, and its buffer can then be lent while the rest of the group is
- * written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may complete those
- * of a part in different orders, but must reduce parts in the same one; a rank may leave parts to fsdp_reduce_grad,
- * which takes them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
+ * fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or the
+ * group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the rest
+ * of the group is written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may
+ * complete those of a part in different orders, but must reduce parts in the same one; a rank may leave parts to
+ * fsdp_reduce_grad, which takes them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
  * fsdp_reduce_grad. stream orders nothing: streams that wrote are known. flags must be 0.
  * Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
  * completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
@@ -1261,14 +1262,14 @@ enum {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t flags, fsdp_stream stream);
 
 /**
- * End the step's gradients. The call validates (every trainable group reduced with LAST, no hold of any phase left),
- * waits for all reduces, multiplies main grads by scale (1: leave as they are), and opens the update window once every
- * rank has come here. What is missing anywhere is listed on every rank. With the flag FSDP_LAST, on all ranks, groups
- * need not have been reduced with LAST: this call ends the contributions of each such group, in reverse declared order,
- * with the same bits. A group without a contribution is reduced as zeros, as if each parameter had been put NULL.
- * Groups that were reduced with LAST stay as they are. After a failure that leaves the context alive the way out is
- * fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and destroying may be
- * called too; fsdp_close_context and every other call of the step say INVALID_STATE.
+ * End the step's gradients. The call checks that every trainable group was reduced with LAST and that no hold of any
+ * phase is left. It waits for all reduces, multiplies main grads by scale (1: leave as they are), and opens the update
+ * window once every rank has come here. What is missing anywhere is listed on every rank. With the flag FSDP_LAST, on
+ * all ranks, groups need not have been reduced with LAST: this call ends the contributions of each such group, in
+ * reverse declared order, with the same bits. A group without a contribution is reduced as zeros, as if each parameter
+ * had been put NULL. Groups that were reduced with LAST stay as they are. After a failure that leaves the context alive
+ * the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and
+ * destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
  * 0.2.
  */
@@ -1333,11 +1334,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, 
 
 /**
  * The L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order,
- * padding and copies not counted. With a mesh, whose ranks hold different parts of one network (pipeline stages, tensor
- * parallel parts) and which has no two ranks of one model, the squares of their models' norms are added in the mesh's
- * order. NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later. Then,
- * without a mesh, nothing waits for a GPU: ranks meet to compare what they ask for, and the norm is found in the order
- * of the stream. On the host the calling thread is the stream. Collective: the model's mesh, and the one given.
+ * padding and copies not counted. With a mesh, the squares of the norms of its ranks' models are added in the mesh's
+ * order. Its ranks hold different parts of one network (pipeline stages, tensor parallel parts), and no two of them are
+ * of one model. NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later.
+ * Then, without a mesh, nothing waits for a GPU: ranks meet to compare what they ask for, and the norm is found in the
+ * order of the stream. On the host the calling thread is the stream. Collective: the model's mesh, and the one given.
  * Blocks: peers; for the stream too if norm is not NULL, or with a mesh. Window: inside.
  * Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1411,13 +1412,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
  * are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
- * or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them: on the host device in this
- * call, on a GPU at the end of the first call in the context that finds it done. There is no line if a graph has
- * published, nor while what was published before has not been told of.
+ * or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them. It comes in this call on the
+ * host device, and on a GPU at the end of the first call in the context that finds the work done. There is no line if a
+ * graph has published, nor while what was published before has not been told of.
  * Collective: the mesh. Blocks: peers.
- * Window: closes it. Errors: INVALID_STATE, MISMATCH (a rank does something else instead, or numbers differ: fatal on
- * all ranks, since weights were written here; before the first publish nothing is lost: make it the same and publish
- * again), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else
+ * instead, or numbers differ. It is fatal on all ranks, since weights were written here. Before the first publish
+ * nothing is lost: make it the same and publish again. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
 
@@ -1507,13 +1508,13 @@ typedef struct fsdp_save_options {
  * save_staging_bytes. One that is under way in the background (fsdp_commit_checkpoint) is waited for first.
  * Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing after timeout_ms has not failed; one
  * whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
- * Errors, the same on all ranks: SYSTEM (rank, file, what was done and errno; nothing of this checkpoint is left, the
- * job can go on, and the next save may succeed), INVALID_STATE (the folder has this step; another host does not see
- * what rank 0 has made in the folder; inside the window, or captured), INVALID_ARGUMENT (a parameter has the name
- * state.NAME.step, under which AdamW's number of steps of the parameter NAME is saved: other names that two tensors
- * would share are refused by fsdp_seal_model already; REPLACE with COMMIT_MANIFEST), MISMATCH (another step, keep or
- * flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
- * Since 0.2.
+ * Errors, the same on all ranks: SYSTEM, INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another step, keep or flag),
+ * UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. SYSTEM
+ * names the rank, the file, what was done and errno. Nothing of this checkpoint is left, the job can go on, and the
+ * next save may succeed. INVALID_STATE: the folder has this step; another host does not see what rank 0 has made in the
+ * folder; the window is open; or a capture is under way. INVALID_ARGUMENT: REPLACE with COMMIT_MANIFEST, or a parameter
+ * named state.NAME.step, under which AdamW's number of steps of the parameter NAME is saved. Other names that two
+ * tensors would share are refused by fsdp_seal_model already. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save(fsdp_model *model, const char *folder, const fsdp_save_options *options);
 
@@ -1569,12 +1570,12 @@ typedef struct fsdp_loaded {
  * All or nothing: on failure no rank has loaded it, and the window stays open. Main weights may have been written in
  * part, so another load, or the caller's own values, must come before the next publish.
  * Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
- * Errors, the same on all ranks: INVALID_ARGUMENT (no checkpoint in the folder; tensors that are missing, unexpected,
- * of another shape, or of a dtype that does not become the parameter's, all of them listed; none of the model's
- * tensors, without IF_ANY; a damaged file, with the range of bytes and the tensors), SYSTEM (rank, file, what was done
- * and errno: ENOENT for a folder that is not there), INVALID_STATE, UNSUPPORTED (written by a newer release), MISMATCH
- * (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. Since
- * 0.2.
+ * Errors, the same on all ranks: INVALID_ARGUMENT, SYSTEM, INVALID_STATE, UNSUPPORTED (written by a newer release),
+ * MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
+ * INVALID_ARGUMENT: no checkpoint in the folder; none of the model's tensors, without IF_ANY; or a damaged file, with
+ * the range of bytes and the tensors. It also lists all tensors that are missing, unexpected, of another shape, or of a
+ * dtype that does not become the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT for a
+ * folder that is not there. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_options *options,
                                           fsdp_loaded *loaded);
@@ -1718,10 +1719,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_checkpoint_status(const fsdp_checkpoi
 
 /**
  * Until the checkpoint is there, or is known to have failed; may be asked again. Collective: no. Blocks: the disk, and
- * peers' disks. Errors, the same on all ranks, and the job can go on: SYSTEM (rank, file, what was done and errno;
- * nothing of this checkpoint is left), INVALID_STATE (not committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (of the
- * wait alone: it may be repeated), PEER_FAILED. If rank 0 died as it gave the checkpoint its name, whether it has it is
- * not known. Since 0.2.
+ * peers' disks. Errors, the same on all ranks, and the job can go on: SYSTEM, INVALID_STATE (not committed),
+ * UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (of the wait alone: it may be repeated), PEER_FAILED. SYSTEM names the rank,
+ * the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave the checkpoint
+ * its name, whether it has it is not known. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_checkpoint(fsdp_checkpoint *checkpoint);
 
@@ -1775,24 +1776,25 @@ typedef struct fsdp_capture fsdp_capture;
 /**
  * From here to fsdp_end_capture the model's calls record their work into the graph that `stream` is being captured into
  * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be
- * captured, also all of it: prefetch, unshard, reshard, acquire, put and reduce gradients, finish_grads, scale_grads,
- * get_grad_norm, clip_grads and apply_grads with NULL for norm and mesh (fsdp_get_last_norm tells that of a replay;
- * ranks meet in these calls; UNSUPPORTED where the context has had other models, as is fsdp_prepare_replay then),
- * publish_weights, and step_adamw (once, with step 0 in its options; its lr is that of each replay). All streams given
- * must be in the capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a
- * first micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is
- * told, check_grads, load, read), begin_update and discard_step. So are streams that are not in the capture, calls of
- * the context's other models, whose work could be drawn into the graph, and closing the context. A call of the model
- * that fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and
- * INVALID_HANDLE, which come before the model is looked at: a call that ends so must be made again, or the graph lacks
- * it unnoticed. FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) Where this call itself has failed,
- * fsdp_end_capture may be called all the same, for peers whose call has not failed. It fails on every rank with the
- * error of this one, and the next capture is as good as any.
+ * captured, also all of it: prefetch, unshard and reshard; acquire, put and reduce gradients; finish_grads,
+ * scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and step_adamw. step_adamw is captured once,
+ * with step 0 in its options, and its lr is that of each replay. get_grad_norm, clip_grads and apply_grads have NULL
+ * for norm and mesh, and fsdp_get_last_norm tells the norm of a replay. Ranks meet in these three, which are
+ * UNSUPPORTED where the context has had other models, as is fsdp_prepare_replay then. All streams given must be in the
+ * capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a first
+ * micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is told,
+ * check_grads, load, read), begin_update and discard_step. So are streams that are not in the capture, calls of the
+ * context's other models, whose work could be drawn into the graph, and closing the context. A call of the model that
+ * fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
+ * which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.
+ * FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) Where this call itself has failed, fsdp_end_capture may be
+ * called all the same, for peers whose call has not failed. It fails on every rank with the error of this one, and the
+ * next capture is as good as any.
  * Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
  * library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
- * under way), UNSUPPORTED (host device; FSDP_SCHEDULE_ANY; a parameter with FSDP_MISSING_GRAD_SKIP; calls between here
- * and the end: ranks that exchange through memory of the host, which no graph can hold), TIMEOUT (the library's work
- * has not ended), SYSTEM. Since 0.2.
+ * under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM. UNSUPPORTED: the host device,
+ * FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls between here and the end are UNSUPPORTED where
+ * ranks exchange through memory of the host, which no graph can hold. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_stream stream);
 
@@ -1808,12 +1810,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_str
 FSDP_API FSDP_CHECKED fsdp_status fsdp_end_capture(fsdp_model *model, fsdp_stream stream, fsdp_capture **capture);
 
 /**
- * Before each launch of the graph on `stream`: checks that the model is in the state in which it was captured, orders
- * the graph after the library's earlier work, and gives the device the step's lr and bias corrections. lr counts only
- * if the capture has a step; it is finite and the same on every rank. Then launch the graph and call
- * fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream, which lives until then; in
- * between other calls of the model are INVALID_STATE. If a rank cannot replay (another state, a step that failed, a
- * capture under way), it fails on every rank, naming that rank and what differs, and the model is as before.
+ * Call this before each launch of the graph on `stream`. It checks that the model is in the state in which it was
+ * captured. It orders the graph after the library's earlier work, and gives the device the step's lr and bias
+ * corrections. lr counts only if the capture has a step; it is finite and the same on every rank. Then launch the graph
+ * and call fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream, which lives until
+ * then; in between other calls of the model are INVALID_STATE. If a rank cannot replay (another state, a step that
+ * failed, a capture under way), it fails on every rank, naming that rank and what differs, and the model is as before.
  * Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what
  * differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or
  * give another lr), PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms), SYSTEM. Since 0.2.

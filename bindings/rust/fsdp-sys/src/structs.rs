@@ -190,9 +190,9 @@ pub struct fsdp_model_options {
     pub save_staging_bytes: u64,
     /// 0: FSDP_SCALE_EXACT
     pub scale_rounding: fsdp_scale_rounding,
-    /// what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
-    /// FSDP_BFLOAT16: magnitudes that scales are made of too, so that codes are rounded twice: of MXFP8 with
-    /// FSDP_SCALE_ROUND_UP the bits of TransformerEngine, but for blocks with a NaN
+    /// what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which is not at all.
+    /// FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales are made of too. MXFP8 with it and
+    /// FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, but for blocks with a NaN
     pub quantize_from: fsdp_dtype,
     /// 0: FSDP_SCALE_ROUND_UP
     pub scale_rule: fsdp_scale_rule,

@@ -346,9 +346,9 @@ struct fsdp_model_options
     save_staging_bytes::UInt64
     # 0: FSDP_SCALE_EXACT
     scale_rounding::Int32
-    # what main weights are rounded to before they are quantized; 0: FSDP_FLOAT32, which is not at all;
-    # FSDP_BFLOAT16: magnitudes that scales are made of too, so that codes are rounded twice: of MXFP8 with
-    # FSDP_SCALE_ROUND_UP the bits of TransformerEngine, but for blocks with a NaN
+    # what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which is not at all.
+    # FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales are made of too. MXFP8 with it and
+    # FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, but for blocks with a NaN
     quantize_from::Int32
     # 0: FSDP_SCALE_ROUND_UP
     scale_rule::Int32
