@@ -4,9 +4,9 @@
 #
 # usage: sh bindings/benchmark/run.sh BUILD_FOLDER [--check]
 #
-# The programs take turns, 7 times, and the median of each is told. --check: fails where C++ or Rust take more than 5 % longer
-# than C, which asks the library for all views of each visit by one call, as they need not, Julia more than twice as long, or
-# Python more than 10 us.
+# The programs take turns, 7 times, and the median of each is told. --check fails where C++ or Rust take more than 5 % longer
+# than C, Julia more than twice as long, or Python more than 10 us. C asks the library for all views of each visit by one
+# call, as the others need not.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(cd "$1" && pwd) || exit 1

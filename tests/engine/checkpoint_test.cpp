@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fsdp_save and fsdp_load through the public header. A job that ends and goes on computes the bits of one that did not
-// end, on other ranks and meshes it has what was saved, and a rank that fails leaves the others as they were.
+// end. On other ranks and meshes it has what was saved. A rank that fails leaves the others as they were.
 #include "checkpoint_folder.h"
 
 using namespace harness;

@@ -218,8 +218,8 @@ uint64_t slot_bytes(const Scenario &setup) {
   return std::min((largest * 8 + setup.ranks * 4 * kib + 64 * kib - 1) / (64 * kib) * 64 * kib, 4 * 1024 * kib);
 }
 
-// What CUDA was asked for: with NCCL, none of the slots, of which staging has 4 for gathers and 4 for reduces of each
-// of two ranks, in memory that each of them pins as it sees it. Events have pinned words too.
+// What CUDA was asked for. Staging has 4 slots for gathers and 4 for reduces of each of two ranks, in memory that each
+// of them pins as it sees it. With NCCL there are none. Events have pinned words too.
 TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
   let_nccl_share_gpus(true);
   constexpr uint64_t ranks = 2, views = 2;

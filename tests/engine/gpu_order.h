@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training program on simulated GPUs that uses a stream of its own for each kind of work, so that only the library
-// orders what one of them writes and another reads, and in which one party can be late by more than a collective takes.
+// orders what one of them writes and another reads. One party can be late by more than a collective takes.
 #pragma once
 
 #include <deque>
@@ -13,8 +13,8 @@ namespace order {
 
 using namespace harness;
 
-// What comes late: streams of the caller's that read weights, write gradients (all, or one of the two), or update; the
-// library's streams of gathers, of reduces, of the outer axis; or all that rank 1 does.
+// What comes late. Of the caller's streams: those that read weights, write gradients (all, or one of the two), or
+// update. Of the library's: gathers, reduces, the outer axis. Or all that rank 1 does.
 enum class Late { nobody, readers, writers, writer, updates, gathers, reduces, outer, rank };
 inline constexpr Late all_late[] = {Late::readers, Late::writers, Late::writer, Late::updates,
                                     Late::gathers, Late::reduces, Late::outer,  Late::rank};

@@ -49,9 +49,9 @@ class SanitizerFrame {
   SanitizerFrame &operator=(const SanitizerFrame &) = delete;
 };
 
-// Of a matrix whose every entry other builds run: under a sanitizer, which looks for other faults than wrong bits, each
-// nth entry, and under ThreadSanitizer, which takes ten times as long and sees the same threads in most of them, half
-// of those. Lengths of the loops that share no factor with n and 2 n + 1 let each of their values come up.
+// A sample of a matrix whose every entry other builds run. Sanitizers look for other faults than wrong bits, so each
+// nth entry is enough for them. ThreadSanitizer takes ten times as long and sees the same threads in most entries, so
+// it runs half of those. Lengths of the loops that share no factor with n and 2 n + 1 let each of their values come up.
 class Sample {
  public:
   explicit Sample(unsigned n, unsigned first = 0)

@@ -175,8 +175,8 @@ TEST(OuterAxis, CountsCollectives) {
   }
 }
 
-// Of what a rank has of a group's sums it sends all but its own slice, once in a reduce-scatter; of what it has of the
-// weights its slice to each of the others in a gather, and in an all-reduce of its sums.
+// In a reduce-scatter a rank sends, once, all that it has of a group's sums but its own slice. In a gather it sends its
+// slice of the weights to each of the others, and so in an all-reduce of its sums.
 TEST(OuterAxis, CountsTheBytesThatAreSent) {
   const uint64_t rows = 64, columns = 128, k = 3, steps = 2, groups = 3;
   for (const uint64_t outer : {2u, 4u})

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes the parsers of the rendezvous' messages, of frames between hosts and of a checkpoint's files, and what leaders of hosts say to each
-# other, from the corpora that are in the repository, and then the public header: random calls with random arguments against a build with AddressSanitizer and
-# UndefinedBehaviorSanitizer.
+# Fuzzes the parsers of the rendezvous' messages, of frames between hosts and of a checkpoint's files, and what leaders of
+# hosts say to each other, from the corpora that are in the repository. Then it fuzzes the public header: random calls with
+# random arguments against a build with AddressSanitizer and UndefinedBehaviorSanitizer.
 #
 # usage: sh tests/fuzz/fuzz.sh [SECONDS [SEED]]        (default: 60, parsers beside calls; a seed from the clock)
 #        sh tests/fuzz/fuzz.sh --build                 (the parsers only, so that a later run finds them)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launch of a gather costs the calling thread over the real NCCL: for communicators that do not block (NCCL
-// starts a thread for each launch), for such that do, and for what the library has: a child that blocks, split off one
+// What the launch of a gather costs the calling thread over the real NCCL. It is measured for communicators that do not
+// block (NCCL starts a thread for each launch) and for such that do. The library has a child that blocks, split off one
 // that does not. Two processes that share a GPU, or one rank where the version bears no more. Microseconds, of batches
 // the one in the middle; and MiB of the GPU that were used meanwhile, by both.
 //

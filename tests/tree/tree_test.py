@@ -191,7 +191,7 @@ def plain_comments(root):
 
 
 # tools/dev/plain_words.py counts them, and --list shows them. A number only ever goes down.
-HIDING_WORDS, LONG_SENTENCES = 2, 77
+HIDING_WORDS, LONG_SENTENCES = 2, 10
 
 
 def words_read_once(root):

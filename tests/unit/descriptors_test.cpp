@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that may not have the descriptors that it needs says so before it runs out of them: all ranks alike when they
+// A rank that may not have the descriptors that it needs says so before it runs out of them. All ranks say it when they
 // meet, and the ranks of a mesh when its communicators are made.
 #include <gtest/gtest.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that end when all know which ranks are in the job, but the leaders of the hosts have not found each other yet:
-// whole worlds over TCP, beside leaders made by hand that never connect.
+// Ranks that end when all know which ranks are in the job, but the leaders of the hosts have not found each other yet.
+// Whole worlds over TCP are beside leaders made by hand that never connect.
 #include <algorithm>
 
 #include "membership/tree/dial.h"

@@ -214,8 +214,8 @@ TEST(ModelPlan, TurnsOfPartialSumsLieApart) {
   EXPECT_TRUE(contains(validate(bad, spec), "partial sums of turn 1 of group 'b'")) << validate(bad, spec);
 }
 
-// Full gradients that are reduced once a step in fp32 are the main grads themselves, and need no sums of turns: but not
-// where debug mode takes the caller's view of them away, which is on the host.
+// Full gradients that are reduced once a step in fp32 are the main grads themselves, and need no sums of turns. An
+// exception is debug mode on the host, which takes the caller's view of them away.
 TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
   for (const bool debug : {false, true})
     for (const bool host : {false, true})

@@ -294,8 +294,8 @@ TEST(TcpStranger, EachIsLoggedWithItsAddress) {
   for (size_t r = 0; r < problems.size(); ++r) EXPECT_EQ(problems[r], "") << "rank " << r;
 }
 
-// A process that knows the secret speaks plainly where ranks encrypt: as a rank does that leaves the job's protection
-// out, or as a process that has listened to a rank and goes on for it.
+// A process that knows the secret speaks plainly where ranks encrypt. So does a rank that leaves the job's protection
+// out, or a process that has listened to a rank and goes on for it.
 TEST(TcpStranger, APlainConnectionToAnEncryptedPortIsRefused) {
   const auto problems = run_threads(2, [](Rank &rank) {
     auto seat = create_lone_seat(rank.rank(), 2, rank.waiter, rank.failure);

@@ -7,9 +7,9 @@
 //   BEGIN END KIND RANK MODEL GROUP     addresses in hex, END behind the last byte; the model's number is the flight
 //   record's
 //
-// KIND: "weights" (mapped, gone while they are not held), "whole-weights" (gone in the update window), "gathered" (a
-// copy, which is poisoned and does not fault by itself), "gradient", and "destroyed" for what was there until the model
-// ended. The last line whose range holds an address is the one that counts.
+// KIND is "weights" (mapped, gone while they are not held), "whole-weights" (gone in the update window), "gathered" or
+// "gradient". A gathered copy is poisoned and does not fault by itself. What was there until the model ended is
+// "destroyed". The last line whose range holds an address is the one that counts.
 #pragma once
 
 #include <span>

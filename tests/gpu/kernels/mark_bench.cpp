@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What marking a point in a stream costs on a GPU: an event of CUDA, a word that the stream writes to pinned memory of
-// the host, an event of the library (which has both, or shares the word of one before), a wait for one, and a kernel,
-// beside which all of them are to be small. Each on a stream that is idle, and on one that is busy, so that nothing
-// which is enqueued runs meanwhile.
+// the host, and an event of the library (which has both, or shares the word of one before). Beside them stand a wait
+// for one, and a kernel, against which all of them are to be small. Each on a stream that is idle, and on one that is
+// busy, so that nothing which is enqueued runs meanwhile.
 //
 //   host     microseconds that a call takes on the calling thread
 //   stream   microseconds by which each makes the stream's work longer
