@@ -26,9 +26,9 @@ from scenario_parts import (
 
 def strategies():
     for strategy in ("NO_SHARD", "OPTIM", "OPTIM_GRADS", "OPTIM_GRADS_PARAMS"):
-        yield "adamw_" + strategy.lower(), ALL, five_steps(f" strategy=STRATEGY_{strategy}")
-    yield "adamw_copied", ALL, five_steps(" unshard_mode=UNSHARD_COPIED")
-    yield "adamw_sum_options", ALL, sum_and_options()
+        yield "adamw_matches_reference_" + strategy.lower(), ALL, five_steps(f" strategy=STRATEGY_{strategy}")
+    yield "adamw_matches_reference_copied", ALL, five_steps(" unshard_mode=UNSHARD_COPIED")
+    yield "adamw_options_and_factor_match_reference", ALL, sum_and_options()
 
 
 def sum_and_options():
@@ -47,10 +47,10 @@ def sum_and_options():
 def low_precision():
     groups = (("body", 2),)
     for name, dtype, options in (
-        ("bf16", "BFLOAT16", ""),
-        ("bf16_fp32_grads", "BFLOAT16", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16"),
-        ("fp16", "FLOAT16", ""),
-        ("fp16_fp32_grads", "FLOAT16", " grad_dtype=FLOAT32 reduce_dtype=FLOAT16"),
+        ("bf16_matches_reference", "BFLOAT16", ""),
+        ("bf16_with_fp32_grads_matches_reference", "BFLOAT16", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16"),
+        ("fp16_matches_reference", "FLOAT16", ""),
+        ("fp16_with_fp32_grads_matches_reference", "FLOAT16", " grad_dtype=FLOAT32 reduce_dtype=FLOAT16"),
     ):
         declared = [f"param w 12 8 dtype={dtype}", "param scale 12", "create_group m body", "seal_model m"]
         lines = ["create_model m" + options, *declared, *load(groups), "publish_weights m"]
@@ -86,9 +86,10 @@ def scalars():
     lines = [*declared, *load(groups), "publish_weights m"]
     for n in range(4):
         lines += step(groups, n, values=COARSE, call=("put_grad", "acquire_grad")[n % 2])
-    yield "scalars", ALL, ending(*lines, *read(groups), "read_param body 0 dtype=FLOAT16 ->", "save m scalars")
+    lines += [*read(groups), "read_param body 0 dtype=FLOAT16 ->", "save m scalars"]
+    yield "scalars_train_and_save", ALL, ending(*lines)
     lines = [*declared, "load m 2 scalars ->", "publish_weights m", *forward(groups), *step(groups, 4, values=COARSE)]
-    yield "scalars_load", ALL, ending(*lines, *read(groups), "get_stats m step ->")
+    yield "scalars_load_and_go_on", ALL, ending(*lines, *read(groups), "get_stats m step ->")
 
 
 def tied():
@@ -120,7 +121,7 @@ def tied():
             "finish_grads m 1",
             "step_adamw m 0.01",
         ]
-    return "tied", ALL, ending(*lines, *read(groups))
+    return "tied_weights_add_their_gradients", ALL, ending(*lines, *read(groups))
 
 
 def frozen():
@@ -141,7 +142,7 @@ def frozen():
         lines += [*forward(groups), *backward(groups[1:], n, frozen=fixed), "finish_grads m 1", "step_adamw m 0.01"]
     lines += [f"put_grad base 0 {GRADS.format(0)} ! INVALID_STATE -1", *forward(groups, "EVAL")]
     return (
-        "frozen",
+        "frozen_weights_stay",
         ALL,
         ending(*lines, "read_param base 1 ->", *read(groups[1:], frozen=fixed), "get_stats m reduces ->"),
     )
@@ -156,7 +157,7 @@ def accumulation():
                     TWO, 10 * n + k, is_last=k == 2, call=("put_grad", "acquire_grad")[k % 2]
                 )
             lines += ["finish_grads m 0.3333333333333333", "step_adamw m 0.01"]
-        yield "accumulate_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
+        yield "micro_batches_add_up_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
 
 
 def ended():
@@ -168,7 +169,8 @@ def ended():
                 given = TWO[1:] if n == 3 else TWO
                 lines += forward(given) + backward(given, 10 * n + k, is_last=False)
             lines += ["finish_grads m 0.5 flags=LAST", "step_adamw m 0.01"]
-        yield "ended_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
+        lines += [*read(TWO), "get_stats m reduces ->"]
+        yield "finish_grads_ends_contributions_" + policy.lower(), ALL, ending(*lines)
 
 
 def whole_grads():
@@ -186,7 +188,7 @@ def whole_grads():
             "step_adamw m 0.01",
             f"load_grad head 0 {WEIGHTS.format(1)} ! INVALID_STATE -1",
         ]
-    return "whole_grads", ALL, ending(*lines, *read(TWO))
+    return "whole_grads_are_read_and_loaded", ALL, ending(*lines, *read(TWO))
 
 
 def parts():
@@ -211,7 +213,7 @@ def parts():
                     lines.append(f"complete_grad {group} {p} ! INVALID_STATE -1")
             lines += [f"reshard {group} BACKWARD", f"reduce_grad {group} flags=LAST"]
         lines += ["finish_grads m 1", "step_adamw m 0.01"]
-    return "parts", ALL, ending(*lines, *read(groups), "get_stats m pending_grad_groups ->")
+    return "parts_are_reduced_when_complete", ALL, ending(*lines, *read(groups), "get_stats m pending_grad_groups ->")
 
 
 def zeroed():
@@ -226,7 +228,7 @@ def zeroed():
                 f"reduce_grad {group} flags=LAST",
             ]
         lines += ["finish_grads m 1", "step_adamw m 0.01"]
-    return "zeroed", ALL, ending(*lines, *read(TWO))
+    return "zeroed_buffers_begin_at_zero", ALL, ending(*lines, *read(TWO))
 
 
 def discarded():
@@ -256,7 +258,7 @@ def discarded():
         *step(TWO, 3),
     ]
     lines += [*forward(TWO), *backward(TWO, 78), "finish_grads m 1", "scale_grads m 3", "discard_step m", *step(TWO, 4)]
-    return "discard", ALL, ending(*lines, *read(TWO), *counters("version", "step"))
+    return "discarded_steps_leave_nothing_behind", ALL, ending(*lines, *read(TWO), *counters("version", "step"))
 
 
 def norms():
@@ -271,7 +273,7 @@ def norms():
             f"clip_grads m {max_norm} ->",
             "step_adamw m 0.01",
         ]
-    return "clip", ALL, ending(*lines, *read(TWO))
+    return "grads_are_clipped_by_their_norm", ALL, ending(*lines, *read(TWO))
 
 
 def applied():
@@ -280,7 +282,7 @@ def applied():
         f"apply_grads m 0.01 {max_norm} {COARSE.format(n * 13)} weight_decay=0.1 ->"
         for n, max_norm in enumerate(("0", "1", "0.25", "1000", "0"))
     ]
-    return "apply_grads", ALL, ending(*lines, *read(TWO), *counters("version", "step"))
+    return "given_grads_are_clipped_and_applied", ALL, ending(*lines, *read(TWO), *counters("version", "step"))
 
 
 def replicated():
@@ -294,7 +296,8 @@ def replicated():
             for k in range(2):
                 lines += forward(TWO) + backward(TWO, 10 * n + k, is_last=k == 1)
             lines += ["finish_grads m 0.5", "step_adamw m 0.01"]
-        yield name + "_2x2", (4,), ending(*lines, "check_replicas m", *read(TWO), *counters("version", "step"))
+        lines += ["check_replicas m", *read(TWO), *counters("version", "step")]
+        yield name + "_2x2_matches_reference", (4,), ending(*lines)
 
 
 def updated():
@@ -306,7 +309,7 @@ def updated():
         "load_state head 0 exp_avg_sq 1 2050 0 4099 14",
         "publish_weights m",
     ]
-    return "update", ALL, ending(*lines, *step(TWO, 1), *read(TWO))
+    return "weights_and_states_are_replaced_in_an_update", ALL, ending(*lines, *step(TWO, 1), *read(TWO))
 
 
 def values():
@@ -315,7 +318,8 @@ def values():
         for op in ("SUM", "MIN", "MAX", "MEAN")
         for count in (1, 512)
     ]
-    return "values", ALL, ending(*lines, f"all_reduce_values VALUE_SUM 513 {COARSE.format(0)} ! INVALID_ARGUMENT -1")
+    lines.append(f"all_reduce_values VALUE_SUM 513 {COARSE.format(0)} ! INVALID_ARGUMENT -1")
+    return "values_are_reduced_in_rank_order", ALL, ending(*lines)
 
 
 def checkpoints():
@@ -325,7 +329,7 @@ def checkpoints():
     for n in range(3):
         lines += step(TWO, n)
     yield (
-        "checkpoint_save",
+        "checkpoints_are_saved",
         ALL,
         ending(*lines, "save m plain", "save m plain ! INVALID_STATE 0", *step(TWO, 3), "save m plain"),
     )
@@ -340,12 +344,12 @@ def checkpoints():
         "wait_checkpoint c",
         "destroy_checkpoint c",
     ]
-    yield "checkpoint_behind_save", ALL, ending(*lines, *read(TWO))
+    yield "checkpoints_are_saved_while_training_goes_on", ALL, ending(*lines, *read(TWO))
     for world in ALL:
         declared = two_groups(kept)[:-1]
         after = [*step(TWO, 4), *read(TWO), "get_stats m step ->"]
         yield (
-            f"checkpoint_load_of_{world}",
+            f"checkpoints_of_{world}_ranks_load",
             ALL,
             ending(*declared, f"load m {world} plain ->", "publish_weights m", *read(TWO), *after),
         )
@@ -357,7 +361,7 @@ def checkpoints():
             "destroy_checkpoint c",
             "publish_weights m",
         ]
-        yield f"checkpoint_behind_load_of_{world}", ALL, ending(*declared, *opened, *after)
+        yield f"checkpoints_with_bytes_of_{world}_ranks_load", ALL, ending(*declared, *opened, *after)
     lines = [
         *two_groups()[:-1],
         "load m 2 plain flags=LOAD_WEIGHTS_ONLY ->",
@@ -365,7 +369,7 @@ def checkpoints():
         *step(TWO, 4),
         *read(TWO),
     ]
-    yield "checkpoint_load_weights", ALL, ending(*lines, "get_stats m step ->")
+    yield "weights_load_alone", ALL, ending(*lines, "get_stats m step ->")
 
 
 def misuse():
@@ -435,7 +439,7 @@ def misuse():
         "publish_weights m ! INVALID_HANDLE -1",
         "unshard body FORWARD ! INVALID_HANDLE -1",
     ]
-    yield "misuse", ALL, ending(*lines)
+    yield "misuse_changes_nothing", ALL, ending(*lines)
 
 
 def differing():
@@ -450,10 +454,10 @@ def differing():
         "off 1 step_adamw m 0.01 ! MISMATCH 1",
         "discard_step m",
     ]
-    yield "mismatch_lr", several, ending(*lines, *step(TWO, 1), *read(TWO))
+    yield "different_lr_names_the_rank", several, ending(*lines, *step(TWO, 1), *read(TWO))
     lines = [*two_groups(), "on 1 set_param_trainable body 0 0", "begin_update m ! MISMATCH 1", "discard_step m"]
     lines += ["on 1 set_param_trainable body 0 1", *step(TWO, 1), *read(TWO)]
-    yield "mismatch_trainable", several, ending(*lines)
+    yield "different_trainable_names_the_rank", several, ending(*lines)
     lines = [
         "create_model m",
         "on 1 param w 9 8",
@@ -461,14 +465,14 @@ def differing():
         "create_group m body",
         "seal_model m ! MISMATCH 1",
     ]
-    yield "mismatch_shape", several, lines
+    yield "different_shape_names_the_rank", several, lines
     lines = [
         *two_groups(),
         "on 0 abort_context",
         "on 0 begin_update m ! ABORTED 0",
         "off 0 begin_update m ! PEER_FAILED 0",
     ]
-    yield "abort", several, lines
+    yield "abort_names_the_rank", several, lines
 
 
 def trainable():
@@ -482,7 +486,7 @@ def trainable():
     lines += [*read(TWO), *counters("step", "reduces", "pending_grad_groups"), "set_param_trainable body 0 1", put]
     lines += ["set_param_trainable head 0 1 ! INVALID_STATE -1", "discard_step m"]
     lines += ["set_param_trainable head 0 1", "set_param_trainable head 1 1", *step(TWO, 3, adamw)]
-    return "trainable", ALL, ending(*lines, *read(TWO), *counters("step", "reduces"))
+    return "untrained_params_are_left_out_of_steps", ALL, ending(*lines, *read(TWO), *counters("step", "reduces"))
 
 
 def missing():
@@ -494,7 +498,7 @@ def missing():
     lines += ["put_grad body 0 none", "put_grad body 1 none", "reduce_grad body flags=LAST", *adamw, *read(groups)]
     lines += [f"on 0 put_grad body 0 {GRADS.format(3)}", "off 0 put_grad body 0 none"]
     lines += [f"put_grad body 1 {GRADS.format(4)}", "reduce_grad body flags=LAST", *adamw, *read(groups)]
-    return "missing_grad", ALL, ending(*lines, *counters("step"))
+    return "missing_grads_are_skipped_or_zero", ALL, ending(*lines, *counters("step"))
 
 
 def read_planes(phase, planes):
@@ -521,7 +525,7 @@ def mxfp8():
     both = read_planes("FORWARD", ("ROW", "ROW_SCALE"))
     both += read_planes("BACKWARD", ("COLUMN", "COLUMN_SCALE"))
     lines += [*both, *backward(groups, 1), "finish_grads m 1", "step_adamw m 0.01", *both]
-    return "mxfp8", ALL, ending(*lines, "read_param body 0 ->")
+    return "mxfp8_planes_match_reference", ALL, ending(*lines, "read_param body 0 ->")
 
 
 def private_views():
@@ -529,12 +533,13 @@ def private_views():
     lines = two_groups(" view_kind=VIEWS_PRIVATE")
     lines += ["restore_view body", "unshard body FORWARD", "restore_view body", "get_params body FORWARD ->"]
     lines += ["reshard body FORWARD", *step(TWO, 1), "restore_view head", *step(TWO, 2)]
-    yield "private_views", ALL, ending(*lines, *read(TWO))
+    yield "private_views_are_restored_at_any_time", ALL, ending(*lines, *read(TWO))
     lines = two_groups(" unshard_mode=UNSHARD_COPIED flags=MODEL_NO_PREFETCH")
     lines += ["restore_view body", "unshard body FORWARD", "restore_view body ! INVALID_STATE -1"]
     lines += ["reshard body FORWARD", "restore_view body", *step(TWO, 1)]
-    yield "restored_copies", (2, 4), ending(*lines, *read(TWO))
-    yield "read_only_views", ALL, ending(*two_groups(), "restore_view body ! INVALID_STATE -1", *step(TWO, 1))
+    yield "copied_views_are_restored_while_not_held", (2, 4), ending(*lines, *read(TWO))
+    lines = [*two_groups(), "restore_view body ! INVALID_STATE -1", *step(TWO, 1)]
+    yield "read_only_views_are_not_restored", ALL, ending(*lines)
 
 
 def any_order():
@@ -552,7 +557,7 @@ def any_order():
     ]
     train = [backward(groups[g : g + 1], 7 * g) for g in (1, 2, 0)]
     steps = [*in_turns, *[line for lines in train for line in lines], "finish_grads m 1", "step_adamw m 0.01"] * 2
-    for name, worlds, mode in (("any_order", ALL, "MAPPED"), ("any_order_copied", (2, 4), "COPIED")):
+    for worlds, mode in ((ALL, "MAPPED"), ((2, 4), "COPIED")):
         declared = two_groups(f" unshard_mode=UNSHARD_{mode}")
         seal = declared.index("seal_model m")
         more = ["param w3 7 6", "create_group m tail"]
@@ -565,7 +570,7 @@ def any_order():
                 *("get_params tail FORWARD ->", "get_params body FORWARD ->", "reshard tail FORWARD"),
                 *("unshard head FORWARD", "get_params head FORWARD ->", "reshard body FORWARD", "reshard head FORWARD"),
             ]
-        yield name, worlds, ending(*lines, *steps, *read(groups))
+        yield mode.lower() + "_groups_are_held_in_any_order", worlds, ending(*lines, *steps, *read(groups))
 
 
 def all_scenarios():
