@@ -153,9 +153,8 @@ def accumulation():
         lines = two_groups(f" reduce_policy=REDUCE_POLICY_{policy}")
         for n in range(3):
             for k in range(3):
-                lines += forward(TWO) + backward(
-                    TWO, 10 * n + k, is_last=k == 2, call=("put_grad", "acquire_grad")[k % 2]
-                )
+                lines += forward(TWO)
+                lines += backward(TWO, 10 * n + k, is_last=k == 2, call=("put_grad", "acquire_grad")[k % 2])
             lines += ["finish_grads m 0.3333333333333333", "step_adamw m 0.01"]
         yield "micro_batches_add_up_" + policy.lower(), ALL, ending(*lines, *read(TWO), "get_stats m reduces ->")
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "base/checked.h"
@@ -13,7 +14,6 @@
 #include "layout/flat_layout.h"
 #include "memory/place_planes.h"
 #include "memory/plane.h"
-#include "memory/stored_names.h"
 
 namespace fsdp::memory {
 
@@ -143,6 +143,45 @@ std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) con
     bytes[0] = checked_add(bytes[0], bytes[role], "a rank's bytes in all roles");
   return bytes;
 }
+
+namespace {
+
+class NameSearch {
+ public:
+  void add(const ParamSpec &param, const GroupSpec &group, const std::vector<StateSpec> &states) {
+    const std::string owner = format_text("parameter '{}' of group '{}'", param.name, group.name);
+    if (!param.frozen() || !param.quantized())
+      take(param.name, owner);
+    else
+      for (const PlanePlan &plane : published_planes(param.dtype, param.quantization))
+        take(stored_name(param, plane), format_text("plane {} of {}", plane_name(plane), owner));
+    if (param.frozen()) return;
+    for (const StateSpec &state : states)
+      take(stored_name(param, state), format_text("state {} of {}", state.name, owner));
+  }
+
+  std::vector<std::string> shared;
+
+ private:
+  void take(const std::string &name, const std::string &what) {
+    const auto [found, is_new] = owners_.emplace(name, what);
+    if (!is_new)
+      shared.push_back(format_text("{} and {} would both be '{}' in a checkpoint, which has each name once",
+                                   found->second, what, name));
+  }
+
+  std::unordered_map<std::string, std::string> owners_;
+};
+
+// Names that two tensors of the model would have, with both of them: it could be trained, and never saved.
+std::vector<std::string> find_shared_names(const ModelSpec &spec) {
+  NameSearch search;
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params) search.add(param, group, spec.states);
+  return std::move(search.shared);
+}
+
+}  // namespace
 
 std::vector<std::string> find_violations(const ModelSpec &spec) {
   std::vector<std::string> violations;

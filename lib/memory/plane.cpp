@@ -173,4 +173,12 @@ std::optional<std::string> find_misfit(const ParamSpec &param, const std::string
   return {};
 }
 
+std::string stored_name(const ParamSpec &param, const PlanePlan &plane) {
+  return format_text("{}.{}", param.name, plane_name(plane));
+}
+
+std::string stored_name(const ParamSpec &param, const StateSpec &state) {
+  return format_text("state.{}.{}", param.name, state.name);
+}
+
 }  // namespace fsdp::memory

@@ -167,4 +167,10 @@ StoredShape stored_shape(const ParamSpec &param, const PlanePlan &plane);
 // Why a parameter cannot be quantized as it was declared, by name and number; nothing if it can.
 std::optional<std::string> find_misfit(const ParamSpec &param, const std::string &group);
 
+// What checkpoints call the tensors that they have of a parameter. A checkpoint has each name once.
+
+// Of a published plane of a frozen quantized parameter; whatever else is published has the parameter's own name.
+std::string stored_name(const ParamSpec &param, const PlanePlan &plane);
+std::string stored_name(const ParamSpec &param, const StateSpec &state);
+
 }  // namespace fsdp::memory

@@ -17,7 +17,7 @@
 #include "transport/nccl/team.h"
 #include "transport/net.h"
 #include "transport/shm/team.h"
-#include "transport/staging/team.h"
+#include "transport/staging/collectives.h"
 #include "transport/team.h"
 
 namespace fsdp::transport {

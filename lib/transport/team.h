@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/checked.h"
 #include "base/failure.h"
 #include "device/device.h"
 #include "membership/job.h"
@@ -88,19 +89,22 @@ class Team : public Exchange {
   // `part_bytes` for every rank, each writing its own: rank r's part is at r * part_bytes. Of a device that is not the
   // host only this rank's part exists, and addresses of the others name nothing.
   virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what,
-                                              View view = View::read_only);
+                                              View view = View::read_only) {
+    const Range own{rank() * part_bytes, part_bytes};
+    return create_arena(checked_multiply(part_bytes, size(), what.c_str()), {&own, 1}, what, view);
+  }
   // Of what its ranks pull from each other. NULL where gathers meet: a rank that has received a part need not ask
   // whether it was written.
-  virtual std::unique_ptr<Versions> create_versions(const std::string &what);
+  virtual std::unique_ptr<Versions> create_versions(const std::string &) { return nullptr; }
   // One sequence of them, which waits for no other one.
   virtual std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape = {}) = 0;
   // Throws if the job or this context failed, or if a look finds that a rank of the team died or stopped: then the job
   // fails with that verdict. waited: this rank has waited for them for a while, so one that has left has failed as
   // well. No wait for peers. For library threads that watch over work which they cannot wait for themselves.
-  virtual void look(const std::string &what, bool waited);
+  virtual void look(const std::string &, bool) {}
   // Memory of the device that the collectives of this team will move bytes from and to, the n-th on one rank being the
   // n-th on all, with the same offsets used. They may make themselves ready for it. It outlives the team. Collective.
-  virtual void register_memory(std::byte *data, uint64_t bytes, const std::string &what);
+  virtual void register_memory(std::byte *, uint64_t, const std::string &) {}
   virtual const CollectiveTraits &traits() const noexcept = 0;
   // What was chosen at creation, and why.
   virtual std::vector<Note> notes() const { return {}; }

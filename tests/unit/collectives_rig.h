@@ -11,7 +11,7 @@
 #include "transport/hierarchy/team.h"
 #ifdef FSDP_TEST_SIMULATED_CUDA
 #include "simulated_cuda/simulated.h"
-#include "transport/staging/team.h"
+#include "transport/staging/collectives.h"
 #endif
 
 namespace fsdp::transport::test {

@@ -15,7 +15,7 @@
 #include "base/dtype.h"
 #include "shm_ranks.h"
 #include "simulated_cuda/simulated.h"
-#include "transport/staging/team.h"
+#include "transport/staging/collectives.h"
 
 namespace fsdp::transport::test {
 

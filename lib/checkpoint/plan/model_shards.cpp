@@ -5,7 +5,7 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
-#include "memory/stored_names.h"
+#include "memory/plane.h"
 
 namespace fsdp::checkpoint {
 namespace {
