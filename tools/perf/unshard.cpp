@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How weights become whole. Mapped: the wait for all ranks' parts of a new version, over a mapping of all shards.
-// Copied: the pull of all shards into private memory, through the C ABI with its streams. And the control path alone:
-// unshard and reshard of a group that is gathered already.
+// Copied: the pull of all shards into private memory, through the C ABI with its streams, and what prefetch of it
+// costs. And the control path alone: unshard and reshard of a group that is gathered already.
 #include <algorithm>
 
 #include "perf/abi_model.h"
@@ -113,6 +113,49 @@ void run_copied(Bench &bench) {
   }
 }
 
+// Visits of the groups of a copied model in their order, over and over.
+class Visits {
+ public:
+  Visits(Bench &bench, uint64_t bytes, size_t group_count, bool prefetches)
+      : model_(bench, bench.size(), options(prefetches),
+               std::vector<GroupShape>(group_count, {1, bytes / sizeof(float)})) {}
+  void operator()() {
+    fsdp_group *group = model_.groups[turn_++ % model_.groups.size()];
+    model_.check(fsdp_unshard(group, FSDP_EVAL, 0, nullptr));
+    model_.check(fsdp_reshard(group, FSDP_EVAL, 0, nullptr));
+  }
+
+ private:
+  static fsdp_model_options options(bool prefetches) {
+    fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
+    options.optimizer = FSDP_OPTIMIZER_CALLER;
+    options.unshard_mode = FSDP_UNSHARD_COPIED;
+    if (!prefetches) options.flags = FSDP_MODEL_NO_PREFETCH;
+    return options;
+  }
+
+  AbiModel model_;
+  size_t turn_ = 0;
+};
+
+// What prefetch costs a caller that does nothing between its visits: the most that it can cost.
+void run_prefetched(Bench &bench, uint64_t bytes, size_t group_count) {
+  Visits visits(bench, bytes, group_count, true), others(bench, bytes, group_count, false);
+  Line line = make_line(bench, "unshard", "prefetched", "bytes", bytes,
+                        measure(
+                            bench, [&] { visits(); }, [&] { others(); }));
+  line.reference = "no prefetch";
+  line.more = {{"groups", static_cast<double>(group_count)}};
+  bench.report.add(line);
+}
+
+void run_prefetched(Bench &bench) {
+  constexpr uint64_t most_bytes = uint64_t{512} << 20, small_group = 16 << 10;
+  for (const uint64_t bytes : bench.request.shared_sizes())
+    run_prefetched(bench, bytes, std::clamp<size_t>(most_bytes / bytes, 3, 8));
+  for (const size_t group_count : {100, 1000}) run_prefetched(bench, small_group, group_count);
+}
+
 // The pairs are timed one by one for the tail; their clock is read twice, which is taken out.
 std::pair<double, double> time_single_pairs(const Work &work) {
   std::vector<double> clock, pairs;
@@ -134,6 +177,7 @@ std::pair<double, double> time_single_pairs(const Work &work) {
 void run_unshard(Bench &bench) {
   if (bench.size() > 1) run_mapped(bench);
   run_copied(bench);
+  run_prefetched(bench);
 }
 
 // Every rank alone: nothing is waited for, what is left is the control path.
