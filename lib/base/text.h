@@ -9,6 +9,8 @@
 namespace fsdp {
 
 bool is_utf8(std::string_view text);
+// Not a control character. Bytes of characters beyond ASCII are printable.
+inline bool is_printable(char c) noexcept { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; }
 // Bytes that are none become '?': a binding that decodes a message must not fail at it.
 std::string as_utf8(std::string_view text);
 // At most so many bytes of a text in UTF-8, and no character in part.

@@ -5,7 +5,6 @@
 #include "device/cuda/traits.h"
 #include "device/device.h"
 #include "device/host/host_device.h"
-#include "device/host/simd_targets.h"
 #include "device/host/traits.h"
 
 namespace fsdp::device {

@@ -89,6 +89,39 @@ Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std
   return accusation;
 }
 
+bool is_own(const Error &error, uint32_t self) {
+  if (error.rank >= 0) return error.rank == static_cast<int32_t>(self);
+  return error.status != FSDP_PEER_FAILED && error.status != FSDP_TIMEOUT;
+}
+
+namespace {
+
+FailureKind kind_of(fsdp_status status) {
+  switch (status) {
+    case FSDP_MISMATCH: return FailureKind::mismatch;
+    case FSDP_TIMEOUT: return FailureKind::timeout;
+    default: return FailureKind::failed;
+  }
+}
+
+}  // namespace
+
+Accusation accuse_for(const Error &error, uint32_t self, const std::string &host) {
+  std::string text = error.message;
+  std::ranges::replace_if(
+      text, [](char c) { return !is_printable(c); }, '?');
+  if (is_own(error, self))
+    return accuse_rank(FailureKind::failed, self,
+                       format_text("rank {} on {} gave up before the job had formed: {}", self, host, text));
+  Accusation accusation;
+  accusation.kind = kind_of(error.status);
+  accusation.rank = error.rank;
+  for (const uint32_t blamed : error.ranks) accusation.ranks.add(blamed);
+  if (error.rank >= 0) accusation.ranks.add(static_cast<uint32_t>(error.rank));
+  accusation.set_text(text);
+  return accusation;
+}
+
 bool is_believable(const Accusation &accusation, uint32_t world_size) {
   return accusation.kind > FailureKind::none && accusation.kind <= FailureKind::destroyed && accusation.rank >= -1 &&
          accusation.rank < static_cast<int32_t>(world_size) && accusation.ranks.within(world_size);

@@ -80,6 +80,7 @@ struct Report {
   static constexpr uint32_t kind = 103;
   Accusation accusation;
   int32_t last_of = -1;  // while the job forms: the rank that gives up with this report; -1: its sender goes on
+  uint32_t unused = 0;   // so that each byte that is sent was written
 };
 // Goes down, to all ranks.
 struct Verdict {
@@ -90,10 +91,15 @@ struct Verdict {
 Accusation accuse_rank(FailureKind kind, uint32_t rank, const std::string &text) noexcept;
 // The first is the one that Error.rank names.
 Accusation accuse_ranks(FailureKind kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
-// where: the operation in which it was found out, for messages; may be empty. what: more than that they died, or empty.
 Accusation accuse_death(uint32_t rank);
+// where: the operation in which it was found out, for messages; may be empty. what: more than that they died, or empty.
 Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what = {});
 std::string death_text(const RankSet &ranks);
+// No peer has caused the error: rank `self` reports it as it is, whatever the verdict says.
+bool is_own(const Error &error, uint32_t self);
+// What rank `self` of that host tells the others of an error while the job forms: one of its own is its failure. Texts
+// become printable.
+Accusation accuse_for(const Error &error, uint32_t self, const std::string &host);
 // The error that rank `self` reports for it.
 Error error_of(const Accusation &accusation, uint32_t self);
 // A peer wrote it: are its kind and its ranks those of a job of so many ranks?

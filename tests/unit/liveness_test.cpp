@@ -404,12 +404,37 @@ TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   coordinator.hear(felt, 1010);
   coordinator.hear(late, 1010);
   EXPECT_EQ(error_of(coordinator.decide(1060).value(), 0).rank, 1) << "of equal reports the first one decides";
+  Accusation link;  // a frame that is not its sender's: neither end is to blame
+  link.kind = FailureKind::failed;
+  link.set_text("host a cannot hear host b");
+  Coordinator of_link;
+  of_link.hear(link, 1000);
+  of_link.hear(felt, 1010);
+  EXPECT_EQ(error_of(of_link.decide(1060).value(), 0).rank, -1);
   coordinator.hear(accuse_death(3), 1020);
   coordinator.hear(accuse_death(0), 1020);
   coordinator.hear(felt, 1020);
   const Error dead = error_of(coordinator.decide(1060).value(), 0);
   EXPECT_EQ(dead.ranks, (std::vector<uint32_t>{0, 3}));
   EXPECT_STREQ(dead.what(), "ranks 0, 3 died");
+}
+
+// A rank's own failure names it; what it says of others stays as it is. Texts of both are for logs.
+TEST(Accusation, NamesTheRankOfAnOwnErrorAndThatOfAnother) {
+  const Accusation own = accuse_for(Error(FSDP_SYSTEM, "no\nmemory"), 2, "a");
+  EXPECT_EQ(own.kind, FailureKind::failed);
+  EXPECT_EQ(own.rank, 2);
+  EXPECT_EQ(own.copy_text(), "rank 2 on a gave up before the job had formed: no?memory");
+  Error late(FSDP_TIMEOUT, "ranks 3, 4 are late", 3);
+  late.ranks = {3, 4};
+  const Error told = error_of(accuse_for(late, 0, "a"), 1);
+  EXPECT_EQ(told.status, FSDP_TIMEOUT);
+  EXPECT_EQ(told.ranks, (std::vector<uint32_t>{3, 4}));
+  EXPECT_STREQ(told.what(), "ranks 3, 4 are late");
+  const Error link = error_of(accuse_for(Error(FSDP_PEER_FAILED, "cannot hear"), 0, "a"), 1);
+  EXPECT_EQ(link.status, FSDP_PEER_FAILED);
+  EXPECT_EQ(link.rank, -1);
+  EXPECT_EQ(error_of(accuse_for(Error(FSDP_MISMATCH, "they differ", 4), 0, "a"), 1).status, FSDP_MISMATCH);
 }
 
 TEST(Coordinator, NamesEachCutLinkOnce) {

@@ -217,6 +217,12 @@ TEST(Message, TextsAreForLogs) {
   EXPECT_EQ(std::get<Refused>(parsed.message).text, "two?lines");
   frame[frame.size() - sizeof(int32_t) - 1] = std::byte{27};  // the text's last letter
   EXPECT_EQ(parse(Refused::kind, body(frame)).problem, "a text has control characters");
+  for (const auto &written : {write(Report{accuse_rank(FailureKind::failed, 1, "two\nlines")}),
+                              write(Verdict{accuse_rank(FailureKind::failed, 1, "\x1b[31m")})}) {
+    FrameHead head;
+    ASSERT_EQ(read_head(std::span(written).first<FrameHead::size_bytes>(), longest, head), "");
+    EXPECT_EQ(parse(head.kind, body(written)).problem, "a text has control characters");
+  }
 }
 
 }  // namespace

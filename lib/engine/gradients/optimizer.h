@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happens inside the update window: this rank's shards and AdamW (optimizer.cpp), norms over all ranks (norm.cpp).
+// What happens inside the update window: this rank's shards, AdamW, and norms over all ranks.
 #pragma once
 
 #include <optional>

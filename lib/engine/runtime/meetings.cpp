@@ -44,7 +44,7 @@ void Meetings::meet(const Arrival &call) {
   numbers.scalings = runtime_.step.scalings();
   numbers.lr_scales = runtime_.step.lr_scales();
   if (mine.sound)
-    mine.numbers = numbers;
+    std::construct_at(&mine.numbers, numbers);
   else
     std::strncpy(mine.missing, call.missing.c_str(), sizeof mine.missing - 1);
   runtime_.gathers.trace->settle();

@@ -78,8 +78,19 @@ void Admission::turn_away(FrameStream &stream, const message::Refused &word) {
   say_last(stream, word);
 }
 
-void Admission::dismiss(const message::Message &word) {
-  for (Candidate &candidate : candidates_) say_last(candidate.stream, word);
+void Admission::dismiss(const message::Refused &refused) {
+  for (Candidate &candidate : candidates_) say_last(candidate.stream, refused);
+}
+
+void Admission::dismiss(const Verdict &verdict) {
+  const Error error = error_of(verdict.accusation, RankSet::most);
+  const message::Refused refused{error.status, error.rank, error.message};
+  for (Candidate &candidate : candidates_) {
+    if (candidate.introduced)
+      say_last(candidate.stream, verdict);
+    else
+      say_last(candidate.stream, refused);
+  }
 }
 
 }  // namespace fsdp::membership

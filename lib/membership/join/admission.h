@@ -28,7 +28,9 @@ class Admission {
   void add_polls(std::vector<pollfd> &polls) const;
   void look(const Admit &admit);
   // Tells connections that have proven the secret and have not joined, which would take their end for a death.
-  void dismiss(const message::Message &word);
+  void dismiss(const message::Refused &refused);
+  // The same; a library of another version reads Refused alone.
+  void dismiss(const Verdict &verdict);
   // Says so on the stream and writes it to the log.
   void turn_away(FrameStream &stream, const message::Refused &word);
   // For the log alone: from is an address, or another text for the end of the connection.

@@ -79,11 +79,6 @@ bool blames_others(const Error &error, uint32_t rank) {
   return error.status == FSDP_PEER_FAILED && error.rank != static_cast<int32_t>(rank);
 }
 
-bool is_own(const Error &error, uint32_t rank) {
-  if (error.rank >= 0) return error.rank == static_cast<int32_t>(rank);
-  return error.status != FSDP_PEER_FAILED && error.status != FSDP_TIMEOUT;
-}
-
 Error late(Clock::time_point deadline) {
   const auto over = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - deadline).count();
   return Error(
@@ -119,40 +114,25 @@ void Branches::tell_last(const message::Message &word) noexcept {
 
 bool host_is_silent(int code) noexcept { return code == ETIMEDOUT || code == EHOSTUNREACH || code == ENETUNREACH; }
 
-Error lost_contact(const std::string &one, const std::string &other) {
-  return Error(FSDP_PEER_FAILED,
-               format_text("no contact between {} and {} before the job had formed: the network between "
-                           "them is cut, or a host is down",
-                           one, other));
+Accusation lost_contact(const std::string &one, const std::string &other) {
+  Accusation accusation;
+  accusation.kind = FailureKind::cut;
+  accusation.set_text(format_text(
+      "no contact between {} and {} before the job had formed: the network between them is cut, or a host is down", one,
+      other));
+  return accusation;
+}
+
+Accusation no_message(uint32_t rank, const std::string &host) {
+  return accuse_rank(FailureKind::failed, rank,
+                     format_text("rank {} on {} sent what is no message of this version of the library", rank, host));
 }
 
 Error changed_contact(const std::string &one, const std::string &other, const std::string &problem) {
   return Error(FSDP_PEER_FAILED, format_text("{} cannot hear {} before the job has formed: {}", one, other, problem));
 }
 
-namespace {
-
-FailureKind kind_of(const Error &error) {
-  if (error.status == FSDP_MISMATCH) return FailureKind::mismatch;
-  if (error.status == FSDP_TIMEOUT) return FailureKind::timeout;
-  return error.rank < 0 ? FailureKind::cut : FailureKind::failed;
-}
-
-}  // namespace
-
-Accusation accusation_of(const Error &error, uint32_t rank) {
-  if (forming::is_own(error, rank))
-    return accuse_rank(
-        FailureKind::failed, rank,
-        format_text("rank {} on {} gave up before the job had formed: {}", rank, host_name(), error.message));
-  Accusation accusation;
-  accusation.kind = kind_of(error);
-  accusation.rank = error.rank;
-  for (const uint32_t blamed : error.ranks) accusation.ranks.add(blamed);
-  if (error.rank >= 0) accusation.ranks.add(static_cast<uint32_t>(error.rank));
-  accusation.set_text(error.message);
-  return accusation;
-}
+Accusation accusation_of(const Error &error, uint32_t rank) { return accuse_for(error, rank, host_name()); }
 
 RootFormingWatch::RootFormingWatch(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit)
     : waiter_(waiter), deadline_(deadline), admit_(std::move(admit)), parties_(size) {
@@ -202,9 +182,7 @@ void RootFormingWatch::hear(Branch &branch) {
   while (auto frame = branch.stream.receive()) {
     if (!obey(branch, *frame)) {
       branch.watched = false;
-      report(accuse_rank(FailureKind::failed, branch.rank,
-                         format_text("rank {} on {} sent what is no message of this version of the library",
-                                     branch.rank, branch.host)));
+      report(no_message(branch.rank, branch.host));
     }
     if (!branch.watched) return;
   }
@@ -253,7 +231,7 @@ void RootFormingWatch::report_loss(const Branch &branch) {
   for (const uint32_t rank : branch.ranks)
     if (parties_[rank].host_id == parties_[branch.rank].host_id) lost.push_back(rank);
   std::ranges::sort(lost);
-  report(accusation_of(lost_contact(own_text(), format_text("{} (host {})", rank_list(lost), branch.host)), 0));
+  report(lost_contact(own_text(), format_text("{} (host {})", rank_list(lost), branch.host)));
 }
 
 std::string RootFormingWatch::own_text() const { return format_text("rank 0 (host {})", parties_[0].host); }
@@ -284,10 +262,10 @@ std::optional<Error> RootFormingWatch::verdict() const {
 }
 
 Error RootFormingWatch::settle(const Error &error) {
-  if (end_) return forming::is_own(error, 0) ? error : *end_;
+  if (end_) return is_own(error, 0) ? error : *end_;
   if (finished_) return error;
   end_ = error;
-  if (forming::blames_others(error, 0) && !coordinator_.open()) {
+  if (forming::blames_others(error, 0)) {
     const auto end = Clock::now() + forming::doubt;
     while (coordinator_.open() ? !verdict() : Clock::now() < end) {
       std::this_thread::sleep_for(forming::look_period);

@@ -88,8 +88,6 @@ constexpr auto lateness = 700ms;  // beyond the deadline: waits with a limit of 
 
 // A peer is to blame, or the link to it, but perhaps only because of another one that rank 0 knows of.
 bool blames_others(const Error &error, uint32_t rank);
-// Nothing that peers did: what this rank reports whatever they say.
-bool is_own(const Error &error, uint32_t rank);
 Error late(std::chrono::steady_clock::time_point deadline);
 // What was queued goes out, if the other end takes it soon.
 void flush_soon(FrameStream &stream, std::chrono::steady_clock::time_point end) noexcept;
@@ -99,11 +97,13 @@ void give_up(FormingWatch &watch) noexcept;
 
 // With these codes of a FrameStream its other end's host is silent: no process is to blame.
 bool host_is_silent(int code) noexcept;
-Error lost_contact(const std::string &one, const std::string &other);
+Accusation lost_contact(const std::string &one, const std::string &other);
+// A peer sent what is no message.
+Accusation no_message(uint32_t rank, const std::string &host);
 // EBADMSG: nor is a process to blame whose words were changed on their way.
 Error changed_contact(const std::string &one, const std::string &other, const std::string &problem);
 
-// What rank `rank` tells the others of an error that ends its part in the forming job: one of its own is its failure.
+// accuse_for a rank of this host.
 Accusation accusation_of(const Error &error, uint32_t rank);
 
 // Rank 0's watch, and what it knows of all ranks that have joined.

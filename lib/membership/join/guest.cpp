@@ -117,7 +117,7 @@ void Visit::join() {
   send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
 }
 
-void Visit::check_refusal(const Packet &packet) const {
+void Visit::throw_ending(const Packet &packet) const {
   if (const auto told = packet.as<wire::VerdictPacket>();
       told && is_believable(told->verdict.accusation, options_.size))
     throw error_of(told->verdict.accusation, options_.rank);
@@ -134,7 +134,7 @@ Rendezvous Visit::await_start() {
     if (packet.bytes == 0)
       fail_rank(FSDP_PEER_FAILED, leader_, "rendezvous '{}': rank {} ended before the job had formed",
                 options_.rendezvous, leader_);
-    check_refusal(packet);
+    throw_ending(packet);
     const auto peer = packet.as<wire::PeerPacket>();
     const bool next = peer && (peers.empty() || peer->rank > peers.back().rank);  // they come in their order
     if (next && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2) {

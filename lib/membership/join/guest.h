@@ -111,7 +111,7 @@ class Visit {
   void open_descriptors();
   void join();
   Rendezvous await_start();
-  void check_refusal(const Packet &packet) const;  // throws what it says
+  void throw_ending(const Packet &packet) const;  // of a Verdict or Refused; does nothing for other packets
   void pause();
 
   const WorldOptions &options_;

@@ -25,6 +25,11 @@ using namespace std::chrono_literals;
 
 constexpr auto bind_time = 5s;  // for the listener of a job that is just forming
 
+void send_refused(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
+  const auto refused = wire::make_refused(status, rank, text);
+  send_packet(socket, &refused, sizeof refused);
+}
+
 void send_verdict(const Fd &socket, const Verdict &verdict) {
   auto packet = wire::make<wire::VerdictPacket>();
   packet.verdict = verdict;
@@ -135,8 +140,7 @@ void Host::join(Guest &guest, Packet &packet) {
   const auto join = *packet.as<wire::JoinPacket>();
   const auto refuse = [&](fsdp_status status, const std::string &text) {
     known_refusals_.note({}, text);
-    const auto refused = wire::make_refused(status, static_cast<int32_t>(join.rank), text);
-    send_packet(guest.socket, &refused, sizeof refused);
+    send_refused(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
   const std::string library(join.library, ::strnlen(join.library, sizeof join.library));
   if (const auto difference = compare_versions(join.rank, join.wire_version, library, ranks_[0]); !difference.empty())
@@ -212,7 +216,8 @@ void Host::cancel(const Error &error) {
     if (seat.connection) send_verdict(seat.connection, *end_);
   for (Guest &guest : guests_) {  // about to join
     if (!guest.socket) continue;
-    send_verdict(guest.socket, *end_);
+    const Error end = error_of(end_->accusation, RankSet::most);
+    send_refused(guest.socket, end.status, end.rank, end.message);  // its library may be of another version
     guest.socket.reset();
     ++told_;
   }

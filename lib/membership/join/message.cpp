@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace fsdp::membership::message {
 
@@ -55,12 +56,10 @@ void append(std::vector<std::byte> &to, const Following &value) {
 
 }  // namespace
 
-bool printable(char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; }
-
 std::string name_of(std::string value, uint32_t most) {
   value.resize(std::min<size_t>(value.size(), most));
   std::replace_if(
-      value.begin(), value.end(), [](char c) { return !printable(c); }, '?');
+      value.begin(), value.end(), [](char c) { return !is_printable(c); }, '?');
   return value;
 }
 
@@ -123,7 +122,7 @@ bool EntryReader::next(RosterEntry &entry) {
   --left_;
   const auto node = numbers<uint32_t>();
   const Bytes host = follow(host_, most_name_bytes);
-  if (!std::ranges::all_of(host, [](std::byte b) { return printable(static_cast<char>(b)); }))
+  if (!std::ranges::all_of(host, [](std::byte b) { return is_printable(static_cast<char>(b)); }))
     wrong("a text has control characters");
   follow(card_, most_card_bytes);
   if (!problem_.empty()) return false;
@@ -218,8 +217,11 @@ class Reader {
   std::string text(uint32_t most) {
     const auto part = block(most);
     std::string value(reinterpret_cast<const char *>(part.data()), part.size());
-    if (!std::all_of(value.begin(), value.end(), printable)) wrong("a text has control characters");
+    check_text(value);
     return value;
+  }
+  void check_text(const std::string &text) {
+    if (!std::ranges::all_of(text, is_printable)) wrong("a text has control characters");
   }
   std::vector<std::byte> card() {
     const auto part = block(most_card_bytes);
@@ -320,8 +322,14 @@ void get(Reader &from, Redirect &redirect) {
   redirect.host = from.text(most_name_bytes);
   redirect.address = from.text(most_name_bytes);
 }
-void get(Reader &from, Report &report) { from.bytes(&report, sizeof report); }
-void get(Reader &from, Verdict &verdict) { from.bytes(&verdict, sizeof verdict); }
+void get(Reader &from, Report &report) {
+  from.bytes(&report, sizeof report);
+  from.check_text(report.accusation.copy_text());
+}
+void get(Reader &from, Verdict &verdict) {
+  from.bytes(&verdict, sizeof verdict);
+  from.check_text(verdict.accusation.copy_text());
+}
 void get(Reader &, Formed &) {}
 void get(Reader &from, Refused &refused) {
   refused.status = static_cast<int32_t>(from.number());

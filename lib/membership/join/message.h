@@ -23,6 +23,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -43,7 +44,6 @@ constexpr uint32_t most_name_bytes = 255;
 
 // A name as messages carry it: cut where it is too long, and what is not printable is '?'.
 std::string name_of(std::string value, uint32_t most);
-bool printable(char c);
 
 // node: the number of the rank's host. What it points to is there until the next one is read.
 struct RosterEntry {
@@ -106,7 +106,8 @@ class Entries {
 
 constexpr uint32_t most_text_bytes = 480;
 constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
-static_assert(sizeof(Report) <= longest);
+static_assert(sizeof(Report) <= longest && std::has_unique_object_representations_v<Report> &&
+              std::has_unique_object_representations_v<Verdict>);
 
 // The same in all versions of the library, and the first message: what follows may be of another form.
 struct Hello {

@@ -153,9 +153,12 @@ void Uplink::check_above() {
   if (by_host_ && !admitted_) return void(again_ = "the rank of this host that had come first has ended");
   if (up_.code() == EBADMSG) {
     end(changed_contact(own_text(), above_text(), up_.problem()));
-    return report(*end_);  // else it would take the end of the connection for a death
+    return report_last(*end_);  // else it would take the end of the connection for a death
   }
-  if (host_is_silent(up_.code())) return end(lost_contact(own_text(), above_text()));
+  if (host_is_silent(up_.code())) {
+    const Accusation lost = lost_contact(own_text(), above_text());
+    return end(error_of(lost, rank_), lost);
+  }
   const auto rank = static_cast<int32_t>(above_.rank);
   if (started())
     return end(
@@ -207,9 +210,10 @@ bool Uplink::is_of(const Branch &branch, const message::Parsed &parsed) {
 void Uplink::pass_up(Branch &branch, const Frame &frame) {
   const auto parsed = message::parse(frame.kind, frame.body);
   if (std::holds_alternative<message::Formed>(parsed.message)) return void(branch.watched = false);
+  const auto *said = std::get_if<Report>(&parsed.message);
+  if (!parsed.problem.empty() || (said && !is_believable(said->accusation, options_.size))) return refuse(branch);
   if (!is_of(branch, parsed)) return;
-  if (const auto *said = std::get_if<Report>(&parsed.message))
-    branch.watched = said->last_of != static_cast<int32_t>(branch.rank);
+  if (said) branch.watched = said->last_of != static_cast<int32_t>(branch.rank);
   if (const auto *join = std::get_if<message::Join>(&parsed.message)) {
     if (join->rank == rank_ || below_.of(join->rank))
       return branch.stream.queue(message::share(
@@ -221,6 +225,11 @@ void Uplink::pass_up(Branch &branch, const Frame &frame) {
   up_.queue(pass_on(frame));
 }
 
+void Uplink::refuse(Branch &branch) {
+  branch.watched = false;
+  up_.queue(message::share(Report{no_message(branch.rank, branch.host)}));
+}
+
 void Uplink::check_below(Branch &branch) {
   branch.watched = false;
   const int code = branch.stream.code();
@@ -229,7 +238,7 @@ void Uplink::check_below(Branch &branch) {
   if (code == EBADMSG)
     found = accusation_of(changed_contact(own_text(), text, branch.stream.problem()), rank_);
   else if (host_is_silent(code))
-    found = accusation_of(lost_contact(own_text(), text), rank_);
+    found = lost_contact(own_text(), text);
   up_.queue(message::share(Report{found}));
 }
 
@@ -237,15 +246,15 @@ void Uplink::check_below(Branch &branch) {
 
 Error Uplink::settle(const Error &error) {
   if (!end_ && !finished_) hear();
-  if (end_ && !forming::is_own(error, rank_)) return *end_;
+  if (end_ && !is_own(error, rank_)) return *end_;
   if (formed_ || finished_) return error;
   // The late rank may wait for another one, and be about to say so.
   if (error.status == FSDP_TIMEOUT) await_verdict(forming::doubt);
-  if (!end_ && !formed_) report(error);
+  if (!end_ && !formed_) report_last(error);
   // Those below hear it from this rank.
   if (forming::blames_others(error, rank_) || !below_.all().empty()) await_verdict(forming::answer_time);
   if (!end_) end(error);
-  return forming::is_own(error, rank_) ? error : *end_;
+  return is_own(error, rank_) ? error : *end_;
 }
 
 void Uplink::await_verdict(Clock::duration time) {
@@ -253,7 +262,7 @@ void Uplink::await_verdict(Clock::duration time) {
     std::this_thread::sleep_for(forming::look_period);
 }
 
-void Uplink::report(const Error &error) {
+void Uplink::report_last(const Error &error) {
   tell_above(Report{accusation_of(error, rank_), static_cast<int32_t>(rank_)});
 }
 

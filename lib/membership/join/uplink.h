@@ -65,12 +65,13 @@ class Uplink final : public FormingWatch {
   void hear_below(Branch &branch);
   static bool is_of(const Branch &branch, const message::Parsed &parsed);
   void pass_up(Branch &branch, const Frame &frame);
+  void refuse(Branch &branch);
   void check_below(Branch &branch);
   void admit(FrameStream &stream, message::Join &join);
   void end(const Error &error);
   void end(const Error &error, const Accusation &verdict);
   void await_verdict(Clock::duration time);
-  void report(const Error &error);  // as this rank's last one
+  void report_last(const Error &error);
   void tell_above(const message::Message &word) noexcept;
   std::string own_text() const;
   std::string above_text() const;

@@ -53,6 +53,10 @@ class Control {
     const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
     return cores != 0 && head().ranks_here > cores;
   }
+  // At least two cores for each rank of this node: what works behind a caller need not take the caller's core.
+  bool has_spare_cores() const noexcept {
+    return head().core_count.load(std::memory_order_relaxed) >= 2 * uint64_t{head().ranks_here};
+  }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
   // Has any rank left, or gone? A reader that sees that it has also sees its membership.

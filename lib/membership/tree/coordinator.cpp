@@ -8,8 +8,8 @@ namespace {
 
 const NodePlan no_tree;
 
-// How much a report explains while the job forms. A death is seen at its own connection. A rank that reports the loss
-// of a peer may have lost one that ended because of a death. A cut link may be the end of a host.
+// While the job forms, the heavier report wins. A death is seen at its own connection. A rank that reports the loss of
+// a peer may have lost one that ended because of a death. A silent host may be one whose ranks have ended.
 int weight_of(const Accusation &accusation) {
   if (accusation.kind == FailureKind::died) return 2;
   return accusation.kind == FailureKind::cut ? 0 : 1;
@@ -95,7 +95,7 @@ void Coordinator::merge(const Accusation &other) {
                                                      : first.copy_text() + "; " + other.copy_text());
     first.ranks.add(other.ranks);
     first.rank = std::min(first.rank, other.rank);
-  } else if (first.kind == FailureKind::cut && first.link_count + other.link_count == 0) {  // hosts without a tree
+  } else if (first.kind == FailureKind::cut && forming_) {
     if (first.copy_text() != other.copy_text()) first.set_text(first.copy_text() + "; " + other.copy_text());
   } else if (first.kind == FailureKind::cut) {
     std::vector<CutLink> links = links_of(first), more = links_of(other);

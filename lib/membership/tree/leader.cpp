@@ -161,8 +161,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
   } catch (const Error &error) {
     // A leader that is missing may be so because of another rank.
     const Error end = waiter.settle(error);
-    const uint32_t blamed = end.rank < 0 ? plan.rank : static_cast<uint32_t>(end.rank);
-    const Accusation accusation = accuse_rank(FailureKind::failed, blamed, end.message);
+    const Accusation accusation = accuse_for(end, plan.rank, plan.nodes[plan.node()].host);
     seat.control.decide(accusation);
     tell_neighbours(links, accusation);
     throw end;

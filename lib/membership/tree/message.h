@@ -66,6 +66,8 @@ struct Goodbye {
 };
 constexpr uint32_t longest = 16 * 1024;
 static_assert(sizeof(Report) <= longest);
+static_assert(static_cast<uint32_t>(LinkKind::beat) < Report::kind &&
+              Verdict::kind < static_cast<uint32_t>(LinkKind::states));
 constexpr uint32_t native_order = 0x01020304;
 
 template <class M>

@@ -18,7 +18,7 @@
 #include "membership/wire/endpoint.h"
 #include "membership/wire/secret.h"
 
-// What a handshake says, and how every packet between the ranks of a host begins (join/wire.h). Fixed layouts, checked
+// What a handshake says, and how every packet between the ranks of a host begins (join/guest.h). Fixed layouts, checked
 // for size, magic, version and kind before use.
 namespace fsdp::membership::wire {
 
