@@ -149,6 +149,8 @@ class World {
   virtual const std::string &description() const noexcept = 0;  // how the ranks met, for the log
   virtual std::string warnings() const { return {}; }           // ... and what the user should know; empty: nothing
   virtual uint32_t host_of(uint32_t rank) const = 0;            // a number, from 0
+  // Have the ranks of this host at least two cores each?
+  virtual bool has_spare_cores() const noexcept = 0;
   // What each rank of a team of these allocates for collectives without arenas.
   virtual uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const = 0;
   // Collective over the ranks named (which include this one, in the same order everywhere); a rank may be in several

@@ -68,6 +68,7 @@ class Context {
   // INVALID_HANDLE once the handle is destroyed: what was made from the context can then only be destroyed.
   void check_handle(const char *call) const;
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
+  bool delays_work() const noexcept { return options_.debug_delay_us != 0; }
   // Where sealed models say what lies where; empty: nowhere.
   const std::string &views_directory() const noexcept { return flight_log_.views_directory(); }
   device::Device &device() { return *device_; }

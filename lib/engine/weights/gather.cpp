@@ -20,6 +20,8 @@ const char *phase_name(fsdp_phase phase) {
 namespace {
 
 constexpr uint64_t short_copy = uint64_t{4} << 20;
+// With a core of its own the worker needs 10 to 20 us to wake up and be waited for: a fifth of this copy.
+constexpr uint64_t short_copy_with_spare_cores = uint64_t{1} << 20;
 
 // Training visits of a group, by what they are.
 size_t visits_of(uint32_t group, fsdp_phase phase) {
@@ -48,7 +50,9 @@ std::string describe_holds(const GatherSlot &slot) { return describe_holds(std::
 }  // namespace
 
 Gatherer::Gatherer(Runtime &runtime)
-    : runtime_(runtime), held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0) {
+    : runtime_(runtime),
+      held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0),
+      longest_unprefetched_(runtime.context.world().has_spare_cores() ? short_copy_with_spare_cores : short_copy) {
   const auto &train = runtime.plan.visits.train;
   positions_.resize(3 * runtime.groups.size());
   for (uint32_t i = 0; i < train.size(); ++i) positions_[visits_of(train[i].group_index, train[i].phase)].push_back(i);
@@ -91,13 +95,21 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase) {
   ++runtime_.stats.prefetches;
 }
 
-void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position) {
+// A short copy is made by the caller in its unshard: a worker that shares the caller's core would only take turns with
+// it. Delays of debug mode shake out races of the worker, which needs something to do.
+bool Gatherer::worth_prefetch(const Group &group, const device::Stream &caller) const {
+  return !group.plan->copies || group.pulled_bytes > longest_unprefetched_ || runtime_.context.delays_work() ||
+         !is_short_copy(group, caller);
+}
+
+void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller) {
   // A recompute without visits is inside another visit: what comes next is already known from there.
   if (!runtime_.spec.prefetches || position == UINT32_MAX) return;
   const auto &lists = training(phase) ? runtime_.plan.visits.train_prefetch : runtime_.plan.visits.eval_prefetch;
   for (const uint32_t next : lists[position]) {
     const fsdp_visit &visit = visits(phase)[next];
-    prefetch(runtime_.groups[visit.group_index], visit.phase);
+    Group &group = runtime_.groups[visit.group_index];
+    if (worth_prefetch(group, caller)) prefetch(group, visit.phase);
   }
 }
 
@@ -110,7 +122,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
     if (!slot.gathered) gather(group, slot, phase, &caller);
     const uint32_t position = find_position(group, phase);
     if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
-    prefetch_after(phase, position);
+    prefetch_after(phase, position, caller);
     if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
     slot.prefetched = false;
   }

@@ -97,7 +97,8 @@ class Gatherer {
   const std::vector<fsdp_visit> &visits(fsdp_phase phase) const;
   uint32_t find_position(const Group &group, fsdp_phase phase);
   void require_form(Group &group, fsdp_phase phase) const;
-  void prefetch_after(fsdp_phase phase, uint32_t position);
+  void prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller);
+  bool worth_prefetch(const Group &group, const device::Stream &caller) const;
   // Enqueues the gather. Throws if a group with holds has the buffer; drops one without. waiting: the stream that will
   // read the weights; NULL: they are gathered ahead.
   void gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting);
@@ -127,6 +128,7 @@ class Gatherer {
   std::vector<std::vector<uint32_t>> eval_positions_;  // by group
   Cursors cursors_;
   HeldBuffers held_;
+  const uint64_t longest_unprefetched_;  // bytes of a copy that costs a caller less than a prefetch of it
 };
 
 }  // namespace fsdp::engine
