@@ -20,8 +20,9 @@ const char *phase_name(fsdp_phase phase) {
 namespace {
 
 constexpr uint64_t short_copy = uint64_t{4} << 20;
-// With a core of its own the worker needs 10 to 20 us to wake up and be waited for: a fifth of this copy.
-constexpr uint64_t short_copy_with_spare_cores = uint64_t{1} << 20;
+// Copies that a caller makes sooner than a worker does it for them: where both share a core, and where the worker has
+// one of its own, which needs 10 to 20 us to wake up and be waited for.
+constexpr uint64_t unprefetched = uint64_t{2} << 20, unprefetched_with_spare_cores = uint64_t{1} << 20;
 
 // Training visits of a group, by what they are.
 size_t visits_of(uint32_t group, fsdp_phase phase) {
@@ -52,7 +53,7 @@ std::string describe_holds(const GatherSlot &slot) { return describe_holds(std::
 Gatherer::Gatherer(Runtime &runtime)
     : runtime_(runtime),
       held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0),
-      longest_unprefetched_(runtime.context.world().has_spare_cores() ? short_copy_with_spare_cores : short_copy) {
+      longest_unprefetched_(runtime.context.world().has_spare_cores() ? unprefetched_with_spare_cores : unprefetched) {
   const auto &train = runtime.plan.visits.train;
   positions_.resize(3 * runtime.groups.size());
   for (uint32_t i = 0; i < train.size(); ++i) positions_[visits_of(train[i].group_index, train[i].phase)].push_back(i);
