@@ -17,10 +17,10 @@ fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, uint32_t flags, f
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_phase(phase, call);
     check_flags(flags, 0, call, "flags");
-    runtime.caller_stream(stream, call);
+    const device::Stream &caller = runtime.caller_stream(stream, call);
     runtime.step.require_weights(call);
     model.context().flight().describe(impl.flight_name, phase);
-    model.gatherer(call).prefetch(impl, phase);
+    model.gatherer(call).prefetch(impl, phase, caller);
   });
 }
 

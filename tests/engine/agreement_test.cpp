@@ -207,6 +207,7 @@ TEST(Agreement, ASealThatFailsOnOneRankFailsOnAllWithItsStatus) {
 // Eval visits follow the schedule too, also where a group comes twice.
 TEST(Agreement, EvalPassesPrefetchAlongAScheduleThatNamesAGroupTwice) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  scenario.prefetch_small_groups();
   scenario.schedule = FSDP_SCHEDULE_VISITS;
   for (const uint32_t g : {0u, 1u, 0u, 2u, 3u}) scenario.visits.push_back({g, FSDP_FORWARD});
   for (const uint32_t g : {3u, 2u, 0u, 1u, 0u}) scenario.visits.push_back({g, FSDP_BACKWARD});

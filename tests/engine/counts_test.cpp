@@ -21,6 +21,7 @@ Scenario equal_scenario(fsdp_strategy strategy, uint32_t groups, uint32_t microb
   scenario.model.strategy = strategy;
   scenario.model.unshard_mode = mode;
   scenario.groups = equal_groups(groups, 64, 32);
+  scenario.prefetch_small_groups();
   return scenario;
 }
 
@@ -104,6 +105,28 @@ TEST(Counts, AtMostPrefetchDepthPlusOneGroupsAndTwoGradientBuffers) {
       EXPECT_EQ(stats.peak_pending_grad_groups, 2u);
       EXPECT_EQ(stats.pending_grad_groups, 0u);
     }
+}
+
+// A caller copies a short group sooner than a worker that has to be woken up. What it asks for ahead comes at once.
+TEST(Counts, SmallGroupsAreCopiedInTheUnshard) {
+  for (const uint64_t rows : {64u, 65'536u}) {
+    Scenario scenario = equal_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 1, FSDP_UNSHARD_COPIED);
+    scenario.context.debug_delay_us = 0;
+    scenario.groups = equal_groups(4, rows, 32);
+    const bool small = rows * 32 * sizeof(float) < 1 << 20;
+    run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+      Rank rank(context, scenario);
+      rank.load();
+      double value = 1;
+      FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));  // by then all ranks have published
+      forward(rank, nullptr);
+      EXPECT_EQ(rank.stats().prefetches, small ? 0u : 3u);
+      FSDP(fsdp_prefetch(rank.groups[1], FSDP_FORWARD, 0, nullptr));
+      EXPECT_EQ(rank.stats().prefetches, small ? 1u : 4u);
+      FSDP(fsdp_discard_step(rank.model, nullptr));
+      FSDP(fsdp_close_context(context));
+    });
+  }
 }
 
 // NO_PREFETCH stops what the library does on its own, and not what the caller asks for. Copied weights are gathered

@@ -105,6 +105,8 @@ class Rank;
 
 // A world, a model, and how it is trained.
 struct Scenario {
+  // Groups that are too small for it are prefetched, too: in debug mode with delays, here the shortest.
+  void prefetch_small_groups() { context.debug_delay_us = 1; }
   void set_dtype(fsdp_dtype dtype);  // of every parameter
   uint32_t ordinal(size_t group, size_t param) const;
 

@@ -171,6 +171,7 @@ void expect_backward_order(fsdp_unshard_mode mode, bool returned_before) {
   scenario.ranks = 2;
   scenario.model.unshard_mode = mode;
   scenario.groups = equal_groups(5, 32, 16);
+  scenario.prefetch_small_groups();
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, scenario);
     rank.load();
@@ -205,6 +206,7 @@ TEST(Holds, ADeviationFromTheScheduleNamesBothGroups) {
   scenario.ranks = 2;
   scenario.model.unshard_mode = FSDP_UNSHARD_COPIED;
   scenario.groups = equal_groups(6, 32, 16);
+  scenario.prefetch_small_groups();
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, scenario);
     rank.load();

@@ -250,6 +250,7 @@ TEST(Mxfp8, GathersOncePerDirectionWithAndWithoutPrefetch) {
 // A recompute before each backward visit, which is in the schedule: its planes are gathered ahead, too.
 TEST(Mxfp8, RecomputeVisitsAreGatheredAhead) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.prefetch_small_groups();
   setup.groups = equal_groups(3, 64, 96);
   for (GroupDef &group : setup.groups) group.params[0].quantization = FSDP_QUANTIZE_MXFP8;
   setup.schedule = FSDP_SCHEDULE_VISITS;

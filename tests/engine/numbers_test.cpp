@@ -77,6 +77,8 @@ TEST(RootGroup, IsVisitedFirstAndLast) {
   Scenario root = ranks_of(2);
   root.groups[0].options.flags = FSDP_GROUP_ROOT;
   Scenario listed = ranks_of(2);
+  root.prefetch_small_groups();
+  listed.prefetch_small_groups();
   listed.schedule = FSDP_SCHEDULE_VISITS;
   const auto groups = static_cast<uint32_t>(listed.groups.size());
   for (uint32_t g = 0; g <= groups; ++g) listed.visits.push_back({g % groups, FSDP_FORWARD});

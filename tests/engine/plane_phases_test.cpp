@@ -109,6 +109,7 @@ TEST(PlanePhases, RecomputedSegmentsAreGatheredAhead) {
   for (const fsdp_quantization quantization : {fsdp_quantization{0}, fsdp_quantization{FSDP_QUANTIZE_MXFP8}}) {
     constexpr uint32_t count = 5;
     Scenario setup = layers(2, count, quantization, FSDP_UNSHARD_COPIED);
+    setup.prefetch_small_groups();
     setup.schedule = FSDP_SCHEDULE_VISITS;
     setup.steps = 2;
     for (uint32_t g = 0; g < count; ++g) setup.visits.push_back({g, FSDP_FORWARD});

@@ -123,6 +123,7 @@ TEST(Trace, MappedWeightsNeedNoGatherLane) {
 TEST(Trace, PrefetchesShowInsideTheUnshardThatStartsThem) {
   Scenario scenario = traced_scenario();
   scenario.model.flags = 0;
+  scenario.prefetch_small_groups();
   const auto files = trace(scenario, [](Rank &rank) { clean_step(rank, 0); });
   const auto calls = files[0].of_category(0, "caller", "call");
   ASSERT_GT(calls.size(), 6u);

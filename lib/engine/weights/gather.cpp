@@ -20,8 +20,8 @@ const char *phase_name(fsdp_phase phase) {
 namespace {
 
 constexpr uint64_t short_copy = uint64_t{4} << 20;
-// Copies that a caller makes sooner than a worker does it for them: where both share a core, and where the worker has
-// one of its own, which needs 10 to 20 us to wake up and be waited for.
+// Up to so many bytes a caller copies sooner than a worker does it for the caller. A worker with a core of its own
+// needs 10 to 20 us to wake up and be waited for. One that shares the caller's core only takes turns with the caller.
 constexpr uint64_t unprefetched = uint64_t{2} << 20, unprefetched_with_spare_cores = uint64_t{1} << 20;
 
 // Training visits of a group, by what they are.
@@ -84,23 +84,22 @@ uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
   return position;
 }
 
-void Gatherer::prefetch(Group &group, fsdp_phase phase) {
+void Gatherer::prefetch(Group &group, fsdp_phase phase, const device::Stream &caller) {
   // In debug mode a view that was released would show the weights again.
   if (!group.plan->gathers || runtime_.context.debug()) return;
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
   if (any_order() && group.plan->copies && !choose_buffer(true)) return;
   const CallSpan span(runtime_, "prefetch", &group);
-  gather(group, slot, phase, nullptr);
+  gather(group, slot, phase, true, is_sooner_here(group, caller));
   slot.prefetched = true;
   ++runtime_.stats.prefetches;
 }
 
-// A short copy is made by the caller in its unshard: a worker that shares the caller's core would only take turns with
-// it. Delays of debug mode shake out races of the worker, which needs something to do.
-bool Gatherer::worth_prefetch(const Group &group, const device::Stream &caller) const {
-  return !group.plan->copies || group.pulled_bytes > longest_unprefetched_ || runtime_.context.delays_work() ||
-         !is_short_copy(group, caller);
+// Delays of debug mode shake out races of the worker, so there it makes all copies that are ahead.
+bool Gatherer::is_sooner_here(const Group &group, const device::Stream &caller) const {
+  return group.plan->copies && group.pulled_bytes <= longest_unprefetched_ && !runtime_.context.delays_work() &&
+         is_short_copy(group, caller);
 }
 
 void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller) {
@@ -110,7 +109,8 @@ void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device:
   for (const uint32_t next : lists[position]) {
     const fsdp_visit &visit = visits(phase)[next];
     Group &group = runtime_.groups[visit.group_index];
-    if (worth_prefetch(group, caller)) prefetch(group, visit.phase);
+    // The unshard copies such a group as soon, into a buffer that is taken for a shorter time.
+    if (!is_sooner_here(group, caller)) prefetch(group, visit.phase, caller);
   }
 }
 
@@ -120,7 +120,7 @@ void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   GatherSlot &slot = group.slot(phase);
   require_form(group, phase);
   if (group.plan->gathers) {
-    if (!slot.gathered) gather(group, slot, phase, &caller);
+    if (!slot.gathered) gather(group, slot, phase, false, is_short_copy(group, caller));
     const uint32_t position = find_position(group, phase);
     if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
     prefetch_after(phase, position, caller);
@@ -264,13 +264,13 @@ void Gatherer::refuse_buffer(const Group &group, fsdp_phase phase) const {
        group.name(), phase_name(phase), held_.count(), holders);
 }
 
-void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting) {
+void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead, bool here) {
   if (group.plan->copies) {
     if (any_order())
-      take_buffer(group, slot, phase, waiting == nullptr);
+      take_buffer(group, slot, phase, ahead);
     else
       evict(group, slot, phase);
-    if (waiting && is_short_copy(group, *waiting))
+    if (here)
       copy_here(group, slot);
     else
       enqueue_copies(group, slot);

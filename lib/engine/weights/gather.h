@@ -65,7 +65,8 @@ class Gatherer {
  public:
   explicit Gatherer(Runtime &runtime);
 
-  void prefetch(Group &group, fsdp_phase phase);
+  // Gathers ahead, on the caller's thread where that is sooner than on another one.
+  void prefetch(Group &group, fsdp_phase phase, const device::Stream &caller);
   void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
   void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
   // What reads the phase's weights on that stream: behind their gather, and before what will overwrite them.
@@ -98,10 +99,10 @@ class Gatherer {
   uint32_t find_position(const Group &group, fsdp_phase phase);
   void require_form(Group &group, fsdp_phase phase) const;
   void prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller);
-  bool worth_prefetch(const Group &group, const device::Stream &caller) const;
-  // Enqueues the gather. Throws if a group with holds has the buffer; drops one without. waiting: the stream that will
-  // read the weights; NULL: they are gathered ahead.
-  void gather(Group &group, GatherSlot &slot, fsdp_phase phase, const device::Stream *waiting);
+  bool is_sooner_here(const Group &group, const device::Stream &caller) const;
+  // Throws if a group with holds has the buffer; drops one without. ahead: of the unshard. here: on the caller's
+  // thread; else it is enqueued.
+  void gather(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead, bool here);
   bool blocked(const GatherSlot &slot) const;
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;
   std::string advise_planes(const Group &group, fsdp_phase phase) const;
