@@ -2,26 +2,26 @@
 /*
  * fsdp.h - fully sharded data parallel training as a library.
  *
- * The caller's framework does the math. libfsdp owns the memory of parameters, gradients and optimizer state,
- * the communication, and the order of events, and it checks every call.
+ * The caller's framework does the math. libfsdp owns the memory of parameters, gradients and optimizer state, does the
+ * communication, and keeps the order of events. It checks every call.
  *
  * The words (docs/glossary.md has all of them):
- *   group      a PARAMETER group: the parameters that are gathered and reduced as one, say a transformer layer.
- *              Not a process group and not an optimizer's group of hyper-parameters.
- *   context    one rank's membership in the job. Everything hangs off it; nothing is global.
+ *   group      a PARAMETER group: parameters that are gathered and reduced together, for example a transformer layer.
+ *              It is not a process group, and not an optimizer's group of hyper-parameters.
+ *   context    one rank's membership in the job. All other objects are made from a context; nothing is global.
  *   mesh       the ranks arranged as replicate x shard.
  *   model      the ordered set of groups that train together.
- *   full       a whole tensor.               shard       this rank's part of it.
- *   compute weights  what the math reads, in the descriptor's dtype.
+ *   full       a whole tensor.               shard       this rank's part of a tensor.
+ *   compute weights  the weights that the math reads, in the dtype that the parameter declares.
  *   main weights, main grads  the fp32 shards that the optimizer owns.
  *   unshard / reshard  make the full compute weights readable / give them back.
  *   hold       one claim on an unsharded group, counted per phase.
- *   update window  the time between fsdp_finish_grads and fsdp_publish_weights (or a step that publishes):
- *              the only time when main weights may be written. A sealed model starts inside it.
+ *   update window  the time from fsdp_finish_grads to fsdp_publish_weights (or to a step, which publishes as well).
+ *              Main weights may be written only in this time. A sealed model starts inside its update window.
  *   publish    turn updated main weights into compute weights and raise their version.
  *   plane      one stored form of a quantized parameter's compute weights: its codes, or their scales.
  *
- * One training step, for every micro-batch and then once:
+ * One training step. The passes run for every micro-batch, the last line once:
  *
  *   forward:   for each group   fsdp_unshard(g, FSDP_FORWARD) .. compute .. fsdp_reshard(g, FSDP_FORWARD)
  *   backward:  for each group   fsdp_unshard(g, FSDP_BACKWARD) .. fsdp_acquire_grad per parameter .. compute ..
@@ -29,34 +29,39 @@
  *              with max_pending_bytes also fsdp_complete_grad for each gradient once it is written, the last one first
  *   then       fsdp_finish_grads(model), fsdp_step_adamw(model)
  *
- * Rules that hold for every call, so that no docstring repeats them (docs/contracts/ has a page for each):
+ * These rules hold for every call, so no docstring repeats them (docs/contracts/ has a page for each):
  *   Errors     Every call returns fsdp_status; FSDP_OK is 0. fsdp_get_last_error tells exactly what was wrong.
- *              On failure out-handles are set to NULL and other outputs are left untouched.
- *   Options    A NULL options pointer means all defaults. In an options struct, struct_size is sizeof the struct and a
- *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size. Where a program
- *              wants a zero that is not the default, there is a flag for it, FSDP_..._ZERO; the flag together with a
+ *              If a call fails, its out-handles are set to NULL and its other outputs are left untouched.
+ *   Options    A NULL options pointer means all defaults. In an options struct, struct_size is sizeof the struct, and a
+ *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size. Where zero is a
+ *              legal value but not the default, a flag FSDP_..._ZERO asks for zero. The flag together with a non-zero
  *              value is INVALID_ARGUMENT.
  *   Flags      Unknown bits are INVALID_ARGUMENT. No flag uses one of the lowest eight bits, which belong to the values
- *              of enums. Each family has bits of its own, so that a call refuses the flags of another family. Three
+ *              of enums. Each family of flags has bits of its own, so a call refuses the flags of another family. Three
  *              flags share a bit with FSDP_CONTEXT_*, which only the calls that make a context take:
  *              FSDP_SAVE_COMMIT_MANIFEST with FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA with FSDP_CONTEXT_NO_OVERLAP,
  *              and FSDP_GRAD_NO_WAIT with FSDP_CONTEXT_TRACE.
- *   Arrays     of structs come with a stride, the bytes from one element to the next: sizeof the struct as the caller's
- *              header has it, whatever the count. FSDP_ARRAY(array) writes pointer, count and stride of a C array.
- *   Ranks      A rank or root that is passed, returned or told in a message is a rank of the job, never of a mesh.
- *   Threads    One thread at a time inside a context; a second one gets FSDP_BUSY. Getters that say so, abort and
- *              destroy may be called from any thread at any time.
+ *   Arrays     An array of structs comes with a stride, the bytes from one element to the next: sizeof the struct in
+ *              the caller's header, whatever the count. FSDP_ARRAY(array) writes a C array's pointer, count and stride.
+ *   Ranks      A rank or root that is passed, returned or named in a message is a rank of the job, never of a mesh.
+ *   Threads    Only one thread at a time may be inside a context; a second one gets FSDP_BUSY. Abort, destroy and the
+ *              getters that say so may be called from any thread at any time.
  *   Streams    fsdp_stream is a cudaStream_t on a CUDA device (NULL: the legacy default stream). On the host device it
  *              must be NULL, which means the calling thread. See fsdp_device_kind.
- *   Strings    UTF-8, copied in. Returned pointers belong to the object they came from and live as long as it does.
- *   Numbers    The caller's floating-point modes (rounding, flushing of subnormals, traps) change no bit, and are kept.
- *   Peers      Any call that is collective may also return MISMATCH, where other ranks make another call instead. Any
- *              that blocks for peers may return INTERRUPTED, which ends the job: what others wait for never comes. Only
- *              saves go on, and can be waited for again, once every rank has come to them.
- *   Fork       A context does not survive fork(): calls in the child that do work return FSDP_INVALID_STATE.
+ *   Strings    Strings are UTF-8. Strings that are passed in are copied. Returned pointers belong to the object that
+ *              they came from and live as long as that object.
+ *   Numbers    The caller's floating-point modes (rounding, flushing of subnormals, traps) do not change a single bit
+ *              of the results, and every call leaves these modes as they were.
+ *   Peers      Every collective call may also return MISMATCH, if other ranks make another call instead. Every call
+ *              that blocks for peers may return INTERRUPTED. This ends the job, because the other ranks wait for a call
+ *              that never comes. Saves are the exception: once every rank has entered a save, an interrupted wait does
+ *              not end it, and the program may wait for the save again.
+ *   Fork       A context does not survive fork(). In the child, calls return FSDP_INVALID_STATE; only destroy and a few
+ *              getters still work.
  *
- * In the docstrings, "Collective: X" says that all ranks of X must make the call, in the same order; "Blocks" is one of
- * no, local work, peers. "Window" says whether the call belongs inside or outside the update window.
+ * In the docstrings, "Collective: X" says that all ranks of X must make the call, in the same order. "Blocks" says what
+ * the call may wait for: nothing (no), local work, or peers. "Window" says whether the call belongs inside or outside
+ * the update window.
  */
 #ifndef FSDP_H
 #define FSDP_H
@@ -81,13 +86,13 @@ extern "C" {
 
 /* ---- handles ------------------------------------------------------------------------------------------------- */
 
-/* Numbers, not addresses: nothing can be read through them, and no bit of them is free. */
+/* Handles are numbers, not addresses: nothing can be read through them, and no bit of them is free. */
 typedef struct fsdp_context fsdp_context;
 typedef struct fsdp_mesh fsdp_mesh;
 typedef struct fsdp_model fsdp_model;
 typedef struct fsdp_group fsdp_group; /* belongs to its model and ends with it */
 
-/** The very type of cudaStream_t, without its header. */
+/** The same type as cudaStream_t, declared without CUDA's header. */
 typedef struct CUstream_st *fsdp_stream;
 
 /* ---- status and errors --------------------------------------------------------------------------------------- */
@@ -96,11 +101,12 @@ typedef int32_t fsdp_status;
 enum {
   FSDP_OK = 0,
   FSDP_INVALID_ARGUMENT = 1, /* a value that can never be right here */
-  FSDP_INVALID_HANDLE = 2,   /* NULL, of another type, of another context, or destroyed, itself or its context */
-  FSDP_INVALID_STATE = 3,    /* right call, wrong moment; the message names the call expected */
+  FSDP_INVALID_HANDLE = 2,   /* a handle that is NULL, of another type, of another context, or destroyed; also a handle
+                                whose context was destroyed */
+  FSDP_INVALID_STATE = 3,    /* the right call at the wrong moment; the message names the call expected */
   FSDP_UNSUPPORTED = 4,      /* this build, backend or release cannot do it */
   FSDP_OUT_OF_MEMORY = 5,
-  FSDP_BUSY = 6,           /* another thread is inside this context; or the call would wait, with FSDP_GRAD_NO_WAIT */
+  FSDP_BUSY = 6,           /* another thread is inside this context; or, with FSDP_GRAD_NO_WAIT, the call would wait */
   FSDP_MISMATCH = 7,       /* ranks called or declared different things */
   FSDP_PEER_FAILED = 8,    /* a rank died, left or aborted; the error names it */
   FSDP_TIMEOUT = 9,        /* an operation outlasted its timeout_ms */
@@ -119,37 +125,38 @@ typedef struct fsdp_error {
   fsdp_status status;
   fsdp_origin origin;
   int64_t origin_code;    /* errno, cudaError_t, ... of that origin; 0 if none */
-  int32_t rank;           /* the rank to blame, -1 if none; of ranks that differ, the lowest that differs from the first
-                             of its mesh */
+  int32_t rank;           /* the rank to blame, -1 if none; where ranks differ, the lowest rank that differs from the
+                             first rank of its mesh */
   int32_t context_failed; /* 1 if the context has failed for good and can only be destroyed */
-  char message[1024];     /* NUL-terminated; cut at the end if longer */
+  char message[1024];     /* NUL-terminated; cut at the end if it is longer */
 } fsdp_error;
 #define FSDP_ERROR_INIT {sizeof(fsdp_error), 0, 0, 0, 0, 0, {0}}
 
 /**
- * The detail of the last failing call: with a context, of that context (whichever thread made the call); with NULL, of
- * the calling thread (any context, or none). status is FSDP_OK if there was none.
+ * Get the detail of the last failing call. With a context it is the last failing call on this context, whichever thread
+ * made the call; with NULL it is the last failing call of the calling thread, on any context or none. status is FSDP_OK
+ * if no call has failed.
  * Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
  */
 FSDP_API fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error);
 
 /**
- * The message of the last failing call of the calling thread, on whichever context, or "". It lives until that thread's
- * next failing call. Threads: any. Since 0.2.
+ * The message of the calling thread's last failing call, on whichever context; "" if no call has failed. The text lives
+ * until the next failing call of that thread. Threads: any. Since 0.2.
  */
 FSDP_API const char *fsdp_get_last_message(void);
 
-/** A short English name of a status, such as "FSDP_TIMEOUT"; static, never NULL. Threads: any. Since 0.2. */
+/** The name of a status as text, such as "FSDP_TIMEOUT"; static, never NULL. Threads: any. Since 0.2. */
 FSDP_API const char *fsdp_get_status_name(fsdp_status status);
 
 /** The library's version, "0.2.0"; static. Threads: any. Since 0.2. */
 FSDP_API const char *fsdp_get_version(void);
 
 /**
- * What this build contains and what it was told, as text lines of "key: value". First come the version, the backends
- * and the instruction set in use; then each environment variable of the library with its value and, in parentheses,
- * "environment" or "default". Of FSDP_JOB_SECRET it shows only that it is set. buffer/size_bytes: see
- * fsdp_describe_model. Threads: any. Since 0.2.
+ * Describe what this build contains and how it was configured, as text lines of "key: value". The first lines have the
+ * version, the backends and the instruction set in use. Then comes each environment variable of the library with its
+ * value and, in parentheses, "environment" or "default". For FSDP_JOB_SECRET the text says only whether it is set.
+ * buffer and size_bytes work as in fsdp_describe_model. Threads: any. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_build(char *buffer, uint64_t *size_bytes);
 
@@ -160,67 +167,69 @@ enum {
   FSDP_FLOAT32 = 1,
   FSDP_BFLOAT16 = 2,
   FSDP_FLOAT16 = 3,
-  FSDP_FLOAT8_E4M3 = 4, /* of the OCP, without Inf: what quantized weights are stored as. Views have it, and
-                           fsdp_load_plane takes it; it is no dtype of parameters, gradients or states */
-  FSDP_E8M0 = 6,        /* likewise, of scales: 2^(code - 127), 255 is NaN */
-  FSDP_UINT8 = 7        /* bytes, whatever they mean: a dtype of FROZEN parameters, of which nothing is computed. They
-                           are loaded, read, gathered and saved as they are; calls take bytes for them, nothing else */
+  FSDP_FLOAT8_E4M3 = 4, /* E4M3 as the OCP defines it, without Inf: the stored codes of quantized weights. Views have
+                           this dtype and fsdp_load_plane takes it; no parameter, gradient or state can have it */
+  FSDP_E8M0 = 6,        /* the stored scales of MXFP8, for the same uses alone: 2^(code - 127), 255 is NaN */
+  FSDP_UINT8 = 7        /* bytes, whatever they mean: a dtype of FROZEN parameters on which nothing is computed. They
+                           are loaded, read, gathered and saved as they are; calls take their data only as FSDP_UINT8 */
 };
 
-/** Bytes of one element, 0 for an unknown dtype. Threads: any. Since 0.2. */
+/** Bytes of one element; 0 for an unknown dtype. Threads: any. Since 0.2. */
 FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
 
 /**
  * Where a context keeps the memory of its models.
  *
- * On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls
- * enqueue their work. fsdp_unshard makes the stream given wait for the weights and returns; fsdp_reduce_grad takes the
- * gradients in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do
- * not block here.
- *   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued
- *                that it needs, also on other streams. A stream named by fsdp_acquire_grad must live until
- *                fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams of their
- *                own: NULL, the legacy default stream, is one for all of them, and the work of one would wait behind
- *                that of another which waits for it. Only calls that return values wait for the GPU:
- *                fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm is not NULL, fsdp_get_last_norm,
- *                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
- *                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
- *                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
- *   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard,
- *                fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. Calls that differ are
- *                MISMATCH at the latest at the end of the step.
- *   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
- *   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
- *                own memory; fsdp_load_param and fsdp_read_param take host or device memory.
+ * On a CUDA device all memory that a call works on (weights, gradients, states) is GPU memory, and calls enqueue their
+ * work. fsdp_unshard makes the given stream wait for the weights and returns; fsdp_reduce_grad takes the gradients in
+ * the order of the given stream and returns. Where a docstring says "Blocks: peers on the host device", the call does
+ * not block on a CUDA device.
+ *   Streams      A call may name any stream of the device. The work that it enqueues runs after all enqueued work of
+ *                earlier calls that it depends on, whichever streams that work is on. A stream named by
+ *                fsdp_acquire_grad must live until fsdp_reduce_grad. Ranks that are threads of one process and share a
+ *                GPU each need streams of their own. NULL, the legacy default stream, is one stream for all of these
+ *                ranks: the work of one rank would queue behind the work of another rank that waits for it.
+ *   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
+ *                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas,
+ *                fsdp_wait_stream, the calls that load and read parameters and states, fsdp_discard_step,
+ *                fsdp_begin_capture, and fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on
+ *                the host where a call says "Blocks: peers".
+ *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
+ *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
+ *                calls differ, MISMATCH comes at the latest at the end of the step.
+ *   Unshard      fsdp_unshard always copies (FSDP_UNSHARD_COPIED), except where one rank has everything: a GPU does not
+ *                map the memory of other GPUs.
+ *   Pointers     Memory given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, and memory given to
+ *                fsdp_set_arena must be the GPU's own. fsdp_load_param and fsdp_read_param take host or device memory.
  */
 typedef int32_t fsdp_device_kind;
 enum { FSDP_DEVICE_HOST = 1, FSDP_DEVICE_CUDA = 2 };
 
 enum {
-  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error: SIGSEGV in a mapped view, or see
-                                      FSDP_VIEWS_PRIVATE */
+  FSDP_TENSOR_READ_ONLY = 1u << 23 /* writing through data is an error: a mapped view raises SIGSEGV; for private views
+                                      see FSDP_VIEWS_PRIVATE */
 };
 
 /**
- * A view of memory that libfsdp owns, with what DLPack asks for (strides are those of C order). Output only: set
- * struct_size before the call.
+ * A view of memory that libfsdp owns, with the fields that DLPack needs (the strides are those of C order). Output
+ * only: set struct_size before the call.
  */
 typedef struct fsdp_tensor {
   uint64_t struct_size;
-  void *data;               /* first element, contiguous in C order; NULL: there is no such tensor */
+  void *data;               /* first element, contiguous in C order; NULL if there is no such tensor */
   const uint64_t *shape;    /* dimension_count sizes, outermost first; lives as long as the model */
   uint64_t element_count;
   uint32_t dimension_count;
   fsdp_dtype dtype;
-  uint32_t element_size;    /* bytes of an element */
+  uint32_t element_size;    /* bytes of one element */
   uint32_t flags;           /* FSDP_TENSOR_* */
   fsdp_device_kind device;
-  int32_t device_index;     /* of the GPU, as CUDA counts them; 0 on the host */
+  int32_t device_index;     /* index of the GPU, as CUDA counts; 0 on the host */
 } fsdp_tensor;
 #define FSDP_TENSOR_INIT {sizeof(fsdp_tensor), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** For the arguments "array, count, stride" of a C array. A pointer, which has no count, does not compile with GCC and
- *  clang. */
+/** Writes the arguments "array, count, stride" for a C array. A pointer has no count, so with GCC and clang a pointer
+ *  does not compile here. */
 #define FSDP_ARRAY(array) (array), sizeof(array) / sizeof *(array) + FSDP_NO_POINTER(array), sizeof *(array)
 #if defined(__cplusplus) && (defined(__GNUC__) || defined(__clang__))
 #define FSDP_NO_POINTER(array) (0 * sizeof(char[__is_same(__typeof__(array), __typeof__(&*(array))) ? -1 : 1]))
@@ -236,114 +245,118 @@ typedef struct fsdp_tensor {
 typedef int32_t fsdp_log_level;
 enum { FSDP_LOG_ERROR = 1, FSDP_LOG_WARNING = 2, FSDP_LOG_INFO = 3, FSDP_LOG_DEBUG = 4 };
 
-/** Returns non-zero to give up the wait. Runs on the thread that waits, about every 20 ms. It must return: no
- *  exception or longjmp may leave it, and it may not call libfsdp on this context but for what any thread may call. */
+/** Returns non-zero to give up the wait. Runs on the thread that waits, about every 20 ms. The hook must return: no
+ *  exception or longjmp may leave it. On this context it may make only calls that any thread may make at any time. */
 typedef int32_t (*fsdp_interrupted_hook)(void *user_data);
 /** Runs on the caller's thread only: lines of library threads are handed over in the caller's next call. While the job
- *  forms, rank 0 is told at FSDP_LOG_WARNING, at once, which connection it refused and why. A hook must return: no
- *  exception or longjmp may leave it. */
+ *  forms, rank 0 gets a FSDP_LOG_WARNING at once for each connection that it refused, with the reason. The hook must
+ *  return: no exception or longjmp may leave it. */
 typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char *message);
 
 enum {
   /** Catch use after reshard, and writes into a gradient after fsdp_reduce_grad (docs/contracts/memory.md): released
-   *  views show NaN or fault, on the host device from the call's return on; where a group's planes are gathered by
-   *  phase and mapped, once the group is not held for any phase. Nothing is gathered ahead, and more memory is used.
-   *  All ranks alike. */
+   *  views show NaN or fault. On the host device they do so from the return of the call that released them. If a
+   *  group's planes are gathered by phase and mapped, they do so once the group has no hold of any phase. In debug mode
+   *  nothing is gathered ahead, and more memory is used. All ranks set this flag, or none. */
   FSDP_CONTEXT_DEBUG = 1u << 8,
-  /** Do the library's gather and reduce work on the calling thread, in call order. Same bits, easier to debug; calls
-   *  that do not block otherwise then wait for peers. */
+  /** Do the library's gather and reduce work on the calling thread, in call order. The bits are the same, and debugging
+   *  is easier; calls that otherwise do not block then wait for peers. */
   FSDP_CONTEXT_NO_OVERLAP = 1u << 9,
-  /** Keep a timeline of calls, waits and collectives for fsdp_write_trace, and give them to NVTX tools as ranges. */
+  /** Keep a timeline of calls, waits and collectives for fsdp_write_trace, and show them to NVTX tools as ranges. */
   FSDP_CONTEXT_TRACE = 1u << 10
 };
 
-/** How ranks exchange what lies in the memory of GPUs. */
+/** How ranks exchange data that is in GPU memory. */
 typedef int32_t fsdp_device_transport;
 enum {
-  FSDP_TRANSPORT_NCCL = 1,   /* libnccl.so.2, opened at run time, for ranks of one host: UNSUPPORTED between hosts; each
-                                needs a GPU of its own before NCCL 2.30.3 */
-  FSDP_TRANSPORT_STAGING = 2 /* through pinned memory of the host, summed there: the bits of the host device; ranks may
-                                share a GPU */
+  FSDP_TRANSPORT_NCCL = 1,   /* libnccl.so.2, opened at run time, for ranks of one host (between hosts: UNSUPPORTED).
+                                Before NCCL 2.30.3 each rank needs a GPU of its own */
+  FSDP_TRANSPORT_STAGING = 2 /* data goes through pinned memory of the host and is summed there, with the bits of the
+                                host device; ranks may share a GPU */
 };
 
-/** For fsdp_context_options.device_index: GPU `index` as CUDA counts them. */
+/** The value of fsdp_context_options.device_index for GPU `index`, as CUDA counts. */
 #define FSDP_DEVICE_INDEX(index) ((index) + 1)
 
 typedef struct fsdp_context_options {
   uint64_t struct_size;
   /* rank and place */
   uint32_t flags;          /* FSDP_CONTEXT_*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG */
-  uint32_t world_size;     /* 0: from the launcher's variables; else rank and rendezvous count */
+  uint32_t world_size;     /* 0: the launcher's variables say it; otherwise rank and rendezvous count */
   uint32_t rank;           /* counts only with world_size */
-  uint32_t ranks_per_host; /* so many neighbouring ranks count as a host: for plans, and to try on one host what runs on
-                              several; 0: as it is */
-  const char *rendezvous;  /* counts only with world_size: where the ranks of the job meet: a name (ranks of one host),
-                              tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's */
+  uint32_t ranks_per_host; /* this number of neighbouring ranks counts as one host, for plans and to try on one host
+                              what runs on several; 0: the real hosts */
+  const char *rendezvous;  /* counts only with world_size: where the ranks of the job meet. It is a name (ranks of one
+                              host), tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's */
   /* the device */
   fsdp_device_kind device; /* 0: FSDP_DEVICE_HOST */
   int32_t device_index;    /* counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's
-                              current one */
-  fsdp_device_transport device_transport; /* counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks,
+                              current GPU */
+  fsdp_device_transport device_transport; /* counts only with FSDP_DEVICE_CUDA; 0: NCCL if it can serve the ranks,
                                              else staging */
   /* waits */
   uint32_t timeout_ms;     /* longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds,
                               else 300,000 */
-  uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for so long counts as lost; at least 1,000; 0:
+  uint32_t heartbeat_timeout_ms; /* a rank or host that is silent for this time counts as lost; at least 1,000; 0:
                                     8,000 */
   fsdp_log_level log_level; /* 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING */
-  const int32_t *interrupted_flag;   /* read atomically while a call waits: not 0 gives the wait up, as the hook does;
-                                        must outlive the context; NULL: none */
+  const int32_t *interrupted_flag;   /* read atomically while a call waits: non-zero gives up the wait, as the hook
+                                        does. It must outlive the context; NULL: none */
   fsdp_interrupted_hook interrupted; /* NULL: none */
   void *interrupted_data;
-  /* what is told and kept */
+  /* logs and records */
   fsdp_log_hook log;       /* NULL: none, or standard error if FSDP_LOG is set */
   void *log_data;
   const char *trace_directory;  /* trace-RANK.json is written into it when the context is destroyed, and a trace is kept
-                                   for it; NULL: FSDP_TRACE of the environment, else nowhere */
-  uint64_t trace_events;   /* counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536 */
-  const char *flight_directory; /* flight-RANK.json is written into it if the context fails (an earlier one becomes
+                                   for this file; NULL: FSDP_TRACE of the environment, else nowhere */
+  uint64_t trace_events;   /* number of events to keep, 64 bytes each; counts only if a trace is kept; 0: 65,536 */
+  const char *flight_directory; /* flight-RANK.json is written into it if the context fails (an earlier file becomes
                                    flight-RANK.json.1, and so on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere */
-  uint32_t flight_events;  /* recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024 */
-  /* to shake out errors */
-  uint32_t debug_delay_us; /* longest random delay put before every piece of library work, to shake out races; 0:
-                              none */
+  uint32_t flight_events;  /* number of recent calls, and of collectives, that the flight recorder keeps, 64 bytes each;
+                              0: 1,024 */
+  /* fault injection */
+  uint32_t debug_delay_us; /* longest random delay before every piece of library work, to find races; 0: none */
   uint64_t debug_delay_seed;
-  uint64_t debug_failed_allocation; /* make the n-th allocation of memory roles fail, n from 1; 0: none */
+  uint64_t debug_failed_allocation; /* make the n-th allocation of memory for a role fail, n from 1; 0: none */
 } fsdp_context_options;
 #define FSDP_CONTEXT_OPTIONS_INIT \
   {sizeof(fsdp_context_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
- * Join the job. Without a world_size in the options the launcher's variables decide, the first of these that are set:
+ * Join the job. Without a world_size in the options the launcher's variables decide. The first launcher in this list
+ * whose variables are set counts:
  *   torchrun, fsdp-run  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, with LOCAL_RANK and LOCAL_WORLD_SIZE; the port is
- *                       MASTER_PORT + 1 where TORCHELASTIC_USE_AGENT_STORE is True, since torch's store has the other
+ *                       MASTER_PORT + 1 if TORCHELASTIC_USE_AGENT_STORE is True: torch's store has MASTER_PORT itself
  *   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *   Slurm               SLURM_PROCID and SLURM_STEP_ID, with SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_ID
  *   MPICH (Hydra)       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
- * None of them set: a world of one. Some variables of a launcher without the others: INVALID_ARGUMENT, and the message
- * names what is missing. FSDP_RENDEZVOUS (as rendezvous in the options) says where to meet instead of MASTER_ADDR and
- * MASTER_PORT; ranks of several hosts need it under Open MPI and MPICH, which give no address. Ranks with different
- * FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not meet. The log line at FSDP_LOG_INFO says what was used.
+ * If none of them is set, the job is a world of one. If only some variables of a launcher are set, the call fails with
+ * INVALID_ARGUMENT, and the message names what is missing. FSDP_RENDEZVOUS (with the values of rendezvous in the
+ * options) replaces MASTER_ADDR and MASTER_PORT as the place to meet. Ranks of several hosts need it under Open MPI and
+ * MPICH, which give no address. Ranks with different FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not join the same
+ * job. A log line at FSDP_LOG_INFO says what was used.
  *
- * Ranks that the launcher says are all on one host meet on a unix socket. They must have the same user, and the same
- * job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The file is a regular one of 1 to 4,096 bytes, of the
- * user's or root's, and no other user may read it. Otherwise they meet by TCP: rank 0 listens at the rendezvous until
- * all have come. Both ends of a connection prove the job secret before anything else is read; without a secret only
- * loopback addresses are served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
- * Collective: the job. Blocks: peers. Threads: any. Since 0.2.
- * Between hosts messages go over TCP, whose connections prove the job secret as well, or by UCX where every rank has an
- * RDMA device; FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
- * Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED
- * (FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every
- * rank). Over TCP any process that reaches UCX's port can write the memory of that rank.
+ * If the launcher says that all ranks are on one host, they connect by a unix socket. They must have the same user, and
+ * the same job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The secret's file is a regular file of 1 to
+ * 4,096 bytes that belongs to the user or root, and no other user may read it. Otherwise the ranks connect by TCP: rank
+ * 0 listens at the rendezvous until all have come. Both ends of a connection prove the job secret before anything else
+ * is read; without a secret only loopback addresses are served. A job has at most 16,384 ranks, 1,024 on one host. See
+ * docs/guides/launchers.md.
+ *
+ * Between hosts messages go by UCX if every rank has an RDMA device, else over TCP, whose connections prove the job
+ * secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
+ * Collective: the job. Blocks: peers. Threads: any.
+ * Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED.
+ * UNSUPPORTED: FSDP_NET is ucx, and a rank has no UCX, or its UCX may use TCP and FSDP_UCX_TCP=trusted is not set on
+ * every rank. (If UCX uses TCP, any process that reaches UCX's port can write the memory of that rank.) Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_context **context);
 
 /**
  * Make world_size contexts in this process, one for each thread that will act as a rank. contexts is an array of
- * world_size, which is at most 1,024. Each context is then used by one thread at a time, and collective calls must be
- * made from different threads. world_size and rank in the options are ignored. On failure all entries are NULL, but
- * where world_size is beyond 16,384: then none is touched.
+ * world_size elements, at most 1,024. Each context is then used by one thread at a time, and different threads must
+ * make the collective calls on different contexts. world_size and rank in the options are ignored. On failure all
+ * entries are NULL; but if world_size is above 16,384, no entry is touched.
  * Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYSTEM, OUT_OF_MEMORY. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options,
@@ -351,35 +364,37 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_create_local_contexts(uint32_t world_size
 
 /**
  * Make a context that only plans: rank `rank` of an imagined world. Meshes, models and groups are declared and sealed
- * by the very calls of a real run, but nothing is allocated and no peer is contacted. fsdp_get_role_bytes (but see
- * there), fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in that run, to the byte.
- * Calls that would touch data return INVALID_STATE. Good for a job of 16,384 ranks, which is the most, on a laptop.
+ * by the same calls as in a real run, but nothing is allocated and no peer is contacted. fsdp_get_role_bytes,
+ * fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in the real run, to the byte
+ * (fsdp_get_role_bytes names one exception). Calls that would touch data return INVALID_STATE. So a laptop can plan a
+ * job of 16,384 ranks, which is the maximum.
  * Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_plan_context(uint32_t world_size, uint32_t rank,
                                                           const fsdp_context_options *options, fsdp_context **context);
 
 /**
- * Leave the job in good order: waits until every rank has called it. Destroy the context afterwards, also on failure.
- * A checkpoint that is being saved is waited for; if that fails, so does this call, and the context is closed all the
- * same. Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT,
- * those of fsdp_wait_checkpoint. Since 0.2.
+ * Leave the job in good order: the call waits until every rank has made it. Destroy the context afterwards, also on
+ * failure. If a checkpoint is being saved, the call waits for it first. If the save fails, this call closes the context
+ * and returns the save's error.
+ * Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT, and
+ * the errors of fsdp_wait_checkpoint. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_close_context(fsdp_context *context);
 
 /**
- * Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
- * returns. A second later at the latest every call of the other ranks that does work fails with PEER_FAILED, also on
- * ranks that wait for no peer; fsdp_get_context_error and fsdp_get_failed_ranks then tell which rank has aborted.
- * reason may be NULL.
+ * Fail the context for good and wake its waiting calls, on this rank and on the other ranks of the job. The call only
+ * sets a flag and returns. At the latest a second later every call of the other ranks fails with PEER_FAILED, also on
+ * ranks that wait for no peer; only destroy and the getters that any thread may call still work. fsdp_get_context_error
+ * and fsdp_get_failed_ranks then tell which rank has aborted. reason may be NULL.
  * Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
  */
 FSDP_API fsdp_status fsdp_abort_context(fsdp_context *context, const char *reason);
 
 /**
- * Give the handle back. Never waits for peers. From then on calls on models, groups, meshes, captures and checkpoints
- * of the context return INVALID_HANDLE; these handles must still be destroyed, in any order. NULL is allowed. If a rank
- * leaves without fsdp_close_context, peers that wait for it get PEER_FAILED; the others go on.
+ * Give the handle back. The call never waits for peers. From then on calls on models, groups, meshes, captures and
+ * checkpoints of the context return INVALID_HANDLE. These handles must still be destroyed, in any order. NULL is
+ * allowed. If a rank leaves without fsdp_close_context, peers that wait for it get PEER_FAILED; the other peers go on.
  * Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
  */
 FSDP_API void fsdp_destroy_context(fsdp_context *context);
@@ -388,15 +403,15 @@ FSDP_API void fsdp_destroy_context(fsdp_context *context);
 FSDP_API fsdp_status fsdp_get_rank(const fsdp_context *context, uint32_t *rank);
 /** The number of ranks of the job. Threads: any. Since 0.2. */
 FSDP_API fsdp_status fsdp_get_world_size(const fsdp_context *context, uint32_t *world_size);
-/** The error that failed the context for good, or status FSDP_OK. Threads: any. Since 0.2. */
+/** The error that failed the context for good; its status is FSDP_OK if there is none. Threads: any. Since 0.2. */
 FSDP_API fsdp_status fsdp_get_context_error(const fsdp_context *context, fsdp_error *error);
 /**
- * The ranks that the error of fsdp_get_context_error blames, ascending: all that died at the same time, stopped, or did
- * not come in time; fsdp_error.rank is one of them. *rank_count: in, the room in ranks; out, how many they are. 0 if
- * the context has not failed or no rank is to blame (a network that is cut, a wait that was interrupted). With ranks
- * NULL only the number is given.
+ * The ranks that the error of fsdp_get_context_error blames, in ascending order: all ranks that died together, stopped,
+ * or did not come in time. fsdp_error.rank is one of them. *rank_count is the room in ranks on entry and their number
+ * on return. The number is 0 if the context has not failed or no rank is to blame (a network that is cut, a wait that
+ * was interrupted). With ranks NULL the call gives only the number.
  * Collective: no. Blocks: no. Threads: any, also while another call runs.
- * Errors: INVALID_ARGUMENT (too little room: *rank_count says what is needed, and nothing else is written). Since 0.2.
+ * Errors: INVALID_ARGUMENT (too little room: *rank_count is set to what is needed, nothing else is written). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_failed_ranks(const fsdp_context *context, uint32_t *ranks,
                                                  uint64_t *rank_count);
@@ -410,8 +425,9 @@ enum {
 };
 
 /**
- * Reduce a few doubles (at most 512) over the ranks of a mesh, in its order, or with NULL over all ranks of the job, in
- * rank order, in place: say, the global loss. A value that is NaN on any rank is NaN in the end.
+ * Reduce a few doubles (at most 512) in place, for example the global loss. The values are reduced over the ranks of a
+ * mesh, in the mesh's order; with mesh NULL over all ranks of the job, in rank order. If a value is NaN on any rank,
+ * its result is NaN.
  * Collective: the mesh, or the job. Blocks: peers. Errors: INVALID_ARGUMENT, MISMATCH (counts or ops differ),
  * PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -419,14 +435,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_all_reduce_values(fsdp_context *context, 
                                                         uint64_t value_count, fsdp_value_op op);
 
 /**
- * Wait until all that the stream was given before this call is done: the program's work and the library's. Like
- * cudaStreamSynchronize, but it ends: after a time, when the interrupted hook or flag says so, and when the context
- * fails, with that failure. timeout_ms is the caller's own limit: TIMEOUT then ends this call alone, since a long
- * kernel is no failure. 0: the context's timeout_ms, whose TIMEOUT fails the context as in every other wait. On
- * the host, where stream must be NULL, it returns at once. It makes and ends a CUDA event.
+ * Wait until the stream has finished everything that was enqueued on it before this call, by the program and by the
+ * library. In contrast to cudaStreamSynchronize the wait always ends: when a limit of time is over, when the
+ * interrupted hook or flag says so, or when the context fails, with that failure. timeout_ms is the caller's own limit.
+ * A TIMEOUT then ends only this call, because a long kernel is no failure. With timeout_ms 0 the limit is the context's
+ * timeout_ms, whose TIMEOUT fails the context as in every other wait. On the host device stream must be NULL, and the
+ * call returns at once. On a GPU it makes a CUDA event and destroys it.
  * Collective: no. Blocks: the GPU, and so the peers that its work waits for. Stream: any of the context's GPU that is
- * not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, a
- * capture), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
+ * not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, or
+ * a stream that is being captured), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_stream(fsdp_context *context, fsdp_stream stream, uint32_t timeout_ms);
 
@@ -434,46 +451,47 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_stream(fsdp_context *context, fsdp_s
 
 typedef struct fsdp_mesh_options {
   uint64_t struct_size;
-  uint32_t replicate_size; /* 0: 1 */
+  uint32_t replicate_size; /* 0: ranks / shard_size, or 1 without a shard_size */
   uint32_t shard_size;     /* 0: ranks / replicate_size */
-  const uint32_t *ranks;   /* the ranks of the mesh in its order; NULL: the world */
-  uint32_t rank_count;     /* of ranks; 0 without */
-  uint32_t reduction_block_size; /* 0: see below */
+  const uint32_t *ranks;   /* the ranks of the mesh in the mesh's order; NULL: all ranks of the job */
+  uint32_t rank_count;     /* number of ranks; 0 if ranks is NULL */
+  uint32_t reduction_block_size; /* 0: see fsdp_create_mesh */
 } fsdp_mesh_options;
 #define FSDP_MESH_OPTIONS_INIT {sizeof(fsdp_mesh_options), 0, 0, 0, 0, 0}
 
 /**
- * Arrange ranks as replicate x shard; rank r of the mesh is replica r / shard_size, shard r % shard_size. With a list
- * of ranks every rank of it passes the same list, and a rank may be in several meshes (say, one for dense and one for
- * expert parameters).
+ * Arrange ranks as replicate x shard. Rank r of the mesh is in replica r / shard_size, at place r % shard_size of its
+ * shard axis. If the options have a list of ranks, every rank in it passes the same list. A rank may be in several
+ * meshes (for example one for dense and one for expert parameters).
  *
- * Replicas are joined by sums of gradients alone (HSDP; see fsdp_outer_strategy): they may be on different hosts, while
- * each one's shard axis shares a host. A mesh of one replica may lie on several hosts, with the same number of
- * neighbouring ranks on each. Every host then keeps one copy of the compute weights, which are gathered over hosts once
- * a step; everything else is sharded over all ranks.
+ * Replicas exchange only sums of gradients (HSDP; with FSDP_OUTER_OPTIM also weights, see fsdp_outer_strategy). They
+ * may be on different hosts, while the ranks of each replica's shard axis share a host. A mesh of one replica may span
+ * several hosts, with the same number of neighbouring ranks on each. Every host then keeps one copy of the compute
+ * weights, which are gathered over hosts once a step; everything else is sharded over all ranks.
  *
  * Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0,
- * B) are added and scaled, then [B, 2 B), ...; then the blocks' sums in order. An axis over hosts is added so, a host
- * being a block; an axis on one host that declares the same blocks gets the same bits. Over hosts B must be the ranks
- * of a host, or 0; any other B is UNSUPPORTED.
+ * B) are added and their sum is scaled, then [B, 2 B) and so on; at last the sums of the blocks are added in order. An
+ * axis over several hosts is always added in blocks, and each host is a block. An axis on one host with the same blocks
+ * gets the same bits. Over several hosts B must be the number of ranks of a host, or 0; any other B is UNSUPPORTED.
  *
  * Collective: the ranks of the mesh. Blocks: no.
- * Errors: INVALID_ARGUMENT (sizes do not multiply to the ranks), UNSUPPORTED (hosts cut an axis unevenly). Since 0.2.
+ * Errors: INVALID_ARGUMENT (the sizes do not multiply to the number of ranks), UNSUPPORTED (an axis lies unevenly on
+ * its hosts). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *options,
                                                   fsdp_mesh **mesh);
-/** Give the handle back; models made from it keep what they need. NULL is allowed. Threads: any. Since 0.2. */
+/** Give the handle back. Models made from the mesh keep what they need. NULL is allowed. Threads: any. Since 0.2. */
 FSDP_API void fsdp_destroy_mesh(fsdp_mesh *mesh);
 
 /* ---- model --------------------------------------------------------------------------------------------------- */
 
 typedef int32_t fsdp_strategy;
 enum {
-  FSDP_STRATEGY_NO_SHARD = 1,           /* DDP: everything whole on every rank */
-  FSDP_STRATEGY_OPTIM = 2,              /* ZeRO-1: optimizer state and main weights sharded; one delayed reduce a
+  FSDP_STRATEGY_NO_SHARD = 1,           /* DDP: every rank has everything whole */
+  FSDP_STRATEGY_OPTIM = 2,              /* ZeRO-1: optimizer state and main weights are sharded; one delayed reduce a
                                            step */
-  FSDP_STRATEGY_OPTIM_GRADS = 3,        /* ZeRO-2: and main grads */
-  FSDP_STRATEGY_OPTIM_GRADS_PARAMS = 4  /* ZeRO-3, FSDP: and compute weights */
+  FSDP_STRATEGY_OPTIM_GRADS = 3,        /* ZeRO-2: main grads are sharded as well */
+  FSDP_STRATEGY_OPTIM_GRADS_PARAMS = 4  /* ZeRO-3, FSDP: compute weights are sharded as well */
 };
 
 typedef int32_t fsdp_grad_op;
@@ -485,131 +503,138 @@ enum {
 
 typedef int32_t fsdp_unshard_mode;
 enum {
-  FSDP_UNSHARD_MAPPED = 1, /* full weights are a read-only mapping of every rank's shard: no bytes move, one copy a
-                              node */
+  FSDP_UNSHARD_MAPPED = 1, /* full weights are a read-only mapping of every rank's shard: no bytes move, and a node has
+                              one copy */
   FSDP_UNSHARD_COPIED = 2  /* full weights are copied into private buffers of a pool */
 };
 
-/** What a write through a view of mapped weights does. Such a write is an error of the program. */
+/** What happens on a write through a view of mapped weights. Such a write is an error of the program. */
 typedef int32_t fsdp_view_kind;
 enum {
-  FSDP_VIEWS_READ_ONLY = 1, /* SIGSEGV */
+  FSDP_VIEWS_READ_ONLY = 1, /* the write raises SIGSEGV */
   FSDP_VIEWS_PRIVATE = 2    /* copy-on-write: the write changes the written pages of this view only, until
                                fsdp_restore_view, the next publish or fsdp_discard_step. Compute weights, other ranks
                                and training are unaffected, and all other pages keep showing what the owners write.
-                               For frameworks whose tensors can be written by any code. Host device only, same value on
-                               all ranks. Weights that the strategy keeps whole get such a view too. Tensors still have
-                               FSDP_TENSOR_READ_ONLY. A copied page takes memory that no role counts */
+                               This kind is for frameworks whose tensors can be written by any code. It needs the host
+                               device and must be the same on all ranks. Weights that the strategy keeps whole get such
+                               a view too. Tensors still have FSDP_TENSOR_READ_ONLY. The memory of a copied page is
+                               counted in no role */
 };
 
 typedef int32_t fsdp_reduce_policy;
 enum {
   FSDP_REDUCE_POLICY_EACH = 1, /* every contribution is reduced and added to the main grads */
-  FSDP_REDUCE_POLICY_LAST = 2  /* contributions add up in a full local buffer; the last one is reduced (no_sync) */
+  FSDP_REDUCE_POLICY_LAST = 2  /* contributions add up in a full local buffer; only the last one is reduced (no_sync) */
 };
 
-/** What replicas divide among them. */
+/** What the replicas of a mesh divide among themselves. */
 typedef int32_t fsdp_outer_strategy;
 enum {
-  FSDP_OUTER_NO_SHARD = 1, /* HSDP: nothing; one all-reduce over replicas per group and step */
-  FSDP_OUTER_OPTIM = 2     /* HFSDP: main weights and optimizer state; one reduce-scatter per group and step, one gather
-                              at publish */
+  FSDP_OUTER_NO_SHARD = 1, /* HSDP: nothing is divided; one all-reduce over replicas per group and step */
+  FSDP_OUTER_OPTIM = 2     /* HFSDP: main weights and optimizer state are divided; one reduce-scatter per group and
+                              step, one gather at publish */
 };
 
 typedef int32_t fsdp_optimizer;
 enum {
-  FSDP_OPTIMIZER_ADAMW = 1, /* fp32 states "exp_avg" and "exp_avg_sq", for fsdp_step_adamw; fsdp_add_optimizer_state
+  FSDP_OPTIMIZER_ADAMW = 1, /* fsdp_step_adamw, with fp32 states "exp_avg" and "exp_avg_sq"; fsdp_add_optimizer_state
                                adds states of the caller's own */
-  FSDP_OPTIMIZER_CALLER = 2 /* the caller's own, with states from fsdp_add_optimizer_state */
+  FSDP_OPTIMIZER_CALLER = 2 /* an optimizer of the caller's own, with states from fsdp_add_optimizer_state */
 };
 
 enum {
-  FSDP_MODEL_NO_PREFETCH = 1u << 11,       /* nothing is gathered ahead but by fsdp_prefetch */
+  FSDP_MODEL_NO_PREFETCH = 1u << 11,       /* only fsdp_prefetch gathers groups ahead */
   FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
 };
 
-/** How the scale of FP8 numbers is rounded. */
+/** How the factor of FP8 numbers is rounded. Codes are the numbers times this factor, the stored scale is 1 /
+ *  factor. */
 typedef int32_t fsdp_scale_rounding;
 enum {
   FSDP_SCALE_EXACT = 1,       /* 448 / the largest magnitude, in fp32 */
-  FSDP_SCALE_POWER_OF_TWO = 2 /* ... down to a power of two */
+  FSDP_SCALE_POWER_OF_TWO = 2 /* the same, rounded down to a power of two */
 };
 
-/** How the scale of an MXFP8 block comes from the largest magnitude in it. */
+/** How the scale of an MXFP8 block follows from the largest magnitude in the block. */
 typedef int32_t fsdp_scale_rule;
 enum {
-  FSDP_SCALE_ROUND_UP = 1, /* the least power of two by which no code saturates: magnitude / 448, rounded up. What
-                              TransformerEngine and cuBLAS do; Inf gives 254, NaN 255 */
-  FSDP_SCALE_FLOOR = 2     /* of the OCP's MX 1.0: the magnitude's exponent less 8; codes may saturate. Inf, NaN: 255 */
+  FSDP_SCALE_ROUND_UP = 1, /* the least power of two by which no code saturates: magnitude / 448, rounded up, as
+                              TransformerEngine and cuBLAS do; Inf gives the code 254, NaN 255 */
+  FSDP_SCALE_FLOOR = 2     /* as the OCP's MX 1.0 has it: the exponent of the magnitude, less 8. Codes may saturate;
+                              Inf and NaN give the code 255 */
 };
 
 /** Which planes an unshard gathers of parameters that are stored in two forms (MXFP8). */
 typedef int32_t fsdp_plane_policy;
 enum {
-  FSDP_PLANES_BY_PHASE = 1, /* COLUMN planes for FSDP_BACKWARD, ROW planes for the other phases. A RECOMPUTE hold
-                               and a BACKWARD one of a group cannot be held at once: recompute first. With INTERLEAVED
-                               a RECOMPUTE has the buffer of forward passes, where other micro-batches may be */
-  FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = 2, /* ... and there is a buffer for both; not with INTERLEAVED */
-  FSDP_PLANES_BOTH = 3      /* all of them in every phase: 2.0625 bytes an element, more than bf16's 2 */
+  FSDP_PLANES_BY_PHASE = 1, /* COLUMN planes for FSDP_BACKWARD, ROW planes for the other phases. A group cannot have a
+                               RECOMPUTE hold and a BACKWARD hold at once: recompute first. With INTERLEAVED a RECOMPUTE
+                               uses the buffer of forward passes, which other micro-batches may use */
+  FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = 2, /* the same, with a buffer for each of the two holds; not with INTERLEAVED */
+  FSDP_PLANES_BOTH = 3      /* all planes in every phase: 2.0625 bytes an element, more than the 2 bytes of bf16 */
 };
 
 typedef struct fsdp_model_options {
   uint64_t struct_size;
   const fsdp_mesh *mesh;           /* NULL: 1 x world */
-  /* what is sharded, and what travels */
+  /* what is sharded, and how weights are unsharded */
   uint32_t flags;                  /* FSDP_MODEL_* */
   fsdp_strategy strategy;          /* 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS */
-  fsdp_outer_strategy outer_strategy; /* 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas */
-  fsdp_unshard_mode unshard_mode;  /* 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA
-                                      device, which has no other */
+  fsdp_outer_strategy outer_strategy; /* 0: FSDP_OUTER_NO_SHARD; FSDP_OUTER_OPTIM needs a mesh with replicas */
+  fsdp_unshard_mode unshard_mode;  /* 0: FSDP_UNSHARD_MAPPED, but FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG and on a
+                                      CUDA device, which has no other mode */
   /* gradients */
-  fsdp_dtype grad_dtype;           /* of full gradients; 0: the parameter's dtype. Where micro-batches add up in them
-                                      (FSDP_REDUCE_POLICY_LAST) give FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16 */
-  fsdp_dtype reduce_dtype;         /* what gradients are rounded to before they are summed in fp32; 0: grad_dtype */
+  fsdp_dtype grad_dtype;           /* dtype of full gradients; 0: the parameter's dtype. Give FSDP_FLOAT32 where several
+                                      micro-batches add up in full gradients (FSDP_REDUCE_POLICY_LAST): 256 + 1 - 256 is
+                                      0 in bfloat16 */
+  fsdp_dtype reduce_dtype;         /* dtype to which gradients are rounded before they are summed in fp32; 0:
+                                      grad_dtype */
   fsdp_grad_op grad_op;            /* 0: FSDP_GRAD_OP_MEAN */
-  fsdp_reduce_policy reduce_policy; /* 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to
+  fsdp_reduce_policy reduce_policy; /* 0: EACH, but LAST with FSDP_STRATEGY_NO_SHARD; FSDP_STRATEGY_OPTIM always has
                                        LAST */
   double grad_factor;              /* counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0 */
-  /* optimizer, and what is in use at once */
+  /* optimizer, buffers and views */
   fsdp_optimizer optimizer;        /* 0: FSDP_OPTIMIZER_ADAMW */
-  uint32_t max_pending_groups;     /* transient full gradient buffers alive at once, besides one for each
+  uint32_t max_pending_groups;     /* number of transient full gradient buffers alive at once, besides one for each
                                       FSDP_GROUP_ROOT; 0: 2 */
-  uint32_t prefetch_depth;         /* groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none */
-  fsdp_view_kind view_kind;        /* of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device
-                                      has no other kind */
-  uint64_t prefetch_bytes;         /* do not prefetch beyond so many gathered bytes ahead; 0: no limit */
+  uint32_t prefetch_depth;         /* number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH
+                                      none */
+  fsdp_view_kind view_kind;        /* kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only
+                                      kind on a CUDA device */
+  uint64_t prefetch_bytes;         /* limit of the bytes that are gathered ahead by prefetch; 0: no limit */
   /* checkpoints */
-  uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB; what a save has not copied when
-                                      the update window opens waits for the disk, unless it fits in here. 0: none is
-                                      planned, and each save takes 32 MiB while it runs */
+  uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB. What a save has not copied when
+                                      the update window opens must wait for the disk, unless it fits into this memory.
+                                      0: none is planned, and each save takes 32 MiB while it runs */
   /* quantized parameters */
   fsdp_scale_rounding scale_rounding; /* 0: FSDP_SCALE_EXACT */
-  fsdp_dtype quantize_from;        /* what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which
-                                      is not at all. FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales
-                                      are made of too. MXFP8 with it and FSDP_SCALE_ROUND_UP has the bits of
-                                      TransformerEngine, but for blocks with a NaN */
+  fsdp_dtype quantize_from;        /* dtype to which main weights are rounded before they are quantized. 0:
+                                      FSDP_FLOAT32, no rounding. With FSDP_BFLOAT16 codes are rounded twice, and scales
+                                      come from rounded magnitudes too. MXFP8 with FSDP_BFLOAT16 and FSDP_SCALE_ROUND_UP
+                                      has the bits of TransformerEngine, except in blocks with a NaN */
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
-  uint64_t max_pending_bytes;      /* of all transient full gradient buffers. A group that is too large is then lent,
-                                      reduced and drained by parts, which max_pending_groups counts: runs of its
-                                      parameters, each reduced when fsdp_complete_grad was called for all of it. There
-                                      are fewer at once if that does not fit, and one parameter is never divided. Debug
-                                      mode needs more. 0: no limit, and a part is a group */
+  uint64_t max_pending_bytes;      /* limit of the bytes of all transient full gradient buffers. A group that is too
+                                      large is then divided into parts, runs of its parameters. Each part is lent,
+                                      reduced and drained by itself; it is reduced once fsdp_complete_grad was called
+                                      for all of its parameters. max_pending_groups then counts parts, and fewer are
+                                      alive at once if so many do not fit. A single parameter is never divided. Debug
+                                      mode needs more memory. 0: no limit, and each group is one part */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
   {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
- * An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
+ * Create an empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
  * Errors: INVALID_ARGUMENT, INVALID_HANDLE, UNSUPPORTED. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *options,
                                                    fsdp_model **model);
 
 /**
- * Give the handle back, with its groups and memory. NULL is allowed. Never waits for peers; peers that are in a
- * collective of this model, or enter one, get TIMEOUT naming this rank unless they destroy theirs too. Threads: any.
- * Since 0.2.
+ * Give the handle back, with the model's groups and memory. NULL is allowed. The call never waits for peers. If peers
+ * are in a collective of this model or enter one, they get a TIMEOUT that names this rank, unless they destroy their
+ * model too. Threads: any. Since 0.2.
  */
 FSDP_API void fsdp_destroy_model(fsdp_model *model);
 
