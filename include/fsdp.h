@@ -648,11 +648,11 @@ enum {
 
 typedef int32_t fsdp_schedule_kind;
 enum {
-  FSDP_SCHEDULE_SEQUENTIAL = 1,  /* groups in declared order forward, reversed backward; one address per group for
-                                    ever */
-  FSDP_SCHEDULE_INTERLEAVED = 2, /* 1F1B: a forward and a backward pass run at once; one address per (group,
-                                    direction) */
-  FSDP_SCHEDULE_VISITS = 3,      /* the list of visits below */
+  FSDP_SCHEDULE_SEQUENTIAL = 1,  /* groups in declared order in forward passes, in reverse order in backward passes;
+                                    each group has one fixed address */
+  FSDP_SCHEDULE_INTERLEAVED = 2, /* 1F1B: a forward pass and a backward pass run at once; each (group, direction) has
+                                    one fixed address */
+  FSDP_SCHEDULE_VISITS = 3,      /* the list of visits in fsdp_schedule_options */
   FSDP_SCHEDULE_ANY = 4          /* no order, for eager frameworks: any groups may be held at once, in any order. There
                                     are held_groups buffers, each as large as the largest group. An unshard that
                                     gathers takes a free buffer, or else the buffer of the group whose last hold was
@@ -662,70 +662,71 @@ enum {
                                     hold on the group instead */
 };
 
-/** One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
- *  a stride. */
+/** One stop of an explicit schedule. group_index counts groups in the order of their creation. This struct may grow, so
+ *  arrays of it come with a stride. */
 typedef struct fsdp_visit {
   uint32_t group_index;
-  fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well;
-                       without such visits a recompute belongs to a BACKWARD one */
+  fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered
+                       ahead as well; without such visits a recompute belongs to a BACKWARD visit */
 } fsdp_visit;
 
 typedef struct fsdp_schedule_options {
   uint64_t struct_size;
   const fsdp_visit *visits; /* counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit */
   uint64_t visit_count;
-  uint64_t visit_stride;    /* counts with visits: sizeof(fsdp_visit) */
+  uint64_t visit_stride;    /* sizeof(fsdp_visit); counts only with visits */
   uint32_t held_groups;     /* with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is
-                               held or gathered ahead; 0: 4. With planes by phase (fsdp_plane_policy), one for each set
-                               of planes */
-  uint32_t reserved;        /* 0 */
+                               held or gathered ahead (with planes by phase, see fsdp_plane_policy, one for each set of
+                               planes); 0: 4. Other schedules need 0 */
+  uint32_t reserved;        /* must be 0 */
 } fsdp_schedule_options;
 #define FSDP_SCHEDULE_OPTIONS_INIT {sizeof(fsdp_schedule_options), 0, 0, 0, 0, 0}
 
 /**
- * The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
- * A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
- * names both groups. With ANY this error names held_groups and the groups that hold the buffers. Collective: the mesh.
- * Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+ * Set the order in which groups will be visited. The order decides prefetch and the plan of the buffers; the default is
+ * SEQUENTIAL. A training step may deviate from the order: an unused prefetch is dropped, and a hold that does not fit
+ * is an error that names both groups. With ANY this error names held_groups and the groups that hold the buffers.
+ * Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_schedule_kind kind,
                                                    const fsdp_schedule_options *options);
 
 /**
- * Add a named state tensor for the caller's own optimizer, or to the states of AdamW (say a moving average of the
- * weights). It is as long as each main weight shard, zeroed at the seal, and saved and loaded with the other states.
+ * Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
+ * of the weights). It has the length of each main weight shard, is zeroed at the seal, and is saved and loaded with the
+ * other states.
  * Collective: the mesh. Blocks: no.
- * Errors: INVALID_ARGUMENT (name taken, with AdamW also "step" and its states' names; or not UTF-8 of 1-63 bytes),
- * INVALID_STATE. Since 0.2.
+ * Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
+ * UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_add_optimizer_state(fsdp_model *model, const char *name, fsdp_dtype dtype);
 
 typedef int32_t fsdp_role;
 enum {
-  FSDP_ROLE_ALL = 0,       /* the sum, where bytes are asked for */
+  FSDP_ROLE_ALL = 0,       /* the sum of all roles, in calls that return bytes */
   FSDP_ROLE_COMPUTE = 1,   /* compute weights at rest (this rank's part; whole where the strategy keeps them whole) */
-  FSDP_ROLE_MAIN = 2,      /* fp32 main weights; 0 bytes where the compute weights are fp32, which are then the same */
-  FSDP_ROLE_GRAD = 3,      /* fp32 main grads; where they are reduced once a step, full gradients in grad_dtype too */
+  FSDP_ROLE_MAIN = 2,      /* fp32 main weights; 0 bytes if the compute weights are fp32, because both are the same */
+  FSDP_ROLE_GRAD = 3,      /* fp32 main grads; also full gradients in grad_dtype that are reduced only once a step */
   FSDP_ROLE_OPTIMIZER = 4, /* optimizer state */
-  FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 when mapped */
+  FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 if they are mapped */
   FSDP_ROLE_REDUCE = 6,    /* pool of full gradients */
   FSDP_ROLE_STAGING = 7    /* scratch for norms, and a small buffer for exchanges with peers */
 };
 
 /**
  * Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
- * context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is
- * NO_SHARD or reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The
- * memory must outlive the model: one that a save still holds, or that another thread is inside of, has not ended when
- * fsdp_destroy_model returns. Collective: no. Blocks: no.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.2.
+ * context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD if no group is
+ * NO_SHARD or reduced once a step. Other roles are UNSUPPORTED. On a CUDA device the memory must belong to that device.
+ * The memory must outlive the model. A model has not ended when fsdp_destroy_model returns if a save still holds it or
+ * another thread is inside one of its calls. Collective: no. Blocks: no.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. The seal reports a size that is too small. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);
 
 /**
- * All that fsdp_seal_model would refuse of what was declared on this rank, as text, one violation a line; empty if
- * nothing. Sizes and arenas are looked at once groups and visits are right. What only shows when ranks are compared, or
- * memory is allocated, is not in it. buffer/size_bytes: see fsdp_describe_model.
+ * Write all that fsdp_seal_model would refuse in this rank's declarations as text, one violation a line; the text is
+ * empty if there is none. Sizes and arenas are checked once groups and visits are right. Problems that only show when
+ * ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in fsdp_describe_model.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since
  * 0.2.
  */
@@ -733,107 +734,111 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_check_model(const fsdp_model *model, char
 
 /**
  * Fix the layout, plan and allocate all memory, and compare what every rank declared (names, order, shapes, dtypes,
- * flags, policy, layout hash). A model needs a group, though not one with parameters. The first difference is reported
- * on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
- * fsdp_publish_weights.
+ * flags, policy, layout hash). A model needs at least one group, which may have no parameters. The first difference is
+ * reported on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
+ * call fsdp_publish_weights.
  * Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
  * Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. INVALID_ARGUMENT
- * is also a size beyond 64 bits, or two tensors that would have one name in a checkpoint. OUT_OF_MEMORY comes before
- * anything is allocated where ranks that share a memory cgroup need more than it has free. What fails one rank fails
- * all of them with its status. Since 0.2.
+ * also reports a size beyond 64 bits, or two tensors that would have the same name in a checkpoint. If ranks that share
+ * a memory cgroup need more than it has free, OUT_OF_MEMORY comes before anything is allocated. If the call fails on
+ * one rank, it fails on all ranks with the same status. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
 
 /**
- * The bytes of a role, or of FSDP_ROLE_ALL, that a rank of a sealed model's mesh holds: what the plan says, for any
- * rank. With a planning context on a GPU whose options name no transport, STAGING is the most that the seal may choose.
+ * The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. Any rank can
+ * be asked about. With a planning context on a GPU whose options name no transport, STAGING is the maximum that the
+ * seal may choose.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_role_bytes(const fsdp_model *model, fsdp_role role, uint32_t rank,
                                                  uint64_t *bytes);
 
 /**
- * The bytes of a role, or of FSDP_ROLE_ALL, that this rank has allocated, as the allocator counted them: those of
- * fsdp_get_role_bytes. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only
- * planned). Since 0.2.
+ * The bytes of a role, or of FSDP_ROLE_ALL, that this rank has allocated, as the allocator counted them. They equal
+ * the bytes of fsdp_get_role_bytes. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or
+ * only planned). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_allocated_bytes(const fsdp_model *model, fsdp_role role, uint64_t *bytes);
 
-/** What a sealed model consists of, the same on every rank. Output only: set struct_size before the call. */
+/** The size and layout of a sealed model, the same on every rank. Output only: set struct_size before the call. */
 typedef struct fsdp_model_info {
   uint64_t struct_size;
   uint64_t group_count;
-  uint64_t param_count;              /* descriptors of all groups */
-  uint64_t element_count;            /* of all of them, without padding, whole */
-  uint64_t padding_count;            /* elements of padding, whole */
-  uint64_t gather_pool_bytes;        /* the pools, and the bytes alive at the schedule's peak: no pool can be smaller */
-  uint64_t gather_lower_bound_bytes;
-  uint64_t reduce_pool_bytes;
-  uint64_t reduce_lower_bound_bytes;
+  uint64_t param_count;              /* number of parameters in all groups */
+  uint64_t element_count;            /* elements of all whole parameters, without padding */
+  uint64_t padding_count;            /* elements of padding, counted over the whole model */
+  uint64_t gather_pool_bytes;        /* size of the pool of gathered weights */
+  uint64_t gather_lower_bound_bytes; /* gathered bytes alive at the schedule's peak: no pool can be smaller */
+  uint64_t reduce_pool_bytes;        /* size of the pool of full gradients */
+  uint64_t reduce_lower_bound_bytes; /* bytes of full gradients alive at the peak: no pool can be smaller */
   uint64_t layout_hash;
 } fsdp_model_info;
 #define FSDP_MODEL_INFO_INIT {sizeof(fsdp_model_info), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2. */
+/** Get size and layout of a model. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed).
+ *  Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_model_info(const fsdp_model *model, fsdp_model_info *info);
 
-/** Counters of one rank's model since its seal. Output only: set struct_size before the call. */
+/** Counters of a model on one rank since its seal. Output only: set struct_size before the call. */
 typedef struct fsdp_stats {
   uint64_t struct_size;
   /* weights */
-  uint64_t version;             /* of the published weights, from 1; 0: none yet */
-  uint64_t step;                /* AdamW steps taken */
+  uint64_t version;             /* version of the published weights, from 1; 0: none yet */
+  uint64_t step;                /* number of the last AdamW step; 0: none yet */
   /* gathers */
-  uint64_t gathers;             /* transitions to gathered; without all_gathers: those that moved no bytes */
+  uint64_t gathers;             /* transitions to gathered, also those that moved no bytes */
   uint64_t all_gathers;         /* collectives that moved bytes */
-  uint64_t gathered_bytes;      /* that they copied on this rank */
-  uint64_t gathered_groups;     /* now */
+  uint64_t gathered_bytes;      /* bytes that these collectives copied on this rank */
+  uint64_t gathered_groups;     /* number of groups gathered now */
   uint64_t peak_gathered_groups;
   uint64_t prefetches;          /* gathers started ahead */
-  uint64_t dropped_prefetches;  /* of these, given back unused */
+  uint64_t dropped_prefetches;  /* gathers started ahead whose weights were given back unused */
   /* reduces */
-  uint64_t reduces;             /* contributions reduced, of groups or parts; 0 where a rank is alone */
-  uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that they read on this rank */
-  uint64_t reduce_scatters;     /* collectives, and bytes that they read on this rank */
-  uint64_t reduce_scatter_bytes;
-  uint64_t all_reduces;
-  uint64_t all_reduce_bytes;    /* both halves: the sum's and the gather's */
-  uint64_t pending_grad_groups; /* full transient gradient buffers now in use, of groups or parts */
+  uint64_t reduces;             /* contributions reduced, of groups or parts; 0 if a rank is alone */
+  uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that these reduces read on this rank */
+  uint64_t reduce_scatters;     /* number of reduce-scatter collectives */
+  uint64_t reduce_scatter_bytes; /* bytes that they read on this rank */
+  uint64_t all_reduces;         /* number of all-reduce collectives */
+  uint64_t all_reduce_bytes;    /* bytes that they read on this rank, in both halves: the sum and the gather */
+  uint64_t pending_grad_groups; /* transient full gradient buffers in use now, of groups or parts */
   uint64_t peak_pending_grad_groups;
   /* collectives over the outer axis (replicas, or hosts of a shard axis), not counted above */
   uint64_t outer_all_gathers;
   uint64_t outer_reduce_scatters;
   uint64_t outer_all_reduces;
-  uint64_t outer_sent_bytes;    /* that this rank has sent in them */
+  uint64_t outer_sent_bytes;    /* bytes that this rank has sent in these collectives */
   /* the caller's time spent waiting: exposed communication */
   uint64_t wait_ns;             /* the sum of the next three */
-  uint64_t gather_wait_ns;      /* for copies of weights */
-  uint64_t reduce_wait_ns;      /* for reduces to end, or for a gradient buffer to be free */
-  uint64_t peer_wait_ns;        /* for peers to publish, to end the step, to exchange norms and parameters */
-  /* the last end of a step whose waits the ranks have told each other, in the meeting after it */
-  uint64_t last_rank_lag_ns;    /* how long the rank that waited longest has waited beyond the one that waited least */
-  int32_t last_rank;            /* the one that waited least: all others have waited for it; -1: none yet, or a mesh of
-                                   one */
+  uint64_t gather_wait_ns;      /* waits for copies of weights */
+  uint64_t reduce_wait_ns;      /* waits for reduces to end, or for a gradient buffer to be free */
+  uint64_t peer_wait_ns;        /* waits for peers to publish, to end the step, to exchange norms and parameters */
+  /* the last end of a step for which the ranks have exchanged how long they waited; they do so when they next
+     synchronize */
+  uint64_t last_rank_lag_ns;    /* difference between the longest and the shortest wait of a rank */
+  int32_t last_rank;            /* the rank that waited least, so that all other ranks have waited for it; -1: none yet,
+                                   or a mesh of one */
   uint32_t reserved;            /* 0 */
   /* memory */
-  uint64_t allocations;         /* of memory for roles, shared or not, by all models of the context since it began */
+  uint64_t allocations;         /* allocations of memory for roles, shared or not, by all models of the context since
+                                   the context was made */
   /* checkpoints */
-  uint64_t checkpoint_stall_ns; /* the caller's time spent waiting, as the update window opened, for a save to copy what
+  uint64_t checkpoint_stall_ns; /* time that the caller waited as the update window opened, until a save had copied what
                                    may then be written; not a part of wait_ns */
   /* planes of quantized parameters, codes and scales: parts of gathered_bytes */
-  uint64_t gathered_row_bytes;    /* those that serve all phases, too */
-  uint64_t gathered_column_bytes; /* of MXFP8 */
+  uint64_t gathered_row_bytes;    /* bytes of ROW planes, including planes that serve all phases */
+  uint64_t gathered_column_bytes; /* bytes of COLUMN planes, which only MXFP8 has */
 } fsdp_stats;
 #define FSDP_STATS_INIT \
   {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2. */
+/** Get the counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(const fsdp_model *model, fsdp_stats *stats);
 
 /**
- * The layout of a sealed model as JSON: groups, buckets, parameters with offsets, padding, pool slots, hash.
- * *size_bytes is the buffer's size on entry and the size needed (with the final NUL) on return; buffer may be NULL to
- * ask.
+ * Describe the layout of a sealed model as JSON: groups, buckets, parameters with offsets, padding, pool slots, hash.
+ * *size_bytes is the buffer's size on entry, and on return the size needed with the final NUL. buffer may be NULL to
+ * ask for the size alone.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_model(const fsdp_model *model, char *buffer, uint64_t *size_bytes);
