@@ -847,42 +847,46 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_model(const fsdp_model *model, c
 
 typedef int32_t fsdp_granule;
 enum {
-  FSDP_GRANULE_ROW = 1,    /* rank boundaries may fall between rows (a row: all dimensions but the first) */
-  FSDP_GRANULE_BLOCK = 2,  /* ... between blocks of granule_rows rows */
-  FSDP_GRANULE_TENSOR = 3  /* the tensor stays whole on one rank (matrix optimizers) */
+  FSDP_GRANULE_ROW = 1,    /* rank boundaries may fall between rows (a row spans all dimensions but the first) */
+  FSDP_GRANULE_BLOCK = 2,  /* rank boundaries may fall between blocks of granule_rows rows */
+  FSDP_GRANULE_TENSOR = 3  /* the tensor stays whole on one rank (for matrix optimizers) */
 };
 
 enum {
   FSDP_PARAM_FROZEN = 1u << 13,   /* no gradient, no optimizer state, no main weights */
   FSDP_PARAM_NO_DECAY = 1u << 14, /* no weight decay in fsdp_step_adamw */
-  FSDP_PARAM_LR_ZERO = 1u << 15   /* lr_scale is 0: the optimizer leaves the weights alone; its states
-                                     go on with the gradients */
+  FSDP_PARAM_LR_ZERO = 1u << 15   /* lr_scale is 0: the optimizer leaves the weights alone, but its states still follow
+                                     the gradients */
 };
 
 /**
- * What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
- * published; gradients, main weights and states are as those of other parameters of its dtype. A FROZEN parameter has
- * codes and scales alone: fsdp_load_param makes them of numbers, with the bits of a publish, or fsdp_load_plane takes
- * them as they are. fsdp_read_param gives codes times scales, of the ROW planes; checkpoints have the planes.
- * fsdp_get_plane shows what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
- *   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. With f = 448 / the largest
- *               magnitude of the parameter (1 where that is 0 or not finite; FSDP_SCALE_POWER_OF_TWO: down to a power
- *               of two) codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN
- *               stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and granule. Publishing tells the
- *               ranks that hold different parts each other's largest magnitudes, 4 bytes a parameter, all at once: it
- *               blocks for that. A FROZEN one cannot be a box of a larger tensor.
- *   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
- *               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
- *               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
- *               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
- *               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
- *               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
- *               have those whose strategy keeps weights whole. A FROZEN box of a larger tensor cuts no block of it.
- *   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
- *               = code times scale, both made for each block as FP8 makes them for all. One plane serves all phases.
- *               The matrix is that of the last two dimensions; of more dimensions, the last but one must be a multiple
- *               of 128. Rank boundaries fall between blocks: whatever its granule, 128 rows stay together, and a
- *               granule of BLOCK must be a multiple of that. A FROZEN box of a larger tensor cuts no block of it.
+ * The form in which the compute weights of a parameter are stored. Codes and scales are made of the fp32 main weights
+ * whenever these are published. Gradients, main weights and states are those of an unquantized parameter of the same
+ * dtype. A FROZEN parameter has only codes and scales: fsdp_load_param makes them of numbers, with the bits of a
+ * publish, or fsdp_load_plane takes them as they are. fsdp_read_param returns codes times scales, of the ROW planes;
+ * checkpoints have the planes. fsdp_get_plane shows what is stored. Later releases may add kinds; a value that this
+ * header does not name is INVALID_ARGUMENT.
+ *   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. Let f be 448 / the largest
+ *               magnitude of the parameter (1 where that magnitude is 0 or not finite; with FSDP_SCALE_POWER_OF_TWO
+ *               rounded down to a power of two). The codes are the numbers times f, to the nearest, ties to even, at
+ *               most 448 in magnitude; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and
+ *               granule are legal. In a publish, the ranks that hold different parts exchange their largest magnitudes,
+ *               4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange. A FROZEN
+ *               parameter with FP8 cannot be a box of a larger tensor.
+ *   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0); number = code times scale. There are two
+ *               forms. ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes have blocks
+ *               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
+ *               gives the scales. The codes are the numbers divided by the scale, to the nearest, ties to even; a NaN
+ *               makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions this
+ *               holds for each matrix. 32 rows stay together on a rank. An unshard gathers one form, which depends on
+ *               the phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
+ *               whole, have both forms. A FROZEN box of a larger tensor must not cut a block of that tensor.
+ *   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128; blocks at the right and lower edges are
+ *               smaller. number = code times scale; each block gets codes and scale as FP8 makes them for the whole
+ *               parameter. One plane serves all phases. The matrix is that of the last two dimensions; with more than
+ *               two dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks:
+ *               whatever the granule, 128 rows stay together, and the rows of a granule of BLOCK must be a multiple of
+ *               128. A FROZEN box of a larger tensor must not cut a block of that tensor.
  */
 typedef int32_t fsdp_quantization;
 enum {
@@ -891,34 +895,38 @@ enum {
   FSDP_QUANTIZE_FP8_BLOCK = 3
 };
 
-/** What a step does to a parameter without a gradient: in this step no rank acquired its gradient or put anything but
- *  NULL, and fsdp_load_grad loaded none. */
+/** What a step does to a parameter that has no gradient. It has none if in this step no rank called fsdp_acquire_grad
+ *  for it, no rank put non-NULL data with fsdp_put_grad, and fsdp_load_grad loaded nothing. The same holds for data in
+ *  fsdp_apply_grads. */
 typedef int32_t fsdp_missing_grad;
 enum {
-  FSDP_MISSING_GRAD_ZEROS = 1, /* the gradient is zeros: weights still decay and still move along their moments */
-  FSDP_MISSING_GRAD_SKIP = 2   /* as torch.optim: fsdp_step_adamw leaves weights and moments unchanged, and AdamW's step
-                                  number still advances. fsdp_shard.flags tell a caller's own optimizer. Ranks agree in
-                                  fsdp_finish_grads: if they gave gradients to different parameters, one more exchange
-                                  sends one bit per such parameter. A model with such a parameter cannot be captured
-                                  into graphs. No effect if FROZEN */
+  FSDP_MISSING_GRAD_ZEROS = 1, /* the gradient is zeros: weight decay and the moments still change the weights */
+  FSDP_MISSING_GRAD_SKIP = 2   /* as in torch.optim, fsdp_step_adamw leaves weights and moments unchanged; AdamW's step
+                                  number still advances. A caller's own optimizer sees this as FSDP_PARAM_FROZEN in
+                                  fsdp_shard.flags. In fsdp_finish_grads the ranks agree which SKIP parameters have a
+                                  gradient: if their own sets differ, one more exchange sends one bit per SKIP
+                                  parameter. A model with a SKIP parameter cannot be captured into graphs. SKIP has no
+                                  effect on a FROZEN parameter */
 };
 
 typedef struct fsdp_param {
   uint64_t struct_size;
   const char *name;        /* unique in the model, 1-255 bytes */
-  const uint64_t *shape;   /* dimension_count sizes of 1 or more, C order; copied */
+  const uint64_t *shape;   /* dimension_count sizes of 1 or more, in C order; copied */
   uint32_t dimension_count; /* at most 16; 0: a scalar */
-  fsdp_dtype dtype;        /* of the compute weights, unless they are quantized; 0: FSDP_FLOAT32. FSDP_UINT8 only of
-                              FROZEN parameters that are not quantized */
+  fsdp_dtype dtype;        /* dtype of the compute weights, unless the parameter is quantized; 0: FSDP_FLOAT32. Only a
+                              FROZEN parameter that is not quantized can have FSDP_UINT8 */
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
-  uint64_t granule_rows;   /* of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all. Of
-                              FP8_BLOCK a multiple of 128, also then */
+  uint64_t granule_rows;   /* number of rows in a block of the first dimension; counts only with FSDP_GRANULE_BLOCK. A
+                              number above the parameter's rows means all of its rows. With FP8_BLOCK it must be a
+                              multiple of 128, also if it is above the parameter's rows */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
-  /* What is declared here is a box of a larger tensor, of which others have the rest (tensor parallelism, a stack of
-     experts): the tensor's shape, and where the box begins; dimension_count numbers each, copied. Checkpoints then
-     speak of that tensor: this model saves its box of it, and loads it from whatever has it. NULL both: all of it. */
+  /* The parameter may be a box of a larger tensor, of which other models have the rest (tensor parallelism, a stack of
+     experts). global_shape is then the shape of the larger tensor, and global_offset is where the box begins in it;
+     both have dimension_count numbers and are copied. Checkpoints then describe the larger tensor: this model saves its
+     box of it, and loads the box from any checkpoint that has it. If both are NULL, the parameter is a whole tensor. */
   const uint64_t *global_shape;
   const uint64_t *global_offset;
   fsdp_quantization quantization; /* 0: none */
@@ -927,11 +935,13 @@ typedef struct fsdp_param {
 #define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
-/** In C, a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
+/** In C, writes a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
 #define FSDP_SHAPE(...) \
   (const uint64_t[]){__VA_ARGS__}, (uint32_t)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
-/** In C, a descriptor: FSDP_PARAM("qkv", 3 * c, c) in fp32, FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias",
- *  c). Its shape lives as long as the block around it: in the body of a loop it is gone behind it. */
+/** In C, makes a descriptor: FSDP_PARAM("qkv", 3 * c, c) in fp32, or with dtype and flags
+ *  FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias", c). The shape array is a compound literal and lives until
+ *  the end of the enclosing { } block: a descriptor made in the body of a loop must not be used after that
+ *  iteration. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
   (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -939,7 +949,7 @@ typedef struct fsdp_param {
 
 enum {
   FSDP_GROUP_RESIDENT = 1u << 16, /* stays gathered from its forward to its backward visit; not with INTERLEAVED */
-  FSDP_GROUP_ROOT = 1u << 22      /* visited first and last in each direction, as tied embeddings are; only with
+  FSDP_GROUP_ROOT = 1u << 22      /* visited first and last in each direction, like tied embeddings; only with
                                      SEQUENTIAL */
 };
 
@@ -953,115 +963,119 @@ typedef struct fsdp_group_options {
 #define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0}
 
 /**
- * Declare a group: param_count descriptors, each param_stride bytes after the one before (sizeof(fsdp_param)). The name
- * is UTF-8 of 1-255 bytes, unique among the model's groups. Parameters of different dtypes, row sizes and trainability
- * may mix; the group is split inside. A group without parameters is legal. Collective: the mesh (compared at the seal).
- * Blocks: no. Memory: none until the seal.
+ * Declare a group of param_count parameters. The descriptors follow each other at a distance of param_stride bytes,
+ * which is sizeof(fsdp_param). The group's name is UTF-8 of 1-255 bytes and unique among the model's groups. Parameters
+ * of different dtypes, row sizes and trainability may mix; the library splits the group internally. A group without
+ * parameters is legal. Collective: the mesh (compared at the seal). Blocks: no. Memory: none until the seal.
  * Errors: INVALID_ARGUMENT (naming the parameter and field), INVALID_STATE (sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_param *params,
                                                    uint64_t param_count, uint64_t param_stride,
                                                    const fsdp_group_options *options, fsdp_group **group);
 
-/** What a group was declared as, with defaults filled in. Output only: set struct_size before the call. */
+/** The declaration of a group, with defaults filled in. Output only: set struct_size before the call. */
 typedef struct fsdp_group_info {
   uint64_t struct_size;
   const char *name;
   uint64_t param_count;
-  uint32_t group_index;    /* in the order of creation */
+  uint32_t group_index;    /* index in the order of creation */
   uint32_t flags;          /* FSDP_GROUP_* */
   fsdp_strategy strategy;
   fsdp_reduce_policy reduce_policy;
-  fsdp_dtype grad_dtype;   /* 0: each parameter's own */
-  fsdp_dtype reduce_dtype; /* 0: the gradient's */
+  fsdp_dtype grad_dtype;   /* 0: the dtype of each parameter */
+  fsdp_dtype reduce_dtype; /* 0: the dtype of the gradient */
 } fsdp_group_info;
 #define FSDP_GROUP_INFO_INIT {sizeof(fsdp_group_info), 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** The number of groups that were created. Threads: any, once sealed. Since 0.2. */
+/** Get the number of groups that were created. Threads: any, once sealed. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group_count(const fsdp_model *model, uint64_t *group_count);
-/** The group of that number, in the order of creation: the handle that fsdp_create_group gave. Threads: any, once
- *  sealed. Since 0.2. */
+/** Get the group with that index, in the order of creation. The handle is the one that fsdp_create_group returned.
+ *  Threads: any, once sealed. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group(const fsdp_model *model, uint64_t group_index, fsdp_group **group);
-/** The group of that name. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no such group). Since 0.2. */
+/** Find the group of that name. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no such group). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_find_group(const fsdp_model *model, const char *name, fsdp_group **group);
-/** Strings live as long as the model. Threads: any, once sealed. Since 0.2. */
+/** Get a group's declaration. Strings live as long as the model. Threads: any, once sealed. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group_info(const fsdp_group *group, fsdp_group_info *info);
-/** The parameter of that name, which is unique in the model. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no
- *  such parameter). Since 0.2. */
+/** Find the parameter of that name, which is unique in the model. Threads: any, once sealed. Errors: INVALID_ARGUMENT
+ *  (no such parameter). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_find_param(const fsdp_model *model, const char *name, fsdp_group **group,
                                                  uint64_t *param_index);
 
-/** The descriptor as declared, with defaults filled in and the lr_scale of now: fsdp_create_group takes it. Threads:
- *  any, once sealed. Errors: INVALID_ARGUMENT. Since 0.2. */
+/** Get the descriptor as it was declared, with defaults filled in and the current lr_scale. fsdp_create_group accepts
+ *  this descriptor. Threads: any, once sealed. Errors: INVALID_ARGUMENT. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, fsdp_param *param);
 
 #define FSDP_EVERY_RANK (-1)
 
 /**
  * Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
- * passes the same data and nothing is communicated. Else rank `root` passes it, and data should be NULL elsewhere: with
- * NULL there, dtype and element_count may be anything; data that is not NULL is checked as the root's is. The data may
- * be freed at return. flags must be 0.
- * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
- * bytes for each element of this rank's part while it runs, since planes are made when all has come.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. INVALID_ARGUMENT is on
- * all ranks where the root's data, dtype or element_count is wrong. Another wrong argument is an error of its rank
- * alone, and the others wait for it. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there is a root,
- * else on this one: load the parameter again before the next publish. Since 0.2.
+ * passes the same data and nothing is communicated. Otherwise rank `root` passes the data, and data should be NULL on
+ * the other ranks. A rank that passes NULL may pass any dtype and element_count; data that is not NULL is checked as
+ * the root's data is. The data may be freed when the call returns. flags must be 0.
+ * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: for a FROZEN quantized parameter 4
+ * bytes for each element of this rank's part during the call, because the planes are made when all data has come.
+ * Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. If the root's data,
+ * dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument fails the call only on its
+ * own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there
+ * is a root, else on this rank. Load the parameter again before the next publish. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
                                                  uint32_t flags);
 
 /**
- * Copy a whole parameter out: the main weights (compute weights of a frozen one), converted to dtype. With root
- * FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
- * copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
- * Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
- * Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it, of a GPU
- * page-locked. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED,
- * TIMEOUT. Since 0.2.
+ * Copy a whole parameter out: the main weights (for a frozen parameter the compute weights), converted to dtype. With
+ * root FSDP_EVERY_RANK every rank gets the data; otherwise only rank `root` gets it, and data may be NULL on the
+ * others. flags must be 0. The data arrives piece by piece from the ranks that own it, so if a peer fails, some of data
+ * has been written.
+ * Collective: the mesh. Blocks: peers. Window: either; while the window is open, no rank may write main weights during
+ * the call. Memory: for a FROZEN quantized parameter all its codes and scales during the call, on each rank that gets
+ * the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange
+ * parts), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                  uint64_t element_count, int32_t root, uint32_t flags);
 
 /**
- * The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
- * update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
- * the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
- * of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
- * INTERLEAVED, but FORWARD's where planes are by phase. With ANY the address is valid while the group is held, and may
- * differ at the next hold. phase may be any.
- * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
+ * Get a read-only view of a parameter's full compute weights. It may be read while the group is unsharded or, if the
+ * strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS schedules the
+ * address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase
+ * (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL share
+ * another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY the
+ * address is valid while the group is held, and may differ at the next hold. Every phase is legal here.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
                                                 fsdp_tensor *tensor);
 
 /**
- * The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where
- * addresses are fixed. Where a parameter is quantized, data is NULL. tensors is an array of tensor_count, the group's
- * number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective:
- * no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
+ * Get the views of all parameters of a group, each as from fsdp_get_param. This is for bindings, which may keep the
+ * views where addresses are fixed. The view of a quantized parameter has data NULL. tensors is an array of tensor_count
+ * elements, the group's number of parameters. The call sets each struct_size: to the stride, or to the size that the
+ * library knows if that is less.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_params(fsdp_group *group, fsdp_phase phase, fsdp_tensor *tensors,
                                                  uint64_t tensor_count, uint64_t tensor_stride);
 
 typedef int32_t fsdp_plane;
 enum {
-  FSDP_PLANE_ROW = 1,      /* the codes of a quantized parameter: E4M3, of the parameter's shape */
-  FSDP_PLANE_ROW_SCALE = 2, /* what codes are multiplied by. FP8: fp32, one, every size 1. FP8_BLOCK: fp32, of that
-                               shape with the last two sizes divided by 128, rounded up. Both without padding, so that
-                               the first element is aligned to 4 bytes alone. MXFP8: E8M0, with the last size divided by
-                               32 */
-  FSDP_PLANE_COLUMN = 3,    /* MXFP8: the codes of blocks in columns, of the parameter's shape */
-  FSDP_PLANE_COLUMN_SCALE = 4 /* ... and their scales, with the last size but one divided by 32 */
+  FSDP_PLANE_ROW = 1,      /* the codes of a quantized parameter: E4M3, in the parameter's shape */
+  FSDP_PLANE_ROW_SCALE = 2, /* the scales by which codes are multiplied. FP8: one fp32 number, every size of the shape
+                               is 1. FP8_BLOCK: fp32, in the parameter's shape with the last two sizes divided by 128
+                               and rounded up. Both are stored without padding, so the first element is only aligned to
+                               4 bytes. MXFP8: E8M0, in the parameter's shape with the last size divided by 32 */
+  FSDP_PLANE_COLUMN = 3,    /* MXFP8: the codes of blocks in columns, in the parameter's shape */
+  FSDP_PLANE_COLUMN_SCALE = 4 /* MXFP8: the scales of these codes, in the parameter's shape with the last size but one
+                                 divided by 32 */
 };
 
 /**
- * A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
- * is, at addresses that follow the same rules. Where planes are gathered by phase it is legal while a hold of the phase
- * given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
+ * Get a read-only view of a whole plane of a quantized parameter's compute weights. It may be read at the same times as
+ * a view of fsdp_get_param, and its address follows the same rules. If planes are gathered by phase, it may be read
+ * while a hold of the phase given lasts, and the ROW planes of a group have other addresses than its COLUMN planes.
+ * Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
  * the phase has other planes). Since 0.2.
  */
@@ -1069,14 +1083,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
                                                 fsdp_plane plane, fsdp_tensor *tensor);
 
 /**
- * Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
- * plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
- * rounding. root and flags as in fsdp_load_param.
- * What belongs together must be loaded together, in the same window: codes and scales, and of MXFP8 both forms. That is
- * not checked.
+ * Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales in the
+ * plane's shape and dtype (see fsdp_plane), in C order. This loads another program's quantized checkpoint without any
+ * rounding. root and flags are as in fsdp_load_param.
+ * Planes that belong together must be loaded together, in the same window: codes and scales, and for MXFP8 both forms.
+ * The library does not check this.
  * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
- * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
- * window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+ * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN, so that planes are made of main
+ * weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane plane,
                                                   const void *data, fsdp_dtype dtype, uint64_t element_count,
