@@ -1074,7 +1074,7 @@ enum {
 /**
  * Get a read-only view of a whole plane of a quantized parameter's compute weights. It may be read at the same times as
  * a view of fsdp_get_param, and its address follows the same rules. If planes are gathered by phase, it may be read
- * while a hold of the phase given lasts, and the ROW planes of a group have other addresses than its COLUMN planes.
+ * while a hold of the phase given lasts; the ROW planes of a group have other addresses than its COLUMN planes.
  * Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
  * the phase has other planes). Since 0.2.
@@ -1098,44 +1098,47 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t pa
 
 /**
  * Write the scales of an MXFP8 plane, ROW_SCALE or COLUMN_SCALE, in the order in which block-scaled GEMMs read them
- * (VEC32_UE8M0 of cuBLASLt); of a parameter of three or more dimensions, matrices follow each other. The scales of ROW
- * planes are a matrix of R x C/32, those of COLUMN planes are taken as their transpose, C x R/32. Both sizes are
- * rounded up, to multiples of 128 and of 4, and tiles of 128 x 4, of 512 bytes each, follow each other in rows of
- * tiles. In a tile scale (r, c) is byte r % 32 * 16 + r / 32 * 4 + c; what is beyond the scales is 0.
- * data is memory of the model's device, *size_bytes its size on entry and the size needed on return; data may be NULL
- * to ask, at any time after the seal. Else the plane must be legal to read as that of fsdp_get_plane is, and its hold
- * is to be given back in the order of this stream. Collective: no. Blocks: local work on the host device, else no.
+ * (VEC32_UE8M0 of cuBLASLt). If the parameter has three or more dimensions, its matrices follow each other. For an R x
+ * C matrix, the scales of ROW planes are a matrix of R x C/32; the scales of COLUMN planes are transposed to C x R/32.
+ * The rows and columns of this matrix of scales are rounded up to multiples of 128 and of 4. Tiles of 128 x 4 scales,
+ * 512 bytes each, follow each other, one row of tiles after the other. In a tile, scale (r, c) is byte
+ * r % 32 * 16 + r / 32 * 4 + c; bytes beyond the scales are 0.
+ * data is memory of the model's device. *size_bytes is its size on entry and the size needed on return. data may be
+ * NULL to ask for the size, at any time after the seal. With data, the plane must be readable as for fsdp_get_plane,
+ * and its hold must be returned in the order of this stream.
+ * Collective: no. Blocks: local work on the host device, else no.
  * Errors: as fsdp_get_plane, and INVALID_ARGUMENT (no scales of MXFP8; too small: *size_bytes is set). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_phase phase,
                                                      fsdp_plane plane, void *data, uint64_t *size_bytes,
                                                      fsdp_stream stream);
 
-/** Which part of a parameter a rank has to load, by arithmetic alone. */
+/** The part of a parameter that a rank has to load. */
 typedef struct fsdp_chunk {
   uint64_t struct_size;
-  uint64_t element_offset; /* in the parameter, C order */
-  uint64_t element_count;  /* 0: this rank owns nothing of it */
+  uint64_t element_offset; /* offset in the parameter, in C order */
+  uint64_t element_count;  /* 0: this rank owns nothing of the parameter */
   uint64_t row_offset;
   uint64_t row_count;
 } fsdp_chunk;
 #define FSDP_CHUNK_INIT {sizeof(fsdp_chunk), 0, 0, 0, 0}
 
 /**
- * The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not
- * FROZEN, what fsdp_get_shard shows. All of it where every rank has the whole (FSDP_STRATEGY_NO_SHARD); the same part
- * on each replica.
+ * Get the part of a parameter that rank `rank` stores, by arithmetic alone. It is the part that fsdp_load_chunk takes
+ * on that rank and, if the parameter is not FROZEN, the part that fsdp_get_shard shows there. The part is the whole
+ * parameter where every rank has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32_t rank,
                                                 fsdp_chunk *chunk);
 
 /**
- * Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of
- * fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them.
- * Every rank, replicas too, loads its own. flags must be 0. Of a FROZEN quantized parameter they must be whole blocks:
- * of a matrix 32 rows (MXFP8) or 128 (FP8_BLOCK; the last block may be shorter). FP8, whose scale is made of all rows,
- * is loaded by fsdp_load_param. Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
+ * Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, for example those of
+ * fsdp_get_chunk. The rows must be in this rank's chunk; if the strategy keeps main weights whole, the chunk is all
+ * rows. Every rank loads its own rows, and replicas do so as well. flags must be 0. For a FROZEN quantized parameter
+ * the rows must be whole blocks: in a matrix, blocks of 32 rows (MXFP8) or of 128 rows (FP8_BLOCK; the last block may
+ * be shorter). FP8 makes its scale of all rows, so a FROZEN parameter with FP8 is loaded by fsdp_load_param.
+ * Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
  * Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
  * of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
  */
@@ -1144,32 +1147,32 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t pa
                                                  uint32_t flags);
 
 /**
- * Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and
- * "exp_avg_sq" of AdamW, or one of the caller's own. The number of AdamW's steps is not part of it:
- * fsdp_adamw_options.step sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the
- * mesh. Blocks: peers, if there is a root. Window: inside.
+ * Load a named optimizer state of a parameter from full data, as fsdp_load_param does for its weights: "exp_avg" or
+ * "exp_avg_sq" of AdamW, or one of the caller's own states. AdamW's number of steps is not part of a state and is not
+ * changed by this call: set it once with fsdp_adamw_options.step, and later steps count on. flags must be 0.
+ * Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
  * Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_state(fsdp_group *group, uint64_t param_index, const char *name,
                                                  const void *data, fsdp_dtype dtype, uint64_t element_count,
                                                  int32_t root, uint32_t flags);
 /**
- * Copy a whole optimizer state of a parameter out, as fsdp_read_param does its weights. flags must be 0. Collective:
- * the mesh.
- * Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such state), INVALID_STATE
- * (frozen). Since 0.2.
+ * Copy a whole optimizer state of a parameter out, as fsdp_read_param does for its weights. flags must be 0.
+ * Collective: the mesh. Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such
+ * state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char *name, void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
                                                  uint32_t flags);
 
 /**
- * Give a parameter another lr_scale from the next step on; 0 leaves its weights alone, and sets FSDP_PARAM_LR_ZERO in
- * the descriptor, which another value clears. Call it alike on every rank: the next meeting compares the lr_scales that
- * parameters have then, and its MISMATCH names the parameter and both values; ranks that make them equal again go on.
- * The value that is there already is no change. A capture with a step of AdamW is not replayed while the lr_scales are
- * not those of the capture.
- * Collective: the mesh, though ranks meet only later. Blocks: no. Window: either.
+ * Give a parameter another lr_scale from the next step on. 0 makes the optimizer leave the weights alone and sets
+ * FSDP_PARAM_LR_ZERO in the descriptor; a later value that is not 0 clears this flag. Make the same calls on every
+ * rank. The next call that synchronizes the model's ranks (such as fsdp_finish_grads or fsdp_publish_weights) compares
+ * the lr_scales. If they differ, its MISMATCH names the parameter and both values, and ranks that make the lr_scales
+ * equal again can go on. Setting the current value changes nothing. A capture that contains an AdamW step can be
+ * replayed only while the lr_scales are those of the capture.
+ * Collective: the mesh, but the ranks synchronize only later. Blocks: no. Window: either.
  * Errors: INVALID_ARGUMENT (negative or not finite in fp32), INVALID_STATE (not sealed; frozen; a capture is under
  * way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
  */
@@ -1177,16 +1180,18 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uin
 
 /**
  * Stop training a parameter, or train it again. An untrained parameter has no gradient: fsdp_put_grad and
- * fsdp_acquire_grad refuse it as a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not require one. In
- * a group without trained parameters fsdp_reduce_grad does nothing and need not be called. fsdp_apply_grads still has
- * an entry for the parameter, with data NULL. Steps, weight decay included, leave its weights and states unchanged.
- * fsdp_shard.flags have FROZEN, and its main gradient is zeros, also in norms. fsdp_get_param_info shows it as
- * declared. The planned memory does not change. A parameter that was declared FROZEN cannot be trained.
- * Collective: no, but train the same on every rank. The model's next meeting, at the latest the end of the step,
- * compares which parameters are trained. If before that a rank reduces another group than its peers, the collective
- * fails at once with MISMATCH, and the contexts have failed. Blocks: no.
- * Window: either, between steps: no gradient may have been acquired since the last publish, and the window must have no
- * gradients. An earlier graph can be replayed only while the same parameters are trained as at its capture.
+ * fsdp_acquire_grad refuse it like a FROZEN one, fsdp_acquire_grads lends nothing for it, and fsdp_reduce_grad does not
+ * require its gradient. In a group without trained parameters fsdp_reduce_grad does nothing and need not be called.
+ * fsdp_apply_grads still has an entry for the parameter, with data NULL. Steps leave its weights and states unchanged,
+ * also by weight decay. fsdp_shard.flags has FSDP_PARAM_FROZEN, and the main gradient is zeros, also in norms.
+ * fsdp_get_param_info shows the parameter as declared. The planned memory does not change. A parameter that was
+ * declared FROZEN cannot be trained.
+ * Collective: no, but train the same parameters on every rank. The next call that synchronizes the model's ranks, at
+ * the latest the end of the step, compares which parameters are trained. If a rank reduces another group than its peers
+ * before that call, the collective fails at once with MISMATCH, and the contexts have failed. Blocks: no.
+ * Window: either, but only between steps: no gradient may have been acquired since the last publish, and an open window
+ * must have no gradients. An earlier graph can be replayed only while the same parameters are trained as at its
+ * capture.
  * Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable);
@@ -1194,18 +1199,20 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, ui
 /* ---- gather -------------------------------------------------------------------------------------------------- */
 
 /**
- * Start gathering a group ahead of its unshard. The schedule does this on its own; call it when the order differs. Free
- * if the group is gathered; nothing happens if no buffer is free, nor with FSDP_CONTEXT_DEBUG. Collective: no (pulls
- * what peers published); on a CUDA device the shard axis. flags must be 0. Blocks: no. Window: outside. Errors:
- * INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
+ * Start gathering a group ahead of its unshard. The schedule does this on its own; make this call if the order differs
+ * from the schedule. If the group is gathered already, the call costs nothing. It does nothing if no buffer is free, or
+ * with FSDP_CONTEXT_DEBUG. flags must be 0.
+ * Collective: no (the rank pulls what peers have published); on a CUDA device the shard axis. Blocks: no. Window:
+ * outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, uint32_t flags,
                                                  fsdp_stream stream);
 
 /**
- * Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version
- * and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is
- * free, but where planes are gathered by phase (fsdp_plane_policy). flags must be 0.
+ * Make the full compute weights readable for work that follows on the stream, and take a hold. If the group is gathered
+ * already, the call costs nothing; otherwise it gathers the group, which happens once per version and release. A
+ * RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are gathered by phase
+ * (fsdp_plane_policy). flags must be 0.
  * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
  * this version). Window: outside.
  * Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes
@@ -1214,77 +1221,81 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
 /**
- * Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
- * returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors:
- * INVALID_STATE (no such hold). So it is after fsdp_discard_step, which has forgotten the holds: a scope that ends late
- * may pass over that error, which changes nothing. Since 0.2.
+ * Return a hold of the phase given. When the last hold is returned, the group gives up its buffer once the work on all
+ * streams that returned holds is done. flags must be 0. After fsdp_discard_step, which takes back all holds, the call
+ * fails with INVALID_STATE and changes nothing; a scope that ends after the discard may ignore this error.
+ * Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STATE (no such hold). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
 /**
- * Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do so for
- * all groups. Weights that are mapped or that the strategy keeps whole need FSDP_VIEWS_PRIVATE: the written pages show
- * the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
+ * Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this
+ * for all groups. Weights that are mapped, or that the strategy keeps whole, need FSDP_VIEWS_PRIVATE: the written pages
+ * show the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
  * again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to
  * communicate.)
  * Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks:
  * local work. Window: either. Memory: the copies of written pages are freed.
- * Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
+ * Errors: INVALID_STATE (copied weights that are held; other weights with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_restore_view(fsdp_group *group);
 
 /* ---- gradient ------------------------------------------------------------------------------------------------ */
 
 enum {
-  FSDP_GRAD_ZEROED = 1u << 17, /* where *accumulate would be 0 the gradient is cleared, and it is 1: for callers that
-                                  only add */
-  FSDP_GRAD_NO_WAIT = 1u << 10 /* where the call would wait for peers to read a buffer (on one rank: for its own reduce)
-                                  it returns BUSY and changes nothing, with fsdp_acquire_grads for any parameter: try
-                                  again later, or without this flag. No effect on a CUDA device, where the stream waits
-                                  instead. With FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad itself waits for peers */
+  FSDP_GRAD_ZEROED = 1u << 17, /* for callers that only add: where *accumulate would be 0, the gradient is cleared and
+                                  *accumulate is 1 */
+  FSDP_GRAD_NO_WAIT = 1u << 10 /* where the call would wait for peers to read a buffer (on one rank: for its own
+                                  reduce), it returns BUSY and changes nothing; fsdp_acquire_grads does so if this holds
+                                  for any parameter. Try again later, or without this flag. The flag has no effect on a
+                                  CUDA device, where the stream waits instead. With FSDP_CONTEXT_NO_OVERLAP
+                                  fsdp_reduce_grad itself waits for peers */
 };
 
 /**
- * Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add
- * to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied
- * or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
- * fsdp_complete_grad, else with fsdp_reduce_grad.
+ * Borrow the full gradient of a parameter to write into, in grad_dtype. If *accumulate is 0, overwrite all of it; if it
+ * is 1, add to it. With FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. A second call before
+ * fsdp_reduce_grad (for a tied or twice-used parameter) gives 1 and orders the second stream after the first. The view
+ * ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
  * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
- * BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+ * BUSY (FSDP_GRAD_NO_WAIT). If a buffer must be drained, the errors of its reduce: MISMATCH, PEER_FAILED, TIMEOUT.
+ * Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
                                                    fsdp_stream stream, fsdp_tensor *grad, int32_t *accumulate);
 
 /**
- * fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
- * number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. A parameter that is frozen or not
- * trained has data NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host
- * device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and INVALID_STATE if max_pending_bytes has no room
- * for all gradients at once. Since 0.2.
+ * Borrow the full gradients of all trainable parameters of a group at once, each as by fsdp_acquire_grad. grads is an
+ * array of grad_count elements, the group's number of parameters. accumulate is an array of the same length, or NULL
+ * with FSDP_GRAD_ZEROED. A parameter that is frozen or not trained has data NULL and accumulate 0. struct_size is set
+ * as in fsdp_get_params.
+ * Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and
+ * INVALID_STATE if max_pending_bytes has no room for all gradients at once. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
                                                  fsdp_tensor *grads, uint64_t grad_count, uint64_t grad_stride,
                                                  int32_t *accumulate);
 
 /**
- * Hand in the caller's own full gradient: element_count elements of dtype, copied (or added, as acquire would say)
- * before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as
- * zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT. Collective: no. Blocks: as fsdp_acquire_grad. Errors:
- * as fsdp_acquire_grad. Since 0.2.
+ * Hand in the caller's own full gradient: element_count elements of dtype. They are copied, or added where
+ * fsdp_acquire_grad would set *accumulate to 1: before the call returns on the host device, in stream order on a GPU.
+ * data NULL means "no gradient": it counts as zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT.
+ * Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, uint32_t flags,
                                                  fsdp_stream stream);
 
 /**
- * This parameter's gradient of this contribution is complete: nothing is written into it, or put, until
- * fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or the
- * group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the rest
- * of the group is written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may
- * complete those of a part in different orders, but must reduce parts in the same one; a rank may leave parts to
- * fsdp_reduce_grad, which takes them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
- * fsdp_reduce_grad. stream orders nothing: streams that wrote are known. flags must be 0.
+ * Declare a parameter's gradient of this contribution complete: from now on nothing is written into it or put for it
+ * until fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or
+ * the group, is reduced as soon as all of its trainable parameters are complete, and its buffer can then be lent while
+ * the rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass.
+ * Ranks may complete the parameters of a part in different orders, but they must reduce parts in the same order. A rank
+ * may leave parts to fsdp_reduce_grad, which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST
+ * nothing is reduced before fsdp_reduce_grad. The call orders nothing by stream: the library knows which streams wrote.
+ * flags must be 0.
  * Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
  * completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1296,9 +1307,10 @@ enum {
 };
 
 /**
- * The group's gradients of one contribution (micro-batch) are complete: reduce into the main grads what
- * fsdp_complete_grad has not. Every trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST
- * only the call with FSDP_LAST communicates. Buffers are drained when others need them.
+ * End one contribution (micro-batch) of a group: its gradients are complete. The call reduces into the main grads what
+ * fsdp_complete_grad has not reduced. Every trainable parameter must have been acquired or put. With
+ * FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST communicates. A buffer is drained when another group or part
+ * needs it.
  * Collective: the mesh. Blocks: no. Window: outside.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
  * TIMEOUT. Since 0.2.
@@ -1307,13 +1319,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t f
 
 /**
  * End the step's gradients. The call checks that every trainable group was reduced with LAST and that no hold of any
- * phase is left. It waits for all reduces, multiplies main grads by scale (1: leave as they are), and opens the update
- * window once every rank has come here. What is missing anywhere is listed on every rank. With the flag FSDP_LAST, on
- * all ranks, groups need not have been reduced with LAST: this call ends the contributions of each such group, in
- * reverse declared order, with the same bits. A group without a contribution is reduced as zeros, as if each parameter
- * had been put NULL. Groups that were reduced with LAST stay as they are. After a failure that leaves the context alive
- * the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and
- * destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE.
+ * phase is left. It waits for all reduces, multiplies main grads by scale (1 leaves them as they are), and opens the
+ * update window once every rank has made this call. If anything is missing on any rank, every rank's error lists it.
+ * With the flag FSDP_LAST, on all ranks, groups need not have been reduced with LAST: this call ends the contributions
+ * of each such group, in reverse declared order, with the same bits. A group without a contribution is reduced as
+ * zeros, as if each parameter had been put NULL. Groups that were reduced with LAST stay as they are.
+ * After a failure that leaves the context alive, go on with fsdp_discard_step on every rank. Before that call, only
+ * getters, traces, fsdp_reshard of held groups and destroy calls are legal. fsdp_close_context and every other call of
+ * the step return INVALID_STATE.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
  * 0.2.
  */
@@ -1322,15 +1335,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_finish_grads(fsdp_model *model, double sc
 
 /**
  * Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer
- * will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
+ * will see it. Otherwise the call works as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
  * gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                 uint64_t element_count, int32_t root, uint32_t flags);
 
 /**
- * Replace a main gradient by full data, as fsdp_load_param replaces weights, say after a transformation of the whole
- * gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
+ * Replace a main gradient by full data, as fsdp_load_param replaces weights, for example after a transformation of the
+ * whole gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
  * fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *data,
