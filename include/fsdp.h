@@ -1290,8 +1290,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t para
 /**
  * Declare a parameter's gradient of this contribution complete: from now on nothing is written into it or put for it
  * until fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or
- * the group, is reduced as soon as all of its trainable parameters are complete, and its buffer can then be lent while
- * the rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass.
+ * the group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the
+ * rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass.
  * Ranks may complete the parameters of a part in different orders, but they must reduce parts in the same order. A rank
  * may leave parts to fsdp_reduce_grad, which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST
  * nothing is reduced before fsdp_reduce_grad. The call orders nothing by stream: the library knows which streams wrote.
@@ -1324,9 +1324,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reduce_grad(fsdp_group *group, uint32_t f
  * With the flag FSDP_LAST, on all ranks, groups need not have been reduced with LAST: this call ends the contributions
  * of each such group, in reverse declared order, with the same bits. A group without a contribution is reduced as
  * zeros, as if each parameter had been put NULL. Groups that were reduced with LAST stay as they are.
- * After a failure that leaves the context alive, go on with fsdp_discard_step on every rank. Before that call, only
- * getters, traces, fsdp_reshard of held groups and destroy calls are legal. fsdp_close_context and every other call of
- * the step return INVALID_STATE.
+ * After a failure that leaves the context alive, go on with fsdp_discard_step on every rank. Until then getters,
+ * traces, fsdp_reshard of held groups and destroy calls are still legal; fsdp_close_context and every other call of the
+ * step return INVALID_STATE.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
  * 0.2.
  */
@@ -1352,7 +1352,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t par
 
 /* ---- optimizer ----------------------------------------------------------------------------------------------- */
 
-/** What this rank owns of one parameter. Parameters of which it owns nothing, and frozen ones, are absent. */
+/** The part of one parameter that this rank owns. Parameters of which it owns nothing, and frozen ones, have no
+ *  shard. */
 typedef struct fsdp_shard {
   uint64_t struct_size;
   fsdp_group *group;
@@ -1362,82 +1363,88 @@ typedef struct fsdp_shard {
   void *main_grad;          /* element_count elements; complete in the update window */
   fsdp_dtype main_weight_dtype; /* FSDP_FLOAT32 */
   fsdp_dtype main_grad_dtype;   /* FSDP_FLOAT32 */
-  uint64_t element_offset;  /* of the first element, in the parameter */
+  uint64_t element_offset;  /* offset of the first element in the parameter */
   uint64_t element_count;   /* never 0 */
   uint64_t row_offset;
   uint64_t row_count;
-  double lr_scale;
-  uint32_t flags;           /* FSDP_PARAM_*. FSDP_PARAM_FROZEN: this step must leave weights and states unchanged, by
-                               fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP */
-  uint32_t state_count;     /* AdamW's two states, then those of fsdp_add_optimizer_state in the order of its calls */
+  double lr_scale;          /* the current value, at the time of this call */
+  uint32_t flags;           /* FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave
+                               weights and states unchanged, because of fsdp_set_param_trainable or
+                               FSDP_MISSING_GRAD_SKIP */
+  uint32_t state_count;     /* number of optimizer states: AdamW's two first, then one for each call of
+                               fsdp_add_optimizer_state, in call order */
 } fsdp_shard;
 #define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/** How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only
- *  planned). Since 0.2. */
+/** Get the number of shards that this rank owns. It is fixed from the seal on. Collective: no. Errors: INVALID_STATE
+ *  (not sealed, or only planned). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, uint64_t *shard_count);
 /**
- * One of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are those
- * of now.
+ * Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
+ * current values, at the time of this call.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
 /**
- * The address of a named optimizer state of a shard; element_count elements of the state's dtype. Collective: no.
+ * Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. Collective: no.
  * Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, const char *name,
                                                       fsdp_tensor *state);
 
 /**
- * The L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order,
- * padding and copies not counted. With a mesh, the squares of the norms of its ranks' models are added in the mesh's
- * order. Its ranks hold different parts of one network (pipeline stages, tensor parallel parts), and no two of them are
- * of one model. NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later.
- * Then, without a mesh, nothing waits for a GPU: ranks meet to compare what they ask for, and the norm is found in the
- * order of the stream. On the host the calling thread is the stream. Collective: the model's mesh, and the one given.
- * Blocks: peers; for the stream too if norm is not NULL, or with a mesh. Window: inside.
+ * Get the L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed
+ * order; padding and copies are not counted. With mesh NULL it is the norm of this model alone. With a mesh it is the
+ * norm over several models that are parts of one network (pipeline stages, tensor parallel parts): each rank of the
+ * mesh contributes the norm of its own model, and the squares are added in the mesh's order. No two ranks of the mesh
+ * may be ranks of the same model. norm may be NULL, on all ranks or on some; fsdp_get_last_norm returns the norm later.
+ * If norm is NULL and no mesh is given, the call waits for no GPU: the ranks synchronize on the host to compare what
+ * they ask for, and the norm is computed in the order of the stream (on the host device, by the calling thread).
+ * Collective: the model's mesh, and the mesh given. Blocks: peers; also the stream, if norm is not NULL or with a mesh.
+ * Window: inside.
  * Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_grad_norm(fsdp_model *model, const fsdp_mesh *mesh, fsdp_stream stream,
                                                  double *norm);
 /**
- * The norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model found, before clipping, a
- * replay's too. Collective: no. Blocks: until it is known on this rank. Errors: INVALID_STATE (there was none yet),
- * PEER_FAILED, TIMEOUT. Since 0.2.
+ * Get the norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model measured, before
+ * clipping; a call in a graph counts when the graph is replayed. Collective: no. Blocks: until the norm is known on
+ * this rank. Errors: INVALID_STATE (no norm was measured yet), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_last_norm(const fsdp_model *model, double *norm);
 /**
- * The L2 norm of each parameter's main grad, group by group in declaration order; norm_count must be the number of
- * parameters of the model. Frozen ones give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+ * Get the L2 norm of each parameter's main grad, group by group in declaration order. norm_count must be the number of
+ * parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, fsdp_stream stream, double *norms,
                                                            uint64_t norm_count);
 /**
  * Multiply this rank's main grads. Every rank must give the same factors in the same order: the next norm, clip or end
- * of the step compares them (MISMATCH). Collective: no, but call it alike on every rank. Blocks: local work. Window:
- * inside. Since 0.2. */
+ * of the step compares them (MISMATCH). Collective: no, but make the same calls on every rank. Blocks: local work.
+ * Window: inside. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scale_grads(fsdp_model *model, double factor, fsdp_stream stream);
 /**
- * Scale all main grads by max_norm / norm if norm > max_norm. A norm that is not finite leaves them alone and returns
- * OK: test the norm. mesh and a norm of NULL: as for fsdp_get_grad_norm; what follows on the stream then works on
- * scaled gradients. Collective: the model's mesh, and the one given. Blocks: as fsdp_get_grad_norm.
- * Window: inside. Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH (on all ranks of both meshes:
- * another max_norm, or a rank that only asks for the norm; nothing was scaled, and all can clip again), PEER_FAILED,
- * TIMEOUT. Since 0.2.
+ * Scale all main grads by max_norm / norm if norm > max_norm. If the norm is not finite, the call leaves the gradients
+ * alone and returns OK, so test the norm. mesh and a norm of NULL work as in fsdp_get_grad_norm. Work that follows on
+ * the stream uses the scaled gradients. Collective: the model's mesh, and the mesh given. Blocks: as
+ * fsdp_get_grad_norm.
+ * Window: inside. Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. All ranks of
+ * both meshes get MISMATCH if a rank gave another max_norm or asked only for the norm. Nothing was scaled then, and all
+ * ranks can clip again. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_clip_grads(fsdp_model *model, const fsdp_mesh *mesh, double max_norm,
                                                  fsdp_stream stream, double *norm);
 /**
- * Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank; *name (may be NULL)
- * becomes the first such parameter's name, or NULL. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+ * Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the
+ * name of the first parameter that has some, or to NULL; name may be NULL. Collective: the mesh. Blocks: peers. Window:
+ * inside. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_check_grads(fsdp_model *model, fsdp_stream stream, int32_t *found,
                                                   const char **name);
 
 enum {
-  FSDP_ADAMW_BETA1_ZERO = 1u << 19,  /* no first moment: beta1 is 0 */
-  FSDP_ADAMW_BETA2_ZERO = 1u << 20,  /* beta2 is 0: the second moment is the last gradient's square */
+  FSDP_ADAMW_BETA1_ZERO = 1u << 19,  /* beta1 is 0: no first moment */
+  FSDP_ADAMW_BETA2_ZERO = 1u << 20,  /* beta2 is 0: the second moment is the square of the last gradient */
   FSDP_ADAMW_EPSILON_ZERO = 1u << 21 /* epsilon is 0; an element whose second moment is 0 then gives NaN */
 };
 
@@ -1447,85 +1454,90 @@ typedef struct fsdp_adamw_options {
   double beta2;        /* 0: 0.999 (see FSDP_ADAMW_BETA2_ZERO) */
   double epsilon;      /* 0: 1e-8 (see FSDP_ADAMW_EPSILON_ZERO) */
   double weight_decay; /* 0: none */
-  uint64_t step;       /* the number of this step, from 1; 0: the one after the last */
+  uint64_t step;       /* the number of this step, from 1; 0: one more than the last step's number */
   uint32_t flags;      /* FSDP_ADAMW_* */
   uint32_t reserved;   /* must be 0 */
 } fsdp_adamw_options;
 #define FSDP_ADAMW_OPTIONS_INIT {sizeof(fsdp_adamw_options), 0, 0, 0, 0, 0, 0, 0}
 
 /**
- * One step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish.
+ * Take one step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then
+ * publish.
  *   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
  *   eps)
- * with s the parameter's lr_scale, c = 1 - beta^step computed in double and rounded to fp32. Collective: the mesh.
- * Window: closes it.
- * Blocks: peers: ranks agree to step before a weight is touched, so one that discards instead is an error here and all
- * can discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step,
- * lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2.
+ * Here s is the parameter's lr_scale, and c = 1 - beta^step is computed in double and rounded to fp32.
+ * Collective: the mesh. Window: closes it.
+ * Blocks: peers. The ranks agree to step before any weight is changed. So if a rank discards the step instead, this
+ * call fails, and all ranks can still discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta,
+ * epsilon, weight_decay, step, lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since
+ * 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, const fsdp_adamw_options *options,
                                                  fsdp_stream stream);
 
 /**
- * Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
- * are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
- * or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them. It comes in this call on the
- * host device, and on a GPU at the end of the first call in the context that finds the work done. There is no line if a
- * graph has published, nor while what was published before has not been told of.
+ * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
+ * strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
+ * weights have Inf or NaN, the rank that has them logs a FSDP_LOG_WARNING with the parameter's name, once a version. On
+ * the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that
+ * finds the work done. A version that a graph published gets no such line, and neither does a version that was
+ * published before the result for an earlier version was known.
  * Collective: the mesh. Blocks: peers.
  * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else
- * instead, or numbers differ. It is fatal on all ranks, since weights were written here. Before the first publish
- * nothing is lost: make it the same and publish again. Since 0.2.
+ * instead, or numbers differ. It is fatal on all ranks, because weights were written on this rank. Before the first
+ * publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
 
 /**
- * Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending:
- * where a rank has some, all get INVALID_STATE, and fsdp_discard_step on all of them goes on.
+ * Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient may be
+ * pending. If a rank has one, all ranks get INVALID_STATE, and fsdp_discard_step on all of them is the way to go on.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stream stream);
 
 /**
- * Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
- * publishes, also after an exception in the middle of a pass. Inside the window it closes it, and the version stays as
- * it is: main weights must not have been written, nor FROZEN parameters loaded, which readers see at once. Over NCCL,
- * where ranks have enqueued different collectives, communicators are made anew, which graphs that captured theirs do
- * not survive: the context then fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
+ * Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in
+ * any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes
+ * the window, and the version stays the same. So in this window main weights must not have been written. Neither must
+ * FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
+ * collectives, the communicators are created again. A graph that captured the old communicators cannot be used with new
+ * ones, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
  * published yet), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
 
 /**
- * Compare what several ranks store alike, to find a replica that has drifted: a bit that flipped, a load or an edit
- * that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are hashed as
- * they lie in memory, padding left out. They are compared among the ranks that have the same elements: replicas of a
- * mesh, and all ranks where each has the whole. What one rank alone has is not looked at. MISMATCH, with one text on
- * all ranks, names the first such parameter, what differs, both ranks and hashes; fsdp_error.rank is the rank that
- * fewer agree with, or the higher one. The model can be used as before. It reads that memory once, on a GPU through 1
- * MiB of host memory. flags: 0. Collective: the mesh. Blocks: peers, and the GPU.
+ * Compare the data that several ranks store alike, to find a replica that has drifted: a bit that flipped, or a load or
+ * edit that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are
+ * hashed as they are in memory, without padding. The hashes are compared among the ranks that have the same elements:
+ * the replicas of a mesh, and all ranks if each has the whole. Data that only one rank has is not compared. MISMATCH,
+ * with the same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
+ * fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model
+ * can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be
+ * 0. Collective: the mesh. Blocks: peers, and the GPU.
  * Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH,
  * PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_check_replicas(fsdp_model *model, uint32_t flags, fsdp_stream stream);
 
-/** One full gradient for fsdp_apply_grads. May grow: it comes with a stride. */
+/** One full gradient for fsdp_apply_grads. This struct may grow, so arrays of it come with a stride. */
 typedef struct fsdp_grad {
-  const void *data; /* NULL: none, counts as zeros (but see fsdp_missing_grad) */
+  const void *data; /* NULL: there is no gradient; it counts as zeros (but see fsdp_missing_grad) */
   uint64_t element_count;
   fsdp_dtype dtype;
   uint32_t reserved; /* must be 0 */
 } fsdp_grad;
 
 /**
- * A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
- * for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter that
- * is not trained now (fsdp_set_param_trainable) must have data NULL. Same bits as put, reduce, finish and step. If
- * max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping;
- * gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0
- * whether norm is NULL, must be alike on every rank.
- * Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
- * 0.2.
+ * Take a whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one
+ * entry for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter
+ * that is not trained now (fsdp_set_param_trainable) must have data NULL. The bits are those of put, reduce, finish and
+ * step. If max_norm > 0, the gradients are first clipped to it; 0 leaves them. *norm (norm may be NULL) is set to the
+ * norm before clipping. The step is taken even if gradients are not finite; to skip such a step, use the single calls.
+ * max_norm must be the same on every rank. With max_norm 0, either all ranks pass NULL for norm or none does.
+ * Collective: the mesh. Blocks: peers. Window: outside; it is closed again when the call returns. Errors: as those of
+ * the calls that this call replaces. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp_grad *grads, uint64_t grad_count,
                                                  uint64_t grad_stride, double lr, double max_norm,
