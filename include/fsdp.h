@@ -1399,7 +1399,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, 
  * mesh contributes the norm of its own model, and the squares are added in the mesh's order. No two ranks of the mesh
  * may be ranks of the same model. norm may be NULL, on all ranks or on some; fsdp_get_last_norm returns the norm later.
  * If norm is NULL and no mesh is given, the call waits for no GPU: the ranks synchronize on the host to compare what
- * they ask for, and the norm is computed in the order of the stream (on the host device, by the calling thread).
+ * they ask for, and the norm is computed in stream order. On the host device the calling thread takes the place of the
+ * stream.
  * Collective: the model's mesh, and the mesh given. Blocks: peers; also the stream, if norm is not NULL or with a mesh.
  * Window: inside.
  * Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
@@ -1478,14 +1479,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
  * strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
- * weights have Inf or NaN, the rank that has them logs a FSDP_LOG_WARNING with the parameter's name, once a version. On
+ * weights have Inf or NaN, the rank that has them logs a FSDP_LOG_WARNING that names it, once a version. On
  * the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that
  * finds the work done. A version that a graph published gets no such line, and neither does a version that was
  * published before the result for an earlier version was known.
  * Collective: the mesh. Blocks: peers.
  * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else
- * instead, or numbers differ. It is fatal on all ranks, because weights were written on this rank. Before the first
- * publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2.
+ * instead, or numbers differ. It is fatal on all ranks, because main weights may have been written already. Before the
+ * first publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
 
@@ -1501,9 +1502,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stre
  * any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes
  * the window, and the version stays the same. So in this window main weights must not have been written. Neither must
  * FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
- * collectives, the communicators are created again. A graph that captured the old communicators cannot be used with new
- * ones, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
- * published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+ * collectives, the communicators are created again. This is impossible while a graph exists that captured the old
+ * communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing
+ * was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
 
@@ -1546,59 +1547,63 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp
 /* ---- checkpoints --------------------------------------------------------------------------------------------- */
 
 enum {
-  FSDP_SAVE_REPLACE = 1u << 24,       /* a checkpoint of this step that the folder has already, at once when the new one
-                                         is whole; else it is INVALID_STATE */
-  FSDP_SAVE_COMMIT_MANIFEST = 1u << 8 /* for mounts of object stores, which rename no folders: it has its name from the
-                                         start, and its manifest, written last, makes it a checkpoint; not with
-                                         REPLACE */
+  FSDP_SAVE_REPLACE = 1u << 24,       /* replaces a checkpoint of the same step that the folder already has, atomically
+                                         once the new one is whole; without this flag such a checkpoint is
+                                         INVALID_STATE */
+  FSDP_SAVE_COMMIT_MANIFEST = 1u << 8 /* for mounts of object stores, which rename no folders: the checkpoint has its
+                                         name from the start, and its manifest, written last, makes it a checkpoint; not
+                                         with REPLACE */
 };
 
 typedef struct fsdp_save_options {
   uint64_t struct_size;
-  uint64_t step;  /* the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint
-                     which was loaded, plus the number of updates published since; what was loaded is none; to 2^53 */
-  uint32_t keep;  /* of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all */
+  uint64_t step;  /* the checkpoint's step, at most 2^53. 0: the step of AdamW's last step. With FSDP_OPTIMIZER_CALLER 0
+                     means the step of the loaded checkpoint plus the number of updates published since; the first
+                     publish of loaded or initial weights is not such an update */
+  uint32_t keep;  /* number of the folder's newest checkpoints that stay, besides the one that was loaded; 0: all
+                     stay */
   uint32_t flags; /* FSDP_SAVE_* */
 } fsdp_save_options;
 #define FSDP_SAVE_OPTIONS_INIT {sizeof(fsdp_save_options), 0, 0, 0}
 
 /**
- * Save main weights (of frozen parameters the compute weights), optimizer states and AdamW's number of steps as a
- * checkpoint of the folder, which is made if it is not there. A checkpoint is DIR/step-0000001200/ with safetensors
- * files as PyTorch's distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md).
- * It has its name when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the
- * checkpoints from before stay as they are. With COMMIT_MANIFEST the folder has its name from the start and is a
- * checkpoint once its manifest is written. A save that is killed before then leaves no checkpoint, and a checkpoint
- * that loses its manifest later is damaged. A save succeeds even if another checkpoint of the folder cannot be read.
- * Main weights and states must not be written while it runs. Every rank must see the folder.
+ * Save main weights (for frozen parameters the compute weights), optimizer states and AdamW's number of steps as a
+ * checkpoint in the folder. The folder is made if it does not exist. A checkpoint is DIR/step-0000001200/ with
+ * safetensors files as PyTorch's distributed checkpoint writes them, and a manifest with checksums of all files
+ * (docs/guides/checkpoints.md). A checkpoint either has its name and is whole and on the disk, or it does not exist:
+ * whatever fails or is killed during the save, earlier checkpoints stay as they are. With COMMIT_MANIFEST the
+ * checkpoint's folder has its name from the start and is a checkpoint once its manifest is written. A save that is
+ * killed before then leaves no checkpoint, and a checkpoint that loses its manifest later is damaged. A save succeeds
+ * even if another checkpoint in the folder cannot be read. Main weights and states must not be written during the save.
+ * Every rank must see the folder.
  *
- * What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
- * writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
- * save_staging_bytes. One that is under way in the background (fsdp_commit_checkpoint) is waited for first.
- * Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing after timeout_ms has not failed; one
- * whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
+ * The call saves the version published last, also in the middle of a step. Ranks that have the same bytes share the
+ * writing, or one of them writes. A save takes 32 MiB of memory a rank while it runs, or the model's
+ * save_staging_bytes. If a save is under way in the background (fsdp_commit_checkpoint), the call waits for it first.
+ * Collective: the mesh. Blocks: the disk, and peers. A rank that is still writing after timeout_ms has not failed; a
+ * rank whose disk takes nothing for that long has failed, with errno ETIMEDOUT. Window: outside.
  * Errors, the same on all ranks: SYSTEM, INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another step, keep or flag),
  * UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. SYSTEM
  * names the rank, the file, what was done and errno. Nothing of this checkpoint is left, the job can go on, and the
  * next save may succeed. INVALID_STATE: the folder has this step; another host does not see what rank 0 has made in the
  * folder; the window is open; or a capture is under way. INVALID_ARGUMENT: REPLACE with COMMIT_MANIFEST, or a parameter
- * named state.NAME.step, under which AdamW's number of steps of the parameter NAME is saved. Other names that two
- * tensors would share are refused by fsdp_seal_model already. Since 0.2.
+ * named state.NAME.step, the name under which AdamW's number of steps for the parameter NAME is saved. fsdp_seal_model
+ * already refuses other names that two tensors would share. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save(fsdp_model *model, const char *folder, const fsdp_save_options *options);
 
 enum {
   FSDP_LOAD_WEIGHTS_ONLY = 1u << 25,     /* states and AdamW's number of steps stay as they are */
-  FSDP_LOAD_ALLOW_MISSING = 1u << 26,    /* what the checkpoint lacks stays as it is; where that is everything, it is an
-                                            error without IF_ANY */
-  FSDP_LOAD_ALLOW_UNEXPECTED = 1u << 27, /* what the model lacks is passed over */
-  FSDP_LOAD_FALLBACK = 1u << 28,         /* where a file of the newest is damaged, missing or cannot be read, the next
-                                            older one; a WARNING of the log says so */
-  FSDP_LOAD_IF_ANY = 1u << 29,           /* nothing is loaded where the folder is not there or has no checkpoint: for a
-                                            job that begins as for one that goes on; with ALLOW_MISSING it also lets a
-                                            load pass that finds none of the model's tensors */
-  FSDP_LOAD_ONE_REPLICA = 1u << 9        /* M ranks that keep the same rows read one M-th of them each, and give them to
-                                            each other: where the network is faster than the disk */
+  FSDP_LOAD_ALLOW_MISSING = 1u << 26,    /* tensors that the checkpoint lacks stay as they are; if it lacks all tensors,
+                                            the load is an error without IF_ANY */
+  FSDP_LOAD_ALLOW_UNEXPECTED = 1u << 27, /* tensors that the model lacks are passed over */
+  FSDP_LOAD_FALLBACK = 1u << 28,         /* if a file of the newest checkpoint is damaged, missing or cannot be read,
+                                            the next older checkpoint is loaded, and a WARNING in the log says so */
+  FSDP_LOAD_IF_ANY = 1u << 29,           /* if the folder does not exist or has no checkpoint, nothing is loaded, so the
+                                            same call serves a job that begins and a job that goes on. With
+                                            ALLOW_MISSING a load that finds none of the model's tensors succeeds too */
+  FSDP_LOAD_ONE_REPLICA = 1u << 9        /* M ranks that keep the same rows each read one M-th of them and exchange what
+                                            they read: for networks that are faster than the disk */
 };
 
 typedef struct fsdp_load_options {
@@ -1608,78 +1613,84 @@ typedef struct fsdp_load_options {
 } fsdp_load_options;
 #define FSDP_LOAD_OPTIONS_INIT {sizeof(fsdp_load_options), 0, 0}
 
-/** What was loaded. Output only: set struct_size before the call. */
+/** What a load has done. Output only: set struct_size before the call. */
 typedef struct fsdp_loaded {
   uint64_t struct_size;
-  uint64_t step;         /* the checkpoint's */
-  uint64_t sequence;     /* rises with every checkpoint of a folder */
-  uint64_t wanted_bytes; /* bytes of its files that this rank keeps; with ONE_REPLICA its part of them */
-  uint64_t read_bytes;   /* bytes that this rank has read for that: files are read and verified in blocks of 256 KiB */
-  uint32_t ranks;        /* of the job that saved it */
-  uint32_t passed_over;  /* how many damaged checkpoints that are or may be newer FALLBACK has passed over; the same on
-                            every rank */
-  char name[32];         /* in the folder, "step-0000001200"; "" where FSDP_LOAD_IF_ANY has loaded nothing, and always
-                            after fsdp_load_weights, which has no checkpoint: step, sequence and ranks are then 0 */
-  /* Whole tensors; the numbers are the same on every rank, and fsdp_describe_load has the names. */
+  uint64_t step;         /* the checkpoint's step */
+  uint64_t sequence;     /* the checkpoint's number, which rises with every checkpoint of a folder */
+  uint64_t wanted_bytes; /* bytes of the checkpoint's files that this rank keeps; with ONE_REPLICA its share of them */
+  uint64_t read_bytes;   /* bytes that this rank has read for them: files are read and verified in blocks of 256 KiB */
+  uint32_t ranks;        /* number of ranks of the job that saved the checkpoint */
+  uint32_t passed_over;  /* number of damaged checkpoints, which are or may be newer, that FALLBACK has passed over; the
+                            same on every rank */
+  char name[32];         /* the checkpoint's name in the folder, "step-0000001200". It is "" if FSDP_LOAD_IF_ANY has
+                            loaded nothing, and always after fsdp_load_weights, which has no checkpoint; step, sequence
+                            and ranks are then 0 */
+  /* These fields count whole tensors; they are the same on every rank, and fsdp_describe_load has the names. */
   uint64_t loaded_tensors;     /* tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states */
-  uint64_t missing_tensors;    /* tensors of the model that the files lack, which stay as they were: ALLOW_MISSING */
-  uint64_t unexpected_tensors; /* tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED */
+  uint64_t missing_tensors;    /* tensors of the model that the files lack; with ALLOW_MISSING they stay as they were */
+  uint64_t unexpected_tensors; /* tensors of the files that the model lacks, see FSDP_LOAD_ALLOW_UNEXPECTED */
 } fsdp_loaded;
 #define FSDP_LOADED_INIT {sizeof(fsdp_loaded), 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0}
 
 /**
  * Load the folder's newest whole checkpoint (the last one saved there, whatever its step), or the checkpoint that the
- * folder is itself: onto any number of ranks, mesh, strategy and unshard mode. Each rank reads the
- * rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
- * it was, and the log at INFO how many tensors were loaded, missing and unexpected.
+ * folder is itself. The ranks, mesh, strategy and unshard mode may differ from those of the save. Each rank reads the
+ * rows that it keeps and verifies what it reads, with 8 MiB of memory. Call fsdp_publish_weights afterwards. *loaded
+ * says what was loaded (loaded may be NULL), and the log at INFO says how many tensors were loaded, missing and
+ * unexpected.
  *
- * If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK it
- * takes the newest whole one instead. If it is certainly older than the one loaded, a WARNING in the log names it.
+ * If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK the
+ * call loads the newest whole checkpoint instead. If such a checkpoint is certainly older than the one loaded, a
+ * WARNING in the log names it.
  *
- * All or nothing: on failure no rank has loaded it, and the window stays open. Main weights may have been written in
- * part, so another load, or the caller's own values, must come before the next publish.
+ * All or nothing: on failure no rank has loaded the checkpoint, and the window stays open. Main weights may have been
+ * written in part, so another load, or the caller's own values, must come before the next publish.
  * Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
  * Errors, the same on all ranks: INVALID_ARGUMENT, SYSTEM, INVALID_STATE, UNSUPPORTED (written by a newer release),
  * MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
  * INVALID_ARGUMENT: no checkpoint in the folder; none of the model's tensors, without IF_ANY; or a damaged file, with
  * the range of bytes and the tensors. It also lists all tensors that are missing, unexpected, of another shape, or of a
- * dtype that does not become the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT for a
- * folder that is not there. Since 0.2.
+ * dtype that cannot be converted to the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT
+ * for a folder that does not exist. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_options *options,
                                           fsdp_loaded *loaded);
 
 enum {
-  FSDP_RENAME_TRANSPOSED = 1u << 30 /* theirs is a matrix whose columns are our rows, as GPT-2's Conv1D has it */
+  FSDP_RENAME_TRANSPOSED = 1u << 30 /* in the files it is a matrix whose columns are our rows, as in GPT-2's Conv1D */
 };
 
-/** Where a weight of another program's files goes. May grow: it comes with a stride. */
+/** Which rows of a tensor in another program's files become which rows of a parameter. "theirs" is the tensor in the
+ *  files, "ours" the parameter of the model. This struct may grow, so arrays of it come with a stride. */
 typedef struct fsdp_rename {
-  const char *theirs; /* a tensor's name in the files; one '*' in it stands for any text */
-  const char *ours;   /* the parameter's; a '*' in it stands for the same text */
-  uint64_t from_row;  /* the first row of theirs, as it is when it was transposed */
-  uint64_t to_row;    /* the row of ours that it becomes */
-  uint64_t row_count; /* 0: all that theirs has from from_row on */
+  const char *theirs; /* the tensor's name in the files; one '*' in it stands for any text */
+  const char *ours;   /* the parameter's name; a '*' in it stands for the same text */
+  uint64_t from_row;  /* the first row of theirs, counted after it was transposed */
+  uint64_t to_row;    /* the row of ours that from_row becomes */
+  uint64_t row_count; /* 0: all rows of theirs from from_row on */
   uint32_t flags;     /* FSDP_RENAME_* */
   uint32_t reserved;  /* must be 0 */
 } fsdp_rename;
 
 /**
- * Load weights alone, out of safetensors files of any library: path is such a file, or a folder of them, with Hugging
- * Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too. It may
- * also be a checkpoint of libfsdp or a folder of them. Links are followed (Hugging Face's cache is made of them), but
- * not in checkpoints of libfsdp; an index may name files in folders below. Names are ours unless renames say otherwise.
- * A tensor that several renames match goes to all of them: a fused one to its parts, a shared one to both of its names.
- * Parts that are fused here are several renames with a to_row each. Every row of a parameter must come once.
+ * Load only weights, from safetensors files of any library. path is such a file, or a folder of such files, with
+ * Hugging Face's index (model.safetensors.index.json) or without it, also as PyTorch's distributed checkpoint writes
+ * them. It may also be a checkpoint of libfsdp or a folder of these. Links are followed (Hugging Face's cache is made
+ * of them), but not in checkpoints of libfsdp. An index may name files in folders below it. The names are ours unless
+ * renames say otherwise. A tensor that several renames match goes to all of their parameters: a fused tensor to its
+ * parts, a shared tensor to both of its names. If separate tensors of the files are fused in the model, each has a
+ * rename with a to_row of its own. Every row of a parameter must come exactly once.
  *
- * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Planes of a FROZEN quantized
- * parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
- * or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
- * transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
- * sums. States and AdamW's number of steps stay as they are. Flags: ALLOW_MISSING, ALLOW_UNEXPECTED and IF_ANY, which
- * files that have none of the model's tensors need beside ALLOW_MISSING; a path that is not there is an error with it,
- * too. renames may be NULL. *loaded (may be NULL) has the numbers of bytes and tensors. A tensor whose dtype this
- * release does not know is refused where the model has a parameter of its name.
+ * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. The planes of a FROZEN
+ * quantized parameter w are tensors of their own: w.row and w.row_scale, with MXFP8 also w.column and w.column_scale
+ * (F8_E4M3 codes, F32 or F8_E8M0 scales). Bytes are U8. Planes and bytes are taken bit for bit. Each rank reads what it
+ * keeps, in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it during the call. Files of
+ * libfsdp are verified; other files have no checksums. States and AdamW's number of steps stay as they are. Flags:
+ * ALLOW_MISSING, ALLOW_UNEXPECTED and IF_ANY. Files that have none of the model's tensors need IF_ANY and
+ * ALLOW_MISSING; a path that does not exist is an error also with IF_ANY. renames may be NULL. *loaded has the numbers
+ * of bytes and tensors; loaded may be NULL. A tensor whose dtype this release does not know is refused if the model has
+ * a parameter of its name.
  *
  * All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
  * peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and
@@ -1690,9 +1701,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_weights(fsdp_model *model, const cha
                                                   const fsdp_load_options *options, fsdp_loaded *loaded);
 
 /**
- * What the model's last successful load did, as JSON. "call" is the function that loaded; "name" and "step" are the
+ * Describe the model's last successful load as JSON. "call" is the function that loaded; "name" and "step" are the
  * checkpoint's ("" and 0 after fsdp_load_weights). "loaded", "missing" and "unexpected" list the names of the tensors
- * that fsdp_loaded counts. Sizes as in fsdp_describe_model.
+ * that fsdp_loaded counts. buffer and size_bytes work as in fsdp_describe_model.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (nothing has been
  * loaded, or the model is not sealed). Since 0.2.
  */
@@ -1713,207 +1724,214 @@ typedef struct fsdp_checkpoint fsdp_checkpoint;
 
 typedef int32_t fsdp_bytes_owner;
 enum {
-  FSDP_BYTES_ONCE = 1,    /* rank 0's are saved, and every rank reads them */
-  FSDP_BYTES_PER_RANK = 2 /* each rank's own: its random generator, say; read by the rank of the same number */
+  FSDP_BYTES_ONCE = 1,    /* rank 0's bytes are saved, and every rank reads them */
+  FSDP_BYTES_PER_RANK = 2 /* each rank's own bytes are saved, for example its random generator; the rank of the same
+                             number reads them */
 };
 
 /**
- * A checkpoint for the folder, nothing of it there yet. options as for fsdp_save; with step 0 it is the highest step of
- * the rank's models: ranks whose models are at different steps give one. Collective: no. Blocks: no. Errors:
- * INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
+ * Begin a checkpoint for the folder; nothing is written yet. The options are those of fsdp_save. With step 0 the step
+ * is the highest step of the rank's models, so if the models of different ranks are at different steps, give a step.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_checkpoint(fsdp_context *context, const char *folder,
                                                        const fsdp_save_options *options, fsdp_checkpoint **checkpoint);
 
 /**
- * A sealed model of the context goes into the checkpoint, as it will be at the commit. name (NULL: "") is what it is
- * loaded by. Ranks may add different models: those of one pipeline stage, or of one group of experts. Models of
- * different ranks under one name are parts of one; names of tensors are unique over all models.
+ * Add a sealed model of the context to the checkpoint, with the data that it will have at the commit. The model is
+ * loaded by name (NULL: ""). Ranks may add different models: those of one pipeline stage, or of one group of experts.
+ * Models of different ranks with the same name are parts of one model. Names of tensors are unique over all models.
  * Collective: no. Blocks: no. Memory: the model stays until the save has ended, also if its handle is destroyed.
- * Errors: INVALID_ARGUMENT (a name or model that is in it), INVALID_STATE (not sealed; committed), INVALID_HANDLE.
- * Since 0.2.
+ * Errors: INVALID_ARGUMENT (the checkpoint has this name or model), INVALID_STATE (not sealed; committed),
+ * INVALID_HANDLE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_add_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name,
                                                            fsdp_model *model);
 
 /**
- * Bytes of the caller's own go into the checkpoint: the state of a random generator, the place in the data. They are
- * copied at once. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (no name, or one that is in it),
- * INVALID_STATE (committed), OUT_OF_MEMORY. Since 0.2.
+ * Add bytes of the caller's own to the checkpoint, for example the state of a random generator or the position in the
+ * data. The bytes are copied at once. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (no name, or a name that the
+ * checkpoint has), INVALID_STATE (committed), OUT_OF_MEMORY. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_add_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *name,
                                                            const void *data, uint64_t size_bytes,
                                                            fsdp_bytes_owner owner);
 
 /**
- * Save it while training goes on: the call returns when the ranks have agreed and all see the folder. What is saved are
- * the versions published last. Threads of the library copy main weights and states, and write them; what they have not
- * copied when fsdp_finish_grads, fsdp_begin_update or fsdp_prepare_replay is called for the model, that call waits for
- * (fsdp_stats.checkpoint_stall_ns). The checkpoint has its name as soon as all ranks have written, whatever calls
- * the ranks are in then, and even if a rank has died since. One is under way at a time: the commit of the next waits
- * for it.
- * Collective: the world. Blocks: peers, and an earlier save. Window: outside, of all its models.
- * Errors, the same on all ranks: as fsdp_save, but for those of the disk, which fsdp_wait_checkpoint tells;
- * INVALID_STATE (nothing is in it, or committed before), INVALID_ARGUMENT (a tensor's name is not unique). Since 0.2.
+ * Save the checkpoint while training goes on. The call returns when the ranks have agreed and all see the folder. It
+ * saves the versions published last. Threads of the library copy main weights and states and write them. If they have
+ * not copied everything when fsdp_finish_grads, fsdp_begin_update or fsdp_prepare_replay is called for the model, that
+ * call waits for the rest (fsdp_stats.checkpoint_stall_ns). The checkpoint gets its name as soon as all ranks have
+ * written, whatever calls the ranks are in then, and even if a rank has died since. Only one save is under way at a
+ * time: the next commit waits for it.
+ * Collective: the world. Blocks: peers, and an earlier save. Window: outside, for all its models.
+ * Errors, the same on all ranks: as fsdp_save, except errors of the disk, which fsdp_wait_checkpoint returns;
+ * INVALID_STATE (nothing is in the checkpoint, or it was committed before), INVALID_ARGUMENT (a tensor's name is not
+ * unique). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_checkpoint(fsdp_checkpoint *checkpoint);
 
 typedef int32_t fsdp_checkpoint_state;
 enum {
   FSDP_CHECKPOINT_OPEN = 1,      /* not committed: models and bytes may be added */
-  FSDP_CHECKPOINT_COPYING = 2,   /* what it saves is being read */
-  FSDP_CHECKPOINT_WRITING = 3,   /* all is copied; it is on its way to the disk */
-  FSDP_CHECKPOINT_COMMITTED = 4, /* it has its name, whatever happens now */
-  FSDP_CHECKPOINT_FAILED = 5,    /* there is none; fsdp_wait_checkpoint says why */
-  FSDP_CHECKPOINT_OPENED = 6     /* by fsdp_open_checkpoint */
+  FSDP_CHECKPOINT_COPYING = 2,   /* the data to save is being copied */
+  FSDP_CHECKPOINT_WRITING = 3,   /* everything is copied and is being written to the disk */
+  FSDP_CHECKPOINT_COMMITTED = 4, /* the checkpoint has its name, whatever happens now */
+  FSDP_CHECKPOINT_FAILED = 5,    /* there is no checkpoint; fsdp_wait_checkpoint says why */
+  FSDP_CHECKPOINT_OPENED = 6     /* opened by fsdp_open_checkpoint */
 };
 
-/** How far a checkpoint is. Output only: set struct_size before the call. */
+/** The progress of a checkpoint. Output only: set struct_size before the call. */
 typedef struct fsdp_checkpoint_status {
   uint64_t struct_size;
   fsdp_checkpoint_state state;
-  fsdp_status status;    /* of FAILED: what fsdp_wait_checkpoint returns */
-  uint64_t bytes;        /* that this rank has written, of its files */
-  uint64_t bytes_in_all; /* ... and will have; of an opened one: of all its files */
-  uint64_t step;         /* once it is known */
-  uint32_t ranks;        /* of an opened one: that have saved it */
+  fsdp_status status;    /* if FAILED: the status that fsdp_wait_checkpoint returns */
+  uint64_t bytes;        /* bytes of its files that this rank has written */
+  uint64_t bytes_in_all; /* bytes of its files that this rank will have written; if OPENED: bytes of all its files */
+  uint64_t step;         /* the checkpoint's step, once it is known */
+  uint32_t ranks;        /* if OPENED: number of ranks that have saved it */
   uint32_t reserved;     /* 0 */
-  char name[32];         /* in the folder, "step-0000001200"; "": not committed */
+  char name[32];         /* the checkpoint's name in the folder, "step-0000001200"; "" if it is not committed */
 } fsdp_checkpoint_status;
 #define FSDP_CHECKPOINT_STATUS_INIT {sizeof(fsdp_checkpoint_status), 0, 0, 0, 0, 0, 0, 0, {0}}
 
-/** Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2. */
+/** Get the progress of a checkpoint. Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT,
+ *  INVALID_HANDLE. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_checkpoint_status(const fsdp_checkpoint *checkpoint,
                                                             fsdp_checkpoint_status *status);
 
 /**
- * Until the checkpoint is there, or is known to have failed; may be asked again. Collective: no. Blocks: the disk, and
- * peers' disks. Errors, the same on all ranks, and the job can go on: SYSTEM, INVALID_STATE (not committed),
- * UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (of the wait alone: it may be repeated), PEER_FAILED. SYSTEM names the rank,
- * the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave the checkpoint
- * its name, whether it has it is not known. Since 0.2.
+ * Wait until the checkpoint is there or is known to have failed. The call may be repeated. Collective: no. Blocks: the
+ * disk, and peers' disks. Errors, the same on all ranks, after which the job can go on: SYSTEM, INVALID_STATE (not
+ * committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (ends only this wait, which may be repeated), PEER_FAILED. SYSTEM
+ * names the rank, the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave
+ * the checkpoint its name, it is not known whether the checkpoint has its name. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_checkpoint(fsdp_checkpoint *checkpoint);
 
 /**
  * Open the folder's newest checkpoint, or the checkpoint that the folder is, for the calls below. Collective: the
- * world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none, or a
- * damaged one may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different
+ * world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is no checkpoint, or a
+ * damaged one may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts see different
  * checkpoints). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_open_checkpoint(fsdp_context *context, const char *folder,
                                                       fsdp_checkpoint **checkpoint);
 
 /**
- * Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK; IF_ANY
- * has an effect only with ALLOW_MISSING, where the checkpoint has none of the model's tensors. Collective: the model's
- * mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
+ * Load a model from an opened checkpoint, by the name that it was saved under (NULL: ""). Otherwise the call works as
+ * fsdp_load without FALLBACK. IF_ANY has an effect only with ALLOW_MISSING, if the checkpoint has none of the model's
+ * tensors. Collective: the model's mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_checkpoint_model(fsdp_checkpoint *checkpoint, const char *name,
                                                             fsdp_model *model, const fsdp_load_options *options,
                                                             fsdp_loaded *loaded);
 
 /**
- * Read bytes out of an opened checkpoint: those saved PER_RANK by the rank of this number, else those saved ONCE.
- * *size_bytes is the buffer's size on entry and that of the bytes on return; data may be NULL to ask. They are
- * verified. Collective: no. Blocks: the disk. Errors: INVALID_ARGUMENT (none of that name, or none of this rank; too
- * small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
+ * Read bytes from an opened checkpoint: the bytes that the rank of this number saved PER_RANK, or else the bytes saved
+ * ONCE. *size_bytes is the buffer's size on entry and the number of bytes on return; data may be NULL to ask for the
+ * number. The bytes are verified. Collective: no. Blocks: the disk. Errors: INVALID_ARGUMENT (no bytes of that name, or
+ * none of this rank; too small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *name, void *data,
                                                             uint64_t *size_bytes);
 
 /**
- * Give the handle back. A save that is under way goes on: fsdp_close_context waits for it, and returns its failure;
- * fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. NULL is allowed. Since
+ * Give the handle back. The call never waits. A save that is under way goes on: fsdp_close_context waits for it and
+ * returns its failure; fsdp_destroy_context gives the save up and logs a WARNING. NULL is allowed. Threads: any. Since
  * 0.2.
  */
 FSDP_API void fsdp_destroy_checkpoint(fsdp_checkpoint *checkpoint);
 
 /**
- * The checkpoints of a folder as JSON: "checkpoints", the newest first, with name, step, sequence, ranks, models and
- * bytes; and "unreadable", the reason for each that is damaged or that this process may not read. Sizes as in
- * fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
+ * List the checkpoints of a folder as JSON. "checkpoints" has name, step, sequence, ranks, models and bytes of each,
+ * the newest first; "unreadable" has the reason for each checkpoint that is damaged or that this process may not read.
+ * buffer and size_bytes work as in fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
  * Errors: SYSTEM, INVALID_ARGUMENT (too small; *size_bytes is set). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_list_checkpoints(const char *folder, char *buffer, uint64_t *size_bytes);
 
 /* ---- CUDA graphs --------------------------------------------------------------------------------------------- */
 
-/** A part of a step that was captured into a CUDA graph. Give it back with fsdp_destroy_capture. */
+/** Part or all of a step that was captured into a CUDA graph. Give it back with fsdp_destroy_capture. */
 typedef struct fsdp_capture fsdp_capture;
 
 /**
- * From here to fsdp_end_capture the model's calls record their work into the graph that `stream` is being captured into
- * (cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be
- * captured, also all of it: prefetch, unshard and reshard; acquire, put and reduce gradients; finish_grads,
- * scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and step_adamw. step_adamw is captured once,
- * with step 0 in its options, and its lr is that of each replay. get_grad_norm, clip_grads and apply_grads have NULL
- * for norm and mesh, and fsdp_get_last_norm tells the norm of a replay. Ranks meet in these three, which are
- * UNSUPPORTED where the context has had other models, as is fsdp_prepare_replay then. All streams given must be in the
- * capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a first
- * micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is told,
- * check_grads, load, read), begin_update and discard_step. So are streams that are not in the capture, calls of the
- * context's other models, whose work could be drawn into the graph, and closing the context. A call of the model that
- * fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
- * which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.
- * FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) Where this call itself has failed, fsdp_end_capture may be
- * called all the same, for peers whose call has not failed. It fails on every rank with the error of this one, and the
- * next capture is as good as any.
- * Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
- * library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
- * under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM. UNSUPPORTED: the host device,
- * FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls between here and the end are UNSUPPORTED where
- * ranks exchange through memory of the host, which no graph can hold. Since 0.2.
+ * Begin a capture: until fsdp_end_capture, the model's calls do not do their work but record it into the graph that
+ * `stream` is being captured into (call cudaStreamBeginCapture first, in relaxed or thread-local mode). Any part of a
+ * step can be captured, also all of it: prefetch, unshard and reshard; acquire, put and reduce gradients; finish_grads,
+ * scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and step_adamw.
+ *   AdamW      step_adamw is captured at most once, with step 0 in its options; each replay gives its own lr.
+ *   Norms      get_grad_norm, clip_grads and apply_grads must have NULL for norm and mesh; fsdp_get_last_norm returns
+ *              the norm of a replay. These three calls are UNSUPPORTED if the context has had other models, and so is
+ *              fsdp_prepare_replay of a capture with a norm. The ranks synchronize in these calls during the capture.
+ *   Streams    All streams given must be in the capture: `stream`, and streams forked from it.
+ *   Gradients  Overwriting gradients and adding to them are two captures: one of a first micro-batch, one of a later
+ *              micro-batch.
+ * During a capture these calls are INVALID_STATE: calls for which the host must wait (norms that it receives,
+ * check_grads, load, read), begin_update and discard_step. So are calls with streams that are not in the capture, calls
+ * of the context's other models, whose work could get into the graph, and closing the context.
+ * If a call of the model fails, with any error, its work is missing in the graph, and fsdp_end_capture fails. BUSY and
+ * INVALID_HANDLE are exceptions, because they come before the model is looked at: make such a call again, or its work
+ * is missing in the graph without an error. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
+ * fsdp_begin_capture itself fails on a rank, that rank may still call fsdp_end_capture, for the sake of peers whose
+ * call succeeded. It then fails on every rank with the error of fsdp_begin_capture, and a new capture can begin.
+ * Collective: the mesh, but the ranks synchronize only in fsdp_end_capture: they must capture the same calls. Blocks:
+ * until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, or another
+ * capture is under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM. UNSUPPORTED: the host device,
+ * FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls that communicate during a capture are
+ * UNSUPPORTED if ranks exchange data through memory of the host, which no graph can hold. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_stream stream);
 
 /**
- * Joins the library's streams to `stream`, so that its capture can end, and puts the model back into the state from
- * before fsdp_begin_capture: nothing has been done yet. Afterwards the caller ends the capture, instantiates and keeps
- * the graph. It fails on every rank, naming the rank, the call and its error, if a call since fsdp_begin_capture has
- * failed on one of them, or if one cannot end its capture. Then too the capture is over and the model is as before;
- * drop what cudaStreamEndCapture gives.
+ * End a capture: join the library's streams to `stream`, so that its capture can end, and put the model back into the
+ * state from before fsdp_begin_capture, because nothing has been done yet. Afterwards the caller ends the stream's
+ * capture, instantiates the graph and keeps it. If a call since fsdp_begin_capture has failed on a rank, or a rank
+ * cannot end its capture, this call fails on every rank and names the rank, the call and its error. In this case, too,
+ * the capture is over and the model is as before; drop the graph that cudaStreamEndCapture returns.
  * Collective: the mesh (compares what was captured). Blocks: peers. Errors: INVALID_STATE, MISMATCH, PEER_FAILED,
  * TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_end_capture(fsdp_model *model, fsdp_stream stream, fsdp_capture **capture);
 
 /**
- * Call this before each launch of the graph on `stream`. It checks that the model is in the state in which it was
- * captured. It orders the graph after the library's earlier work, and gives the device the step's lr and bias
- * corrections. lr counts only if the capture has a step; it is finite and the same on every rank. Then launch the graph
- * and call fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream, which lives until
- * then; in between other calls of the model are INVALID_STATE. If a rank cannot replay (another state, a step that
- * failed, a capture under way), it fails on every rank, naming that rank and what differs, and the model is as before.
- * Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what
+ * Prepare a replay: call this before each launch of the graph on `stream`. The call checks that the model is in the
+ * state in which it was captured. It orders the graph after the library's earlier work, and gives the device the step's
+ * lr and bias corrections. lr counts only if the capture has a step; it must be finite and the same on every rank. Then
+ * launch the graph and call fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream. The
+ * stream must live until that call, and other calls of the model before it are INVALID_STATE. If a rank cannot replay
+ * (another state, a step that failed, a capture under way), the call fails on every rank and names that rank and what
+ * differs. The model is then as before.
+ * Collective: the mesh. Blocks: peers; the GPU only while 64 replays are under way. Errors: INVALID_STATE (says what
  * differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or
  * give another lr), PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms), SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_prepare_replay(fsdp_capture *capture, double lr, fsdp_stream stream);
 
 /**
- * After the graph was launched on `stream`: the model goes on as if the captured calls had been made, and later calls
- * come after the graph. One that does not end, since a peer launched none, ends later waits by TIMEOUT, which names the
- * capture.
+ * Commit a replay after the graph was launched on `stream`: the model goes on as if the captured calls had been made,
+ * and later calls come after the graph. If the graph does not end, because a peer has not launched its graph, later
+ * waits end by a TIMEOUT that names the capture.
  * Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared), INVALID_ARGUMENT (not the stream of the
  * preparation), SYSTEM (nothing can be ordered behind the graph: the context has failed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_commit_replay(fsdp_capture *capture, fsdp_stream stream);
 
 /**
- * Instead of fsdp_commit_replay where the graph was not launched, say since its launch failed: the model is as before
- * fsdp_prepare_replay. All ranks must do so: where some have committed and others given up, the next call in which they
- * meet is a MISMATCH that names both.
- * Collective: the mesh, though ranks meet only later. Blocks: no. Errors: as fsdp_commit_replay. Since 0.2.
+ * Cancel a replay. Call this instead of fsdp_commit_replay if the graph was not launched, for example because its
+ * launch failed: the model is as before fsdp_prepare_replay. All ranks must cancel. If some ranks commit and others
+ * cancel, the next call that synchronizes them is a MISMATCH that names both.
+ * Collective: the mesh, but the ranks synchronize only later. Blocks: no. Errors: as fsdp_commit_replay. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_cancel_replay(fsdp_capture *capture, fsdp_stream stream);
 
 /**
- * Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
- * fsdp_cancel_replay does. A graph that runs needs the handle no more. The graphs themselves, executable or not, are
- * the caller's, which destroys them before the model: they refer to its memory. NCCL does not end a communicator before
- * the last graph that captured its collectives; the model's end then takes some seconds, and the log says so. Threads:
- * any. Since 0.2.
+ * Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay the call gives the replay
+ * up, as fsdp_cancel_replay does. A running graph does not need the handle any more. The graphs themselves, executable
+ * or not, belong to the caller, which must destroy them before the model, because they refer to its memory. NCCL does
+ * not end a communicator before the last graph that captured its collectives is destroyed. If such a graph still
+ * exists, destroying the model takes some seconds, and the log says so. Threads: any. Since 0.2.
  */
 FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
 
@@ -1921,28 +1939,28 @@ FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
 
 /**
  * Write this rank's timeline to a file: the last trace_events events since the context began, in the Trace Event Format
- * (JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the one of that name, when it is whole.
- * docs/guides/trace.md says what is in it and how files of several ranks become one.
- * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed. The
- * file has mode 0600; only a regular file is replaced: a link, pipe, socket or device is SYSTEM, as is a limit of file
- * sizes.
+ * (JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the file of that name, when it is
+ * complete. It has mode 0600. Only a regular file is replaced: a link, pipe, socket or device is SYSTEM, and so is a
+ * limit of file sizes. docs/guides/trace.md says what is in the file and how files of several ranks are merged.
+ * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (no trace is kept), SYSTEM (errno is named). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_write_trace(const fsdp_context *context, const char *path);
 
 /**
- * Write this rank's flight record to a file: its last calls and collectives (flight_events of both), what the caller
- * waits for, and the error that failed the context, if any. It is written without this call when the context fails and
- * a directory is given. `fsdp-info flight` reads the files of several ranks; docs/guides/debugging-a-hang.md explains.
+ * Write this rank's flight record to a file: its last calls and collectives (flight_events of each), what the caller
+ * waits for, and the error that failed the context, if any. If the context fails and the options give a directory, the
+ * record is written without this call. `fsdp-info flight` reads the files of several ranks; see
+ * docs/guides/debugging-a-hang.md.
  * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is named). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_write_flight_record(const fsdp_context *context, const char *path);
 
 /**
- * Begin a span of the caller's own in the timeline, say "forward"; spans nest, up to 64. name is UTF-8 of 1-255 bytes;
- * a context keeps at most 256 different ones. Does nothing without FSDP_CONTEXT_TRACE. Collective: no. Blocks: no.
- * Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
+ * Begin a span of the caller's own in the timeline, for example "forward"; spans nest, up to 64. name is UTF-8 of 1-255
+ * bytes; a context keeps at most 256 different names. The call does nothing without FSDP_CONTEXT_TRACE. Collective: no.
+ * Blocks: no. Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_span(fsdp_context *context, const char *name);
 /** End the span that was begun last. Collective: no. Blocks: no. Errors: INVALID_STATE (none is open). Since 0.2. */
