@@ -111,7 +111,7 @@ enum {
   FSDP_PEER_FAILED = 8,    /* a rank died, left or aborted; the error names it */
   FSDP_TIMEOUT = 9,        /* an operation outlasted its timeout_ms */
   FSDP_ABORTED = 10,       /* fsdp_abort_context was called on this context */
-  FSDP_INTERRUPTED = 11,   /* the caller's interrupted hook asked to stop waiting */
+  FSDP_INTERRUPTED = 11,   /* the caller's interrupted hook or flag asked to stop waiting */
   FSDP_SYSTEM = 12,        /* the operating system or a backend failed; origin and origin_code say which */
   FSDP_INTERNAL = 13       /* a bug in libfsdp: please report the message */
 };
@@ -133,9 +133,8 @@ typedef struct fsdp_error {
 #define FSDP_ERROR_INIT {sizeof(fsdp_error), 0, 0, 0, 0, 0, {0}}
 
 /**
- * Get the detail of the last failing call. With a context it is the last failing call on this context, whichever thread
- * made the call; with NULL it is the last failing call of the calling thread, on any context or none. status is FSDP_OK
- * if no call has failed.
+ * Get the detail of the last failing call: with a context the last one on this context, whichever thread made it; with
+ * NULL the last one of the calling thread, on any context or none. status is FSDP_OK if no call has failed.
  * Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
  */
 FSDP_API fsdp_status fsdp_get_last_error(const fsdp_context *context, fsdp_error *error);
@@ -169,7 +168,8 @@ enum {
   FSDP_FLOAT16 = 3,
   FSDP_FLOAT8_E4M3 = 4, /* E4M3 as the OCP defines it, without Inf: the stored codes of quantized weights. Views have
                            this dtype and fsdp_load_plane takes it; no parameter, gradient or state can have it */
-  FSDP_E8M0 = 6,        /* the stored scales of MXFP8, for the same uses alone: 2^(code - 127), 255 is NaN */
+  FSDP_E8M0 = 6,        /* the stored scales of MXFP8: 2^(code - 127), 255 is NaN. It has the same uses as
+                           FSDP_FLOAT8_E4M3 and no others */
   FSDP_UINT8 = 7        /* bytes, whatever they mean: a dtype of FROZEN parameters on which nothing is computed. They
                            are loaded, read, gathered and saved as they are; calls take their data only as FSDP_UINT8 */
 };
@@ -191,9 +191,9 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *                ranks: the work of one rank would queue behind the work of another rank that waits for it.
  *   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
  *                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas,
- *                fsdp_wait_stream, the calls that load and read parameters and states, fsdp_discard_step,
- *                fsdp_begin_capture, and fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on
- *                the host where a call says "Blocks: peers".
+ *                fsdp_wait_stream, the calls that load and read parameters, main gradients and states,
+ *                fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay while 64 replays are under way. Ranks
+ *                still synchronize on the host where a call says "Blocks: peers".
  *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
  *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
  *                calls differ, MISMATCH comes at the latest at the end of the step.
@@ -256,8 +256,8 @@ typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char 
 enum {
   /** Catch use after reshard, and writes into a gradient after fsdp_reduce_grad (docs/contracts/memory.md): released
    *  views show NaN or fault. On the host device they do so from the return of the call that released them. If a
-   *  group's planes are gathered by phase and mapped, they do so once the group has no hold of any phase. In debug mode
-   *  nothing is gathered ahead, and more memory is used. All ranks set this flag, or none. */
+   *  group's planes are gathered by phase and mapped, its views do so once the group has no hold of any phase. In debug
+   *  mode nothing is gathered ahead, and more memory is used. All ranks set this flag, or none. */
   FSDP_CONTEXT_DEBUG = 1u << 8,
   /** Do the library's gather and reduce work on the calling thread, in call order. The bits are the same, and debugging
    *  is easier; calls that otherwise do not block then wait for peers. */
@@ -338,10 +338,10 @@ typedef struct fsdp_context_options {
  *
  * If the launcher says that all ranks are on one host, they connect by a unix socket. They must have the same user, and
  * the same job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The secret's file is a regular file of 1 to
- * 4,096 bytes that belongs to the user or root, and no other user may read it. Otherwise the ranks connect by TCP: rank
- * 0 listens at the rendezvous until all have come. Both ends of a connection prove the job secret before anything else
- * is read; without a secret only loopback addresses are served. A job has at most 16,384 ranks, 1,024 on one host. See
- * docs/guides/launchers.md.
+ * 4,096 bytes that belongs to the user or root, and no other user may read it. If the launcher does not say that the
+ * ranks are on one host, they connect by TCP: rank 0 listens at the rendezvous until all have come. Both ends of a
+ * connection prove the job secret before anything else is read; without a secret only loopback addresses are served. A
+ * job has at most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
  *
  * Between hosts messages go by UCX if every rank has an RDMA device, else over TCP, whose connections prove the job
  * secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
@@ -547,8 +547,7 @@ enum {
   FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
 };
 
-/** How the factor of FP8 numbers is rounded. Codes are the numbers times this factor, the stored scale is 1 /
- *  factor. */
+/** How the factor f of FP8 numbers is rounded, see fsdp_quantization. */
 typedef int32_t fsdp_scale_rounding;
 enum {
   FSDP_SCALE_EXACT = 1,       /* 448 / the largest magnitude, in fp32 */
@@ -693,8 +692,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_sche
 
 /**
  * Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
- * of the weights). It has the length of each main weight shard, is zeroed at the seal, and is saved and loaded with the
- * other states.
+ * of the weights). The state is as long as each main weight shard, is zeroed at the seal, and is saved and loaded with
+ * the other states.
  * Collective: the mesh. Blocks: no.
  * Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
  * UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
@@ -746,9 +745,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_check_model(const fsdp_model *model, char
 FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
 
 /**
- * The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. Any rank can
- * be asked about. With a planning context on a GPU whose options name no transport, STAGING is the maximum that the
- * seal may choose.
+ * The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. The call
+ * answers for any rank. If a planning context for a GPU names no device_transport, STAGING is the maximum that the seal
+ * may choose.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_role_bytes(const fsdp_model *model, fsdp_role role, uint32_t rank,
@@ -940,8 +939,7 @@ typedef struct fsdp_param {
   (const uint64_t[]){__VA_ARGS__}, (uint32_t)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
 /** In C, makes a descriptor: FSDP_PARAM("qkv", 3 * c, c) in fp32, or with dtype and flags
  *  FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias", c). The shape array is a compound literal and lives until
- *  the end of the enclosing { } block: a descriptor made in the body of a loop must not be used after that
- *  iteration. */
+ *  the end of the enclosing { } block: a descriptor made in a loop's body must not be used after that iteration. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
   (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -1037,8 +1035,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
                                                  uint64_t element_count, int32_t root, uint32_t flags);
 
 /**
- * Get a read-only view of a parameter's full compute weights. It may be read while the group is unsharded or, if the
- * strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS schedules the
+ * Get a read-only view of a parameter's full compute weights. The view may be read while the group is unsharded or, if
+ * the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS schedules the
  * address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase
  * (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL share
  * another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY the
@@ -1072,9 +1070,9 @@ enum {
 };
 
 /**
- * Get a read-only view of a whole plane of a quantized parameter's compute weights. It may be read at the same times as
- * a view of fsdp_get_param, and its address follows the same rules. If planes are gathered by phase, it may be read
- * while a hold of the phase given lasts; the ROW planes of a group have other addresses than its COLUMN planes.
+ * Get a read-only view of a whole plane of a quantized parameter's compute weights. The view may be read at the same
+ * times as one of fsdp_get_param, and its address follows the same rules. If planes are gathered by phase, it may be
+ * read while a hold of the phase given lasts; the ROW planes of a group have other addresses than its COLUMN planes.
  * Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
  * the phase has other planes). Since 0.2.
@@ -1124,9 +1122,9 @@ typedef struct fsdp_chunk {
 #define FSDP_CHUNK_INIT {sizeof(fsdp_chunk), 0, 0, 0, 0}
 
 /**
- * Get the part of a parameter that rank `rank` stores, by arithmetic alone. It is the part that fsdp_load_chunk takes
- * on that rank and, if the parameter is not FROZEN, the part that fsdp_get_shard shows there. The part is the whole
- * parameter where every rank has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts.
+ * Get the part of a parameter that rank `rank` stores, by arithmetic alone. On that rank fsdp_load_chunk takes this
+ * part, and fsdp_get_shard shows it if the parameter is not FROZEN. The part is the whole parameter where every rank
+ * has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32_t rank,
@@ -1169,9 +1167,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t pa
  * Give a parameter another lr_scale from the next step on. 0 makes the optimizer leave the weights alone and sets
  * FSDP_PARAM_LR_ZERO in the descriptor; a later value that is not 0 clears this flag. Make the same calls on every
  * rank. The next call that synchronizes the model's ranks (such as fsdp_finish_grads or fsdp_publish_weights) compares
- * the lr_scales. If they differ, its MISMATCH names the parameter and both values, and ranks that make the lr_scales
- * equal again can go on. Setting the current value changes nothing. A capture that contains an AdamW step can be
- * replayed only while the lr_scales are those of the capture.
+ * the lr_scales. If they differ, that call is a MISMATCH, which names the parameter and both values; ranks that make
+ * the lr_scales equal again can go on. Setting the current value changes nothing. A capture that contains an AdamW step
+ * can be replayed only while the lr_scales are those of the capture.
  * Collective: the mesh, but the ranks synchronize only later. Blocks: no. Window: either.
  * Errors: INVALID_ARGUMENT (negative or not finite in fp32), INVALID_STATE (not sealed; frozen; a capture is under
  * way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
@@ -1190,8 +1188,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_lr_scale(fsdp_group *group, uin
  * the latest the end of the step, compares which parameters are trained. If a rank reduces another group than its peers
  * before that call, the collective fails at once with MISMATCH, and the contexts have failed. Blocks: no.
  * Window: either, but only between steps: no gradient may have been acquired since the last publish, and an open window
- * must have no gradients. An earlier graph can be replayed only while the same parameters are trained as at its
- * capture.
+ * must have no gradients. A graph captured earlier can be replayed only while the trained parameters are those of
+ * its capture.
  * Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, uint64_t param_index, int32_t trainable);
@@ -1279,8 +1277,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t
 
 /**
  * Hand in the caller's own full gradient: element_count elements of dtype. They are copied, or added where
- * fsdp_acquire_grad would set *accumulate to 1: before the call returns on the host device, in stream order on a GPU.
- * data NULL means "no gradient": it counts as zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT.
+ * fsdp_acquire_grad would set *accumulate to 1. On the host device this is done when the call returns, on a GPU it is
+ * done in stream order. data NULL means "no gradient": it counts as zeros (but see fsdp_missing_grad). flags:
+ * FSDP_GRAD_NO_WAIT.
  * Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t param_index, const void *data,
@@ -1288,14 +1287,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t para
                                                  fsdp_stream stream);
 
 /**
- * Declare a parameter's gradient of this contribution complete: from now on nothing is written into it or put for it
- * until fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or
+ * Declare a parameter's gradient of this contribution complete: the caller must not write into it, or put it again,
+ * before fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or
  * the group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the
- * rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass.
- * Ranks may complete the parameters of a part in different orders, but they must reduce parts in the same order. A rank
- * may leave parts to fsdp_reduce_grad, which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST
- * nothing is reduced before fsdp_reduce_grad. The call orders nothing by stream: the library knows which streams wrote.
- * flags must be 0.
+ * rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass. Ranks
+ * may complete the parameters of a part in different orders, but they must reduce parts in the same order. A rank may
+ * leave parts to fsdp_reduce_grad, which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing
+ * is reduced before fsdp_reduce_grad. stream orders nothing: the library knows which streams wrote. flags must be 0.
  * Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
  * completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1352,8 +1350,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t par
 
 /* ---- optimizer ----------------------------------------------------------------------------------------------- */
 
-/** The part of one parameter that this rank owns. Parameters of which it owns nothing, and frozen ones, have no
- *  shard. */
+/** The part of one parameter that this rank owns. There is no shard of a frozen parameter, or of one of which this rank
+ *  owns nothing. */
 typedef struct fsdp_shard {
   uint64_t struct_size;
   fsdp_group *group;
@@ -1395,7 +1393,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, 
 /**
  * Get the L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed
  * order; padding and copies are not counted. With mesh NULL it is the norm of this model alone. With a mesh it is the
- * norm over several models that are parts of one network (pipeline stages, tensor parallel parts): each rank of the
+ * norm over several models that are parts of one network (pipeline stages, tensor parallel parts). Each rank of the
  * mesh contributes the norm of its own model, and the squares are added in the mesh's order. No two ranks of the mesh
  * may be ranks of the same model. norm may be NULL, on all ranks or on some; fsdp_get_last_norm returns the norm later.
  * If norm is NULL and no mesh is given, the call waits for no GPU: the ranks synchronize on the host to compare what
@@ -1427,11 +1425,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_scale_grads(fsdp_model *model, double fac
 /**
  * Scale all main grads by max_norm / norm if norm > max_norm. If the norm is not finite, the call leaves the gradients
  * alone and returns OK, so test the norm. mesh and a norm of NULL work as in fsdp_get_grad_norm. Work that follows on
- * the stream uses the scaled gradients. Collective: the model's mesh, and the mesh given. Blocks: as
- * fsdp_get_grad_norm.
- * Window: inside. Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. All ranks of
- * both meshes get MISMATCH if a rank gave another max_norm or asked only for the norm. Nothing was scaled then, and all
- * ranks can clip again. Since 0.2.
+ * the stream uses the scaled gradients.
+ * Collective: the model's mesh, and the mesh given. Blocks: as fsdp_get_grad_norm. Window: inside.
+ * Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. All ranks of both meshes get
+ * MISMATCH if a rank gave another max_norm or asked only for the norm. Nothing was scaled then, and all ranks can clip
+ * again. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_clip_grads(fsdp_model *model, const fsdp_mesh *mesh, double max_norm,
                                                  fsdp_stream stream, double *norm);
@@ -1479,7 +1477,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
  * strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
- * weights have Inf or NaN, the rank that has them logs a FSDP_LOG_WARNING that names it, once a version. On
+ * weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING a version, with the parameter's name. On
  * the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that
  * finds the work done. A version that a graph published gets no such line, and neither does a version that was
  * published before the result for an earlier version was known.
@@ -1557,11 +1555,10 @@ enum {
 
 typedef struct fsdp_save_options {
   uint64_t struct_size;
-  uint64_t step;  /* the checkpoint's step, at most 2^53. 0: the step of AdamW's last step. With FSDP_OPTIMIZER_CALLER 0
-                     means the step of the loaded checkpoint plus the number of updates published since; the first
-                     publish of loaded or initial weights is not such an update */
-  uint32_t keep;  /* number of the folder's newest checkpoints that stay, besides the one that was loaded; 0: all
-                     stay */
+  uint64_t step;  /* the checkpoint's step, at most 2^53. 0: the number of AdamW's last step; with
+                     FSDP_OPTIMIZER_CALLER the step of the loaded checkpoint plus the number of updates published since.
+                     The first publish of loaded or initial weights is not such an update */
+  uint32_t keep;  /* number of the folder's newest checkpoints that stay, besides the loaded one; 0: all stay */
   uint32_t flags; /* FSDP_SAVE_* */
 } fsdp_save_options;
 #define FSDP_SAVE_OPTIONS_INIT {sizeof(fsdp_save_options), 0, 0, 0}
@@ -1594,8 +1591,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_save(fsdp_model *model, const char *folde
 
 enum {
   FSDP_LOAD_WEIGHTS_ONLY = 1u << 25,     /* states and AdamW's number of steps stay as they are */
-  FSDP_LOAD_ALLOW_MISSING = 1u << 26,    /* tensors that the checkpoint lacks stay as they are; if it lacks all tensors,
-                                            the load is an error without IF_ANY */
+  FSDP_LOAD_ALLOW_MISSING = 1u << 26,    /* tensors that the checkpoint lacks stay as they are; if it lacks all of the
+                                            model's tensors, the load is an error without IF_ANY */
   FSDP_LOAD_ALLOW_UNEXPECTED = 1u << 27, /* tensors that the model lacks are passed over */
   FSDP_LOAD_FALLBACK = 1u << 28,         /* if a file of the newest checkpoint is damaged, missing or cannot be read,
                                             the next older checkpoint is loaded, and a WARNING in the log says so */
@@ -1637,8 +1634,7 @@ typedef struct fsdp_loaded {
  * Load the folder's newest whole checkpoint (the last one saved there, whatever its step), or the checkpoint that the
  * folder is itself. The ranks, mesh, strategy and unshard mode may differ from those of the save. Each rank reads the
  * rows that it keeps and verifies what it reads, with 8 MiB of memory. Call fsdp_publish_weights afterwards. *loaded
- * says what was loaded (loaded may be NULL), and the log at INFO says how many tensors were loaded, missing and
- * unexpected.
+ * says what was loaded (loaded may be NULL). The log at INFO says how many tensors were loaded, missing and unexpected.
  *
  * If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK the
  * call loads the newest whole checkpoint instead. If such a checkpoint is certainly older than the one loaded, a
@@ -1863,11 +1859,11 @@ typedef struct fsdp_capture fsdp_capture;
  * scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and step_adamw.
  *   AdamW      step_adamw is captured at most once, with step 0 in its options; each replay gives its own lr.
  *   Norms      get_grad_norm, clip_grads and apply_grads must have NULL for norm and mesh; fsdp_get_last_norm returns
- *              the norm of a replay. These three calls are UNSUPPORTED if the context has had other models, and so is
- *              fsdp_prepare_replay of a capture with a norm. The ranks synchronize in these calls during the capture.
+ *              the norm of a replay. The ranks synchronize in these calls during the capture. If the context has had
+ *              other models, a captured call that measures a norm (apply_grads does so only if it clips) is
+ *              UNSUPPORTED, and so is fsdp_prepare_replay of a capture with a norm.
  *   Streams    All streams given must be in the capture: `stream`, and streams forked from it.
- *   Gradients  Overwriting gradients and adding to them are two captures: one of a first micro-batch, one of a later
- *              micro-batch.
+ *   Gradients  Overwriting gradients and adding to them are two captures: of a first micro-batch, and of a later one.
  * During a capture these calls are INVALID_STATE: calls for which the host must wait (norms that it receives,
  * check_grads, load, read), begin_update and discard_step. So are calls with streams that are not in the capture, calls
  * of the context's other models, whose work could get into the graph, and closing the context.
@@ -1875,12 +1871,14 @@ typedef struct fsdp_capture fsdp_capture;
  * INVALID_HANDLE are exceptions, because they come before the model is looked at: make such a call again, or its work
  * is missing in the graph without an error. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
  * fsdp_begin_capture itself fails on a rank, that rank may still call fsdp_end_capture, for the sake of peers whose
- * call succeeded. It then fails on every rank with the error of fsdp_begin_capture, and a new capture can begin.
- * Collective: the mesh, but the ranks synchronize only in fsdp_end_capture: they must capture the same calls. Blocks:
- * until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, or another
- * capture is under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM. UNSUPPORTED: the host device,
- * FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls that communicate during a capture are
- * UNSUPPORTED if ranks exchange data through memory of the host, which no graph can hold. Since 0.2.
+ * call succeeded. fsdp_end_capture then fails on every rank with the error of fsdp_begin_capture, and a new capture can
+ * begin.
+ * Collective: the mesh, but this call does not synchronize the ranks; fsdp_end_capture does. The ranks must capture the
+ * same calls. Blocks: until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being
+ * captured, or another capture is under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM.
+ * UNSUPPORTED: the host device, FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls that communicate
+ * during a capture are UNSUPPORTED if ranks exchange data through memory of the host, which no graph can hold. Since
+ * 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_stream stream);
 
@@ -1888,8 +1886,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_capture(fsdp_model *model, fsdp_str
  * End a capture: join the library's streams to `stream`, so that its capture can end, and put the model back into the
  * state from before fsdp_begin_capture, because nothing has been done yet. Afterwards the caller ends the stream's
  * capture, instantiates the graph and keeps it. If a call since fsdp_begin_capture has failed on a rank, or a rank
- * cannot end its capture, this call fails on every rank and names the rank, the call and its error. In this case, too,
- * the capture is over and the model is as before; drop the graph that cudaStreamEndCapture returns.
+ * cannot end its capture, this call fails on every rank and names the rank, call and error. In this case, too, the
+ * capture is over and the model is as before; drop the graph that cudaStreamEndCapture returns.
  * Collective: the mesh (compares what was captured). Blocks: peers. Errors: INVALID_STATE, MISMATCH, PEER_FAILED,
  * TIMEOUT. Since 0.2.
  */

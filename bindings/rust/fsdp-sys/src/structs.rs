@@ -12,11 +12,12 @@ pub struct fsdp_error {
     pub origin: fsdp_origin,
     /// errno, cudaError_t, ... of that origin; 0 if none
     pub origin_code: i64,
-    /// the rank to blame, -1 if none; of ranks that differ, the lowest that differs from the first of its mesh
+    /// the rank to blame, -1 if none; where ranks differ, the lowest rank that differs from the first rank of its
+    /// mesh
     pub rank: i32,
     /// 1 if the context has failed for good and can only be destroyed
     pub context_failed: i32,
-    /// NUL-terminated; cut at the end if longer
+    /// NUL-terminated; cut at the end if it is longer
     pub message: [c_char; 1024],
 }
 
@@ -30,26 +31,26 @@ impl Default for fsdp_error {
 }
 
 /// ```text
-/// A view of memory that libfsdp owns, with what DLPack asks for (strides are those of C order). Output only: set
-/// struct_size before the call.
+/// A view of memory that libfsdp owns, with the fields that DLPack needs (the strides are those of C order). Output
+/// only: set struct_size before the call.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_tensor {
     pub struct_size: u64,
-    /// first element, contiguous in C order; NULL: there is no such tensor
+    /// first element, contiguous in C order; NULL if there is no such tensor
     pub data: *mut c_void,
     /// dimension_count sizes, outermost first; lives as long as the model
     pub shape: *const u64,
     pub element_count: u64,
     pub dimension_count: u32,
     pub dtype: fsdp_dtype,
-    /// bytes of an element
+    /// bytes of one element
     pub element_size: u32,
     /// FSDP_TENSOR_\*
     pub flags: u32,
     pub device: fsdp_device_kind,
-    /// of the GPU, as CUDA counts them; 0 on the host
+    /// index of the GPU, as CUDA counts; 0 on the host
     pub device_index: i32,
 }
 
@@ -68,30 +69,30 @@ pub struct fsdp_context_options {
     pub struct_size: u64,
     /// FSDP_CONTEXT_\*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG
     pub flags: u32,
-    /// 0: from the launcher's variables; else rank and rendezvous count
+    /// 0: the launcher's variables say it; otherwise rank and rendezvous count
     pub world_size: u32,
     /// counts only with world_size
     pub rank: u32,
-    /// so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it
-    /// is
+    /// this number of neighbouring ranks counts as one host, for plans and to try on one host what runs on several;
+    /// 0: the real hosts
     pub ranks_per_host: u32,
-    /// counts only with world_size: where the ranks of the job meet: a name (ranks of one host), tcp://HOST:PORT or
-    /// file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
+    /// counts only with world_size: where the ranks of the job meet. It is a name (ranks of one host),
+    /// tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
     pub rendezvous: *const c_char,
     /// 0: FSDP_DEVICE_HOST
     pub device: fsdp_device_kind,
-    /// counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current one
+    /// counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current GPU
     pub device_index: i32,
-    /// counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging
+    /// counts only with FSDP_DEVICE_CUDA; 0: NCCL if it can serve the ranks, else staging
     pub device_transport: fsdp_device_transport,
     /// longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds, else 300,000
     pub timeout_ms: u32,
-    /// a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000
+    /// a rank or host that is silent for this time counts as lost; at least 1,000; 0: 8,000
     pub heartbeat_timeout_ms: u32,
     /// 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING
     pub log_level: fsdp_log_level,
-    /// read atomically while a call waits: not 0 gives the wait up, as the hook does; must outlive the context; NULL:
-    /// none
+    /// read atomically while a call waits: non-zero gives up the wait, as the hook does. It must outlive the context;
+    /// NULL: none
     pub interrupted_flag: *const i32,
     /// NULL: none
     pub interrupted: fsdp_interrupted_hook,
@@ -99,20 +100,20 @@ pub struct fsdp_context_options {
     /// NULL: none, or standard error if FSDP_LOG is set
     pub log: fsdp_log_hook,
     pub log_data: *mut c_void,
-    /// trace-RANK.json is written into it when the context is destroyed, and a trace is kept for it; NULL: FSDP_TRACE
-    /// of the environment, else nowhere
+    /// trace-RANK.json is written into it when the context is destroyed, and a trace is kept for this file; NULL:
+    /// FSDP_TRACE of the environment, else nowhere
     pub trace_directory: *const c_char,
-    /// counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536
+    /// number of events to keep, 64 bytes each; counts only if a trace is kept; 0: 65,536
     pub trace_events: u64,
-    /// flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and so
+    /// flight-RANK.json is written into it if the context fails (an earlier file becomes flight-RANK.json.1, and so
     /// on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
     pub flight_directory: *const c_char,
-    /// recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024
+    /// number of recent calls, and of collectives, that the flight recorder keeps, 64 bytes each; 0: 1,024
     pub flight_events: u32,
-    /// longest random delay put before every piece of library work, to shake out races; 0: none
+    /// longest random delay before every piece of library work, to find races; 0: none
     pub debug_delay_us: u32,
     pub debug_delay_seed: u64,
-    /// make the n-th allocation of memory roles fail, n from 1; 0: none
+    /// make the n-th allocation of memory for a role fail, n from 1; 0: none
     pub debug_failed_allocation: u64,
 }
 
@@ -129,15 +130,15 @@ impl Default for fsdp_context_options {
 #[derive(Clone, Copy)]
 pub struct fsdp_mesh_options {
     pub struct_size: u64,
-    /// 0: 1
+    /// 0: ranks / shard_size, or 1 without a shard_size
     pub replicate_size: u32,
     /// 0: ranks / replicate_size
     pub shard_size: u32,
-    /// the ranks of the mesh in its order; NULL: the world
+    /// the ranks of the mesh in the mesh's order; NULL: all ranks of the job
     pub ranks: *const u32,
-    /// of ranks; 0 without
+    /// number of ranks; 0 if ranks is NULL
     pub rank_count: u32,
-    /// 0: see below
+    /// 0: see fsdp_create_mesh
     pub reduction_block_size: u32,
 }
 
@@ -160,48 +161,51 @@ pub struct fsdp_model_options {
     pub flags: u32,
     /// 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS
     pub strategy: fsdp_strategy,
-    /// 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas
+    /// 0: FSDP_OUTER_NO_SHARD; FSDP_OUTER_OPTIM needs a mesh with replicas
     pub outer_strategy: fsdp_outer_strategy,
-    /// 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no other
+    /// 0: FSDP_UNSHARD_MAPPED, but FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG and on a CUDA device, which has no
+    /// other mode
     pub unshard_mode: fsdp_unshard_mode,
-    /// of full gradients; 0: the parameter's dtype. Where micro-batches add up in them (FSDP_REDUCE_POLICY_LAST) give
-    /// FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16
+    /// dtype of full gradients; 0: the parameter's dtype. Give FSDP_FLOAT32 where several micro-batches add up in
+    /// full gradients (FSDP_REDUCE_POLICY_LAST): 256 + 1 - 256 is 0 in bfloat16
     pub grad_dtype: fsdp_dtype,
-    /// what gradients are rounded to before they are summed in fp32; 0: grad_dtype
+    /// dtype to which gradients are rounded before they are summed in fp32; 0: grad_dtype
     pub reduce_dtype: fsdp_dtype,
     /// 0: FSDP_GRAD_OP_MEAN
     pub grad_op: fsdp_grad_op,
-    /// 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to LAST
+    /// 0: EACH, but LAST with FSDP_STRATEGY_NO_SHARD; FSDP_STRATEGY_OPTIM always has LAST
     pub reduce_policy: fsdp_reduce_policy,
     /// counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0
     pub grad_factor: f64,
     /// 0: FSDP_OPTIMIZER_ADAMW
     pub optimizer: fsdp_optimizer,
-    /// transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
+    /// number of transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
     pub max_pending_groups: u32,
-    /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    /// number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     pub prefetch_depth: u32,
-    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device has no other kind
+    /// kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only kind on a CUDA device
     pub view_kind: fsdp_view_kind,
-    /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
+    /// limit of the bytes that are gathered ahead by prefetch; 0: no limit
     pub prefetch_bytes: u64,
-    /// memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens
-    /// waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
+    /// memory of role STAGING for saves, at least 32 MiB. What a save has not copied when the update window opens
+    /// must wait for the disk, unless it fits into this memory. 0: none is planned, and each save takes 32 MiB while
+    /// it runs
     pub save_staging_bytes: u64,
     /// 0: FSDP_SCALE_EXACT
     pub scale_rounding: fsdp_scale_rounding,
-    /// what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which is not at all.
-    /// FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales are made of too. MXFP8 with it and
-    /// FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, but for blocks with a NaN
+    /// dtype to which main weights are rounded before they are quantized. 0: FSDP_FLOAT32, no rounding. With
+    /// FSDP_BFLOAT16 codes are rounded twice, and scales come from rounded magnitudes too. MXFP8 with FSDP_BFLOAT16
+    /// and FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, except in blocks with a NaN
     pub quantize_from: fsdp_dtype,
     /// 0: FSDP_SCALE_ROUND_UP
     pub scale_rule: fsdp_scale_rule,
     /// 0: FSDP_PLANES_BY_PHASE
     pub plane_policy: fsdp_plane_policy,
-    /// of all transient full gradient buffers. A group that is too large is then lent, reduced and drained by parts,
-    /// which max_pending_groups counts: runs of its parameters, each reduced when fsdp_complete_grad was called for
-    /// all of it. There are fewer at once if that does not fit, and one parameter is never divided. Debug mode needs
-    /// more. 0: no limit, and a part is a group
+    /// limit of the bytes of all transient full gradient buffers. A group that is too large is then divided into
+    /// parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer are
+    /// alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more memory. 0: no
+    /// limit, and each group is one part
     pub max_pending_bytes: u64,
 }
 
@@ -215,15 +219,15 @@ impl Default for fsdp_model_options {
 }
 
 /// ```text
-/// One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
-///  a stride.
+/// One stop of an explicit schedule. group_index counts groups in the order of their creation. This struct may grow, so
+///  arrays of it come with a stride.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_visit {
     pub group_index: u32,
-    /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without such
-    /// visits a recompute belongs to a BACKWARD one
+    /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead as
+    /// well; without such visits a recompute belongs to a BACKWARD visit
     pub phase: fsdp_phase,
 }
 
@@ -242,12 +246,12 @@ pub struct fsdp_schedule_options {
     /// counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit
     pub visits: *const fsdp_visit,
     pub visit_count: u64,
-    /// counts with visits: sizeof(fsdp_visit)
+    /// sizeof(fsdp_visit); counts only with visits
     pub visit_stride: u64,
     /// with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is held or gathered
-    /// ahead; 0: 4. With planes by phase (fsdp_plane_policy), one for each set of planes
+    /// ahead (with planes by phase, see fsdp_plane_policy, one for each set of planes); 0: 4. Other schedules need 0
     pub held_groups: u32,
-    /// 0
+    /// must be 0
     pub reserved: u32,
 }
 
@@ -260,22 +264,25 @@ impl Default for fsdp_schedule_options {
     }
 }
 
-/// What a sealed model consists of, the same on every rank. Output only: set struct_size before the call.
+/// The size and layout of a sealed model, the same on every rank. Output only: set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_model_info {
     pub struct_size: u64,
     pub group_count: u64,
-    /// descriptors of all groups
+    /// number of parameters in all groups
     pub param_count: u64,
-    /// of all of them, without padding, whole
+    /// elements of all whole parameters, without padding
     pub element_count: u64,
-    /// elements of padding, whole
+    /// elements of padding, counted over the whole model
     pub padding_count: u64,
-    /// the pools, and the bytes alive at the schedule's peak: no pool can be smaller
+    /// size of the pool of gathered weights
     pub gather_pool_bytes: u64,
+    /// gathered bytes alive at the schedule's peak: no pool can be smaller
     pub gather_lower_bound_bytes: u64,
+    /// size of the pool of full gradients
     pub reduce_pool_bytes: u64,
+    /// bytes of full gradients alive at the peak: no pool can be smaller
     pub reduce_lower_bound_bytes: u64,
     pub layout_hash: u64,
 }
@@ -289,68 +296,70 @@ impl Default for fsdp_model_info {
     }
 }
 
-/// Counters of one rank's model since its seal. Output only: set struct_size before the call.
+/// Counters of a model on one rank since its seal. Output only: set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_stats {
     pub struct_size: u64,
-    /// of the published weights, from 1; 0: none yet
+    /// version of the published weights, from 1; 0: none yet
     pub version: u64,
-    /// AdamW steps taken
+    /// number of the last AdamW step; 0: none yet
     pub step: u64,
-    /// transitions to gathered; without all_gathers: those that moved no bytes
+    /// transitions to gathered, also those that moved no bytes
     pub gathers: u64,
     /// collectives that moved bytes
     pub all_gathers: u64,
-    /// that they copied on this rank
+    /// bytes that these collectives copied on this rank
     pub gathered_bytes: u64,
-    /// now
+    /// number of groups gathered now
     pub gathered_groups: u64,
     pub peak_gathered_groups: u64,
     /// gathers started ahead
     pub prefetches: u64,
-    /// of these, given back unused
+    /// gathers started ahead whose weights were given back unused
     pub dropped_prefetches: u64,
-    /// contributions reduced, of groups or parts; 0 where a rank is alone
+    /// contributions reduced, of groups or parts; 0 if a rank is alone
     pub reduces: u64,
-    /// bytes of full gradients, of all ranks, that they read on this rank
+    /// bytes of full gradients, of all ranks, that these reduces read on this rank
     pub reduced_bytes: u64,
-    /// collectives, and bytes that they read on this rank
+    /// number of reduce-scatter collectives
     pub reduce_scatters: u64,
+    /// bytes that they read on this rank
     pub reduce_scatter_bytes: u64,
+    /// number of all-reduce collectives
     pub all_reduces: u64,
-    /// both halves: the sum's and the gather's
+    /// bytes that they read on this rank, in both halves: the sum and the gather
     pub all_reduce_bytes: u64,
-    /// full transient gradient buffers now in use, of groups or parts
+    /// transient full gradient buffers in use now, of groups or parts
     pub pending_grad_groups: u64,
     pub peak_pending_grad_groups: u64,
     pub outer_all_gathers: u64,
     pub outer_reduce_scatters: u64,
     pub outer_all_reduces: u64,
-    /// that this rank has sent in them
+    /// bytes that this rank has sent in these collectives
     pub outer_sent_bytes: u64,
     /// the sum of the next three
     pub wait_ns: u64,
-    /// for copies of weights
+    /// waits for copies of weights
     pub gather_wait_ns: u64,
-    /// for reduces to end, or for a gradient buffer to be free
+    /// waits for reduces to end, or for a gradient buffer to be free
     pub reduce_wait_ns: u64,
-    /// for peers to publish, to end the step, to exchange norms and parameters
+    /// waits for peers to publish, to end the step, to exchange norms and parameters
     pub peer_wait_ns: u64,
-    /// how long the rank that waited longest has waited beyond the one that waited least
+    /// difference between the longest and the shortest wait of a rank
     pub last_rank_lag_ns: u64,
-    /// the one that waited least: all others have waited for it; -1: none yet, or a mesh of one
+    /// the rank that waited least, so that all other ranks have waited for it; -1: none yet, or a mesh of one
     pub last_rank: i32,
     /// 0
     pub reserved: u32,
-    /// of memory for roles, shared or not, by all models of the context since it began
+    /// allocations of memory for roles, shared or not, by all models of the context since the context was made
     pub allocations: u64,
-    /// the caller's time spent waiting, as the update window opened, for a save to copy what may then be written; not
+    /// time that the caller waited as the update window opened, until a save had copied what may then be written; not
     /// a part of wait_ns
     pub checkpoint_stall_ns: u64,
-    /// those that serve all phases, too
+    /// bytes of ROW planes, including planes that serve all phases
     pub gathered_row_bytes: u64,
-    /// of MXFP8
+    /// bytes of COLUMN planes, which only MXFP8 has
     pub gathered_column_bytes: u64,
 }
 
@@ -369,19 +378,20 @@ pub struct fsdp_param {
     pub struct_size: u64,
     /// unique in the model, 1-255 bytes
     pub name: *const c_char,
-    /// dimension_count sizes of 1 or more, C order; copied
+    /// dimension_count sizes of 1 or more, in C order; copied
     pub shape: *const u64,
     /// at most 16; 0: a scalar
     pub dimension_count: u32,
-    /// of the compute weights, unless they are quantized; 0: FSDP_FLOAT32. FSDP_UINT8 only of FROZEN parameters that
-    /// are not quantized
+    /// dtype of the compute weights, unless the parameter is quantized; 0: FSDP_FLOAT32. Only a FROZEN parameter that
+    /// is not quantized can have FSDP_UINT8
     pub dtype: fsdp_dtype,
     /// FSDP_PARAM_\*
     pub flags: u32,
     /// 0: FSDP_GRANULE_ROW
     pub granule: fsdp_granule,
-    /// of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all. Of FP8_BLOCK a multiple
-    /// of 128, also then
+    /// number of rows in a block of the first dimension; counts only with FSDP_GRANULE_BLOCK. A number above the
+    /// parameter's rows means all of its rows. With FP8_BLOCK it must be a multiple of 128, also if it is above the
+    /// parameter's rows
     pub granule_rows: u64,
     /// 0: 1 (see FSDP_PARAM_LR_ZERO)
     pub lr_scale: f64,
@@ -427,22 +437,22 @@ impl Default for fsdp_group_options {
     }
 }
 
-/// What a group was declared as, with defaults filled in. Output only: set struct_size before the call.
+/// The declaration of a group, with defaults filled in. Output only: set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_group_info {
     pub struct_size: u64,
     pub name: *const c_char,
     pub param_count: u64,
-    /// in the order of creation
+    /// index in the order of creation
     pub group_index: u32,
     /// FSDP_GROUP_\*
     pub flags: u32,
     pub strategy: fsdp_strategy,
     pub reduce_policy: fsdp_reduce_policy,
-    /// 0: each parameter's own
+    /// 0: the dtype of each parameter
     pub grad_dtype: fsdp_dtype,
-    /// 0: the gradient's
+    /// 0: the dtype of the gradient
     pub reduce_dtype: fsdp_dtype,
 }
 
@@ -455,14 +465,14 @@ impl Default for fsdp_group_info {
     }
 }
 
-/// Which part of a parameter a rank has to load, by arithmetic alone.
+/// The part of a parameter that a rank has to load.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_chunk {
     pub struct_size: u64,
-    /// in the parameter, C order
+    /// offset in the parameter, in C order
     pub element_offset: u64,
-    /// 0: this rank owns nothing of it
+    /// 0: this rank owns nothing of the parameter
     pub element_count: u64,
     pub row_offset: u64,
     pub row_count: u64,
@@ -477,7 +487,10 @@ impl Default for fsdp_chunk {
     }
 }
 
-/// What this rank owns of one parameter. Parameters of which it owns nothing, and frozen ones, are absent.
+/// ```text
+/// The part of one parameter that this rank owns. There is no shard of a frozen parameter, or of one of which this rank
+///  owns nothing.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_shard {
@@ -493,17 +506,19 @@ pub struct fsdp_shard {
     pub main_weight_dtype: fsdp_dtype,
     /// FSDP_FLOAT32
     pub main_grad_dtype: fsdp_dtype,
-    /// of the first element, in the parameter
+    /// offset of the first element in the parameter
     pub element_offset: u64,
     /// never 0
     pub element_count: u64,
     pub row_offset: u64,
     pub row_count: u64,
+    /// the current value, at the time of this call
     pub lr_scale: f64,
-    /// FSDP_PARAM_\*. FSDP_PARAM_FROZEN: this step must leave weights and states unchanged, by
-    /// fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
+    /// FSDP_PARAM_\*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave weights and states
+    /// unchanged, because of fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     pub flags: u32,
-    /// AdamW's two states, then those of fsdp_add_optimizer_state in the order of its calls
+    /// number of optimizer states: AdamW's two first, then one for each call of fsdp_add_optimizer_state, in call
+    /// order
     pub state_count: u32,
 }
 
@@ -528,7 +543,7 @@ pub struct fsdp_adamw_options {
     pub epsilon: f64,
     /// 0: none
     pub weight_decay: f64,
-    /// the number of this step, from 1; 0: the one after the last
+    /// the number of this step, from 1; 0: one more than the last step's number
     pub step: u64,
     /// FSDP_ADAMW_\*
     pub flags: u32,
@@ -545,11 +560,11 @@ impl Default for fsdp_adamw_options {
     }
 }
 
-/// One full gradient for fsdp_apply_grads. May grow: it comes with a stride.
+/// One full gradient for fsdp_apply_grads. This struct may grow, so arrays of it come with a stride.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_grad {
-    /// NULL: none, counts as zeros (but see fsdp_missing_grad)
+    /// NULL: there is no gradient; it counts as zeros (but see fsdp_missing_grad)
     pub data: *const c_void,
     pub element_count: u64,
     pub dtype: fsdp_dtype,
@@ -569,10 +584,11 @@ impl Default for fsdp_grad {
 #[derive(Clone, Copy)]
 pub struct fsdp_save_options {
     pub struct_size: u64,
-    /// the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint which was
-    /// loaded, plus the number of updates published since; what was loaded is none; to 2^53
+    /// the checkpoint's step, at most 2^53. 0: the number of AdamW's last step; with FSDP_OPTIMIZER_CALLER the step
+    /// of the loaded checkpoint plus the number of updates published since. The first publish of loaded or initial
+    /// weights is not such an update
     pub step: u64,
-    /// of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all
+    /// number of the folder's newest checkpoints that stay, besides the loaded one; 0: all stay
     pub keep: u32,
     /// FSDP_SAVE_\*
     pub flags: u32,
@@ -606,31 +622,32 @@ impl Default for fsdp_load_options {
     }
 }
 
-/// What was loaded. Output only: set struct_size before the call.
+/// What a load has done. Output only: set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_loaded {
     pub struct_size: u64,
-    /// the checkpoint's
+    /// the checkpoint's step
     pub step: u64,
-    /// rises with every checkpoint of a folder
+    /// the checkpoint's number, which rises with every checkpoint of a folder
     pub sequence: u64,
-    /// bytes of its files that this rank keeps; with ONE_REPLICA its part of them
+    /// bytes of the checkpoint's files that this rank keeps; with ONE_REPLICA its share of them
     pub wanted_bytes: u64,
-    /// bytes that this rank has read for that: files are read and verified in blocks of 256 KiB
+    /// bytes that this rank has read for them: files are read and verified in blocks of 256 KiB
     pub read_bytes: u64,
-    /// of the job that saved it
+    /// number of ranks of the job that saved the checkpoint
     pub ranks: u32,
-    /// how many damaged checkpoints that are or may be newer FALLBACK has passed over; the same on every rank
+    /// number of damaged checkpoints, which are or may be newer, that FALLBACK has passed over; the same on every
+    /// rank
     pub passed_over: u32,
-    /// in the folder, "step-0000001200"; "" where FSDP_LOAD_IF_ANY has loaded nothing, and always after
-    /// fsdp_load_weights, which has no checkpoint: step, sequence and ranks are then 0
+    /// the checkpoint's name in the folder, "step-0000001200". It is "" if FSDP_LOAD_IF_ANY has loaded nothing, and
+    /// always after fsdp_load_weights, which has no checkpoint; step, sequence and ranks are then 0
     pub name: [c_char; 32],
     /// tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states
     pub loaded_tensors: u64,
-    /// tensors of the model that the files lack, which stay as they were: ALLOW_MISSING
+    /// tensors of the model that the files lack; with ALLOW_MISSING they stay as they were
     pub missing_tensors: u64,
-    /// tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED
+    /// tensors of the files that the model lacks, see FSDP_LOAD_ALLOW_UNEXPECTED
     pub unexpected_tensors: u64,
 }
 
@@ -643,19 +660,22 @@ impl Default for fsdp_loaded {
     }
 }
 
-/// Where a weight of another program's files goes. May grow: it comes with a stride.
+/// ```text
+/// Which rows of a tensor in another program's files become which rows of a parameter. "theirs" is the tensor in the
+///  files, "ours" the parameter of the model. This struct may grow, so arrays of it come with a stride.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_rename {
-    /// a tensor's name in the files; one '\*' in it stands for any text
+    /// the tensor's name in the files; one '\*' in it stands for any text
     pub theirs: *const c_char,
-    /// the parameter's; a '\*' in it stands for the same text
+    /// the parameter's name; a '\*' in it stands for the same text
     pub ours: *const c_char,
-    /// the first row of theirs, as it is when it was transposed
+    /// the first row of theirs, counted after it was transposed
     pub from_row: u64,
-    /// the row of ours that it becomes
+    /// the row of ours that from_row becomes
     pub to_row: u64,
-    /// 0: all that theirs has from from_row on
+    /// 0: all rows of theirs from from_row on
     pub row_count: u64,
     /// FSDP_RENAME_\*
     pub flags: u32,
@@ -671,25 +691,25 @@ impl Default for fsdp_rename {
     }
 }
 
-/// How far a checkpoint is. Output only: set struct_size before the call.
+/// The progress of a checkpoint. Output only: set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_checkpoint_status {
     pub struct_size: u64,
     pub state: fsdp_checkpoint_state,
-    /// of FAILED: what fsdp_wait_checkpoint returns
+    /// if FAILED: the status that fsdp_wait_checkpoint returns
     pub status: fsdp_status,
-    /// that this rank has written, of its files
+    /// bytes of its files that this rank has written
     pub bytes: u64,
-    /// ... and will have; of an opened one: of all its files
+    /// bytes of its files that this rank will have written; if OPENED: bytes of all its files
     pub bytes_in_all: u64,
-    /// once it is known
+    /// the checkpoint's step, once it is known
     pub step: u64,
-    /// of an opened one: that have saved it
+    /// if OPENED: number of ranks that have saved it
     pub ranks: u32,
     /// 0
     pub reserved: u32,
-    /// in the folder, "step-0000001200"; "": not committed
+    /// the checkpoint's name in the folder, "step-0000001200"; "" if it is not committed
     pub name: [c_char; 32],
 }
 

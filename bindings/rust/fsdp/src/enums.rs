@@ -128,25 +128,27 @@ impl Dtype {
 /// ```text
 /// Where a context keeps the memory of its models.
 ///
-/// On a CUDA device everything that a call names (weights, gradients, states) lies in the GPU's memory, and calls
-/// enqueue their work. fsdp_unshard makes the stream given wait for the weights and returns; fsdp_reduce_grad takes the
-/// gradients in that stream's order and returns. So far as docstrings say "Blocks: peers on the host device", they do
-/// not block here.
-///   Streams      A call may name any stream of the device; what it enqueues comes after what earlier calls enqueued
-///                that it needs, also on other streams. A stream named by fsdp_acquire_grad must live until
-///                fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams of their
-///                own: NULL, the legacy default stream, is one for all of them, and the work of one would wait behind
-///                that of another which waits for it. Only calls that return values wait for the GPU:
-///                fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm is not NULL, fsdp_get_last_norm,
-///                fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, those that load
-///                and read parameters and states, fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay with
-///                64 under way. Ranks still meet on the host where a call says "Blocks: peers".
-///   Gathers      are collective: the ranks of a shard axis must make the same fsdp_unshard, fsdp_reshard,
-///                fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. Calls that differ are
-///                MISMATCH at the latest at the end of the step.
-///   Unshard      always copies (FSDP_UNSHARD_COPIED), unless one rank has all: a GPU does not map the memory of others.
-///   Pointers     given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, those of fsdp_set_arena its
-///                own memory; fsdp_load_param and fsdp_read_param take host or device memory.
+/// On a CUDA device all memory that a call works on (weights, gradients, states) is GPU memory, and calls enqueue their
+/// work. fsdp_unshard makes the given stream wait for the weights and returns; fsdp_reduce_grad takes the gradients in
+/// the order of the given stream and returns. Where a docstring says "Blocks: peers on the host device", the call does
+/// not block on a CUDA device.
+///   Streams      A call may name any stream of the device. The work that it enqueues runs after all enqueued work of
+///                earlier calls that it depends on, whichever streams that work is on. A stream named by
+///                fsdp_acquire_grad must live until fsdp_reduce_grad. Ranks that are threads of one process and share a
+///                GPU each need streams of their own. NULL, the legacy default stream, is one stream for all of these
+///                ranks: the work of one rank would queue behind the work of another rank that waits for it.
+///   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
+///                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas,
+///                fsdp_wait_stream, the calls that load and read parameters, main gradients and states,
+///                fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay while 64 replays are under way. Ranks
+///                still synchronize on the host where a call says "Blocks: peers".
+///   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
+///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
+///                calls differ, MISMATCH comes at the latest at the end of the step.
+///   Unshard      fsdp_unshard always copies (FSDP_UNSHARD_COPIED), except where one rank has everything: a GPU does not
+///                map the memory of other GPUs.
+///   Pointers     Memory given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, and memory given to
+///                fsdp_set_arena must be the GPU's own. fsdp_load_param and fsdp_read_param take host or device memory.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -197,7 +199,7 @@ impl LogLevel {
     }
 }
 
-/// How ranks exchange what lies in the memory of GPUs.
+/// How ranks exchange data that is in GPU memory.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -322,7 +324,7 @@ impl UnshardMode {
     }
 }
 
-/// What a write through a view of mapped weights does. Such a write is an error of the program.
+/// What happens on a write through a view of mapped weights. Such a write is an error of the program.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -366,7 +368,7 @@ impl ReducePolicy {
     }
 }
 
-/// What replicas divide among them.
+/// What the replicas of a mesh divide among themselves.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -410,7 +412,7 @@ impl Optimizer {
     }
 }
 
-/// How the scale of FP8 numbers is rounded.
+/// How the factor f of FP8 numbers is rounded, see fsdp_quantization.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -432,7 +434,7 @@ impl ScaleRounding {
     }
 }
 
-/// How the scale of an MXFP8 block comes from the largest magnitude in it.
+/// How the scale of an MXFP8 block follows from the largest magnitude in the block.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -601,29 +603,33 @@ impl Granule {
 }
 
 /// ```text
-/// What the compute weights of a parameter are. Codes and scales are made of the fp32 main weights whenever these are
-/// published; gradients, main weights and states are as those of other parameters of its dtype. A FROZEN parameter has
-/// codes and scales alone: fsdp_load_param makes them of numbers, with the bits of a publish, or fsdp_load_plane takes
-/// them as they are. fsdp_read_param gives codes times scales, of the ROW planes; checkpoints have the planes.
-/// fsdp_get_plane shows what is stored. More will come; a number that this header does not name is INVALID_ARGUMENT.
-///   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. With f = 448 / the largest
-///               magnitude of the parameter (1 where that is 0 or not finite; FSDP_SCALE_POWER_OF_TWO: down to a power
-///               of two) codes are the numbers times f, to the nearest, ties to even, at most 448 in magnitude; NaN
-///               stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and granule. Publishing tells the
-///               ranks that hold different parts each other's largest magnitudes, 4 bytes a parameter, all at once: it
-///               blocks for that. A FROZEN one cannot be a box of a larger tensor.
-///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0): number = code times scale, in two forms.
-///               ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes 32 in a column, for
-///               one with its transpose; codes lie in C order in both. Scales by fsdp_scale_rule; codes are numbers
-///               divided by the scale, to the nearest, ties to even; with a NaN in a block all of it is NaN. Rows and
-///               columns must be multiples of 32, of each matrix of three or more dimensions; 32 rows stay together. An
-///               unshard gathers one form, by its phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups have both, as
-///               have those whose strategy keeps weights whole. A FROZEN box of a larger tensor cuts no block of it.
-///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128, smaller at the right and lower edges; number
-///               = code times scale, both made for each block as FP8 makes them for all. One plane serves all phases.
-///               The matrix is that of the last two dimensions; of more dimensions, the last but one must be a multiple
-///               of 128. Rank boundaries fall between blocks: whatever its granule, 128 rows stay together, and a
-///               granule of BLOCK must be a multiple of that. A FROZEN box of a larger tensor cuts no block of it.
+/// The form in which the compute weights of a parameter are stored. Codes and scales are made of the fp32 main weights
+/// whenever these are published. Gradients, main weights and states are those of an unquantized parameter of the same
+/// dtype. A FROZEN parameter has only codes and scales: fsdp_load_param makes them of numbers, with the bits of a
+/// publish, or fsdp_load_plane takes them as they are. fsdp_read_param returns codes times scales, of the ROW planes;
+/// checkpoints have the planes. fsdp_get_plane shows what is stored. Later releases may add kinds; a value that this
+/// header does not name is INVALID_ARGUMENT.
+///   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. Let f be 448 / the largest
+///               magnitude of the parameter (1 where that magnitude is 0 or not finite; with FSDP_SCALE_POWER_OF_TWO
+///               rounded down to a power of two). The codes are the numbers times f, to the nearest, ties to even, at
+///               most 448 in magnitude; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and
+///               granule are legal. In a publish, the ranks that hold different parts exchange their largest magnitudes,
+///               4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange. A FROZEN
+///               parameter with FP8 cannot be a box of a larger tensor.
+///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0); number = code times scale. There are two
+///               forms. ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes have blocks
+///               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
+///               gives the scales. The codes are the numbers divided by the scale, to the nearest, ties to even; a NaN
+///               makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions this
+///               holds for each matrix. 32 rows stay together on a rank. An unshard gathers one form, which depends on
+///               the phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
+///               whole, have both forms. A FROZEN box of a larger tensor must not cut a block of that tensor.
+///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128; blocks at the right and lower edges are
+///               smaller. number = code times scale; each block gets codes and scale as FP8 makes them for the whole
+///               parameter. One plane serves all phases. The matrix is that of the last two dimensions; with more than
+///               two dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks:
+///               whatever the granule, 128 rows stay together, and the rows of a granule of BLOCK must be a multiple of
+///               128. A FROZEN box of a larger tensor must not cut a block of that tensor.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -650,8 +656,9 @@ impl Quantization {
 }
 
 /// ```text
-/// What a step does to a parameter without a gradient: in this step no rank acquired its gradient or put anything but
-///  NULL, and fsdp_load_grad loaded none.
+/// What a step does to a parameter that has no gradient. It has none if in this step no rank called fsdp_acquire_grad
+///  for it, no rank put non-NULL data with fsdp_put_grad, and fsdp_load_grad loaded nothing. The same holds for data in
+///  fsdp_apply_grads.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

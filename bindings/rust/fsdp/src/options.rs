@@ -40,15 +40,15 @@ impl ContextOptions {
         self
     }
 
-    /// so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0: as it
-    /// is
+    /// this number of neighbouring ranks counts as one host, for plans and to try on one host what runs on several;
+    /// 0: the real hosts
     pub fn ranks_per_host(mut self, ranks_per_host: u32) -> Self {
         self.raw.ranks_per_host = ranks_per_host;
         self
     }
 
-    /// counts only with world_size: where the ranks of the job meet: a name (ranks of one host), tcp://HOST:PORT or
-    /// file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
+    /// counts only with world_size: where the ranks of the job meet. It is a name (ranks of one host),
+    /// tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
     pub fn rendezvous(mut self, rendezvous: &str) -> Self {
         self.rendezvous = Some(c_string(rendezvous));
         self
@@ -60,7 +60,7 @@ impl ContextOptions {
         self
     }
 
-    /// counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging
+    /// counts only with FSDP_DEVICE_CUDA; 0: NCCL if it can serve the ranks, else staging
     pub fn device_transport(mut self, device_transport: DeviceTransport) -> Self {
         self.raw.device_transport = device_transport as i32;
         self
@@ -72,7 +72,7 @@ impl ContextOptions {
         self
     }
 
-    /// a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000
+    /// a rank or host that is silent for this time counts as lost; at least 1,000; 0: 8,000
     pub fn heartbeat_timeout_ms(mut self, heartbeat_timeout_ms: u32) -> Self {
         self.raw.heartbeat_timeout_ms = heartbeat_timeout_ms;
         self
@@ -84,33 +84,33 @@ impl ContextOptions {
         self
     }
 
-    /// trace-RANK.json is written into it when the context is destroyed, and a trace is kept for it; NULL: FSDP_TRACE
-    /// of the environment, else nowhere
+    /// trace-RANK.json is written into it when the context is destroyed, and a trace is kept for this file; NULL:
+    /// FSDP_TRACE of the environment, else nowhere
     pub fn trace_directory(mut self, trace_directory: &str) -> Self {
         self.trace_directory = Some(c_string(trace_directory));
         self
     }
 
-    /// counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536
+    /// number of events to keep, 64 bytes each; counts only if a trace is kept; 0: 65,536
     pub fn trace_events(mut self, trace_events: u64) -> Self {
         self.raw.trace_events = trace_events;
         self
     }
 
-    /// flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and so
+    /// flight-RANK.json is written into it if the context fails (an earlier file becomes flight-RANK.json.1, and so
     /// on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
     pub fn flight_directory(mut self, flight_directory: &str) -> Self {
         self.flight_directory = Some(c_string(flight_directory));
         self
     }
 
-    /// recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024
+    /// number of recent calls, and of collectives, that the flight recorder keeps, 64 bytes each; 0: 1,024
     pub fn flight_events(mut self, flight_events: u32) -> Self {
         self.raw.flight_events = flight_events;
         self
     }
 
-    /// longest random delay put before every piece of library work, to shake out races; 0: none
+    /// longest random delay before every piece of library work, to find races; 0: none
     pub fn debug_delay_us(mut self, debug_delay_us: u32) -> Self {
         self.raw.debug_delay_us = debug_delay_us;
         self
@@ -122,7 +122,7 @@ impl ContextOptions {
         self
     }
 
-    /// make the n-th allocation of memory roles fail, n from 1; 0: none
+    /// make the n-th allocation of memory for a role fail, n from 1; 0: none
     pub fn debug_failed_allocation(mut self, debug_failed_allocation: u64) -> Self {
         self.raw.debug_failed_allocation = debug_failed_allocation;
         self
@@ -151,7 +151,7 @@ impl MeshOptions {
         Self::default()
     }
 
-    /// 0: 1
+    /// 0: ranks / shard_size, or 1 without a shard_size
     pub fn replicate_size(mut self, replicate_size: u32) -> Self {
         self.raw.replicate_size = replicate_size;
         self
@@ -163,13 +163,13 @@ impl MeshOptions {
         self
     }
 
-    /// the ranks of the mesh in its order; NULL: the world
+    /// the ranks of the mesh in the mesh's order; NULL: all ranks of the job
     pub fn ranks(mut self, ranks: &[u32]) -> Self {
         self.ranks = ranks.to_vec();
         self
     }
 
-    /// 0: see below
+    /// 0: see fsdp_create_mesh
     pub fn reduction_block_size(mut self, reduction_block_size: u32) -> Self {
         self.raw.reduction_block_size = reduction_block_size;
         self
@@ -216,26 +216,27 @@ impl ModelOptions {
         self
     }
 
-    /// 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas
+    /// 0: FSDP_OUTER_NO_SHARD; FSDP_OUTER_OPTIM needs a mesh with replicas
     pub fn outer_strategy(mut self, outer_strategy: OuterStrategy) -> Self {
         self.raw.outer_strategy = outer_strategy as i32;
         self
     }
 
-    /// 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no other
+    /// 0: FSDP_UNSHARD_MAPPED, but FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG and on a CUDA device, which has no
+    /// other mode
     pub fn unshard_mode(mut self, unshard_mode: UnshardMode) -> Self {
         self.raw.unshard_mode = unshard_mode as i32;
         self
     }
 
-    /// of full gradients; 0: the parameter's dtype. Where micro-batches add up in them (FSDP_REDUCE_POLICY_LAST) give
-    /// FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16
+    /// dtype of full gradients; 0: the parameter's dtype. Give FSDP_FLOAT32 where several micro-batches add up in
+    /// full gradients (FSDP_REDUCE_POLICY_LAST): 256 + 1 - 256 is 0 in bfloat16
     pub fn grad_dtype(mut self, grad_dtype: Dtype) -> Self {
         self.raw.grad_dtype = grad_dtype as i32;
         self
     }
 
-    /// what gradients are rounded to before they are summed in fp32; 0: grad_dtype
+    /// dtype to which gradients are rounded before they are summed in fp32; 0: grad_dtype
     pub fn reduce_dtype(mut self, reduce_dtype: Dtype) -> Self {
         self.raw.reduce_dtype = reduce_dtype as i32;
         self
@@ -247,7 +248,7 @@ impl ModelOptions {
         self
     }
 
-    /// 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to LAST
+    /// 0: EACH, but LAST with FSDP_STRATEGY_NO_SHARD; FSDP_STRATEGY_OPTIM always has LAST
     pub fn reduce_policy(mut self, reduce_policy: ReducePolicy) -> Self {
         self.raw.reduce_policy = reduce_policy as i32;
         self
@@ -265,32 +266,33 @@ impl ModelOptions {
         self
     }
 
-    /// transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
+    /// number of transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
     pub fn max_pending_groups(mut self, max_pending_groups: u32) -> Self {
         self.raw.max_pending_groups = max_pending_groups;
         self
     }
 
-    /// groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    /// number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     pub fn prefetch_depth(mut self, prefetch_depth: u32) -> Self {
         self.raw.prefetch_depth = prefetch_depth;
         self
     }
 
-    /// of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device has no other kind
+    /// kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only kind on a CUDA device
     pub fn view_kind(mut self, view_kind: ViewKind) -> Self {
         self.raw.view_kind = view_kind as i32;
         self
     }
 
-    /// do not prefetch beyond so many gathered bytes ahead; 0: no limit
+    /// limit of the bytes that are gathered ahead by prefetch; 0: no limit
     pub fn prefetch_bytes(mut self, prefetch_bytes: u64) -> Self {
         self.raw.prefetch_bytes = prefetch_bytes;
         self
     }
 
-    /// memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window opens
-    /// waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while it runs
+    /// memory of role STAGING for saves, at least 32 MiB. What a save has not copied when the update window opens
+    /// must wait for the disk, unless it fits into this memory. 0: none is planned, and each save takes 32 MiB while
+    /// it runs
     pub fn save_staging_bytes(mut self, save_staging_bytes: u64) -> Self {
         self.raw.save_staging_bytes = save_staging_bytes;
         self
@@ -302,9 +304,9 @@ impl ModelOptions {
         self
     }
 
-    /// what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which is not at all.
-    /// FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales are made of too. MXFP8 with it and
-    /// FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, but for blocks with a NaN
+    /// dtype to which main weights are rounded before they are quantized. 0: FSDP_FLOAT32, no rounding. With
+    /// FSDP_BFLOAT16 codes are rounded twice, and scales come from rounded magnitudes too. MXFP8 with FSDP_BFLOAT16
+    /// and FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, except in blocks with a NaN
     pub fn quantize_from(mut self, quantize_from: Dtype) -> Self {
         self.raw.quantize_from = quantize_from as i32;
         self
@@ -322,10 +324,11 @@ impl ModelOptions {
         self
     }
 
-    /// of all transient full gradient buffers. A group that is too large is then lent, reduced and drained by parts,
-    /// which max_pending_groups counts: runs of its parameters, each reduced when fsdp_complete_grad was called for
-    /// all of it. There are fewer at once if that does not fit, and one parameter is never divided. Debug mode needs
-    /// more. 0: no limit, and a part is a group
+    /// limit of the bytes of all transient full gradient buffers. A group that is too large is then divided into
+    /// parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer are
+    /// alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more memory. 0: no
+    /// limit, and each group is one part
     pub fn max_pending_bytes(mut self, max_pending_bytes: u64) -> Self {
         self.raw.max_pending_bytes = max_pending_bytes;
         self
@@ -439,7 +442,7 @@ impl AdamwOptions {
         self
     }
 
-    /// the number of this step, from 1; 0: the one after the last
+    /// the number of this step, from 1; 0: one more than the last step's number
     pub fn step(mut self, step: u64) -> Self {
         self.raw.step = step;
         self
@@ -475,14 +478,15 @@ impl SaveOptions {
         self
     }
 
-    /// the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint which was
-    /// loaded, plus the number of updates published since; what was loaded is none; to 2^53
+    /// the checkpoint's step, at most 2^53. 0: the number of AdamW's last step; with FSDP_OPTIMIZER_CALLER the step
+    /// of the loaded checkpoint plus the number of updates published since. The first publish of loaded or initial
+    /// weights is not such an update
     pub fn step(mut self, step: u64) -> Self {
         self.raw.step = step;
         self
     }
 
-    /// of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all
+    /// number of the folder's newest checkpoints that stay, besides the loaded one; 0: all stay
     pub fn keep(mut self, keep: u32) -> Self {
         self.raw.keep = keep;
         self

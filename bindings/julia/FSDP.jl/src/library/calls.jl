@@ -4,8 +4,8 @@
 
 raw"""
 ```text
-The detail of the last failing call: with a context, of that context (whichever thread made the call); with NULL, of
-the calling thread (any context, or none). status is FSDP_OK if there was none.
+Get the detail of the last failing call: with a context the last one on this context, whichever thread made it; with
+NULL the last one of the calling thread, on any context or none. status is FSDP_OK if no call has failed.
 Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
 ```
 """
@@ -14,15 +14,15 @@ Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
 
 raw"""
 ```text
-The message of the last failing call of the calling thread, on whichever context, or "". It lives until that thread's
-next failing call. Threads: any. Since 0.2.
+The message of the calling thread's last failing call, on whichever context; "" if no call has failed. The text lives
+until the next failing call of that thread. Threads: any. Since 0.2.
 ```
 """
 @inline fsdp_get_last_message() =
     @returns libfsdp.fsdp_get_last_message()::Cstring
 
 raw"""
-A short English name of a status, such as "FSDP_TIMEOUT"; static, never NULL. Threads: any. Since 0.2.
+The name of a status as text, such as "FSDP_TIMEOUT"; static, never NULL. Threads: any. Since 0.2.
 """
 @inline fsdp_get_status_name(status) =
     @returns libfsdp.fsdp_get_status_name(status::Int32)::Cstring
@@ -35,45 +35,49 @@ The library's version, "0.2.0"; static. Threads: any. Since 0.2.
 
 raw"""
 ```text
-What this build contains and what it was told, as text lines of "key: value". First come the version, the backends
-and the instruction set in use; then each environment variable of the library with its value and, in parentheses,
-"environment" or "default". Of FSDP_JOB_SECRET it shows only that it is set. buffer/size_bytes: see
-fsdp_describe_model. Threads: any. Since 0.2.
+Describe what this build contains and how it was configured, as text lines of "key: value". The first lines have the
+version, the backends and the instruction set in use. Then comes each environment variable of the library with its
+value and, in parentheses, "environment" or "default". For FSDP_JOB_SECRET the text says only whether it is set.
+buffer and size_bytes work as in fsdp_describe_model. Threads: any. Since 0.2.
 ```
 """
 @inline fsdp_describe_build(buffer, size_bytes) =
     @returns libfsdp.fsdp_describe_build(buffer::Ptr{UInt8}, size_bytes::Ptr{UInt64})::Int32
 
 raw"""
-Bytes of one element, 0 for an unknown dtype. Threads: any. Since 0.2.
+Bytes of one element; 0 for an unknown dtype. Threads: any. Since 0.2.
 """
 @inline fsdp_get_dtype_size(dtype) =
     @returns libfsdp.fsdp_get_dtype_size(dtype::Int32)::UInt64
 
 raw"""
 ```text
-Join the job. Without a world_size in the options the launcher's variables decide, the first of these that are set:
+Join the job. Without a world_size in the options the launcher's variables decide. The first launcher in this list
+whose variables are set counts:
   torchrun, fsdp-run  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, with LOCAL_RANK and LOCAL_WORLD_SIZE; the port is
-                      MASTER_PORT + 1 where TORCHELASTIC_USE_AGENT_STORE is True, since torch's store has the other
+                      MASTER_PORT + 1 if TORCHELASTIC_USE_AGENT_STORE is True: torch's store has MASTER_PORT itself
   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
   Slurm               SLURM_PROCID and SLURM_STEP_ID, with SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_ID
   MPICH (Hydra)       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
-None of them set: a world of one. Some variables of a launcher without the others: INVALID_ARGUMENT, and the message
-names what is missing. FSDP_RENDEZVOUS (as rendezvous in the options) says where to meet instead of MASTER_ADDR and
-MASTER_PORT; ranks of several hosts need it under Open MPI and MPICH, which give no address. Ranks with different
-FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not meet. The log line at FSDP_LOG_INFO says what was used.
+If none of them is set, the job is a world of one. If only some variables of a launcher are set, the call fails with
+INVALID_ARGUMENT, and the message names what is missing. FSDP_RENDEZVOUS (with the values of rendezvous in the
+options) replaces MASTER_ADDR and MASTER_PORT as the place to meet. Ranks of several hosts need it under Open MPI and
+MPICH, which give no address. Ranks with different FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not join the same
+job. A log line at FSDP_LOG_INFO says what was used.
 
-Ranks that the launcher says are all on one host meet on a unix socket. They must have the same user, and the same
-job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The file is a regular one of 1 to 4,096 bytes, of the
-user's or root's, and no other user may read it. Otherwise they meet by TCP: rank 0 listens at the rendezvous until
-all have come. Both ends of a connection prove the job secret before anything else is read; without a secret only
-loopback addresses are served. At most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
-Collective: the job. Blocks: peers. Threads: any. Since 0.2.
-Between hosts messages go over TCP, whose connections prove the job secret as well, or by UCX where every rank has an
-RDMA device; FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
-Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED
-(FSDP_NET is ucx, and a rank has no UCX, or one that may use TCP while FSDP_UCX_TCP=trusted is not set on every
-rank). Over TCP any process that reaches UCX's port can write the memory of that rank.
+If the launcher says that all ranks are on one host, they connect by a unix socket. They must have the same user, and
+the same job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The secret's file is a regular file of 1 to
+4,096 bytes that belongs to the user or root, and no other user may read it. If the launcher does not say that the
+ranks are on one host, they connect by TCP: rank 0 listens at the rendezvous until all have come. Both ends of a
+connection prove the job secret before anything else is read; without a secret only loopback addresses are served. A
+job has at most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
+
+Between hosts messages go by UCX if every rank has an RDMA device, else over TCP, whose connections prove the job
+secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
+Collective: the job. Blocks: peers. Threads: any.
+Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED.
+UNSUPPORTED: FSDP_NET is ucx, and a rank has no UCX, or its UCX may use TCP and FSDP_UCX_TCP=trusted is not set on
+every rank. (If UCX uses TCP, any process that reaches UCX's port can write the memory of that rank.) Since 0.2.
 ```
 """
 @inline fsdp_create_context(options, context) =
@@ -82,9 +86,9 @@ rank). Over TCP any process that reaches UCX's port can write the memory of that
 raw"""
 ```text
 Make world_size contexts in this process, one for each thread that will act as a rank. contexts is an array of
-world_size, which is at most 1,024. Each context is then used by one thread at a time, and collective calls must be
-made from different threads. world_size and rank in the options are ignored. On failure all entries are NULL, but
-where world_size is beyond 16,384: then none is touched.
+world_size elements, at most 1,024. Each context is then used by one thread at a time, and different threads must
+make the collective calls on different contexts. world_size and rank in the options are ignored. On failure all
+entries are NULL; but if world_size is above 16,384, no entry is touched.
 Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYSTEM, OUT_OF_MEMORY. Since 0.2.
 ```
 """
@@ -95,9 +99,10 @@ Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYST
 raw"""
 ```text
 Make a context that only plans: rank `rank` of an imagined world. Meshes, models and groups are declared and sealed
-by the very calls of a real run, but nothing is allocated and no peer is contacted. fsdp_get_role_bytes (but see
-there), fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in that run, to the byte.
-Calls that would touch data return INVALID_STATE. Good for a job of 16,384 ranks, which is the most, on a laptop.
+by the same calls as in a real run, but nothing is allocated and no peer is contacted. fsdp_get_role_bytes,
+fsdp_get_model_info, fsdp_get_chunk and fsdp_describe_model answer as they would in the real run, to the byte
+(fsdp_get_role_bytes names one exception). Calls that would touch data return INVALID_STATE. So a laptop can plan a
+job of 16,384 ranks, which is the maximum.
 Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
 ```
 """
@@ -107,10 +112,11 @@ Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT. Since 0.2.
 
 raw"""
 ```text
-Leave the job in good order: waits until every rank has called it. Destroy the context afterwards, also on failure.
-A checkpoint that is being saved is waited for; if that fails, so does this call, and the context is closed all the
-same. Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT,
-those of fsdp_wait_checkpoint. Since 0.2.
+Leave the job in good order: the call waits until every rank has made it. Destroy the context afterwards, also on
+failure. If a checkpoint is being saved, the call waits for it first. If the save fails, this call closes the context
+and returns the save's error.
+Collective: the job. Blocks: peers. Errors: INVALID_STATE (a model has unfinished work), PEER_FAILED, TIMEOUT, and
+the errors of fsdp_wait_checkpoint. Since 0.2.
 ```
 """
 @inline fsdp_close_context(context) =
@@ -118,10 +124,10 @@ those of fsdp_wait_checkpoint. Since 0.2.
 
 raw"""
 ```text
-Fail the context for good and wake its waiting calls, here and on the other ranks of the job. Sets a flag and
-returns. A second later at the latest every call of the other ranks that does work fails with PEER_FAILED, also on
-ranks that wait for no peer; fsdp_get_context_error and fsdp_get_failed_ranks then tell which rank has aborted.
-reason may be NULL.
+Fail the context for good and wake its waiting calls, on this rank and on the other ranks of the job. The call only
+sets a flag and returns. At the latest a second later every call of the other ranks fails with PEER_FAILED, also on
+ranks that wait for no peer; only destroy and the getters that any thread may call still work. fsdp_get_context_error
+and fsdp_get_failed_ranks then tell which rank has aborted. reason may be NULL.
 Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.2.
 ```
 """
@@ -130,9 +136,9 @@ Collective: no. Blocks: no. Threads: any, also while another call runs. Since 0.
 
 raw"""
 ```text
-Give the handle back. Never waits for peers. From then on calls on models, groups, meshes, captures and checkpoints
-of the context return INVALID_HANDLE; these handles must still be destroyed, in any order. NULL is allowed. If a rank
-leaves without fsdp_close_context, peers that wait for it get PEER_FAILED; the others go on.
+Give the handle back. The call never waits for peers. From then on calls on models, groups, meshes, captures and
+checkpoints of the context return INVALID_HANDLE. These handles must still be destroyed, in any order. NULL is
+allowed. If a rank leaves without fsdp_close_context, peers that wait for it get PEER_FAILED; the other peers go on.
 Collective: no. Blocks: local work. Threads: any, also while another call runs. Since 0.2.
 ```
 """
@@ -152,19 +158,19 @@ The number of ranks of the job. Threads: any. Since 0.2.
     @returns libfsdp.fsdp_get_world_size(context::Ptr{fsdp_context}, world_size::Ptr{UInt32})::Int32
 
 raw"""
-The error that failed the context for good, or status FSDP_OK. Threads: any. Since 0.2.
+The error that failed the context for good; its status is FSDP_OK if there is none. Threads: any. Since 0.2.
 """
 @inline fsdp_get_context_error(context, error) =
     @returns libfsdp.fsdp_get_context_error(context::Ptr{fsdp_context}, error::Ptr{fsdp_error})::Int32
 
 raw"""
 ```text
-The ranks that the error of fsdp_get_context_error blames, ascending: all that died at the same time, stopped, or did
-not come in time; fsdp_error.rank is one of them. *rank_count: in, the room in ranks; out, how many they are. 0 if
-the context has not failed or no rank is to blame (a network that is cut, a wait that was interrupted). With ranks
-NULL only the number is given.
+The ranks that the error of fsdp_get_context_error blames, in ascending order: all ranks that died together, stopped,
+or did not come in time. fsdp_error.rank is one of them. *rank_count is the room in ranks on entry and their number
+on return. The number is 0 if the context has not failed or no rank is to blame (a network that is cut, a wait that
+was interrupted). With ranks NULL the call gives only the number.
 Collective: no. Blocks: no. Threads: any, also while another call runs.
-Errors: INVALID_ARGUMENT (too little room: *rank_count says what is needed, and nothing else is written). Since 0.2.
+Errors: INVALID_ARGUMENT (too little room: *rank_count is set to what is needed, nothing else is written). Since 0.2.
 ```
 """
 @inline fsdp_get_failed_ranks(context, ranks, rank_count) =
@@ -173,8 +179,9 @@ Errors: INVALID_ARGUMENT (too little room: *rank_count says what is needed, and 
 
 raw"""
 ```text
-Reduce a few doubles (at most 512) over the ranks of a mesh, in its order, or with NULL over all ranks of the job, in
-rank order, in place: say, the global loss. A value that is NaN on any rank is NaN in the end.
+Reduce a few doubles (at most 512) in place, for example the global loss. The values are reduced over the ranks of a
+mesh, in the mesh's order; with mesh NULL over all ranks of the job, in rank order. If a value is NaN on any rank,
+its result is NaN.
 Collective: the mesh, or the job. Blocks: peers. Errors: INVALID_ARGUMENT, MISMATCH (counts or ops differ),
 PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -185,14 +192,15 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Wait until all that the stream was given before this call is done: the program's work and the library's. Like
-cudaStreamSynchronize, but it ends: after a time, when the interrupted hook or flag says so, and when the context
-fails, with that failure. timeout_ms is the caller's own limit: TIMEOUT then ends this call alone, since a long
-kernel is no failure. 0: the context's timeout_ms, whose TIMEOUT fails the context as in every other wait. On
-the host, where stream must be NULL, it returns at once. It makes and ends a CUDA event.
+Wait until the stream has finished everything that was enqueued on it before this call, by the program and by the
+library. In contrast to cudaStreamSynchronize the wait always ends: when a limit of time is over, when the
+interrupted hook or flag says so, or when the context fails, with that failure. timeout_ms is the caller's own limit.
+A TIMEOUT then ends only this call, because a long kernel is no failure. With timeout_ms 0 the limit is the context's
+timeout_ms, whose TIMEOUT fails the context as in every other wait. On the host device stream must be NULL, and the
+call returns at once. On a GPU it makes a CUDA event and destroys it.
 Collective: no. Blocks: the GPU, and so the peers that its work waits for. Stream: any of the context's GPU that is
-not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, a
-capture), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
+not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, or
+a stream that is being captured), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_wait_stream(context, stream, timeout_ms) =
@@ -200,22 +208,23 @@ capture), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
 
 raw"""
 ```text
-Arrange ranks as replicate x shard; rank r of the mesh is replica r / shard_size, shard r % shard_size. With a list
-of ranks every rank of it passes the same list, and a rank may be in several meshes (say, one for dense and one for
-expert parameters).
+Arrange ranks as replicate x shard. Rank r of the mesh is in replica r / shard_size, at place r % shard_size of its
+shard axis. If the options have a list of ranks, every rank in it passes the same list. A rank may be in several
+meshes (for example one for dense and one for expert parameters).
 
-Replicas are joined by sums of gradients alone (HSDP; see fsdp_outer_strategy): they may be on different hosts, while
-each one's shard axis shares a host. A mesh of one replica may lie on several hosts, with the same number of
-neighbouring ranks on each. Every host then keeps one copy of the compute weights, which are gathered over hosts once
-a step; everything else is sharded over all ranks.
+Replicas exchange only sums of gradients (HSDP; with FSDP_OUTER_OPTIM also weights, see fsdp_outer_strategy). They
+may be on different hosts, while the ranks of each replica's shard axis share a host. A mesh of one replica may span
+several hosts, with the same number of neighbouring ranks on each. Every host then keeps one copy of the compute
+weights, which are gathered over hosts once a step; everything else is sharded over all ranks.
 
 Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0,
-B) are added and scaled, then [B, 2 B), ...; then the blocks' sums in order. An axis over hosts is added so, a host
-being a block; an axis on one host that declares the same blocks gets the same bits. Over hosts B must be the ranks
-of a host, or 0; any other B is UNSUPPORTED.
+B) are added and their sum is scaled, then [B, 2 B) and so on; at last the sums of the blocks are added in order. An
+axis over several hosts is always added in blocks, and each host is a block. An axis on one host with the same blocks
+gets the same bits. Over several hosts B must be the number of ranks of a host, or 0; any other B is UNSUPPORTED.
 
 Collective: the ranks of the mesh. Blocks: no.
-Errors: INVALID_ARGUMENT (sizes do not multiply to the ranks), UNSUPPORTED (hosts cut an axis unevenly). Since 0.2.
+Errors: INVALID_ARGUMENT (the sizes do not multiply to the number of ranks), UNSUPPORTED (an axis lies unevenly on
+its hosts). Since 0.2.
 ```
 """
 @inline fsdp_create_mesh(context, options, mesh) =
@@ -223,14 +232,14 @@ Errors: INVALID_ARGUMENT (sizes do not multiply to the ranks), UNSUPPORTED (host
         mesh::Ptr{Ptr{fsdp_mesh}})::Int32
 
 raw"""
-Give the handle back; models made from it keep what they need. NULL is allowed. Threads: any. Since 0.2.
+Give the handle back. Models made from the mesh keep what they need. NULL is allowed. Threads: any. Since 0.2.
 """
 @inline fsdp_destroy_mesh(mesh) =
     @returns libfsdp.fsdp_destroy_mesh(mesh::Ptr{fsdp_mesh})::Cvoid
 
 raw"""
 ```text
-An empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
+Create an empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
 Errors: INVALID_ARGUMENT, INVALID_HANDLE, UNSUPPORTED. Since 0.2.
 ```
 """
@@ -240,9 +249,9 @@ Errors: INVALID_ARGUMENT, INVALID_HANDLE, UNSUPPORTED. Since 0.2.
 
 raw"""
 ```text
-Give the handle back, with its groups and memory. NULL is allowed. Never waits for peers; peers that are in a
-collective of this model, or enter one, get TIMEOUT naming this rank unless they destroy theirs too. Threads: any.
-Since 0.2.
+Give the handle back, with the model's groups and memory. NULL is allowed. The call never waits for peers. If peers
+are in a collective of this model or enter one, they get a TIMEOUT that names this rank, unless they destroy their
+model too. Threads: any. Since 0.2.
 ```
 """
 @inline fsdp_destroy_model(model) =
@@ -250,10 +259,10 @@ Since 0.2.
 
 raw"""
 ```text
-The order in which groups will be visited. It decides prefetch and plans the buffers; the default is SEQUENTIAL.
-A training step may deviate from it: an unused prefetch is dropped, and a hold that does not fit is an error that
-names both groups. With ANY this error names held_groups and the groups that hold the buffers. Collective: the mesh.
-Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
+Set the order in which groups will be visited. The order decides prefetch and the plan of the buffers; the default is
+SEQUENTIAL. A training step may deviate from the order: an unused prefetch is dropped, and a hold that does not fit
+is an error that names both groups. With ANY this error names held_groups and the groups that hold the buffers.
+Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
 ```
 """
 @inline fsdp_set_schedule(model, kind, options) =
@@ -261,11 +270,12 @@ Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (sealed). Since 0.2.
 
 raw"""
 ```text
-Add a named state tensor for the caller's own optimizer, or to the states of AdamW (say a moving average of the
-weights). It is as long as each main weight shard, zeroed at the seal, and saved and loaded with the other states.
+Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
+of the weights). The state is as long as each main weight shard, is zeroed at the seal, and is saved and loaded with
+the other states.
 Collective: the mesh. Blocks: no.
-Errors: INVALID_ARGUMENT (name taken, with AdamW also "step" and its states' names; or not UTF-8 of 1-63 bytes),
-INVALID_STATE. Since 0.2.
+Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
+UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
 ```
 """
 @inline fsdp_add_optimizer_state(model, name, dtype) =
@@ -274,11 +284,11 @@ INVALID_STATE. Since 0.2.
 raw"""
 ```text
 Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
-context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD where no group is
-NO_SHARD or reduced once a step. Others are UNSUPPORTED. On a CUDA device it must be memory of that device. The
-memory must outlive the model: one that a save still holds, or that another thread is inside of, has not ended when
-fsdp_destroy_model returns. Collective: no. Blocks: no.
-Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small is found by the seal. Since 0.2.
+context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD if no group is
+NO_SHARD or reduced once a step. Other roles are UNSUPPORTED. On a CUDA device the memory must belong to that device.
+The memory must outlive the model. A model has not ended when fsdp_destroy_model returns if a save still holds it or
+another thread is inside one of its calls. Collective: no. Blocks: no.
+Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. The seal reports a size that is too small. Since 0.2.
 ```
 """
 @inline fsdp_set_arena(model, role, data, size_bytes) =
@@ -286,9 +296,9 @@ Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. A size too small 
 
 raw"""
 ```text
-All that fsdp_seal_model would refuse of what was declared on this rank, as text, one violation a line; empty if
-nothing. Sizes and arenas are looked at once groups and visits are right. What only shows when ranks are compared, or
-memory is allocated, is not in it. buffer/size_bytes: see fsdp_describe_model.
+Write all that fsdp_seal_model would refuse in this rank's declarations as text, one violation a line; the text is
+empty if there is none. Sizes and arenas are checked once groups and visits are right. Problems that only show when
+ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in fsdp_describe_model.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since
 0.2.
 ```
@@ -299,14 +309,14 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is 
 raw"""
 ```text
 Fix the layout, plan and allocate all memory, and compare what every rank declared (names, order, shapes, dtypes,
-flags, policy, layout hash). A model needs a group, though not one with parameters. The first difference is reported
-on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
-fsdp_publish_weights.
+flags, policy, layout hash). A model needs at least one group, which may have no parameters. The first difference is
+reported on every rank with both ranks' values. Afterwards the model is in its update window: load parameters, then
+call fsdp_publish_weights.
 Collective: the mesh. Blocks: peers. Memory: all that the model will ever use.
 Errors: MISMATCH, INVALID_STATE, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. INVALID_ARGUMENT
-is also a size beyond 64 bits, or two tensors that would have one name in a checkpoint. OUT_OF_MEMORY comes before
-anything is allocated where ranks that share a memory cgroup need more than it has free. What fails one rank fails
-all of them with its status. Since 0.2.
+also reports a size beyond 64 bits, or two tensors that would have the same name in a checkpoint. If ranks that share
+a memory cgroup need more than it has free, OUT_OF_MEMORY comes before anything is allocated. If the call fails on
+one rank, it fails on all ranks with the same status. Since 0.2.
 ```
 """
 @inline fsdp_seal_model(model) =
@@ -314,8 +324,9 @@ all of them with its status. Since 0.2.
 
 raw"""
 ```text
-The bytes of a role, or of FSDP_ROLE_ALL, that a rank of a sealed model's mesh holds: what the plan says, for any
-rank. With a planning context on a GPU whose options name no transport, STAGING is the most that the seal may choose.
+The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. The call
+answers for any rank. If a planning context for a GPU names no device_transport, STAGING is the maximum that the seal
+may choose.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -324,31 +335,34 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed)
 
 raw"""
 ```text
-The bytes of a role, or of FSDP_ROLE_ALL, that this rank has allocated, as the allocator counted them: those of
-fsdp_get_role_bytes. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only
-planned). Since 0.2.
+The bytes of a role, or of FSDP_ROLE_ALL, that this rank has allocated, as the allocator counted them. They equal
+the bytes of fsdp_get_role_bytes. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or
+only planned). Since 0.2.
 ```
 """
 @inline fsdp_get_allocated_bytes(model, role, bytes) =
     @returns libfsdp.fsdp_get_allocated_bytes(model::Ptr{fsdp_model}, role::Int32, bytes::Ptr{UInt64})::Int32
 
 raw"""
-Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
+```text
+Get size and layout of a model. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed).
+ Since 0.2.
+```
 """
 @inline fsdp_get_model_info(model, info) =
     @returns libfsdp.fsdp_get_model_info(model::Ptr{fsdp_model}, info::Ptr{fsdp_model_info})::Int32
 
 raw"""
-Counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2.
+Get the counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2.
 """
 @inline fsdp_get_stats(model, stats) =
     @returns libfsdp.fsdp_get_stats(model::Ptr{fsdp_model}, stats::Ptr{fsdp_stats})::Int32
 
 raw"""
 ```text
-The layout of a sealed model as JSON: groups, buckets, parameters with offsets, padding, pool slots, hash.
-*size_bytes is the buffer's size on entry and the size needed (with the final NUL) on return; buffer may be NULL to
-ask.
+Describe the layout of a sealed model as JSON: groups, buckets, parameters with offsets, padding, pool slots, hash.
+*size_bytes is the buffer's size on entry, and on return the size needed with the final NUL. buffer may be NULL to
+ask for the size alone.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
 ```
 """
@@ -357,10 +371,10 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is 
 
 raw"""
 ```text
-Declare a group: param_count descriptors, each param_stride bytes after the one before (sizeof(fsdp_param)). The name
-is UTF-8 of 1-255 bytes, unique among the model's groups. Parameters of different dtypes, row sizes and trainability
-may mix; the group is split inside. A group without parameters is legal. Collective: the mesh (compared at the seal).
-Blocks: no. Memory: none until the seal.
+Declare a group of param_count parameters. The descriptors follow each other at a distance of param_stride bytes,
+which is sizeof(fsdp_param). The group's name is UTF-8 of 1-255 bytes and unique among the model's groups. Parameters
+of different dtypes, row sizes and trainability may mix; the library splits the group internally. A group without
+parameters is legal. Collective: the mesh (compared at the seal). Blocks: no. Memory: none until the seal.
 Errors: INVALID_ARGUMENT (naming the parameter and field), INVALID_STATE (sealed). Since 0.2.
 ```
 """
@@ -369,36 +383,36 @@ Errors: INVALID_ARGUMENT (naming the parameter and field), INVALID_STATE (sealed
         param_count::UInt64, param_stride::UInt64, options::Ptr{fsdp_group_options}, group::Ptr{Ptr{fsdp_group}})::Int32
 
 raw"""
-The number of groups that were created. Threads: any, once sealed. Since 0.2.
+Get the number of groups that were created. Threads: any, once sealed. Since 0.2.
 """
 @inline fsdp_get_group_count(model, group_count) =
     @returns libfsdp.fsdp_get_group_count(model::Ptr{fsdp_model}, group_count::Ptr{UInt64})::Int32
 
 raw"""
 ```text
-The group of that number, in the order of creation: the handle that fsdp_create_group gave. Threads: any, once
- sealed. Since 0.2.
+Get the group with that index, in the order of creation. The handle is the one that fsdp_create_group returned.
+ Threads: any, once sealed. Since 0.2.
 ```
 """
 @inline fsdp_get_group(model, group_index, group) =
     @returns libfsdp.fsdp_get_group(model::Ptr{fsdp_model}, group_index::UInt64, group::Ptr{Ptr{fsdp_group}})::Int32
 
 raw"""
-The group of that name. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no such group). Since 0.2.
+Find the group of that name. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no such group). Since 0.2.
 """
 @inline fsdp_find_group(model, name, group) =
     @returns libfsdp.fsdp_find_group(model::Ptr{fsdp_model}, name::Cstring, group::Ptr{Ptr{fsdp_group}})::Int32
 
 raw"""
-Strings live as long as the model. Threads: any, once sealed. Since 0.2.
+Get a group's declaration. Strings live as long as the model. Threads: any, once sealed. Since 0.2.
 """
 @inline fsdp_get_group_info(group, info) =
     @returns libfsdp.fsdp_get_group_info(group::Ptr{fsdp_group}, info::Ptr{fsdp_group_info})::Int32
 
 raw"""
 ```text
-The parameter of that name, which is unique in the model. Threads: any, once sealed. Errors: INVALID_ARGUMENT (no
- such parameter). Since 0.2.
+Find the parameter of that name, which is unique in the model. Threads: any, once sealed. Errors: INVALID_ARGUMENT
+ (no such parameter). Since 0.2.
 ```
 """
 @inline fsdp_find_param(model, name, group, param_index) =
@@ -407,8 +421,8 @@ The parameter of that name, which is unique in the model. Threads: any, once sea
 
 raw"""
 ```text
-The descriptor as declared, with defaults filled in and the lr_scale of now: fsdp_create_group takes it. Threads:
- any, once sealed. Errors: INVALID_ARGUMENT. Since 0.2.
+Get the descriptor as it was declared, with defaults filled in and the current lr_scale. fsdp_create_group accepts
+ this descriptor. Threads: any, once sealed. Errors: INVALID_ARGUMENT. Since 0.2.
 ```
 """
 @inline fsdp_get_param_info(group, param_index, param) =
@@ -417,15 +431,15 @@ The descriptor as declared, with defaults filled in and the lr_scale of now: fsd
 raw"""
 ```text
 Load a parameter from full data: element_count elements of dtype, in C order. With root FSDP_EVERY_RANK every rank
-passes the same data and nothing is communicated. Else rank `root` passes it, and data should be NULL elsewhere: with
-NULL there, dtype and element_count may be anything; data that is not NULL is checked as the root's is. The data may
-be freed at return. flags must be 0.
-Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: of a FROZEN quantized parameter 4
-bytes for each element of this rank's part while it runs, since planes are made when all has come.
-Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. INVALID_ARGUMENT is on
-all ranks where the root's data, dtype or element_count is wrong. Another wrong argument is an error of its rank
-alone, and the others wait for it. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there is a root,
-else on this one: load the parameter again before the next publish. Since 0.2.
+passes the same data and nothing is communicated. Otherwise rank `root` passes the data, and data should be NULL on
+the other ranks. A rank that passes NULL may pass any dtype and element_count; data that is not NULL is checked as
+the root's data is. The data may be freed when the call returns. flags must be 0.
+Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: for a FROZEN quantized parameter 4
+bytes for each element of this rank's part during the call, because the planes are made when all data has come.
+Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. If the root's data,
+dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument fails the call only on its
+own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there
+is a root, else on this rank. Load the parameter again before the next publish. Since 0.2.
 ```
 """
 @inline fsdp_load_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -434,13 +448,14 @@ else on this one: load the parameter again before the next publish. Since 0.2.
 
 raw"""
 ```text
-Copy a whole parameter out: the main weights (compute weights of a frozen one), converted to dtype. With root
-FSDP_EVERY_RANK every rank gets it; else rank `root` does, and data may be NULL elsewhere. flags must be 0. It is
-copied part by part as peers show theirs: where a peer fails meanwhile, some of data has been written.
-Collective: the mesh. Blocks: peers. Window: either; while it is open the caller must not write on any rank.
-Memory: of a FROZEN quantized parameter its codes and scales, whole, while it runs on a rank that gets it, of a GPU
-page-locked. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED,
-TIMEOUT. Since 0.2.
+Copy a whole parameter out: the main weights (for a frozen parameter the compute weights), converted to dtype. With
+root FSDP_EVERY_RANK every rank gets the data; otherwise only rank `root` gets it, and data may be NULL on the
+others. flags must be 0. The data arrives piece by piece from the ranks that own it, so if a peer fails, some of data
+has been written.
+Collective: the mesh. Blocks: peers. Window: either; while the window is open, no rank may write main weights during
+the call. Memory: for a FROZEN quantized parameter all its codes and scales during the call, on each rank that gets
+the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange
+parts), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_read_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -449,13 +464,13 @@ TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-The full compute weights: a read-only view, legal to read while the group is unsharded, or at any time outside the
-update window where the strategy keeps them whole. With SEQUENTIAL and VISITS schedules the address is the same from
-the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase (fsdp_plane_policy), it is the one
-of the phase given: BACKWARD has one address, and FORWARD and EVAL have another. RECOMPUTE has BACKWARD's with
-INTERLEAVED, but FORWARD's where planes are by phase. With ANY the address is valid while the group is held, and may
-differ at the next hold. phase may be any.
-Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also: the parameter is quantized, see fsdp_get_plane),
+Get a read-only view of a parameter's full compute weights. The view may be read while the group is unsharded or, if
+the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS schedules the
+address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase
+(fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL share
+another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY the
+address is valid while the group is held, and may differ at the next hold. Every phase is legal here.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
 INVALID_STATE (not sealed; not unsharded). Since 0.2.
 ```
 """
@@ -465,10 +480,11 @@ INVALID_STATE (not sealed; not unsharded). Since 0.2.
 
 raw"""
 ```text
-The views of all parameters of a group, as fsdp_get_param gives each: for bindings, which may keep them where
-addresses are fixed. Where a parameter is quantized, data is NULL. tensors is an array of tensor_count, the group's
-number of parameters; the call sets each struct_size to the stride, or to what it knows if that is less. Collective:
-no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
+Get the views of all parameters of a group, each as from fsdp_get_param. This is for bindings, which may keep the
+views where addresses are fixed. The view of a quantized parameter has data NULL. tensors is an array of tensor_count
+elements, the group's number of parameters. The call sets each struct_size: to the stride, or to the size that the
+library knows if that is less.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 ```
 """
 @inline fsdp_get_params(group, phase, tensors, tensor_count, tensor_stride) =
@@ -477,9 +493,10 @@ no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 
 raw"""
 ```text
-A whole plane of a quantized parameter's compute weights: a read-only view, legal to read as that of fsdp_get_param
-is, at addresses that follow the same rules. Where planes are gathered by phase it is legal while a hold of the phase
-given lasts, and ROW planes of a group have other addresses than its COLUMN planes. Collective: no. Blocks: no.
+Get a read-only view of a whole plane of a quantized parameter's compute weights. The view may be read at the same
+times as one of fsdp_get_param, and its address follows the same rules. If planes are gathered by phase, it may be
+read while a hold of the phase given lasts; the ROW planes of a group have other addresses than its COLUMN planes.
+Collective: no. Blocks: no.
 Errors: INVALID_ARGUMENT (no such plane; the parameter is not quantized), INVALID_STATE (not sealed; not unsharded;
 the phase has other planes). Since 0.2.
 ```
@@ -490,14 +507,14 @@ the phase has other planes). Since 0.2.
 
 raw"""
 ```text
-Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales of the
-plane's shape and dtype (see fsdp_plane), in C order. So a quantized checkpoint of others is loaded without a
-rounding. root and flags as in fsdp_load_param.
-What belongs together must be loaded together, in the same window: codes and scales, and of MXFP8 both forms. That is
-not checked.
+Load a whole plane of a FROZEN quantized parameter as it is, bit for bit: element_count codes or scales in the
+plane's shape and dtype (see fsdp_plane), in C order. This loads another program's quantized checkpoint without any
+rounding. root and flags are as in fsdp_load_param.
+Planes that belong together must be loaded together, in the same window: codes and scales, and for MXFP8 both forms.
+The library does not check this.
 Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
-another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN: planes are made of main weights;
-window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN, so that planes are made of main
+weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_load_plane(group, param_index, plane, data, dtype, element_count, root, flags) =
@@ -507,13 +524,15 @@ window closed), PEER_FAILED, TIMEOUT. Since 0.2.
 raw"""
 ```text
 Write the scales of an MXFP8 plane, ROW_SCALE or COLUMN_SCALE, in the order in which block-scaled GEMMs read them
-(VEC32_UE8M0 of cuBLASLt); of a parameter of three or more dimensions, matrices follow each other. The scales of ROW
-planes are a matrix of R x C/32, those of COLUMN planes are taken as their transpose, C x R/32. Both sizes are
-rounded up, to multiples of 128 and of 4, and tiles of 128 x 4, of 512 bytes each, follow each other in rows of
-tiles. In a tile scale (r, c) is byte r % 32 * 16 + r / 32 * 4 + c; what is beyond the scales is 0.
-data is memory of the model's device, *size_bytes its size on entry and the size needed on return; data may be NULL
-to ask, at any time after the seal. Else the plane must be legal to read as that of fsdp_get_plane is, and its hold
-is to be given back in the order of this stream. Collective: no. Blocks: local work on the host device, else no.
+(VEC32_UE8M0 of cuBLASLt). If the parameter has three or more dimensions, its matrices follow each other. For an R x
+C matrix, the scales of ROW planes are a matrix of R x C/32; the scales of COLUMN planes are transposed to C x R/32.
+The rows and columns of this matrix of scales are rounded up to multiples of 128 and of 4. Tiles of 128 x 4 scales,
+512 bytes each, follow each other, one row of tiles after the other. In a tile, scale (r, c) is byte
+r % 32 * 16 + r / 32 * 4 + c; bytes beyond the scales are 0.
+data is memory of the model's device. *size_bytes is its size on entry and the size needed on return. data may be
+NULL to ask for the size, at any time after the seal. With data, the plane must be readable as for fsdp_get_plane,
+and its hold must be returned in the order of this stream.
+Collective: no. Blocks: local work on the host device, else no.
 Errors: as fsdp_get_plane, and INVALID_ARGUMENT (no scales of MXFP8; too small: *size_bytes is set). Since 0.2.
 ```
 """
@@ -523,9 +542,9 @@ Errors: as fsdp_get_plane, and INVALID_ARGUMENT (no scales of MXFP8; too small: 
 
 raw"""
 ```text
-The part of a parameter that rank `rank` stores: what fsdp_load_chunk takes there and, of parameters that are not
-FROZEN, what fsdp_get_shard shows. All of it where every rank has the whole (FSDP_STRATEGY_NO_SHARD); the same part
-on each replica.
+Get the part of a parameter that rank `rank` stores, by arithmetic alone. On that rank fsdp_load_chunk takes this
+part, and fsdp_get_shard shows it if the parameter is not FROZEN. The part is the whole parameter where every rank
+has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -535,11 +554,12 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed)
 
 raw"""
 ```text
-Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, say those of
-fsdp_get_chunk. They must lie in this rank's chunk; where the strategy keeps main weights whole that is all of them.
-Every rank, replicas too, loads its own. flags must be 0. Of a FROZEN quantized parameter they must be whole blocks:
-of a matrix 32 rows (MXFP8) or 128 (FP8_BLOCK; the last block may be shorter). FP8, whose scale is made of all rows,
-is loaded by fsdp_load_param. Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
+Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, for example those of
+fsdp_get_chunk. The rows must be in this rank's chunk; if the strategy keeps main weights whole, the chunk is all
+rows. Every rank loads its own rows, and replicas do so as well. flags must be 0. For a FROZEN quantized parameter
+the rows must be whole blocks: in a matrix, blocks of 32 rows (MXFP8) or of 128 rows (FP8_BLOCK; the last block may
+be shorter). FP8 makes its scale of all rows, so a FROZEN parameter with FP8 is loaded by fsdp_load_param.
+Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
 Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
 of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
 ```
@@ -550,10 +570,10 @@ of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
 
 raw"""
 ```text
-Load a named optimizer state of a parameter from full data, as fsdp_load_param does its weights: "exp_avg" and
-"exp_avg_sq" of AdamW, or one of the caller's own. The number of AdamW's steps is not part of it:
-fsdp_adamw_options.step sets it once, later steps count on, and no load changes it. flags must be 0. Collective: the
-mesh. Blocks: peers, if there is a root. Window: inside.
+Load a named optimizer state of a parameter from full data, as fsdp_load_param does for its weights: "exp_avg" or
+"exp_avg_sq" of AdamW, or one of the caller's own states. AdamW's number of steps is not part of a state and is not
+changed by this call: set it once with fsdp_adamw_options.step, and later steps count on. flags must be 0.
+Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
 Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
 ```
 """
@@ -563,10 +583,9 @@ Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE 
 
 raw"""
 ```text
-Copy a whole optimizer state of a parameter out, as fsdp_read_param does its weights. flags must be 0. Collective:
-the mesh.
-Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such state), INVALID_STATE
-(frozen). Since 0.2.
+Copy a whole optimizer state of a parameter out, as fsdp_read_param does for its weights. flags must be 0.
+Collective: the mesh. Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such
+state), INVALID_STATE (frozen). Since 0.2.
 ```
 """
 @inline fsdp_read_state(group, param_index, name, data, dtype, element_count, root, flags) =
@@ -575,12 +594,13 @@ Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT 
 
 raw"""
 ```text
-Give a parameter another lr_scale from the next step on; 0 leaves its weights alone, and sets FSDP_PARAM_LR_ZERO in
-the descriptor, which another value clears. Call it alike on every rank: the next meeting compares the lr_scales that
-parameters have then, and its MISMATCH names the parameter and both values; ranks that make them equal again go on.
-The value that is there already is no change. A capture with a step of AdamW is not replayed while the lr_scales are
-not those of the capture.
-Collective: the mesh, though ranks meet only later. Blocks: no. Window: either.
+Give a parameter another lr_scale from the next step on. 0 makes the optimizer leave the weights alone and sets
+FSDP_PARAM_LR_ZERO in the descriptor; a later value that is not 0 clears this flag. Make the same calls on every
+rank. The next call that synchronizes the model's ranks (such as fsdp_finish_grads or fsdp_publish_weights) compares
+the lr_scales. If they differ, that call is a MISMATCH, which names the parameter and both values; ranks that make
+the lr_scales equal again can go on. Setting the current value changes nothing. A capture that contains an AdamW step
+can be replayed only while the lr_scales are those of the capture.
+Collective: the mesh, but the ranks synchronize only later. Blocks: no. Window: either.
 Errors: INVALID_ARGUMENT (negative or not finite in fp32), INVALID_STATE (not sealed; frozen; a capture is under
 way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
 ```
@@ -591,16 +611,18 @@ way), OUT_OF_MEMORY (nothing has changed). Since 0.2.
 raw"""
 ```text
 Stop training a parameter, or train it again. An untrained parameter has no gradient: fsdp_put_grad and
-fsdp_acquire_grad refuse it as a FROZEN one, fsdp_acquire_grads lends none, fsdp_reduce_grad does not require one. In
-a group without trained parameters fsdp_reduce_grad does nothing and need not be called. fsdp_apply_grads still has
-an entry for the parameter, with data NULL. Steps, weight decay included, leave its weights and states unchanged.
-fsdp_shard.flags have FROZEN, and its main gradient is zeros, also in norms. fsdp_get_param_info shows it as
-declared. The planned memory does not change. A parameter that was declared FROZEN cannot be trained.
-Collective: no, but train the same on every rank. The model's next meeting, at the latest the end of the step,
-compares which parameters are trained. If before that a rank reduces another group than its peers, the collective
-fails at once with MISMATCH, and the contexts have failed. Blocks: no.
-Window: either, between steps: no gradient may have been acquired since the last publish, and the window must have no
-gradients. An earlier graph can be replayed only while the same parameters are trained as at its capture.
+fsdp_acquire_grad refuse it like a FROZEN one, fsdp_acquire_grads lends nothing for it, and fsdp_reduce_grad does not
+require its gradient. In a group without trained parameters fsdp_reduce_grad does nothing and need not be called.
+fsdp_apply_grads still has an entry for the parameter, with data NULL. Steps leave its weights and states unchanged,
+also by weight decay. fsdp_shard.flags has FSDP_PARAM_FROZEN, and the main gradient is zeros, also in norms.
+fsdp_get_param_info shows the parameter as declared. The planned memory does not change. A parameter that was
+declared FROZEN cannot be trained.
+Collective: no, but train the same parameters on every rank. The next call that synchronizes the model's ranks, at
+the latest the end of the step, compares which parameters are trained. If a rank reduces another group than its peers
+before that call, the collective fails at once with MISMATCH, and the contexts have failed. Blocks: no.
+Window: either, but only between steps: no gradient may have been acquired since the last publish, and an open window
+must have no gradients. A graph captured earlier can be replayed only while the trained parameters are those of
+its capture.
 Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; within a step; captured). Since 0.2.
 ```
 """
@@ -609,10 +631,11 @@ Errors: INVALID_ARGUMENT (trainable is neither 0 nor 1), INVALID_STATE (FROZEN; 
 
 raw"""
 ```text
-Start gathering a group ahead of its unshard. The schedule does this on its own; call it when the order differs. Free
-if the group is gathered; nothing happens if no buffer is free, nor with FSDP_CONTEXT_DEBUG. Collective: no (pulls
-what peers published); on a CUDA device the shard axis. flags must be 0. Blocks: no. Window: outside. Errors:
-INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
+Start gathering a group ahead of its unshard. The schedule does this on its own; make this call if the order differs
+from the schedule. If the group is gathered already, the call costs nothing. It does nothing if no buffer is free, or
+with FSDP_CONTEXT_DEBUG. flags must be 0.
+Collective: no (the rank pulls what peers have published); on a CUDA device the shard axis. Blocks: no. Window:
+outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 ```
 """
 @inline fsdp_prefetch(group, phase, flags, stream) =
@@ -620,9 +643,10 @@ INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 
 raw"""
 ```text
-Make the full compute weights readable for work that follows on the stream, and take a hold. Gathers once per version
-and release; costs nothing if the group is gathered already. A RECOMPUTE hold while a BACKWARD one is pending is
-free, but where planes are gathered by phase (fsdp_plane_policy). flags must be 0.
+Make the full compute weights readable for work that follows on the stream, and take a hold. If the group is gathered
+already, the call costs nothing; otherwise it gathers the group, which happens once per version and release. A
+RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are gathered by phase
+(fsdp_plane_policy). flags must be 0.
 Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
 this version). Window: outside.
 Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes
@@ -634,10 +658,10 @@ by phase), PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Return a hold of that phase. When the last hold is returned the group lets go of its buffer, once the work of all
-returning streams is done. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors:
-INVALID_STATE (no such hold). So it is after fsdp_discard_step, which has forgotten the holds: a scope that ends late
-may pass over that error, which changes nothing. Since 0.2.
+Return a hold of the phase given. When the last hold is returned, the group gives up its buffer once the work on all
+streams that returned holds is done. flags must be 0. After fsdp_discard_step, which takes back all holds, the call
+fails with INVALID_STATE and changes nothing; a scope that ends after the discard may ignore this error.
+Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STATE (no such hold). Since 0.2.
 ```
 """
 @inline fsdp_reshard(group, phase, flags, stream) =
@@ -645,14 +669,14 @@ may pass over that error, which changes nothing. Since 0.2.
 
 raw"""
 ```text
-Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do so for
-all groups. Weights that are mapped or that the strategy keeps whole need FSDP_VIEWS_PRIVATE: the written pages show
-the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
+Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this
+for all groups. Weights that are mapped, or that the strategy keeps whole, need FSDP_VIEWS_PRIVATE: the written pages
+show the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
 again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to
 communicate.)
 Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks:
 local work. Window: either. Memory: the copies of written pages are freed.
-Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
+Errors: INVALID_STATE (copied weights that are held; other weights with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_restore_view(group) =
@@ -660,13 +684,14 @@ Errors: INVALID_STATE (copied weights that are held; others with FSDP_VIEWS_READ
 
 raw"""
 ```text
-Borrow the full gradient of a parameter to write into, in grad_dtype. *accumulate is 0: overwrite it all, or 1: add
-to it; with FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. Asking again before fsdp_reduce_grad (a tied
-or twice-used parameter) gives 1, and orders the second stream after the first. The view ends with
-fsdp_complete_grad, else with fsdp_reduce_grad.
+Borrow the full gradient of a parameter to write into, in grad_dtype. If *accumulate is 0, overwrite all of it; if it
+is 1, add to it. With FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. A second call before
+fsdp_reduce_grad (for a tied or twice-used parameter) gives 1 and orders the second stream after the first. The view
+ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
 Collective: no. Blocks: peers on the host device, if a buffer must be drained.
 Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
-BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+BUSY (FSDP_GRAD_NO_WAIT). If a buffer must be drained, the errors of its reduce: MISMATCH, PEER_FAILED, TIMEOUT.
+Since 0.2.
 ```
 """
 @inline fsdp_acquire_grad(group, param_index, flags, stream, grad, accumulate) =
@@ -675,11 +700,12 @@ BUSY (FSDP_GRAD_NO_WAIT); of the reduce that is drained MISMATCH, PEER_FAILED, T
 
 raw"""
 ```text
-fsdp_acquire_grad for all trainable parameters of a group at once. grads is an array of grad_count, the group's
-number of parameters, and accumulate one of as many, or NULL with FSDP_GRAD_ZEROED. A parameter that is frozen or not
-trained has data NULL and accumulate 0. struct_size: as fsdp_get_params. Collective: no. Blocks: peers on the host
-device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and INVALID_STATE if max_pending_bytes has no room
-for all gradients at once. Since 0.2.
+Borrow the full gradients of all trainable parameters of a group at once, each as by fsdp_acquire_grad. grads is an
+array of grad_count elements, the group's number of parameters. accumulate is an array of the same length, or NULL
+with FSDP_GRAD_ZEROED. A parameter that is frozen or not trained has data NULL and accumulate 0. struct_size is set
+as in fsdp_get_params.
+Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and
+INVALID_STATE if max_pending_bytes has no room for all gradients at once. Since 0.2.
 ```
 """
 @inline fsdp_acquire_grads(group, flags, stream, grads, grad_count, grad_stride, accumulate) =
@@ -688,10 +714,11 @@ for all gradients at once. Since 0.2.
 
 raw"""
 ```text
-Hand in the caller's own full gradient: element_count elements of dtype, copied (or added, as acquire would say)
-before the call returns on the host device, in stream order on a GPU. data NULL means "no gradient": it counts as
-zeros (but see fsdp_missing_grad). flags: FSDP_GRAD_NO_WAIT. Collective: no. Blocks: as fsdp_acquire_grad. Errors:
-as fsdp_acquire_grad. Since 0.2.
+Hand in the caller's own full gradient: element_count elements of dtype. They are copied, or added where
+fsdp_acquire_grad would set *accumulate to 1. On the host device this is done when the call returns, on a GPU it is
+done in stream order. data NULL means "no gradient": it counts as zeros (but see fsdp_missing_grad). flags:
+FSDP_GRAD_NO_WAIT.
+Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Since 0.2.
 ```
 """
 @inline fsdp_put_grad(group, param_index, data, dtype, element_count, flags, stream) =
@@ -700,13 +727,13 @@ as fsdp_acquire_grad. Since 0.2.
 
 raw"""
 ```text
-This parameter's gradient of this contribution is complete: nothing is written into it, or put, until
-fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or the
-group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the rest
-of the group is written. Complete parameters from the last to the first, as a backward pass comes to them. Ranks may
-complete those of a part in different orders, but must reduce parts in the same one; a rank may leave parts to
-fsdp_reduce_grad, which takes them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
-fsdp_reduce_grad. stream orders nothing: streams that wrote are known. flags must be 0.
+Declare a parameter's gradient of this contribution complete: the caller must not write into it, or put it again,
+before fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or
+the group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the
+rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass. Ranks
+may complete the parameters of a part in different orders, but they must reduce parts in the same order. A rank may
+leave parts to fsdp_reduce_grad, which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing
+is reduced before fsdp_reduce_grad. stream orders nothing: the library knows which streams wrote. flags must be 0.
 Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
 completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -717,9 +744,10 @@ completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2
 
 raw"""
 ```text
-The group's gradients of one contribution (micro-batch) are complete: reduce into the main grads what
-fsdp_complete_grad has not. Every trainable parameter must have been acquired or put. With FSDP_REDUCE_POLICY_LAST
-only the call with FSDP_LAST communicates. Buffers are drained when others need them.
+End one contribution (micro-batch) of a group: its gradients are complete. The call reduces into the main grads what
+fsdp_complete_grad has not reduced. Every trainable parameter must have been acquired or put. With
+FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST communicates. A buffer is drained when another group or part
+needs it.
 Collective: the mesh. Blocks: no. Window: outside.
 Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
 TIMEOUT. Since 0.2.
@@ -731,13 +759,14 @@ TIMEOUT. Since 0.2.
 raw"""
 ```text
 End the step's gradients. The call checks that every trainable group was reduced with LAST and that no hold of any
-phase is left. It waits for all reduces, multiplies main grads by scale (1: leave as they are), and opens the update
-window once every rank has come here. What is missing anywhere is listed on every rank. With the flag FSDP_LAST, on
-all ranks, groups need not have been reduced with LAST: this call ends the contributions of each such group, in
-reverse declared order, with the same bits. A group without a contribution is reduced as zeros, as if each parameter
-had been put NULL. Groups that were reduced with LAST stay as they are. After a failure that leaves the context alive
-the way out is fsdp_discard_step on every rank. Until then getters, traces, fsdp_reshard of what is held and
-destroying may be called too; fsdp_close_context and every other call of the step say INVALID_STATE.
+phase is left. It waits for all reduces, multiplies main grads by scale (1 leaves them as they are), and opens the
+update window once every rank has made this call. If anything is missing on any rank, every rank's error lists it.
+With the flag FSDP_LAST, on all ranks, groups need not have been reduced with LAST: this call ends the contributions
+of each such group, in reverse declared order, with the same bits. A group without a contribution is reduced as
+zeros, as if each parameter had been put NULL. Groups that were reduced with LAST stay as they are.
+After a failure that leaves the context alive, go on with fsdp_discard_step on every rank. Until then getters,
+traces, fsdp_reshard of held groups and destroy calls are still legal; fsdp_close_context and every other call of the
+step return INVALID_STATE.
 Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since
 0.2.
 ```
@@ -748,7 +777,7 @@ Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MI
 raw"""
 ```text
 Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer
-will see it. Otherwise as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
+will see it. Otherwise the call works as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
 gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
 ```
 """
@@ -758,8 +787,8 @@ gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients i
 
 raw"""
 ```text
-Replace a main gradient by full data, as fsdp_load_param replaces weights, say after a transformation of the whole
-gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
+Replace a main gradient by full data, as fsdp_load_param replaces weights, for example after a transformation of the
+whole gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
 fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
 ```
 """
@@ -769,8 +798,8 @@ fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this 
 
 raw"""
 ```text
-How many shards this rank owns; fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only
- planned). Since 0.2.
+Get the number of shards that this rank owns. It is fixed from the seal on. Collective: no. Errors: INVALID_STATE
+ (not sealed, or only planned). Since 0.2.
 ```
 """
 @inline fsdp_get_shard_count(model, shard_count) =
@@ -778,8 +807,8 @@ How many shards this rank owns; fixed from the seal on. Collective: no. Errors: 
 
 raw"""
 ```text
-One of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are those
-of now.
+Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
+current values, at the time of this call.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -788,7 +817,7 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed)
 
 raw"""
 ```text
-The address of a named optimizer state of a shard; element_count elements of the state's dtype. Collective: no.
+Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. Collective: no.
 Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
 ```
 """
@@ -798,13 +827,16 @@ Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned
 
 raw"""
 ```text
-The L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order,
-padding and copies not counted. With a mesh, the squares of the norms of its ranks' models are added in the mesh's
-order. Its ranks hold different parts of one network (pipeline stages, tensor parallel parts), and no two of them are
-of one model. NULL: the model alone. norm may be NULL, also on some ranks only: fsdp_get_last_norm tells it later.
-Then, without a mesh, nothing waits for a GPU: ranks meet to compare what they ask for, and the norm is found in the
-order of the stream. On the host the calling thread is the stream. Collective: the model's mesh, and the one given.
-Blocks: peers; for the stream too if norm is not NULL, or with a mesh. Window: inside.
+Get the L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed
+order; padding and copies are not counted. With mesh NULL it is the norm of this model alone. With a mesh it is the
+norm over several models that are parts of one network (pipeline stages, tensor parallel parts). Each rank of the
+mesh contributes the norm of its own model, and the squares are added in the mesh's order. No two ranks of the mesh
+may be ranks of the same model. norm may be NULL, on all ranks or on some; fsdp_get_last_norm returns the norm later.
+If norm is NULL and no mesh is given, the call waits for no GPU: the ranks synchronize on the host to compare what
+they ask for, and the norm is computed in stream order. On the host device the calling thread takes the place of the
+stream.
+Collective: the model's mesh, and the mesh given. Blocks: peers; also the stream, if norm is not NULL or with a mesh.
+Window: inside.
 Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
@@ -814,9 +846,9 @@ Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0
 
 raw"""
 ```text
-The norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model found, before clipping, a
-replay's too. Collective: no. Blocks: until it is known on this rank. Errors: INVALID_STATE (there was none yet),
-PEER_FAILED, TIMEOUT. Since 0.2.
+Get the norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model measured, before
+clipping; a call in a graph counts when the graph is replayed. Collective: no. Blocks: until the norm is known on
+this rank. Errors: INVALID_STATE (no norm was measured yet), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_get_last_norm(model, norm) =
@@ -824,8 +856,8 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-The L2 norm of each parameter's main grad, group by group in declaration order; norm_count must be the number of
-parameters of the model. Frozen ones give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+Get the L2 norm of each parameter's main grad, group by group in declaration order. norm_count must be the number of
+parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
 ```
 """
 @inline fsdp_get_param_grad_norms(model, stream, norms, norm_count) =
@@ -835,8 +867,8 @@ parameters of the model. Frozen ones give 0. Collective: the mesh. Blocks: peers
 raw"""
 ```text
 Multiply this rank's main grads. Every rank must give the same factors in the same order: the next norm, clip or end
-of the step compares them (MISMATCH). Collective: no, but call it alike on every rank. Blocks: local work. Window:
-inside. Since 0.2.
+of the step compares them (MISMATCH). Collective: no, but make the same calls on every rank. Blocks: local work.
+Window: inside. Since 0.2.
 ```
 """
 @inline fsdp_scale_grads(model, factor, stream) =
@@ -844,12 +876,13 @@ inside. Since 0.2.
 
 raw"""
 ```text
-Scale all main grads by max_norm / norm if norm > max_norm. A norm that is not finite leaves them alone and returns
-OK: test the norm. mesh and a norm of NULL: as for fsdp_get_grad_norm; what follows on the stream then works on
-scaled gradients. Collective: the model's mesh, and the one given. Blocks: as fsdp_get_grad_norm.
-Window: inside. Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH (on all ranks of both meshes:
-another max_norm, or a rank that only asks for the norm; nothing was scaled, and all can clip again), PEER_FAILED,
-TIMEOUT. Since 0.2.
+Scale all main grads by max_norm / norm if norm > max_norm. If the norm is not finite, the call leaves the gradients
+alone and returns OK, so test the norm. mesh and a norm of NULL work as in fsdp_get_grad_norm. Work that follows on
+the stream uses the scaled gradients.
+Collective: the model's mesh, and the mesh given. Blocks: as fsdp_get_grad_norm. Window: inside.
+Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. All ranks of both meshes get
+MISMATCH if a rank gave another max_norm or asked only for the norm. Nothing was scaled then, and all ranks can clip
+again. Since 0.2.
 ```
 """
 @inline fsdp_clip_grads(model, mesh, max_norm, stream, norm) =
@@ -858,8 +891,9 @@ TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank; *name (may be NULL)
-becomes the first such parameter's name, or NULL. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the
+name of the first parameter that has some, or to NULL; name may be NULL. Collective: the mesh. Blocks: peers. Window:
+inside. Since 0.2.
 ```
 """
 @inline fsdp_check_grads(model, stream, found, name) =
@@ -868,14 +902,16 @@ becomes the first such parameter's name, or NULL. Collective: the mesh. Blocks: 
 
 raw"""
 ```text
-One step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish.
+Take one step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then
+publish.
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
   eps)
-with s the parameter's lr_scale, c = 1 - beta^step computed in double and rounded to fp32. Collective: the mesh.
-Window: closes it.
-Blocks: peers: ranks agree to step before a weight is touched, so one that discards instead is an error here and all
-can discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step,
-lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2.
+Here s is the parameter's lr_scale, and c = 1 - beta^step is computed in double and rounded to fp32.
+Collective: the mesh. Window: closes it.
+Blocks: peers. The ranks agree to step before any weight is changed. So if a rank discards the step instead, this
+call fails, and all ranks can still discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta,
+epsilon, weight_decay, step, lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since
+0.2.
 ```
 """
 @inline fsdp_step_adamw(model, lr, options, stream) =
@@ -884,15 +920,16 @@ lr_scale, or scaling of the gradients, which includes the norm that was clipped)
 
 raw"""
 ```text
-Publish the main weights: cast them to compute weights, raise the version, close the update window. Whole weights
-are refreshed before the call returns. Where the scales of a quantized parameter show that its main weights have Inf
-or NaN, a line of FSDP_LOG_WARNING names it, once a version, on the rank that has them. It comes in this call on the
-host device, and on a GPU at the end of the first call in the context that finds the work done. There is no line if a
-graph has published, nor while what was published before has not been told of.
+Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
+strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
+weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING a version, with the parameter's name. On
+the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that
+finds the work done. A version that a graph published gets no such line, and neither does a version that was
+published before the result for an earlier version was known.
 Collective: the mesh. Blocks: peers.
 Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else
-instead, or numbers differ. It is fatal on all ranks, since weights were written here. Before the first publish
-nothing is lost: make it the same and publish again. Since 0.2.
+instead, or numbers differ. It is fatal on all ranks, because main weights may have been written already. Before the
+first publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2.
 ```
 """
 @inline fsdp_publish_weights(model, stream) =
@@ -900,8 +937,8 @@ nothing is lost: make it the same and publish again. Since 0.2.
 
 raw"""
 ```text
-Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient pending:
-where a rank has some, all get INVALID_STATE, and fsdp_discard_step on all of them goes on.
+Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient may be
+pending. If a rank has one, all ranks get INVALID_STATE, and fsdp_discard_step on all of them is the way to go on.
 Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
@@ -910,12 +947,13 @@ Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PE
 
 raw"""
 ```text
-Forget this step: holds, lent and pending gradients, whatever was reduced so far. From any state between two
-publishes, also after an exception in the middle of a pass. Inside the window it closes it, and the version stays as
-it is: main weights must not have been written, nor FROZEN parameters loaded, which readers see at once. Over NCCL,
-where ranks have enqueued different collectives, communicators are made anew, which graphs that captured theirs do
-not survive: the context then fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was
-published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in
+any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes
+the window, and the version stays the same. So in this window main weights must not have been written. Neither must
+FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
+collectives, the communicators are created again. This is impossible while a graph exists that captured the old
+communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing
+was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_discard_step(model, stream) =
@@ -923,13 +961,14 @@ published yet), PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Compare what several ranks store alike, to find a replica that has drifted: a bit that flipped, a load or an edit
-that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are hashed as
-they lie in memory, padding left out. They are compared among the ranks that have the same elements: replicas of a
-mesh, and all ranks where each has the whole. What one rank alone has is not looked at. MISMATCH, with one text on
-all ranks, names the first such parameter, what differs, both ranks and hashes; fsdp_error.rank is the rank that
-fewer agree with, or the higher one. The model can be used as before. It reads that memory once, on a GPU through 1
-MiB of host memory. flags: 0. Collective: the mesh. Blocks: peers, and the GPU.
+Compare the data that several ranks store alike, to find a replica that has drifted: a bit that flipped, or a load or
+edit that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are
+hashed as they are in memory, without padding. The hashes are compared among the ranks that have the same elements:
+the replicas of a mesh, and all ranks if each has the whole. Data that only one rank has is not compared. MISMATCH,
+with the same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
+fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model
+can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be
+0. Collective: the mesh. Blocks: peers, and the GPU.
 Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH,
 PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -939,14 +978,14 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-A whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry
-for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter that
-is not trained now (fsdp_set_param_trainable) must have data NULL. Same bits as put, reduce, finish and step. If
-max_norm > 0 the gradients are clipped to it first; 0 leaves them. *norm (may be NULL) is the norm before clipping;
-gradients that are not finite are stepped with: to skip such a step, use the single calls. max_norm, and with 0
-whether norm is NULL, must be alike on every rank.
-Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Errors: as the calls it stands for. Since
-0.2.
+Take a whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one
+entry for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter
+that is not trained now (fsdp_set_param_trainable) must have data NULL. The bits are those of put, reduce, finish and
+step. If max_norm > 0, the gradients are first clipped to it; 0 leaves them. *norm (norm may be NULL) is set to the
+norm before clipping. The step is taken even if gradients are not finite; to skip such a step, use the single calls.
+max_norm must be the same on every rank. With max_norm 0, either all ranks pass NULL for norm or none does.
+Collective: the mesh. Blocks: peers. Window: outside; it is closed again when the call returns. Errors: as those of
+the calls that this call replaces. Since 0.2.
 ```
 """
 @inline fsdp_apply_grads(model, grads, grad_count, grad_stride, lr, max_norm, options, stream, norm) =
@@ -956,27 +995,28 @@ Collective: the mesh. Blocks: peers. Window: outside, and it ends outside. Error
 
 raw"""
 ```text
-Save main weights (of frozen parameters the compute weights), optimizer states and AdamW's number of steps as a
-checkpoint of the folder, which is made if it is not there. A checkpoint is DIR/step-0000001200/ with safetensors
-files as PyTorch's distributed checkpoint writes them, and a manifest with sums of all (docs/guides/checkpoints.md).
-It has its name when it is whole and on the disk, or does not exist: whatever fails or is killed meanwhile, the
-checkpoints from before stay as they are. With COMMIT_MANIFEST the folder has its name from the start and is a
-checkpoint once its manifest is written. A save that is killed before then leaves no checkpoint, and a checkpoint
-that loses its manifest later is damaged. A save succeeds even if another checkpoint of the folder cannot be read.
-Main weights and states must not be written while it runs. Every rank must see the folder.
+Save main weights (for frozen parameters the compute weights), optimizer states and AdamW's number of steps as a
+checkpoint in the folder. The folder is made if it does not exist. A checkpoint is DIR/step-0000001200/ with
+safetensors files as PyTorch's distributed checkpoint writes them, and a manifest with checksums of all files
+(docs/guides/checkpoints.md). A checkpoint either has its name and is whole and on the disk, or it does not exist:
+whatever fails or is killed during the save, earlier checkpoints stay as they are. With COMMIT_MANIFEST the
+checkpoint's folder has its name from the start and is a checkpoint once its manifest is written. A save that is
+killed before then leaves no checkpoint, and a checkpoint that loses its manifest later is damaged. A save succeeds
+even if another checkpoint in the folder cannot be read. Main weights and states must not be written during the save.
+Every rank must see the folder.
 
-What is saved is the version published last, also in the middle of a step. Ranks that have the same bytes share the
-writing, or one of them does it. A save takes 32 MiB of memory a rank while it runs, or the model's
-save_staging_bytes. One that is under way in the background (fsdp_commit_checkpoint) is waited for first.
-Collective: the mesh. Blocks: the disk, and peers: a rank that is still writing after timeout_ms has not failed; one
-whose disk takes nothing for that long has, with errno ETIMEDOUT. Window: outside.
+The call saves the version published last, also in the middle of a step. Ranks that have the same bytes share the
+writing, or one of them writes. A save takes 32 MiB of memory a rank while it runs, or the model's
+save_staging_bytes. If a save is under way in the background (fsdp_commit_checkpoint), the call waits for it first.
+Collective: the mesh. Blocks: the disk, and peers. A rank that is still writing after timeout_ms has not failed; a
+rank whose disk takes nothing for that long has failed, with errno ETIMEDOUT. Window: outside.
 Errors, the same on all ranks: SYSTEM, INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another step, keep or flag),
 UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. SYSTEM
 names the rank, the file, what was done and errno. Nothing of this checkpoint is left, the job can go on, and the
 next save may succeed. INVALID_STATE: the folder has this step; another host does not see what rank 0 has made in the
 folder; the window is open; or a capture is under way. INVALID_ARGUMENT: REPLACE with COMMIT_MANIFEST, or a parameter
-named state.NAME.step, under which AdamW's number of steps of the parameter NAME is saved. Other names that two
-tensors would share are refused by fsdp_seal_model already. Since 0.2.
+named state.NAME.step, the name under which AdamW's number of steps for the parameter NAME is saved. fsdp_seal_model
+already refuses other names that two tensors would share. Since 0.2.
 ```
 """
 @inline fsdp_save(model, folder, options) =
@@ -985,22 +1025,23 @@ tensors would share are refused by fsdp_seal_model already. Since 0.2.
 raw"""
 ```text
 Load the folder's newest whole checkpoint (the last one saved there, whatever its step), or the checkpoint that the
-folder is itself: onto any number of ranks, mesh, strategy and unshard mode. Each rank reads the
-rows that it keeps and verifies what it reads, with 8 MiB of memory. Publish then. *loaded (may be NULL) tells what
-it was, and the log at INFO how many tensors were loaded, missing and unexpected.
+folder is itself. The ranks, mesh, strategy and unshard mode may differ from those of the save. Each rank reads the
+rows that it keeps and verifies what it reads, with 8 MiB of memory. Call fsdp_publish_weights afterwards. *loaded
+says what was loaded (loaded may be NULL). The log at INFO says how many tensors were loaded, missing and unexpected.
 
-If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK it
-takes the newest whole one instead. If it is certainly older than the one loaded, a WARNING in the log names it.
+If a checkpoint that is damaged or cannot be read may be the newest, the load fails and names it; with FALLBACK the
+call loads the newest whole checkpoint instead. If such a checkpoint is certainly older than the one loaded, a
+WARNING in the log names it.
 
-All or nothing: on failure no rank has loaded it, and the window stays open. Main weights may have been written in
-part, so another load, or the caller's own values, must come before the next publish.
+All or nothing: on failure no rank has loaded the checkpoint, and the window stays open. Main weights may have been
+written in part, so another load, or the caller's own values, must come before the next publish.
 Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gradients, if any, stay.
 Errors, the same on all ranks: INVALID_ARGUMENT, SYSTEM, INVALID_STATE, UNSUPPORTED (written by a newer release),
 MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
 INVALID_ARGUMENT: no checkpoint in the folder; none of the model's tensors, without IF_ANY; or a damaged file, with
 the range of bytes and the tensors. It also lists all tensors that are missing, unexpected, of another shape, or of a
-dtype that does not become the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT for a
-folder that is not there. Since 0.2.
+dtype that cannot be converted to the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT
+for a folder that does not exist. Since 0.2.
 ```
 """
 @inline fsdp_load(model, folder, options, loaded) =
@@ -1009,21 +1050,23 @@ folder that is not there. Since 0.2.
 
 raw"""
 ```text
-Load weights alone, out of safetensors files of any library: path is such a file, or a folder of them, with Hugging
-Face's index (model.safetensors.index.json) or without, as PyTorch's distributed checkpoint writes them, too. It may
-also be a checkpoint of libfsdp or a folder of them. Links are followed (Hugging Face's cache is made of them), but
-not in checkpoints of libfsdp; an index may name files in folders below. Names are ours unless renames say otherwise.
-A tensor that several renames match goes to all of them: a fused one to its parts, a shared one to both of its names.
-Parts that are fused here are several renames with a to_row each. Every row of a parameter must come once.
+Load only weights, from safetensors files of any library. path is such a file, or a folder of such files, with
+Hugging Face's index (model.safetensors.index.json) or without it, also as PyTorch's distributed checkpoint writes
+them. It may also be a checkpoint of libfsdp or a folder of these. Links are followed (Hugging Face's cache is made
+of them), but not in checkpoints of libfsdp. An index may name files in folders below it. The names are ours unless
+renames say otherwise. A tensor that several renames match goes to all of their parameters: a fused tensor to its
+parts, a shared tensor to both of its names. If separate tensors of the files are fused in the model, each has a
+rename with a to_row of its own. Every row of a parameter must come exactly once.
 
-F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. Planes of a FROZEN quantized
-parameter w are tensors of their own (w.row, w.row_scale; of MXFP8 also w.column, w.column_scale: F8_E4M3 codes, F32
-or F8_E8M0 scales) and bytes are U8, both taken bit for bit. Each rank reads what it keeps, in blocks of 256 KiB; a
-transposed matrix takes memory for this rank's part of it meanwhile. Files of libfsdp are verified, others have no
-sums. States and AdamW's number of steps stay as they are. Flags: ALLOW_MISSING, ALLOW_UNEXPECTED and IF_ANY, which
-files that have none of the model's tensors need beside ALLOW_MISSING; a path that is not there is an error with it,
-too. renames may be NULL. *loaded (may be NULL) has the numbers of bytes and tensors. A tensor whose dtype this
-release does not know is refused where the model has a parameter of its name.
+F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. The planes of a FROZEN
+quantized parameter w are tensors of their own: w.row and w.row_scale, with MXFP8 also w.column and w.column_scale
+(F8_E4M3 codes, F32 or F8_E8M0 scales). Bytes are U8. Planes and bytes are taken bit for bit. Each rank reads what it
+keeps, in blocks of 256 KiB; a transposed matrix takes memory for this rank's part of it during the call. Files of
+libfsdp are verified; other files have no checksums. States and AdamW's number of steps stay as they are. Flags:
+ALLOW_MISSING, ALLOW_UNEXPECTED and IF_ANY. Files that have none of the model's tensors need IF_ANY and
+ALLOW_MISSING; a path that does not exist is an error also with IF_ANY. renames may be NULL. *loaded has the numbers
+of bytes and tensors; loaded may be NULL. A tensor whose dtype this release does not know is refused if the model has
+a parameter of its name.
 
 All or nothing, as fsdp_load. Collective: the mesh; the same renames and flags on every rank. Blocks: the disk and
 peers. Window: inside. Errors: as fsdp_load; INVALID_ARGUMENT also lists rows that come twice or not at all, and
@@ -1036,9 +1079,9 @@ shapes that do not fit. Since 0.2.
 
 raw"""
 ```text
-What the model's last successful load did, as JSON. "call" is the function that loaded; "name" and "step" are the
+Describe the model's last successful load as JSON. "call" is the function that loaded; "name" and "step" are the
 checkpoint's ("" and 0 after fsdp_load_weights). "loaded", "missing" and "unexpected" list the names of the tensors
-that fsdp_loaded counts. Sizes as in fsdp_describe_model.
+that fsdp_loaded counts. buffer and size_bytes work as in fsdp_describe_model.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (nothing has been
 loaded, or the model is not sealed). Since 0.2.
 ```
@@ -1048,9 +1091,9 @@ loaded, or the model is not sealed). Since 0.2.
 
 raw"""
 ```text
-A checkpoint for the folder, nothing of it there yet. options as for fsdp_save; with step 0 it is the highest step of
-the rank's models: ranks whose models are at different steps give one. Collective: no. Blocks: no. Errors:
-INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
+Begin a checkpoint for the folder; nothing is written yet. The options are those of fsdp_save. With step 0 the step
+is the highest step of the rank's models, so if the models of different ranks are at different steps, give a step.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
 ```
 """
 @inline fsdp_begin_checkpoint(context, folder, options, checkpoint) =
@@ -1059,12 +1102,12 @@ INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
 
 raw"""
 ```text
-A sealed model of the context goes into the checkpoint, as it will be at the commit. name (NULL: "") is what it is
-loaded by. Ranks may add different models: those of one pipeline stage, or of one group of experts. Models of
-different ranks under one name are parts of one; names of tensors are unique over all models.
+Add a sealed model of the context to the checkpoint, with the data that it will have at the commit. The model is
+loaded by name (NULL: ""). Ranks may add different models: those of one pipeline stage, or of one group of experts.
+Models of different ranks with the same name are parts of one model. Names of tensors are unique over all models.
 Collective: no. Blocks: no. Memory: the model stays until the save has ended, also if its handle is destroyed.
-Errors: INVALID_ARGUMENT (a name or model that is in it), INVALID_STATE (not sealed; committed), INVALID_HANDLE.
-Since 0.2.
+Errors: INVALID_ARGUMENT (the checkpoint has this name or model), INVALID_STATE (not sealed; committed),
+INVALID_HANDLE. Since 0.2.
 ```
 """
 @inline fsdp_add_checkpoint_model(checkpoint, name, model) =
@@ -1073,9 +1116,9 @@ Since 0.2.
 
 raw"""
 ```text
-Bytes of the caller's own go into the checkpoint: the state of a random generator, the place in the data. They are
-copied at once. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (no name, or one that is in it),
-INVALID_STATE (committed), OUT_OF_MEMORY. Since 0.2.
+Add bytes of the caller's own to the checkpoint, for example the state of a random generator or the position in the
+data. The bytes are copied at once. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (no name, or a name that the
+checkpoint has), INVALID_STATE (committed), OUT_OF_MEMORY. Since 0.2.
 ```
 """
 @inline fsdp_add_checkpoint_bytes(checkpoint, name, data, size_bytes, owner) =
@@ -1084,22 +1127,26 @@ INVALID_STATE (committed), OUT_OF_MEMORY. Since 0.2.
 
 raw"""
 ```text
-Save it while training goes on: the call returns when the ranks have agreed and all see the folder. What is saved are
-the versions published last. Threads of the library copy main weights and states, and write them; what they have not
-copied when fsdp_finish_grads, fsdp_begin_update or fsdp_prepare_replay is called for the model, that call waits for
-(fsdp_stats.checkpoint_stall_ns). The checkpoint has its name as soon as all ranks have written, whatever calls
-the ranks are in then, and even if a rank has died since. One is under way at a time: the commit of the next waits
-for it.
-Collective: the world. Blocks: peers, and an earlier save. Window: outside, of all its models.
-Errors, the same on all ranks: as fsdp_save, but for those of the disk, which fsdp_wait_checkpoint tells;
-INVALID_STATE (nothing is in it, or committed before), INVALID_ARGUMENT (a tensor's name is not unique). Since 0.2.
+Save the checkpoint while training goes on. The call returns when the ranks have agreed and all see the folder. It
+saves the versions published last. Threads of the library copy main weights and states and write them. If they have
+not copied everything when fsdp_finish_grads, fsdp_begin_update or fsdp_prepare_replay is called for the model, that
+call waits for the rest (fsdp_stats.checkpoint_stall_ns). The checkpoint gets its name as soon as all ranks have
+written, whatever calls the ranks are in then, and even if a rank has died since. Only one save is under way at a
+time: the next commit waits for it.
+Collective: the world. Blocks: peers, and an earlier save. Window: outside, for all its models.
+Errors, the same on all ranks: as fsdp_save, except errors of the disk, which fsdp_wait_checkpoint returns;
+INVALID_STATE (nothing is in the checkpoint, or it was committed before), INVALID_ARGUMENT (a tensor's name is not
+unique). Since 0.2.
 ```
 """
 @inline fsdp_commit_checkpoint(checkpoint) =
     @waits libfsdp.fsdp_commit_checkpoint(checkpoint::Ptr{fsdp_checkpoint})::Int32
 
 raw"""
-Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HANDLE. Since 0.2.
+```text
+Get the progress of a checkpoint. Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT,
+ INVALID_HANDLE. Since 0.2.
+```
 """
 @inline fsdp_get_checkpoint_status(checkpoint, status) =
     @returns libfsdp.fsdp_get_checkpoint_status(checkpoint::Ptr{fsdp_checkpoint},
@@ -1107,11 +1154,11 @@ Collective: no. Blocks: no. Threads: any. Errors: INVALID_ARGUMENT, INVALID_HAND
 
 raw"""
 ```text
-Until the checkpoint is there, or is known to have failed; may be asked again. Collective: no. Blocks: the disk, and
-peers' disks. Errors, the same on all ranks, and the job can go on: SYSTEM, INVALID_STATE (not committed),
-UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (of the wait alone: it may be repeated), PEER_FAILED. SYSTEM names the rank,
-the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave the checkpoint
-its name, whether it has it is not known. Since 0.2.
+Wait until the checkpoint is there or is known to have failed. The call may be repeated. Collective: no. Blocks: the
+disk, and peers' disks. Errors, the same on all ranks, after which the job can go on: SYSTEM, INVALID_STATE (not
+committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (ends only this wait, which may be repeated), PEER_FAILED. SYSTEM
+names the rank, the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave
+the checkpoint its name, it is not known whether the checkpoint has its name. Since 0.2.
 ```
 """
 @inline fsdp_wait_checkpoint(checkpoint) =
@@ -1120,8 +1167,8 @@ its name, whether it has it is not known. Since 0.2.
 raw"""
 ```text
 Open the folder's newest checkpoint, or the checkpoint that the folder is, for the calls below. Collective: the
-world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is none, or a
-damaged one may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts that see different
+world. Blocks: the disk and peers. Errors, the same on all ranks: INVALID_ARGUMENT (there is no checkpoint, or a
+damaged one may be the newest), SYSTEM, UNSUPPORTED (written by a newer release), MISMATCH (hosts see different
 checkpoints). Since 0.2.
 ```
 """
@@ -1131,9 +1178,9 @@ checkpoints). Since 0.2.
 
 raw"""
 ```text
-Load a model out of an opened checkpoint: of that name (NULL: ""). Otherwise as fsdp_load, without FALLBACK; IF_ANY
-has an effect only with ALLOW_MISSING, where the checkpoint has none of the model's tensors. Collective: the model's
-mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
+Load a model from an opened checkpoint, by the name that it was saved under (NULL: ""). Otherwise the call works as
+fsdp_load without FALLBACK. IF_ANY has an effect only with ALLOW_MISSING, if the checkpoint has none of the model's
+tensors. Collective: the model's mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
 ```
 """
 @inline fsdp_load_checkpoint_model(checkpoint, name, model, options, loaded) =
@@ -1142,10 +1189,10 @@ mesh. Blocks: the disk and peers. Errors: as fsdp_load. Since 0.2.
 
 raw"""
 ```text
-Read bytes out of an opened checkpoint: those saved PER_RANK by the rank of this number, else those saved ONCE.
-*size_bytes is the buffer's size on entry and that of the bytes on return; data may be NULL to ask. They are
-verified. Collective: no. Blocks: the disk. Errors: INVALID_ARGUMENT (none of that name, or none of this rank; too
-small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
+Read bytes from an opened checkpoint: the bytes that the rank of this number saved PER_RANK, or else the bytes saved
+ONCE. *size_bytes is the buffer's size on entry and the number of bytes on return; data may be NULL to ask for the
+number. The bytes are verified. Collective: no. Blocks: the disk. Errors: INVALID_ARGUMENT (no bytes of that name, or
+none of this rank; too small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_read_checkpoint_bytes(checkpoint, name, data, size_bytes) =
@@ -1154,8 +1201,8 @@ small, and then *size_bytes is set; a damaged file), SYSTEM. Since 0.2.
 
 raw"""
 ```text
-Give the handle back. A save that is under way goes on: fsdp_close_context waits for it, and returns its failure;
-fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. NULL is allowed. Since
+Give the handle back. The call never waits. A save that is under way goes on: fsdp_close_context waits for it and
+returns its failure; fsdp_destroy_context gives the save up and logs a WARNING. NULL is allowed. Threads: any. Since
 0.2.
 ```
 """
@@ -1164,9 +1211,9 @@ fsdp_destroy_context gives it up, with a WARNING. Threads: any. Never waits. NUL
 
 raw"""
 ```text
-The checkpoints of a folder as JSON: "checkpoints", the newest first, with name, step, sequence, ranks, models and
-bytes; and "unreadable", the reason for each that is damaged or that this process may not read. Sizes as in
-fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
+List the checkpoints of a folder as JSON. "checkpoints" has name, step, sequence, ranks, models and bytes of each,
+the newest first; "unreadable" has the reason for each checkpoint that is damaged or that this process may not read.
+buffer and size_bytes work as in fsdp_describe_model. Collective: no. Blocks: the disk. Threads: any.
 Errors: SYSTEM, INVALID_ARGUMENT (too small; *size_bytes is set). Since 0.2.
 ```
 """
@@ -1175,27 +1222,32 @@ Errors: SYSTEM, INVALID_ARGUMENT (too small; *size_bytes is set). Since 0.2.
 
 raw"""
 ```text
-From here to fsdp_end_capture the model's calls record their work into the graph that `stream` is being captured into
-(cudaStreamBeginCapture first, mode relaxed or thread-local), instead of doing it. Any part of a step can be
-captured, also all of it: prefetch, unshard and reshard; acquire, put and reduce gradients; finish_grads,
-scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and step_adamw. step_adamw is captured once,
-with step 0 in its options, and its lr is that of each replay. get_grad_norm, clip_grads and apply_grads have NULL
-for norm and mesh, and fsdp_get_last_norm tells the norm of a replay. Ranks meet in these three, which are
-UNSUPPORTED where the context has had other models, as is fsdp_prepare_replay then. All streams given must be in the
-capture: `stream`, and those forked from it. Overwriting and adding gradients are two captures: of a first
-micro-batch, and of a later one. INVALID_STATE meanwhile: calls for which the host must wait (norms that it is told,
-check_grads, load, read), begin_update and discard_step. So are streams that are not in the capture, calls of the
-context's other models, whose work could be drawn into the graph, and closing the context. A call of the model that
-fails, whatever its error, is missing in the graph: fsdp_end_capture fails then. (Not so BUSY and INVALID_HANDLE,
-which come before the model is looked at: a call that ends so must be made again, or the graph lacks it unnoticed.
-FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) Where this call itself has failed, fsdp_end_capture may be
-called all the same, for peers whose call has not failed. It fails on every rank with the error of this one, and the
-next capture is as good as any.
-Collective: the mesh, though ranks meet only in fsdp_end_capture: they must capture the same. Blocks: until the
-library's work on this rank is done. Errors: INVALID_STATE (the stream is not being captured, another capture is
-under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM. UNSUPPORTED: the host device,
-FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls between here and the end are UNSUPPORTED where
-ranks exchange through memory of the host, which no graph can hold. Since 0.2.
+Begin a capture: until fsdp_end_capture, the model's calls do not do their work but record it into the graph that
+`stream` is being captured into (call cudaStreamBeginCapture first, in relaxed or thread-local mode). Any part of a
+step can be captured, also all of it: prefetch, unshard and reshard; acquire, put and reduce gradients; finish_grads,
+scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and step_adamw.
+  AdamW      step_adamw is captured at most once, with step 0 in its options; each replay gives its own lr.
+  Norms      get_grad_norm, clip_grads and apply_grads must have NULL for norm and mesh; fsdp_get_last_norm returns
+             the norm of a replay. The ranks synchronize in these calls during the capture. If the context has had
+             other models, a captured call that measures a norm (apply_grads does so only if it clips) is
+             UNSUPPORTED, and so is fsdp_prepare_replay of a capture with a norm.
+  Streams    All streams given must be in the capture: `stream`, and streams forked from it.
+  Gradients  Overwriting gradients and adding to them are two captures: of a first micro-batch, and of a later one.
+During a capture these calls are INVALID_STATE: calls for which the host must wait (norms that it receives,
+check_grads, load, read), begin_update and discard_step. So are calls with streams that are not in the capture, calls
+of the context's other models, whose work could get into the graph, and closing the context.
+If a call of the model fails, with any error, its work is missing in the graph, and fsdp_end_capture fails. BUSY and
+INVALID_HANDLE are exceptions, because they come before the model is looked at: make such a call again, or its work
+is missing in the graph without an error. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
+fsdp_begin_capture itself fails on a rank, that rank may still call fsdp_end_capture, for the sake of peers whose
+call succeeded. fsdp_end_capture then fails on every rank with the error of fsdp_begin_capture, and a new capture can
+begin.
+Collective: the mesh, but this call does not synchronize the ranks; fsdp_end_capture does. The ranks must capture the
+same calls. Blocks: until the library's work on this rank is done. Errors: INVALID_STATE (the stream is not being
+captured, or another capture is under way), UNSUPPORTED, TIMEOUT (the library's work has not ended), SYSTEM.
+UNSUPPORTED: the host device, FSDP_SCHEDULE_ANY, or a parameter with FSDP_MISSING_GRAD_SKIP. Calls that communicate
+during a capture are UNSUPPORTED if ranks exchange data through memory of the host, which no graph can hold. Since
+0.2.
 ```
 """
 @inline fsdp_begin_capture(model, stream) =
@@ -1203,11 +1255,11 @@ ranks exchange through memory of the host, which no graph can hold. Since 0.2.
 
 raw"""
 ```text
-Joins the library's streams to `stream`, so that its capture can end, and puts the model back into the state from
-before fsdp_begin_capture: nothing has been done yet. Afterwards the caller ends the capture, instantiates and keeps
-the graph. It fails on every rank, naming the rank, the call and its error, if a call since fsdp_begin_capture has
-failed on one of them, or if one cannot end its capture. Then too the capture is over and the model is as before;
-drop what cudaStreamEndCapture gives.
+End a capture: join the library's streams to `stream`, so that its capture can end, and put the model back into the
+state from before fsdp_begin_capture, because nothing has been done yet. Afterwards the caller ends the stream's
+capture, instantiates the graph and keeps it. If a call since fsdp_begin_capture has failed on a rank, or a rank
+cannot end its capture, this call fails on every rank and names the rank, call and error. In this case, too, the
+capture is over and the model is as before; drop the graph that cudaStreamEndCapture returns.
 Collective: the mesh (compares what was captured). Blocks: peers. Errors: INVALID_STATE, MISMATCH, PEER_FAILED,
 TIMEOUT. Since 0.2.
 ```
@@ -1217,13 +1269,14 @@ TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Call this before each launch of the graph on `stream`. It checks that the model is in the state in which it was
-captured. It orders the graph after the library's earlier work, and gives the device the step's lr and bias
-corrections. lr counts only if the capture has a step; it is finite and the same on every rank. Then launch the graph
-and call fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream, which lives until
-then; in between other calls of the model are INVALID_STATE. If a rank cannot replay (another state, a step that
-failed, a capture under way), it fails on every rank, naming that rank and what differs, and the model is as before.
-Collective: the mesh. Blocks: peers; the GPU only with 64 replays under way. Errors: INVALID_STATE (says what
+Prepare a replay: call this before each launch of the graph on `stream`. The call checks that the model is in the
+state in which it was captured. It orders the graph after the library's earlier work, and gives the device the step's
+lr and bias corrections. lr counts only if the capture has a step; it must be finite and the same on every rank. Then
+launch the graph and call fsdp_commit_replay, or fsdp_cancel_replay if there was no launch, with the same stream. The
+stream must live until that call, and other calls of the model before it are INVALID_STATE. If a rank cannot replay
+(another state, a step that failed, a capture under way), the call fails on every rank and names that rank and what
+differs. The model is then as before.
+Collective: the mesh. Blocks: peers; the GPU only while 64 replays are under way. Errors: INVALID_STATE (says what
 differs), INVALID_ARGUMENT, INVALID_HANDLE (the model was destroyed), MISMATCH (ranks replay different captures or
 give another lr), PEER_FAILED, TIMEOUT (also: an earlier replay has not ended within timeout_ms), SYSTEM. Since 0.2.
 ```
@@ -1233,9 +1286,9 @@ give another lr), PEER_FAILED, TIMEOUT (also: an earlier replay has not ended wi
 
 raw"""
 ```text
-After the graph was launched on `stream`: the model goes on as if the captured calls had been made, and later calls
-come after the graph. One that does not end, since a peer launched none, ends later waits by TIMEOUT, which names the
-capture.
+Commit a replay after the graph was launched on `stream`: the model goes on as if the captured calls had been made,
+and later calls come after the graph. If the graph does not end, because a peer has not launched its graph, later
+waits end by a TIMEOUT that names the capture.
 Collective: no. Blocks: no. Errors: INVALID_STATE (not prepared), INVALID_ARGUMENT (not the stream of the
 preparation), SYSTEM (nothing can be ordered behind the graph: the context has failed). Since 0.2.
 ```
@@ -1245,10 +1298,10 @@ preparation), SYSTEM (nothing can be ordered behind the graph: the context has f
 
 raw"""
 ```text
-Instead of fsdp_commit_replay where the graph was not launched, say since its launch failed: the model is as before
-fsdp_prepare_replay. All ranks must do so: where some have committed and others given up, the next call in which they
-meet is a MISMATCH that names both.
-Collective: the mesh, though ranks meet only later. Blocks: no. Errors: as fsdp_commit_replay. Since 0.2.
+Cancel a replay. Call this instead of fsdp_commit_replay if the graph was not launched, for example because its
+launch failed: the model is as before fsdp_prepare_replay. All ranks must cancel. If some ranks commit and others
+cancel, the next call that synchronizes them is a MISMATCH that names both.
+Collective: the mesh, but the ranks synchronize only later. Blocks: no. Errors: as fsdp_commit_replay. Since 0.2.
 ```
 """
 @inline fsdp_cancel_replay(capture, stream) =
@@ -1256,11 +1309,11 @@ Collective: the mesh, though ranks meet only later. Blocks: no. Errors: as fsdp_
 
 raw"""
 ```text
-Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay it gives the replay up, as
-fsdp_cancel_replay does. A graph that runs needs the handle no more. The graphs themselves, executable or not, are
-the caller's, which destroys them before the model: they refer to its memory. NCCL does not end a communicator before
-the last graph that captured its collectives; the model's end then takes some seconds, and the log says so. Threads:
-any. Since 0.2.
+Give the handle back; NULL is allowed. Between fsdp_prepare_replay and fsdp_commit_replay the call gives the replay
+up, as fsdp_cancel_replay does. A running graph does not need the handle any more. The graphs themselves, executable
+or not, belong to the caller, which must destroy them before the model, because they refer to its memory. NCCL does
+not end a communicator before the last graph that captured its collectives is destroyed. If such a graph still
+exists, destroying the model takes some seconds, and the log says so. Threads: any. Since 0.2.
 ```
 """
 @inline fsdp_destroy_capture(capture) =
@@ -1269,11 +1322,10 @@ any. Since 0.2.
 raw"""
 ```text
 Write this rank's timeline to a file: the last trace_events events since the context began, in the Trace Event Format
-(JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the one of that name, when it is whole.
-docs/guides/trace.md says what is in it and how files of several ranks become one.
-Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed. The
-file has mode 0600; only a regular file is replaced: a link, pipe, socket or device is SYSTEM, as is a limit of file
-sizes.
+(JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the file of that name, when it is
+complete. It has mode 0600. Only a regular file is replaced: a link, pipe, socket or device is SYSTEM, and so is a
+limit of file sizes. docs/guides/trace.md says what is in the file and how files of several ranks are merged.
+Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
 Errors: INVALID_ARGUMENT, INVALID_STATE (no trace is kept), SYSTEM (errno is named). Since 0.2.
 ```
 """
@@ -1282,9 +1334,10 @@ Errors: INVALID_ARGUMENT, INVALID_STATE (no trace is kept), SYSTEM (errno is nam
 
 raw"""
 ```text
-Write this rank's flight record to a file: its last calls and collectives (flight_events of both), what the caller
-waits for, and the error that failed the context, if any. It is written without this call when the context fails and
-a directory is given. `fsdp-info flight` reads the files of several ranks; docs/guides/debugging-a-hang.md explains.
+Write this rank's flight record to a file: its last calls and collectives (flight_events of each), what the caller
+waits for, and the error that failed the context, if any. If the context fails and the options give a directory, the
+record is written without this call. `fsdp-info flight` reads the files of several ranks; see
+docs/guides/debugging-a-hang.md.
 Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
 Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is named). Since 0.2.
 ```
@@ -1294,9 +1347,9 @@ Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is n
 
 raw"""
 ```text
-Begin a span of the caller's own in the timeline, say "forward"; spans nest, up to 64. name is UTF-8 of 1-255 bytes;
-a context keeps at most 256 different ones. Does nothing without FSDP_CONTEXT_TRACE. Collective: no. Blocks: no.
-Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
+Begin a span of the caller's own in the timeline, for example "forward"; spans nest, up to 64. name is UTF-8 of 1-255
+bytes; a context keeps at most 256 different names. The call does nothing without FSDP_CONTEXT_TRACE. Collective: no.
+Blocks: no. Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
 ```
 """
 @inline fsdp_begin_span(context, name) =

@@ -208,35 +208,36 @@ struct fsdp_error
     origin::Int32
     # errno, cudaError_t, ... of that origin; 0 if none
     origin_code::Int64
-    # the rank to blame, -1 if none; of ranks that differ, the lowest that differs from the first of its mesh
+    # the rank to blame, -1 if none; where ranks differ, the lowest rank that differs from the first rank of
+    # its mesh
     rank::Int32
     # 1 if the context has failed for good and can only be destroyed
     context_failed::Int32
-    # NUL-terminated; cut at the end if longer
+    # NUL-terminated; cut at the end if it is longer
     message::NTuple{1024, UInt8}
 end
 
 raw"""
 ```text
-A view of memory that libfsdp owns, with what DLPack asks for (strides are those of C order). Output only: set
-struct_size before the call.
+A view of memory that libfsdp owns, with the fields that DLPack needs (the strides are those of C order). Output
+only: set struct_size before the call.
 ```
 """
 struct fsdp_tensor
     struct_size::UInt64
-    # first element, contiguous in C order; NULL: there is no such tensor
+    # first element, contiguous in C order; NULL if there is no such tensor
     data::Ptr{Cvoid}
     # dimension_count sizes, outermost first; lives as long as the model
     shape::Ptr{UInt64}
     element_count::UInt64
     dimension_count::UInt32
     dtype::Int32
-    # bytes of an element
+    # bytes of one element
     element_size::UInt32
     # FSDP_TENSOR_*
     flags::UInt32
     device::Int32
-    # of the GPU, as CUDA counts them; 0 on the host
+    # index of the GPU, as CUDA counts; 0 on the host
     device_index::Int32
 end
 
@@ -244,30 +245,30 @@ struct fsdp_context_options
     struct_size::UInt64
     # FSDP_CONTEXT_*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG
     flags::UInt32
-    # 0: from the launcher's variables; else rank and rendezvous count
+    # 0: the launcher's variables say it; otherwise rank and rendezvous count
     world_size::UInt32
     # counts only with world_size
     rank::UInt32
-    # so many neighbouring ranks count as a host: for plans, and to try on one host what runs on several; 0:
-    # as it is
+    # this number of neighbouring ranks counts as one host, for plans and to try on one host what runs on
+    # several; 0: the real hosts
     ranks_per_host::UInt32
-    # counts only with world_size: where the ranks of the job meet: a name (ranks of one host),
+    # counts only with world_size: where the ranks of the job meet. It is a name (ranks of one host),
     # tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
     rendezvous::Cstring
     # 0: FSDP_DEVICE_HOST
     device::Int32
-    # counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current one
+    # counts only with FSDP_DEVICE_CUDA: FSDP_DEVICE_INDEX(i) for GPU i; 0: the calling thread's current GPU
     device_index::Int32
-    # counts only with FSDP_DEVICE_CUDA; 0: NCCL where it can serve the ranks, else staging
+    # counts only with FSDP_DEVICE_CUDA; 0: NCCL if it can serve the ranks, else staging
     device_transport::Int32
     # longest wait for peers in one operation; 0: FSDP_TIMEOUT of the environment, in seconds, else 300,000
     timeout_ms::UInt32
-    # a rank or host that is silent for so long counts as lost; at least 1,000; 0: 8,000
+    # a rank or host that is silent for this time counts as lost; at least 1,000; 0: 8,000
     heartbeat_timeout_ms::UInt32
     # 0: FSDP_LOG of the environment, else FSDP_LOG_WARNING
     log_level::Int32
-    # read atomically while a call waits: not 0 gives the wait up, as the hook does; must outlive the context;
-    # NULL: none
+    # read atomically while a call waits: non-zero gives up the wait, as the hook does. It must outlive the
+    # context; NULL: none
     interrupted_flag::Ptr{Int32}
     # NULL: none
     interrupted::Ptr{Cvoid}
@@ -275,34 +276,34 @@ struct fsdp_context_options
     # NULL: none, or standard error if FSDP_LOG is set
     log::Ptr{Cvoid}
     log_data::Ptr{Cvoid}
-    # trace-RANK.json is written into it when the context is destroyed, and a trace is kept for it; NULL:
-    # FSDP_TRACE of the environment, else nowhere
+    # trace-RANK.json is written into it when the context is destroyed, and a trace is kept for this file;
+    # NULL: FSDP_TRACE of the environment, else nowhere
     trace_directory::Cstring
-    # counts only where a trace is kept: how many events, of 64 bytes; 0: 65,536
+    # number of events to keep, 64 bytes each; counts only if a trace is kept; 0: 65,536
     trace_events::UInt64
-    # flight-RANK.json is written into it if the context fails (an earlier one becomes flight-RANK.json.1, and
-    # so on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
+    # flight-RANK.json is written into it if the context fails (an earlier file becomes flight-RANK.json.1,
+    # and so on); NULL: FSDP_FLIGHT_DIRECTORY, else nowhere
     flight_directory::Cstring
-    # recent calls and collectives that the flight recorder keeps, of 64 bytes; 0: 1,024
+    # number of recent calls, and of collectives, that the flight recorder keeps, 64 bytes each; 0: 1,024
     flight_events::UInt32
-    # longest random delay put before every piece of library work, to shake out races; 0: none
+    # longest random delay before every piece of library work, to find races; 0: none
     debug_delay_us::UInt32
     debug_delay_seed::UInt64
-    # make the n-th allocation of memory roles fail, n from 1; 0: none
+    # make the n-th allocation of memory for a role fail, n from 1; 0: none
     debug_failed_allocation::UInt64
 end
 
 struct fsdp_mesh_options
     struct_size::UInt64
-    # 0: 1
+    # 0: ranks / shard_size, or 1 without a shard_size
     replicate_size::UInt32
     # 0: ranks / replicate_size
     shard_size::UInt32
-    # the ranks of the mesh in its order; NULL: the world
+    # the ranks of the mesh in the mesh's order; NULL: all ranks of the job
     ranks::Ptr{UInt32}
-    # of ranks; 0 without
+    # number of ranks; 0 if ranks is NULL
     rank_count::UInt32
-    # 0: see below
+    # 0: see fsdp_create_mesh
     reduction_block_size::UInt32
 end
 
@@ -314,63 +315,64 @@ struct fsdp_model_options
     flags::UInt32
     # 0: FSDP_STRATEGY_OPTIM_GRADS_PARAMS
     strategy::Int32
-    # 0: FSDP_OUTER_NO_SHARD; the other one needs a mesh with replicas
+    # 0: FSDP_OUTER_NO_SHARD; FSDP_OUTER_OPTIM needs a mesh with replicas
     outer_strategy::Int32
-    # 0: FSDP_UNSHARD_MAPPED; FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG, and on a CUDA device, which has no
-    # other
+    # 0: FSDP_UNSHARD_MAPPED, but FSDP_UNSHARD_COPIED with FSDP_CONTEXT_DEBUG and on a CUDA device, which has
+    # no other mode
     unshard_mode::Int32
-    # of full gradients; 0: the parameter's dtype. Where micro-batches add up in them
-    # (FSDP_REDUCE_POLICY_LAST) give FSDP_FLOAT32: 256 + 1 - 256 is 0 in bfloat16
+    # dtype of full gradients; 0: the parameter's dtype. Give FSDP_FLOAT32 where several micro-batches add up
+    # in full gradients (FSDP_REDUCE_POLICY_LAST): 256 + 1 - 256 is 0 in bfloat16
     grad_dtype::Int32
-    # what gradients are rounded to before they are summed in fp32; 0: grad_dtype
+    # dtype to which gradients are rounded before they are summed in fp32; 0: grad_dtype
     reduce_dtype::Int32
     # 0: FSDP_GRAD_OP_MEAN
     grad_op::Int32
-    # 0: EACH; FSDP_STRATEGY_OPTIM is always LAST, FSDP_STRATEGY_NO_SHARD defaults to LAST
+    # 0: EACH, but LAST with FSDP_STRATEGY_NO_SHARD; FSDP_STRATEGY_OPTIM always has LAST
     reduce_policy::Int32
     # counts only with FSDP_GRAD_OP_FACTOR, where it is finite and not 0
     grad_factor::Float64
     # 0: FSDP_OPTIMIZER_ADAMW
     optimizer::Int32
-    # transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
+    # number of transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
     max_pending_groups::UInt32
-    # groups that there is room for ahead; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    # number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH none
     prefetch_depth::UInt32
-    # of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY. A CUDA device has no other kind
+    # kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only kind on a CUDA device
     view_kind::Int32
-    # do not prefetch beyond so many gathered bytes ahead; 0: no limit
+    # limit of the bytes that are gathered ahead by prefetch; 0: no limit
     prefetch_bytes::UInt64
-    # memory of role STAGING for saves, at least 32 MiB; what a save has not copied when the update window
-    # opens waits for the disk, unless it fits in here. 0: none is planned, and each save takes 32 MiB while
-    # it runs
+    # memory of role STAGING for saves, at least 32 MiB. What a save has not copied when the update window
+    # opens must wait for the disk, unless it fits into this memory. 0: none is planned, and each save takes
+    # 32 MiB while it runs
     save_staging_bytes::UInt64
     # 0: FSDP_SCALE_EXACT
     scale_rounding::Int32
-    # what main weights are rounded to before they are quantized. 0: FSDP_FLOAT32, which is not at all.
-    # FSDP_BFLOAT16 rounds codes twice, and the magnitudes that scales are made of too. MXFP8 with it and
-    # FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, but for blocks with a NaN
+    # dtype to which main weights are rounded before they are quantized. 0: FSDP_FLOAT32, no rounding. With
+    # FSDP_BFLOAT16 codes are rounded twice, and scales come from rounded magnitudes too. MXFP8 with
+    # FSDP_BFLOAT16 and FSDP_SCALE_ROUND_UP has the bits of TransformerEngine, except in blocks with a NaN
     quantize_from::Int32
     # 0: FSDP_SCALE_ROUND_UP
     scale_rule::Int32
     # 0: FSDP_PLANES_BY_PHASE
     plane_policy::Int32
-    # of all transient full gradient buffers. A group that is too large is then lent, reduced and drained by
-    # parts, which max_pending_groups counts: runs of its parameters, each reduced when fsdp_complete_grad was
-    # called for all of it. There are fewer at once if that does not fit, and one parameter is never divided.
-    # Debug mode needs more. 0: no limit, and a part is a group
+    # limit of the bytes of all transient full gradient buffers. A group that is too large is then divided
+    # into parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    # fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer
+    # are alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more
+    # memory. 0: no limit, and each group is one part
     max_pending_bytes::UInt64
 end
 
 raw"""
 ```text
-One stop of an explicit schedule: group_index counts groups in the order of their creation. May grow: it comes with
- a stride.
+One stop of an explicit schedule. group_index counts groups in the order of their creation. This struct may grow, so
+ arrays of it come with a stride.
 ```
 """
 struct fsdp_visit
     group_index::UInt32
-    # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE, whose weights are then gathered ahead as well; without
-    # such visits a recompute belongs to a BACKWARD one
+    # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead
+    # as well; without such visits a recompute belongs to a BACKWARD visit
     phase::Int32
 end
 
@@ -379,97 +381,103 @@ struct fsdp_schedule_options
     # counts only with FSDP_SCHEDULE_VISITS; every trainable group needs a BACKWARD visit
     visits::Ptr{fsdp_visit}
     visit_count::UInt64
-    # counts with visits: sizeof(fsdp_visit)
+    # sizeof(fsdp_visit); counts only with visits
     visit_stride::UInt64
     # with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is held or
-    # gathered ahead; 0: 4. With planes by phase (fsdp_plane_policy), one for each set of planes
+    # gathered ahead (with planes by phase, see fsdp_plane_policy, one for each set of planes); 0: 4. Other
+    # schedules need 0
     held_groups::UInt32
-    # 0
+    # must be 0
     reserved::UInt32
 end
 
 raw"""
-What a sealed model consists of, the same on every rank. Output only: set struct_size before the call.
+The size and layout of a sealed model, the same on every rank. Output only: set struct_size before the call.
 """
 struct fsdp_model_info
     struct_size::UInt64
     group_count::UInt64
-    # descriptors of all groups
+    # number of parameters in all groups
     param_count::UInt64
-    # of all of them, without padding, whole
+    # elements of all whole parameters, without padding
     element_count::UInt64
-    # elements of padding, whole
+    # elements of padding, counted over the whole model
     padding_count::UInt64
-    # the pools, and the bytes alive at the schedule's peak: no pool can be smaller
+    # size of the pool of gathered weights
     gather_pool_bytes::UInt64
+    # gathered bytes alive at the schedule's peak: no pool can be smaller
     gather_lower_bound_bytes::UInt64
+    # size of the pool of full gradients
     reduce_pool_bytes::UInt64
+    # bytes of full gradients alive at the peak: no pool can be smaller
     reduce_lower_bound_bytes::UInt64
     layout_hash::UInt64
 end
 
 raw"""
-Counters of one rank's model since its seal. Output only: set struct_size before the call.
+Counters of a model on one rank since its seal. Output only: set struct_size before the call.
 """
 struct fsdp_stats
     struct_size::UInt64
-    # of the published weights, from 1; 0: none yet
+    # version of the published weights, from 1; 0: none yet
     version::UInt64
-    # AdamW steps taken
+    # number of the last AdamW step; 0: none yet
     step::UInt64
-    # transitions to gathered; without all_gathers: those that moved no bytes
+    # transitions to gathered, also those that moved no bytes
     gathers::UInt64
     # collectives that moved bytes
     all_gathers::UInt64
-    # that they copied on this rank
+    # bytes that these collectives copied on this rank
     gathered_bytes::UInt64
-    # now
+    # number of groups gathered now
     gathered_groups::UInt64
     peak_gathered_groups::UInt64
     # gathers started ahead
     prefetches::UInt64
-    # of these, given back unused
+    # gathers started ahead whose weights were given back unused
     dropped_prefetches::UInt64
-    # contributions reduced, of groups or parts; 0 where a rank is alone
+    # contributions reduced, of groups or parts; 0 if a rank is alone
     reduces::UInt64
-    # bytes of full gradients, of all ranks, that they read on this rank
+    # bytes of full gradients, of all ranks, that these reduces read on this rank
     reduced_bytes::UInt64
-    # collectives, and bytes that they read on this rank
+    # number of reduce-scatter collectives
     reduce_scatters::UInt64
+    # bytes that they read on this rank
     reduce_scatter_bytes::UInt64
+    # number of all-reduce collectives
     all_reduces::UInt64
-    # both halves: the sum's and the gather's
+    # bytes that they read on this rank, in both halves: the sum and the gather
     all_reduce_bytes::UInt64
-    # full transient gradient buffers now in use, of groups or parts
+    # transient full gradient buffers in use now, of groups or parts
     pending_grad_groups::UInt64
     peak_pending_grad_groups::UInt64
     outer_all_gathers::UInt64
     outer_reduce_scatters::UInt64
     outer_all_reduces::UInt64
-    # that this rank has sent in them
+    # bytes that this rank has sent in these collectives
     outer_sent_bytes::UInt64
     # the sum of the next three
     wait_ns::UInt64
-    # for copies of weights
+    # waits for copies of weights
     gather_wait_ns::UInt64
-    # for reduces to end, or for a gradient buffer to be free
+    # waits for reduces to end, or for a gradient buffer to be free
     reduce_wait_ns::UInt64
-    # for peers to publish, to end the step, to exchange norms and parameters
+    # waits for peers to publish, to end the step, to exchange norms and parameters
     peer_wait_ns::UInt64
-    # how long the rank that waited longest has waited beyond the one that waited least
+    # difference between the longest and the shortest wait of a rank
     last_rank_lag_ns::UInt64
-    # the one that waited least: all others have waited for it; -1: none yet, or a mesh of one
+    # the rank that waited least, so that all other ranks have waited for it; -1: none yet, or a mesh of one
     last_rank::Int32
     # 0
     reserved::UInt32
-    # of memory for roles, shared or not, by all models of the context since it began
+    # allocations of memory for roles, shared or not, by all models of the context since the context was made
     allocations::UInt64
-    # the caller's time spent waiting, as the update window opened, for a save to copy what may then be
+    # time that the caller waited as the update window opened, until a save had copied what may then be
     # written; not a part of wait_ns
     checkpoint_stall_ns::UInt64
-    # those that serve all phases, too
+    # bytes of ROW planes, including planes that serve all phases
     gathered_row_bytes::UInt64
-    # of MXFP8
+    # bytes of COLUMN planes, which only MXFP8 has
     gathered_column_bytes::UInt64
 end
 
@@ -477,19 +485,20 @@ struct fsdp_param
     struct_size::UInt64
     # unique in the model, 1-255 bytes
     name::Cstring
-    # dimension_count sizes of 1 or more, C order; copied
+    # dimension_count sizes of 1 or more, in C order; copied
     shape::Ptr{UInt64}
     # at most 16; 0: a scalar
     dimension_count::UInt32
-    # of the compute weights, unless they are quantized; 0: FSDP_FLOAT32. FSDP_UINT8 only of FROZEN parameters
-    # that are not quantized
+    # dtype of the compute weights, unless the parameter is quantized; 0: FSDP_FLOAT32. Only a FROZEN
+    # parameter that is not quantized can have FSDP_UINT8
     dtype::Int32
     # FSDP_PARAM_*
     flags::UInt32
     # 0: FSDP_GRANULE_ROW
     granule::Int32
-    # of the first dimension; counts only with FSDP_GRANULE_BLOCK; more than there are: all. Of FP8_BLOCK a
-    # multiple of 128, also then
+    # number of rows in a block of the first dimension; counts only with FSDP_GRANULE_BLOCK. A number above
+    # the parameter's rows means all of its rows. With FP8_BLOCK it must be a multiple of 128, also if it is
+    # above the parameter's rows
     granule_rows::UInt64
     # 0: 1 (see FSDP_PARAM_LR_ZERO)
     lr_scale::Float64
@@ -516,39 +525,42 @@ struct fsdp_group_options
 end
 
 raw"""
-What a group was declared as, with defaults filled in. Output only: set struct_size before the call.
+The declaration of a group, with defaults filled in. Output only: set struct_size before the call.
 """
 struct fsdp_group_info
     struct_size::UInt64
     name::Cstring
     param_count::UInt64
-    # in the order of creation
+    # index in the order of creation
     group_index::UInt32
     # FSDP_GROUP_*
     flags::UInt32
     strategy::Int32
     reduce_policy::Int32
-    # 0: each parameter's own
+    # 0: the dtype of each parameter
     grad_dtype::Int32
-    # 0: the gradient's
+    # 0: the dtype of the gradient
     reduce_dtype::Int32
 end
 
 raw"""
-Which part of a parameter a rank has to load, by arithmetic alone.
+The part of a parameter that a rank has to load.
 """
 struct fsdp_chunk
     struct_size::UInt64
-    # in the parameter, C order
+    # offset in the parameter, in C order
     element_offset::UInt64
-    # 0: this rank owns nothing of it
+    # 0: this rank owns nothing of the parameter
     element_count::UInt64
     row_offset::UInt64
     row_count::UInt64
 end
 
 raw"""
-What this rank owns of one parameter. Parameters of which it owns nothing, and frozen ones, are absent.
+```text
+The part of one parameter that this rank owns. There is no shard of a frozen parameter, or of one of which this rank
+ owns nothing.
+```
 """
 struct fsdp_shard
     struct_size::UInt64
@@ -563,17 +575,19 @@ struct fsdp_shard
     main_weight_dtype::Int32
     # FSDP_FLOAT32
     main_grad_dtype::Int32
-    # of the first element, in the parameter
+    # offset of the first element in the parameter
     element_offset::UInt64
     # never 0
     element_count::UInt64
     row_offset::UInt64
     row_count::UInt64
+    # the current value, at the time of this call
     lr_scale::Float64
-    # FSDP_PARAM_*. FSDP_PARAM_FROZEN: this step must leave weights and states unchanged, by
-    # fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
+    # FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave weights and
+    # states unchanged, because of fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     flags::UInt32
-    # AdamW's two states, then those of fsdp_add_optimizer_state in the order of its calls
+    # number of optimizer states: AdamW's two first, then one for each call of fsdp_add_optimizer_state, in
+    # call order
     state_count::UInt32
 end
 
@@ -587,7 +601,7 @@ struct fsdp_adamw_options
     epsilon::Float64
     # 0: none
     weight_decay::Float64
-    # the number of this step, from 1; 0: the one after the last
+    # the number of this step, from 1; 0: one more than the last step's number
     step::UInt64
     # FSDP_ADAMW_*
     flags::UInt32
@@ -596,10 +610,10 @@ struct fsdp_adamw_options
 end
 
 raw"""
-One full gradient for fsdp_apply_grads. May grow: it comes with a stride.
+One full gradient for fsdp_apply_grads. This struct may grow, so arrays of it come with a stride.
 """
 struct fsdp_grad
-    # NULL: none, counts as zeros (but see fsdp_missing_grad)
+    # NULL: there is no gradient; it counts as zeros (but see fsdp_missing_grad)
     data::Ptr{Cvoid}
     element_count::UInt64
     dtype::Int32
@@ -609,10 +623,11 @@ end
 
 struct fsdp_save_options
     struct_size::UInt64
-    # the checkpoint's; 0: that of AdamW's last step; with FSDP_OPTIMIZER_CALLER that of the checkpoint which
-    # was loaded, plus the number of updates published since; what was loaded is none; to 2^53
+    # the checkpoint's step, at most 2^53. 0: the number of AdamW's last step; with FSDP_OPTIMIZER_CALLER the
+    # step of the loaded checkpoint plus the number of updates published since. The first publish of loaded or
+    # initial weights is not such an update
     step::UInt64
-    # of the folder's checkpoints so many of the newest stay, and the one that was loaded; 0: all
+    # number of the folder's newest checkpoints that stay, besides the loaded one; 0: all stay
     keep::UInt32
     # FSDP_SAVE_*
     flags::UInt32
@@ -627,46 +642,50 @@ struct fsdp_load_options
 end
 
 raw"""
-What was loaded. Output only: set struct_size before the call.
+What a load has done. Output only: set struct_size before the call.
 """
 struct fsdp_loaded
     struct_size::UInt64
-    # the checkpoint's
+    # the checkpoint's step
     step::UInt64
-    # rises with every checkpoint of a folder
+    # the checkpoint's number, which rises with every checkpoint of a folder
     sequence::UInt64
-    # bytes of its files that this rank keeps; with ONE_REPLICA its part of them
+    # bytes of the checkpoint's files that this rank keeps; with ONE_REPLICA its share of them
     wanted_bytes::UInt64
-    # bytes that this rank has read for that: files are read and verified in blocks of 256 KiB
+    # bytes that this rank has read for them: files are read and verified in blocks of 256 KiB
     read_bytes::UInt64
-    # of the job that saved it
+    # number of ranks of the job that saved the checkpoint
     ranks::UInt32
-    # how many damaged checkpoints that are or may be newer FALLBACK has passed over; the same on every rank
+    # number of damaged checkpoints, which are or may be newer, that FALLBACK has passed over; the same on
+    # every rank
     passed_over::UInt32
-    # in the folder, "step-0000001200"; "" where FSDP_LOAD_IF_ANY has loaded nothing, and always after
-    # fsdp_load_weights, which has no checkpoint: step, sequence and ranks are then 0
+    # the checkpoint's name in the folder, "step-0000001200". It is "" if FSDP_LOAD_IF_ANY has loaded nothing,
+    # and always after fsdp_load_weights, which has no checkpoint; step, sequence and ranks are then 0
     name::NTuple{32, UInt8}
     # tensors of the model that the files have: weights and, unless WEIGHTS_ONLY, states
     loaded_tensors::UInt64
-    # tensors of the model that the files lack, which stay as they were: ALLOW_MISSING
+    # tensors of the model that the files lack; with ALLOW_MISSING they stay as they were
     missing_tensors::UInt64
-    # tensors of the files that the model does not have, see FSDP_LOAD_ALLOW_UNEXPECTED
+    # tensors of the files that the model lacks, see FSDP_LOAD_ALLOW_UNEXPECTED
     unexpected_tensors::UInt64
 end
 
 raw"""
-Where a weight of another program's files goes. May grow: it comes with a stride.
+```text
+Which rows of a tensor in another program's files become which rows of a parameter. "theirs" is the tensor in the
+ files, "ours" the parameter of the model. This struct may grow, so arrays of it come with a stride.
+```
 """
 struct fsdp_rename
-    # a tensor's name in the files; one '*' in it stands for any text
+    # the tensor's name in the files; one '*' in it stands for any text
     theirs::Cstring
-    # the parameter's; a '*' in it stands for the same text
+    # the parameter's name; a '*' in it stands for the same text
     ours::Cstring
-    # the first row of theirs, as it is when it was transposed
+    # the first row of theirs, counted after it was transposed
     from_row::UInt64
-    # the row of ours that it becomes
+    # the row of ours that from_row becomes
     to_row::UInt64
-    # 0: all that theirs has from from_row on
+    # 0: all rows of theirs from from_row on
     row_count::UInt64
     # FSDP_RENAME_*
     flags::UInt32
@@ -675,24 +694,24 @@ struct fsdp_rename
 end
 
 raw"""
-How far a checkpoint is. Output only: set struct_size before the call.
+The progress of a checkpoint. Output only: set struct_size before the call.
 """
 struct fsdp_checkpoint_status
     struct_size::UInt64
     state::Int32
-    # of FAILED: what fsdp_wait_checkpoint returns
+    # if FAILED: the status that fsdp_wait_checkpoint returns
     status::Int32
-    # that this rank has written, of its files
+    # bytes of its files that this rank has written
     bytes::UInt64
-    # ... and will have; of an opened one: of all its files
+    # bytes of its files that this rank will have written; if OPENED: bytes of all its files
     bytes_in_all::UInt64
-    # once it is known
+    # the checkpoint's step, once it is known
     step::UInt64
-    # of an opened one: that have saved it
+    # if OPENED: number of ranks that have saved it
     ranks::UInt32
     # 0
     reserved::UInt32
-    # in the folder, "step-0000001200"; "": not committed
+    # the checkpoint's name in the folder, "step-0000001200"; "" if it is not committed
     name::NTuple{32, UInt8}
 end
 
