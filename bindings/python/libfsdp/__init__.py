@@ -3,8 +3,8 @@
 
     import libfsdp as fsdp
 
-Names are those of fsdp.h without its prefix; README.md has a program to start with. The low-level layer is libfsdp._abi, and
-``libfsdp.lib`` has every call of the header by its name without fsdp_.
+The names are those of fsdp.h without their prefix; README.md has a program to start with. The low-level layer is
+libfsdp._abi, and ``libfsdp.lib`` has every call of the header, under its name without fsdp_.
 """
 from . import _abi
 from ._library import check, lib, read_text
@@ -25,5 +25,5 @@ __version__ = lib.get_version().decode()
 
 
 def describe_build():
-    """What this build of the library contains, as {key: value}."""
+    """Describe what this build of the library contains, as {key: value}."""
     return dict(line.split(": ", 1) for line in read_text(lib.describe_build).splitlines() if ": " in line)

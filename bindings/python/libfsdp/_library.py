@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libfsdp.so itself: where it is, its calls with their prototypes, and errors out of statuses.
+"""libfsdp.so itself: where it is, its calls with their prototypes, and exceptions made of statuses.
 
-Calls release the GIL (ctypes.CDLL). The name of a call is that of the header without fsdp_: ``lib.get_version()``; ``check(status)``
-raises what the status and the thread's last error say.
+Calls release the GIL (ctypes.CDLL). A call has its name in the header without fsdp_: ``lib.get_version()``.
+``check(status)`` raises the exception that the status and the thread's last error describe.
 """
 import ctypes
 import os
@@ -13,7 +13,8 @@ from .errors import error_of
 
 
 def find_library():
-    """FSDP_LIBRARY, else what the wheel has beside this file, else what the dynamic linker finds."""
+    """The path of libfsdp.so: FSDP_LIBRARY, else the file beside this one (in a wheel), else what the dynamic linker
+    finds."""
     if named := os.environ.get("FSDP_LIBRARY"):
         return named
     beside = pathlib.Path(__file__).resolve().parent / "libfsdp.so"
@@ -21,7 +22,7 @@ def find_library():
 
 
 class Library:
-    """The calls as attributes."""
+    """The library's calls as attributes."""
 
     def __init__(self, path):
         self.path = path
@@ -40,20 +41,20 @@ lib = Library(find_library())
 
 
 def last_error(context=None):
-    """The fsdp_error of this thread's last failing call, or of a context's."""
+    """The fsdp_error of this thread's last failing call, or of the last failing call on a context."""
     error = _abi.fsdp_error()
     lib.get_last_error(context, error)
     return error
 
 
 def check(status):
-    """Raises libfsdp.Error, of the status's class, unless the status is OK."""
+    """Raise the libfsdp.Error of the status's class, unless the status is OK."""
     if status:
         raise error_of(last_error(), status)
 
 
 def read_text(call, *arguments):
-    """The text that a call writes into a buffer of the caller."""
+    """Return the text that a call writes into a caller's buffer."""
     size = ctypes.c_uint64(0)
     check(call(*arguments, None, size))
     while True:
@@ -66,7 +67,7 @@ def read_text(call, *arguments):
 
 
 def make(struct, fields):
-    """A struct out of keyword arguments: text as bytes, None as the default."""
+    """Make a struct from keyword arguments. Text is encoded to bytes; None means the default."""
     filled = struct()
     known = {name for name, _ in struct._fields_} - {"struct_size"}
     for name, value in fields.items():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of several models, saved while training goes on, or opened to be read (docs/guides/checkpoints.md)."""
+"""Checkpoints of several models that are saved while training goes on, or opened to be read
+(docs/guides/checkpoints.md)."""
 
 import ctypes
 import json
@@ -11,7 +12,7 @@ from .handle import Owner
 
 
 class Checkpoint(Owner):
-    """Made by Context.begin_checkpoint or Context.open_checkpoint."""
+    """A checkpoint, made by Context.begin_checkpoint or Context.open_checkpoint."""
 
     def __init__(self, context, call, *arguments):
         self.context = context
@@ -31,27 +32,27 @@ class Checkpoint(Owner):
         self.context._handle.kept.extend(model._handle.kept)
 
     def add_bytes(self, name, data, owner=_abi.FSDP_BYTES_ONCE):
-        """data: bytes, or any buffer; they are copied at once."""
+        """Add bytes of the program's own. data is bytes or any buffer; it is copied at once."""
         data = bytes(data)
         self.context.check(lib.add_checkpoint_bytes(self.handle, name.encode(), data, len(data), owner))
 
     def commit(self):
-        """Save it while training goes on."""
+        """Save the checkpoint while training goes on."""
         self.context.check(lib.commit_checkpoint(self.handle))
 
     @property
     def status(self):
-        """How far it is: an fsdp_checkpoint_status."""
+        """The checkpoint's progress: an fsdp_checkpoint_status."""
         found = _abi.fsdp_checkpoint_status()
         self.context.check(lib.get_checkpoint_status(self.handle, found))
         return found
 
     def wait(self):
-        """Until it is there, or is known to have failed."""
+        """Wait until the checkpoint is there or is known to have failed."""
         self.context.check(lib.wait_checkpoint(self.handle))
 
     def load_model(self, model, name="", **options):
-        """Keywords are the fields of fsdp_load_options. Returns the fsdp_loaded."""
+        """Load a model by its name. Keywords are the fields of fsdp_load_options. Returns the fsdp_loaded."""
         loaded = _abi.fsdp_loaded()
         self.context.check(
             lib.load_checkpoint_model(
@@ -69,5 +70,5 @@ class Checkpoint(Owner):
 
 
 def list_checkpoints(folder):
-    """The checkpoints of a folder, the newest first, as what their JSON says."""
+    """List the checkpoints of a folder, the newest first, as the parsed JSON."""
     return json.loads(read_text(lib.list_checkpoints, os.fsencode(folder)))

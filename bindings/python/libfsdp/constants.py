@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constants of fsdp.h as enums, without its prefixes. Where a call takes one it also takes the integer."""
+"""The constants of fsdp.h as enums, without their prefixes. A call that takes an enum also takes the integer."""
 
 import enum
 
@@ -9,7 +9,7 @@ EVERY_RANK = _abi.FSDP_EVERY_RANK
 
 
 def _read(kind, name, prefix, *, only=None):
-    """An enum of the constants that begin with the prefix, or of those that are listed."""
+    """Make an enum of all constants that begin with the prefix, or only of the listed ones."""
     names = only or [constant[len(prefix) :] for constant in vars(_abi) if constant.startswith(prefix)]
     made = kind(name, {short: getattr(_abi, prefix + short) for short in names}, module=__name__)
     made.__doc__ = f"{prefix}* of fsdp.h."

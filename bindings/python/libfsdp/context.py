@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank's membership in the job, and the ranks as threads of one process."""
+"""One rank's membership in the job; also several ranks as threads of one process."""
 
 import contextlib
 import ctypes
@@ -17,11 +17,11 @@ from .model import Model
 
 
 class _Watch:
-    """The interrupted hook of a context: gives a wait up when a handler of a signal raises, as that of Ctrl-C does.
+    """The interrupted hook of a context. It gives a wait up if a signal handler raises, as the handler of Ctrl-C does.
 
-    Python runs handlers where its interpreter goes on: at the entry of a function, before any "try" of it. A generator
-    goes on inside its "try", so the hook is next() of one, a callable in C; nothing is raised where ctypes would only
-    print it.
+    Python runs signal handlers where its interpreter continues: at the entry of a function, before any "try" in it. A
+    generator continues inside its "try". So the hook is next() of a generator, a callable in C, and no exception is
+    raised where ctypes would only print it.
     """
 
     def __init__(self):
@@ -42,7 +42,7 @@ class _Watch:
                 self.raised, answer = raised, 1
 
     def take(self):
-        """What was raised during a call, here or as a line was logged, or None."""
+        """Return and forget the exception that this hook or the log hook raised during a call; None if there is none."""
         raised, self.raised = self.raised, None
         return raised
 
@@ -57,11 +57,12 @@ def _destroy(number):
 
 
 class Context(Owner):
-    """This process's rank of the job: from the launcher's variables, or of world_size, rank and rendezvous.
+    """This process's rank of the job, from the launcher's variables or from world_size, rank and rendezvous.
 
-    Keywords are the fields of fsdp_context_options. Log lines go to the logger "libfsdp". Use it in a with block: at
-    its end the context is closed, or, after an exception, aborted with the exception as the reason, so that other ranks
-    end at once. Ctrl-C ends any wait with KeyboardInterrupt; the context has then failed.
+    Keywords are the fields of fsdp_context_options. Log lines go to the logger "libfsdp". Use the context in a with
+    block. At the end of the block the context is closed. After an exception it is aborted instead, with the exception
+    as the reason, so that other ranks end at once. Ctrl-C ends any wait with KeyboardInterrupt; the context has then
+    failed.
     """
 
     _has_peers = True  # close() waits for them
@@ -72,7 +73,7 @@ class Context(Owner):
 
     @classmethod
     def plan(cls, world_size, rank=0, **options):
-        """A context that only plans (fsdp_create_plan_context)."""
+        """Make a context that only plans (fsdp_create_plan_context)."""
         made = cls.__new__(cls)
         made._has_peers = False
         made._create(_Watch(), options, lib.create_plan_context, world_size, rank)
@@ -99,14 +100,15 @@ class Context(Owner):
         self._handle = Handle(_destroy, number)
 
     def check(self, status):
-        """Raises what a status of one of this context's calls stands for, and what a signal's handler raised during the
-        call."""
+        """Raise what a signal handler raised during a call of this context, or else the exception of the call's
+        status."""
         if raised := self._watch.take():
             raise raised
         check(status)
 
     def own(self, destroy, call, *arguments):
-        """The Handle of what a call makes; it is given back if a hook raised, whatever the call has returned."""
+        """Return the Handle of the object that a call makes. If a hook raised, the object is destroyed, whatever the call
+        returned."""
         number = ctypes.c_void_p()
         status = call(*arguments, number)
         handle = None if status else Handle(destroy, number.value)
@@ -142,7 +144,7 @@ class Context(Owner):
 
     @property
     def failed_ranks(self):
-        """The ranks that the error blames, ascending."""
+        """The ranks that the error blames, in ascending order."""
         count = ctypes.c_uint64(0)
         check(lib.get_failed_ranks(self.handle, None, count))
         ranks = (ctypes.c_uint32 * count.value)()
@@ -152,7 +154,7 @@ class Context(Owner):
     # -- what ranks do together ---------------------------------------------------------------------------------
 
     def all_reduce_values(self, values, op=_abi.FSDP_VALUE_SUM, mesh=None):
-        """The values (numbers, or one) reduced over the ranks of the mesh, or of the job: a list, or one."""
+        """Reduce numbers, or one number, over the ranks of the mesh or of the job. Returns a list, or one number."""
         is_one = not hasattr(values, "__len__")
         numbers = [values] if is_one else list(values)
         array = (ctypes.c_double * len(numbers))(*numbers)
@@ -163,19 +165,19 @@ class Context(Owner):
         self.check(lib.wait_stream(self.handle, stream, timeout_ms))
 
     def create_mesh(self, **options):
-        """Keywords are the fields of fsdp_mesh_options; ranks is a list."""
+        """Arrange ranks as a mesh. Keywords are the fields of fsdp_mesh_options; ranks is a list."""
         return Mesh(self, **options)
 
     def create_model(self, **options):
-        """An empty model. Keywords are the fields of fsdp_model_options."""
+        """Create an empty model. Keywords are the fields of fsdp_model_options."""
         return Model(self, **options)
 
     def begin_checkpoint(self, folder, **options):
-        """A checkpoint to add models and bytes to; keywords are the fields of fsdp_save_options."""
+        """Begin a checkpoint, to add models and bytes to. Keywords are the fields of fsdp_save_options."""
         return Checkpoint.begin(self, folder, **options)
 
     def open_checkpoint(self, folder):
-        """The folder's newest checkpoint, to load from."""
+        """Open the folder's newest checkpoint, to load from it."""
         return Checkpoint.open(self, folder)
 
     # -- what it tells ------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ class Context(Owner):
     # -- how it ends --------------------------------------------------------------------------------------------
 
     def close(self):
-        """Leave the job in good order, which waits for all ranks, and give the handle back, also if that fails."""
+        """Leave the job in good order, which waits for all ranks. The handle is given back, also if this fails."""
         if self._handle is None:
             return
         try:
@@ -208,11 +210,11 @@ class Context(Owner):
             self.destroy()
 
     def abort(self, reason=None):
-        """Fail the context, here and for its peers. From any thread, also while another call runs."""
+        """Fail the context on this rank and for its peers. Any thread may call this, also while another call runs."""
         check(lib.abort_context(self.handle, None if reason is None else str(reason).encode()))
 
     def destroy(self):
-        """Give the handle back without waiting for anybody. Models live on as long as their views do."""
+        """Give the handle back without waiting for peers. Models live on as long as their views do."""
         handle, self._handle = self._handle, None
         if handle:
             handle.destroy()
@@ -235,7 +237,7 @@ def _context_options(watch, options):
 
 
 def create_local_contexts(world_size, **options):
-    """A context for each of world_size threads that act as ranks of one process."""
+    """Make world_size contexts, one for each thread that will act as a rank of this process."""
     numbers = (ctypes.c_void_p * world_size)()
     shared = _Watch()
     if world_size != 1:
@@ -254,10 +256,10 @@ def create_local_contexts(world_size, **options):
 
 
 def run_local(world_size, function, **options):
-    """function(context) on a thread for each rank; what they return, in the order of ranks.
+    """Call function(context) on one thread for each rank. Returns the results in the order of the ranks.
 
-    An exception of a rank aborts its context, so that the others end; when all have, it is raised here. Ctrl-C aborts
-    all of them.
+    If a rank raises an exception, its context is aborted, so that the other ranks end. When all ranks have ended, the
+    exception is raised here. Ctrl-C aborts all contexts.
     """
     contexts = create_local_contexts(world_size, **options)
     results, errors = [None] * world_size, []

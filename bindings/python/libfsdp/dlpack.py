@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack (dmlc.github.io/dlpack), both ways, through ctypes: capsules of memory that the library owns, and addresses
-out of those that torch, JAX, MLX, tinygrad or numpy give."""
+"""DLPack (dmlc.github.io/dlpack) in both directions, through ctypes: it makes capsules of memory that the library owns,
+and reads addresses from the capsules of torch, JAX, MLX, tinygrad or numpy."""
 
 import ctypes
 
@@ -69,13 +69,14 @@ _exported = {}
 
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(address):
-    """The consumer is done, on whatever thread."""
+    """The deleter, which the consumer calls on any thread when it no longer uses the memory."""
     _exported.pop(address, None)
 
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _drop(capsule):
-    """A capsule that no consumer took over. The capsule is an address: it is being destroyed, and may not be kept."""
+    """The destructor of a capsule that no consumer took over. It gets the capsule as an address, because the capsule is
+    being destroyed and no reference to it may be kept."""
     for name in (_NAME, _VERSIONED):
         if _is_valid_raw(capsule, name):
             _exported.pop(_get_raw(capsule, name), None)
@@ -86,13 +87,13 @@ _deleter, _destructor = (ctypes.cast(callback, ctypes.c_void_p) for callback in 
 
 
 def device_of(kind, index):
-    """(device type, index) of DLPack."""
+    """Return DLPack's (device type, index)."""
     return (CUDA if kind == DeviceKind.CUDA else CPU, index)
 
 
 def export(tensor, owner, max_version=None):
-    """A capsule of a Tensor's memory, which owner keeps mapped. Of DLPack 1, with its read-only flag, where the
-    consumer knows it."""
+    """Make a capsule of a Tensor's memory, which owner keeps mapped. If the consumer knows DLPack 1, the capsule is of
+    that version, with its read-only flag."""
     is_versioned = max_version is not None and max_version[0] >= 1
     managed = (_ManagedVersioned if is_versioned else _Managed)()
     shape = (ctypes.c_int64 * max(len(tensor.shape), 1))(*tensor.shape)
@@ -112,8 +113,11 @@ def export(tensor, owner, max_version=None):
 
 
 def read(array):
-    """(address, dtype, shape, what keeps it alive, device) of an array that has __dlpack__: contiguous in C order, and
-    of a dtype and a device of fsdp.h; device is None where host and GPU read it."""
+    """Return (address, dtype, shape, the object that keeps the memory alive, device) of an array with __dlpack__.
+
+    The array must be contiguous in C order, with a dtype and a device of fsdp.h. device is None if host and GPU can
+    read the memory.
+    """
     try:
         capsule = array.__dlpack__(max_version=(1, 0))
     except TypeError:  # older than DLPack 1

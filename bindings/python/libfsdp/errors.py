@@ -8,8 +8,8 @@ from .constants import Origin, Status
 class Error(Exception):
     """A call of libfsdp that failed.
 
-    status, rank (the rank to blame, or None), message, origin and origin_code (whose error it was: errno of the
-    operating system, say), context_failed (the context can only be destroyed).
+    It has status, rank (the rank to blame, or None), message, origin and origin_code (where the error comes from, for
+    example errno of the operating system), and context_failed (the context can only be destroyed).
     """
 
     def __init__(self, message, status=Status.INTERNAL, rank=None, origin=None, origin_code=0, context_failed=False):
@@ -42,7 +42,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class Busy(Error):
-    """Another thread is inside this context."""
+    """Another thread is inside this context; or, with wait=False, the call would have to wait."""
 
 
 class Mismatch(Error):
@@ -62,7 +62,7 @@ class Aborted(Error):
 
 
 class Interrupted(Error):
-    """The wait was given up as interrupted_flag said. (Ctrl-C is KeyboardInterrupt instead.)"""
+    """The wait was given up because interrupted_flag asked for it. (Ctrl-C raises KeyboardInterrupt instead.)"""
 
 
 class System(Error):
@@ -94,7 +94,7 @@ CLASSES = {
 
 
 def error_of(found, status=None):
-    """The exception of an fsdp_error; None where it tells of none."""
+    """The exception for an fsdp_error; None if its status is OK."""
     status = found.status if status is None else status
     if status == _abi.FSDP_OK:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parameter group: the parameters that are gathered and reduced as one."""
+"""A parameter group: parameters that are gathered and reduced together."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ _NONE = (None, Dtype.FLOAT32, 0, None)  # (address, dtype, element count, what k
 
 
 class Param:
-    """A parameter to declare: name, shape, dtype of the compute weights; keywords are further fields of fsdp_param."""
+    """A parameter to declare: name, shape, dtype of the compute weights. Keywords are further fields of fsdp_param."""
 
     def __init__(self, name, shape, dtype=Dtype.FLOAT32, *, global_shape=None, global_offset=None, **fields):
         self.name, self.shape, self.dtype = name, tuple(shape), Dtype(dtype)
@@ -24,7 +24,7 @@ class Param:
         return not self.fields.get("flags", 0) & _abi.FSDP_PARAM_FROZEN
 
     def declared(self):
-        """The fsdp_param."""
+        """The fsdp_param that declares it."""
         sizes = {
             name: (ctypes.c_uint64 * len(values))(*values)
             for name, values in (
@@ -41,8 +41,8 @@ class Param:
 
 
 class _Unsharded:
-    """What `with group.unsharded() as weights` enters and leaves. It keeps nothing of a visit, so that one serves
-    all."""
+    """The context manager of `with group.unsharded() as weights`. It keeps no state of a visit, so one object serves
+    all visits."""
 
     __slots__ = ("group", "phase", "stream", "weights", "number", "unshard", "reshard")
 
@@ -67,7 +67,7 @@ class _Unsharded:
 
 
 class Group:
-    """Made by Model.create_group. A parameter is named by its name, or by its index in the group."""
+    """A group, made by Model.create_group. Calls take a parameter by its name or by its index in the group."""
 
     def __init__(self, model, name, params, number):
         self.model, self.name, self.params, self.handle = model, name, params, number
@@ -82,12 +82,12 @@ class Group:
         self._context.check(status)
 
     def forget(self):
-        """The model is closed: calls are refused from here on; arrays that the program keeps stay readable."""
+        """Called when the model is closed: from now on calls are refused. Arrays that a program keeps stay readable."""
         self.handle = None
         self._unsharded, self._weights = {}, {}
 
     def index(self, param):
-        """The index of a parameter by its name; an integer is one already."""
+        """The index of a parameter that is given by its name or by its index."""
         if isinstance(param, int):
             return param
         if param not in self._indices:
@@ -107,13 +107,13 @@ class Group:
         return found
 
     def param_info(self, param):
-        """The fsdp_param as declared, with the lr_scale of now."""
+        """The fsdp_param as declared, with the current lr_scale."""
         found = _abi.fsdp_param()
         check(lib.get_param_info(self.handle, self.index(param), found))
         return found
 
     def chunk(self, param, rank=None):
-        """The fsdp_chunk of a rank, or of this one."""
+        """The fsdp_chunk of a rank, by default of this rank."""
         found = _abi.fsdp_chunk()
         check(lib.get_chunk(self.handle, self.index(param), self._context.rank if rank is None else rank, found))
         return found
@@ -124,19 +124,19 @@ class Group:
     # -- loading and reading ------------------------------------------------------------------------------------
 
     def load_param(self, param, data, root=EVERY_RANK):
-        """Load a whole parameter: any array. data may be None on ranks other than the root. Inside the update
-        window."""
+        """Load a whole parameter from any array, inside the update window. data may be None on ranks other than the
+        root."""
         address, dtype, count, kept = self._value(data)
         self.check(lib.load_param(self.handle, self.index(param), address, dtype, count, root, 0))
 
     def read_param(self, param, dtype=Dtype.FLOAT32, root=EVERY_RANK):
-        """The whole main weight as an array of the caller's own; None on ranks other than the root."""
+        """Return the whole main weight as a new array; None on ranks other than the root."""
         index = self.index(param)
         return self._read(root, dtype, index, lambda *to: lib.read_param(self.handle, index, *to))
 
     def load_plane(self, param, plane, data, root=EVERY_RANK):
-        """Load a whole plane of a frozen quantized parameter as it is: an array of bytes for codes and E8M0 scales, of
-        float32 for others. data may be None on ranks other than the root."""
+        """Load a whole plane of a frozen quantized parameter as it is. data is an array of bytes for codes and E8M0
+        scales, of float32 for other scales. It may be None on ranks other than the root."""
         address, dtype, count, kept = self._value(data)
         if dtype == Dtype.UINT8:
             codes = plane in (Plane.ROW, Plane.COLUMN)
@@ -152,14 +152,14 @@ class Group:
         return self._read(root, dtype, index, lambda *to: lib.read_state(self.handle, index, name.encode(), *to))
 
     def load_grad(self, param, data, root=EVERY_RANK):
-        """Replace a whole main gradient, in an update window that has them: any array. data may be None on ranks other
-        than the root."""
+        """Replace a whole main gradient by any array, in an update window with gradients. data may be None on ranks
+        other than the root."""
         address, dtype, count, kept = self._value(data)
         self.check(lib.load_grad(self.handle, self.index(param), address, dtype, count, root, 0))
 
     def read_grad(self, param, dtype=Dtype.FLOAT32, root=EVERY_RANK):
-        """The whole main gradient, as the optimizer will see it, as an array of the caller's own; None on ranks other than
-        the root."""
+        """Return the whole main gradient, as the optimizer will see it, as a new array; None on ranks other than the
+        root."""
         index = self.index(param)
         return self._read(root, dtype, index, lambda *to: lib.read_grad(self.handle, index, *to))
 
@@ -177,7 +177,7 @@ class Group:
         self.check(lib.set_param_lr_scale(self.handle, self.index(param), lr_scale))
 
     def set_param_trainable(self, param, trainable):
-        """Stop training a parameter, or train it again, between steps and alike on every rank."""
+        """Stop training a parameter, or train it again. Call this between steps, with the same values on every rank."""
         self.check(lib.set_param_trainable(self.handle, self.index(param), int(trainable)))
 
     # -- gathering ----------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Group:
         self.check(lib.prefetch(self.handle, phase, 0, stream))
 
     def unshard(self, phase=Phase.FORWARD, stream=None):
-        """Take a hold. `with group.unsharded() as weights` also returns it."""
+        """Take a hold, which reshard() returns. `with group.unsharded() as weights` does both."""
         self.check(lib.unshard(self.handle, phase, 0, stream))
 
     def reshard(self, phase=Phase.FORWARD, stream=None):
@@ -200,7 +200,7 @@ class Group:
         """`with group.unsharded() as weights:` holds the group; weights[name] are read-only arrays of the full compute
         weights.
 
-        They are read while the block runs; what is kept longer stays mapped, but shows whatever lies there.
+        Read the arrays only inside the block. An array that is kept longer stays mapped, but has undefined contents.
         """
         key = phase if stream is None else (phase, stream)
         found = self._unsharded.get(key)
@@ -210,7 +210,7 @@ class Group:
 
     def tensors(self, phase=Phase.FORWARD):
         """{name: Tensor} of the full compute weights, for DLPack. Legal while the group is unsharded. Quantized
-        parameters are not among them: see plane."""
+        parameters are left out: see plane()."""
         found = (_abi.fsdp_tensor * len(self.params))()
         self.check(lib.get_params(self.handle, phase, found, len(found), ctypes.sizeof(_abi.fsdp_tensor)))
         if self.params:
@@ -220,15 +220,15 @@ class Group:
         }
 
     def plane(self, param, plane=Plane.ROW, phase=Phase.FORWARD):
-        """The Tensor of a quantized parameter's codes (bytes), or with Plane.ROW_SCALE of their scales. Legal while the
-        group is unsharded."""
+        """The Tensor of a plane of a quantized parameter: with Plane.ROW its codes (bytes), with Plane.ROW_SCALE their
+        scales. Legal while the group is unsharded."""
         found = _abi.fsdp_tensor()
         self.check(lib.get_plane(self.handle, self.index(param), phase, plane, found))
         return Tensor(found, self.model._handle)
 
     def swizzle_scales(self, param, plane=Plane.ROW_SCALE, phase=Phase.FORWARD, to=None, stream=None):
-        """The scales of an MXFP8 plane in the order in which GEMMs read them: a bytearray, or written into `to`, which is
-        (address, bytes) of the model's device; on a GPU it must be given."""
+        """Return the scales of an MXFP8 plane as a bytearray, in the order in which GEMMs read them. With `to`, which
+        is (address, bytes) of memory on the model's device, they are written there. On a GPU `to` must be given."""
         index, size, made = self.index(param), ctypes.c_uint64(), None
         self.check(lib.swizzle_scales(self.handle, index, phase, plane, None, size, stream))
         if to is None:
@@ -241,8 +241,8 @@ class Group:
         return made
 
     def weights(self, phase=Phase.FORWARD):
-        """{name: array} of the full compute weights. Where their addresses stay (not with ScheduleKind.ANY) they are made
-        once for each phase."""
+        """{name: array} of the full compute weights. If their addresses are fixed (all schedules but ScheduleKind.ANY),
+        the arrays are made once for each phase."""
         found = self._weights.get(int(phase))
         if found is None:
             found = {name: view.array() for name, view in self.tensors(phase).items()}
@@ -253,15 +253,19 @@ class Group:
     # -- gradients ----------------------------------------------------------------------------------------------
 
     def acquire_grad(self, param, flags=0, stream=None, wait=True):
-        """(the full gradient to write into, whether to add to what is there instead of writing over it). wait=False: Busy
-        is raised, and nothing has changed, where peers have yet to read a buffer that it needs; so for the two below."""
+        """Return (the full gradient to write into, whether to add to it instead of overwriting it).
+
+        With wait=False the call raises Busy and changes nothing if peers have yet to read a buffer that it needs. The
+        same holds for acquire_grads and put_grad.
+        """
         found, accumulate = _abi.fsdp_tensor(), ctypes.c_int32()
         flags = flags if wait else flags | _abi.FSDP_GRAD_NO_WAIT
         self.check(lib.acquire_grad(self.handle, self.index(param), flags, stream, found, accumulate))
         return Tensor(found, self.model._handle).array(), bool(accumulate.value)
 
     def acquire_grads(self, flags=_abi.FSDP_GRAD_ZEROED, stream=None, wait=True):
-        """{name: full gradient} of all parameters that are trained, to add to; with flags=0 {name: (gradient, accumulate)}."""
+        """Return {name: full gradient} of all trained parameters, to add to. With flags=0 return
+        {name: (gradient, accumulate)}."""
         flags = flags if wait else flags | _abi.FSDP_GRAD_NO_WAIT
         found, accumulate = (_abi.fsdp_tensor * len(self.params))(), (ctypes.c_int32 * len(self.params))()
         self.check(
@@ -277,20 +281,20 @@ class Group:
         return {name: grad for name, (grad, _) in grads.items()} if flags & _abi.FSDP_GRAD_ZEROED else grads
 
     def put_grad(self, param, grad, stream=None, wait=True):
-        """Hand in a full gradient, any array; None means that there is none (see MissingGrad)."""
+        """Hand in a full gradient, as any array. None means "no gradient" (see MissingGrad)."""
         address, dtype, count, kept = _NONE if grad is None else read_grad(grad, self._context.device)
         flags = 0 if wait else _abi.FSDP_GRAD_NO_WAIT
         if status := lib.put_grad(self.handle, self.index(param), address, dtype, count, flags, stream):
             self.check(status)
 
     def complete_grad(self, param, stream=None):
-        """Nothing is written into this gradient any more in this contribution: with max_pending_bytes its part of the
-        group is reduced once all of that is complete."""
+        """Declare this gradient complete: nothing more is written into it in this contribution. With max_pending_bytes,
+        its part of the group is reduced once all gradients of the part are complete."""
         if status := lib.complete_grad(self.handle, self.index(param), 0, stream):
             self.check(status)
 
     def reduce_grad(self, is_last=True, stream=None):
-        """This contribution's gradients are complete. is_last: it is the last one of the step."""
+        """End this contribution: its gradients are complete. is_last marks the last contribution of the step."""
         if status := lib.reduce_grad(self.handle, _abi.FSDP_LAST if is_last else 0, stream):
             self.check(status)
 

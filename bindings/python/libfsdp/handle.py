@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What owns a handle of the library: it is destroyed once, when it is given back, collected, or left at the end of the
-process.
+"""Owners of handles of the library. A handle is destroyed once: when it is given back, when its owner is collected, or
+at the end of the process.
 
-The library's handles may be destroyed in any order and from any thread, and destroying never waits for peers: so
-collecting does.
+The library's handles may be destroyed in any order and from any thread, and destroying never waits for peers. So
+garbage collection may destroy them.
 """
 
 import weakref
 
 
 class Handle:
-    """The number, and the object that destroys it. Views keep it alive: memory is unmapped with the last one."""
+    """A handle's number, with the finalizer that destroys it. Views keep this object alive: the memory is unmapped
+    with the last view."""
 
     __slots__ = ("number", "kept", "_finalizer", "__weakref__")
 
@@ -34,7 +35,7 @@ class Owner:
 
     @property
     def handle(self):
-        """The number that the library's calls take; None once closed, which they refuse as INVALID_HANDLE."""
+        """The number that the library's calls take. It is None once closed, which calls refuse as INVALID_HANDLE."""
         return self._handle.number if self._handle else None
 
     @property
@@ -42,7 +43,7 @@ class Owner:
         return self._handle is None
 
     def close(self):
-        """Give the handle back. May be called again."""
+        """Give the handle back. Further calls do nothing."""
         self._handle = None
 
     def __enter__(self):

@@ -18,13 +18,13 @@ from .tensor import read_numpy
 
 
 def shard(params, context, no_decay=lambda name, leaf: leaf.ndim < 2, **options):
-    """A Sharded of a pytree. Each child of its root is a group; keywords are the fields of fsdp_model_options. The
-    values are those of this rank: let them be equal on all."""
+    """Make a Sharded from a pytree. Each child of the tree's root becomes a group. Keywords are the fields of
+    fsdp_model_options. Each rank loads its own values, so they must be equal on all ranks."""
     return Sharded(params, context, no_decay, options)
 
 
 class Sharded:
-    """What shard() returns: model is the libfsdp.Model."""
+    """What shard() returns. Its attribute model is the libfsdp.Model."""
 
     def __init__(self, params, context, no_decay, options):
         from . import ParamFlag
@@ -53,12 +53,13 @@ class Sharded:
         assert [name for _, name in self._places] == [jax.tree_util.keystr(path) for path, _ in leaves]
 
     def params(self, phase=Phase.EVAL, unsafe_zero_copy=False):
-        """The full compute weights as a pytree of JAX arrays, which are copies: JAX takes arrays for immutable, and
-        computes later.
+        """The full compute weights as a pytree of JAX arrays. The arrays are copies, because JAX takes arrays for
+        immutable and computes later.
 
-        With unsafe_zero_copy they are the library's own memory where it can be (CPU): wait with jax.block_until_ready
-        for all that was computed from them before the next apply_grads, and drop them then: what they show changes. The
-        model must keep compute weights whole (any strategy but OPTIM_GRADS_PARAMS) or map them.
+        With unsafe_zero_copy the arrays are the library's own memory where this is possible (CPU). Before the next
+        apply_grads, wait with jax.block_until_ready for everything computed from the arrays, and drop the arrays,
+        because their contents change. The model must keep compute weights whole (any strategy but OPTIM_GRADS_PARAMS)
+        or map them.
         """
         leaves = {}
         for group in self.model.groups.values():
@@ -69,13 +70,13 @@ class Sharded:
         return jax.tree_util.tree_unflatten(self._tree, [leaves[name] for _, name in self._places])
 
     def apply_grads(self, grads, lr, max_norm=0.0, **options):
-        """A step of AdamW with this rank's full gradients, a pytree as the parameters'; waits for them. Returns their
-        norm before clipping."""
+        """Take a step of AdamW with this rank's full gradients, a pytree of the parameters' structure. The call waits
+        until the gradients are computed, and returns their norm before clipping."""
         leaves = jax.block_until_ready(jax.tree_util.tree_leaves(grads))
         return self.model.apply_grads([numpy.asarray(leaf) for leaf in leaves], lr, max_norm=max_norm, **options)
 
     def full_params(self):
-        """The main weights, whole, fp32, as a pytree of numpy arrays."""
+        """The whole main weights in fp32, as a pytree of numpy arrays."""
         return jax.tree_util.tree_unflatten(self._tree, [group.read_param(name) for group, name in self._places])
 
     def close(self):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library's log lines, for the logger "libfsdp"."""
+"""Hooks that hand the library's log lines to the logger "libfsdp"."""
 
 import functools
 import logging
@@ -16,7 +16,7 @@ _LOGGED = {
 
 
 def wanted_level():
-    """What the logger "libfsdp" would show; the library then does not make the other lines."""
+    """The log level that the logger "libfsdp" would show. The library does not make lines below it."""
     wanted = logger.getEffectiveLevel()
     return max((level for level, number in _LOGGED.items() if number >= wanted), default=_abi.FSDP_LOG_ERROR)
 
@@ -27,15 +27,15 @@ def _show(level, message):
 
 @_abi.fsdp_log_hook
 def shared_hook(user_data, level, message):
-    """For contexts that are threads' of one process: handlers of signals run on none but the main thread."""
+    """The log hook of contexts that belong to threads of one process: signal handlers run only on the main thread."""
     _show(level, message)
 
 
 def make_hook(on_raised):
-    """A hook for a context that may be the main thread's: on_raised(error) has what is raised as it logs.
+    """Make a hook for a context that may belong to the main thread. It calls on_raised(error) if logging raises.
 
-    It is max(), a callable in C, whose key is the send of a generator: that gets one argument after the other, and goes
-    on inside its "try" (see context._Watch).
+    The hook is max(), a callable in C, whose key is the send method of a generator. The generator gets one argument
+    after the other, and continues inside its "try" (see context._Watch).
     """
     lines = _lines(on_raised)
     next(lines)

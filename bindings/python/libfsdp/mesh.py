@@ -9,7 +9,7 @@ from .handle import Owner
 
 
 class Mesh(Owner):
-    """Made by Context.create_mesh. Models that were made from it keep what they need."""
+    """A mesh, made by Context.create_mesh. Models that were made from the mesh keep what they need."""
 
     def __init__(self, context, ranks=None, **options):
         if ranks is not None:

@@ -16,9 +16,9 @@ from .shard import Shard
 
 
 class Model(Owner):
-    """Made by Context.create_model. Declare groups, seal, load parameters, publish; then train.
+    """A model, made by Context.create_model. Declare groups, seal, load parameters, publish; then train.
 
-    At the end of a with block, and by close(), its handle is given back; memory is unmapped with the last view of it.
+    close() gives the handle back, and so does the end of a with block. The memory is unmapped with its last view.
     """
 
     def __init__(self, context, mesh=None, **options):
@@ -36,7 +36,7 @@ class Model(Owner):
     # -- declaring ----------------------------------------------------------------------------------------------
 
     def create_group(self, name, params, **options):
-        """A group of Params; keywords are the fields of fsdp_group_options."""
+        """Declare a group of Params. Keywords are the fields of fsdp_group_options."""
         params = [param if isinstance(param, Param) else Param(*param) for param in params]
         array = (_abi.fsdp_param * len(params))(*[param.declared() for param in params])
         number = ctypes.c_void_p()
@@ -55,7 +55,8 @@ class Model(Owner):
         return self.groups[name]
 
     def set_schedule(self, kind, visits=None, held_groups=0):
-        """visits: (group_index, phase) of each, for ScheduleKind.VISITS; held_groups for ScheduleKind.ANY."""
+        """Set the order of visits. visits is a list of (group_index, phase), for ScheduleKind.VISITS; held_groups is
+        for ScheduleKind.ANY."""
         options = _abi.fsdp_schedule_options(held_groups=held_groups)
         if visits is not None:
             options.visits = (_abi.fsdp_visit * len(visits))(*visits)
@@ -68,14 +69,14 @@ class Model(Owner):
         self._states.append(name)
 
     def set_arena(self, role, address, size_bytes, owner=None):
-        """Memory of the caller for a role. owner is kept for as long as the model or a view of its memory is there."""
+        """Hand in the caller's memory for a role. owner is kept alive as long as the model or a view of its memory."""
         status = lib.set_arena(self.handle, role, address, size_bytes)
         if not status:
             self._handle.kept.append(owner)
         self.context.check(status)
 
     def check(self):
-        """What seal would refuse, a violation a line; "" if nothing."""
+        """All that seal() would refuse, as text, one violation a line; "" if there is none."""
         return read_text(lib.check_model, self.handle)
 
     def seal(self):
@@ -85,13 +86,13 @@ class Model(Owner):
     # -- what it is ---------------------------------------------------------------------------------------------
 
     def find_group(self, name):
-        """The group of that name."""
+        """Return the group of that name."""
         number = ctypes.c_void_p()
         check(lib.find_group(self.handle, name.encode(), number))
         return next(group for group in self.groups.values() if group.handle == number.value)
 
     def find_param(self, name):
-        """(group, param_index) of the parameter of that name."""
+        """Return (group, param_index) of the parameter of that name."""
         number, index = ctypes.c_void_p(), ctypes.c_uint64()
         check(lib.find_param(self.handle, name.encode(), number, index))
         return next(group for group in self.groups.values() if group.handle == number.value), index.value
@@ -112,7 +113,7 @@ class Model(Owner):
 
     @property
     def device(self):
-        """(kind, index) of its memory once it is sealed, as the library says of a view of it."""
+        """(kind, index) of the device that has the sealed model's memory, as a view of the memory says."""
         if self.context.device == DeviceKind.HOST:
             return DeviceKind.HOST, 0
         if self._device is None:
@@ -127,7 +128,7 @@ class Model(Owner):
         return self._device
 
     def saw(self, found):
-        """An fsdp_tensor of this model says where its memory is."""
+        """Remember the device that an fsdp_tensor of this model names."""
         self._device = DeviceKind(found.device), found.device_index
 
     def _look_at_states(self):
@@ -139,11 +140,11 @@ class Model(Owner):
                     return self.saw(found)
 
     def describe(self):
-        """The layout, as what its JSON says."""
+        """Describe the layout, as the parsed JSON."""
         return json.loads(read_text(lib.describe_model, self.handle))
 
     def role_bytes(self, role=_abi.FSDP_ROLE_ALL, rank=None):
-        """The planned bytes of a role, of this rank or another one."""
+        """The planned bytes of a role on a rank, by default on this rank."""
         count = ctypes.c_uint64()
         check(lib.get_role_bytes(self.handle, role, self.context.rank if rank is None else rank, count))
         return count.value
@@ -162,8 +163,11 @@ class Model(Owner):
     # -- a step -------------------------------------------------------------------------------------------------
 
     def finish_grads(self, scale=1.0, stream=None, is_last=False):
-        """is_last, on all ranks: contributions that were reduced without it end here, and a group that there was none for
-        has zeros."""
+        """End the step's gradients and open the update window.
+
+        With is_last, on all ranks, this call ends the contributions of groups that were reduced without is_last. A
+        group without any contribution gets zeros.
+        """
         self.context.check(lib.finish_grads(self.handle, scale, _abi.FSDP_LAST if is_last else 0, stream))
 
     def get_grad_norm(self, mesh=None, stream=None):
@@ -188,7 +192,7 @@ class Model(Owner):
         self.context.check(lib.scale_grads(self.handle, factor, stream))
 
     def clip_grads(self, max_norm, mesh=None, stream=None):
-        """Returns the norm before clipping."""
+        """Clip all main gradients to max_norm. Returns the norm before clipping."""
         norm = ctypes.c_double()
         self.context.check(lib.clip_grads(self.handle, mesh.handle if mesh else None, max_norm, stream, norm))
         return norm.value
@@ -200,12 +204,12 @@ class Model(Owner):
         return name.value.decode() if found.value else None
 
     def step_adamw(self, lr, *, stream=None, **options):
-        """One step of AdamW, which publishes. Keywords are the fields of fsdp_adamw_options."""
+        """Take one step of AdamW and publish. Keywords are the fields of fsdp_adamw_options."""
         self.context.check(lib.step_adamw(self.handle, lr, make(_abi.fsdp_adamw_options, options), stream))
 
     def apply_grads(self, grads, lr, *, max_norm=0.0, stream=None, **options):
-        """A whole step: a full gradient (or None) for each parameter that was not declared frozen, group by group;
-        returns their norm before clipping."""
+        """Take a whole step. grads has a full gradient (or None) for each parameter that was not declared frozen, group
+        by group. Returns the norm of the gradients before clipping."""
         array, kept = (_abi.fsdp_grad * len(grads))(), []
         for at, grad in zip(array, grads):
             if grad is not None:
@@ -235,13 +239,13 @@ class Model(Owner):
 
     @contextlib.contextmanager
     def update(self, stream=None):
-        """A with block inside the update window, after which the weights are published."""
+        """A with block inside the update window. At its end the weights are published."""
         self.begin_update(stream)
         yield self
         self.publish_weights(stream)
 
     def discard_step(self, stream=None):
-        """Forget this step, from any state between two publishes."""
+        """Discard this step, in any state between two publishes."""
         self.context.check(lib.discard_step(self.handle, stream))
 
     def check_replicas(self, stream=None):
@@ -250,17 +254,18 @@ class Model(Owner):
     # -- checkpoints --------------------------------------------------------------------------------------------
 
     def save(self, folder, **options):
-        """Keywords are the fields of fsdp_save_options."""
+        """Save a checkpoint in the folder. Keywords are the fields of fsdp_save_options."""
         self.context.check(lib.save(self.handle, os.fsencode(folder), make(_abi.fsdp_save_options, options)))
 
     def load(self, folder, **options):
-        """Keywords are the fields of fsdp_load_options. Returns the fsdp_loaded. Publish then."""
+        """Load the folder's newest checkpoint; then publish. Keywords are the fields of fsdp_load_options. Returns the
+        fsdp_loaded."""
         loaded = _abi.fsdp_loaded()
         self.context.check(lib.load(self.handle, os.fsencode(folder), make(_abi.fsdp_load_options, options), loaded))
         return loaded
 
     def load_weights(self, path, renames=(), **options):
-        """Weights out of safetensors files; renames are dicts of the fields of fsdp_rename."""
+        """Load weights from safetensors files. renames are dicts of the fields of fsdp_rename."""
         array = (_abi.fsdp_rename * max(len(renames), 1))(*[make(_abi.fsdp_rename, dict(rename)) for rename in renames])
         loaded = _abi.fsdp_loaded()
         self.context.check(
@@ -277,7 +282,7 @@ class Model(Owner):
         return loaded
 
     def describe_load(self):
-        """The last load, as what its JSON says: the names of what was loaded, missing and unexpected."""
+        """Describe the last load, as the parsed JSON: the names of the tensors loaded, missing and unexpected."""
         return json.loads(read_text(lib.describe_load, self.handle))
 
     # -- CUDA graphs --------------------------------------------------------------------------------------------

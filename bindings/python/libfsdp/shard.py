@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this rank owns of one parameter."""
+"""The part of one parameter that this rank owns."""
 
 from . import _abi
 from ._library import check, lib
@@ -8,8 +8,8 @@ from .tensor import Tensor
 
 
 class Shard:
-    """main_weight and main_grad are arrays of its elements, written in the update window only; the other fields are
-    fsdp_shard's."""
+    """A shard: main_weight and main_grad are arrays of its elements, which may be written in the update window only.
+    The other fields are those of fsdp_shard."""
 
     def __init__(self, model, index):
         self._model, self._index = model, index

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that the library owns, and arrays of the caller: numpy's where numpy is, else memoryview; DLPack for all
-others."""
+"""Memory that the library owns, and arrays of the caller. Arrays are numpy's if numpy is installed, else memoryviews;
+DLPack serves all other libraries."""
 
 import ctypes
 import math
@@ -21,7 +21,7 @@ _TYPE_STRINGS = {Dtype.FLOAT32: "<f4", Dtype.BFLOAT16: "<u2", Dtype.FLOAT16: "<f
 
 
 def numpy_dtype(dtype):
-    """numpy's type of a Dtype. It has no bfloat16: that of ml_dtypes where it is, else the bits, as uint16."""
+    """numpy's type for a Dtype. numpy has no bfloat16: it is ml_dtypes' type if that is installed, else uint16 bits."""
     if dtype == Dtype.BFLOAT16:
         try:
             import ml_dtypes
@@ -35,14 +35,14 @@ def numpy_dtype(dtype):
 class Tensor:
     """A view of memory that the library owns, contiguous in C order.
 
-    numpy(), memoryview() and __dlpack__ give it to others without a copy. The memory stays mapped for as long as one of
-    them is there, whatever was closed; what lies there is what fsdp.h says of fsdp_tensor.
+    numpy(), memoryview() and __dlpack__ share it without a copy. The memory stays mapped as long as any of these views
+    exists, whatever was closed. For the contents of the memory see fsdp_tensor in fsdp.h.
     """
 
     __slots__ = ("address", "shape", "dtype", "device", "device_index", "is_read_only", "owner", "__weakref__")
 
     def __init__(self, found, owner):
-        """found: an fsdp_tensor."""
+        """found is an fsdp_tensor."""
         self.address = found.data
         self.shape = tuple(found.shape[axis] for axis in range(found.dimension_count))
         self.dtype, self.device = Dtype(found.dtype), DeviceKind(found.device)
@@ -51,7 +51,7 @@ class Tensor:
 
     @classmethod
     def of(cls, address, shape, dtype, owner, like=None):
-        """Memory at an address: on the device of another tensor, else on the host."""
+        """A Tensor of memory at an address. like is the (device, device_index) of the memory; without it, the host."""
         made = cls.__new__(cls)
         made.address, made.shape, made.dtype, made.owner, made.is_read_only = (
             address,
@@ -87,11 +87,11 @@ class Tensor:
         }
 
     def numpy(self):
-        """numpy's array of this memory, which it keeps mapped."""
+        """A numpy array of this memory. The array keeps the memory mapped."""
         return numpy.asarray(self).view(numpy_dtype(self.dtype))
 
     def memoryview(self):
-        """A memoryview of this memory, which it keeps mapped. bfloat16 as its bits, "H"; float16 as its bits, "h"."""
+        """A memoryview of this memory, which it keeps mapped. bfloat16 comes as bits, "H", and float16 as bits, "h"."""
         self._need_host()
         memory = (ctypes.c_char * self.nbytes).from_address(self.address)
         memory.owner = self
@@ -99,7 +99,7 @@ class Tensor:
         return view.toreadonly() if self.is_read_only else view
 
     def array(self):
-        """What a program reads or writes: numpy's array, without numpy a memoryview; of a GPU the tensor itself."""
+        """What a program reads or writes: a numpy array, without numpy a memoryview; for a GPU the Tensor itself."""
         if self.device != DeviceKind.HOST:
             return self
         return self.numpy() if numpy else self.memoryview()
@@ -108,15 +108,15 @@ class Tensor:
         return dlpack.device_of(self.device, self.device_index)
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        """The memory as it is, never a copy. A consumer of DLPack 1 is told that it is read-only; torch writes nothing
-        by itself."""
+        """The memory itself, never a copy. A consumer of DLPack 1 gets the read-only flag; torch does not write by
+        itself."""
         if copy or (dl_device and tuple(dl_device) != self.__dlpack_device__()):
             raise BufferError("libfsdp lends its memory where it is, and does not copy")
         return dlpack.export(self, self.owner, max_version)
 
 
 def empty(shape, dtype):
-    """(an array of the caller's own for the library to write into, its address)."""
+    """Return (a new array, which the library writes into, its address)."""
     if numpy:
         made = numpy.empty(shape, numpy_dtype(dtype))
         return made, made.ctypes.data
@@ -150,8 +150,8 @@ def _read_buffer(array):
 
 
 def read(array):
-    """(address, dtype, shape, what keeps it alive, device) of an array of anybody's: numpy's, one that has DLPack, or a
-    buffer. device is None where any device reads it."""
+    """Return (address, dtype, shape, the object that keeps the memory alive, device) of an array: numpy's, one with
+    DLPack, or a buffer. device is None if host and GPU can read the memory."""
     if isinstance(array, Tensor):
         return array.address, array.dtype, array.shape, array, array.device
     if numpy and isinstance(array, (numpy.ndarray, numpy.generic, list, tuple, float)):
@@ -165,7 +165,8 @@ def read(array):
 
 
 def read_grad(array, device):
-    """read() of a gradient, which the context's device must be able to read."""
+    """read() for a gradient, which the context's device must be able to read. Returns the number of elements for shape,
+    and no device."""
     address, dtype, shape, kept, where = read(array)
     if where not in (None, device):
         raise ValueError(f"a gradient in memory of {where.name}, for a context on {device.name}")
@@ -176,7 +177,7 @@ def read_grad(array, device):
 
 
 def read_value(array, device):
-    """read() of what is loaded: a context on a GPU takes memory of the host, too."""
+    """read() for data to load, which for a context on a GPU may be in host memory too. Returns as read_grad()."""
     address, dtype, shape, kept, where = read(array)
     if where == DeviceKind.CUDA and device == DeviceKind.HOST:
         raise ValueError(f"values in memory of {where.name}, for a context on {device.name}")
