@@ -42,7 +42,7 @@ class _Watch:
                 self.raised, answer = raised, 1
 
     def take(self):
-        """Return and forget the exception that this hook or the log hook raised during a call; None if there is none."""
+        """Return and forget the exception that this hook or the log hook raised during a call, or None."""
         raised, self.raised = self.raised, None
         return raised
 
@@ -107,8 +107,8 @@ class Context(Owner):
         check(status)
 
     def own(self, destroy, call, *arguments):
-        """Return the Handle of the object that a call makes. If a hook raised, the object is destroyed, whatever the call
-        returned."""
+        """Return the Handle of the object that a call makes. If a hook raised, the object is destroyed, whatever
+        the call returned."""
         number = ctypes.c_void_p()
         status = call(*arguments, number)
         handle = None if status else Handle(destroy, number.value)
