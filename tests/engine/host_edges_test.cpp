@@ -67,6 +67,7 @@ TEST(HostEdges, AGatherThatWaitsForPeersIsItsStreams) {
 TEST(HostEdges, NoWindowOpensWhileADroppedPrefetchPulls) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  setup.prefetch_small_groups();
   std::atomic<uint32_t> loaded{0};
   std::atomic<bool> standing{false};
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
