@@ -1199,7 +1199,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_param_trainable(fsdp_group *group, ui
 /**
  * Start gathering a group ahead of its unshard. The schedule does this on its own; make this call if the order differs
  * from the schedule. If the group is gathered already, the call costs nothing. It does nothing if no buffer is free, or
- * with FSDP_CONTEXT_DEBUG. flags must be 0.
+ * with FSDP_CONTEXT_DEBUG. On the host device the calling thread copies a short group (docs/contracts/memory.md) at
+ * once, which takes less time than waking another thread. flags must be 0.
  * Collective: no (the rank pulls what peers have published); on a CUDA device the shard axis. Blocks: no. Window:
  * outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
  */
