@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank has of the job, shared by its world, teams and arenas: whichever ends last gives it back.
+// One rank's share in the job's membership: control memory, links, heartbeats and watch. Its world, teams and arenas
+// share it, and the last one to end releases it.
 #pragma once
 
 #include <memory>
@@ -24,7 +25,7 @@ struct Seat {
   uint32_t rank;
   Control control;
   std::unique_ptr<Links> links;
-  Pulse pulse;  // beaten by a Monitor, where ranks are processes
+  Pulse pulse;  // a Monitor beats for it, where ranks are processes
   Watch watch;
 };
 

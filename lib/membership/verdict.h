@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank or link is to blame for the end of a job, and why. A rank reports what it has found out, and one place
-// turns the reports into the verdict that all ranks give: rank 0 while the job forms, the coordinator while it runs.
-// Reports and verdicts are the same in memory that processes share, on the unix socket of a host, and between hosts.
+// Which rank or link is to blame for the end of a job, and why. A rank reports what it has found out, and the reports
+// become one verdict, which all ranks return: rank 0 decides while the job forms, the coordinator while it runs.
+// Reports and verdicts have the same layout in shared memory, on the unix socket of a host, and between hosts.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace fsdp::membership {
 // destroyed: a rank has destroyed its context without closing it, which concerns only ranks that wait for it.
 enum class FailureKind : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
 
-// As many as a job may have; see factory.cpp.
+// A set of ranks. most: the number of ranks that a job may have (most_ranks in job.h).
 class RankSet {
  public:
   static constexpr uint32_t most = 16384;
@@ -37,7 +37,7 @@ class RankSet {
     for (const uint64_t word : words_) any |= word;
     return any == 0;
   }
-  // None of them is `count` or more.
+  // True if all ranks of the set are below `count`.
   bool within(uint32_t count) const noexcept {
     uint64_t beyond = count < most && count % 64 ? words_[count / 64] >> count % 64 : 0;
     for (uint32_t i = (count + 63) / 64; i < most / 64; ++i) beyond |= words_[i];
@@ -55,32 +55,33 @@ struct CutLink {
   bool operator==(const CutLink &) const = default;
 };
 
-// A peer may have written it: texts are read up to their end only, counts up to the room there is.
+// An accused rank or link, and why. A peer may have written it, so readers trust neither the end of its text nor its
+// counts.
 struct Accusation {
   static constexpr uint32_t most_links = 64;
 
   FailureKind kind = FailureKind::none;
-  int32_t rank = -1;         // what Error.rank will say: the first of the ranks to blame; -1: none, a link is
-  uint32_t where_bytes = 0;  // how much of the text is about the place: "reduce_scatter of 'layer.3' (#17): "
-  uint32_t link_count = 0;   // of FailureKind::cut
-  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // the code base that origin_code is of
+  int32_t rank = -1;         // becomes Error.rank: the first of the ranks to blame; -1: a link is to blame
+  uint32_t where_bytes = 0;  // length of the text's prefix that names the place: "reduce_scatter of 'layer.3' (#17): "
+  uint32_t link_count = 0;   // number of links, for FailureKind::cut
+  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose error code origin_code is
   int32_t origin_code = 0;
   CutLink links[most_links] = {};
-  RankSet ranks;  // all to blame, also rank; of no meaning where that is -1
+  RankSet ranks;  // all ranks to blame, `rank` included; meaningless where `rank` is -1
   char text[944] = {};
 
   void set_text(const std::string &to) noexcept;
   std::string copy_text() const;
   std::string where() const;
-  std::string what() const;  // the text behind that
+  std::string what() const;  // the text behind where()
 };
 
-// Goes up, to the place that decides.
+// Goes up, to the rank that decides.
 struct Report {
   static constexpr uint32_t kind = 103;
   Accusation accusation;
-  int32_t last_of = -1;  // while the job forms: the rank that gives up with this report; -1: its sender goes on
-  uint32_t unused = 0;   // so that each byte that is sent was written
+  int32_t last_of = -1;  // while the job forms: the rank that gives up with this report; -1: the sender goes on
+  uint32_t unused = 0;   // avoids padding, so that no uninitialized byte is sent
 };
 // Goes down, to all ranks.
 struct Verdict {
@@ -89,20 +90,21 @@ struct Verdict {
 };
 
 Accusation accuse_rank(FailureKind kind, uint32_t rank, const std::string &text) noexcept;
-// The first is the one that Error.rank names.
+// The first rank becomes Error.rank.
 Accusation accuse_ranks(FailureKind kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
 Accusation accuse_death(uint32_t rank);
-// where: the operation in which it was found out, for messages; may be empty. what: more than that they died, or empty.
+// where: the operation in which the deaths were found, for messages; may be empty. what: the text about the ranks if
+// more is known than that they died, else empty.
 Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what = {});
 std::string death_text(const RankSet &ranks);
-// No peer has caused the error: rank `self` reports it as it is, whatever the verdict says.
+// True if no peer has caused the error: then rank `self` returns the error as it is, whatever the verdict says.
 bool is_own(const Error &error, uint32_t self);
-// What rank `self` of that host tells the others of an error while the job forms: one of its own is its failure. Texts
-// become printable.
+// What rank `self` of that host tells the others about an error while the job forms. An error of its own (is_own)
+// becomes the failure of this rank. Unprintable characters of the text are replaced.
 Accusation accuse_for(const Error &error, uint32_t self, const std::string &host);
-// The error that rank `self` reports for it.
+// The error that rank `self` returns for the accusation.
 Error error_of(const Accusation &accusation, uint32_t self);
-// A peer wrote it: are its kind and its ranks those of a job of so many ranks?
+// A peer wrote the accusation: are its kind and its ranks possible in a job of world_size ranks?
 bool is_believable(const Accusation &accusation, uint32_t world_size);
 // "rank 3", "ranks 3, 5"
 std::string rank_list(std::span<const uint32_t> ranks);
