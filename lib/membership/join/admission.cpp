@@ -47,7 +47,7 @@ std::string Admission::remark() const {
   return last.empty() ? last : "; it refused connections, the last from " + last;
 }
 
-// What is not expected ends the connection; a rank that was right tries again.
+// An unexpected message ends the connection; a rank of this job tries again.
 bool Admission::hear(Candidate &candidate, const Admit &admit) {
   while (auto frame = candidate.stream.receive()) {
     auto parsed = message::parse(frame->kind, frame->body);
@@ -65,7 +65,7 @@ bool Admission::hear(Candidate &candidate, const Admit &admit) {
   return candidate.stream.open();
 }
 
-// What follows may be of another form if the libraries are not the same.
+// Another version of the library may give the messages that follow another form.
 bool Admission::greet(Candidate &candidate, const message::Hello &hello) {
   const std::string difference = compare_versions(hello.rank, hello.wire_version, hello.library, options_.rank);
   candidate.introduced = difference.empty();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The admission of ranks to the rendezvous. Of the connections that have proven the secret it hands on those whose rank
-// has this version of the library and asks to join; it turns all others away. Never waits.
+// The admission of ranks to the rendezvous. Connections must prove the secret first. Those whose rank has this version
+// of the library and asks to join are handed on; all others are turned away. Never waits.
 #pragma once
 
 #include <functional>
@@ -18,22 +18,23 @@ namespace fsdp::membership {
 class Admission {
  public:
   using Clock = std::chrono::steady_clock;
-  // Takes the stream of a rank that may join; the connection of one whose stream it leaves here ends.
+  // Called for a rank that may join. It moves the stream away to keep the connection, which is closed otherwise.
   using Admit = std::function<void(FrameStream &stream, message::Join &join)>;
 
-  // Of rank options.rank. All outlive it.
+  // At rank options.rank. options and the listeners outlive the admission.
   Admission(const WorldOptions &options, std::span<const Fd> listeners, const std::string &label,
             Fd events = Acceptor::make_events());
 
   void add_polls(std::vector<pollfd> &polls) const;
   void look(const Admit &admit);
-  // Tells connections that have proven the secret and have not joined, which would take their end for a death.
+  // Tells this to the ranks that have proven the secret and have not joined: else they would take the end of their
+  // connection for a death.
   void dismiss(const message::Refused &refused);
-  // The same; a library of another version reads Refused alone.
+  // The same with a verdict. Ranks that have not said their version get it as Refused, which all versions can read.
   void dismiss(const Verdict &verdict);
-  // Says so on the stream and writes it to the log.
+  // Sends the refusal on the stream and writes it to the log.
   void turn_away(FrameStream &stream, const message::Refused &word);
-  // For the log alone: from is an address, or another text for the end of the connection.
+  // Only writes to the log. from: the address of the other end of the connection, or another text for it.
   void note_refusal(const std::string &from, const std::string &why) { known_refusals_.note(from, why); }
   const AcceptPause &pause() const noexcept { return acceptor_.pause(); }
   // What was wrong with the last connection that was refused, for a message about missing ranks; may be empty.
@@ -44,20 +45,20 @@ class Admission {
     FrameStream stream;
     std::string from;
     Clock::time_point deadline;
-    bool introduced = false;  // it has said which library it has
+    bool introduced = false;  // has said its version, which is the same as here
   };
-  // False: its connection is of no more use.
+  // False: the connection is to be closed, unless admit has taken it.
   bool hear(Candidate &candidate, const Admit &admit);
   bool greet(Candidate &candidate, const message::Hello &hello);
 
   const WorldOptions &options_;
-  // Of strangers, and of ranks that know the secret: a flood of the former does not hide the latter.
+  // Refusals of strangers, and of ranks that know the secret: apart, so that a flood of strangers hides no rank.
   RefusalLog refusals_, known_refusals_;
   Acceptor acceptor_;
   std::vector<Candidate> candidates_;
 };
 
-// So few bytes fit into any socket's buffer.
+// Queues and flushes without waiting: one message fits into any socket's buffer.
 void say_last(FrameStream &stream, const message::Message &word);
 
 }  // namespace fsdp::membership

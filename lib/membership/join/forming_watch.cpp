@@ -14,7 +14,7 @@ namespace fsdp::membership {
 
 namespace {
 
-// A peer wrote it.
+// Can the next rank reach this address? A peer wrote it, so it may be wrong.
 bool reaches(const std::string &listens, bool near) {
   try {
     return !listens.empty() && (!parse_address(listens).loopback() || near);
@@ -38,7 +38,7 @@ Branch *Branches::of(uint32_t rank) {
   return nullptr;
 }
 
-// In turn, so that none gets more than another.
+// The branches take turns, so that none gets more ranks than another.
 std::optional<message::Redirect> Branches::redirect(bool near) {
   std::vector<const Branch *> hosts;
   size_t taken = 0;
@@ -89,7 +89,7 @@ Error late(Clock::time_point deadline) {
 void flush_soon(FrameStream &stream, Clock::time_point end) noexcept {
   try {
     while (!stream.flush() && stream.speaks() && Clock::now() < end) std::this_thread::sleep_for(1ms);
-  } catch (...) {  // no memory for a text about it
+  } catch (...) {  // no memory for the text of a problem
   }
 }
 
@@ -200,7 +200,7 @@ bool RootFormingWatch::obey(Branch &branch, Frame &frame) {
       admit_(branch, *join);
     return true;
   }
-  // Of ranks that were turned away something may be on its way still.
+  // Messages of ranks that were turned away may still be on their way: they are ignored.
   if (auto *card = std::get_if<message::Card>(&parsed.message)) {
     if (!branch.has(card->rank)) return true;
     const bool first = !parties_[card->rank].card;
@@ -220,7 +220,7 @@ bool RootFormingWatch::obey(Branch &branch, const Report &said) {
   const auto blamed = static_cast<uint32_t>(said.accusation.rank);
   if (said.accusation.kind != FailureKind::died)
     report(said.accusation);
-  else if (branch.has(blamed))  // the rank above it has seen it
+  else if (branch.has(blamed))  // the rank above the dead one has seen its connection end
     report(accuse_death(blamed));
   return true;
 }

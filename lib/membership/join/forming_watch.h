@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the moment a rank joins until all have met, the connections by which the ranks have joined stay open. Rank 0
-// hears which rank dies or gives up, and names it to all others. They see whether rank 0 and the ranks between live.
-// What ranks watch each other with afterwards does not exist yet, or not everywhere.
+// Watches the ranks while the job forms. The connections by which the ranks have joined stay open until the job has
+// formed everywhere. Over them rank 0 learns which rank dies or gives up, and names that rank to all others. The others
+// see whether rank 0 and the ranks between live. The heartbeats of the running job do not exist yet, or not everywhere.
 //
-// Looked at by the waits of the caller's thread, as its Waiter's task. If the job does not form, rank 0's verdict is
-// what all ranks give.
+// The waits of the caller's thread run this watch, as their Waiter's task. If the job does not form, all ranks return
+// rank 0's verdict.
 #pragma once
 
 #include <poll.h>
@@ -25,10 +25,10 @@
 
 namespace fsdp::membership {
 
-// What is below a rank while ranks join: one connection, of a rank that has joined there, and those that have come
-// through it.
+// A branch is what is below a rank while ranks join: one connection, to a rank that has joined here, and all ranks that
+// have joined through that rank.
 
-// A rank takes this many from other hosts, and sends more on to them.
+// A rank takes this many ranks from other hosts, and redirects further ones to them.
 constexpr size_t join_degree = 64;
 
 struct Branch {
@@ -36,8 +36,8 @@ struct Branch {
   uint32_t rank = 0;  // the rank at its other end
   std::string host, listens;
   bool other_host = false;
-  bool watched = true;               // its end would be a death
-  std::vector<uint32_t> ranks = {};  // that have joined by it, its own first
+  bool watched = true;               // the end of the connection would be a death
+  std::vector<uint32_t> ranks = {};  // all ranks that have joined through it, first `rank` itself
   bool has(uint32_t wanted) const { return std::find(ranks.begin(), ranks.end(), wanted) != ranks.end(); }
 };
 
@@ -45,18 +45,18 @@ class Branches {
  public:
   Branch &add(FrameStream stream, const message::Join &join, bool other_host);
   std::list<Branch> &all() noexcept { return all_; }
-  // By which this rank has joined; NULL: none.
+  // The branch through which that rank has joined; NULL: none.
   Branch *of(uint32_t rank);
-  // The rank to which the next one from another host is sent; empty: it is taken here. near: it has come by a loopback
+  // Where the next rank from another host is sent; empty: that rank is taken here. near: it has come by a loopback
   // address.
   std::optional<message::Redirect> redirect(bool near);
 
   void add_polls(std::vector<pollfd> &polls) const;
   void queue(const SharedFrame &frame);
-  // True when all has gone, or will never go.
+  // True when nothing is left to send, except to connections that have ended.
   bool flush();
-  // For a short while, since none is listened to any more. No memory: the ends of the connections say that something is
-  // wrong.
+  // Sends the last message to all branches, and waits only a short while for those that do not read it. Without memory
+  // for that, the ends of the connections say that something is wrong.
   void tell_last(const message::Message &word) noexcept;
   void clear() { all_.clear(); }
 
@@ -65,14 +65,14 @@ class Branches {
   size_t turn_ = 0;
 };
 
-// The frame again, for others.
+// The same frame, to be sent on to other ranks.
 SharedFrame pass_on(const Frame &frame);
 
-// One that ends without finish tells the others that this rank gives up, if settle has not said why.
+// A watch that is destroyed without finish tells the others that this rank gives up, unless settle has said why.
 class FormingWatch : public WaitTask {
  public:
   virtual ~FormingWatch() = default;
-  // All have met, and watch each other.
+  // The job has formed: from now on the ranks watch each other by other means.
   virtual void finish() noexcept = 0;
 };
 
@@ -81,29 +81,29 @@ namespace forming {
 using namespace std::chrono_literals;
 
 constexpr auto look_period = 5ms;
-constexpr auto doubt = 300ms;        // for the end of a peer to be seen by rank 0, when another rank has felt it
-constexpr auto answer_time = 600ms;  // for rank 0's verdict after a report
+constexpr auto doubt = 300ms;        // time for the cause of a failure to become known, after one of its effects
+constexpr auto answer_time = 600ms;  // time for rank 0's verdict to come after a report
 constexpr auto farewell = 200ms;
-constexpr auto lateness = 700ms;  // beyond the deadline: waits with a limit of their own name the late rank
+constexpr auto lateness = 700ms;  // time beyond the deadline in which waits with their own limits name the late rank
 
-// A peer is to blame, or the link to it, but perhaps only because of another one that rank 0 knows of.
+// The error blames a peer or the link to it. The cause may be another peer, which rank 0 knows.
 bool blames_others(const Error &error, uint32_t rank);
 Error late(std::chrono::steady_clock::time_point deadline);
-// What was queued goes out, if the other end takes it soon.
+// Sends what was queued, as far as the other end takes it before `end`.
 void flush_soon(FrameStream &stream, std::chrono::steady_clock::time_point end) noexcept;
 void give_up(FormingWatch &watch) noexcept;
 
 }  // namespace forming
 
-// With these codes of a FrameStream its other end's host is silent: no process is to blame.
+// True for the codes of a FrameStream that say that the other end's host is silent: then no process is to blame.
 bool host_is_silent(int code) noexcept;
 Accusation lost_contact(const std::string &one, const std::string &other);
-// A peer sent what is no message.
+// A peer sent bytes that are not a message.
 Accusation no_message(uint32_t rank, const std::string &host);
-// EBADMSG: nor is a process to blame whose words were changed on their way.
+// For EBADMSG: bytes were changed on their way, so no process is to blame either.
 Error changed_contact(const std::string &one, const std::string &other, const std::string &problem);
 
-// accuse_for a rank of this host.
+// accuse_for, with the name of this host.
 Accusation accusation_of(const Error &error, uint32_t rank);
 
 // Rank 0's watch, and what it knows of all ranks that have joined.
@@ -112,14 +112,14 @@ class RootFormingWatch final : public FormingWatch {
  public:
   using Clock = std::chrono::steady_clock;
   struct Party {
-    bool taken = false;  // a rank has joined as this one
+    bool taken = false;  // a process has joined as this rank
     std::string host_id, host;
     std::optional<std::vector<std::byte>> card;
   };
-  // A rank that another one has let in says so.
+  // Called when the rank of that branch passes on the Join of a rank that it has let in.
   using Admit = std::function<void(Branch &branch, message::Join &join)>;
 
-  // deadline: of the whole; beyond it, waits that have a limit of their own are over.
+  // deadline: for the forming as a whole; waits with limits of their own end by then.
   RootFormingWatch(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit);
   ~RootFormingWatch() override;
 
@@ -136,13 +136,13 @@ class RootFormingWatch final : public FormingWatch {
  private:
   void hear_all();
   void hear(Branch &branch);
-  // False: nothing that such a rank says.
+  // False: the message is not one that a joined rank sends.
   bool obey(Branch &branch, Frame &frame);
   bool obey(Branch &branch, const Report &said);
   void check_end(Branch &branch);
   void report_loss(const Branch &branch);
   void report(const Accusation &accusation);
-  // Nothing: it is not time for it.
+  // Empty: nothing was reported, or it is too early to decide.
   std::optional<Error> verdict() const;
   std::string own_text() const;
 

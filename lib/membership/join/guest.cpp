@@ -19,7 +19,7 @@ namespace fsdp::membership {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto patience = 1s;  // beyond the timeout, for rank 0 to name the missing ranks
+constexpr auto patience = 1s;  // beyond the timeout, for the leader to name the missing ranks
 
 }  // namespace
 
@@ -94,7 +94,7 @@ bool Visit::authenticate() {
   return false;
 }
 
-// The leader would wait for this rank until the timeout, and all others with it.
+// On failure the leader is told why: else it would wait for this rank until the timeout, and all others with it.
 void Visit::open_descriptors() {
   try {
     check_kernel();
@@ -114,7 +114,7 @@ void Visit::join() {
   join.wire_version = wire_version;
   std::strncpy(join.library, library_version, sizeof join.library - 1);
   const int files[] = {descriptors_.process.get(), descriptors_.outbox.get()};
-  send_packet(socket_, &join, sizeof join, files);  // if it fails, the end of the connection tells
+  send_packet(socket_, &join, sizeof join, files);  // if sending fails, the end of the connection tells hear()
 }
 
 void Visit::throw_ending(const Packet &packet) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of every rank of a host but its lowest, the leader: finds the leader, proves the secret, joins, and waits
-// for the start.
+// How a rank joins the leader of its host, the lowest rank there: it finds the leader, proves the secret, joins, and
+// waits for the start.
 #pragma once
 
 #include <sys/socket.h>
@@ -28,18 +28,18 @@ namespace fsdp::membership::wire {
 
 // The messages of the bootstrap: fixed layouts, one packet each, checked for size, magic, version and kind before use.
 //
-//   rank 0 -> rank r   Challenge         at once
-//   r -> 0             Answer            proves the secret over both nonces
-//   0 -> r             Proof             so does rank 0; only now is anything else read
-//   r -> 0             Join              with r's pidfd and the way into its mailbox; or Report: r cannot join
-//   0 -> r             Refused or Verdict, or when all have joined: one Peer a rank, with its descriptors, and Start
+//   leader -> rank r   Challenge         at once
+//   r -> leader        Answer            proves r's secret over both nonces
+//   leader -> r        Proof             proves the leader's secret; only after that is anything else read
+//   r -> leader        Join              with r's pidfd and the sending end of its mailbox; or Report: r cannot join
+//   leader -> r        Refused or Verdict, or when all have joined: one Peer per rank, with its descriptors, and Start
 
 struct JoinPacket {
   static constexpr PacketKind kind = PacketKind::join;
   PacketHead head;
   uint32_t rank, world_size;
   uint32_t wire_version;
-  char library[28];  // as much of it as there is room for
+  char library[28];  // the version, cut where it is too long
 };
 struct RefusedPacket {
   static constexpr PacketKind kind = PacketKind::refused;
@@ -78,7 +78,7 @@ inline RefusedPacket make_refused(int32_t status, int32_t rank, std::string_view
 
 namespace fsdp::membership {
 
-// Where a job meets: an abstract unix socket, which ends with the process that listens.
+// The address of a rendezvous on one host: an abstract unix socket, which ends with the process that listens.
 
 class Address {
  public:
@@ -98,7 +98,7 @@ class Address {
 
 class Visit {
  public:
-  // ranks: those of this host, in order. Of a job on one host: all.
+  // ranks: the ranks of this host, in order; in a job on one host, all ranks.
   Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
   Rendezvous run();
 
@@ -106,16 +106,16 @@ class Visit {
   using Clock = std::chrono::steady_clock;
   bool connect();
   bool authenticate();  // false: try again
-  // The next packet; one of 0 bytes at the end of the connection. Throws at the deadline.
+  // Returns the next packet; it has 0 bytes at the end of the connection. Throws at the deadline.
   Packet hear(Clock::time_point deadline, const char *waiting_for);
   void open_descriptors();
   void join();
   Rendezvous await_start();
-  void throw_ending(const Packet &packet) const;  // of a Verdict or Refused; does nothing for other packets
+  void throw_ending(const Packet &packet) const;  // the error of a Verdict or Refused; ignores other packets
   void pause();
 
   const WorldOptions &options_;
-  const size_t rank_count_;  // of this host
+  const size_t rank_count_;  // ranks of this host
   const int32_t leader_;
   const Waiter &waiter_;
   Clock::time_point deadline_;

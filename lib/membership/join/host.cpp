@@ -23,7 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto bind_time = 5s;  // for the listener of a job that is just forming
+constexpr auto bind_time = 5s;  // time for another job that is just forming to free the name
 
 void send_refused(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
   const auto refused = wire::make_refused(status, rank, text);
@@ -118,7 +118,7 @@ void Host::look_around() {
   std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
 }
 
-// Any packet that is not the one expected ends the connection; a rank that was right tries again.
+// An unexpected packet ends the connection; a rank of this job tries again.
 void Host::hear(Guest &guest) {
   auto packet = receive_packet(guest.socket);
   if (!packet) return;
@@ -127,12 +127,12 @@ void Host::hear(Guest &guest) {
   if (const auto said = packet->as<wire::ReportPacket>()) obey(said->report);
 }
 
-// A rank that has not joined says why it cannot: without it there is no job.
+// A rank says why it cannot join. The job cannot form without that rank, so it ends here.
 void Host::obey(const Report &report) {
   const auto rank = static_cast<uint32_t>(report.last_of);
   if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
   if (!is_believable(report.accusation, options_.size)) return;
-  ++told_;  // it need not be told
+  ++told_;  // that rank knows it already
   throw error_of(report.accusation, ranks_[0]);
 }
 
@@ -168,7 +168,8 @@ void Host::join(Guest &guest, Packet &packet) {
   ++joined_;
 }
 
-// A rank that joined and ended would be waited for by all. It has nothing to say before the start.
+// Finds ranks that have ended after they joined: all others would wait for them. A joined rank sends nothing before the
+// start, so a readable connection has ended, too.
 void Host::check_joined() {
   std::vector<uint32_t> dead;
   for (const uint32_t r : ranks_)
@@ -180,8 +181,8 @@ void Host::check_joined() {
     if (ready(seats_[r].connection)) lose(r);
 }
 
-// Its connection has ended: with its process, or because it gave up. A process that is killed closes its connection
-// some time before its end is seen: longer on a busy machine.
+// The connection of this rank has ended: its process has died, or it gave up. The connection of a killed process closes
+// some time before its pidfd shows the end, longer on a busy machine.
 void Host::lose(uint32_t rank) const {
   for (int looks = 0; looks < 300 && !ready(seats_[rank].descriptors.process); ++looks) ::usleep(1000);
   fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(rank), "rank {} {} before the job had formed", rank,
@@ -208,7 +209,7 @@ void Host::check_limits() {
             network_namespace(), problem.empty() ? "" : "; more connections could not be taken: ", problem);
 }
 
-// Tells what this rank knows to all ranks that have joined, and to those that come in the next moment.
+// Tells the verdict to all ranks that have joined, and to those that come in the next moment.
 void Host::cancel(const Error &error) {
   const Error settled = waiter_.settle(error);
   end_ = Verdict{accusation_of(settled, ranks_[0])};
@@ -225,14 +226,14 @@ void Host::cancel(const Error &error) {
   throw settled;
 }
 
-// Ranks of several hosts hear it from the rendezvous.
+// Only in a job on one host: ranks of several hosts hear the verdict from the TCP rendezvous.
 void Host::say_farewell() noexcept {
   if (!acceptor_ || ranks_.size() < options_.size) return;
   try {
     const auto end = Clock::now() + std::chrono::milliseconds(options_.farewell_ms);
     const size_t count = missing().size();
     while (Clock::now() < end && told_ < count) look_around();
-  } catch (...) {  // no memory: they will not find this rank
+  } catch (...) {  // no memory: late ranks will not find this rank
   }
 }
 

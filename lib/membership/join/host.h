@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of the lowest rank of a host: listens, lets in processes that prove the secret, and starts the job when all
-// have joined.
+// How the leader of a host, its lowest rank, gathers the others: it listens, lets in processes that prove the secret,
+// and starts the job when all have joined.
 #pragma once
 
 #include <chrono>
@@ -19,13 +19,13 @@ namespace fsdp::membership {
 
 class Host {
  public:
-  // ranks: those of this host, in order. Of a job on one host: all.
+  // ranks: the ranks of this host, in order; in a job on one host, all ranks.
   Host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
   Rendezvous run();
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Has proven the secret and has not joined.
+  // A process that has proven the secret and has not joined.
   struct Guest {
     Fd socket;
     Clock::time_point deadline;
@@ -55,12 +55,12 @@ class Host {
   const Waiter &waiter_;
   Clock::time_point deadline_;
   Fd listener_;
-  RefusalLog refusals_, known_refusals_;  // of strangers, and of processes that know the secret
-  std::optional<Acceptor> acceptor_;      // while it listens
+  RefusalLog refusals_, known_refusals_;  // refusals of strangers, and of processes with the secret
+  std::optional<Acceptor> acceptor_;      // while this rank listens
   std::vector<Guest> guests_;
-  std::optional<Verdict> end_;       // what ranks that come now are told
-  size_t told_ = 0;                  // how many of those that had not joined
-  std::vector<ExpectedRank> seats_;  // by rank of the job
+  std::optional<Verdict> end_;       // the verdict for ranks that come from now on
+  size_t told_ = 0;                  // number of ranks that know it and had not joined
+  std::vector<ExpectedRank> seats_;  // indexed by rank of the job
   uint32_t joined_ = 1;
   RankDescriptors descriptors_;
   Fd control_;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks and rank 0 tell each other at a TCP rendezvous after both have proven the job secret: bodies of frames.
-// Pure functions of bytes: a body is a message exactly, or a reason why it is none.
+// The messages between rank 0 and the others at a TCP rendezvous, after both have proven the job secret. Pure functions
+// of bytes: the body of a frame is exactly one message, or parse says why it is none.
 //
 //   rank r -> 0   Hello, Join and, when it has one, its Card
-//   0 -> r        Refused, Redirect or Admitted; when all have joined: an Entry of each rank, in their order, in some
-//                 Entries; and Start
+//   0 -> r        Refused, Redirect or Admitted; when all have joined: an entry for each rank, in order, in one or more
+//                 Entries; then Start
 //
 // and from then on, until all have met:
 //
@@ -12,8 +12,8 @@
 //   0 -> r           Verdict: what rank 0 concludes from all reports
 //   r -> 0, 0 -> r   Formed: the sender needs nothing more of this connection
 //
-// Between r and 0 may be other ranks. They say Admitted and Formed themselves, pass all else on as it is, and report
-// which ranks below them died.
+// Other ranks may be between r and 0. They send Admitted and Formed themselves, pass everything else on as it is, and
+// report which ranks below them died.
 #pragma once
 
 #include <cstddef>
@@ -33,19 +33,19 @@
 
 namespace fsdp::membership::message {
 
-// What the roster says of some ranks: the body of a message, which is also how every rank of a large job keeps it.
-// Pure.
+// A section of the roster: the body of a message, which each rank also keeps in this form. Pure.
 //
-//   body   first rank, count; of each rank in turn: host's number, name and card, each in what it differs from the one
-//          before it: bytes that are the same at the front, and at the back, and those between
+//   body   first rank, count; then for each rank: its host's number, name and card. Name and card are coded by their
+//          difference from those of the rank before: how many bytes at the front and at the back are the same, how
+//          many are between, and the bytes between
 
 constexpr uint32_t most_card_bytes = 16384;
 constexpr uint32_t most_name_bytes = 255;
 
-// A name as messages carry it: cut where it is too long, and what is not printable is '?'.
+// A name as messages carry it: cut where it is too long, with '?' for unprintable characters.
 std::string name_of(std::string value, uint32_t most);
 
-// node: the number of the rank's host. What it points to is there until the next one is read.
+// node: the number of the rank's host. host and card are valid until the reader reads the next entry.
 struct RosterEntry {
   uint32_t rank = 0, node = 0;
   std::string_view host = {};
@@ -56,9 +56,9 @@ struct RosterEntry {
 class EntryReader {
  public:
   explicit EntryReader(std::span<const std::byte> body);
-  // False: that was the last one, or something is wrong.
+  // False: there is no further entry, or something is wrong.
   bool next(RosterEntry &entry);
-  // Empty: nothing is.
+  // Empty: nothing is wrong.
   const std::string &problem() const noexcept { return problem_; }
 
  private:
@@ -69,7 +69,7 @@ class EntryReader {
   Numbers numbers();
   std::span<const std::byte> take(size_t bytes);
   std::span<const std::byte> cut_off();
-  // Returns what has been put in the place of the value's middle.
+  // Reads a difference and applies it to `value`. Returns the bytes that came with it.
   std::span<const std::byte> follow(std::vector<std::byte> &value, uint32_t most);
   void wrong(std::string problem);
 
@@ -86,22 +86,22 @@ class Entries {
 
   explicit Entries(uint32_t first_rank = 0);
   Entries(std::initializer_list<RosterEntry> list);
-  // Nothing, with the problem set, if that is not what it is.
+  // Empty, with `problem` set, if the body is not a correct one.
   static Entries parse(std::span<const std::byte> body, std::string &problem);
 
   const std::vector<std::byte> &body() const noexcept { return body_; }
   uint32_t first_rank() const noexcept;
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }
-  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // of each of its ranks
-  // Of the next rank, whatever the entry says of it.
+  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // host's number of each rank
+  // Adds an entry for the next rank; entry.rank is not looked at.
   void add(const RosterEntry &entry);
-  // Is there room for it in a body of at most so many bytes?
+  // Is there room for the entry, if the body has at most so many bytes?
   bool takes(const RosterEntry &entry, size_t most_bytes) const;
 
  private:
   std::vector<std::byte> body_;
   std::vector<uint32_t> nodes_;
-  std::vector<std::byte> host_, card_;  // of the last one that was added
+  std::vector<std::byte> host_, card_;  // of the last entry that was added
 };
 
 constexpr uint32_t most_text_bytes = 480;
@@ -109,7 +109,7 @@ constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // bod
 static_assert(sizeof(Report) <= longest && std::has_unique_object_representations_v<Report> &&
               std::has_unique_object_representations_v<Verdict>);
 
-// The same in all versions of the library, and the first message: what follows may be of another form.
+// The first message, with the same form in all versions of the library. The messages that follow may differ.
 struct Hello {
   static constexpr uint32_t kind = 5;
   uint32_t wire_version = 0, rank = 0;
@@ -119,39 +119,40 @@ struct Join {
   static constexpr uint32_t kind = 1;
   uint32_t rank = 0, world_size = 0, attempt = 0;
   std::string host_id, host;
-  std::string listens = {};  // the address at which ranks of other hosts may come to it; empty: none
+  std::string listens = {};  // the address at which this rank takes ranks of other hosts; empty: none
 };
 // From the rank at the other end of the connection.
 struct Admitted {
   static constexpr uint32_t kind = 8;
   uint32_t rank = 0;
   std::string host;
-  std::string address = {};  // to ranks of its own host: numeric, of the interface by which that reaches rank 0
+  // Only sent to ranks of the same host: the numeric address of the interface by which this host reaches rank 0.
+  std::string address = {};
 };
-// Go there: the sender has as many as it takes.
+// Tells the reader to join at another rank: the sender has as many ranks as it takes.
 struct Redirect {
   static constexpr uint32_t kind = 9;
   uint32_t rank = 0;  // the rank that listens there
   std::string host, address;
 };
-// Making one takes a while: a rank that dies over it is known already.
+// Comes after Join, since making a card takes a while: if a rank dies over it, the others know which rank that was.
 struct Card {
   static constexpr uint32_t kind = 6;
   uint32_t rank = 0;
   std::vector<std::byte> bytes = {};
 };
-// The same in all versions of the library, as Hello is.
+// Has the same form in all versions of the library, like Hello.
 struct Refused {
   static constexpr uint32_t kind = 2;
   int32_t status = 0;  // FSDP_OK: come again
-  int32_t rank = -1;   // to blame
+  int32_t rank = -1;   // the rank to blame; -1: none
   std::string text = {};
-  int32_t to = -1;  // the rank that it is for, which has joined through another one; -1: the rank that reads it
+  int32_t to = -1;  // the refused rank, if it has come through another rank; -1: the rank that reads this
 };
 struct Start {
   static constexpr uint32_t kind = 4;
   uint32_t world_size = 0;
-  Nonce session{};  // names the meetings of each host
+  Nonce session{};  // goes into the name under which the ranks of each host meet
 };
 
 struct Formed {
@@ -160,14 +161,14 @@ struct Formed {
 
 using Message = std::variant<Join, Refused, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Report, Verdict>;
 
-// The whole frame, as a stream sends it. Texts that are too long are cut, what is not printable becomes '?'.
+// The whole frame, as a stream sends it. Texts are cut where they are too long, and unprintable characters become '?'.
 std::vector<std::byte> write(const Message &message);
 SharedFrame share(const Message &message);
 
 struct Parsed {
   std::variant<std::monostate, Join, Refused, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Report, Verdict>
       message;
-  std::string problem;  // of none
+  std::string problem;  // why there is no message
 };
 Parsed parse(uint32_t kind, std::span<const std::byte> body);
 

@@ -62,13 +62,13 @@ std::optional<Fd> LocalJob::take(uint32_t rank, Parcel parcel) {
   return take_from(mailboxes_[rank], parcel);
 }
 
-// Something may have come between the look and this: the limit makes up for it.
+// A parcel may have arrived between the caller's last look and this wait. The short limit makes up for that.
 void LocalJob::sleep(uint32_t ms) {
   std::unique_lock lock(mutex_);
   arrived_.wait_for(lock, std::chrono::milliseconds(std::min(ms, 2U)));
 }
 
-// The first to come makes it, the last to come takes the job's own copy.
+// The first rank to come creates the file, and the last one takes the job's own copy.
 Fd LocalJob::meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &create) {
   std::lock_guard lock(mutex_);
   auto found = std::find_if(meetings_.begin(), meetings_.end(), [&](const Handover &m) { return m.parcel == parcel; });
@@ -95,7 +95,7 @@ RankDescriptors make_descriptors() {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) fail_errno(errno, "the mailbox of this rank");
   RankDescriptors descriptors{Fd(pair[0]), Fd(pair[1]), Fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)))};
-  if (!descriptors.process) fail_errno(errno, "pidfd_open of this process");  // close-on-exec by itself
+  if (!descriptors.process) fail_errno(errno, "pidfd_open of this process");  // a pidfd is close-on-exec anyway
   return descriptors;
 }
 
@@ -116,7 +116,7 @@ bool ProcessLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
   const PeerDescriptors *peer = find(to_rank);
   if (!peer || !peer->outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
   const int files[] = {file.get()};
-  // A broken mailbox is a dead peer, which the wait for it finds out.
+  // A broken mailbox means a dead peer: the wait for that peer finds it out.
   return send_packet(peer->outbox, &parcel, sizeof parcel, files) != Sent::full;
 }
 
@@ -154,7 +154,7 @@ std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ra
   if (ranks[0] != rank_) return take(parcel);
   Fd file = create();
   for (const uint32_t to : ranks.subspan(1)) {
-    // Mailboxes hold hundreds of packets, and a rank is at most one ahead: full ones are out of the ordinary.
+    // A mailbox holds hundreds of packets, and a rank is at most one ahead, so a full mailbox is exceptional.
     for (int tries = 0; !send(to, parcel, file); ++tries) {
       if (tries == 1000) fail(FSDP_SYSTEM, "the mailbox of rank {} is full", to);
       ::usleep(1000);
@@ -165,7 +165,7 @@ std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ra
 
 namespace {
 
-constexpr uint32_t telling_ms = 3000;  // to find the others: they may come later, and then wait for their timeout
+constexpr uint32_t telling_ms = 3000;  // time to find the others; ranks that come later wait for their timeout
 
 [[noreturn]] void fail_denied(const char *call) {
   fail_errno(errno,
@@ -210,7 +210,7 @@ void check_kernel(const WorldOptions &options, const Waiter &waiter) {
     brief.timeout_ms = std::min(brief.timeout_ms, telling_ms);
     try {
       (void)meet_processes(brief, waiter, [&](const std::string &) -> std::vector<std::byte> { throw lack; });
-    } catch (const Error &) {  // what the others say of this is its own failure
+    } catch (const Error &) {  // the error to throw is the kernel's refusal, not what comes back from the others
     }
     throw;
   }

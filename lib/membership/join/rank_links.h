@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of one host pass descriptors to each other and notice each other's end: as threads of one process, or
-// as processes; and what the kernel must allow for that.
+// How the ranks of one host, as threads of one process or as processes, pass descriptors to each other and notice each
+// other's end; and what the kernel must allow for that.
 #pragma once
 
 #include <poll.h>
@@ -18,14 +18,15 @@
 
 namespace fsdp::membership {
 
-// Ranks as threads of one process: what they share, and their links. No rank waits for another to be constructed.
+// Ranks as threads of one process: LocalJob is what they share, LocalLinks are one rank's links. No rank needs to wait
+// until another is constructed.
 class LocalJob {
  public:
   explicit LocalJob(uint32_t size);
 
   uint32_t size() const noexcept { return size_; }
   const Fd &control() const noexcept { return control_; }
-  // Each rank once.
+  // Each rank is claimed once.
   void claim(uint32_t rank);
 
   void send(uint32_t to_rank, Parcel parcel, Fd file);
@@ -55,7 +56,8 @@ class LocalLinks final : public Links {
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
   std::optional<Fd> take(Parcel parcel) override { return job_->take(rank_, parcel); }
   void sleep(uint32_t ms) override { job_->sleep(ms); }
-  // A thread does not die alone: one that ends its context without closing it says so in the control memory.
+  // Finds nothing: a thread does not die alone. A rank that ends its context without closing it says so in the control
+  // memory.
   void find_dead(const std::function<void(uint32_t)> &) override {}
   std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) override {
     return job_->meet(parcel, ranks.size(), create);
@@ -68,15 +70,15 @@ class LocalLinks final : public Links {
 
 // Ranks as processes: each reads its own mailbox, a socket that every peer can write to, and has a pidfd of every peer.
 
-// A socket pair, and this process: what a rank brings to the meeting.
+// What a rank brings to the rendezvous: a socket pair, and the pidfd of its process.
 struct RankDescriptors {
-  Fd inbox;    // kept
+  Fd inbox;    // kept by this rank
   Fd outbox;   // passed to every peer
   Fd process;  // a pidfd, passed to every peer
 };
 RankDescriptors make_descriptors();
 
-// What a rank has of a peer.
+// What a rank holds of a peer.
 struct PeerDescriptors {
   uint32_t rank = 0;
   Fd process;
@@ -85,7 +87,7 @@ struct PeerDescriptors {
 
 class ProcessLinks final : public Links {
  public:
-  // Of the other ranks of this host, in their order.
+  // peers: the other ranks of this host, in order of ranks.
   ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDescriptors> peers);
 
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
@@ -103,9 +105,9 @@ class ProcessLinks final : public Links {
   uint32_t rank_;
   Fd inbox_;
   std::vector<PeerDescriptors> peers_;
-  std::vector<std::pair<Parcel, Fd>> arrived_;  // of other teams, or early
-  std::mutex mutex_;                            // of polls_
-  std::vector<pollfd> polls_;                   // of peers_
+  std::vector<std::pair<Parcel, Fd>> arrived_;  // not taken yet: for other teams, or early
+  std::mutex mutex_;                            // guards polls_
+  std::vector<pollfd> polls_;                   // the pidfds of peers_
   std::vector<uint32_t> poll_ranks_;
 };
 
@@ -114,7 +116,8 @@ class ProcessLinks final : public Links {
 
 // Throws if the kernel denies memfd_create, pidfd_open, madvise or getrandom to this process, and says which.
 void check_kernel();
-// The same, for a rank that has not met the others: before it throws it joins them and tells them why it gives up.
+// The same, for a rank that has not met the others yet: before it throws, it goes to the rendezvous and tells them why
+// it gives up.
 void check_kernel(const WorldOptions &options, const Waiter &waiter);
 
 }  // namespace fsdp::membership

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks as processes meet. Ranks of one host meet through an abstract unix socket, where the lowest rank listens.
-// All get the host's control memory, a pidfd of every rank and a way into every rank's mailbox. Nothing of it is in the
-// file system. Ranks of several hosts meet at a TCP rendezvous first, which says where each rank is; then the ranks of
-// each host meet as above.
+// Each gets the host's control memory, and for every other rank a pidfd and the sending end of its mailbox. Nothing of
+// this is in the file system. Ranks of several hosts meet at a TCP rendezvous first, which says where each rank is;
+// then the ranks of each host meet as above.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 
 namespace fsdp::membership {
 
-// Each rank has two descriptors for each peer of its host.
+// Limited by descriptors: each rank has two for each peer on its host.
 constexpr uint32_t most_ranks_of_a_host = 1024;
 
 struct Rendezvous {
@@ -27,37 +27,38 @@ struct Rendezvous {
   std::unique_ptr<Links> links;
   std::string description;
   Roster roster;
-  // Where the ranks met over a network: to be finished when all have met, and can see each other's end.
+  // Where the ranks met over a network: the caller finishes it when the job has formed and the ranks can see each
+  // other's end without it.
   std::unique_ptr<FormingWatch> watch;
 };
 
-// For each step that follows the rendezvous. All have come, so a rank that is silent for a while is stopped or cut off;
-// a death is noticed without a limit. since: when this rank began to join.
+// The time limit of each step after the rendezvous. All ranks have come, so one that is silent for that long is stopped
+// or cut off; a death is noticed without a limit. since: when this rank began to join.
 uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock::time_point since);
 
-// What this rank brings for its peers, given the numeric address of the interface by which it reaches the rendezvous.
-// Called at most once, and not at all where the ranks of one host meet by a unix socket alone.
+// Makes this rank's card, the bytes that it sends to its peers, given the numeric address of the interface by which it
+// reaches the rendezvous. Called at most once, and not at all where ranks of one host meet by a unix socket alone.
 using MakeCard = std::function<std::vector<std::byte>(const std::string &address)>;
 
-// Blocks until all ranks have come. World sizes from 2.
+// Blocks until all ranks have come. The world has at least 2 ranks.
 Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card);
 
-// What a TCP rendezvous gives to every rank, and what both of its sides share.
+// What a TCP rendezvous gives to every rank; then helpers for both of its sides.
 
 struct Assembly {
   Roster roster;
-  Nonce session{};  // of this job and attempt alone
+  Nonce session{};  // different for each job and attempt
   std::unique_ptr<FormingWatch> watch;
 };
 
-// What the proof of a connection to the rendezvous is for.
+// The label that binds the proof of a connection to this rendezvous.
 inline std::string rendezvous_label(const WorldOptions &options) { return "rendezvous of job " + options.job; }
 
 inline std::string host_id_of(const WorldOptions &options) {
   return options.host_id.empty() ? host_identity() : options.host_id;
 }
 
-// This rank's card, checked.
+// Makes this rank's card and checks its size.
 inline std::vector<std::byte> card_of(const MakeCard &make_card, const std::string &address) {
   auto card = make_card(address);
   if (card.size() > message::most_card_bytes)

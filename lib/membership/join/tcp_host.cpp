@@ -18,7 +18,7 @@ namespace fsdp::membership {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto tcp_bind_time = 5s;  // for the listener of a job that is just forming or ending
+constexpr auto tcp_bind_time = 5s;  // time for another job that is just forming or ending to free the port
 
 bool is_local_name(const std::string &host) { return host == "localhost" || host.ends_with(".localhost"); }
 
@@ -66,7 +66,7 @@ std::vector<Endpoint> RendezvousListener::find_places(Clock::time_point deadline
   return places;
 }
 
-// At the first address that has an interface; errno is of the last.
+// Listens at the first address that has an interface. If none has, errno is that of the last address.
 bool RendezvousListener::open(const std::vector<Endpoint> &places) {
   for (const Endpoint &place : places) {
     check_guarded(place, options_);
@@ -79,8 +79,8 @@ bool RendezvousListener::open(const std::vector<Endpoint> &places) {
   return false;
 }
 
-// A name that is a loopback address here, as Debian writes a host's own into /etc/hosts: ranks of other hosts know it
-// by another address, at which no rank would listen.
+// For a name that is a loopback address here, as Debian writes a host's own name into /etc/hosts. On other hosts the
+// name has another address, at which no rank would listen.
 void RendezvousListener::open_outer() {
   std::string problem;
   const bool numeric = !Endpoint::numeric(point_.host, point_.port, problem).empty();
@@ -152,7 +152,7 @@ void TcpHost::gather() {
   }
 }
 
-// Sleeps until something happens, then hears ranks that want to join; the watch hears those that have.
+// Sleeps until something happens, then hears the ranks that want to join. The watch hears those that have joined.
 void TcpHost::look_around() {
   std::vector<pollfd> polls;
   admission_->add_polls(polls);
@@ -209,7 +209,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
   branch.stream.queue(message::share(message::Admitted{0, watch_->parties()[0].host}));
 }
 
-// Of a rank that another rank has let in, which passes on what it is told.
+// For a rank that the rank of this branch has let in. A refusal goes to the branch, which passes it on.
 void TcpHost::admit(Branch &branch, message::Join &join) {
   if (auto wrong = check(join)) {
     admission_->note_refusal(format_text("rank {} on {}", join.rank, join.host), wrong->text);
@@ -239,7 +239,7 @@ void TcpHost::check_limits() {
             admission_->remark(), problem.empty() ? "" : "; rank 0 could not take more connections: ", problem);
 }
 
-// To ranks that come now. An interrupted hook ends it.
+// Tells the error to ranks that come from now on.
 void TcpHost::say_farewell(const Error &error) noexcept {
   if (!listener_) return;
   try {
@@ -248,7 +248,7 @@ void TcpHost::say_farewell(const Error &error) noexcept {
     const size_t count = missing().size();
     while (Clock::now() < end && told_count_ < count) look_around();
     dismiss_guests();
-  } catch (...) {  // no memory: they will not find rank 0
+  } catch (...) {  // no memory: late ranks will not find rank 0
   }
 }
 
@@ -280,7 +280,7 @@ Roster TcpHost::make_roster() {
   return roster;
 }
 
-// The watch finds a rank that does not take it because it died.
+// If a rank does not take the roster because it died, the watch finds that out.
 void TcpHost::send_roster(const Assembly &assembly) {
   Branches &branches = watch_->branches();
   for (const message::Entries &part : assembly.roster.parts()) branches.queue(message::share(part));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rank 0's side of a TCP rendezvous: lets in ranks that prove the secret, and when all have joined, tells all where
-// each rank is. The listener lives no longer. If the job cannot form, ranks that have joined or are about to are told
-// why.
+// each rank is. The listener closes before that. If the job cannot form, rank 0 tells the ranks that have joined, or
+// that are about to join, why.
 //
-// A host's ranks come by one connection, and from some number of hosts on they come by those that are here already.
+// The ranks of a host come by one connection. From join_degree hosts on, further hosts join through those that have
+// already joined.
 #pragma once
 
 #include <chrono>
@@ -21,19 +22,19 @@
 
 namespace fsdp::membership {
 
-// Where rank 0 of a TCP rendezvous listens: at the interface of the rendezvous alone, and where its name leads no
-// further than this host, at that by which others come, too.
+// Where rank 0 of a TCP rendezvous listens: only at the interface that the rendezvous names. If the name is a loopback
+// address on this host, rank 0 also listens at the interface by which other hosts reach it.
 
 class RendezvousListener {
  public:
   using Clock = std::chrono::steady_clock;
-  // Waits a moment for a job that is just ending to leave the place. Throws if nothing can be listened at.
+  // Waits a moment if another job, which is just ending, still listens there. Throws if it cannot listen anywhere.
   RendezvousListener(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
                      Clock::time_point deadline, NameLookup &names);
 
   // The numeric address by which ranks of other hosts come.
   std::string address() const { return outer().address(); }
-  // "10.0.0.1:29500", and what there is to know about it if a rank does not come.
+  // "10.0.0.1:29500", with remarks that help to explain why a rank does not come.
   std::string text() const;
   std::span<const Fd> listeners() const noexcept { return listeners_; }
 
@@ -47,7 +48,7 @@ class RendezvousListener {
   const MeetingPoint &point_;
   const Waiter &waiter_;
   std::vector<Fd> listeners_;
-  std::vector<Endpoint> ends_;  // of each
+  std::vector<Endpoint> ends_;  // address of each listener
   std::string remark_;
   std::unique_ptr<Notice> notice_;
 };
@@ -65,7 +66,7 @@ class TcpHost {
   void look_around();
   void admit(FrameStream &stream, message::Join &join);
   void admit(Branch &branch, message::Join &join);
-  // Why this rank cannot join; nothing: it can.
+  // Why the rank of this Join cannot join; empty: it can.
   std::optional<message::Refused> check(const message::Join &join);
   void check_limits();
   void say_farewell(const Error &error) noexcept;
@@ -81,12 +82,12 @@ class TcpHost {
   Clock::time_point deadline_;
   std::string label_;
   NameLookup names_;
-  Fd events_ = Acceptor::make_events();  // until there is an admission
+  Fd events_ = Acceptor::make_events();  // until the admission takes it over
   std::unique_ptr<RendezvousListener> listener_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<RootFormingWatch> watch_;
-  std::optional<Error> end_;  // what ranks that come now are told
-  RankSet told_;              // of those that had not joined
+  std::optional<Error> end_;  // the error that ranks are told which come from now on
+  RankSet told_;              // ranks that were told it, and had not joined
   size_t told_count_ = 0;
   bool outdated_ = false;  // a rank of a later attempt has come
 };

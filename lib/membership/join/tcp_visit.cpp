@@ -36,7 +36,7 @@ Address address_of(const WorldOptions &options, const std::string &host_id) {
 HostMeeting::HostMeeting(const WorldOptions &options, const std::string &host_id)
     : address_(address_of(options, host_id)) {}
 
-// Bound, it takes no connections yet.
+// The socket is bound only: it takes no connections until open().
 bool HostMeeting::take() {
   if (socket_) return true;
   Fd socket = make_unix_socket();
@@ -80,9 +80,9 @@ namespace {
 
 using namespace std::chrono_literals;
 constexpr auto connect_time = 3s;    // for one try
-constexpr auto proof_time = 15s;     // of one try: strangers may have to make room first
-constexpr auto least_try = 1s;       // one that has less time than this tells nothing
-constexpr auto host_patience = 60s;  // with the rank of this host that has come first
+constexpr auto proof_time = 15s;     // for one try: the acceptor may have to drop strangers first to make room
+constexpr auto least_try = 1s;       // a try with less time than this says nothing about rank 0
+constexpr auto host_patience = 60s;  // time that this rank gives the first rank of its host
 constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to name the missing ranks
 constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
 
@@ -112,7 +112,8 @@ Assembly TcpVisit::run() {
   }
 }
 
-// The process that has the name of the host may be stopped, or hang, or be a stranger: rank 0 is found without it, too.
+// The process that has bound the host's name may be stopped, hang, or be a stranger. After a while this rank goes to
+// rank 0 without it.
 bool TcpVisit::host_is_late() const {
   return Clock::now() - since_ >=
          std::min<Clock::duration>(std::chrono::milliseconds(options_.timeout_ms) / 3, host_patience);
@@ -123,7 +124,8 @@ void TcpVisit::give_up() const {
             options_.rendezvous, options_.timeout_ms, last_problem_);
 }
 
-// A try that the deadline ends soon after it began says nothing of rank 0: what an earlier one has found says more.
+// Keeps the problem of an earlier try if the deadline ended this try soon after it began: the earlier one says more
+// about rank 0.
 void TcpVisit::note_problem(std::string problem) {
   const bool cut_short = Clock::now() >= deadline_ && deadline_ - tried_ < least_try;
   if (found_problem_ && cut_short) return;
@@ -133,7 +135,7 @@ void TcpVisit::note_problem(std::string problem) {
 
 // -- ways up --
 
-// A stranger there would keep the ranks of this host from each other, and not from rank 0.
+// A stranger that has bound the host's name cannot keep this rank from rank 0: it goes there alone.
 std::optional<Assembly> TcpVisit::visit_host() {
   std::string problem;
   Fd socket = host_meeting_.visit(problem);
@@ -161,7 +163,7 @@ std::optional<Assembly> TcpVisit::visit_zero() {
   return {};
 }
 
-// Asked again at each try: a name may get another address, and the file be replaced.
+// Looked up again at each try: a name may get another address, and the file may be replaced.
 std::vector<Endpoint> TcpVisit::places() {
   std::string problem;
   auto found = point_.kind == MeetingPoint::Scheme::tcp
@@ -217,7 +219,8 @@ std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, con
 
 // -- joining --
 
-// This rank's number comes first: making its card takes a while, and if it dies meanwhile rank 0 knows which rank died.
+// Says this rank's number before it makes its card, which takes a while. If the rank dies meanwhile, rank 0 knows which
+// rank that was.
 void TcpVisit::say_hello(Uplink &uplink, const Endpoint &here) {
   const bool crowded = options_.size > join_degree && host_meeting_.taken();
   uplink.say(message::Hello{wire_version, options_.rank, library_version});
@@ -235,7 +238,7 @@ void TcpVisit::say_card(Uplink &uplink) {
   }
 }
 
-// False: rank 0 asks to come again, or to go elsewhere.
+// False: this rank is to try again, perhaps elsewhere: it was told so, or the first rank of its host is late.
 bool TcpVisit::await_start(Uplink &uplink) {
   bool said = false, open = false;
   while (!uplink.started() || !uplink.passed_on()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of every rank but 0 at a TCP rendezvous. Of each host the first rank that comes finds rank 0, proves the
-// secret, joins, and takes the others along, which come to it in the same way; all wait for the roster.
+// The side of every rank but 0 at a TCP rendezvous. On each host, the first rank that comes finds rank 0, proves the
+// secret and joins. The other ranks of the host come to that rank and join through it. Then all wait for the roster.
 #pragma once
 
 #include <chrono>
@@ -17,25 +17,28 @@
 
 namespace fsdp::membership {
 
-// Where the ranks of one host come together before one of them goes to rank 0: an abstract unix socket by a name that
-// ranks of this host, job and attempt know. The first that has the name goes, and takes the others along.
+// Where the ranks of one host come together before one of them goes to rank 0: an abstract unix socket, whose name is
+// known to ranks of this host, job and attempt. The first rank to bind the name goes to rank 0, and the others join
+// through it.
 
 class HostMeeting {
  public:
-  // host_id: what the ranks of a host have in common.
+  // host_id: identity of this host, the same for all of its ranks.
   HostMeeting(const WorldOptions &options, const std::string &host_id);
 
-  // Does this rank have the name? Asked again, it may have become free: its owner has ended.
+  // Tries to bind the name; true if this rank has it. A later try may succeed, because the owner has ended.
   bool take();
   bool taken() const noexcept { return static_cast<bool>(socket_); }
-  // Of another rank that has it; empty, with `problem` set, if that does not take connections.
+  // Connects to the rank that has the name. Empty, with `problem` set, if that rank takes no connections yet, or if the
+  // process is of another user.
   Fd visit(std::string &problem) const;
-  // The user of the process that listens there, if it is another one.
+  // The user of the process that listens there, if that is another user than this one.
   std::optional<uint32_t> stranger() const noexcept { return stranger_; }
 
-  // Ranks of other hosts may come, too, to the interface of this address. Returns where; empty: they cannot.
+  // Lets ranks of other hosts come, too, at the interface of this address. Returns the address with its port; empty: it
+  // could not listen there.
   std::string listen_for_hosts(Endpoint at);
-  // Opens it. The caller takes from these.
+  // Starts to listen. Returns the listeners, from which the caller accepts.
   std::span<const Fd> open();
   void close() noexcept;
 
@@ -53,7 +56,7 @@ class TcpVisit {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Each empty: try again.
+  // Each of these returns nothing if this rank is to try again.
   std::optional<Assembly> visit_host();
   std::optional<Assembly> visit_zero();
   std::optional<Assembly> visit_place(const Endpoint &place, Above above);
@@ -67,7 +70,8 @@ class TcpVisit {
   bool host_is_late() const;
   void note_problem(std::string problem);
   [[noreturn]] void give_up() const;
-  // In a large job most ranks wait at one door at first, and many may share a machine.
+  // At most so long, and at most until the deadline. In a large job most ranks wait for the same rank at first, and
+  // many may share a machine: so the time between two looks depends on the number of ranks.
   Limit limit(Clock::duration most) const {
     return {std::min(deadline_, Clock::now() + most), waiter_, slice_ms_of(options_.size)};
   }
@@ -80,11 +84,11 @@ class TcpVisit {
   std::string label_, host_id_;
   NameLookup names_;
   std::string last_problem_;
-  bool found_problem_ = false;  // it is what a try has found
-  bool alone_ = false;          // what listens where the ranks of this host meet is none of them
+  bool found_problem_ = false;  // last_problem_ is what a try has found
+  bool alone_ = false;          // goes to rank 0 without the host's other ranks: their meeting place is no use
   HostMeeting host_meeting_;
-  std::optional<message::Redirect> redirect_;  // where rank 0, or one below it, has sent this rank
-  std::optional<message::Card> card_;          // once this rank has reached the rendezvous
+  std::optional<message::Redirect> redirect_;  // where rank 0, or a rank below it, has sent this rank
+  std::optional<message::Card> card_;          // made once this rank has reached the rendezvous
 };
 
 }  // namespace fsdp::membership

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every rank's way to rank 0 but that one's own: its connection there, or to a rank between, and those of the ranks
-// that have come to it. What it hears from above goes to all below, and the other way round.
+// How a rank other than 0 is connected while the job forms: upward to rank 0 or to a rank between, and downward to the
+// ranks that have joined through it. Messages from above go to all below, and messages from below go up.
 //
-// It is the rank's watch from the moment that it joins.
+// From the moment that the rank joins, this is also its FormingWatch.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@
 
 namespace fsdp::membership {
 
-// The rank at the other end of the way up.
+// The rank at the other end of the upward connection.
 struct Above {
   uint32_t rank = 0;
   std::string host = {};  // empty: not known yet
@@ -27,7 +27,7 @@ struct Above {
 class Uplink final : public FormingWatch {
  public:
   using Clock = std::chrono::steady_clock;
-  // address: of the interface by which this host reaches rank 0; empty: the rank above says it.
+  // address: of the interface by which this host reaches rank 0; empty: the rank above is of this host, and sends it.
   Uplink(const WorldOptions &options, FrameStream up, Above above, std::string address, Clock::time_point deadline,
          const Waiter &waiter);
   ~Uplink() override;
@@ -37,17 +37,17 @@ class Uplink final : public FormingWatch {
   bool admitted() const noexcept { return admitted_; }
   const std::string &address() const noexcept { return address_; }
   bool by_host() const noexcept { return by_host_; }
-  // Others may come from now on, until the job starts: the listeners and the label outlive that.
+  // Lets other ranks come from now on, until the job starts. The listeners and the label outlive that.
   void open(std::span<const Fd> listeners, const std::string &label);
   // Sleeps until something happens, or for a moment, then reads all connections. Throws what ends the job.
   void serve();
   bool started() const noexcept { return session_.has_value(); }
-  // All below know that it has.
+  // True when everything for the ranks below is sent, the start of the job included.
   bool passed_on() { return below_.flush(); }
-  // Rank 0 asks to come again, and why; or to join elsewhere.
+  // Set when this rank is to come again, with the reason; or when it is to join elsewhere.
   const std::optional<std::string> &again() const noexcept { return again_; }
   const std::optional<message::Redirect> &redirect() const noexcept { return redirect_; }
-  // Nothing more of this way up: those below come again, too.
+  // Gives up this connection upward. The ranks below come again, too.
   void leave() noexcept;
   Roster take_roster() { return std::move(roster_); }
   const Nonce &session() const { return *session_; }
@@ -92,7 +92,7 @@ class Uplink final : public FormingWatch {
   Roster roster_;
   std::optional<Nonce> session_;
   std::optional<Error> end_;
-  bool formed_ = false, finished_ = false;  // the rank above says so; this rank does
+  bool formed_ = false, finished_ = false;  // the rank above has said Formed; this rank has finished or left
 };
 
 }  // namespace fsdp::membership
