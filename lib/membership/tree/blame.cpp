@@ -9,9 +9,9 @@
 namespace fsdp::membership {
 namespace {
 
-// For the verdict; of a cut it takes longer (Coordinator).
+// Time in which the verdict must come. For a cut the coordinator waits longer.
 uint64_t verdict_time_ms(const Accusation &finding) { return finding.kind == FailureKind::cut ? 1500 : 1000; }
-constexpr uint32_t pair_patience_ms = 500;  // for a neighbour of a silent node to say what it is
+constexpr uint32_t pair_patience_ms = 500;  // time for a neighbour of a silent node to find out what has happened there
 
 }  // namespace
 
@@ -19,7 +19,7 @@ Blame::Blame(Seat &seat, const NodePlan &plan, LeaderLinks &links)
     : seat_(seat), control_(seat.control), plan_(plan), links_(links), coordinator_(plan) {}
 
 void Blame::look() {
-  find_suspicion();  // first: one that aborted and then died is named for the abort
+  find_suspicion();  // first: a rank that aborted and then died is named for the abort
   find_dead();
   find_silent();
   judge_silence();
@@ -36,7 +36,7 @@ void Blame::find_dead() {
   accuse(dead.accuse({}, control_));
 }
 
-// Other ranks of a neighbour's node say so of its leader, whose kernel holds the connection until the core is written.
+// The connection with the leader is still open: its kernel holds it until the core is written.
 void Blame::hear_of_dump(uint32_t of, int32_t process) {
   const uint32_t leader = plan_.nodes[of].leader;
   if (links_.in_order(of) || reported_.contains(leader)) return;
@@ -65,8 +65,8 @@ void Blame::find_suspicion() {
 
 // -- other nodes --
 
-// The end of a connection is the end of a process only if the other end says so. A node that has taken refuge leaves
-// when it has heard the verdict.
+// The end of a connection means the end of a process only if the other end has closed or reset it. Refugees leave when
+// they have heard the verdict, so the end of their connections means nothing.
 void Blame::check_connection(uint32_t of) {
   NodePeer &peer = links_.at(of);
   const uint32_t leader = plan_.nodes[of].leader;
@@ -81,7 +81,7 @@ void Blame::check_connection(uint32_t of) {
   accuse(accuse_death(leader));
 }
 
-// The other leader is told, too, so the connection stays: its end would look like a death there.
+// Keeps the connection: the other leader must hear the verdict, and would take the end of the connection for a death.
 void Blame::blame_link(uint32_t to, const std::string &problem) {
   const uint32_t leader = plan_.nodes[to].leader;
   if (reported_.contains(leader)) return;
@@ -89,7 +89,7 @@ void Blame::blame_link(uint32_t to, const std::string &problem) {
   links_.at(to).blame();
   const auto name = [this](uint32_t node) { return format_text("host {} (node {})", plan_.nodes[node].host, node); };
   Accusation accusation;
-  accusation.kind = FailureKind::failed;  // of no rank
+  accusation.kind = FailureKind::failed;  // blames no rank
   accusation.set_text(format_text("{} cannot hear {}: {}", name(node()), name(to), problem));
   accuse(accusation);
 }
@@ -105,7 +105,8 @@ void Blame::lose_leaders(const std::vector<uint32_t> &nodes) {
   accuse(accuse_dead({}, dead));
 }
 
-// With those at the limit go those that are about to be: links that were cut at the same time are one failure.
+// Once one peer is at the limit, peers close to the limit are reported with it: links that were cut at the same time
+// are one failure.
 void Blame::judge_silence() {
   const uint32_t limit = plan_.heartbeat_timeout_ms, nearly = limit - std::min(1500u, limit / 4);
   std::vector<std::string> stopped;
@@ -137,7 +138,8 @@ void Blame::judge_silence() {
   links_reported_ |= cut_over;
 }
 
-// Beats alone do not tell a stopped leader from a cut network: its neighbours in the tree do, and are given the time.
+// Heartbeats alone do not tell a stopped leader from a cut network. The leader's neighbours in the tree can tell, and
+// get the time to do so.
 void Blame::judge_pairs() {
   const uint32_t limit = plan_.heartbeat_timeout_ms + pair_patience_ms, nearly = limit - std::min(1500u, limit / 4);
   std::vector<CutLink> cut;
@@ -151,7 +153,7 @@ void Blame::judge_pairs() {
   pairs_reported_ |= over;
 }
 
-// Would this node know if that one had left? Not from one that has left before.
+// Would this node know if `other` had left in order? No, if a node between has left itself.
 bool Blame::hears_of(uint32_t other) const {
   const NodePeer *way = links_.find(plan_.next_hop(other));
   if (!way || !way->live()) return false;
@@ -171,7 +173,7 @@ void Blame::accuse(const Accusation &accusation) {
   findings_.push_back(accusation);
 }
 
-// To a new coordinator everything again. Without an answer in time the first finding is the verdict.
+// A new coordinator gets all findings again. Without an answer in time the first finding becomes the verdict.
 void Blame::carry(std::optional<uint32_t> to) {
   if (control_.accused()) return;
   if (to != carried_to_) carried_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a leader finds out about failures, of its node's ranks and of other nodes, and how that becomes the verdict of
-// all: findings go up to the coordinator, and its verdict comes back.
+// What a leader finds out about failures of its node's ranks and of other nodes, and how that becomes the job's
+// verdict: findings go up to the coordinator, and its verdict comes back.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,21 @@ class Blame {
 
   // Looks for ranks of this node that are dead, silent or suspected, and for nodes that are silent.
   void look();
-  // The other ranks of that node say that its leader is dumping core.
+  // Other ranks of node `of` say that its leader, `process`, is dumping core.
   void hear_of_dump(uint32_t of, int32_t process);
-  // That node's connection has ended.
+  // The connection with node `of` has ended.
   void check_connection(uint32_t of);
-  // Nothing listens any more where the leaders of these nodes have listened: they have ended.
+  // No process listens any more at the addresses of these nodes' leaders: the leaders have ended.
   void lose_leaders(const std::vector<uint32_t> &nodes);
   void accuse(const Accusation &accusation);
 
-  // Findings go to the coordinator; without one they wait. The coordinator, and after a while each leader, decides.
+  // Sends findings on their way to the coordinator, or decides if this is the coordinator. Without one the findings
+  // wait. A leader that hears no verdict for a while decides itself.
   void carry(std::optional<uint32_t> coordinator);
-  // Tells a verdict to all that have a connection, once.
+  // Tells the verdict once to all leaders with a connection.
   void announce();
   bool has_findings() const noexcept { return !findings_.empty(); }
-  bool gathers() const noexcept { return coordinator_.open(); }  // findings of the same moment
+  bool gathers() const noexcept { return coordinator_.open(); }  // waits for failures of the same moment
 
  private:
   void find_dead();
@@ -52,12 +53,12 @@ class Blame {
   const NodePlan &plan_;
   LeaderLinks &links_;
   Coordinator coordinator_;
-  RankSet reported_;  // dead or silent ranks of this node, and leaders of others, or the links to them
+  RankSet reported_;  // reported already: ranks of this node, and leaders of other nodes or the links to them
   bool suspicion_carried_ = false, links_reported_ = false, pairs_reported_ = false, announced_ = false;
-  std::vector<Accusation> findings_;  // of this node, and of those below
-  size_t carried_ = 0;                // of them, to carried_to_
+  std::vector<Accusation> findings_;  // of this node and of the nodes below
+  size_t carried_ = 0;                // number of findings carried to carried_to_
   std::optional<uint32_t> carried_to_;
-  uint64_t found_ms_ = 0;  // when the first was
+  uint64_t found_ms_ = 0;  // time of the first finding
 };
 
 }  // namespace fsdp::membership

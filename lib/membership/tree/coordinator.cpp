@@ -8,8 +8,9 @@ namespace {
 
 const NodePlan no_tree;
 
-// While the job forms, the heavier report wins. A death is seen at its own connection. A rank that reports the loss of
-// a peer may have lost one that ended because of a death. A silent host may be one whose ranks have ended.
+// While the job forms, the heavier report wins. A death weighs most, since it was seen on the dead rank's own
+// connection. A lost peer may have ended because of another rank's death. On a silent host the ranks may have ended
+// before.
 int weight_of(const Accusation &accusation) {
   if (accusation.kind == FailureKind::died) return 2;
   return accusation.kind == FailureKind::cut ? 0 : 1;
@@ -20,7 +21,7 @@ std::vector<CutLink> links_of(const Accusation &accusation) {
   return std::vector<CutLink>(accusation.links, accusation.links + count);
 }
 
-// A report that says more of a rank than that it died is not contradicted by one that does not.
+// A report may say more than that the ranks died. It is kept if it covers all ranks of the other report.
 Accusation merge_deaths(const Accusation &one, const Accusation &other) {
   const auto plain = [](const Accusation &a) { return a.ranks.empty() || a.what() == death_text(a.ranks); };
   RankSet all = one.ranks;
@@ -69,8 +70,8 @@ void Coordinator::hear(const Accusation &accusation, uint64_t now_ms) {
   since_ms_ = now_ms;
 }
 
-// While the job runs: silence alone was taken for a cut of all links to a node, and another report knows better what
-// its leader is.
+// Does `other` replace `first`? While the job runs: if `first` took a silent node for cut off, and `other` says that
+// this node's leader has stopped or died.
 bool Coordinator::explains(const Accusation &other, const Accusation &first) const {
   if (forming_) return weight_of(other) > weight_of(first);
   if (first.kind != FailureKind::cut || (other.kind != FailureKind::stopped && other.kind != FailureKind::died))
@@ -81,7 +82,7 @@ bool Coordinator::explains(const Accusation &other, const Accusation &first) con
   return std::ranges::all_of(links, [node](const CutLink &link) { return link.first == node || link.second == node; });
 }
 
-// A rank of a node and its leader may report the same failure: the one says in which operation, the other at once.
+// A rank and its node's leader may report the same failure. The rank names the operation; the leader is faster.
 void Coordinator::merge(const Accusation &other) {
   Accusation &first = *first_;
   if (explains(other, first)) first = other;
@@ -90,7 +91,7 @@ void Coordinator::merge(const Accusation &other) {
     if (first.ranks.empty() && other.ranks.empty()) return;  // peers wrote them
     first = merge_deaths(first, other);
   } else if (first.kind == FailureKind::stopped && !first.ranks.contains(other.ranks)) {
-    // A report that says all that the first one does takes its place.
+    // A report that names all ranks of the first one replaces its text.
     first.set_text(other.ranks.contains(first.ranks) ? other.copy_text()
                                                      : first.copy_text() + "; " + other.copy_text());
     first.ranks.add(other.ranks);
@@ -104,7 +105,7 @@ void Coordinator::merge(const Accusation &other) {
   }
 }
 
-// For what failed at the same time. Links that are none of the tree's are found cut a while after those that are.
+// Time to wait for failures of the same moment. Cut links outside the tree are found a while after those of the tree.
 uint64_t Coordinator::grace_ms() const {
   if (forming_) return forming_grace_ms;
   if (first_->kind == FailureKind::cut) return longest_grace_ms;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the reports of ranks become one verdict: the first report decides, and failures of the same kind that are
-// reported a moment later belong to it. While the job forms, a death outranks what ranks have felt of it. Pure.
+// How reports become one verdict: the first report decides, and failures of the same kind that are reported a moment
+// later are added to it. While the job forms, the report of a death replaces reports of its effects. Pure.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ class Coordinator {
 
   void hear(const Accusation &accusation, uint64_t now_ms);
   bool open() const noexcept { return first_.has_value(); }
-  // The longest that it waits for what failed at the same time; how long it always waits while the job forms.
+  // How long it waits at most for failures of the same moment; and how long it always waits while the job forms.
   static constexpr uint64_t longest_grace_ms = 700, forming_grace_ms = 60;
-  // The verdict, when it is time for it.
+  // The verdict; empty: nothing was reported, or it is too early to decide.
   std::optional<Accusation> decide(uint64_t now_ms) const;
 
  private:

@@ -14,15 +14,15 @@ namespace fsdp::membership {
 namespace {
 
 constexpr size_t most_in_batch = 64;
-constexpr int most_batches = 128;             // of a flood, in one round
-constexpr uint32_t many_useless = 32;         // in one round: more than a network repeats by itself
+constexpr int most_batches = 128;             // read in one round at most
+constexpr uint32_t many_useless = 32;         // in one round: a network alone repeats fewer
 constexpr int wanted_buffer_bytes = 4 << 20;  // the kernel gives what its limit allows (net.core.rmem_max)
 constexpr uint32_t udp_header_bytes = 8;
 
 enum class DatagramKind : uint32_t { beat = 1, dump };
 struct Datagram {
   DatagramMark mark;
-  uint32_t node;  // that it comes from
+  uint32_t node;  // the sender's node
   DatagramKind kind;
   uint64_t number;
   Digest proof;
@@ -60,8 +60,8 @@ void send_datagram(const Fd &socket, const DatagramTarget &to, Datagram datagram
   ::sendto(socket.get(), &datagram, sizeof datagram, MSG_NOSIGNAL | MSG_DONTWAIT, to.end.get(), to.end.length());
 }
 
-// The kernel runs this program on each datagram, its header included. A kernel without socket filters (gVisor) refuses:
-// then receive() reads and drops what others send.
+// The kernel runs this program on each datagram, its header included. A kernel without socket filters (gVisor) refuses
+// the program: then receive() itself reads and drops what strangers send.
 void accept_only(const Fd &socket, const DatagramMark &mark) noexcept {
   uint32_t words[2];
   std::memcpy(words, mark.data(), sizeof words);
@@ -91,7 +91,7 @@ struct Datagrams::Batch {
   }
   int receive(const Fd &socket) { return ::recvmmsg(socket.get(), heads, most_in_batch, MSG_DONTWAIT, nullptr); }
 
-  std::byte bytes[most_in_batch][sizeof(Datagram) + 1];  // the last one tells a longer datagram from one that fits
+  std::byte bytes[most_in_batch][sizeof(Datagram) + 1];  // the extra byte shows that a datagram is too long
   iovec parts[most_in_batch];
   mmsghdr heads[most_in_batch] = {};
 };
@@ -118,14 +118,14 @@ void Datagrams::receive(const std::function<void(uint32_t)> &heard,
   Batch batch;
   uint32_t useless = 0;
   for (int i = 0; i < most_batches; ++i) {
-    const int count = batch.receive(socket_);  // below 0 also for what a closed port of a peer reports: it is silent
+    const int count = batch.receive(socket_);  // also below 0 when a peer's port is closed: that peer counts as silent
     for (int n = 0; n < count; ++n) useless += !take(batch.bytes[n], batch.heads[n].msg_len, heard, dumping);
     if (count < static_cast<int>(most_in_batch)) break;
   }
   flooded_ = useless >= many_useless;
 }
 
-// What costs least is looked at first. False: it tells nothing.
+// Makes the cheap checks first. False: the datagram tells nothing.
 bool Datagrams::take(const void *bytes, size_t size, const std::function<void(uint32_t)> &heard,
                      const std::function<void(uint32_t, int32_t)> &dumping) {
   Datagram datagram;

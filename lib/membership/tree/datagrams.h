@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heartbeats between leaders that do not wait for TCP: after a cut of some seconds TCP sends again only seconds later,
-// and a healed network would be taken for a cut one. Each carries a proof of the job secret and a number that grows.
-// And what other ranks of a leader's node tell in its stead.
+// Heartbeats between leaders by UDP. TCP would be too late: after a cut of some seconds it sends again only seconds
+// later, and a healed network would be taken for a cut one. Each heartbeat carries a proof of the job secret and a
+// growing number. Notices that a leader is dumping core, which other ranks of its node send, come the same way.
 //
-// Each datagram begins with a mark, which depends on the secret, the job and the node that it is for. The kernel drops
-// all others before they take room in the socket's buffer, so a stranger's flood neither displaces heartbeats nor wakes
-// this process. A stranger that has seen a mark on its way gets past that: then the leader reads more often.
+// Each datagram begins with a mark, which depends on the secret, the job and the node that the datagram is for. The
+// kernel drops datagrams without this node's mark before they take room in the socket's buffer. So a stranger's flood
+// neither displaces heartbeats nor wakes this process. A stranger that has seen a mark on the network gets past the
+// filter: then the leader reads more often.
 #pragma once
 
 #include <array>
@@ -30,9 +31,9 @@ class Datagrams {
  public:
   Datagrams(const NodePlan &plan, Fd socket);
   const Fd &socket() const noexcept { return socket_; }
-  void beat(uint32_t node, uint64_t number);  // one that is lost is no matter
-  // Reads all that has come. Calls heard for each node of which a new heartbeat has come, and dumping for each whose
-  // leader, of this process, is said to dump core.
+  void beat(uint32_t node, uint64_t number);  // sends a heartbeat, which may be lost
+  // Reads all that has come. Calls heard(node) for each new heartbeat, and dumping(node, process) for each notice that
+  // the leader of that node, a process of that number, is dumping core.
   void receive(const std::function<void(uint32_t)> &heard, const std::function<void(uint32_t, int32_t)> &dumping);
   // The last receive() found many datagrams that told nothing: the buffer may be full before the usual time to read.
   bool flooded() const noexcept { return flooded_; }
@@ -44,15 +45,15 @@ class Datagrams {
 
   const NodePlan &plan_;
   Fd socket_;
-  DatagramMark mark_;  // of what is for this node
+  DatagramMark mark_;  // of datagrams to this node
   std::string label_, dump_label_;
-  std::map<uint32_t, DatagramTarget> targets_;  // that were beaten for
-  std::vector<uint64_t> numbers_;               // the last of each node
+  std::map<uint32_t, DatagramTarget> targets_;  // nodes to which this one sends
+  std::vector<uint64_t> numbers_;               // number of the last heartbeat of each node
   bool flooded_ = false;
 };
 
-// By which a rank tells the neighbours of its node's leader in the tree that this one is dumping core. It needs little
-// of the plan, which is large in a large job.
+// With this a rank tells its leader's neighbours in the tree that the leader is dumping core. Keeps little of the plan,
+// which is large in a large job.
 class DumpNotices {
  public:
   explicit DumpNotices(const NodePlan &plan);

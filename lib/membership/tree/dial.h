@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between leaders, from both sides: both ends prove the job secret, then the one that has connected says
-// which node it leads, and is answered.
+// Connections between leaders, from both sides: both ends prove the job secret, then the leader that has connected says
+// which node it leads, and the other answers.
 #pragma once
 
 #include <poll.h>
@@ -21,8 +21,8 @@
 
 namespace fsdp::membership {
 
-// Where a leader waits for the leaders of other nodes. Every rank opens one before the ranks meet, since it is not
-// known yet which ranks will lead; those that do not lead close it.
+// Where a leader listens for the leaders of other nodes. Every rank opens a listener before the ranks meet, since it is
+// not known yet which ranks will lead. Ranks that do not lead close it.
 
 struct LeaderListener {
   Fd stream;            // TCP, listening
@@ -40,8 +40,8 @@ class Dial {
   enum class State {
     trying,
     answered,
-    ended,   // the connection did, or there was no answer: another try may succeed
-    refused  // by what the other end has said, or since no process listens there
+    ended,   // the connection ended, or there was no answer: another try may succeed
+    refused  // the other end is no leader of this job, or no process listens there
   };
 
   // The plan outlives it.
@@ -50,12 +50,12 @@ class Dial {
   uint32_t to() const noexcept { return to_; }
   State advance();
   State state() const noexcept { return state_; }
-  // Of one that failed; of one that tries, what it waits for.
+  // Why the dial has failed or, while it tries, what it waits for.
   const std::string &problem() const noexcept { return problem_; }
   // No process listens where that node's leader has listened: the leader has ended.
   bool nobody_listens() const noexcept { return deserted_; }
   pollfd poll() const;
-  // Of one that was answered.
+  // The connection, once the dial was answered.
   FrameStream take() { return std::move(stream_); }
 
  private:
@@ -74,11 +74,11 @@ class Dial {
   std::string problem_ = "it has not answered";
   Fd socket_;
   std::optional<Handshake> handshake_;
-  FrameStream stream_;  // once proven
+  FrameStream stream_;  // once both ends have proven the secret
 };
 
-// The side that is connected to: hands on the leaders that have proven the job secret and said which node they lead.
-// Never waits.
+// The side that listens: hands on the connections of leaders that have proven the job secret and said which node they
+// lead. Never waits.
 class Newcomers {
  public:
   using Clock = std::chrono::steady_clock;
@@ -91,7 +91,7 @@ class Newcomers {
   Newcomers(const NodePlan &plan, const Fd &listener);
 
   void add_polls(std::vector<pollfd> &polls) const;
-  // takes: new connections too; else these wait in the kernel.
+  // takes: accepts new connections, too; else those wait in the kernel.
   std::vector<Newcomer> look(bool takes = true);
   // Why connections could not be taken; empty: they could.
   std::string problem() const { return acceptor_.pause().problem(); }
@@ -104,16 +104,15 @@ class Newcomers {
 
   const NodePlan &plan_;
   Acceptor acceptor_;
-  std::vector<Silent> silent_;  // have proven the secret, and said nothing yet
+  std::vector<Silent> silent_;  // leaders that have proven the secret, and said nothing yet
 };
 
-// The leaders connect in a tree: a child to its parent, both prove the job secret, and the child says which node it is,
-// and is answered.
+// The leaders connect in a tree, each child to its parent, as above.
 
-using NodeLinks = std::map<uint32_t, FrameStream>;  // of each neighbour in the tree, by node
+using NodeLinks = std::map<uint32_t, FrameStream>;  // connections with the neighbours in the tree, by node
 
-// Blocks until all neighbours have come, at most the plan's forming_ms: they come out of one rendezvous. links: what
-// there is so far, where it throws.
+// Blocks until all neighbours are connected, at most for the plan's forming_ms: all leave the rendezvous at about the
+// same time. If it throws, links has the connections made so far.
 void form_tree(const NodePlan &plan, const Fd &listener, const Waiter &waiter, NodeLinks &links);
 
 }  // namespace fsdp::membership

@@ -13,7 +13,7 @@ namespace fsdp::membership {
 
 namespace {
 
-constexpr uint32_t flooded_tick_ms = 1;  // the least that the kernel keeps has room for 200,000 datagrams a second
+constexpr uint32_t flooded_tick_ms = 1;  // even the smallest kernel buffer holds 200,000 datagrams a second then
 constexpr uint64_t farewell_ms = 300;
 
 }  // namespace
@@ -32,7 +32,7 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
 }
 
 void NodeLeader::sleep(int wake, uint32_t ms) {
-  std::vector<pollfd> polls = {{wake, POLLIN, 0}};  // beats of pairs wait for the next round
+  std::vector<pollfd> polls = {{wake, POLLIN, 0}};  // heartbeats by UDP wait for the next round
   for (const auto &[n, peer] : links_.all())
     if (peer.stream())
       polls.push_back(
@@ -42,10 +42,11 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
   ::poll(polls.data(), polls.size(), static_cast<int>(ms));
 }
 
-// No memory for a round: the next one has another chance.
+// If a round fails for lack of memory, the next one has another chance.
 void NodeLeader::run(int wake, uint32_t ms) noexcept {
   try {
-    const bool blames = blame_.gathers() || (blame_.has_findings() && !control_.accused());  // it decides by the clock
+    const bool blames =
+        blame_.gathers() || (blame_.has_findings() && !control_.accused());  // waits for a time, not only for messages
     const uint32_t tick = blames ? LeaderLinks::shortest_tick_ms : links_.tick_ms();
     sleep(wake, std::min(ms, links_.datagrams().flooded() ? flooded_tick_ms : tick));
     work();
@@ -73,7 +74,7 @@ void NodeLeader::carry() {
   blame_.announce();
 }
 
-// What this node still has to say, and that the end of its connections is none of a process.
+// Sends what this node still has to say, then Goodbye: the end of its connections is not the death of a process.
 void NodeLeader::finish() noexcept {
   try {
     work();
@@ -88,8 +89,8 @@ void NodeLeader::finish() noexcept {
   }
 }
 
-// Others reach each other through this one: it stays a moment for those that are leaving too, and where a neighbour was
-// lost, for those that have yet to hear the verdict here.
+// Other leaders reach each other through this one. So it stays a moment for leaders that are leaving, too, and if a
+// neighbour was lost, for leaders that come here for the verdict.
 void NodeLeader::linger() {
   const uint64_t end = steady_ms() + farewell_ms;
   while (steady_ms() < end &&
@@ -142,7 +143,8 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
 
 namespace {
 
-// Neighbours that have found each other may be at work already: the end of a connection would look like a death.
+// Tells the verdict on the connections made so far. Neighbours may be at work already, and without the verdict they
+// would take the end of a connection for a death.
 void tell_neighbours(NodeLinks &links, const Accusation &accusation) {
   for (auto &[node, stream] : links) stream.queue(Verdict::kind, tree::bytes_of(Verdict{accusation}));
   const uint64_t end = steady_ms() + farewell_ms;
@@ -159,7 +161,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
     form_tree(plan, listener.stream, waiter, links);
     return std::make_unique<NodeLeader>(seat, plan, std::move(links), std::move(listener));
   } catch (const Error &error) {
-    // A leader that is missing may be so because of another rank.
+    // A leader may be missing because of another rank: settle asks for the verdict.
     const Error end = waiter.settle(error);
     const Accusation accusation = accuse_for(end, plan.rank, plan.nodes[plan.node()].host);
     seat.control.decide(accusation);
@@ -170,7 +172,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
 
 namespace {
 
-constexpr int most_told = 3;  // datagrams are lost now and then
+constexpr int most_told = 3;  // number of notices: datagrams may be lost
 
 }  // namespace
 
@@ -186,7 +188,7 @@ void CoreDumpReporter::run(int wake, uint32_t ms) noexcept {
   ::poll(&entry, 1, static_cast<int>(ms));
 }
 
-// This rank's caller may have found the leader first, and end the context for it.
+// This rank's caller may have found the leader's crash first, and may end the context because of it.
 void CoreDumpReporter::finish() noexcept {
   if (told_ < most_told && seat_.links->dumps_core(leader_)) tell();
 }
@@ -199,7 +201,7 @@ void CoreDumpReporter::tell() noexcept {
   }
 }
 
-// Of the ranks that are left the lowest does, which is enough.
+// Only the lowest of the remaining ranks speaks, which is enough.
 bool CoreDumpReporter::speaks() const noexcept {
   return std::ranges::none_of(before_, [this](uint32_t rank) {
     return seat_.control.membership(rank) == Membership::member && !seat_.pulse.misses_beat(rank);

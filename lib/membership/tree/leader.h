@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The leader's part in a job of several nodes, run by its monitor's thread. Leaders are connected in a tree: what one
-// suspects or sees goes up to the coordinator, its root, and the verdict comes down, into each node's control memory.
-// The states of ranks go the same ways from each node to all.
+// What a leader does in a job of several nodes, on its monitor's thread. Leaders are connected in a tree. A leader's
+// reports go up to the coordinator at the root, and the verdict comes down, into each node's control memory. The states
+// of ranks go the same ways, from each node to all others.
 //
 //   leader 70 --report--> leader 1 --report--> leader 0      a leader of 66 or more nodes
 //   leader 70 <--verdict-- leader 1 <--verdict-- leader 0
 //
-// A leader whose connection ends died. Where what came over it is not what the other one has said, the link is to
-// blame. One that is silent for the heartbeat limit is stopped if its kernel still acknowledges what is sent to it;
-// else the network is cut, and the link is to blame, no rank. Nodes whose ranks send each other messages, but which are
-// no neighbours in the tree, hear each other's beats too: their silence is a cut, unless a neighbour has found more.
+// A leader whose connection ends has died. If bytes were changed on their way, the link is to blame. A leader that is
+// silent for the heartbeat limit is stopped if its kernel still acknowledges what is sent to it. Otherwise the network
+// is cut, and the link is to blame, no rank. Nodes whose ranks exchange messages, but which are not neighbours in the
+// tree, send each other heartbeats, too. Silence between them is a cut, unless a neighbour has found out more.
 //
-// A leader whose way up is lost keeps what is below it, and turns to the lowest of the first nodes that answers
-// (refuges.h). A verdict that does not come within a second is made here.
+// A leader whose way up is lost keeps the connections below it, and turns to the lowest refuge that answers
+// (refuges.h). If no verdict comes within a second, the leader decides itself.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ namespace fsdp::membership {
 
 class NodeLeader final : public MonitorTask {
  public:
-  // The seat outlives it: a Monitor holds both. links: of form_tree. Of the listener a node that may be a refuge needs
-  // the stream, too.
+  // The seat outlives it: a Monitor holds both. links: from form_tree. A node that may be a refuge also needs the
+  // listener's stream.
   NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListener listener);
 
   void run(int wake, uint32_t ms) noexcept override;
@@ -55,13 +55,13 @@ class NodeLeader final : public MonitorTask {
   Refuges refuges_;
 };
 
-// The leader's whole part, for its Monitor: forms the tree and closes the listener, if this node can be no refuge. If
+// Makes the leader's task for its Monitor: forms the tree, and closes the listener if this node cannot be a refuge. If
 // that fails, the ranks of the node are told why, and the error is thrown.
 std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter);
 
-// What a rank that leads no node does for one whose leader is dumping core. Such a leader is silent, and its kernel
-// holds its connections: other nodes would take it for stopped. So one of its node tells its neighbours in the tree, by
-// datagrams. Where none gets through, or where there is no other rank, they find its silence.
+// What the other ranks of a node do when their leader is dumping core. Such a leader is silent while its kernel holds
+// its connections, so other nodes would take it for stopped. Another rank of the node therefore tells the leader's
+// neighbours in the tree by datagrams. If none gets through, or if there is no other rank, they notice the silence.
 
 class CoreDumpReporter final : public MonitorTask {
  public:
@@ -77,7 +77,7 @@ class CoreDumpReporter final : public MonitorTask {
 
   Seat &seat_;
   uint32_t leader_;
-  std::vector<uint32_t> before_;  // ranks of this node that speak rather than this one
+  std::vector<uint32_t> before_;  // ranks of this node that speak before this one does
   DumpNotices notices_;
   int told_ = 0;
 };

@@ -13,16 +13,17 @@ namespace fsdp::membership {
 
 namespace {
 
-// Bytes that the peer's kernel has not acknowledged.
+// Number of bytes that the peer's kernel has not acknowledged.
 int unacknowledged(const Fd &socket) noexcept {
   int bytes = 0;
   return ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 1;
 }
 
-// How often a leader looks at its ranks' memory, which does not wake it. Messages of other nodes do, so only the first
-// node of a way is so late.
+// Period at which a leader looks at its ranks' memory: changes there do not wake it. Messages of other nodes do, so on
+// a way through the tree only the first node adds this delay.
 uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? LeaderLinks::shortest_tick_ms : nodes <= 512 ? 100 : 400; }
-// In a large job each beat is thousands of wake-ups, of which the network and many a test machine have to take all.
+// Period of heartbeats. In a large job each of them causes thousands of wake-ups, all on one network, and in tests
+// often on one machine.
 uint32_t beat_of(uint32_t nodes, uint32_t limit_ms) { return std::min(nodes <= 512 ? 500u : 2000u, limit_ms / 8); }
 
 }  // namespace
@@ -96,7 +97,7 @@ void LeaderLinks::heard(uint32_t from) {
   NodePeer *peer = find(from);
   if (peer && peer->in_tree()) return peer->heard();
   if (from < plan_.node_count() && from != plan_.node())
-    pairs_[from].heard();  // its ranks may name ranks of this node first
+    pairs_[from].heard();  // ranks of that node may have named ranks of this node first
 }
 
 uint32_t LeaderLinks::silent_ms(const NodePeer &peer) const {
@@ -105,11 +106,11 @@ uint32_t LeaderLinks::silent_ms(const NodePeer &peer) const {
 }
 
 bool LeaderLinks::count_silence() {
-  // A leader that was held up itself has not listened meanwhile.
+  // A leader that was itself held up has not listened meanwhile, so that time counts little.
   const uint32_t most_ms = std::min(4 * tick_ms_, plan_.heartbeat_timeout_ms / 4);
   const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, most_ms));
   counted_ms_ = now_ms_;
-  bool doubts = false;  // new ones: what comes later of such a node is not believed from the start
+  bool doubts = false;  // new doubts only: what a doubted node says later is not believed anyway
   const auto count = [&](Silence const &silence, auto &counted) {
     const bool trusted = silence.trusted();
     counted.count(elapsed, beat_ms_);
@@ -144,7 +145,7 @@ void LeaderLinks::beat() {
   for (auto &[n, peer] : peers_) {
     if (!is_neighbour(n, peer)) continue;
     datagrams_.beat(n, message.number);
-    if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind others
+    if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind other frames
   }
   for (const auto &[n, pair] : pairs_) datagrams_.beat(n, message.number);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connections of a leader with other leaders: with its neighbours in the tree, and with refuges and refugees in the
-// place of those that are lost. It also knows how long each other node has been silent.
+// The connections of a leader with other leaders: with its neighbours in the tree, and in place of lost ones with
+// refuges and refugees. Also measures how long other nodes have been silent.
 #pragma once
 
 #include <algorithm>
@@ -18,25 +18,26 @@
 
 namespace fsdp::membership {
 
-// For how long another node has not been heard, counted in this rank's own time: see Pulse.
+// How long another node has been silent, counted in this rank's own looks: see Pulse.
 
 class Silence {
  public:
   void heard() noexcept { ms_ = 0, begun_ = true; }
-  // It has been heard at all. Before, its leader may not have come so far.
+  // The node has been heard at least once. Before that, its leader may still be on the way to its first heartbeat.
   bool begun() const noexcept { return begun_; }
-  // beat_ms: how often it says that it lives.
+  // beat_ms: the period of the node's heartbeats.
   void count(uint32_t elapsed_ms, uint32_t beat_ms) noexcept {
     ms_ += elapsed_ms;
     doubted_ms_ -= std::min(doubted_ms_, elapsed_ms);
     if (begun_ && ms_ >= doubt_after_ms(beat_ms)) doubted_ms_ = doubt_ms;
   }
   uint32_t ms() const noexcept { return ms_; }
-  // What its ranks wait for is not believed for a while after silence: messages to them may be on their way still.
+  // False from the moment that silence raises doubts until a while after the silence: what the node's ranks wait for is
+  // not believed, since messages to them may still be on their way.
   bool trusted() const noexcept { return doubted_ms_ == 0; }
 
  private:
-  // Two heartbeats lost. Circles of callers are looked at for longer before they are one.
+  // Two heartbeats were lost. It takes longer than this until waits that look like a circle are judged as one.
   static constexpr uint32_t doubt_after_ms(uint32_t beat_ms) { return std::max(1200u, beat_ms * 12 / 5); }
   static constexpr uint32_t doubt_ms = 8000;  // TCP's pause after a cut is as long as the cut was
   uint32_t ms_ = 0, doubted_ms_ = 0;
@@ -48,8 +49,8 @@ class NodePeer {
   enum class Relation {
     parent,
     child,
-    refuge,  // this leader has lost its way to the root, and has turned to that one
-    refugee  // ... that one has, and to this one
+    refuge,  // this leader has lost its way to the root, and has turned to the peer
+    refugee  // the peer has lost its way to the root, and has turned to this leader
   };
 
   NodePeer(Relation role, FrameStream stream)
@@ -57,7 +58,7 @@ class NodePeer {
 
   Relation role() const noexcept { return role_; }
   bool in_tree() const noexcept { return role_ == Relation::parent || role_ == Relation::child; }
-  // On the way to the root, or in the place of what was.
+  // The peer is on the way to the root, or in place of the parent that was.
   bool above() const noexcept { return role_ == Relation::parent || role_ == Relation::refuge; }
   FrameStream &stream() noexcept { return stream_; }
   const FrameStream &stream() const noexcept { return stream_; }
@@ -65,8 +66,8 @@ class NodePeer {
   bool live() const noexcept { return live_; }
   void end() noexcept { live_ = false, break_connection(); }
   void leave() noexcept { end(), left_ = true; }
-  bool left() const noexcept { return left_; }  // in order
-  // The connection is gone for a reason that says nothing of the process at its end.
+  bool left() const noexcept { return left_; }  // ended in order
+  // The connection is gone for a reason that says nothing about the process at its other end.
   void break_connection() noexcept {
     fork_closed_ = ForkClosed();
     stream_ = FrameStream();
@@ -76,8 +77,8 @@ class NodePeer {
   bool blamed() const noexcept { return blamed_; }
 
   void heard() noexcept { silence_.heard(), waits_bytes_ = 0; }
-  // May so much be said of what ranks wait for? It goes on and on, and would fill the buffers of a leader that is
-  // stopped: its kernel would acknowledge nothing more, and it would be taken for one behind a cut network.
+  // May so many bytes about waits be sent to this peer? Such messages never cease, and would fill the buffers of a
+  // stopped leader. Its kernel would then acknowledge nothing more, and the network to it would be taken for cut.
   bool take_waits(uint64_t bytes) noexcept {
     if (waits_bytes_ + bytes > most_waits_bytes) return false;
     waits_bytes_ += bytes;
@@ -85,16 +86,17 @@ class NodePeer {
   }
   void count(uint32_t elapsed_ms, uint32_t beat_ms) noexcept;
   const Silence &silence() const noexcept { return silence_; }
-  // Everything sent has been acknowledged by the peer's kernel until a moment ago: the network is well.
+  // The peer's kernel had acknowledged everything less than within_ms ago: the network works.
   bool acknowledges(uint32_t within_ms) const noexcept { return unacknowledged_ms_ < within_ms; }
   bool all_acknowledged() const noexcept { return unacknowledged_ms_ == 0; }
 
  private:
-  static constexpr uint64_t most_waits_bytes = 32 * 1024;  // since it was heard; a kernel has room for twice as much
+  static constexpr uint64_t most_waits_bytes =
+      32 * 1024;  // between two messages of the peer; a kernel has room for twice as much
 
   Relation role_;
   FrameStream stream_;
-  ForkClosed fork_closed_;  // its end tells of this process's
+  ForkClosed fork_closed_;  // no child keeps the socket: its end tells peers that this process has ended
   bool live_ = true, left_ = false, blamed_ = false;
   Silence silence_;
   uint32_t unacknowledged_ms_ = 0;
@@ -103,7 +105,7 @@ class NodePeer {
 
 class LeaderLinks {
  public:
-  // The plan and the control memory outlive it. streams: of form_tree. heartbeats: the socket of the listener.
+  // The plan and the control memory outlive it. streams: from form_tree. heartbeats: the listener's UDP socket.
   LeaderLinks(const NodePlan &plan, const Control &control, NodeLinks streams, Fd heartbeats);
 
   std::map<uint32_t, NodePeer> &all() noexcept { return peers_; }
@@ -119,7 +121,7 @@ class LeaderLinks {
   NodePeer &at(uint32_t of) { return peers_.at(of); }
   void set(uint32_t of, NodePeer peer) { peers_.insert_or_assign(of, std::move(peer)); }
 
-  // -- saying: what a connection does not take now waits for flush() --
+  // -- sending: what a connection does not take at once waits for flush() --
   template <class M>
   static SharedFrame frame_of(const M &message) {
     return share_frame(write_frame(static_cast<uint32_t>(M::kind), tree::bytes_of(message)));
@@ -136,26 +138,26 @@ class LeaderLinks {
     const SharedFrame frame = frame_of(message);
     for (auto &[node, peer] : peers_) say(&peer, frame);
   }
-  // True once all has gone.
+  // True once nothing is left to send.
   bool flush();
 
   // -- what is known of other nodes --
-  // A refuge, or a node that has taken refuge here, whose parent has left in order: it is in the place of a neighbour
-  // in the tree.
+  // True if the peer takes the place of a neighbour in the tree, because a parent has left in order. Then the peer is
+  // this node's refuge, or a refugee whose own parent has left.
   bool replaces_parent(uint32_t of, const NodePeer &peer) const;
   bool is_neighbour(uint32_t of, const NodePeer &peer) const {
     return peer.live() && (peer.in_tree() || replaces_parent(of, peer));
   }
-  // The leader of that node has left the job in order.
+  // The leader of that node has left the job, or has destroyed its context.
   bool in_order(uint32_t of) const;
-  // A node between that one and the root has left: a refuge then tells of it in place of its parent.
+  // A node between that node and the root has left: then a refuge passes on that node's states in place of the parent.
   bool has_detour(uint32_t node) const;
   bool has_live_child() const;
   bool members_elsewhere() const;
   bool reaches_parent() const;
 
   // -- time and heartbeats --
-  // Of the round that is under way.
+  // The time of the current round.
   uint64_t now_ms() const noexcept { return now_ms_; }
   void set_now(uint64_t ms) noexcept { now_ms_ = ms; }
   // How often a leader looks at the memory of its ranks.
@@ -163,13 +165,14 @@ class LeaderLinks {
   static constexpr uint32_t shortest_tick_ms = 50;
   Datagrams &datagrams() noexcept { return datagrams_; }
   void heard(uint32_t from);
-  // Counts for how long each node has been silent. True if one is doubted that was not before.
+  // Counts how long each node has been silent. True if a node is doubted that was not doubted before.
   bool count_silence();
-  // One that has not been heard yet may have to wait for others that connect to it.
+  // For how long the peer has been silent. Before its first message the plan's forming_ms do not count, since other
+  // nodes may still have to connect to it.
   uint32_t silent_ms(const NodePeer &peer) const;
-  // Nodes that are no neighbours, with which this one exchanges messages.
+  // Nodes that are not neighbours, but whose ranks exchange messages with ranks of this node.
   const std::map<uint32_t, Silence> &pairs() const noexcept { return pairs_; }
-  // Is what the ranks of that node wait for to be believed?
+  // True if what the ranks of that node wait for is not to be believed.
   bool doubts(uint32_t of) const;
   void beat();
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaders say to each other, over a FrameStream after the handshake: frames of a fixed length for each kind but
-// states (remote_states.h). Nodes of one job run the same library on the same kind of processor, so that a message is
-// its bytes in memory.
+// The messages between leaders, over a FrameStream after the handshake. Frames of each kind have a fixed length, except
+// states (remote_states.h). Nodes of one job run the same library on the same kind of processor, so a message is sent
+// as its bytes in memory.
 #pragma once
 
 #include <array>
@@ -24,10 +24,10 @@ namespace fsdp::membership::tree {
 enum class LinkKind : uint32_t { hello = 101, beat, states = 105, goodbye, post, wait_text };
 constexpr uint32_t version = 7;
 
-// What a connection is for: the tree's, by a child to its parent; or by one whose way to the root is lost.
+// What a connection is for. tree: from a child to its parent. refuge: from a leader whose way to the root is lost.
 enum class Bond : uint32_t { tree, refuge };
 
-// The first message, from the leader that connected, and its answer.
+// The first message, from the leader that connected, and the answer to it.
 struct LinkHello {
   static constexpr LinkKind kind = LinkKind::hello;
   uint32_t version, node, node_count, world_size, byte_order;
@@ -37,7 +37,7 @@ struct Beat {
   static constexpr LinkKind kind = LinkKind::beat;
   uint64_t number;
 };
-// Of one rank, from its node to all others.
+// The state of one rank, from its node to all others.
 struct RankState {
   uint32_t rank;
   int32_t process;
@@ -45,21 +45,21 @@ struct RankState {
   uint64_t looks;
 };
 static_assert(sizeof(RankState) == 24);
-// What one that waits in a circle waits in.
+// Names the call in which a rank waits that is in a circle.
 struct WaitText {
   static constexpr LinkKind kind = LinkKind::wait_text;
-  uint32_t rank, number;  // the latter: of its wait
+  uint32_t rank, number;  // number: which wait of the rank
   WaitTexts::Copy text;
 };
-// What a rank shows to others.
+// What a rank has posted for others (World::post).
 struct Post {
   static constexpr LinkKind kind = LinkKind::post;
   static constexpr uint32_t everybody = UINT32_MAX;
-  uint32_t rank, to;  // a rank, or all ranks
+  uint32_t rank, to;  // to: a rank, or all ranks
   std::array<std::byte, post_bytes> bytes;
   PostTexts::Copy text;
 };
-// The sender leaves in good order: the end of its connection is no failure, and it passes nothing on any more.
+// The sender leaves in order: the end of its connection is no failure, and the sender passes nothing on any more.
 struct Goodbye {
   static constexpr LinkKind kind = LinkKind::goodbye;
   uint64_t unused;
@@ -76,7 +76,7 @@ std::span<const std::byte> bytes_of(const M &message) {
   return std::as_bytes(std::span(&message, 1));
 }
 
-// The message, if the frame is exactly one of this kind.
+// The message, if the frame is exactly one of kind M; else empty.
 template <class M>
 std::optional<M> as(const Frame &frame) {
   if (frame.kind != static_cast<uint32_t>(M::kind) || frame.body.size() != sizeof(M)) return {};
@@ -91,9 +91,9 @@ inline bool waits(const RankState &state) noexcept { return static_cast<uint32_t
 
 namespace fsdp::membership {
 
-// What two leaders say first on a connection that both have proven the job secret on. Pure.
+// What two leaders say first on a connection, after both have proven the job secret. Pure.
 
-// What the proof of such a connection is for.
+// The label that binds the proof of such a connection to the links of this job.
 inline std::string link_label(const NodePlan &plan) { return "libfsdp node link " + plan.job; }
 
 inline tree::LinkHello hello_of(const NodePlan &plan, tree::Bond bond) {
@@ -106,7 +106,7 @@ inline void greet(FrameStream &stream, const NodePlan &plan, tree::Bond bond) {
   stream.queue(static_cast<uint32_t>(mine.kind), tree::bytes_of(mine));
 }
 
-// Of a node of this job with this version of the library; nothing else.
+// The hello of a node of this job with this version of the library; empty for anything else.
 inline std::optional<tree::LinkHello> read_hello(const NodePlan &plan, const Frame &frame) {
   const auto said = tree::as<tree::LinkHello>(frame);
   const tree::LinkHello mine = hello_of(plan, tree::Bond::tree);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank is on which node, how the nodes' leaders (the lowest rank of each) find each other, and the tree that they
-// are connected in. Node 0 is its root, and up to `degree` others it is a star. Pure.
+// Which rank is on which node, how the leaders (the lowest rank of each node) find each other, and the tree that
+// connects them. Node 0 is the root. With at most `degree` other nodes the tree is a star. Pure.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace fsdp::membership {
 
 constexpr uint32_t tree_degree = 64;
 constexpr uint32_t refuge_count = 8;
-constexpr uint32_t most_refugees = 8;  // at one, at a time: they go as soon as they know the verdict
+constexpr uint32_t most_refugees = 8;  // at one refuge at a time: they leave as soon as they know the verdict
 
-// Of a node that is not the root.
+// The parent of a node that is not the root.
 constexpr uint32_t parent_in_tree(uint32_t node, uint32_t degree = tree_degree) { return (node - 1) / degree; }
 inline std::vector<uint32_t> children_in_tree(uint32_t node, uint32_t node_count, uint32_t degree = tree_degree) {
   std::vector<uint32_t> all;
@@ -31,19 +31,19 @@ inline uint32_t child_count_in_tree(uint32_t node, uint32_t node_count, uint32_t
 }
 
 struct NodePlace {
-  uint32_t leader = 0;  // rank of the job
+  uint32_t leader = 0;  // the leader's rank in the job
   std::string host;     // for messages
-  std::string address;  // of its LeaderListener, such as "10.0.0.1:41234"
+  std::string address;  // address of its LeaderListener, such as "10.0.0.1:41234"
 };
 
 struct NodePlan {
-  uint32_t rank = 0;              // this leader
-  std::vector<uint32_t> node_of;  // of each rank of the job
+  uint32_t rank = 0;              // the rank that has this plan
+  std::vector<uint32_t> node_of;  // the node of each rank of the job
   std::vector<NodePlace> nodes;
   Secret secret;
   std::string job;  // differs between jobs of one secret
   uint32_t heartbeat_timeout_ms = 8000;
-  uint32_t forming_ms = 8000;  // for all leaders to connect
+  uint32_t forming_ms = 8000;  // time for all leaders to connect
   uint32_t degree = tree_degree;
 
   uint32_t node() const { return node_of[rank]; }
@@ -56,9 +56,9 @@ struct NodePlan {
   bool is_child(uint32_t other) const { return other > node() && other < node_count() && parent_of(other) == node(); }
   bool is_bound(uint32_t other) const { return is_child(other) || (has_parent() && other == parent()); }
   std::vector<uint32_t> children() const { return children_in_tree(node(), node_count(), degree); }
-  // Is it on the way between this node and another one, or above that?
+  // Is `node` an ancestor of `other` or of this node, or one of the two? A superset of the way between them.
   bool is_between(uint32_t node, uint32_t other) const { return is_above(node, other) || is_above(node, this->node()); }
-  // The neighbour through which another node is reached.
+  // The neighbour through which this node reaches node `to`.
   uint32_t next_hop(uint32_t to) const {
     while (to > node() && parent_of(to) != node()) to = parent_of(to);
     return to > node() ? to : parent();
@@ -67,7 +67,7 @@ struct NodePlan {
     while (below > above) below = parent_of(below);
     return below == above;
   }
-  // Nodes whose way to the root is lost turn to these.
+  // Leaders whose way to the root is lost turn to these nodes.
   static bool is_refuge(uint32_t node) { return node < refuge_count; }
   // "rank 4 (leader of node 1, host b)"
   std::string leader_text(uint32_t node) const;

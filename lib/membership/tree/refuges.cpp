@@ -7,9 +7,9 @@
 namespace fsdp::membership {
 namespace {
 
-constexpr uint64_t stagger_ms = 50;    // until the next refuge is tried too
-constexpr uint64_t seek_ms = 1000;     // as long as that a connection that ended is made again
-constexpr uint64_t patience_ms = 300;  // for the lowest of the first nodes to answer
+constexpr uint64_t stagger_ms = 50;    // time after which the next refuge is tried, too
+constexpr uint64_t seek_ms = 1000;     // time in which a connection that has ended is tried again
+constexpr uint64_t patience_ms = 300;  // time given to lower refuges to answer
 
 }  // namespace
 
@@ -25,7 +25,7 @@ void Refuges::add_polls(std::vector<pollfd> &polls) const {
   if (newcomers_) newcomers_->add_polls(polls);
 }
 
-// A parent that leaves in order says nothing of others that stay.
+// A parent that has left in order is missed only while ranks of other nodes stay.
 bool Refuges::orphaned() const {
   if (!plan_.has_parent() || links_.reaches_parent()) return false;
   const NodePeer *parent = links_.find(plan_.parent());
@@ -38,7 +38,7 @@ void Refuges::seek() {
     next_refuge_ = 0;
     dials_.clear();
     deserted_.clear();
-    // What was said there has been answered.
+    // These refuges are needed no more: what was reported to them has been answered.
     std::erase_if(links_.all(), [this](const auto &entry) {
       return entry.second.role() == NodePeer::Relation::refuge && !links_.replaces_parent(entry.first, entry.second);
     });
@@ -49,8 +49,8 @@ void Refuges::seek() {
   hear();
 }
 
-// One after the other, the lowest first. It need not wait for one that answers late, but once one has answered it does
-// not need those above.
+// Tries one refuge after the other, the lowest first, without waiting for one that answers late. Once a refuge has
+// answered, no further one is tried.
 void Refuges::dial() {
   const uint32_t end = std::min(refuge_count, node());
   while (next_refuge_ < end && !has_refuge() && (dials_.empty() || links_.now_ms() - dialed_ms_ >= stagger_ms)) {
@@ -71,14 +71,14 @@ void Refuges::hear() {
     const Dial::State state = dial.advance();
     if (state == Dial::State::answered) take(dial.to(), NodePeer(NodePeer::Relation::refuge, dial.take()));
     if (dial.nobody_listens()) deserted_.push_back(dial.to());
-    // It may not have come so far, or have had no seat.
+    // The refuge may not have been ready, or may have had no room: it is tried again.
     if (state == Dial::State::ended && links_.now_ms() - orphaned_ms_ < seek_ms)
       next_refuge_ = std::min(next_refuge_, dial.to());
   }
   std::erase_if(dials_, [](const Dial &dial) { return dial.state() != Dial::State::trying; });
 }
 
-// In the place of a parent there is one: what is told of ranks would go round between two.
+// At most one refuge takes the place of a parent: with two, states of ranks would go round in circles.
 void Refuges::take(uint32_t at, NodePeer refuge) {
   if (links_.replaces_parent(at, refuge)) {
     if (has_refuge()) {
@@ -97,7 +97,8 @@ bool Refuges::has_refuge() const {
   });
 }
 
-// Their listeners last as long as the job. A refuge that has decided and gone has told its verdict to others first.
+// The listeners of refuges last as long as the job, so where none is, the leader has ended. A refuge that has decided
+// tells others its verdict before it goes.
 std::vector<uint32_t> Refuges::take_deserted() {
   if (!dials_.empty() || next_refuge_ < std::min(refuge_count, node()) || has_refuge()) return {};
   return std::exchange(deserted_, {});
@@ -122,7 +123,7 @@ bool Refuges::has_room() const {
   return refugees < static_cast<std::ptrdiff_t>(most_refugees);
 }
 
-// Neighbours in the tree do not come this way.
+// Neighbours in the tree are not taken as refugees.
 void Refuges::shelter() {
   if (!newcomers_) return;
   for (Newcomers::Newcomer &newcomer : newcomers_->look(has_room())) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A leader whose way to the root is lost turns to the first nodes: the lowest that answers takes its reports, and gives
-// it the verdict. These keep their listeners as long as the job. Both sides of that.
+// Both sides of a refuge. A leader whose way to the root is lost turns to the first nodes, the refuges: the lowest that
+// answers takes its reports and gives it the verdict. Refuges keep their listeners as long as the job lasts.
 #pragma once
 
 #include <poll.h>
@@ -16,17 +16,19 @@ namespace fsdp::membership {
 
 class Refuges {
  public:
-  // All outlive it. The listener is kept where this node may be a refuge, else closed.
+  // All references outlive it. The listener is kept if this node may be a refuge, else closed.
   Refuges(Control &control, const NodePlan &plan, LeaderLinks &links, StateRelay &relay, Fd listener);
 
-  // -- the way up is lost --
+  // -- for this node, when its way up is lost --
   void seek();
-  // Once no refuge is left to try: those where nothing listens, whose leaders have ended. Each once.
+  // When no refuge is left to try: returns, each once, the refuges at which no process listens. Their leaders have
+  // ended.
   std::vector<uint32_t> take_deserted();
-  // The next on the way to the node that decides, or this node. Empty: a refuge is looked for still, or there is none.
+  // The next node on the way to the coordinator, or this node if it decides. Empty: a refuge is still being looked for,
+  // or there is none.
   std::optional<uint32_t> coordinator() const;
 
-  // -- of others --
+  // -- for other nodes --
   void shelter();
   bool listens() const noexcept { return static_cast<bool>(listener_); }
 
@@ -49,7 +51,7 @@ class Refuges {
   Fd listener_;
   ForkClosed listener_closed_;
   std::optional<Newcomers> newcomers_;        // while the listener is open
-  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // 0: it is not
+  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // orphaned since; 0: it is not. Time of the last new dial
   uint32_t next_refuge_ = 0;
   std::vector<uint32_t> deserted_;
   std::list<Dial> dials_;

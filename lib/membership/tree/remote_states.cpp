@@ -42,8 +42,9 @@ std::optional<std::vector<RankState>> read_states(const Frame &frame) {
 namespace fsdp::membership {
 namespace {
 
-// While a caller waits long. When one rank of a large job is late all others wait, and each leader hears of each: of
-// so many ranks it does at that rate, and of more accordingly less often. See NodePeer::take_waits.
+// Period at which a long wait is reported to the other nodes. When one rank of a large job is late, all others wait,
+// and each leader hears of each wait. Up to usual_ranks ranks, each reports every wait_period_ms; in larger jobs the
+// period grows with the number of ranks. See NodePeer::take_waits.
 constexpr uint64_t wait_period_ms = 100;
 constexpr uint64_t usual_ranks = 60;
 constexpr uint64_t text_period_ms = 1000;
@@ -68,7 +69,7 @@ bool RemoteStates::due(const Said &said, uint64_t now_ms) const noexcept {
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
   if (looks == said.looks) return false;
   const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
-  // A wait that is over stands still and misleads no rank; so in a large job its end can be told later, too.
+  // A wait that is over counts no more looks and so misleads no rank. In a large job its end can be told later, too.
   if (!waits && (!waited || period_ms_ == wait_period_ms)) return waited;
   return now_ms - said.at_ms >= period_ms_;
 }
@@ -81,7 +82,7 @@ tree::RankState RemoteStates::state_of(uint32_t rank) const noexcept {
   state.membership = static_cast<uint32_t>(control_.membership(rank));
   state.looks = entry.looks.load(std::memory_order_seq_cst);
   state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
-  // The wait has ended meanwhile: the rank that it is for may be of another wait.
+  // If the wait has ended meanwhile, for_rank may belong to another wait: then the state says that no wait is on.
   const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
   if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
   return state;
@@ -98,7 +99,7 @@ void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::Ra
   }
 }
 
-// One that is being written is seen the next time.
+// A post that is being written is seen at the next look.
 void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &say) {
   for (Said &said : said_) {
     const PostEntry *entry = control_.posts().find(said.rank);
@@ -147,7 +148,8 @@ bool RemoteStates::apply(const tree::WaitText &text) noexcept {
 bool RemoteStates::apply(const tree::RankState &state) noexcept {
   if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
-  // In between it does not wait. One that goes on waiting may have a text, whose place would be free then.
+  // Between two waits the entry says that the rank does not wait. Within one wait it must not: the wait may have a
+  // text, whose place would then be free.
   if (entry.looks.load(std::memory_order_relaxed) >> 32 != state.looks >> 32)
     entry.looks.store(0, std::memory_order_seq_cst);
   entry.for_rank.store(state.for_rank, std::memory_order_relaxed);

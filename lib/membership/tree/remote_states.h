@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Membership and waits of each node's ranks in the control memory of the others, so that leavers and callers that wait
-// for each other are found across nodes as within one.
+// Copies the membership and the waits of each node's ranks into the control memory of the other nodes. So ranks that
+// leave, and callers that wait for each other, are found across nodes as within one.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +15,16 @@
 
 namespace fsdp::membership::tree {
 
-// The states of many ranks in one frame: of a large job they come in thousands, and what each frame costs is its tag.
-// Pure functions of bytes.
+// The states of many ranks share a frame: in a large job they come in thousands, and each frame costs an authentication
+// tag. Pure functions of bytes.
 
-// The last state of each.
+// The last state of each rank.
 using StateMap = std::map<uint32_t, RankState>;
 
-// In frames whose bodies have at most so many bytes, which is room for one in any case. waits: those of ranks that
-// wait, or of all others.
+// Frames whose bodies have at most most_bytes, but hold at least one state. waits: the states of ranks that wait, else
+// of all others.
 std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t most_bytes);
-// Nothing: the frame is none of states.
+// Empty: the frame is not one of states.
 std::optional<std::vector<RankState>> read_states(const Frame &frame);
 
 }  // namespace fsdp::membership::tree
@@ -37,15 +37,17 @@ class RemoteStates {
 
   // Calls say for each rank of this node whose state others should hear of now.
   void look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say);
-  // ... and for each that shows something new.
+  // Calls say for each rank of this node that has posted something new.
   void look_at_posts(const std::function<void(const tree::Post &)> &say);
-  // ... and for each in a circle. After what look() said of it, and again from time to time: it may have been lost.
+  // Calls say for each rank of this node that has a text, since it waits in a circle: after look() has told the wait,
+  // and again from time to time, since the text may have been dropped.
   void look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say);
-  // Writes what another node said. False: it is about none of its ranks.
+  // Writes what another node has said into this node's control memory. False: it was not written, because it is about a
+  // rank of this node, about none of the job, or out of date.
   bool apply(const tree::RankState &state) noexcept;
   bool apply(const tree::Post &post) noexcept;
   bool apply(const tree::WaitText &text) noexcept;
-  // The waits of the ranks of such nodes are not believed: what they wait for may be on its way.
+  // Clears the waits of ranks on nodes for which of(node) is true: what they wait for may be on its way.
   void forget_waits(const std::function<bool(uint32_t node)> &of) noexcept;
 
  private:
@@ -64,8 +66,8 @@ class RemoteStates {
 
   Control &control_;
   const NodePlan &plan_;
-  const uint64_t period_ms_;  // of what a rank waits for
-  std::vector<Said> said_;    // of the ranks of this node
+  const uint64_t period_ms_;  // at which a long wait is told
+  std::vector<Said> said_;    // what was last told about each rank of this node
 };
 
 }  // namespace fsdp::membership

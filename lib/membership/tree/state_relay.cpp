@@ -6,18 +6,19 @@
 namespace fsdp::membership {
 namespace {
 
-constexpr size_t most_waits_frame_bytes = 4096;  // each is said or not: see NodePeer::take_waits
+constexpr size_t most_waits_frame_bytes = 4096;  // a frame is sent or dropped as a whole: see NodePeer::take_waits
 
 }  // namespace
 
 StateRelay::StateRelay(Control &control, const NodePlan &plan, LeaderLinks &links)
     : control_(control), plan_(plan), links_(links), remote_(control, plan) {}
 
-// Most nodes of a large job are below all others, and take in no refugee.
+// Most nodes of a large job are leaves of the tree, and take in no refugees: they pass on nothing from above.
 bool StateRelay::may_pass_on() const { return NodePlan::is_refuge(plan_.node()) || !plan_.children().empty(); }
 
-// A state from above is of no node here or below. A state from below is of a node there, or of one that has taken
-// refuge there. By way of a refuge one may hear what was so before a rank left.
+// From above come no states of this node or of nodes below it. From below come states of the sender and of nodes below
+// it, or, if the sender is a refuge, of nodes that use it as a detour. By way of a refuge an old state may arrive after
+// the news that a rank has left: it does not fit.
 bool StateRelay::fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const {
   if (state.rank >= plan_.node_of.size() || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan_.node_of[state.rank];
@@ -26,7 +27,8 @@ bool StateRelay::fits(uint32_t from, const NodePeer &peer, const tree::RankState
   return state.membership >= static_cast<uint32_t>(control_.membership(state.rank));
 }
 
-// What is not believed of a link is not passed on as if it were; what is not of a pair is this node's matter alone.
+// Waits that came over a doubted connection are cleared before they are passed on. Doubts about a pair concern only
+// this node, so they are passed on as they are.
 void StateRelay::hear(uint32_t from, std::vector<tree::RankState> states) {
   const NodePeer &peer = links_.at(from);
   tree::StateMap &relayed = peer.above() ? from_above_ : from_below_;
@@ -61,7 +63,7 @@ void StateRelay::spread() {
   remote_.look_at_texts(links_.now_ms(), [this](const tree::WaitText &text) { spread(text, {}); });
 }
 
-// In a large job together with those of the next moment; that a rank has left at once.
+// In a large job states wait a moment and go together with the next ones. The news that a rank has left goes at once.
 void StateRelay::spread_states(bool at_once) {
   const auto leaves = [](const auto &entry) {
     return entry.second.membership >= static_cast<uint32_t>(Membership::left);
@@ -100,8 +102,8 @@ void StateRelay::spread(const tree::Post &post, std::optional<uint32_t> from) {
     if (links_.is_neighbour(n, peer) && n != from) links_.say(&peer, frame);
 }
 
-// As much is said of it as of waits, and no more: it is said again. It goes behind the state that it belongs to, which
-// might wait here otherwise: a node drops the text of a wait that it does not know.
+// Texts share the limit of waits (take_waits): one that is dropped is sent again. All pending states are sent first,
+// since a node drops the text of a wait that it does not know.
 void StateRelay::spread(const tree::WaitText &text, std::optional<uint32_t> from) {
   spread_states(true);
   const SharedFrame frame = LeaderLinks::frame_of(text);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What leaders tell each other of ranks that are well: their membership, what they wait for, and what they show to
-// others. It goes from each node through the tree to all others, and into the control memory of each host on the way.
+// What leaders tell each other about ranks while nothing has failed: their membership, their waits and their posts.
+// This goes from each node through the tree to all others, and into the control memory of each host on the way.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace fsdp::membership {
 
 class StateRelay {
  public:
-  // All outlive it.
+  // All references outlive it.
   StateRelay(Control &control, const NodePlan &plan, LeaderLinks &links);
 
   void hear(uint32_t from, std::vector<tree::RankState> states);
   void hear(uint32_t from, const tree::Post &post);
   void hear(uint32_t from, const tree::WaitText &text);
-  // Tells the neighbours what is new of the ranks of this node, and passes on what was heard.
+  // Tells the neighbours what is new about the ranks of this node, and passes on what was heard.
   void spread();
-  // To a node that had no way up for a moment: it may not have heard of the ranks that left.
+  // Tells a node that had no way up for a moment which ranks have left: it may not have heard.
   void repeat_leavers(NodePeer &to);
-  // What ranks of doubted nodes wait for is not believed: it may be on its way.
+  // Clears the waits of ranks on doubted nodes: what they wait for may be on its way.
   void forget_doubted() noexcept;
 
  private:
@@ -39,7 +39,7 @@ class StateRelay {
   const NodePlan &plan_;
   LeaderLinks &links_;
   RemoteStates remote_;
-  tree::StateMap from_above_, from_below_;  // states that are to go on; those of this node, too, from below
+  tree::StateMap from_above_, from_below_;  // states to pass on; those of this node count as from below
   uint64_t spread_ms_ = 0;
 };
 
