@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
 constexpr uint32_t control_version = 10;
 
-constexpr uint64_t answer_ms = 1000;  // for a leader to bring the job's verdict
+constexpr uint64_t answer_ms = 1000;  // time for a leader to bring the job's verdict
 constexpr const char *what = "the job's control memory";
 
 // See World::post.
@@ -103,7 +103,7 @@ void Control::introduce(uint32_t rank) noexcept {
   set_host(rank, name);
 }
 
-// Of ranks that come with the same name at the same time each writes it: the bytes are the same.
+// Ranks that come with the same name at the same time may all write it: the bytes are the same.
 void Control::set_host(uint32_t rank, std::string_view name) noexcept {
   const uint64_t hash = std::hash<std::string_view>()(name) | 1;
   for (uint16_t i = 0; i < std::size(head().hosts); ++i) {
@@ -167,7 +167,7 @@ bool Control::is_loss_of_leader(const Accusation &accusation) const noexcept {
 void Control::accuse(const Accusation &accusation) noexcept {
   if (is_loss_of_leader(accusation)) return decide(accusation);
   if (has_leader()) return accused() ? void() : void(write(head().suspicion, accusation));
-  decide(suspected() ? suspicion() : accusation);  // a leader that left may have carried one on before
+  decide(suspected() ? suspicion() : accusation);  // before a leader left, it may have carried a suspicion on
 }
 
 void Control::settle() noexcept {

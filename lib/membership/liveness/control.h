@@ -2,8 +2,8 @@
 // What all ranks of a node share from the start: which ranks are members, which are alive, and which one is to blame if
 // the job fails. The first compare-and-swap on the verdict decides; every survivor reports that rank and that text.
 //
-// In a job of several nodes a rank only suspects: its node's leader carries the suspicion to the coordinator and writes
-// what that decided. Without a leader's answer within a second the suspicion becomes the verdict.
+// In a job of several nodes a rank only suspects. Its node's leader carries the suspicion to the coordinator and writes
+// the verdict that comes back. If the leader does not answer within a second, the suspicion becomes the verdict.
 #pragma once
 
 #include <atomic>
@@ -29,7 +29,7 @@ enum class Membership : uint32_t {
   gone   // destroyed its context without closing it
 };
 
-// Of a job's ranks, those that share a control memory.
+// The ranks of a job that share one control memory.
 struct RanksHere {
   uint32_t count;
   bool first;  // rank 0 is one of them
@@ -42,64 +42,66 @@ class Control {
  public:
   // 34 bytes for each rank of the job, and 104 for each that posts to ranks here: see World::post.
   static uint64_t size_bytes(uint32_t world_size, RanksHere ranks) noexcept;
-  // A fresh one, to be passed on.
+  // A new control memory, to be passed to the other ranks.
   static Fd create(uint32_t world_size, RanksHere ranks);
   Control(const Fd &file, uint32_t world_size);
 
   uint32_t world_size() const noexcept { return world_size_; }
-  // More ranks of this node than the cores that those which have come may use between them: a waiting rank keeps
-  // another from coming. False if the kernel does not say which.
+  // True if this node has more ranks than cores, counting the cores that the ranks which have come may use: then a
+  // waiting rank takes a core from another one. False if the kernel does not say which cores those are.
   bool crowded() const noexcept {
     const uint32_t cores = head().core_count.load(std::memory_order_relaxed);
     return cores != 0 && head().ranks_here > cores;
   }
-  // At least two cores for each rank of this node: what works behind a caller need not take the caller's core.
+  // True if there are at least two cores for each rank of this node: a background thread then need not take the
+  // caller's core.
   bool has_spare_cores() const noexcept {
     return head().core_count.load(std::memory_order_relaxed) >= 2 * uint64_t{head().ranks_here};
   }
   Membership membership(uint32_t rank) const noexcept;
   void set_membership(uint32_t rank, Membership state) noexcept;
-  // Has any rank left, or gone? A reader that sees that it has also sees its membership.
+  // Has any rank left, or gone? A reader that sees true also sees the new membership of that rank.
   bool any_left() const noexcept { return head().any_left.load(std::memory_order_acquire) != 0; }
 
   // -- life --
-  // This process is `rank`.
+  // Says that this process is `rank`: writes its process number and its host's name.
   void introduce(uint32_t rank) noexcept;
-  void set_host(uint32_t rank, std::string_view name) noexcept;  // one of eight
+  void set_host(uint32_t rank, std::string_view name) noexcept;  // there is room for eight names
   int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
   void set_process(uint32_t rank, int32_t process) noexcept { member(rank).process.store(process); }
-  // "unknown": it has not introduced itself, or there are too many names.
+  // "unknown": the rank has not introduced itself, or there are too many names.
   std::string host(uint32_t rank) const;
-  // On another node: what is known of it here comes late.
+  // The rank is on another node: what is known about it here comes late.
   void set_remote(uint32_t rank) noexcept { waits()[rank].late.store(Late::remote, std::memory_order_relaxed); }
   bool remote(uint32_t rank) const noexcept {
     return waits()[rank].late.load(std::memory_order_relaxed) == Late::remote;
   }
-  // This rank of the host exchanges messages with that one of another: their hosts' leaders watch each other.
+  // A rank of this host exchanges messages with `rank` of another host: so the leaders of both hosts watch each other.
   void set_data_peer(uint32_t rank) noexcept;
-  // Calls for each one that any rank of this host has named.
+  // Calls found for each rank that any rank of this host has named so.
   void find_data_peers(const std::function<void(uint32_t)> &found) const;
-  // Any number that differs from the one before.
+  // A heartbeat: any number that differs from the one before.
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
 
   // -- blame --
-  // The job has several nodes, and this rank of the node carries suspicions on. Before any rank may accuse.
-  bool has_leader() const noexcept;  // one that can ask the other nodes
+  // A leader is set if the job has several nodes: it carries suspicions on. It is set before any rank may accuse.
+  bool has_leader() const noexcept;  // and it has not left the job
   void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
-  // Blame a rank; without effect if a rank was blamed before. Where there is a leader that can ask, only suspect.
+  // Blames a rank; without effect if a rank was blamed before. Where there is a leader this is only a suspicion, unless
+  // the leader itself was lost.
   void accuse(const Accusation &accusation) noexcept;
   void accuse(FailureKind kind, uint32_t rank, const std::string &text) noexcept {
     accuse(accuse_rank(kind, rank, text));
   }
-  // The verdict of the job, by a leader. Without effect if there is one.
+  // Writes the job's verdict. Without effect if there is a verdict already.
   void decide(const Accusation &accusation) noexcept { write(head().verdict, accusation); }
   // Called from time to time: a suspicion that is not answered becomes the verdict.
   void settle() noexcept;
   bool suspected() const noexcept { return head().suspicion.blame.load(std::memory_order_acquire) != 0; }
   Accusation suspicion() const noexcept { return read(head().suspicion); }
   bool accused() const noexcept { return head().verdict.blame.load(std::memory_order_acquire) != 0; }
-  // The error that rank `self` reports for it.
+  // The verdict as the error that rank `self` returns.
   Error verdict(uint32_t self) const { return error_of(read(head().verdict), self); }
   Accusation verdict() const noexcept { return read(head().verdict); }
   // What the ranks' callers wait for.
@@ -115,16 +117,16 @@ class Control {
     std::atomic<uint64_t> since_ms;
     Accusation accusation;
   };
-  // Containers of one host may give it names of their own.
+  // Containers on one host may each have a host name of their own.
   struct HostName {
-    std::atomic<uint64_t> hash;  // of the name that it is for; 0: none
+    std::atomic<uint64_t> hash;  // hash of the name; 0: no name
     SharedText<112> text;
   };
   struct ControlHead {
     uint64_t magic;
     uint32_t version, world_size, ranks_here;
     AccusationSlot verdict, suspicion;
-    std::atomic<uint32_t> leader;     // and 1; 0: none
+    std::atomic<uint32_t> leader;     // the leader's rank plus 1; 0: none
     std::atomic<uint64_t> cores[16];  // one bit for each core that any rank may use
     std::atomic<uint32_t> core_count, any_left;
     std::atomic<uint64_t> data_peers[RankSet::most / 64];
@@ -134,7 +136,7 @@ class Control {
   };
   void add_cores() noexcept;
   struct Member {
-    std::atomic<uint16_t> state, host;  // the latter: number of its name, and 1
+    std::atomic<uint16_t> state, host;  // host: number of its name plus 1; 0: unknown
     std::atomic<int32_t> process;
     std::atomic<uint64_t> beat;
   };
@@ -143,7 +145,7 @@ class Control {
   static bool write(AccusationSlot &slot, const Accusation &accusation) noexcept;
   static Accusation read(const AccusationSlot &slot) noexcept;
   ControlHead &head() const noexcept { return *reinterpret_cast<ControlHead *>(memory_.data()); }
-  // Head, members, waits, posts, the numbers of the posts' entries.
+  // The memory holds the head, members, waits, posts, and the numbers of the posts' entries.
   Member *members() const noexcept { return reinterpret_cast<Member *>(memory_.data() + sizeof(ControlHead)); }
   Member &member(uint32_t rank) const noexcept { return members()[rank]; }
 

@@ -16,8 +16,8 @@ namespace fsdp::membership {
 
 namespace {
 
-// The number behind this name at the beginning of a line. Lines may be longer than what is read at once: what goes on
-// has no name in it.
+// The number behind this name at the beginning of a line. A line may be longer than what is read at once; its rest does
+// not begin with such a name.
 std::optional<int> read_field(const char *path, const char *name) noexcept {
   const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path, "re"), std::fclose);
   if (!file) return {};
@@ -36,7 +36,7 @@ bool is_dumping_core(const Fd &process, const char *proc) noexcept {
   char path[PATH_MAX];
   std::snprintf(path, sizeof path, "%s/self/fdinfo/%d", proc, process.get());
   const std::optional<int> number = read_field(path, "Pid:");
-  if (!number || *number <= 0) return false;  // it has been waited for, or is of another namespace
+  if (!number || *number <= 0) return false;  // the process was waited for, or is of another namespace
   std::snprintf(path, sizeof path, "%s/%d/status", proc, *number);
   return read_field(path, "CoreDumping:").value_or(0) == 1;
 }
@@ -46,7 +46,7 @@ void Deaths::find(const Control &control, Links &links, const Pulse &pulse, cons
     const Membership state = control.membership(rank);
     if (state != Membership::left && state != Membership::gone && !known.contains(rank)) ranks_.add(rank);
   };
-  links.find_dead(std::ref(ended));  // without an allocation: waits do this
+  links.find_dead(std::ref(ended));  // std::ref avoids an allocation, since waits call this
   pulse.find_late([&](uint32_t rank) {
     if (ranks_.contains(rank) || known.contains(rank) || !links.dumps_core(rank)) return;
     ranks_.add(rank);

@@ -12,18 +12,18 @@
 
 namespace fsdp::membership {
 
-// Whether a process is writing its core. Until that is written, for minutes where there is much memory, it neither
-// beats nor ends: its pidfd says that it lives, and its connections stay open.
+// Whether a process is writing its core. Until the core is written, for minutes if the process has much memory, it
+// neither beats nor ends: its pidfd says that it lives, and its connections stay open.
 
-// Of a pidfd: a number may be of another namespace, or of a later process. False also where the kernel does not tell:
-// before Linux 4.15, or if /proc shows the process to its own user alone. Two files are read. proc: where it is
-// mounted.
+// process: a pidfd, since a process number may be of another namespace or of a later process. False also where the
+// kernel does not tell: before Linux 4.15, or if /proc shows the process to its own user only. Reads two files. proc:
+// where /proc is mounted.
 bool is_dumping_core(const Fd &process, const char *proc = "/proc") noexcept;
 
 class Deaths {
  public:
-  // Asks for all that have not left the job, but not for those that are known. May be called again: what was found
-  // stays. A rank whose heartbeats come is not asked for its core.
+  // Looks for dead ranks among those that have not left the job and are not `known`. May be called again: what was
+  // found stays. Only ranks whose heartbeats are late are checked for a core dump.
   void find(const Control &control, Links &links, const Pulse &pulse, const RankSet &known = {});
   bool empty() const noexcept { return ranks_.empty(); }
   const RankSet &ranks() const noexcept { return ranks_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a job reach each other outside of shared memory: descriptors are passed, deaths are seen.
-// Two forms: ranks as processes (bootstrap/process_links) and as threads (bootstrap/local_job).
+// How the ranks of a job reach each other outside of shared memory: they pass descriptors and notice deaths. There are
+// two forms, for ranks as processes and for ranks as threads (join/rank_links.h).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace fsdp::membership {
 
 class Watch;
 
-// What a descriptor is: the n-th of a team.
+// Identifies a descriptor that is passed: the n-th of a team.
 struct Parcel {
   uint64_t team;
   uint64_t number;
@@ -27,17 +27,18 @@ class Links {
   virtual ~Links() = default;
   // Never waits for the receiver to look. False: its mailbox is full at the moment.
   virtual bool send(uint32_t to_rank, Parcel parcel, const Fd &file) = 0;
-  // What has come for this rank, if it has.
+  // The descriptor of this parcel, if it has come for this rank.
   virtual std::optional<Fd> take(Parcel parcel) = 0;
   // Sleeps until something may have come, at most `ms`.
   virtual void sleep(uint32_t ms) = 0;
-  // The ranks that died: calls found for each. Any thread; may find nothing if another thread is looking.
+  // Calls found for each rank that has died. On any thread; may find nothing if another thread is looking.
   virtual void find_dead(const std::function<void(uint32_t)> &found) = 0;
-  // The others whose deaths it sees; nothing: it does not say.
+  // The other ranks whose deaths these links see; empty: not known.
   virtual std::optional<std::vector<uint32_t>> neighbours() const { return std::nullopt; }
-  // Is this rank's process writing its core? Not known of one on another host, or where the kernel does not tell.
+  // Is the process of that rank writing its core? False also for ranks of other hosts, and where the kernel does not
+  // tell.
   virtual bool dumps_core(uint32_t) const noexcept { return false; }
-  // The same file for all ranks named: made by `create` on one of them. Empty: not there yet, ask again.
+  // Gives all these ranks the same file, which `create` makes on one of them. Empty: it is not there yet, ask again.
   virtual std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) = 0;
 };
 

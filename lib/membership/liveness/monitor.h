@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread a rank that is a process: it beats for the rank, looks at its peers' beats, and does its node's chores. It
-// runs no callback, takes no signal, and sleeps at most a beat long.
+// The background thread of each rank that is a process: it beats for the rank, looks at its peers' heartbeats, and runs
+// a task for its node. It runs no callback, takes no signal, and sleeps at most from one heartbeat to the next.
 #pragma once
 
 #include <pthread.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::membership {
 
-// What else a monitor does on its thread: the leader of a node speaks with the other nodes.
+// What else a monitor does on its thread: the leader of a node, for instance, speaks with other nodes.
 class MonitorTask {
  public:
   virtual ~MonitorTask() = default;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of ranks in memory that processes share. Few of many ranks have one to tell at a time, so there are places for
-// few; no rank waits for one.
+// Texts of ranks in shared memory. Only few ranks have a text to tell at a time, so there are only few places for
+// texts. No rank waits for a place.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace fsdp::membership {
 
-// A text that is read while it is written: then half of it is new, which the reader must find out otherwise. A reader
-// that sees a new word also sees what the writer stored before it.
+// A text that may be read while it is written. The reader may then see parts of two texts, and must detect that by
+// other means. A reader that sees a new word also sees what the writer stored before it.
 template <size_t bytes>
 class SharedText {
  public:
-  using Copy = std::array<char, bytes>;  // with an end
+  using Copy = std::array<char, bytes>;  // ends with a NUL
 
   void store(std::string_view text) noexcept {
     Copy copy{};
@@ -33,7 +33,7 @@ class SharedText {
       words_[i].store(word, std::memory_order_release);
     }
   }
-  // Another process wrote it: its end is not trusted.
+  // Another process wrote the text, so its terminating NUL is not trusted.
   Copy load() const noexcept {
     Copy copy{};
     for (size_t i = 0; i < std::size(words_); ++i) {
@@ -49,27 +49,27 @@ class SharedText {
   std::atomic<uint64_t> words_[bytes / sizeof(uint64_t)];
 };
 
-// A rank numbers what it has to tell; `is_current(rank, number)` says whether it may still be asked for. A place
-// whose text is not asked for any more is free, whether its writer lives or not. In a full pool a lower rank takes the
-// place of the highest: messages name the lowest. All zero bytes: no place is taken.
+// Each rank numbers its texts; `is_current(rank, number)` says whether that text may still be asked for. A place whose
+// text is no longer current is free, whether its writer lives or not. In a full pool a lower rank takes the place of
+// the highest rank, since messages name the lowest ranks. In a pool of zero bytes no place is taken.
 template <uint32_t place_count, size_t bytes>
 class TextPool {
  public:
   static constexpr uint32_t places = place_count;
   using Copy = typename SharedText<bytes>::Copy;
 
-  // Only by the thread that writes what is_current reads of this rank. False: there is no place.
+  // Called only by the thread that writes what is_current reads about this rank. False: there is no place for the text.
   template <class IsCurrent>
   bool store(uint32_t rank, uint32_t number, std::string_view text, const IsCurrent &is_current) noexcept {
     const uint64_t owner = owner_of(rank, number);
-    if (find(owner)) return true;  // it was told before
+    if (find(owner)) return true;  // the pool has the text already
     TextPlace *place = claim(owner, is_current);
     if (!place) return false;
     place->text.store(text);
-    uint64_t mine = owner | being_written;  // another's meanwhile, if this one is not asked for any more
+    uint64_t mine = owner | being_written;  // no longer, if another rank found the text out of date
     return place->owner.compare_exchange_strong(mine, owner, std::memory_order_acq_rel);
   }
-  // False: it is not there, or not any more.
+  // False: the pool does not have the text, or no longer has it.
   bool load(uint32_t rank, uint32_t number, Copy &text) const noexcept {
     const uint64_t owner = owner_of(rank, number);
     const TextPlace *place = find(owner);
@@ -79,7 +79,7 @@ class TextPool {
     text = copy;
     return true;
   }
-  // Of each text that is there: found(rank, number).
+  // Calls found(rank, number) for each text in the pool.
   template <class Found>
   void for_each(const Found &found) const {
     for (const TextPlace &place : used())
@@ -92,7 +92,7 @@ class TextPool {
     std::atomic<uint64_t> owner;  // (rank + 1) << 32 | number; 0: none
     SharedText<bytes> text;
   };
-  static constexpr uint64_t being_written = uint64_t{1} << 63;  // by the owner: no other rank does while it is current
+  static constexpr uint64_t being_written = uint64_t{1} << 63;  // the owner writes, and no other while it is current
 
   static uint64_t owner_of(uint32_t rank, uint32_t number) noexcept { return (uint64_t{rank} + 1) << 32 | number; }
   static uint32_t rank_of(uint64_t owner) noexcept { return static_cast<uint32_t>((owner & ~being_written) >> 32) - 1; }
@@ -130,19 +130,19 @@ class TextPool {
     return highest && take(*highest, its, owner) ? highest : nullptr;
   }
 
-  std::atomic<uint32_t> used_;  // no place from here on was ever taken; mostly 0
+  std::atomic<uint32_t> used_;  // places from this number on were never taken; mostly 0
   TextPlace places_[place_count];
 };
 
-// What ranks show to others in memory that they share: the last bytes that each posted, whole or not at all, and with
-// them a text, for which there are few places.
+// What ranks show to others in shared memory: the last bytes that each rank has posted, which are read whole or not at
+// all. A text may come with them, if there is a place for it.
 
-// Written by one thread at a time; all zero bytes: nothing was posted.
+// The last post of one rank, written by one thread at a time. All zero bytes: nothing was posted.
 class PostEntry {
  public:
-  // Even: so many halves of writes were done; odd: one is under way.
+  // Even: twice the number of writes so far. Odd: a write is under way.
   uint32_t turn() const noexcept { return turn_.load(std::memory_order_acquire); }
-  // The rank of the job that it is for; empty: all of them.
+  // The rank of the job that the post is for; empty: all ranks.
   std::optional<uint32_t> to() const noexcept {
     const uint32_t rank = to_.load(std::memory_order_acquire);
     return rank == everybody ? std::nullopt : std::optional(rank);
@@ -160,8 +160,8 @@ class PostEntry {
     for (size_t i = 0; i < word_count; ++i) words_[i].store(words[i], std::memory_order_release);
     turn_.store(turn_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
-  // Of one that is whole, before `also` was called with its turn and after it. False: nothing is there, or its writer
-  // has died over it.
+  // Copies the bytes of a whole post and calls also(turn). The post was the same before and after that call. False:
+  // nothing was posted, or the writer has died in the middle of a post.
   template <class Also>
   bool load(std::span<std::byte> bytes, const Also &also) const noexcept {
     for (int tries = 0; tries < 1000; ++tries) {
@@ -186,23 +186,24 @@ class PostEntry {
 };
 static_assert(sizeof(PostEntry) == 104);
 
-// Room for a text in many posts is room for those of ranks that fail: of the lowest ones, in a job where many do.
+// Posts with texts come mainly from ranks that fail. If many fail, the lowest of them get the places.
 using PostTexts = TextPool<32, post_text_bytes>;
 
-// Entries for fewer ranks than the job may have: a rank has one from its first post on.
+// There may be fewer entries than ranks in the job: a rank takes an entry with its first post.
 struct PostRoom {
-  std::atomic<uint32_t> taken;  // entries
+  std::atomic<uint32_t> taken;  // number of entries
   uint32_t entry_count;
   PostTexts texts;
 };
 
 class Posts {
  public:
-  // entries: as many as the room says; numbers[r]: that of rank r's, and 1; 0: it has none.
+  // entries: room.entry_count of them. numbers[r]: number of rank r's entry plus 1; 0: the rank has none.
   Posts(PostRoom &room, PostEntry *entries, std::atomic<uint16_t> *numbers)
       : room_(room), entries_(entries), numbers_(numbers) {}
 
-  // By one thread at a time of each rank. Without effect where there is no entry for it: it is not read here.
+  // Called by one thread at a time for each rank. Without effect if there is no entry left: then no rank here reads the
+  // posts of that rank.
   void store(uint32_t rank, std::span<const std::byte> bytes, std::string_view text,
              std::optional<uint32_t> to) const noexcept {
     PostEntry *entry = claim(rank);
@@ -212,7 +213,7 @@ class Posts {
       room_.texts.store(rank, turn, text, [this](uint32_t r, uint32_t number) { return is_current(r, number); });
     entry->end(bytes, to);
   }
-  // False: as PostEntry says. The text is empty where there was none, or no place for it.
+  // False as in PostEntry::load. The text is empty if there was none, or no place for it.
   bool load(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept {
     const PostEntry *entry = find(rank);
     return entry && entry->load(bytes, [&](uint32_t turn) {
@@ -221,7 +222,7 @@ class Posts {
       std::copy_n(copy.begin(), std::min(text.size(), copy.size()), text.begin());
     });
   }
-  // NULL: it has posted nothing.
+  // NULL: the rank has posted nothing.
   const PostEntry *find(uint32_t rank) const noexcept { return entry_of(rank); }
 
  private:
@@ -229,7 +230,7 @@ class Posts {
     const uint32_t number = numbers_[rank].load(std::memory_order_acquire);
     return number ? &entries_[number - 1] : nullptr;
   }
-  // ... or will be in a moment: it is being written.
+  // True if the entry has this turn, or will have it when the current write ends.
   bool is_current(uint32_t rank, uint32_t turn) const noexcept {
     const PostEntry *entry = find(rank);
     return entry && ((entry->turn() + 1) & ~uint32_t{1}) == turn;

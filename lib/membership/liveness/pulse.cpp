@@ -8,7 +8,7 @@
 namespace fsdp::membership {
 namespace {
 
-// A tenth of the limit, and with the usual one four a second.
+// At most a tenth of the limit; with the usual limit there are four heartbeats a second.
 uint32_t interval_of(uint32_t limit_ms) { return std::min(limit_ms / 10, std::clamp(limit_ms / 32, 250u, 300u)); }
 
 }  // namespace
@@ -38,8 +38,8 @@ void Pulse::look() noexcept {
   }
 }
 
-// Ranks that stop at the same time reach the limit some intervals apart, since beats and looks are: they are named
-// together.
+// Ranks that stop at the same time reach the limit some intervals apart, since heartbeats and looks are an interval
+// apart. They are named together.
 std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
   bool over = false;
   std::vector<uint32_t> ranks;
@@ -55,7 +55,7 @@ std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concern
 }
 
 bool Pulse::misses_beat(uint32_t rank) const noexcept {
-  const auto seen = std::ranges::lower_bound(seen_, rank, {}, &Seen::rank);  // in rising order
+  const auto seen = std::ranges::lower_bound(seen_, rank, {}, &Seen::rank);  // sorted by rank
   return seen != seen_.end() && seen->rank == rank && is_late(*seen);
 }
 
@@ -65,7 +65,7 @@ bool Pulse::is_late(const Seen &seen) const noexcept {
 }
 
 std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
-  if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it could say
+  if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it introduced itself
   return format_text("{} (pid {}, host {})", rank, process, host);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heartbeats of the ranks of one node, as one of them sees them. Beaten and looked at by the monitor's thread, so a
-// rank whose caller computes for minutes is not silent; one whose process is stopped is.
+// The heartbeats of the ranks of one node, as one of them sees them. The monitor's thread beats and looks. So a rank
+// whose caller computes for minutes is not silent, but a rank whose process is stopped is.
 //
-// Silence is counted in looks of this rank, never as a difference of clocks: an observer that was stopped itself, or a
-// machine that was suspended, has not looked, and starts to count anew.
+// Silence is counted in looks of this rank, never as a difference of clocks. An observer that was stopped itself, or
+// whose machine was suspended, has not looked meanwhile, so that time does not count.
 #pragma once
 
 #include <atomic>
@@ -20,22 +20,22 @@ class Pulse {
  public:
   static constexpr uint32_t default_limit_ms = 8000, least_limit_ms = 1000;
 
-  // neighbours: the ranks that it looks at; empty: all ranks.
+  // neighbours: the ranks to look at; empty: all ranks.
   Pulse(Control &control, uint32_t rank, uint32_t limit_ms,
         const std::optional<std::vector<uint32_t>> &neighbours = std::nullopt);
 
-  // How often look() wants to be called, at least.
+  // The period at which look() is to be called, or more often.
   uint32_t interval_ms() const noexcept { return interval_ms_; }
   uint32_t limit_ms() const noexcept { return limit_ms_; }
-  // Beats, and looks at the others' beats, if it is time.
+  // Beats, and looks at the others' heartbeats, if it is time.
   void look() noexcept;
 
-  // Any thread. Of the members that concern the caller: those that have been silent for the limit, some intervals after
-  // the first of them, since ranks that stop at the same time are one failure.
+  // On any thread. The members that concern the caller and have been silent for the limit. Empty until one of them has
+  // been silent for some intervals more, since ranks that stop at the same time are one failure.
   std::vector<uint32_t> silent(const std::function<bool(uint32_t)> &concerns) const;
-  // A beat of this member is late, by more than it may be where nothing is wrong.
+  // A heartbeat of this member is late: at the last look there was no new one.
   bool misses_beat(uint32_t rank) const noexcept;
-  // Calls for each member of which that is so.
+  // Calls found for each member whose heartbeat is late.
   template <class Found>
   void find_late(Found &&found) const {
     for (const Seen &seen : seen_)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each rank's caller waits for, shown to the others while it waits long. Callers that wait for each other in
-// different calls would do so until their timeout; this is how they find out. A caller waits for another one directly,
-// or through a stream of its own, whose collective lacks that caller's call.
+// Shows what each rank's caller waits for to the other ranks, while it waits long. Callers that wait for each other in
+// different calls would do so until their timeout; by what they show they find it out. A caller waits for another
+// caller directly, or through a stream of its own, if that stream's collective lacks the other caller's call.
 #pragma once
 
 #include <atomic>
@@ -18,25 +18,26 @@ namespace fsdp::membership {
 
 class Awaited;
 
-// How much later than what it tells a look may come.
+// How late a rank that waits may learn what others have done.
 enum class Late : uint32_t {
   no,
-  by_messages,  // it looks at what other hosts' ranks, or neighbours through the network, have answered
-  remote        // of another node, whose leader writes it here
+  by_messages,  // it learns this by messages, from ranks of other hosts or from neighbours through the network
+  remote        // the rank is on another node, and this node's leader writes the entry
 };
 
-// A rank's entry, written by that rank's caller alone. All zero bytes: it does not wait.
+// A rank's entry, written only by that rank's caller, or by the leader for a rank of another node. All zero bytes: the
+// rank does not wait.
 struct WaitEntry {
-  std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: none, or not yet
-  std::atomic<uint32_t> for_rank;  // the first whose caller it misses; none: UINT32_MAX
+  std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: no wait
+  std::atomic<uint32_t> for_rank;  // the first rank whose caller is missed; UINT32_MAX: none
   std::atomic<Late> late;
 };
 static_assert(sizeof(WaitEntry) == 16);
 
-// What callers wait in, of those that wait for each other in a circle: few, and of more none could read the names.
+// The calls in which callers wait that wait for each other in a circle. A message with more texts would be unreadable.
 using WaitTexts = TextPool<256, 240>;
 
-// Those of all ranks of a job, in memory that the ranks of a host share.
+// The entries and texts of all ranks of a job, in memory that the ranks of a host share.
 class Waits {
  public:
   Waits(WaitEntry *entries, WaitTexts *texts) : entries_(entries), texts_(texts) {}
@@ -58,15 +59,15 @@ class Waits {
   WaitTexts *texts_;
 };
 
-// The first other rank that will not come before its caller makes a call.
+// The first rank, other than `rank`, that will not come before its caller makes a call.
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank);
 
-// What this rank's streams wait for, kept for its caller: it may be waiting for one of them.
+// What this rank's streams wait for, kept for this rank's caller, which may be waiting for one of them.
 class StreamWaits {
  public:
   struct StreamWait {
     uint64_t thread = 0;
-    uint64_t number = 0;  // of the wait: none has that of another
+    uint64_t number = 0;  // of the wait; unique in this rank
     uint64_t looks = 0;
     std::optional<uint32_t> missed;
     std::string text;
@@ -75,7 +76,7 @@ class StreamWaits {
   void look(StreamWait &entry, std::optional<uint32_t> missed);
   void begin(StreamWait &entry);
   void end(const StreamWait &entry) noexcept;
-  // A copy of what the thread waits for, if it does.
+  // A copy of the thread's wait, if it waits.
   std::optional<StreamWait> find(uint64_t thread) const;
 
  private:
@@ -84,7 +85,7 @@ class StreamWaits {
   uint64_t numbers_ = 0;
 };
 
-// One wait of a stream's.
+// One wait of a stream.
 class StreamWait {
  public:
   StreamWait(StreamWaits &waits, uint64_t thread) : waits_(waits) { entry_.thread = thread; }
@@ -110,12 +111,12 @@ class ShownWait {
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
 
-  // Called from time to time. Returns ranks whose callers wait for each other in a circle, this one among them; empty:
+  // Called from time to time. Returns the ranks of a circle of waiting callers that this rank is in; empty: there is
   // none.
   std::vector<uint32_t> look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited);
-  // The same for what a stream waits for; one that does not wait hides what was shown.
+  // The same for the wait of a stream. Empty, the stream does not wait, and what was shown is hidden.
   std::vector<uint32_t> look_through(const std::optional<StreamWaits::StreamWait> &stream, const std::string &call);
-  std::string text(uint32_t rank) const { return entries_.text(rank); }  // that rank's, as it shows it
+  std::string text(uint32_t rank) const { return entries_.text(rank); }  // the text that `rank` shows
 
  private:
   struct SeenWait {
@@ -130,7 +131,7 @@ class ShownWait {
 
   Waits entries_;
   uint32_t world_size_, rank_;
-  bool shown_ = false, told_ = false;  // told: its text, too
+  bool shown_ = false, told_ = false;  // told_: its text is shown, too
   uint64_t stream_number_ = 0, stream_looks_ = 0;
   std::vector<SeenWait> suspects_;
 };

@@ -14,12 +14,12 @@ namespace fsdp::membership {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t circle_ms = 100;  // shorter waits are no circle, and telling others of one takes memory
+constexpr uint32_t circle_ms = 100;  // shorter waits are no circle, and showing a wait takes memory
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
-// What a rank of another node sent may arrive after the word that it left: they come by different connections, and a
+// Messages of a rank of another node may arrive after the news that it left: they come by different connections, and a
 // lost packet is sent again a second or more later.
 constexpr auto remote_leaver_time = std::chrono::milliseconds(2000);
-constexpr auto death_gap = std::chrono::milliseconds(40);  // between deaths at the same time
+constexpr auto death_gap = std::chrono::milliseconds(40);  // at most, between deaths of the same moment
 // About two futex round trips: sleeping at once would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
 
@@ -34,7 +34,7 @@ Watch::~Watch() { waiter_.set_observer(nullptr); }
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
-// Yielding costs little where no other thread wants the core, and lets a peer run that does: callers and streams of the
+// Yielding costs little where no other thread wants the core, and otherwise lets a peer run. Callers and streams of the
 // same ranks compete even where there are as many cores as ranks.
 bool Watch::spin(Awaited &awaited) {
   const bool crowded = control_.crowded();
@@ -74,7 +74,7 @@ bool Watch::wait(Awaited &awaited) {
     stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
-    check();  // first: a rank that left because of a verdict makes what others wait for hopeless too
+    check();  // first: if a rank left because of a verdict, the verdict is the error to return
     if (awaited.given_up()) {
       check();  // again: the verdict may have come between the two
       return false;
@@ -101,14 +101,14 @@ void Watch::check() {
   control_.settle();
   if (control_.accused()) throw_verdict();
   if (!failure_.failed()) return;
-  // Peers would wait for this rank until their timeout.
+  // Tells the peers, which would otherwise wait for this rank until their timeout.
   const Error error = *failure_.get();
   control_.accuse(error.status == FSDP_ABORTED ? FailureKind::aborted : FailureKind::failed, rank_,
                   format_text("rank {} failed: {}", rank_, error.message));
   throw error;
 }
 
-// A suspicion becomes the job's verdict: that of a leader, or this rank's own when no leader answers.
+// A suspicion counts, too, since a verdict follows: the coordinator's, or the suspicion itself if no leader answers.
 bool Watch::has_failed() noexcept {
   try {
     check();
@@ -139,7 +139,8 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
 }
 
 // A rank that closed or destroyed its context is an error only to ranks that wait for it. Its membership is read before
-// what it wrote: had it come before it went, that is seen. Only messages from another node may be on their way still.
+// what it wrote: if it came before it left, misses() sees that. Only messages from another node may still be on their
+// way.
 void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
   if (!control_.any_left()) return;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
@@ -161,11 +162,11 @@ void Watch::condemn_leaver(uint32_t rank, const std::string &what) {
                       closed ? "has closed its context" : "has destroyed its context without closing it"));
 }
 
-// Deaths at the same time are one failure: a rank that finds one looks for others before it accuses.
+// Deaths at the same time are one failure: a rank that finds one death looks for others before it accuses.
 void Watch::check_deaths(Awaited &awaited) {
   Deaths dead;
   find_dead(dead);
-  if (dead.empty() || awaited.come()) return;  // one that did its part may end
+  if (dead.empty() || awaited.come()) return;  // a rank that has done its part may end
   for (int looks = 0; looks < 4 && !control_.accused(); ++looks) {
     std::this_thread::sleep_for(death_gap / 4);
     find_dead(dead);
@@ -175,7 +176,7 @@ void Watch::check_deaths(Awaited &awaited) {
 
 void Watch::check_silence(Awaited &awaited) {
   if (pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); }).empty() || awaited.come()) return;
-  // One that did its part of this may have stopped as well.
+  // Names all silent ranks: one that has done its part of this wait may have stopped as well.
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
   condemn(accuse_ranks(FailureKind::stopped, silent, format_text("{}: {}", awaited.text(), pulse_.text(silent))));
 }
@@ -198,8 +199,9 @@ void Watch::look(uint64_t thread) {
   if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 
-// The missed rank may wait as well, as hosts do that meet in circles: following what each shows leads to one that does
-// not wait. A timeout does not judge circles.
+// The missed rank may wait for another rank, as in collectives of several hosts. Following what each rank shows leads
+// to a rank that does not wait. If it leads into a circle, the missed rank is returned: a timeout does not judge
+// circles.
 uint32_t Watch::find_late(uint32_t missing) const {
   const Waits waits = control_.waits();
   uint32_t at = missing;
@@ -235,12 +237,13 @@ void Watch::condemn(FailureKind kind, uint32_t rank, const std::string &text, fs
   condemn(accusation);
 }
 
-// At once on a single node; where a leader asks the other nodes, within the time that Control gives it.
+// On a single node the verdict is there at once; where a leader asks the coordinator, within the time that Control
+// gives the leader.
 void Watch::condemn(const Accusation &accusation) {
   const auto last = Clock::now() + longest_doubt;
   control_.accuse(accusation);
   while (!control_.accused()) {
-    if (Clock::now() >= last) control_.decide(accusation);  // the rank that suspected first died in the middle of it
+    if (Clock::now() >= last) control_.decide(accusation);  // the rank that wrote the suspicion died over it
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     control_.settle();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every wait for peers of one rank. A wait ends when what is awaited has come, or with an error: the job's verdict,
-// this context's failure, the caller's interrupted hook, a dead peer, a stopped one, one that left, the timeout.
+// All waits of one rank for its peers. A wait ends when what is awaited has come, or with an error: the job's verdict,
+// this context's failure, the caller's interrupted hook, a peer that died, stopped or left, or the timeout.
 #pragma once
 
 #include <atomic>
@@ -24,21 +24,21 @@ namespace fsdp::membership {
 class Awaited {
  public:
   virtual bool come() = 0;
-  // The wait need not go on, though nothing has come, and it is not an error of the context.
+  // True if the wait may end although nothing has come, without an error of the context.
   virtual bool given_up() { return false; }
-  // Until it may have come, at most `ms`.
+  // Sleeps until it may have come, at most `ms`.
   virtual void sleep(uint32_t ms) = 0;
-  // The ranks that it may miss; empty: it has no list of them.
+  // The ranks that may be missing; empty: there is no list of them.
   virtual std::span<const uint32_t> concerned() const { return {}; }
-  // Is this rank of the job one that has not come?
+  // Is this rank of the job missing, since it has not come yet?
   virtual bool misses(uint32_t world_rank) const = 0;
-  // ... and the one to blame for a timeout? Not one that waits itself for a rank further behind.
+  // Is this rank to blame for a timeout? Not if it waits itself for a rank that is further behind.
   virtual bool lags(uint32_t world_rank) const { return misses(world_rank); }
-  // Does each rank come by a call of its own, and by nothing that its streams do?
+  // Does a rank come only by a call of its caller, and not by the work of its streams?
   virtual bool needs_callers() const { return false; }
-  // Is this rank one that has not come, and that will not before its caller makes a call?
+  // Is this rank missing until its caller makes a call?
   virtual bool misses_caller(uint32_t world_rank) const { return needs_callers() && misses(world_rank); }
-  // How late does it hear of the calls of others?
+  // How late does this wait learn of the calls of others?
   virtual Late late() const { return Late::no; }
   // For messages, such as "reduce_scatter of 'layer.3' (#17)".
   virtual std::string text() const = 0;
@@ -52,33 +52,32 @@ class Watch final : WaitObserver {
   Watch(Control &control, Links &links, const Pulse &pulse, uint32_t rank, const Waiter &waiter, Failure &failure);
   ~Watch();
 
-  // Says that this thread is the caller's: waits on it poll the waiter with its hook, waits on others do not.
+  // Says that this thread is the caller's: waits on this thread poll the waiter and its hook, waits on others do not.
   void enter_caller() noexcept;
-  // False: given up.
+  // False: the wait was given up.
   bool wait(Awaited &awaited);
-  // Fails the job: every rank reports the first such verdict, and so does this call.
+  // Fails the job and throws its verdict. Every rank returns the first verdict of the job.
   [[noreturn]] void condemn(FailureKind kind, uint32_t rank, const std::string &text,
                             fsdp_origin origin = FSDP_ORIGIN_FSDP, int32_t origin_code = 0);
   // Throws if the job or this context failed.
   void check();
-  // Has the job or this context failed? Then every rank hears why, as check() tells them.
+  // Has the job or this context failed? If the context has, the other ranks are told why, as by check().
   bool has_failed() noexcept;
-  // What check() throws, or if one of these ranks died or stopped, or has left while it is waited for: that fails the
-  // job.
+  // Calls check(). Fails the job if one of these ranks has died or stopped, or, with `waited`, has left.
   void look_at(std::span<const uint32_t> ranks, const std::string &what, bool waited);
-  // What a library thread finds: the context fails, and with it every wait.
+  // For errors that a library thread finds: the context fails, and with it every wait.
   void fail(const Error &error) noexcept { failure_.set(error); }
   uint32_t timeout_ms() const noexcept { return waiter_.timeout_ms(); }
 
  private:
   bool spin(Awaited &awaited);
   [[noreturn]] void condemn_leaver(uint32_t rank, const std::string &what);
-  // left_since: when this wait first saw one of another node that has left.
+  // left_since: when this wait first saw that a rank of another node had left.
   void check_leavers(Awaited &awaited, std::chrono::steady_clock::time_point &left_since);
   void check_deaths(Awaited &awaited);
   void check_silence(Awaited &awaited);
   void find_dead(Deaths &dead) { dead.find(control_, links_, pulse_); }
-  // The caller waits for what one of its streams waits for.
+  // Called while the caller waits for the stream of this thread: shows the stream's wait as the caller's.
   void look(uint64_t thread) override;
   void look_away() noexcept override { stream_wait_.reset(); }
   void look_for_cycle(Awaited &awaited, std::optional<StreamWait> &stream, std::optional<ShownWait> &shown);
@@ -96,7 +95,7 @@ class Watch final : WaitObserver {
   Failure &failure_;
   std::atomic<uint64_t> caller_{0};
   StreamWaits streams_;
-  std::optional<ShownWait> stream_wait_;  // the caller's, while it waits for a stream of its own
+  std::optional<ShownWait> stream_wait_;  // shown while the caller waits for one of its streams
 };
 
 }  // namespace fsdp::membership

@@ -39,8 +39,8 @@ class RemoteStates {
   void look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say);
   // Calls say for each rank of this node that has posted something new.
   void look_at_posts(const std::function<void(const tree::Post &)> &say);
-  // Calls say for each rank of this node that has a text, since it waits in a circle: after look() has told the wait,
-  // and again from time to time, since the text may have been dropped.
+  // Calls say for each rank of this node that has a text, since it waits in a circle. look() has told the wait before.
+  // The text is told again from time to time, since it may have been dropped.
   void look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say);
   // Writes what another node has said into this node's control memory. False: it was not written, because it is about a
   // rank of this node, about none of the job, or out of date.
