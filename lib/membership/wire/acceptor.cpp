@@ -86,8 +86,8 @@ void Acceptor::add_polls(std::vector<pollfd> &polls) const {
   if (!crowded()) polls.push_back({events_.get(), POLLIN, 0});
 }
 
-// A listener whose connections are not taken stays readable, and would wake the caller again and again. One that epoll
-// does not take does not wake the caller, which then looks from time to time.
+// A listener whose connections are not accepted stays readable, and would wake the caller again and again. If epoll
+// refuses a listener, it does not wake the caller, which then looks from time to time.
 void Acceptor::watch_listeners(bool wanted) noexcept {
   if (wanted && watched_) return;
   watched_ = wanted;
@@ -98,7 +98,7 @@ void Acceptor::watch_listeners(bool wanted) noexcept {
       control(events_, EPOLL_CTL_DEL, *listener, 0);
 }
 
-// Handshakes go on before anything makes room: an answer may have waited here since the last look.
+// Handshakes continue before any stranger has to make room: an answer may have been waiting since the last look.
 std::vector<Acceptor::AuthenticatedSocket> Acceptor::look(bool takes) {
   epoll_event seen[2 * crowd];
   (void)::epoll_wait(events_.get(), seen, std::size(seen),
@@ -130,7 +130,8 @@ Acceptor::Place Acceptor::advance(Place stranger, std::vector<AuthenticatedSocke
   return refuse(stranger, handshake.has_heard() ? "the other end has not answered in time" : "it has said nothing");
 }
 
-// A child of this process may hold the socket open: then its end here is none to the stranger and to the events.
+// A child of this process may hold the socket open. Then closing it here would end neither the connection nor its
+// events.
 Acceptor::Place Acceptor::refuse(Place stranger, const std::string &why) {
   if (log_) log_->note(stranger->from.name(), why);
   control(events_, EPOLL_CTL_DEL, stranger->socket, 0);
@@ -138,12 +139,12 @@ Acceptor::Place Acceptor::refuse(Place stranger, const std::string &why) {
   return strangers_.erase(stranger);
 }
 
-// Only where a connection waits does another one make room for it.
+// A stranger has to make room only if another connection waits.
 void Acceptor::accept(std::vector<AuthenticatedSocket> &arrivals) {
   for (const Fd *listener : listeners_)
     for (size_t taken = 0; taken < places_ && has_connection(*listener) && has_room(); ++taken) {
       if (!take_from(*listener)) {
-        if (!pause_.over()) make_room();  // which gives a descriptor back
+        if (!pause_.over()) make_room();  // this frees a descriptor
         break;
       }
       if (!strangers_.empty()) advance(std::prev(strangers_.end()), arrivals);  // sends the challenge
@@ -165,8 +166,8 @@ bool Acceptor::take_from(const Fd &listener) {
   return true;
 }
 
-// Of the address that has more than half of the places; the end if there is none. By Boyer and Moore's vote. Processes
-// of this host have no addresses by which one could be told from another.
+// The oldest stranger of the address that has more than half of the places; end() if there is no such address. Uses the
+// majority vote of Boyer and Moore. Processes of this host have no addresses by which to tell them apart.
 Acceptor::Place Acceptor::find_oldest_of_most() {
   const std::string *most = nullptr;
   size_t votes = 0;
@@ -183,7 +184,7 @@ Acceptor::Place Acceptor::find_oldest_of_most() {
 
 bool Acceptor::has_room() { return strangers_.size() < places_ || make_room(); }
 
-// The oldest stranger goes once it has had its least time; until then new connections wait in the kernel.
+// Refuses the oldest stranger once it has had its least time; until then new connections wait in the kernel.
 bool Acceptor::make_room() {
   Place one = strangers_.size() < places_ ? strangers_.end() : find_oldest_of_most();
   if (one == strangers_.end()) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one reception for strangers: takes connections from listeners and hands out those whose other end has proven the
-// job secret. Every listener of the library has an Acceptor: the ranks of a host, the rendezvous, leaders, messages.
+// Accepts connections from strangers and hands on those whose other end has proven the job secret. Every listener of
+// the library has an Acceptor: those of the ranks of a host, the rendezvous, leaders and messages.
 //
 //   listener --> stranger (its handshake is under way) --> AuthenticatedSocket
 //                   |
-//                   +--> refused, with a line in the log: what came is no proof, or none came within proof_time
+//                   +--> refused, with a line in the log: the proof was wrong, or did not come within proof_time
 //
-// Never waits, and reads nothing of a stranger but the fixed bytes of the handshake.
+// Never waits, and reads only the fixed bytes of the handshake from a stranger.
 #pragma once
 
 #include <poll.h>
@@ -25,8 +25,8 @@
 
 namespace fsdp::membership {
 
-// Warnings about refused connections. A stranger that connects without end fills no log: after a few lines there is one
-// in ten seconds, which says how many connections had none.
+// Warnings about refused connections. A stranger that connects again and again does not fill the log: after a few lines
+// there is one in ten seconds, which says how many refusals were not logged.
 class RefusalLog {
  public:
   using Clock = std::chrono::steady_clock;
@@ -34,7 +34,8 @@ class RefusalLog {
   static constexpr uint32_t lines_at_once = 8;
   static constexpr auto line_time = std::chrono::seconds(10);
 
-  // what: "a connection for messages". An empty log writes nothing, an empty `from` is left out.
+  // what: what is refused, such as "a connection for messages". An empty log writes nothing, an empty `from` is left
+  // out.
   explicit RefusalLog(std::string what, Log log = {}) : what_(std::move(what)), log_(std::move(log)) {}
   void set_log(Log log) { log_ = std::move(log); }
   void note(const std::string &from, const std::string &why, Clock::time_point now = Clock::now());
@@ -52,14 +53,14 @@ class RefusalLog {
 class Acceptor {
  public:
   using Clock = std::chrono::steady_clock;
-  // However many strangers come, each has least_time to prove the secret, a round trip to another continent. Only one
-  // address that holds more than half of all places may lose them sooner, to itself and to others.
+  // However many strangers come, each has least_time to prove the secret, which is a round trip to another continent.
+  // Only an address that holds more than half of all places may lose some of them sooner.
   static constexpr auto least_time = std::chrono::milliseconds(250);
   static constexpr auto proof_time = std::chrono::seconds(5);
-  // After so long without a descriptor for a new connection it is not strangers that use them up: none keeps one as
-  // long.
+  // If there was no descriptor for a new connection for this long, strangers are not the cause: none keeps a descriptor
+  // as long.
   static constexpr auto shortage_time = std::chrono::seconds(7);
-  // For the first message after the proof: the machine that has proven the secret may be slow.
+  // Time for the first message after the proof: the machine that has proven the secret may be slow.
   static constexpr auto message_time = std::chrono::seconds(20);
 
   // A connection whose other end knows the secret.
@@ -69,26 +70,28 @@ class Acceptor {
     StreamKeys keys;
   };
 
-  // Strangers at once: a quarter of the descriptors that this process may have, from 128 to 512.
+  // Number of strangers at a time: a quarter of the descriptors that this process may have, from 128 to 512.
   static size_t usual_places();
-  // What an acceptor needs of the system, for callers that make it before they listen.
+  // The epoll descriptor that an acceptor needs, for callers that want to make it before they listen.
   static Fd make_events();
 
-  // label: what the connections are for; both ends give the same. The secret's text and the log outlive this object.
+  // label: what the connections are for; both ends give the same label. The secret's text and the log outlive this
+  // object.
   Acceptor(std::string_view secret, std::string label, RefusalLog *log = nullptr, size_t places = usual_places(),
            Fd events = make_events());
   ~Acceptor() = default;
   Acceptor(const Acceptor &) = delete;
   Acceptor &operator=(const Acceptor &) = delete;
 
-  // A socket that listens, TCP or unix; it outlives this object. Unix sockets of other users are hung up on.
+  // listener: a TCP or unix socket that listens; it outlives this object. Unix connections of other users are closed.
   void listen(const Fd &listener);
-  // Takes new connections, as many as there are places, continues handshakes and returns those that have ended well.
-  // takes: false leaves new connections to the kernel.
+  // Accepts new connections, as many as there are places, continues handshakes, and returns the connections that have
+  // proven the secret. takes: if false, new connections wait in the kernel.
   std::vector<AuthenticatedSocket> look(bool takes = true);
 
-  // Readable when look() has something to do other than to end what is late. While the acceptor is crowded, callers
-  // should not poll it but look after their usual time: a flood then costs a look from time to time.
+  // Readable when look() has something to do, other than to refuse late strangers. While the acceptor is crowded,
+  // callers should not poll it, but call look() after their usual time: then a flood costs only a look from time to
+  // time.
   int descriptor() const noexcept { return events_.get(); }
   bool crowded() const noexcept;
   void add_polls(std::vector<pollfd> &polls) const;
@@ -97,8 +100,8 @@ class Acceptor {
 
   // Tells whether connections could not be taken, for lack of descriptors or of memory.
   const AcceptPause &pause() const noexcept { return pause_; }
-  // The last connection that failed by what its other end said, such as the proof of another secret, for messages about
-  // missing ranks: "10.0.0.7:51200: the peer has another job secret". Empty if there was none.
+  // The last connection that was refused because of what its other end sent, such as the proof of another secret. For
+  // messages about missing ranks: "10.0.0.7:51200: the peer has another job secret". Empty if there was none.
   const std::string &last_failure() const noexcept { return last_failure_; }
 
  private:
@@ -117,7 +120,7 @@ class Acceptor {
   bool has_room();
   bool make_room();
   Place find_oldest_of_most();
-  // Returns the place behind it.
+  // Returns the place behind `stranger`.
   Place advance(Place stranger, std::vector<AuthenticatedSocket> &arrivals);
   Place refuse(Place stranger, const std::string &why);
   void watch_listeners(bool wanted) noexcept;
@@ -126,7 +129,7 @@ class Acceptor {
   std::string label_;
   RefusalLog *log_;
   const size_t places_;
-  Fd events_;  // epoll: of listeners while they are watched, and of strangers
+  Fd events_;  // epoll of the strangers, and of the listeners while they are watched
   std::vector<const Fd *> listeners_;
   bool watched_ = false;
   std::list<Stranger> strangers_;  // the oldest first

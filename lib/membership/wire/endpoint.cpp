@@ -167,8 +167,8 @@ bool is_address(std::string_view text) {
 Fd listen_at(const Endpoint &at, int backlog) {
   Fd socket = make_socket(at.family());
   if (!socket) return socket;
-  // Connections of the job before may still be in TIME_WAIT. Where the kernel chooses the port it would look for one in
-  // half of them only, one by one: on a host with thousands of listeners that takes milliseconds.
+  // Connections of an earlier job may still be in TIME_WAIT. Not for a port that the kernel chooses: with this flag it
+  // searches only half of the ports, one by one, which takes milliseconds on a host with thousands of listeners.
   if (at.port()) set_flag(socket, SOL_SOCKET, SO_REUSEADDR);
   if (::bind(socket.get(), at.get(), at.length()) == 0 && ::listen(socket.get(), backlog) == 0) return socket;
   const int code = errno;
@@ -205,7 +205,7 @@ Fd begin_connecting(const Endpoint &to, int &code) {
 int connecting_result(const Fd &socket, const Endpoint &to) {
   if (const int code = pending_error(socket)) return code;
   if (!connected(socket)) return EINPROGRESS;
-  // A port of this host at which no process listens may connect to itself.
+  // A socket may connect to itself, through a port of this host at which no process listens.
   if (Endpoint::local(socket).text() == to.text()) return ECONNREFUSED;
   set_flag(socket, IPPROTO_TCP, TCP_NODELAY);
   return 0;

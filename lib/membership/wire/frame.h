@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes over a stream after the handshake: frames of a fixed head, a body that is no longer than the receiver
-// allows, and a tag by the keys of that handshake. Pure functions of bytes.
+// The frames of a stream after the handshake. A frame is a head of fixed size, a body no longer than the receiver
+// allows, and a tag made with the keys of that handshake. Pure functions of bytes.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace fsdp::membership {
 
 struct Frame {
-  uint32_t kind = 0;  // what the user of the stream calls it
+  uint32_t kind = 0;  // chosen by the user of the stream
   std::vector<std::byte> body;
 };
 
@@ -28,10 +28,10 @@ struct FrameHead {
   uint32_t body_bytes = 0;
 };
 
-// A frame as it goes out, kept once for all streams that send it: each adds a tag of its own.
+// A frame as it is sent, kept once for all streams that send it; each stream adds a tag of its own.
 struct WholeFrame {
-  std::vector<std::byte> bytes;  // its head and its body
-  Digest body;                   // the digest of that
+  std::vector<std::byte> bytes;  // the head and the body
+  Digest body;                   // the digest of the body
 
   std::span<const std::byte, FrameHead::size_bytes> head() const {
     return std::span(bytes).first<FrameHead::size_bytes>();
@@ -39,10 +39,10 @@ struct WholeFrame {
 };
 using SharedFrame = std::shared_ptr<const WholeFrame>;
 
-// The head and the body.
+// Returns the bytes of the head and the body.
 std::vector<std::byte> write_frame(uint32_t kind, std::span<const std::byte> body);
 SharedFrame share_frame(std::vector<std::byte> bytes);
-// Empty, or why these bytes are no head of a frame whose body has at most most_bytes.
+// Reads a head. Empty, or why the bytes are not the head of a frame whose body has at most most_bytes.
 std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t most_bytes, FrameHead &head);
 
 }  // namespace fsdp::membership

@@ -32,7 +32,7 @@ const StreamKeys &FrameStream::keys() const {
   return *keys_;
 }
 
-// Of the first frame and its tag.
+// Sends a piece of the first frame and its tag.
 ssize_t FrameStream::send_some() {
   const WholeFrame &frame = *out_.front();
   if (sent_ == 0) out_tag_ = tag_of(keys().out, said_, frame.head(), frame.body);
@@ -63,7 +63,7 @@ bool FrameStream::flush() {
   return out_.empty();
 }
 
-// 0: nothing there at the moment, or the stream has ended.
+// 0: nothing has come yet, or the stream has ended.
 size_t FrameStream::read_some(std::byte *to, size_t bytes) {
   for (;;) {
     const ssize_t count = ::recv(socket_.get(), to, bytes, 0);
@@ -100,7 +100,7 @@ void FrameStream::fill() {
   }
 }
 
-// Whatever the cause, nothing of the stream is believed any more.
+// Whatever the cause, nothing that comes from the stream is believed any more.
 void FrameStream::end_changed(std::string problem) {
   heard_all_ = true;
   end(std::move(problem), EBADMSG);

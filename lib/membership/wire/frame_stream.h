@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frames over a connected TCP socket that never blocks: endpoint.h connects, handshake.h proves the job secret, then a
 // FrameStream takes the socket and the keys. A process between the two ends cannot change, leave out, repeat or add a
-// frame, because a tag tells its number and direction. It can read frames, and cut the connection.
+// frame, because each tag covers the frame's number and direction. It can read frames, and it can cut the connection.
 #pragma once
 
 #include <sys/types.h>
@@ -27,31 +27,31 @@ class FrameStream {
   FrameStream(Fd socket, uint32_t most_bytes, const StreamKeys &keys) : FrameStream(std::move(socket), most_bytes) {
     guard(keys);
   }
-  // Those of the connection's handshake: before them nothing is said or heard.
+  // Takes the keys of the connection's handshake. Nothing is sent or received before that.
   void guard(const StreamKeys &keys) { keys_ = keys; }
 
   const Fd &socket() const noexcept { return socket_; }
   explicit operator bool() const noexcept { return static_cast<bool>(socket_); }
-  // False once the other end has closed, or what came is no frame of its: problem() says which. Frames that came before
-  // are still there: a writer learns of the end before a reader has read the last frames.
+  // False once the other end has closed, or once bytes came that are not its frame: problem() says which. Frames that
+  // came before can still be received: a writer learns of the end before a reader has read the last frames.
   bool open() const noexcept { return problem_.empty(); }
   const std::string &problem() const noexcept { return problem_; }
-  // Of an ended stream: 0 if the other end closed it, EBADMSG if what came is not what it has sent, else errno.
+  // Why the stream has ended: 0 if the other end closed it, EBADMSG if bytes were changed on their way, else errno.
   int code() const noexcept { return code_; }
-  // What is queued still goes. Also where what came was changed: the other end may hear why this one ends.
+  // Can this end still send? It can even after it has received changed bytes, so that it can say why it ends.
   bool speaks() const noexcept { return open() || code_ == EBADMSG; }
 
   // -- never waiting --
   void queue(uint32_t kind, std::span<const std::byte> body);
   void queue(SharedFrame frame) { out_.push_back(std::move(frame)); }
-  // Sends what goes; true when all has gone.
+  // Sends as much as the socket takes; true when nothing is left.
   bool flush();
   bool sending() const noexcept { return !out_.empty(); }
   // The next frame, if it is complete.
   std::optional<Frame> receive();
 
   // -- waiting: throws what the waiter does --
-  // False: the stream ended, or the limit is over (open() tells).
+  // False or empty: the stream has ended, or the limit is over (open() tells which).
   bool send(uint32_t kind, std::span<const std::byte> body, const Limit &limit);
   std::optional<Frame> receive(const Limit &limit);
 
@@ -68,17 +68,17 @@ class FrameStream {
   std::optional<StreamKeys> keys_;
   std::string problem_;
   int code_ = 0;
-  bool heard_all_ = false;  // nothing more comes
+  bool heard_all_ = false;  // nothing more is read
   std::array<std::byte, FrameHead::size_bytes> head_bytes_{};
   size_t head_got_ = 0;
   FrameHead head_;
   std::vector<std::byte> body_;  // grows with what has come, not with what was announced
   Digest tag_{};
   size_t tag_got_ = 0;
-  uint64_t heard_ = 0, said_ = 0;  // frames that came, and that have gone
+  uint64_t heard_ = 0, said_ = 0;  // numbers of frames received and sent
   std::deque<SharedFrame> out_;
-  Digest out_tag_{};  // of the first of out_, once that is being sent
-  size_t sent_ = 0;   // of it and its tag
+  Digest out_tag_{};  // tag of the first frame in out_, once that frame is being sent
+  size_t sent_ = 0;   // bytes sent of that frame and its tag
 };
 
 }  // namespace fsdp::membership

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two ends of a connection, TCP or unix, prove to each other that they know the job secret, over nonces of both,
-// before anything else is read. Each step has one fixed size, so a stranger makes the other end keep 88 bytes at most.
+// before anything else is read. Each step has a fixed size, so an end keeps at most 88 bytes for a stranger.
 //
 //   host -> guest   Challenge   at once
-//   guest -> host   Answer      proves the secret over both nonces
-//   host -> guest   Proof       so does the host
+//   guest -> host   Answer      proves the guest's secret over both nonces
+//   host -> guest   Proof       proves the host's secret over both nonces
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@
 #include "membership/wire/endpoint.h"
 #include "membership/wire/secret.h"
 
-// What a handshake says, and how every packet between the ranks of a host begins (join/guest.h). Fixed layouts, checked
-// for size, magic, version and kind before use.
+// The messages of a handshake, and the head of every packet between the ranks of a host (join/guest.h). Fixed layouts,
+// checked for size, magic, version and kind before use.
 namespace fsdp::membership::wire {
 
 constexpr char magic[8] = {'f', 's', 'd', 'p', 'm', 'e', 'e', 't'};
@@ -61,7 +61,7 @@ M make() {
   return message;
 }
 
-// The label says what a connection is for; the ranks of one host have none.
+// The label says what a connection is for; among the ranks of one host it is empty.
 inline Digest guest_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
                            const std::string &label = {}) {
   return authenticate(secret, "libfsdp guest" + label, {host, guest});
@@ -75,11 +75,11 @@ inline Digest host_digest(std::string_view secret, const Nonce &host, const Nonc
 
 namespace fsdp::membership {
 
-enum class Role { host, guest };  // the end that listens, and the one that connects
-// How far something with another end is that never waits for it.
+enum class Role { host, guest };  // the end that listens, and the end that connects
+// The progress of an exchange with the other end, which never waits.
 enum class IoState { waiting, done, failed };
 
-// One end's part, never waiting. The label says what the connection is for: both ends must give the same.
+// One end of a handshake; never waits. The label says what the connection is for: both ends must give the same label.
 class Handshake {
  public:
   // The secret's text outlives this object.
@@ -87,11 +87,11 @@ class Handshake {
   // Reads and sends what is possible now, and not a byte beyond the handshake.
   IoState advance(const Fd &socket);
   IoState state() const noexcept { return state_; }
-  const std::string &problem() const noexcept { return problem_; }  // of a failed one
-  // Of one that is proven: for what follows it on this connection alone.
+  const std::string &problem() const noexcept { return problem_; }  // why the handshake failed
+  // After a successful handshake: the keys for the frames that follow on this connection only.
   StreamKeys keys() const;
-  bool ended() const noexcept { return ended_; }      // the connection did: it has not failed by what came
-  bool has_heard() const noexcept { return heard_; }  // something has come
+  bool ended() const noexcept { return ended_; }      // the connection ended; no wrong bytes came
+  bool has_heard() const noexcept { return heard_; }  // some bytes have come
   bool wants_to_send() const noexcept { return sent_ < out_bytes_; }
 
  private:
@@ -114,14 +114,14 @@ class Handshake {
   bool ended_ = false, heard_ = false;
   Nonce host_nonce_{}, guest_nonce_{};
   std::array<std::byte, sizeof(wire::Answer)> in_{}, out_{};
-  bool challenged_ = false;        // a guest: the challenge has come
-  size_t expected_ = 0, got_ = 0;  // of in_; 0 expected: the last message is on its way out
+  bool challenged_ = false;        // the challenge has come to this guest
+  size_t expected_ = 0, got_ = 0;  // bytes of in_; expected_ is 0 while the last message goes out
   size_t out_bytes_ = 0, sent_ = 0;
 };
 
-// The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret; else why not (also when
-// the limit is over). keys: those of the connection. ended: set if it was the connection, or the limit, and nothing
-// that came. Throws only what the waiter does.
+// The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret, else why not (also when
+// the limit is over). keys: receives the connection's keys. ended: set if the cause was the end of the connection or
+// the limit, and not wrong bytes. Throws only what the waiter throws.
 std::string prove(const Fd &socket, Role role, std::string_view secret, const std::string &label, const Limit &limit,
                   StreamKeys *keys = nullptr, bool *ended = nullptr);
 

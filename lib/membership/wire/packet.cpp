@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t control_bytes = CMSG_SPACE(Packet::most_files * sizeof(int));
 
-// Descriptors that came along. More than expected never fit: the kernel closes what does not.
+// Takes the descriptors that came with the packet. The kernel has closed those for which there was no room.
 void take_files(msghdr &header, Packet &packet) {
   for (cmsghdr *part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -74,7 +74,7 @@ std::optional<Packet> receive_packet(const Fd &socket) {
   } while (got < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (got < 0) {
     if (!reset && (errno == EAGAIN || errno == EWOULDBLOCK)) return {};
-    return packet;  // an end as any other
+    return packet;  // the end of the connection
   }
   take_files(header, packet);
   if (!(header.msg_flags & MSG_TRUNC)) packet.bytes = static_cast<size_t>(got);

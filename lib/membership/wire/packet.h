@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packets with descriptors over unix sockets of type SEQPACKET. Never SIGPIPE, never inherited.
+// Packets with descriptors over unix sockets of type SEQPACKET. Never raises SIGPIPE; received descriptors are closed
+// on exec.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +37,7 @@ struct Packet {
   }
 };
 
-// Empty: nothing there at the moment.
+// Empty: nothing has come yet.
 std::optional<Packet> receive_packet(const Fd &socket);
 
 // Sleeps until the socket has something to read (or room, or is closed), at most `ms`.

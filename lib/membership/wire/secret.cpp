@@ -21,7 +21,7 @@
 namespace fsdp::membership {
 namespace {
 
-// What is of the secret does not stay in memory that others are given.
+// Wipes bytes that depend on the secret before their memory is used again.
 class Wiped {
  public:
   Wiped(void *data, size_t bytes) : data_(data), bytes_(bytes) {}
@@ -38,8 +38,8 @@ std::span<const uint8_t> bytes_of(std::string_view text) {
   return {reinterpret_cast<const uint8_t *>(text.data()), text.size()};
 }
 
-// Threads of the library may be within libcrypto while the program ends, so nothing of it is cleaned up at exit. Its
-// first user decides: where that is the program, the program's cleanup stays.
+// Threads of the library may be inside libcrypto while the program ends, so libcrypto must not clean up at exit. Its
+// first user in the process decides that: if the program was first, its cleanup stays.
 void keep_libcrypto() noexcept {
   static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   (void)kept;
@@ -49,7 +49,7 @@ Digest hmac(std::span<const uint8_t> key, std::span<const uint8_t> message) {
   keep_libcrypto();
   Digest digest;
   unsigned length = 0;
-  constexpr uint8_t none = 0;  // NULL would not be a key of no bytes
+  constexpr uint8_t none = 0;  // HMAC does not take NULL for an empty key
   if (!HMAC(EVP_sha256(), key.empty() ? &none : key.data(), static_cast<int>(key.size()), message.data(),
             message.size(), digest.data(), &length) ||
       length != digest.size())
@@ -90,7 +90,8 @@ WipedText::~WipedText() { ::explicit_bzero(text_.data(), text_.size()); }
 
 namespace {
 
-// For a rank that may not call getrandom: check_kernel() refuses it, and the others hear that over a proven connection.
+// For a rank that may not call getrandom. check_kernel() refuses that rank, but it needs a nonce to tell the others
+// over a proven connection.
 Nonce read_nonce() {
   Nonce nonce;
   const Fd file(::open("/dev/urandom", O_RDONLY | O_CLOEXEC));

@@ -16,8 +16,8 @@ namespace fsdp::membership {
 using Digest = std::array<uint8_t, 32>;
 using Nonce = std::array<uint8_t, 32>;
 
-// A text that stays in memory as long as a job runs, in pages of its own. Core dumps leave them out where the kernel
-// allows that, and they are wiped when the last copy ends. Copies share the pages.
+// A text that stays in memory as long as a job runs, in pages of its own, which copies share. Core dumps leave the
+// pages out where the kernel allows that, and the pages are wiped when the last copy ends.
 class Secret {
  public:
   Secret() = default;
@@ -32,7 +32,7 @@ class Secret {
   std::shared_ptr<const Pages> pages_;
 };
 
-// Wipes what a text holds when the scope ends.
+// Wipes the contents of a string when the scope ends.
 class WipedText {
  public:
   explicit WipedText(std::string &text) : text_(text) {}
@@ -50,7 +50,7 @@ Digest authenticate(std::string_view secret, std::string_view label,
                     std::initializer_list<std::span<const uint8_t>> parts);
 // HKDF-SHA256 (RFC 5869): a key for one use of the secret.
 Digest derive_key(std::string_view secret, std::span<const uint8_t> salt, std::string_view use);
-// Of one connection, for the frames of each direction. Wiped when they end.
+// The keys of one connection, one for the frames of each direction. Wiped when the object ends.
 struct StreamKeys {
   Digest out{}, in{};
   ~StreamKeys();
@@ -59,11 +59,11 @@ struct StreamKeys {
 Digest digest_of(std::span<const std::byte> bytes);
 // HMAC-SHA256 of the n-th frame of a direction: its number, its head and the digest of its body.
 Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16> head, const Digest &body);
-// In constant time.
+// Compares in constant time.
 bool equal(const Digest &a, const Digest &b) noexcept;
 
-// The name of the abstract socket, the leading NUL not included: a process that does not know the secret cannot tell
-// where a job will meet, and so cannot listen there first.
+// The name of the abstract socket, without the leading NUL. A process that does not know the secret cannot derive the
+// name of a job's rendezvous, and so cannot listen there first.
 std::string socket_name(const std::string &rendezvous, std::string_view secret, uint32_t user);
 
 }  // namespace fsdp::membership

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a job must have in common: they exchange memory and messages in forms that only this version knows.
+// The version that all ranks of a job must share: they exchange memory and messages in forms that only it knows.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace fsdp::membership {
 
-// Raised with every change of what ranks of different processes exchange, wherever in the library.
+// Raised with every change, anywhere in the library, to what ranks of different processes exchange.
 constexpr uint32_t wire_version = 8;
 constexpr const char *library_version = FSDP_VERSION_TEXT;
 
