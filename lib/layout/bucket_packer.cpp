@@ -31,8 +31,8 @@ std::optional<uint64_t> start_in_phase(const Item &item, uint64_t from, uint64_t
   return std::nullopt;
 }
 
-// A start at which the item crosses the first boundary after `from`, or several where the slice is made of its
-// granules.
+// A start at which the item crosses the first boundary after `from`. It crosses several if the slice is a multiple of
+// its granule.
 std::optional<uint64_t> find_crossing_start(const Item &item, uint64_t shard, uint64_t from, uint64_t boundary) {
   if (shard % item.granule == 0) return round_up(from, item.step, "tensor offset");
   if (item.count > saturating_multiply(2, shard)) return std::nullopt;
@@ -106,7 +106,7 @@ class Packer {
     gaps.add({end - bucket.cursor, index, bucket.cursor});
   }
 
-  // Places what fits, in the order given; returns what does not.
+  // Places the tensors that fit, in the order given; returns those that do not.
   Indices place_all(GapList &gaps, const Indices &indices) {
     std::vector<uint64_t> shards;
     for (const Bin &bucket : assigned_.buckets) shards.push_back(bucket.shard);
@@ -156,8 +156,8 @@ class Packer {
       open_gaps(gaps, host, 0);
       const Indices left = place_all(gaps, indices);
       if (left.empty()) return;
-      // Starts in phase with the boundaries have cost some space, usually far less than the last tensor that found
-      // none. A slice that holds everything has no boundary to care for, so this ends.
+      // Starts in phase with the boundaries cost some space, usually far less than the size of a tensor without a
+      // place. The loop ends, because a slice that holds everything has no boundary inside.
       const uint64_t growth = divide_up(volume_of(left), left.size() <= few ? 32 : 1);
       volume =
           checked_add(checked_multiply(host.shard, assigned_.rule.ranks, "elements of a sub-bucket"),

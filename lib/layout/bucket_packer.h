@@ -11,7 +11,7 @@
 
 namespace fsdp::layout {
 
-// Free space inside sub-buckets, and the rule that says where in it a tensor may start. Inside the layout room only.
+// Free space inside sub-buckets, and the rule for where a tensor may start in a gap. Inside the layout room only.
 
 struct Item {
   uint64_t count;
@@ -32,12 +32,12 @@ struct Gap {
 };
 
 // The smallest aligned start in [from, end) at which no boundary k * shard cuts a granule of the item and the item ends
-// by `end`. It gives up after a few boundaries, so "nothing" may be pessimistic.
+// by `end`. The search gives up after a few boundaries, so it may return nothing although such a start exists.
 std::optional<uint64_t> find_start(const Item &item, uint64_t shard, uint64_t from, uint64_t end);
 
 class GapList {
  public:
-  // Gaps in which not even an item of `smallest` elements could start aligned are forgotten.
+  // Gaps that are too small for an aligned item of `smallest` elements are dropped.
   explicit GapList(uint64_t smallest) : smallest_(smallest) {}
   void add(Gap gap);
   // Takes the item's place out of the smallest gap that holds it; shards[bucket] is the bucket's slice length.
@@ -48,7 +48,7 @@ class GapList {
   std::optional<Position> place_in(Iterator gap, const Item &item, uint64_t shard);
 
   uint64_t smallest_;
-  std::set<Gap> gaps_;  // by size
+  std::set<Gap> gaps_;  // ordered by size
 };
 
 struct PackedBucket {
@@ -58,7 +58,7 @@ struct PackedBucket {
 
 struct Packing {
   std::vector<PackedBucket> buckets;
-  std::vector<Position> places;  // one an item; the offset counts from the start of its bucket
+  std::vector<Position> places;  // one position per item; its offset counts from the start of its bucket
 };
 
 Packing pack_buckets(std::span<const Item> items, uint32_t ranks);

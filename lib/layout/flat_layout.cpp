@@ -17,7 +17,7 @@
 namespace fsdp::layout {
 namespace {
 
-// Rows that stay together.
+// The number of rows that stay together.
 uint64_t granule_rows(const TensorSpec &spec, uint64_t rows, uint64_t index) {
   switch (spec.granule) {
     case FSDP_GRANULE_ROW: return 1;
@@ -48,7 +48,7 @@ std::vector<Item> items_of(std::span<const Placement> tensors) {
   return items;
 }
 
-// Sub-buckets one after the other, tensors at their final places.
+// Puts the sub-buckets one after the other, and the tensors at their final places.
 void assemble(FlatLayout &layout, const Packing &packing) {
   for (const PackedBucket &bucket : packing.buckets) {
     layout.sub_buckets.push_back({bucket.granule, bucket.shard, layout.full_count, layout.shard_count});
@@ -62,7 +62,7 @@ void assemble(FlatLayout &layout, const Packing &packing) {
   }
 }
 
-// Numbers as little-endian 64-bit words, so that the hash is the same on every machine.
+// Hashes numbers as little-endian 64-bit words, so that the hash is the same on every machine.
 class Digest {
  public:
   void add(uint64_t word) {
@@ -74,7 +74,7 @@ class Digest {
   std::vector<unsigned char> bytes_;
 };
 
-// The shapes are part of it: two lists of tensors with the same offsets are still different layouts.
+// The hash covers the shapes: two lists of tensors of different shapes are different layouts even at the same offsets.
 uint64_t hash_of(const FlatLayout &layout, std::span<const TensorSpec> tensors) {
   Digest digest;
   for (uint64_t word : {uint64_t{layout.ranks}, layout.sub_buckets.size(), layout.tensors.size(), layout.full_count,
@@ -128,7 +128,7 @@ Slice FlatLayout::slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_
 
 namespace fsdp::layout {
 
-// What a flat layout promises, checked without the code that builds it.
+// Checks what a flat layout promises without the code that builds it.
 
 namespace {
 
@@ -252,7 +252,7 @@ namespace {
 
 struct GranuleKind {
   uint64_t granule, scales;
-  uint64_t granules = 0;  // so far
+  uint64_t granules = 0;  // number of granules so far
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 //
 // Promises: tensors are contiguous, disjoint and in bounds; every tensor starts at a multiple of `alignment` in the
 // full buffer; a rank boundary k * shard_count_b never cuts a granule of a tensor. Quantized tensors start at granules
-// of their sub-bucket, which has no others.
+// of their sub-bucket, all of whose tensors have the same granule.
 #pragma once
 
 #include <algorithm>
@@ -28,9 +28,9 @@ inline constexpr uint64_t alignment = 128;
 struct TensorSpec {
   std::vector<uint64_t> shape;  // C order; empty: a scalar
   fsdp_granule granule = FSDP_GRANULE_ROW;
-  uint64_t granule_rows = 0;  // counts only with FSDP_GRANULE_BLOCK
-  // Of a quantized tensor, else 0: how many scales a whole granule has, and the tensor. It may be less than a granule.
-  // All tensors of a layout are quantized, or none is.
+  uint64_t granule_rows = 0;  // used only with FSDP_GRANULE_BLOCK
+  // For a quantized tensor, the number of scales of a whole granule and of the tensor, which may be smaller than a
+  // granule; else 0. Either all tensors of a layout are quantized or none is.
   uint64_t granule_scales = 0, scale_count = 0;
 
   bool scaled() const { return granule_scales != 0; }
@@ -39,16 +39,16 @@ struct TensorSpec {
 struct SubBucket {
   uint64_t granule;       // elements that stay together
   uint64_t shard_count;   // elements of each rank's slice
-  uint64_t full_offset;   // of the sub-bucket in the full buffer
-  uint64_t shard_offset;  // of the rank's slice in the shard
+  uint64_t full_offset;   // offset of the sub-bucket in the full buffer
+  uint64_t shard_offset;  // offset of the rank's slice in the shard
 };
 
 struct Placement {
   uint32_t sub_bucket;
-  uint64_t full_offset;  // of the tensor's first element in the full buffer
+  uint64_t full_offset;  // offset of the tensor's first element in the full buffer
   uint64_t count;
-  uint64_t row;      // elements of a row
-  uint64_t granule;  // elements of this tensor's granule
+  uint64_t row;      // elements in a row
+  uint64_t granule;  // elements in a granule of this tensor
 };
 
 // A rank's part of a tensor; count 0 if it has none.
@@ -57,7 +57,7 @@ struct Slice {
   uint64_t full_offset;
   uint64_t shard_offset;
   uint64_t count;
-  uint64_t group_offset;  // in the shards of neighbouring ranks that are kept together, see below
+  uint64_t group_offset;  // offset in the shards of neighbouring ranks that are kept together, see slice() below
 };
 
 struct FlatLayout {
@@ -66,28 +66,29 @@ struct FlatLayout {
   std::vector<Placement> tensors;  // in the order given
   uint64_t full_count = 0;         // ranks * shard_count
   uint64_t shard_count = 0;
-  uint64_t used_count = 0;  // elements of tensors
-  uint64_t hash = 0;        // of all the above, stable between builds and machines
+  uint64_t used_count = 0;  // elements that belong to tensors
+  uint64_t hash = 0;        // hash of the above and of the declared shapes, stable between builds and machines
 
   Slice slice(uint64_t tensor, uint32_t rank) const { return slice(tensor, rank, 1, 1); }
-  // What `count` ranks from `first` have of it together. They are within one group of `group` neighbours, whose slices
-  // of each sub-bucket are kept one after the other: group_offset is where the part begins in that.
+  // The part of the tensor that the `count` ranks from `first` on have together. These ranks are within one group of
+  // `group` neighbours. The group's memory has the neighbours' slices of each sub-bucket one after the other:
+  // group_offset is where the part begins in that memory.
   Slice slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_t group) const;
 };
 
 // Throws INVALID_ARGUMENT on sizes that overflow, a dimension of 0 or a granule that makes no sense.
 FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks);
 
-// Checks every promise above, and of the scales of `layout` that ranks have those of the elements they have; returns an
-// empty string or what is broken. For tests and debug mode.
+// validate() checks every promise above; validate_scales() checks that each rank has exactly the scales of the elements
+// it has. Both return an empty string or what is broken. For tests and debug mode.
 std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tensors);
 std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, std::span<const TensorSpec> tensors);
-// ... where each tensor has one.
+// The same for a layout with one scale for each tensor.
 std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &scales);
 
 // How long a rank's slice of a sub-bucket must be. Inside the layout room only.
 
-// Estimates saturate instead of failing, since the alternative they speak for may never be chosen.
+// Estimates saturate instead of failing, since the alternative that they describe may never be chosen.
 inline constexpr uint64_t too_many = UINT64_MAX;
 
 inline uint64_t saturating_add(uint64_t a, uint64_t b) { return a > too_many - b ? too_many : a + b; }
@@ -105,13 +106,13 @@ inline uint64_t saturating_round_up(uint64_t value, uint64_t multiple) {
 
 struct ShardRule {
   uint64_t ranks;
-  uint64_t allowance;  // elements a rank that rounding a slice to a power of two may cost
+  uint64_t allowance;  // extra elements per rank that rounding a slice to a multiple of a power of two may cost
 
-  // What the slice must be a multiple of for the next sub-bucket to start aligned.
+  // The next sub-bucket starts aligned if the slice is a multiple of this number.
   uint64_t unit() const { return alignment / std::gcd(alignment, ranks); }
 
-  // The slice, at least `least`, such that all ranks hold `volume`. Slices of whole alignments are best, since the
-  // start of a tensor can then be chosen such that a boundary falls between two of its granules.
+  // The slice, at least `least` long, with which all ranks together hold `volume`. Slices that are multiples of the
+  // alignment are best: a tensor's start can then be chosen such that a boundary falls between two of its granules.
   uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t unit, uint64_t least) const {
     const uint64_t needed = std::max(divide_up(volume, ranks), least);
     const auto rounded = [&](uint64_t multiple) {
@@ -126,20 +127,20 @@ struct ShardRule {
   }
 };
 
-// Where the scales of quantized tensors lie: as their elements do, a granule at a time. Pure.
+// Where the scales of quantized tensors lie: in the same order as the elements, granule by granule. Pure.
 //
-//   elements   | granule | granule | granule | padding |      a sub-bucket: tensors of one granule, each from a granule
-//   on scales     | scales  | scales  | scales  |         |      so many for each granule: a rank has those of what it
-//   has
+//   elements   | granule | granule | granule | padding |   a sub-bucket: its tensors have one granule and start at one
+//   scales     | scales  | scales  | scales  |         |   the same number per granule: a rank has its elements' scales
 
-// One sub-bucket for each kind of granule (its elements, its scales), in order of first appearance.
+// One sub-bucket for each kind of granule (number of elements, number of scales), in order of first appearance.
 Packing pack_granules(std::span<const Placement> tensors, std::span<const TensorSpec> specs, uint32_t ranks);
 
-// The layout of their scales. Its granules are the scales of a granule, and its ranks' boundaries fall where those of
-// the elements do.
+// The layout of the tensors' scales. One of its granules holds the scales of one granule of elements, and its rank
+// boundaries match those of the elements.
 FlatLayout build_scale_layout(const FlatLayout &elements, std::span<const TensorSpec> specs);
 
-// One scale for each tensor, in their order, wherever its elements are: what all ranks know, each writes its share of.
+// One scale for each tensor, in the order of the tensors, wherever a tensor's elements are. Every rank knows all of
+// these scales; each rank writes its share of them.
 FlatLayout build_tensor_scale_layout(const FlatLayout &elements);
 
 }  // namespace fsdp::layout

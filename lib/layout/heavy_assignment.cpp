@@ -16,7 +16,7 @@ uint64_t elements_of(std::span<const Item> items) {
   return sum;
 }
 
-// Elements from the first one's start to the last one's end, if the first starts at a multiple of its step.
+// Elements from the start of the first member to the end of the last, if the first starts at a multiple of its step.
 uint64_t span_of(std::span<const Item> items, std::span<const uint32_t> members) {
   uint64_t end = 0;
   for (uint32_t i : members)
@@ -41,7 +41,7 @@ HeavyAssignment::HeavyAssignment(std::span<const Item> items, uint32_t ranks)
 
 void HeavyAssignment::assign_all() {
   for (int round = 0; round < assignment_rounds; ++round) {
-    // What becomes heavy leaves the host, so that its slice shrinks and more tensors become heavy.
+    // Tensors that become heavy may leave the host: its slice shrinks, and more tensors become heavy.
     Indices heavy = take_heavy(host_shard(buckets[0].granule, buckets[0].cursor, slack_));
     if (heavy.empty()) return;
     measure_fillers();
@@ -54,7 +54,7 @@ void HeavyAssignment::assign_all() {
   }
 }
 
-// By granule, then by length, largest first.
+// Takes the heavy tensors from the fillers, ordered by granule and then by length, largest first.
 Indices HeavyAssignment::take_heavy(uint64_t shard) {
   const auto is_filler = [&](uint32_t i) {
     return items_[i].count <= shard || buckets[0].granule % items_[i].granule == 0;
@@ -93,7 +93,7 @@ void HeavyAssignment::assign_class(std::span<const uint32_t> members) {
   if (!rest.empty()) place_together(rest);
 }
 
-// Takes the slack of a bucket if that leaves its slice as it is.
+// Puts the tensor into the slack of a bucket if the bucket's slice stays as it is.
 bool HeavyAssignment::fits_existing(uint32_t index) {
   const Item &item = items_[index];
   for (size_t b = std::min(buckets.size(), buckets_considered); b-- > 0;) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decides which sub-buckets a layout has. Inside the layout room only. Pure and deterministic.
 //
-// A tensor longer than a rank's slice crosses several rank boundaries, so the slice must be a multiple of its granule:
-// it is called heavy. Every other tensor, a filler, crosses at most one boundary, which only asks for a suitable start.
-// So heavy tensors decide the sub-buckets, a granule at a time, from the largest down. Each goes into the slack of an
-// earlier sub-bucket, together with an earlier one, or into one of their own, whichever pads least.
+// A tensor longer than a rank's slice is called heavy: it crosses several rank boundaries, so the slice must be a
+// multiple of the tensor's granule. Every other tensor, a filler, crosses at most one boundary and only needs a
+// suitable start. So the heavy tensors decide the sub-buckets. They are assigned one granule size at a time, the
+// largest first: to the slack of an existing sub-bucket, to an existing one that is enlarged, or to a new one,
+// whichever pads least.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,7 @@ struct Bin {
   uint64_t granule = 1;   // least common multiple of its heavy tensors' granules
   uint64_t shard = 0;     // elements of each rank's slice
   uint64_t cursor = 0;    // end of the heavy tensors, which lie one after the other from 0
-  uint64_t reserved = 0;  // promised to guests
+  uint64_t reserved = 0;  // elements promised to guests
   std::vector<Gap> gaps;  // between the heavy tensors
 };
 
@@ -31,17 +32,18 @@ class HeavyAssignment {
   HeavyAssignment(std::span<const Item> items, uint32_t ranks);
 
   ShardRule rule;
-  // Bucket 0 is the host: it takes what has no better place, and its slice is left open. The others' are final.
+  // Bucket 0 is the host: it takes the tensors that have no better place. The length of its slice is still open; the
+  // slices of all other buckets are final.
   std::vector<Bin> buckets;
-  std::vector<Position> places;  // of heavy tensors; offsets count from the start of the bucket
-  Indices guests;                // do not divide a slice, but fit into the slack of one of the buckets
-  Indices fillers;               // all others, longest first
+  std::vector<Position> places;  // positions of heavy tensors; offsets count from the start of the bucket
+  Indices guests;                // heavy tensors in the slack of buckets whose slices their granules do not divide
+  Indices fillers;               // all other tensors, longest first
 
  private:
   // What the layout would be if a bucket took some more heavy tensors.
   struct Outlook {
-    uint64_t shards;          // over all buckets
-    uint64_t granule, shard;  // of the bucket
+    uint64_t shards;          // sum of the slices of all buckets
+    uint64_t granule, shard;  // those of the bucket itself
   };
   void assign_all();
   Indices take_heavy(uint64_t shard);
@@ -52,11 +54,12 @@ class HeavyAssignment {
   void add_heavy(uint32_t bucket, uint32_t index);
   void measure_fillers();
   uint64_t slack(const Bin &bucket) const;
-  // The host's slice if it had this granule and these heavy elements, and the others this much slack for its fillers.
+  // The host's slice if the host had this granule and these heavy elements, and if the other buckets had this much
+  // slack for its fillers.
   uint64_t host_shard(uint64_t granule, uint64_t heavy, uint64_t slack) const;
 
   std::span<const Item> items_;
-  uint64_t penalty_;  // elements a rank that a bucket less may cost
+  uint64_t penalty_;  // extra elements per rank that saving one bucket may cost
   uint64_t filler_volume_ = 0, filler_granule_ = 1;
   uint64_t shards_ = 0, slack_ = 0;  // sums over all buckets but the host
 };
