@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic on sizes that come from outside: it fails instead of wrapping around. Names are formatted only then.
+// Arithmetic on sizes that come from outside: it fails instead of wrapping around. Names of sizes are formatted only on
+// failure.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,7 @@ uint64_t checked_lcm(uint64_t a, uint64_t b, const Name &what) {
   return checked_multiply(a / std::gcd(a, b), b, what);
 }
 
-// A caller's array of structs that may be shorter or longer than ours, one every `stride` bytes.
+// A caller's array with one struct every `stride` bytes. The caller's struct may be shorter or longer than ours.
 
 template <class T>
 class Strided {
@@ -45,13 +46,13 @@ class Strided {
   Strided(const T *first, uint64_t count, uint64_t stride) : first_(first), count_(count), stride_(stride) {}
 
   uint64_t size() const { return count_; }
-  // What the caller's struct lacks is zero.
+  // Fields that the caller's struct lacks are zero.
   T operator[](uint64_t index) const {
     T value{};
     std::memcpy(static_cast<void *>(&value), bytes(index), std::min<uint64_t>(stride_, sizeof(T)));
     return value;
   }
-  // The first byte of an element that this release does not know and that is not zero.
+  // The offset of the element's first byte that is not zero and that this release does not know.
   std::optional<uint64_t> unknown_byte(uint64_t index) const {
     for (uint64_t byte = sizeof(T); byte < stride_; ++byte)
       if (bytes(index)[byte]) return byte;

@@ -19,7 +19,7 @@ constexpr size_t dtype_size(fsdp_dtype dtype) {
   }
 }
 
-// Of what callers compute with and hand in; the others are stored forms, and bytes.
+// True for the dtypes in which callers compute and pass numbers; the others are stored forms and bytes.
 constexpr bool is_number(fsdp_dtype dtype) { return dtype >= FSDP_FLOAT32 && dtype <= FSDP_FLOAT16; }
 
 constexpr const char *dtype_name(fsdp_dtype dtype) {

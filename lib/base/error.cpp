@@ -14,8 +14,8 @@
 namespace fsdp {
 namespace {
 
-// A key and not a thread_local: where a library is opened late, glibc makes the memory of those when a thread first
-// uses one, and ends the process if there is none.
+// A key is used and not a thread_local: in a library that is opened late, glibc allocates a thread_local variable when
+// a thread first uses it, and ends the process if no memory is left.
 class ThreadNumbers {
  public:
   ThreadNumbers() noexcept : made_(pthread_key_create(&key_, nullptr) == 0) {}
@@ -30,8 +30,8 @@ class ThreadNumbers {
     if (const void *known = made_ ? pthread_getspecific(key_) : nullptr) return reinterpret_cast<uint64_t>(known);
     const uint64_t number = last_.fetch_add(1, std::memory_order_relaxed) + 1;
     if (made_ && pthread_setspecific(key_, reinterpret_cast<void *>(number)) == 0) return number;
-    // No key or no memory for it: the kernel's number, beyond all of ours; another thread may have it after this one's
-    // end.
+    // There is no key, or no memory for its value. The kernel's number is used instead, with the top bit set to keep it
+    // apart from ours. After this thread's end another thread may get it.
     return uint64_t{1} << 63 | static_cast<uint64_t>(::gettid());
   }
 
@@ -49,7 +49,7 @@ uint64_t thread_number() noexcept { return thread_numbers.get(); }
 
 std::string vformat_text(fmt::string_view format, fmt::format_args args) { return fmt::vformat(format, args); }
 
-// The text of the second one needs no memory of the heap.
+// The text for bad_alloc is so short that it needs no memory from the heap.
 Error current_error() {
   try {
     throw;

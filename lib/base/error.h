@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one exception type of the library. It carries what fsdp_error carries; none crosses the C boundary.
+// The one exception type of the library. It carries what fsdp_error carries. No exception crosses the C boundary.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace fsdp {
 
-// fmt::format, but the machinery is compiled once, in error.cpp, and not in every file that formats.
+// Like fmt::format, but compiled once, in error.cpp, and not in every file that formats.
 std::string vformat_text(fmt::string_view format, fmt::format_args args);
 
 template <class... Args>
@@ -35,8 +35,8 @@ class Error : public std::exception {
   fsdp_origin origin;
   int64_t origin_code;
   int32_t rank;                 // the rank to blame, -1 if none
-  bool ends_context = true;     // false: of a status that ends a context, but this one ended its call alone
-  std::vector<uint32_t> ranks;  // all of them where there are several, ascending; empty: `rank` alone
+  bool ends_context = true;     // false: it ended only its call, although its status is one that ends a context
+  std::vector<uint32_t> ranks;  // all ranks to blame if there are several, ascending; empty: `rank` alone
   std::string message;
 };
 
@@ -45,15 +45,15 @@ template <class... Args>
   throw Error(status, format_text(format, std::forward<Args>(args)...));
 }
 
-// Blames a rank.
+// Throws an Error that blames a rank.
 template <class... Args>
 [[noreturn]] void fail_rank(fsdp_status status, int32_t rank, fmt::format_string<Args...> format, Args &&...args) {
   throw Error(status, format_text(format, std::forward<Args>(args)...), rank);
 }
 
-// The exception that is being handled, as an Error. In a catch block.
+// Returns the exception that is being handled as an Error. Call it in a catch block.
 Error current_error();
-// Runs the body; what it throws, as an Error.
+// Runs the body. Returns what the body throws as an Error.
 template <class Body>
 std::optional<Error> capture_error(Body &&body) {
   try {
@@ -64,7 +64,7 @@ std::optional<Error> capture_error(Body &&body) {
   }
 }
 
-// A failed system call: `what` says what was being done; errno's text is added.
+// Throws for a system call that failed with errno `code`. `what` says what was being done; the text of `code` is added.
 [[noreturn]] void fail_errno(int code, const std::string &what);
 
 }  // namespace fsdp

@@ -14,19 +14,20 @@
 
 namespace fsdp {
 
-// The time that limits are counted in.
+// The clock by which time limits are measured.
 
 inline uint64_t steady_ms() noexcept {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
 }
 
-// How long a wait sleeps before it looks again whether it should go on.
+// How long a wait sleeps before it checks again whether it should go on.
 
 inline constexpr int slice_ms = 20;
 
-// Of waits for all ranks of a job of so many. What is waited for wakes them; a look finds what does not, a verdict or
-// the caller's wish to end. Where thousands of processes share a machine, their looks would take all of it.
+// The same for a wait for all ranks of a job with `ranks` ranks. The awaited event wakes such a wait. Its checks only
+// find what does not wake it: a verdict, or the caller's wish to stop. Where thousands of processes share a machine,
+// frequent checks would use up all of its CPU time.
 constexpr int slice_ms_of(uint32_t ranks) {
   return ranks <= 512 ? slice_ms : ranks <= 2048 ? 5 * slice_ms : 10 * slice_ms;
 }
@@ -60,39 +61,41 @@ class Failure {
   std::atomic<bool> failed_{false};
 };
 
-// A number of the calling thread. Never used again, unlike thread ids: a library thread cannot be taken for a caller
-// that ended.
+// A number for the calling thread. Unlike thread ids, numbers are not reused: a library thread cannot be taken for a
+// caller's thread that ended.
 uint64_t thread_number() noexcept;
 
-// Told while the caller waits for a stream of its own, whose work may wait for peers: see membership/liveness/watch.h.
+// Observes waits of the caller for one of its own streams, whose work may wait for peers: see
+// membership/liveness/watch.h.
 class WaitObserver {
  public:
-  // The caller waits for what the thread does. Called about every 20 ms; throws what ends the wait.
+  // Says that the caller waits for what the thread does. Called about every 20 ms; throws to end the wait.
   virtual void look(uint64_t thread) = 0;
-  // ... no longer.
+  // Says that the caller no longer waits.
   virtual void look_away() noexcept = 0;
 
  protected:
   ~WaitObserver() = default;
 };
 
-// What the caller looks after in all its waits while the job forms: see membership/join/forming_watch.h.
+// Work that the caller's thread does in all its waits while the job forms: see membership/join/forming_watch.h.
 class WaitTask {
  public:
-  // Called by every poll; throws what ends the wait.
+  // Called by every poll; throws to end the wait.
   virtual void look() = 0;
-  // The job cannot form, for this reason as far as this rank knows. Returns the reason that all ranks report.
+  // `error` is why the job cannot form, as far as this rank knows. Returns the reason that all ranks report.
   virtual Error settle(const Error &error) = 0;
 
  protected:
   ~WaitTask() = default;
 };
 
-// What a wait on the caller's own thread does between two looks at its condition: throws if the context failed or the
-// caller's interrupted hook says stop. Waits on library threads get one without the hook.
+// A wait on the caller's own thread calls poll() between two checks of its condition. poll() throws if the context
+// failed, or if the caller's interrupted hook or flag asks to stop. Waits on library threads get a Waiter without a
+// hook.
 class Waiter {
  public:
-  // flag: of the caller's, written by any thread or signal handler; NULL: none.
+  // flag: the caller's flag, which any thread or signal handler may write; NULL: no flag.
   Waiter(const Failure &failure, fsdp_interrupted_hook hook, void *data, uint32_t timeout_ms,
          const int32_t *flag = nullptr)
       : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms), flag_(flag) {}
@@ -104,7 +107,8 @@ class Waiter {
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
   }
   uint32_t timeout_ms() const { return timeout_ms_; }
-  // The call that the caller is in, for messages: a literal. And which model it is of, where there are several.
+  // Names the call that the caller is in, for messages: a string literal. set_model() adds the model's number if the
+  // context has several models.
   void set_call(const char *call) const {
     call_.store(call, std::memory_order_relaxed);
     model_.store(no_model, std::memory_order_relaxed);
@@ -116,10 +120,10 @@ class Waiter {
     return model == no_model ? call() : format_text("{} of model {}", call(), model);
   }
   const Failure &failure() const { return failure_; }
-  // NULL: none. Set and called on the caller's thread alone.
+  // NULL: no task. The task is set and called only on the caller's thread.
   void set_wait_task(WaitTask *task) const { task_ = task; }
   Error settle(const Error &error) const { return task_ ? task_->settle(error) : error; }
-  // NULL: none. It outlives the waits.
+  // NULL: no observer. The observer must outlive the waits.
   void set_observer(WaitObserver *observer) const { observer_.store(observer, std::memory_order_release); }
   WaitObserver *observer() const { return observer_.load(std::memory_order_acquire); }
 

@@ -11,9 +11,10 @@ namespace fsdp {
 
 namespace {
 
-// Of the process, as fork() is. Atomics alone: the child of a process with threads may call nothing that waits.
+// The list belongs to the process, because fork() concerns all of it. It has only atomics: after fork() the child of a
+// process with threads may call nothing that waits.
 constexpr int seats = 1024;
-std::atomic<int> descriptors[seats];  // and 1; 0: free
+std::atomic<int> descriptors[seats];  // descriptor + 1; 0: the seat is free
 
 void close_in_child() {
   for (std::atomic<int> &entry : descriptors)
@@ -33,7 +34,7 @@ ForkClosed::ForkClosed(int fd) noexcept {
   }
 }
 
-// Before the descriptor is closed: its number may be another one's then.
+// Must be called before the descriptor is closed, because its number may then belong to another file.
 void ForkClosed::end() noexcept {
   if (seat_ >= 0) descriptors[seat_].store(0);
   seat_ = -1;

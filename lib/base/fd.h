@@ -27,18 +27,19 @@ class Fd {
   int get() const noexcept { return fd_; }
   int release() noexcept { return std::exchange(fd_, -1); }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  // Empty, with errno set, if it fails.
+  // Returns an empty Fd and sets errno if the descriptor cannot be duplicated.
   Fd duplicate() const noexcept { return Fd(::fcntl(fd_, F_DUPFD_CLOEXEC, 0)); }
 
  private:
   int fd_ = -1;
 };
 
-// A descriptor that children of this process do not keep. A connection lasts as long as any process has its descriptor:
-// where its end tells peers that this process died, a forked child (of a data loader, say) would hide that from them.
+// A descriptor that children of this process do not keep. A connection lasts as long as any process has its descriptor.
+// If the end of the connection tells peers that this process died, a forked child that kept the descriptor (one of a
+// data loader, say) would hide the death.
 
-// From now on until its end fork() closes this descriptor in the child. There is room for 1,024 in a process; what goes
-// beyond is kept by children. One that a child of vfork() or posix_spawn() has ends with its exec, if it is CLOEXEC.
+// While this object lives, fork() closes the descriptor in the child. There is room for 1,024 descriptors in a process;
+// children keep any more. In a child of vfork() or posix_spawn() the exec closes the descriptor if it is CLOEXEC.
 class ForkClosed {
  public:
   ForkClosed() = default;

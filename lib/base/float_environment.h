@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The IEEE default for as long as the object lives: round to nearest even, subnormals kept, no traps. Callers may have
-// set flush-to-zero or another rounding mode; no bit that is computed may depend on it, and the caller gets it back.
+// Sets the IEEE default while the object lives: round to nearest even, subnormals kept, no traps. Callers may have set
+// flush-to-zero or another rounding mode: no computed bit may depend on their mode, and its end restores that mode.
 #pragma once
 
 #if defined(__x86_64__) || defined(__SSE__)
@@ -13,7 +13,7 @@ namespace fsdp {
 
 #if defined(__x86_64__) || defined(__SSE__)
 
-// Writing MXCSR costs far more than reading it, so it is written only where the caller's differs.
+// Writing MXCSR costs far more than reading it, so it is written only if the caller's mode differs.
 class FloatEnvironment {
  public:
   FloatEnvironment() noexcept : saved_(_mm_getcsr()) {
@@ -27,7 +27,7 @@ class FloatEnvironment {
 
  private:
   static constexpr unsigned standard = 0x1f80;      // all exceptions masked, nearest even, no FTZ, no DAZ
-  static constexpr unsigned sticky_flags = 0x003f;  // what has happened so far: no mode
+  static constexpr unsigned sticky_flags = 0x003f;  // exceptions that occurred so far; they are not part of the mode
   bool differs() const noexcept { return (saved_ & ~sticky_flags) != standard; }
   unsigned saved_;
 };

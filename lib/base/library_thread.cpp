@@ -13,7 +13,7 @@ pthread_t LibraryThread::start(void *(*body)(void *), void *argument) const {
   constexpr size_t most_shown = 15;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
-  // glibc takes a thread's TLS from its stack, which is large in programs with many libraries.
+  // glibc takes a thread's TLS from the thread's stack, and the TLS is large in programs with many libraries.
   const long least = std::max(sysconf(_SC_THREAD_STACK_MIN), 0L);
   if (stack_bytes) pthread_attr_setstacksize(&attributes, static_cast<size_t>(least) + stack_bytes);
   pthread_t thread{};

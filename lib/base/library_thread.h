@@ -10,10 +10,10 @@
 
 namespace fsdp {
 
-// Signals belong to the program's own threads. While this lives none reaches the calling thread, nor ever one of those
-// that it starts, which inherit that: also those of libraries that this one calls. But a fault is the faulting thread's
-// own: where it is blocked the kernel ends the process at once, without the handler of a sanitizer or of the program
-// that would have told why.
+// Signals belong to the program's own threads. While this object lives, no signal reaches the calling thread. Threads
+// that are started meanwhile, also by other libraries, inherit the mask for ever. Faults are not blocked: if a thread
+// blocks its own fault, the kernel ends the process at once. A handler of a sanitizer or of the program, which would
+// have told why, would not run.
 class BlockedSignals {
  public:
   BlockedSignals() noexcept {
@@ -30,16 +30,16 @@ class BlockedSignals {
   sigset_t before_;
 };
 
-// Joined by its owner.
+// A thread that its owner joins.
 struct LibraryThread {
-  // A small stack, for code of our own; 0: the system's, for code of others.
+  // A small stack is for code of our own. 0 means the system's default, for code of other libraries.
   static constexpr size_t small_stack = size_t{256} * 1024;
 
-  std::string name;     // "fsdp-" and so on, cut to what the system shows
+  std::string name;     // "fsdp-" and more, cut to the length that the system shows
   std::string purpose;  // for the error: "start the thread of ..."
   size_t stack_bytes = small_stack;
 
-  // The thread handles none of the program's signals but its own faults. Throws SYSTEM.
+  // The thread handles no signals except its own faults. Throws SYSTEM if it cannot be started.
   pthread_t start(void *(*body)(void *), void *argument) const;
 };
 

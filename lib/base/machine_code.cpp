@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Newer than the headers of some supported systems; an older kernel answers EINVAL.
+// The headers of some supported systems lack this constant; an older kernel answers EINVAL.
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
@@ -23,7 +23,7 @@ struct CodeSegment {
   uintptr_t inside, begin, end;
 };
 
-// The readable segment of code in which `inside` lies.
+// Finds the readable segment of code in which `inside` lies.
 int find_segment(dl_phdr_info *object, size_t, void *data) {
   CodeSegment &segment = *static_cast<CodeSegment *>(data);
   for (int i = 0; i < object->dlpi_phnum; ++i) {
@@ -38,7 +38,8 @@ int find_segment(dl_phdr_info *object, size_t, void *data) {
   return 0;
 }
 
-// False: this kernel has no call for it. Another error is none of ours: where a page cannot come, running it will tell.
+// Returns false if this kernel has no such call. Other errors are ignored: if a page cannot be read, running it will
+// show that.
 bool populate_by_kernel(uintptr_t begin, uintptr_t end) {
   int result = 0;
   do result = madvise(reinterpret_cast<void *>(begin), end - begin, MADV_POPULATE_READ);

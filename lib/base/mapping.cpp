@@ -32,8 +32,8 @@ std::byte *map(const Fd &file, uint64_t bytes, int protection, int flags) {
 
 }  // namespace
 
-// Where the process locks all that it maps (mlockall), pages that may be written would be copied at once: they may not
-// be until they are not locked.
+// If the process locks all its mappings (mlockall), writable pages would be copied at once. So the pages become
+// writable only after they are unlocked.
 std::byte *map_private_view(const Fd &file, uint64_t bytes) {
   std::byte *data = map(file, bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
   if (!data || (::munlock(data, bytes) == 0 && ::mprotect(data, bytes, PROT_READ | PROT_WRITE) == 0)) return data;
@@ -113,7 +113,7 @@ int protection(Access access) {
   return PROT_NONE;
 }
 
-// What the kernel says is available, or the largest number if it does not say.
+// The memory that the kernel says is available, or the largest number if it does not say.
 uint64_t available_memory() {
   FILE *file = std::fopen("/proc/meminfo", "re");
   if (!file) return UINT64_MAX;
@@ -126,8 +126,8 @@ uint64_t available_memory() {
   return bytes;
 }
 
-// A memfd has no limit of its own: without this check a size that does not fit ends in the kernel's OOM killer, and one
-// above the file size limit in SIGXFSZ.
+// A memfd has no limit of its own. Without this check the kernel's OOM killer would end the process for a size that
+// does not fit, and SIGXFSZ for a size above the file size limit.
 void check_room(uint64_t bytes, const std::string &what) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
@@ -143,7 +143,7 @@ void check_room(uint64_t bytes, const std::string &what) {
 }
 
 void allocate(const Fd &file, uint64_t bytes, const std::string &what) {
-  // In pieces: a signal makes the kernel undo the piece that it is at.
+  // The memory is allocated in pieces, because a signal makes the kernel undo the whole fallocate() call.
   constexpr uint64_t piece = uint64_t{256} << 20;
   for (uint64_t offset = 0; offset < bytes;) {
     const uint64_t length = std::min(piece, bytes - offset);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory shared by ranks: a sealed memfd (nothing of it shows in /dev/shm, nothing is left after a crash) and its
-// views.
+// Memory shared by ranks: a sealed memfd, which does not show in /dev/shm and leaves nothing after a crash, and views
+// of it.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ namespace fsdp {
 // What a rank may do with pages of memory that ranks share.
 enum class Access { none, read, read_write };
 
-// How a rank shows such memory to its caller: in pages that a write faults in, or in pages that are copied when they
-// are written, so that only this view changes.
+// How a rank shows shared memory to its caller. A write to a read_only page faults. A copy_on_write page is copied when
+// it is written, so that only this view changes.
 enum class View { read_only, copy_on_write };
 
-// The pages through which a rank sees a memory file: a mapping of its own, so that ranks that are threads cannot write
-// what is not theirs either. Under ThreadSanitizer all of a process see a file at one address, and protections are not
-// applied: races are found by address, and every rank at its own would hide those between ranks.
+// A rank sees a memory file through its own mapping. So ranks that are threads of one process cannot write each other's
+// memory either. Under ThreadSanitizer all ranks of a process see a file at one address, without protection. The
+// sanitizer finds races by address: if each rank had its own address, it would miss races between ranks.
 
 #if defined(__SANITIZE_THREAD__)
 #define FSDP_ONE_VIEW 1
@@ -36,21 +36,23 @@ constexpr bool views_are_protected = false;
 constexpr bool views_are_protected = true;
 #endif
 
-// protection as of mmap. NULL, and errno, if there is none.
+// `protection` is that of mmap. Returns NULL and sets errno on failure.
 std::byte *map_view(const Fd &file, uint64_t bytes, int protection);
 void unmap_view(std::byte *data, uint64_t bytes) noexcept;
-// One whose pages are copied when they are written (private_view.h): under ThreadSanitizer too each has its own.
+// Maps a view whose pages are copied when they are written (private_view.h). Each is a mapping of its own, also under
+// ThreadSanitizer.
 std::byte *map_private_view(const Fd &file, uint64_t bytes);
 void unmap_private_view(std::byte *data, uint64_t bytes) noexcept;
 
 uint64_t page_size() noexcept;
 
-// A memfd of `bytes` bytes, allocated in full and sealed against changes of its size. OUT_OF_MEMORY if that fails.
+// Creates a memfd of `bytes` bytes, allocated in full and sealed against changes of its size. Throws OUT_OF_MEMORY if
+// there is no room.
 Fd create_memory_file(uint64_t bytes, const std::string &what);
-// What came from a peer: throws unless it is sealed as above and has the size expected.
+// Checks a file that came from a peer: throws unless it is sealed as above and has the expected size.
 void check_memory_file(const Fd &file, uint64_t bytes, const std::string &what);
 
-// One view of a whole memory file. Not inherited by forked children.
+// One view of a whole memory file. Forked children do not inherit it.
 class Mapping {
  public:
   Mapping() = default;
@@ -63,9 +65,9 @@ class Mapping {
 
   std::byte *data() const noexcept { return data_; }
   uint64_t size_bytes() const noexcept { return bytes_; }
-  // offset and bytes are whole pages.
+  // `offset` and `bytes` are multiples of the page size.
   void set_access(uint64_t offset, uint64_t bytes, Access access, const std::string &what);
-  // Put the pages into this view now, so that no access faults later.
+  // Puts the pages into this view now, so that no access faults later.
   void populate(uint64_t offset, uint64_t bytes, Access access, const std::string &what);
 
  private:

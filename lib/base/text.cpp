@@ -11,7 +11,8 @@ namespace fsdp {
 
 namespace {
 
-// Bytes of the character that the text begins with; 0 if it begins with none. Overlong forms and surrogates are none.
+// Length in bytes of the UTF-8 character at the start of the text; 0 if the text does not start with a valid character.
+// Overlong encodings and surrogates are not valid.
 size_t character_length(std::string_view text) {
   const auto lead = static_cast<unsigned char>(text[0]);
   const size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;

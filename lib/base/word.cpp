@@ -20,7 +20,7 @@ uint32_t *low_half(std::atomic<uint64_t> &value) noexcept {
 }  // namespace
 
 void Word::raise(uint64_t to) noexcept {
-  // Sequentially consistent on both sides: either the sleeper is seen here, or the sleeper sees the new value.
+  // Both sides are sequentially consistent: either this thread sees the sleeper, or the sleeper sees the new value.
   value.store(to, std::memory_order_seq_cst);
   nudge();
 }
@@ -35,7 +35,7 @@ void Word::sleep_below(uint64_t target, uint32_t ms) noexcept {
   const uint64_t seen = value.load(std::memory_order_seq_cst);
   if (seen < target) {
     const timespec limit{static_cast<time_t>(ms / 1000), static_cast<long>(ms % 1000) * 1'000'000};
-    // Not FUTEX_PRIVATE: every rank has the memory at another address.
+    // The futex is not FUTEX_PRIVATE, because each rank has the memory at a different address.
     ::syscall(SYS_futex, low_half(value), FUTEX_WAIT, static_cast<uint32_t>(seen), &limit, nullptr, 0);
   }
   sleepers.fetch_sub(1, std::memory_order_seq_cst);

@@ -12,16 +12,16 @@ struct alignas(64) Word {
 
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
-  // What the owner says beside the value. It is on the same cache line, so a reader that sees the value has it without
-  // another miss.
+  // Numbers that the owner publishes with the value. They are on the same cache line, so a reader that sees the value
+  // has them without another miss.
   std::atomic<uint64_t> notes[note_count];
 
   bool reached(uint64_t target) const noexcept { return value.load(std::memory_order_acquire) >= target; }
-  // What this thread wrote before is visible to every thread that sees the new value. Only the owner calls it.
+  // Whatever this thread wrote before is visible to every thread that sees the new value. Only the owner calls raise().
   void raise(uint64_t to) noexcept;
-  // Wakes the threads that sleep on the word, so that they look around.
+  // Wakes the threads that sleep on the word, so that they check their conditions.
   void nudge() noexcept;
-  // Sleeps until the value may have reached the target, at most `ms`.
+  // Sleeps until the value may have reached the target, for at most `ms` milliseconds.
   void sleep_below(uint64_t target, uint32_t ms) noexcept;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
