@@ -14,7 +14,7 @@ namespace {
 
 bool takes_turns(const GroupSpec &group) { return group.reduce_policy != FSDP_REDUCE_POLICY_LAST; }
 
-// Of a parameter alone, as it lies in a layout but for what the ranks' slices are rounded up to.
+// The bytes of one parameter's gradient in a layout, apart from the rounding of the ranks' slices.
 uint64_t grad_bytes(const GroupSpec &group, const ParamSpec &param) {
   const uint64_t elements = round_up(param.element_count, layout::alignment, "elements of a full gradient");
   return checked_multiply(elements, dtype_size(group.grad_dtype ? group.grad_dtype : param.dtype), "full gradients");
@@ -24,7 +24,7 @@ struct Largest {
   const GroupSpec *group = nullptr;
   const ParamSpec *param = nullptr;
   uint64_t bytes = 0;
-  uint32_t count = 0;  // of all that take turns
+  uint32_t count = 0;  // number of parameters whose gradients take turns
 };
 
 template <class Visit>
@@ -44,7 +44,7 @@ Largest find_largest(const ModelSpec &spec) {
   return largest;
 }
 
-// At least half of them: those with parameters that are much larger than all others are the exception.
+// Do at least half of the groups stay whole? Groups with parameters much larger than all others are the exception.
 bool keeps_most_whole(const ModelSpec &spec, uint64_t part_bytes) {
   size_t groups = 0, whole = 0;
   for (const GroupSpec &group : spec.groups) {
@@ -58,9 +58,10 @@ bool keeps_most_whole(const ModelSpec &spec, uint64_t part_bytes) {
 
 }  // namespace
 
-// Equal shares, or what the largest parameter leaves to others, and less, since some runs pad more than others. A share
-// in which the large parameters fit only alone would cut off the small ones beside them: a reduce each, and hardly a
-// moment in which two large ones are alive.
+// Parts are equal shares of the limit, or what the largest parameter leaves of the limit to the others. Smaller sizes
+// are tried too, since some runs pad more than others. If large parameters only fit into a share alone, the small
+// parameters beside them would be cut off. Each would cost a reduce, and two large gradients would hardly ever be alive
+// at once.
 std::vector<GradCut> list_cuts(const ModelSpec &spec) {
   const Largest largest = find_largest(spec);
   const uint64_t limit = spec.max_pending_bytes;
@@ -77,14 +78,14 @@ std::vector<GradCut> list_cuts(const ModelSpec &spec) {
       add(pending, (limit - largest.bytes) / (pending - 1));
   }
   add(1, limit);
-  // What is open besides, such as root groups, may leave a part of the limit only.
+  // Gradients that stay open, such as those of root groups, may leave only a part of the limit.
   for (uint64_t bytes = limit / 2, turns = 6; turns-- > 0 && bytes >= largest.bytes / 8; bytes /= 2)
     cuts.push_back({1, bytes});
   cuts.push_back({1, 0});
   return cuts;
 }
 
-// From the last parameter on, where a backward pass begins.
+// Cuts from the last parameter on, where a backward pass begins.
 std::vector<uint32_t> cut_group(const GroupSpec &group, const GradCut &cut) {
   std::vector<uint32_t> part_of(group.params.size(), 0);
   if (!takes_turns(group) || cut.part_bytes == UINT64_MAX) return part_of;

@@ -19,7 +19,8 @@ namespace fsdp::memory {
 
 namespace {
 
-// The planes of a parameter are at most fp32, and that is what its shards are on one rank.
+// Checks that the largest plane of each parameter can be counted: on one rank the shard of a trainable one is all of
+// it, in fp32.
 void check_params(const GroupSpec &group) {
   for (const ParamSpec &param : group.params)
     plan_part("parameter", param.name, [&] {
@@ -27,7 +28,7 @@ void check_params(const GroupSpec &group) {
     });
 }
 
-constexpr size_t most_planes = 8;  // of AdamW; more are only slower
+constexpr size_t most_planes = 8;  // enough for AdamW; more planes only cost a reallocation
 
 BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<uint32_t> params) {
   const GroupSpec &group = spec.groups[group_index];
@@ -85,7 +86,7 @@ void split_group(const ModelSpec &spec, const GradCut &cut, uint32_t group_index
   }
 }
 
-// By kind, then slot, then index.
+// The sort key of a plane: its kind, then its slot, then its index.
 uint32_t place_in_list(const PlanePlan &plane) {
   return static_cast<uint32_t>(plane.kind) << 24 | uint32_t{plane.slot} << 16 | plane.index;
 }
@@ -173,7 +174,7 @@ class NameSearch {
   std::unordered_map<std::string, std::string> owners_;
 };
 
-// Names that two tensors of the model would have, with both of them: it could be trained, and never saved.
+// Finds names that two tensors of the model would share in a checkpoint. Such a model could be trained but not saved.
 std::vector<std::string> find_shared_names(const ModelSpec &spec) {
   NameSearch search;
   for (const GroupSpec &group : spec.groups)
@@ -253,7 +254,7 @@ uint64_t pool_bytes(const ModelPlan &plan) {
   return plan.grad_pool.size_bytes ? plan.region(RegionId::lent_grads).bytes : 0;
 }
 
-// What the smallest of all cuts takes that would be tried with this limit; none fits: nothing.
+// The bytes that the smallest of the cuts takes that would be tried with this limit; nothing if none fits.
 std::optional<uint64_t> find_smallest(ModelSpec &spec, uint64_t limit) {
   spec.max_pending_bytes = limit;
   uint64_t least = UINT64_MAX;
@@ -267,7 +268,7 @@ bool is_enough(ModelSpec &spec, uint64_t limit) {
                              [&](const GradCut &cut) { return pool_bytes(plan_cut(spec, cut)) <= limit; });
 }
 
-// A limit that does, of which a byte less does not: between one that does not and one that does.
+// Finds a limit that is enough while one byte less is not, between a limit that is not enough and one that is.
 uint64_t bisect_limits(ModelSpec &spec, uint64_t too_little, uint64_t enough) {
   while (enough - too_little > 1) {
     const uint64_t middle = too_little + (enough - too_little) / 2;
@@ -276,8 +277,9 @@ uint64_t bisect_limits(ModelSpec &spec, uint64_t too_little, uint64_t enough) {
   return enough;
 }
 
-// From a limit that does, the least that is found above that of the spec, which does not. With another limit other
-// cuts are tried: what fits under one may not be tried with what it takes as the limit.
+// Starts from `bytes`, a limit that is enough, and returns the least sufficient limit that it finds. The spec's own
+// limit is not enough. Each limit gives other cuts to try: a cut that fits one limit may not be among those tried when
+// its own size is the limit.
 uint64_t find_least(const ModelSpec &spec, uint64_t bytes) {
   ModelSpec smaller = spec;
   const uint64_t too_little = spec.max_pending_bytes;
@@ -291,7 +293,8 @@ uint64_t find_least(const ModelSpec &spec, uint64_t bytes) {
   return bytes;
 }
 
-// Those with as many alive at once as fit; one that divides no group comes first and makes others needless.
+// The cuts that fit and have the most gradients alive at once. If the first of them divides no group, the others are
+// not needed.
 std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
   std::vector<FittingCut> fitting;
   uint64_t bytes = 0;
@@ -308,7 +311,7 @@ std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
   return fitting;
 }
 
-// The first that is not padded by one element of a hundred more than another.
+// The first fitting cut that exceeds the least padding by at most one element in a hundred.
 FittingCut choose_cut(const ModelSpec &spec) {
   std::vector<FittingCut> fitting = find_fitting_cuts(spec);
   uint64_t least = UINT64_MAX;
@@ -321,7 +324,7 @@ FittingCut choose_cut(const ModelSpec &spec) {
 
 }  // namespace
 
-// In debug mode each part has a buffer of its own, but groups are cut as without it.
+// In debug mode each part has its own buffer, but groups are cut as they are without debug mode.
 ModelPlan plan_model(const ModelSpec &spec) {
   if (!spec.max_pending_bytes) return plan_cut(spec, {spec.pending_groups()});
   if (!spec.debug) return choose_cut(spec).plan;
@@ -330,7 +333,7 @@ ModelPlan plan_model(const ModelSpec &spec) {
   return plan_cut(spec, choose_cut(usual).cut);
 }
 
-// What a model plan promises, checked without the code that makes it.
+// Checks what a model plan promises without the code that makes it.
 
 namespace {
 
@@ -349,7 +352,7 @@ std::string check_pool(const char *name, const PoolPlan &pool, std::span<const P
   return broken.empty() ? broken : format_text("the pool of {}: {}", name, broken);
 }
 
-// All planes that lie in a region for ever; pools and buffers that take turns are looked at by themselves.
+// Does the plane keep its bytes in a region for ever? Pools and buffers that take turns are checked separately.
 bool lies_alone(const PlanePlan &plane) {
   return !plane.again && plane.region != RegionId::gathered && plane.region != RegionId::lent_grads &&
          plane.region != RegionId::partial && plane.region != RegionId::rounded && plane.region != RegionId::received;

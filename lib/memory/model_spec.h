@@ -17,7 +17,8 @@ namespace fsdp::memory {
 struct ParamSpec {
   std::string name;
   std::vector<uint64_t> shape;
-  std::vector<uint64_t> global_shape, global_offset;  // of the tensor that it is a box of; empty: it is all of one
+  // If the parameter is a box of a larger tensor: that tensor's shape, and where the box begins in it; else empty.
+  std::vector<uint64_t> global_shape, global_offset;
   uint64_t element_count = 1;
   fsdp_dtype dtype = FSDP_FLOAT32;
   uint32_t flags = 0;
@@ -26,14 +27,14 @@ struct ParamSpec {
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
   fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
-  bool trained = true;  // what fsdp_set_param_trainable says; of a frozen one nothing
+  bool trained = true;  // set by fsdp_set_param_trainable; without meaning for a frozen parameter
   void *user_data = nullptr;
 
   bool is_box() const { return !global_shape.empty(); }
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
   bool quantized() const { return quantization != 0; }
   bool has_gradient() const { return !frozen() && trained; }
-  // Without a gradient a step leaves it as it is.
+  // Does a step without a gradient leave the parameter as it is?
   bool skips_missing() const { return !frozen() && missing_grad == FSDP_MISSING_GRAD_SKIP; }
 };
 
@@ -42,12 +43,12 @@ struct GroupSpec {
   std::vector<ParamSpec> params;
   fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
   fsdp_reduce_policy reduce_policy = FSDP_REDUCE_POLICY_EACH;
-  fsdp_dtype grad_dtype = 0;    // 0: each parameter's own
-  fsdp_dtype reduce_dtype = 0;  // 0: the gradient's
+  fsdp_dtype grad_dtype = 0;    // 0: each parameter's dtype
+  fsdp_dtype reduce_dtype = 0;  // 0: the gradient's dtype
   bool resident = false;
   bool root = false;  // visited first and last in each direction
 
-  // At most so many bytes are in one call of a collective: the whole group in the widest dtype.
+  // An upper bound of the bytes in one call of a collective: the whole group in the widest dtype.
   uint64_t longest_call() const {
     constexpr uint64_t most_counted = uint64_t{1} << 40, widest = 8;
     uint64_t elements = 0;
@@ -60,7 +61,7 @@ struct GroupSpec {
       if (!param.frozen()) return true;
     return false;
   }
-  // ... and is anything of it trained now?
+  // Is any parameter of the group trained now?
   bool trained() const { return std::ranges::any_of(params, &ParamSpec::has_gradient); }
 };
 
@@ -72,52 +73,55 @@ struct StateSpec {
 struct ModelSpec {
   layout::Mesh mesh;
   bool force_communication = false;
-  // Debug: buffers are never shared, and whole weights of the host are shown in a view that can be taken away.
+  // In debug mode buffers are never shared, and whole weights in host memory are shown in a view whose access can be
+  // taken away.
   bool debug = false;
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
-  bool private_views = false;  // weights that are not copied are shown where a write changes that view alone
+  bool private_views = false;  // weights that are not copied are shown in a view where a write changes only that view
   fsdp_grad_op grad_op = FSDP_GRAD_OP_MEAN;
   double grad_factor = 1.0;
-  bool prefetches = true;       // on its own, and not only where the caller asks for it
-  uint32_t prefetch_depth = 1;  // groups that there is room for ahead
+  bool prefetches = true;       // prefetch without being asked, and not only when the caller asks
+  uint32_t prefetch_depth = 1;  // number of groups ahead for which there is room
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
-  uint64_t max_pending_bytes = 0;  // of full gradients that take turns; 0: no limit
+  uint64_t max_pending_bytes = 0;  // limit for full gradients that take turns; 0: no limit
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
-  uint32_t held_groups = 0;  // with FSDP_SCHEDULE_ANY: gathered buffers in use at once
-  // Of quantized parameters: how scales are rounded, and what numbers are rounded to first.
+  uint32_t held_groups = 0;  // with FSDP_SCHEDULE_ANY: maximum of gathered buffers in use at once
+  // For quantized parameters: how scales are rounded, and to which dtype numbers are rounded first.
   fsdp_scale_rounding scale_rounding = FSDP_SCALE_EXACT;
   fsdp_dtype quantize_from = FSDP_FLOAT32;
   fsdp_scale_rule scale_rule = FSDP_SCALE_ROUND_UP;
   fsdp_plane_policy plane_policy = FSDP_PLANES_BY_PHASE;
-  uint64_t save_staging_bytes = 0;  // for saves; 0: each allocates its own
+  uint64_t save_staging_bytes = 0;  // memory for saves; 0: each save allocates its own
   uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
-  bool host_memory = true;          // compute weights and gradients lie where the ranks of a host can read each other's
-  uint64_t device_team_bytes = 0;   // else: a rank's memory for exchanging them
-  fsdp_device_transport device_transport = 0;  // ... as declared
-  bool rounds_before_sending = false;  // ... and gradients are rounded to their reduce dtype in a buffer of their own
-  bool receives_slices = false;        // ... and those of fewer than 32 bits are received in one before they are summed
+  // Compute weights and gradients lie in memory of the host, where its ranks can read each other's. If not, the next
+  // four fields say how they are exchanged.
+  bool host_memory = true;
+  uint64_t device_team_bytes = 0;              // a rank's memory for exchanging them
+  fsdp_device_transport device_transport = 0;  // as declared
+  bool rounds_before_sending = false;          // gradients are rounded to their reduce dtype in a separate buffer
+  bool receives_slices = false;  // gradients of fewer than 32 bits are received in a buffer before they are summed
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
-  std::deque<GroupSpec> groups;  // names that were shown stay where they are
+  std::deque<GroupSpec> groups;  // a deque, so that names that the caller was given keep their addresses
 
-  // Over the inner axis, whose ranks share memory.
+  // Does the model communicate over the inner axis, whose ranks share memory?
   bool communicates() const { return mesh.inner_size > 1 || force_communication; }
-  // Does publishing bring the parts of other outer ranks?
+  // Does publishing gather the parts of other outer ranks?
   bool gathers_outer() const { return mesh.slices() > 1; }
-  // Root groups have theirs during a whole pass.
+  // Full gradients that are pending at once. Those of root groups come on top, because they stay for a whole pass.
   uint32_t pending_groups() const {
     uint32_t count = max_pending_groups;
     for (const auto &group : groups) count += group.root && group.trainable() && count < UINT32_MAX;
     return count;
   }
-  // About how many bytes the longest call of a collective moves.
+  // An upper bound of the bytes that the longest call of a collective moves.
   uint64_t longest_call() const {
     uint64_t longest = 0;
     for (const auto &group : groups) longest = std::max(longest, group.longest_call());
     return longest;
   }
-  // Are whole weights shown in a view of their own, and not where this rank writes them?
+  // Are whole weights shown in a separate view, and not where this rank writes them?
   bool shows_apart() const { return host_memory && (debug || private_views); }
   bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }
 };

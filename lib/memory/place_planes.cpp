@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t staging_chunk_bytes = 256 * 1024;
 constexpr auto full_grads = "full gradients";
 
-// Takes `bytes` from the end of what is used, aligned; returns where they start. what: for people.
+// Appends `bytes` bytes, aligned, at `end`; returns where they start. `what` names them in errors.
 uint64_t take(uint64_t &end, uint64_t bytes, const char *what, uint64_t alignment = buffer_alignment) {
   const uint64_t offset = round_up(end, alignment, what);
   end = checked_add(offset, bytes, what);
@@ -30,22 +30,22 @@ bool is_whole(const ModelSpec &spec, const BucketPlan &bucket) {
   return spec.groups[bucket.group].strategy == FSDP_STRATEGY_NO_SHARD;
 }
 
-// Where full gradients are reduced once a step in fp32, their own slice becomes the main grads. Not where the caller's
-// view of them is taken away: the sums must be written.
+// If full gradients are reduced once a step in fp32, this rank's slice of them becomes the main grads. This is not
+// possible if debug mode takes away the view of the full gradients, because the sums must be written there.
 bool keeps_sums_in_place(const ModelSpec &spec, const BucketPlan &bucket) {
   return spec.groups[bucket.group].reduce_policy == FSDP_REDUCE_POLICY_LAST && bucket.grad_dtype == FSDP_FLOAT32 &&
          !(spec.debug && spec.host_memory);
 }
 
-// Gradients are rounded before they travel where that makes less of them: the sum of what is rounded already is the
-// same.
+// Gradients are rounded before they are sent if that makes them smaller: the sum of rounded addends is the same.
 bool is_rounded(const BucketPlan &bucket) {
   return !bucket.frozen && dtype_size(bucket.wire_dtype) < dtype_size(bucket.grad_dtype);
 }
 
 fsdp_dtype sent_dtype(const BucketPlan &bucket) { return is_rounded(bucket) ? bucket.wire_dtype : bucket.grad_dtype; }
 
-// What is rounded leaves the gradient free for what comes in, unless sums are made there. One rank receives nothing.
+// Are slices received in a separate buffer? If gradients are rounded into another buffer, their own memory is free for
+// received slices, unless the sums are made there. A single rank receives nothing.
 bool is_received_apart(const ModelSpec &spec, const BucketPlan &bucket) {
   if (bucket.frozen || spec.mesh.inner_size == 1 || sent_dtype(bucket) == FSDP_FLOAT32) return false;
   return !is_rounded(bucket) || keeps_sums_in_place(spec, bucket);
@@ -72,7 +72,8 @@ void place_full_grad(ModelPlan &plan, PartPlan &part, uint64_t offset) {
       }
 }
 
-// One after the other in the part's buffer. Where sums stay in place the main grads are the same bytes.
+// Places full gradients one after the other in the part's buffer. If sums stay in place, the main grads are the same
+// bytes.
 uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   uint64_t size = 0;
   for (const uint32_t b : part.buckets) {
@@ -104,7 +105,8 @@ void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &gro
   }
 }
 
-// Inner sums that the outer axis adds to main grads slot by slot. All parts take turns with the same buffers.
+// Places the inner sums that the outer axis adds to main grads slot by slot. All parts take turns with the same
+// buffers.
 void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   if (spec.mesh.outer != layout::OuterAxis::shard) return;
   RegionPlan &region = plan.region(RegionId::partial);
@@ -121,7 +123,7 @@ void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &pa
                           checked_multiply(partial_turns, round_up(size, buffer_alignment, region.what), region.what));
 }
 
-// When the largest part is known.
+// Gives each turn its buffer, once the size of the largest part is known.
 void part_turns(ModelPlan &plan) {
   const uint64_t stride = plan.region(RegionId::partial).bytes / partial_turns;
   if (!stride) return;
@@ -158,7 +160,8 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
   return schedule;
 }
 
-// Until here they have their places in the group's buffers, which stay where groups take a buffer as they are gathered.
+// Adds the offset of the group's buffer to the planes' offsets in that buffer. If a group takes any free buffer when it
+// is gathered, the planes keep their offsets in the buffer.
 void place_gathered(ModelPlan &plan) {
   if (!plan.gather_pool.size_bytes || plan.visits.shared) return;
   for (BucketPlan &bucket : plan.buckets)
@@ -167,7 +170,8 @@ void place_gathered(ModelPlan &plan) {
         plane.offset += plan.gather_pool.offsets[plan.visits.slots * bucket.group + plane.slot];
 }
 
-// Rows for each buffer of the group. Those by phase have one form each of what is quantized in two.
+// Adds the rows for each buffer of the group. In a group by phase, each buffer has one form of the parameters that are
+// quantized in two forms.
 void add_gathered(ModelPlan &plan, GroupPlan &group) {
   for (uint32_t slot = 0; slot < group.slots; ++slot) {
     uint64_t end = 0;
@@ -189,7 +193,7 @@ void add_gathered(ModelPlan &plan, GroupPlan &group) {
   }
 }
 
-// Parameters of one kind share the numbers of a step of AdamW.
+// The number of kinds of parameters. Parameters of one kind share the numbers of a step of AdamW.
 uint64_t count_step_kinds(const ModelSpec &spec) {
   std::set<std::pair<double, bool>> kinds;
   for (const GroupSpec &group : spec.groups)
@@ -254,8 +258,8 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
       own = checked_add(own, bucket.bytes(part, region.what), region.what);
     }
   }
-  // A common group starts on a page, so that debug mode can take its pages away alone, and those of a private view can
-  // be restored; there a whole one does too.
+  // A group in a common region starts on a page, so that debug mode can take away only its pages and a private view's
+  // pages can be restored. In whole_compute it does so if whole weights are shown apart.
   const bool paged =
       region.reach == Reach::common || (spec.shows_apart() && group.compute.region == RegionId::whole_compute);
   group.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
@@ -264,7 +268,7 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (const uint32_t b : group.buckets)
     for (PlanePlan &plane : plan.buckets[b].planes)
       if (is_published(plane.kind)) plane.offset = checked_add(plane.offset, group.compute.offset, region.what);
-  // On one rank, too: a program that runs there runs on many.
+  // This holds on one rank too, so that a program that runs on one rank runs on many.
   group.parts_phases = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && !spec.groups[g].resident &&
                        spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
   group.by_phase = group.gathers && group.parts_phases;
@@ -279,7 +283,7 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (PartPlan &part : plan.parts_of(group)) {
     const uint64_t size = add_full_grads(spec, plan, part);
     add_partial_sums(spec, plan, part);
-    // Whole pages of its own, which debug mode can take away alone.
+    // In debug mode the part has whole pages, so that their access can be taken away separately.
     part.full_grad.bytes = spec.debug ? round_up(size, page_bytes, full_grads) : size;
     part.full_grad.region = group.persistent_grad ? RegionId::kept_grads : RegionId::lent_grads;
   }
@@ -289,8 +293,8 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
     place_full_grad(plan, part, take(plan.region(RegionId::kept_grads), part.full_grad.bytes, grad_alignment(spec)));
 }
 
-// Where the communicator rounds gradients before it sends them, and where it puts those of other ranks: a buffer each
-// for all parts, since reduces come one after the other.
+// Places the buffer where the communicator rounds gradients before it sends them, and the buffer for gradients of other
+// ranks. All parts share the two buffers, since reduces run one after the other.
 void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   if (!spec.communicates()) return;
   uint64_t sizes[2] = {};
@@ -343,7 +347,7 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
   }
 }
 
-// What stays comes first in the rank's part of the arena of gradients, then the pool.
+// In the rank's part of the arena of gradients, the kept gradients come first and then the pool.
 void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan) {
   part_turns(plan);
   plan.visits = build_visit_order(schedule_of(spec, cut, plan));
@@ -362,8 +366,8 @@ void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan) {
       place_full_grad(plan, plan.parts[p], checked_add(pool, plan.grad_pool.offsets[p], full_grads));
 }
 
-// This rank's, those of all ranks that hold slots, then scales and their inverses. Ranks of a host tell each other when
-// they meet; those of a device read each other's.
+// The region has this rank's amaxes, the amaxes of all ranks that hold slots, the scales and their inverses. Ranks in
+// host memory tell each other their amaxes when they synchronize; ranks in device memory read each other's.
 void size_amaxes(const ModelSpec &spec, ModelPlan &plan) {
   for (const BucketPlan &bucket : plan.buckets)
     if (!bucket.frozen && scales_whole_tensors(bucket.quantization)) plan.amax_count += bucket.params.size();

@@ -10,7 +10,8 @@
 
 namespace fsdp::memory {
 
-// An error of the body says of what it is. A text only then: there are thousands of them.
+// Runs the body and prefixes the text of its error with `kind` and `name`. The prefix is formatted only on an error,
+// because there are thousands of calls.
 template <class Body>
 void plan_part(const char *kind, const std::string &name, Body &&body) {
   try {
@@ -31,16 +32,16 @@ void plan_part(const char *what, Body &&body) {
   }
 }
 
-// The rows of the region table that a model of this kind has, without bytes.
+// Fills the rows of the region table, without their bytes.
 void name_regions(ModelPlan &plan);
-// Of one group whose buckets are made, in this order.
+// These place the planes of one group whose buckets are made. They are called in this order.
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part);
 void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket);
-// Of all groups, when they have their places: what takes turns.
+// Places the buffers that take turns, when all groups have their places.
 void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan);
-// What no plane lies in: scratch, staging, messages.
+// Sets the sizes of regions without planes: scratch, staging, messages.
 void size_scratch(const ModelSpec &spec, ModelPlan &plan);
 
 }  // namespace fsdp::memory

@@ -15,7 +15,7 @@ namespace {
 
 struct Quantization {
   const char *name;
-  uint64_t granule_rows;  // rows of a matrix that stay together: a block of every form; 0: no matter which
+  uint64_t granule_rows;  // rows of a matrix that stay together, so that no form's block is cut; 0: any number
   bool edges;             // may blocks at the edges be smaller?
   fsdp_dtype scale_dtype;
   std::vector<BlockSize> forms;
@@ -33,7 +33,8 @@ uint64_t product(std::span<const uint64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), uint64_t{1}, std::multiplies<>());
 }
 
-// Rows of the first dimension that stay together: whole blocks. A matrix among others has whole blocks by itself.
+// The number of rows of the first dimension that stay together, so that no block is cut. With more than two dimensions
+// each row consists of whole matrices, and so of whole blocks.
 uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
   const uint64_t unit = param.shape.size() == 2 ? least : 1;
   switch (param.granule) {
@@ -43,11 +44,12 @@ uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
   }
 }
 
-// Checkpoints have the planes of a frozen parameter: those of a box must be a part of the whole tensor's.
+// Checkpoints store the planes of a frozen parameter, so the planes of a box must be a part of the whole tensor's
+// planes. Returns why they are not.
 std::optional<std::string> find_cut_block(const ParamSpec &param) {
   if (!param.frozen() || !param.is_box()) return {};
   const Quantization &kind = find_quantization(param.quantization);
-  if (param.shape == param.global_shape) return {};  // nothing is cut, and what it needs is asked of every parameter
+  if (param.shape == param.global_shape) return {};  // nothing is cut; find_misfit() checks the rest
   if (!kind.granule_rows)
     return " of an FSDP_PARAM_FROZEN box has a scale of its own, which is no part of the whole tensor's; declare it "
            "without global_shape";
@@ -96,7 +98,7 @@ uint64_t raised_granule(const ParamSpec &param) {
   return rows > 1 ? rows : 0;
 }
 
-// All forms have as many scales for a granule, so that one layout serves them.
+// All forms have the same number of scales per granule, so one layout serves all of them.
 layout::TensorSpec tensor_of(const ParamSpec &param) {
   layout::TensorSpec tensor{param.shape, param.granule, param.granule_rows};
   if (!param.quantized() || scales_whole_tensors(param.quantization)) return tensor;
@@ -145,7 +147,7 @@ StoredShape stored_shape(const ParamSpec &param, const PlanePlan &plane) {
   all.shape = param.global_shape;
   stored.global_shape = scale_shapes(all)[plane.index];
   stored.global_offset = param.global_offset;
-  if (scales_whole_tensors(param.quantization)) return stored;  // all of a tensor, from its beginning on
+  if (scales_whole_tensors(param.quantization)) return stored;  // such a box is a whole tensor and starts at 0
   const BlockSize block = block_size(param.quantization, plane.index);
   stored.global_offset.back() /= block.columns;
   stored.global_offset[param.shape.size() - 2] /= block.rows;

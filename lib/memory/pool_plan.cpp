@@ -14,19 +14,19 @@ namespace fsdp::memory {
 
 namespace {
 
-// Sizes rounded up to the alignment, so that offsets that add up sizes are aligned.
+// Rounds sizes up to the alignment, so that sums of sizes are aligned offsets.
 std::vector<uint64_t> rounded_sizes(std::span<const PoolRequest> requests, uint64_t alignment_bytes) {
   std::vector<uint64_t> sizes;
   sizes.reserve(requests.size());
   uint64_t sum = 0;
   for (const PoolRequest &request : requests) {
     sizes.push_back(round_up(request.bytes, alignment_bytes, "pool bytes"));
-    sum = checked_add(sum, sizes.back(), "pool bytes");  // no plan is larger: later sums need no check
+    sum = checked_add(sum, sizes.back(), "pool bytes");  // no plan is larger, so later sums need no check
   }
   return sizes;
 }
 
-// Peaks of different tracks may coincide.
+// The peaks of different tracks are added, because they may coincide.
 uint64_t peak_bytes(std::span<const LiveEvent> events, std::span<const uint64_t> sizes) {
   std::map<uint32_t, std::map<uint32_t, uint64_t>> peaks;  // by mode, then track
   uint64_t live = 0;
@@ -44,7 +44,7 @@ uint64_t peak_bytes(std::span<const LiveEvent> events, std::span<const uint64_t>
   return most;
 }
 
-// Offsets by slot: each slot is as large as its largest member.
+// Sets offsets by slot: each slot is as large as its largest member.
 uint64_t stack_slots(const Colouring &colouring, std::span<const uint64_t> sizes, std::span<const uint32_t> members,
                      std::vector<uint64_t> &offsets) {
   std::vector<uint64_t> starts(colouring.slot_count, 0);
@@ -56,11 +56,11 @@ uint64_t stack_slots(const Colouring &colouring, std::span<const uint64_t> sizes
 }
 
 struct TrackPlan {
-  std::vector<uint64_t> offsets;  // one a request of the pool
+  std::vector<uint64_t> offsets;  // one per request of the pool
   uint64_t size_bytes;
 };
 
-// The smallest of the ways that we know; the plain one wins a tie, since its slots are disjoint.
+// Returns the smallest of several plans. The plan that stacks the slots wins a tie, since its slots are disjoint.
 TrackPlan plan_track(const Colouring &colouring, std::span<const LiveEvent> events, std::span<const uint64_t> sizes,
                      std::span<const uint32_t> members) {
   TrackPlan best{std::vector<uint64_t>(sizes.size(), 0), 0};
@@ -111,7 +111,7 @@ PoolPlan plan_pool(std::span<const PoolRequest> requests, uint64_t alignment_byt
 
 namespace {
 
-// When a slot is taken: disjoint intervals of each mode.
+// The times when a slot is taken: disjoint intervals of each mode.
 class Occupancy {
  public:
   bool is_free(std::span<const Interval> intervals) const {
@@ -158,7 +158,7 @@ class Sweep {
     colouring_.slots.assign(requests.size(), no_slot);
   }
 
-  // Requests that the sweep meets for the first time get the first slot that is free whenever they are live.
+  // A request that begins for the first time gets the first slot that is free whenever the request is live.
   void meet(const LiveEvent &event) {
     if (event.begin && colouring_.slots[event.request] == no_slot) colour(event.request);
     busy_.set(colouring_.slots[event.request], event.begin);
@@ -277,7 +277,7 @@ namespace {
 // Byte ranges that are in use, disjoint.
 class UsedBytes {
  public:
-  // The request in the way, or no_slot after taking the bytes.
+  // Returns a request that uses some of the bytes, or takes the bytes and returns no_slot.
   uint32_t take(uint64_t begin, uint64_t end, uint32_t request) {
     const auto next = ranges_.lower_bound(end);
     if (next != ranges_.begin() && std::prev(next)->second.first > begin) return std::prev(next)->second.second;

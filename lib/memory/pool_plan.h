@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool planner: pure. Each request is a buffer of fixed size that is live during some intervals; two requests whose
-// intervals overlap in any mode get disjoint bytes; every request keeps one fixed offset for ever.
+// The pool planner: pure. Each request is a buffer of fixed size that is live during some intervals. Two requests whose
+// intervals overlap in any mode get disjoint bytes. The offset of a request never changes.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@
 namespace fsdp::memory {
 
 struct Interval {
-  uint32_t mode;        // modes (train, eval) have time axes of their own
+  uint32_t mode;        // each mode (train, eval) has its own time axis
   uint64_t begin, end;  // [begin, end)
 };
 
 struct PoolRequest {
-  uint64_t bytes;  // 0: needs no buffer
+  uint64_t bytes;  // 0: the request needs no buffer
   std::vector<Interval> live;
   // Requests of different tracks (forward and backward of an interleaved schedule) advance independently of each other,
   // so that any two of them may be live at one time.
@@ -29,22 +29,23 @@ struct PoolRequest {
 inline constexpr uint32_t no_slot = UINT32_MAX;
 
 struct PoolPlan {
-  std::vector<uint64_t> offsets;  // one a request, multiples of the alignment
-  // One a request: its colour, counted from 0 in first-use order; no_slot if it needs no buffer. Requests of one slot
-  // are never live together. With unequal sizes the bytes of two slots may overlap where their members never meet.
+  std::vector<uint64_t> offsets;  // one per request, multiples of the alignment
+  // One per request: its colour, counted from 0 in order of first use, or no_slot if the request needs no buffer.
+  // Requests of one slot are never live together. With unequal sizes two slots may share bytes, if the requests that
+  // use these bytes are never live together.
   std::vector<uint32_t> slots;
   uint64_t size_bytes = 0;         // a multiple of the alignment
-  uint64_t lower_bound_bytes = 0;  // most bytes live at one time in any mode, each buffer rounded up to the alignment
+  uint64_t lower_bound_bytes = 0;  // maximum of bytes live at one time in any mode, each buffer aligned
 };
 
 // Throws INVALID_ARGUMENT if the alignment is 0 or the sizes overflow.
 PoolPlan plan_pool(std::span<const PoolRequest> requests, uint64_t alignment_bytes);
 
-// Empty, or which two requests share bytes while both are live. For tests and debug mode.
+// Returns an empty text, or says which two requests share bytes while both are live. For tests and debug mode.
 std::string validate(const PoolPlan &plan, std::span<const PoolRequest> requests);
 
-// Walks through the time of pool requests, one (track, mode) after the other: ends before begins. Inside the pool
-// planner only.
+// The beginnings and ends of pool requests in order of time, one (track, mode) after the other. At one time all ends
+// come before all beginnings. Inside the pool planner only.
 
 struct LiveEvent {
   uint32_t track, mode;
@@ -53,7 +54,7 @@ struct LiveEvent {
   uint32_t request;
 };
 
-// The request's intervals with overlapping and touching ones joined, so that it begins once for each time it ends.
+// The request's intervals, of which overlapping and touching ones are joined: the request begins and ends in turn.
 inline std::vector<Interval> joined_intervals(const PoolRequest &request) {
   std::vector<Interval> sorted, joined;
   for (const Interval &interval : request.live)
@@ -68,7 +69,7 @@ inline std::vector<Interval> joined_intervals(const PoolRequest &request) {
   return joined;
 }
 
-// In order of time. Requests without bytes are left out.
+// The events in order of time. Requests without bytes are left out.
 inline std::vector<LiveEvent> live_events(std::span<const PoolRequest> requests) {
   std::vector<LiveEvent> events;
   for (uint32_t r = 0; r < requests.size(); ++r) {
@@ -87,21 +88,21 @@ inline std::vector<LiveEvent> live_events(std::span<const PoolRequest> requests)
 
 struct Colouring {
   std::vector<uint32_t> first_use;  // the requests of the track that have bytes, in order of their first use
-  std::vector<uint32_t> slots;      // one a request of the pool; counts for those in first_use
+  std::vector<uint32_t> slots;      // one per request of the pool; valid for the requests in first_use
   uint32_t slot_count = 0;
 };
 
 Colouring colour_requests(std::span<const PoolRequest> requests, uint32_t track, std::span<const LiveEvent> events);
 
-// Offsets for requests of unequal sizes, one request after the other, beside those it conflicts with (dynamic storage
-// allocation, greedy). Inside the pool planner only.
+// Offsets for requests of unequal sizes: greedy dynamic storage allocation. One request after the other gets a place
+// beside those that it conflicts with. Inside the pool planner only.
 
 // Which requests are live together with which.
 class Conflicts {
  public:
-  // Nothing if there are so many that planning with them would take long.
+  // Returns nothing if there are so many conflicts that planning with them would take long.
   static std::optional<Conflicts> find(std::span<const LiveEvent> events, size_t request_count);
-  // May name a request twice.
+  // The requests that conflict with this one; a request may be listed twice.
   std::span<const uint32_t> of(uint32_t request) const {
     return std::span(neighbours_).subspan(starts_[request], starts_[request + 1] - starts_[request]);
   }
@@ -112,11 +113,11 @@ class Conflicts {
 };
 
 enum class Fit {
-  lowest,   // at the lowest address where it fits
-  tightest  // in the smallest gap where it fits
+  lowest,   // place a request at the lowest address where it fits
+  tightest  // place a request in the smallest gap where it fits
 };
 
-// Sets the offsets of the requests in `order`; returns the end of the highest.
+// Sets the offsets of the requests, one after the other in `order`; returns the end of the highest request.
 uint64_t assign_offsets(const Conflicts &conflicts, std::span<const uint64_t> sizes, std::span<const uint32_t> order,
                         Fit fit, std::vector<uint64_t> &offsets);
 

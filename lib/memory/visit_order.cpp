@@ -19,8 +19,8 @@ struct GroupVisits {
   uint32_t first_forward = never, last_forward = never, first_backward = never, last_backward = never;
 };
 
-// A direction: root groups come first, the others in order or in reverse, and the root groups again, in reverse of what
-// they came in.
+// Adds the visits of one direction: the root groups in `order`, the other groups in `order`, and then the root groups
+// again in reverse order.
 void add_direction(const std::vector<uint32_t> &order, const ScheduleSpec &spec, fsdp_phase phase,
                    std::vector<fsdp_visit> &visits) {
   const auto add = [&](auto begin, auto end, bool root) {
@@ -52,7 +52,8 @@ std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
   }
 }
 
-// Notes in `violations` what does not fit; such visits count as not made.
+// Reports in `violations` what is wrong. Visits with an unknown group or phase are ignored. A BACKWARD visit before the
+// group's first FORWARD visit is reported and still counted.
 std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
                                      std::vector<std::string> &violations) {
   std::vector<GroupVisits> found(spec.groups.size());
@@ -129,7 +130,7 @@ class Builder {
     plan_grads();
   }
 
-  // Nothing is known of what is held when: buffers for the largest group, all live all the time.
+  // Nothing is known about which groups are held when. So every buffer fits the largest group and is always live.
   void forget_order() {
     order_.train.clear();
     order_.eval.clear();
@@ -159,7 +160,7 @@ class Builder {
     }
   }
 
-  // The visits [start, start + count) follow one another, and none of them overlaps with those before or after.
+  // The visits [start, start + count) follow one another, and no visit overlaps with the visit before or after it.
   void plan_chain(std::span<const fsdp_visit> visits, uint32_t start, uint32_t count, uint32_t mode,
                   std::vector<std::vector<uint32_t>> &prefetch) {
     const auto chain = visits.subspan(start, count);
@@ -174,7 +175,7 @@ class Builder {
     }
   }
 
-  // By group: the position in the chain after which it stays gathered.
+  // For each group, the position in the chain after which the group stays gathered.
   std::vector<uint32_t> resident_from(uint32_t mode, uint32_t start) const {
     std::vector<uint32_t> from(spec_.groups.size(), never);
     if (mode == eval_mode || start != 0) return from;
@@ -183,8 +184,9 @@ class Builder {
     return from;
   }
 
-  // From the first forward visit to the last backward one; if there is none after the last forward one, until the pass
-  // ends. With INTERLEAVED another micro-batch's forward pass may begin before the backward one: never free.
+  // A resident group stays from its first forward visit to its last backward visit. If no backward visit follows its
+  // last forward visit, it stays until the pass ends. With INTERLEAVED it stays for ever, because the forward pass of
+  // another micro-batch may begin before the backward pass.
   void keep_residents() {
     for (uint32_t g = 0; g < spec_.groups.size(); ++g) {
       const GroupVisits &visits = found_[g];
@@ -197,7 +199,7 @@ class Builder {
     }
   }
 
-  // All are live all the time.
+  // Makes all buffers live all the time.
   void part() {
     for (PoolRequest &request : order_.gathered) request.live = {{train_mode, 0, UINT64_MAX}};
     for (PoolRequest &request : order_.grads) request.live = {{train_mode, 0, UINT64_MAX}};
@@ -207,10 +209,10 @@ class Builder {
     return static_cast<uint32_t>(std::ranges::count_if(group.grad_bytes, [](uint64_t bytes) { return bytes != 0; }));
   }
 
-  // Time counts the transient gradients that backward visits open, a group's last part first: opening one more drains
-  // the oldest. Which parts the first of several visits opens is not known.
+  // Time counts the transient gradients that backward visits open. A group's last part is opened first, and opening one
+  // gradient too many drains the oldest. Which parts the first of several visits opens is not known.
   void plan_grads() {
-    std::vector<uint64_t> time;  // by position
+    std::vector<uint64_t> time;  // time at each position
     uint64_t now = 0;
     for (const auto &[group, phase] : order_.train) {
       time.push_back(now);
@@ -268,17 +270,18 @@ class Windows {
     for (uint32_t i = position + 1; i < visits_.size() && depth > 0; ++i) {
       if (resident_from_[visits_[i].group_index] < i) continue;
       --depth;
-      // Named before inside the window: the nearer visit gathers it.
+      // A nearer visit inside the window gathers the same group.
       if (previous_[i] != never && previous_[i] > position) continue;
       const uint64_t bytes = spec_.groups[visits_[i].group_index].prefetch_bytes;
       if (stays(i) || bytes <= left) ahead.push_back(i);
-      // What does not fit is not overtaken by what lies further ahead.
+      // A visit that does not fit also uses up the limit, so that no visit further ahead overtakes it.
       left -= std::min(left, bytes);
     }
     return ahead;
   }
 
-  // Gathered since its visit before, which was so near that the buffer was kept: there is nothing to limit.
+  // Is the group still gathered since its previous visit? If that was near enough, the buffer was kept, and there is
+  // nothing to limit.
   bool stays(uint32_t i) const { return previous_[i] != never && i - previous_[i] <= spec_.prefetch_depth; }
   uint32_t previous(uint32_t i) const { return previous_[i]; }
 

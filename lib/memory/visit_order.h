@@ -14,12 +14,12 @@
 namespace fsdp::memory {
 
 struct ScheduledGroup {
-  uint64_t gathered_bytes = 0;          // of the buffer that a gather fills; 0: needs none
-  uint64_t prefetch_bytes = 0;          // what a gather of this group counts against the byte limit
-  std::vector<uint64_t> grad_bytes{0};  // of the transient full gradient, by part; 0: frozen or persistent
+  uint64_t gathered_bytes = 0;          // size of the buffer that a gather fills; 0: no buffer is needed
+  uint64_t prefetch_bytes = 0;          // bytes by which a gather of this group counts against the limit of prefetches
+  std::vector<uint64_t> grad_bytes{0};  // size of each part's transient full gradient; 0: frozen or persistent
   bool resident = false;
   bool root = false;      // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction
-  bool by_phase = false;  // BACKWARD gathers other planes than the other phases, into a buffer of its own
+  bool by_phase = false;  // BACKWARD gathers other planes than the other phases do, into a separate buffer
   bool trainable = true;
 };
 
@@ -30,9 +30,9 @@ struct ScheduleSpec {
   uint32_t prefetch_depth = 1;  // 0: none
   uint64_t prefetch_bytes = 0;  // 0: no limit
   uint32_t pending_grads = 2;   // transient full gradients alive at once
-  uint32_t held_groups = 0;     // with FSDP_SCHEDULE_ANY: gathered buffers in use at once
-  bool recompute = false;       // groups by phase hold in a BACKWARD visit also what FORWARD gathers
-  bool apart = false;           // every buffer has bytes of its own
+  uint32_t held_groups = 0;     // with FSDP_SCHEDULE_ANY: maximum of gathered buffers in use at once
+  bool recompute = false;       // a BACKWARD visit of a group by phase also holds the planes that FORWARD gathers
+  bool apart = false;           // no two buffers share bytes
 };
 
 struct VisitOrder {
@@ -41,17 +41,19 @@ struct VisitOrder {
   std::vector<fsdp_visit> eval;  // forward visits, phase FSDP_EVAL
   // For position i of each list: positions of the same list whose groups are to be gathered ahead, nearest first.
   std::vector<std::vector<uint32_t>> train_prefetch, eval_prefetch;
-  // Pool requests. Gathered buffers: `slots` numbers a group, key = slots * group + slot. With FSDP_SCHEDULE_ANY there
-  // are `shared` buffers of one size instead, which any key takes in turn, unless every buffer is apart.
+  // Pool requests. Each group has `slots` gathered buffers: buffer `slot` of a group has the key slots * group + slot.
+  // With FSDP_SCHEDULE_ANY there are instead `shared` buffers of one size, and any key may take any of them, unless
+  // every buffer is apart.
   uint32_t slots = 1;
   uint32_t shared = 0;
-  uint32_t held_groups = UINT32_MAX;  // so many keys may be gathered at once
+  uint32_t held_groups = UINT32_MAX;  // maximum of keys that may be gathered at once
   std::vector<PoolRequest> gathered;
   std::vector<PoolRequest> grads;  // by group and part
-  uint32_t open_grads = 0;         // of groups that several BACKWARD visits open, those between them too
+  uint32_t open_grads = 0;         // transient full gradients that stay open between several BACKWARD visits
 };
 
-// Which of a group's buffers a phase uses. INTERLEAVED has one for each direction, groups by phase one for BACKWARD.
+// Which of its buffers a group uses in a phase. With INTERLEAVED a group has one for each direction. Groups by phase
+// have a second one for BACKWARD.
 constexpr uint32_t gather_slot(uint32_t slots, bool by_phase, fsdp_phase phase) {
   return slots == 2 && (phase == FSDP_BACKWARD || (phase == FSDP_RECOMPUTE && !by_phase)) ? 1 : 0;
 }
@@ -63,24 +65,25 @@ inline uint32_t gather_slot(const ScheduleSpec &spec, uint32_t group, fsdp_phase
   return gather_slot(gather_slots(spec.kind, by_phase), by_phase, phase);
 }
 
-// What is wrong with the visits: a group out of range, or a phase other than FORWARD, BACKWARD and RECOMPUTE. Or a
-// trainable group has no BACKWARD visit, or one has a BACKWARD or RECOMPUTE visit before its first FORWARD one.
+// Says what is wrong with the visits: a group out of range, or a phase other than FORWARD, BACKWARD and RECOMPUTE. Also
+// wrong are a trainable group without BACKWARD visit, and a BACKWARD or RECOMPUTE visit before the group's first
+// FORWARD visit.
 std::vector<std::string> find_violations(const ScheduleSpec &spec);
-// Throws INVALID_ARGUMENT with the first of them.
+// Throws INVALID_ARGUMENT with the first violation if there are any.
 VisitOrder build_visit_order(const ScheduleSpec &spec);
 
-// What each visit of a pass gathers ahead, and from when to when that keeps each visit's weights gathered. Inside the
-// memory room only.
+// What each visit of a pass gathers ahead, and from which position on each visit's weights are therefore gathered.
+// Inside the memory room only.
 
-inline constexpr uint32_t never = UINT32_MAX;  // of a position
+inline constexpr uint32_t never = UINT32_MAX;  // the position of a visit that does not exist
 
 struct PrefetchWindow {
   std::vector<std::vector<uint32_t>> ahead;  // for each position: positions to gather ahead, nearest first
-  std::vector<uint32_t> begins;              // for each position: the position from which on its group is gathered
+  std::vector<uint32_t> begins;              // for each position: the position from which its group is gathered
 };
 
 // `visits` is one chain: the passes do not overlap. resident_from[group] is the position of the visit after which a
-// resident group stays gathered, UINT32_MAX if it does not.
+// group stays gathered, or `never` if it does not stay gathered.
 PrefetchWindow open_windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec,
                             std::span<const uint32_t> resident_from);
 
