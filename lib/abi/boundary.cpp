@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every call checks at the C boundary: handles, the fields of structs, and that the structs are laid out as
-// promised.
+// Checks at the C boundary for every call: handles, the fields of structs, and the promised layout of the structs.
 #include "abi/boundary.h"
 
 #include <cstddef>
@@ -34,9 +33,9 @@ std::string Field::text() const {
   return text;
 }
 
-// The sizes and last offsets of the public structs on 64-bit machines. They are append-only: a number here may grow
-// with a release, and what stood before stays where it was (docs/contracts/abi-stability.md; tests/header has every
-// offset).
+// The sizes and last offsets of the public structs on 64-bit machines. Structs are append-only: a number here may grow
+// with a release, but earlier fields keep their offsets (docs/contracts/abi-stability.md; tests/header has all
+// offsets).
 static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32);
 static_assert(sizeof(fsdp_tensor) == 56 && offsetof(fsdp_tensor, device_index) == 52);
 static_assert(sizeof(fsdp_context_options) == 144 && offsetof(fsdp_context_options, debug_failed_allocation) == 136);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exceptions become statuses here and nowhere else. Each extern "C" function hands its body to one of these.
+// Exceptions become statuses here and nowhere else. Each extern "C" function passes its body to one of these functions.
 #pragma once
 
 #include <exception>
@@ -11,8 +11,8 @@
 
 namespace fsdp::abi {
 
-// Keeps the error for fsdp_get_last_error, and fails the context for good where the error leaves no way to go on.
-// inside: it ended the context's present call, and not one beside it.
+// Keeps the error for fsdp_get_last_error, and fails the context for good if the error leaves no way to go on.
+// `inside`: the error ended the call inside the context, and not one that runs beside that call.
 fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept;
 const Error *thread_error() noexcept;
 
@@ -26,7 +26,7 @@ inline fsdp_status report_current(engine::Context *context, bool inside = true) 
   }
 }
 
-// A call without a context, or one that may come from any thread.
+// Runs a call without a context, or a call that may come from any thread.
 template <class Body>
 fsdp_status guard(Body &&body) noexcept {
   try {
@@ -37,8 +37,7 @@ fsdp_status guard(Body &&body) noexcept {
   }
 }
 
-// A call on a handle, inside its context. The local reference keeps the object alive if another thread destroys the
-// handle.
+// Runs a call inside a context. The local reference keeps the context alive if another thread destroys its handle.
 template <class Body>
 fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Context> context;
@@ -53,7 +52,7 @@ fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) no
   }
 }
 
-// The same for a call that may come from any thread while another one is inside; the error is kept by the context too.
+// The same for a call that may come from any thread while another call is inside. The context, too, keeps the error.
 template <class Body>
 fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Context> context;
@@ -67,7 +66,7 @@ fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&bod
   }
 }
 
-// Runs a call of the model. What fails in it, its capture and its replays must know of.
+// Runs a call of the model, and tells the model's capture and replays if the call fails.
 template <class Body>
 void run_call(engine::Model &model, const char *name, Body &&body) {
   try {
@@ -83,7 +82,7 @@ void run_call(engine::Model &model, const char *name, Body &&body) {
   }
 }
 
-// A call of a model; those that only read take the handle as const.
+// Runs a call of a model. Calls that only read take the handle as const.
 template <class Handle, class Body>
 fsdp_status in_model(Handle *handle, const char *name, Body &&body) noexcept {
   Pinned<HandledModel> model;
@@ -98,7 +97,7 @@ fsdp_status in_model(Handle *handle, const char *name, Body &&body) noexcept {
   }
 }
 
-// The body gets the sealed, running group.
+// Runs a call of a group of a sealed model. The body gets the model, its runtime and the group.
 template <class Body>
 fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept {
   Pinned<HandledModel> model;

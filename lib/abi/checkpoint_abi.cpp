@@ -13,7 +13,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-constexpr size_t most_name = 1024;  // of a tensor in a file of another program
+constexpr size_t most_name = 1024;  // longest name of a tensor in another program's file
 
 std::string read_folder(const char *folder, const char *call) {
   return read_name(folder, PATH_MAX - 256, call, "folder");
@@ -103,7 +103,7 @@ std::string read_model_name(const char *name, const char *call) {
   return name && *name ? read_name(name, most_name, call, "name") : "";
 }
 
-// A call of a checkpoint, inside its context.
+// Runs a call of a checkpoint, inside its context.
 template <class Handle, class Body>
 fsdp_status in_checkpoint(Handle *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<HandledCheckpoint> held;

@@ -15,7 +15,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-// What counts only with a GPU is checked without one too, so that a plan of such a run finds its errors.
+// Options that matter only with a GPU are checked without one too, so that planning a GPU run finds its errors.
 void read_device(fsdp_context_options &options, const char *call) {
   options.device =
       read_enum(options.device, FSDP_DEVICE_HOST + 0, FSDP_DEVICE_CUDA + 0, call, "fsdp_context_options.device");
@@ -24,7 +24,7 @@ void read_device(fsdp_context_options &options, const char *call) {
          "{}: fsdp_context_options.device_index is {}; it is FSDP_DEVICE_INDEX(i) for GPU i, or 0 for the "
          "calling thread's current one",
          call, options.device_index);
-  if (options.device == FSDP_DEVICE_HOST) options.device_transport = 0;  // it does not count
+  if (options.device == FSDP_DEVICE_HOST) options.device_transport = 0;  // has no effect on the host
   options.device_transport =
       read_enum(options.device_transport, 0, FSDP_TRANSPORT_STAGING + 0, call, "fsdp_context_options.device_transport");
 }
@@ -196,7 +196,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-// The caller's own limit ends its call alone.
+// If the caller's own limit runs out, only this call ends, and not the context.
 void await_within(engine::Context &context, const device::Event &event, uint32_t timeout_ms, const char *call) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   for (auto pause = std::chrono::microseconds(20); !event.done();
@@ -213,11 +213,11 @@ void await_within(engine::Context &context, const device::Event &event, uint32_t
   context.failure().check();
 }
 
-// An event of this call's own: one that is never reached is kept by the device until its stream has ended.
+// Each call uses its own event. If the event is never reached, the device keeps it until the event's stream has ended.
 void wait_stream(engine::Context &context, fsdp_stream handle, uint32_t timeout_ms, const char *call) {
   context.require_world(call);
   device::Stream &stream = context.device().caller_stream(handle);
-  if (stream.is_calling_thread()) return;  // it has done all that it was given
+  if (stream.is_calling_thread()) return;  // all of its work is done already
   if (stream.capture_id() != 0)
     fail(FSDP_INVALID_STATE,
          "{}: the stream of rank {} is being captured into a graph, and nothing of that is done yet", call,

@@ -19,7 +19,7 @@ namespace {
 
 const ThreadErrors thread_errors;
 
-// After these the ranks no longer agree on what comes next.
+// After these errors the ranks no longer agree on what comes next.
 bool fails_context(const Error &error) {
   if (!error.ends_context) return false;
   switch (error.status) {
@@ -61,19 +61,19 @@ fsdp_status report(engine::Context *context, const Error &error, bool inside) no
       last = &thread_errors.get();
       last->failed_context = false;
       last->error.emplace(error);
-    } catch (const std::bad_alloc &) {  // no memory for the text; the status says it
+    } catch (const std::bad_alloc &) {  // no memory for the text, but the status reports the error
       if (last) last->error.reset();
     }
     if (context && !context->in_child()) {
       if (fails_context(error)) context->fail_for_good(error);
       context->remember(error);
-      // BUSY: that call goes on.
+      // After BUSY the call inside goes on.
       if (inside && error.status != FSDP_BUSY) context->flight().leave_failed(error.status);
       const bool failed = context->failure().failed();
       if (last) last->failed_context = failed;
       if (failed) context->record_failure();
     }
-  } catch (...) {  // what else would be done takes memory too
+  } catch (...) {  // every other step would need memory too
   }
   return error.status;
 }

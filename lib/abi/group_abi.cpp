@@ -47,8 +47,8 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
     spec.root = given.flags & FSDP_GROUP_ROOT;
     const std::lock_guard lock(impl.mutex);
     if (impl.ended) refuse_handle(model, call, "model");
-    // Room first: once the model has the group, nothing may fail. Doubling, or many groups would be moved again and
-    // again.
+    // Memory is reserved first: once the model has the group, nothing may fail. The capacity doubles, since otherwise
+    // many groups would be moved again and again.
     if (impl.groups.size() == impl.groups.capacity()) impl.groups.reserve(2 * impl.groups.size() + 16);
     NewHandle<fsdp_group> handle(acquire(model, call), static_cast<uint32_t>(impl.groups.size()));
     impl.declaration().add_group(std::move(spec));

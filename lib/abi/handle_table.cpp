@@ -55,7 +55,7 @@ void HandleTable::push_free(uint64_t index) const noexcept {
   } while (!free_.compare_exchange_weak(head, mine));
 }
 
-// A free slot, or a new one. Of two threads that make the same chunk, one throws its own away.
+// Takes a free slot, or a new one. If two threads make the same chunk, one of them discards its own.
 uint64_t HandleTable::take_slot() {
   if (const uint64_t found = pop_free()) return found - 1;
   for (uint64_t index = slot_count_.load();;) {
@@ -80,8 +80,8 @@ uint64_t HandleTable::add(HandleKind kind, std::shared_ptr<void> object, uint32_
   return handle;
 }
 
-// First the call shows itself, then it looks whether the handle is alive; remove does these in the other order. So one
-// of the two sees the other.
+// A call first counts itself as a pin and then checks whether the handle is alive; remove() does the same in the other
+// order. So at least one of them sees the other.
 HandleTable::HandleSlot *HandleTable::pin_slot(uint64_t handle, HandleKind kind) const noexcept {
   HandleSlot *const slot = slot_of(handle);
   if (!slot || kind_in(handle) != kind) return nullptr;
@@ -91,8 +91,8 @@ HandleTable::HandleSlot *HandleTable::pin_slot(uint64_t handle, HandleKind kind)
   return nullptr;
 }
 
-// The last thread that lets go clears what was removed. A late visitor, whose handle is dead, and that thread may both
-// get here; only one of them can do it.
+// The last thread that unpins a removed slot clears it. A late call with the dead handle may get here at the same time
+// as that thread; only one of them can clear the slot.
 void HandleTable::unpin(HandleSlot &slot) const noexcept {
   if (slot.pins.fetch_sub(1) != (removed | 1)) return;
   uint32_t last = removed;
@@ -135,7 +135,7 @@ bool HandleTable::destroyed(uint64_t handle) const noexcept {
   const HandleSlot *const slot = slot_of(handle);
   if (!slot || kind_in(handle) == HandleKind::none || kind_in(handle) > last_handle_kind) return false;
   const uint64_t now = slot->handle.load();
-  const uint64_t dead = generation_of(now) - (kind_in(now) != HandleKind::none);  // the last one that is
+  const uint64_t dead = generation_of(now) - (kind_in(now) != HandleKind::none);  // the last dead generation
   return generation_of(handle) > 0 && generation_of(handle) <= dead;
 }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which handles are alive: the one process-wide structure of the library. A handle is a number and never an address, so
-// that whatever a caller passes is compared and not read:
+// Which handles are alive: the one process-wide structure of the library. A handle is a number and never an address.
+// Whatever a caller passes is only compared, and no memory is read through it:
 //
 //   bits 63-28 generation | 27-4 slot | 3-1 kind | 0 is 1
 //
-// Slots are used again with the next generation, so a destroyed handle stays refused; one that has had its last
-// generation is used no more. No call waits for a lock: a forked child may use the table whatever the parent's threads
-// were doing.
+// A slot is reused with the next generation, so a destroyed handle stays invalid. After its last generation a slot is
+// not reused. No call waits for a lock: a forked child may use the table whatever the parent's threads were doing.
 #pragma once
 
 #include <array>
@@ -26,7 +25,7 @@ class HandleTable {
   static constexpr uint64_t most_generation = (uint64_t{1} << generation_bits) - 1;
   static constexpr uint64_t most_slots = uint64_t{1} << slot_bits;
 
-  // last_generation: smaller in tests only.
+  // Only tests pass a smaller last_generation.
   constexpr explicit HandleTable(uint64_t last_generation = most_generation) : last_generation_(last_generation) {}
   ~HandleTable();
   HandleTable(const HandleTable &) = delete;
@@ -36,39 +35,38 @@ class HandleTable {
     std::shared_ptr<void> object;  // NULL: no such handle is alive
     uint32_t number = 0;
   };
-  // An object that lives as long as this, also if its handle is destroyed meanwhile: what a call has, for less than a
-  // reference of its own would cost.
+  // Keeps an object alive even if its handle is destroyed meanwhile. A call uses a Pin because it costs less than a
+  // shared_ptr.
   class Pin;
 
-  // Never 0. Throws OUT_OF_MEMORY, and then the object is the caller's as before. number: what else the handle stands
-  // for.
+  // Returns a handle, which is never 0. Throws OUT_OF_MEMORY. `number` is kept with the object, say a group's index.
   uint64_t add(HandleKind kind, std::shared_ptr<void> object, uint32_t number = 0);
   FoundObject find(uint64_t handle, HandleKind kind) const noexcept;
   Pin pin(uint64_t handle, HandleKind kind) noexcept;
-  // From here on the handle is refused. What it held goes to the one call that took it.
+  // Makes the handle invalid. Of several calls, only the one that did so gets the object; the others get NULL.
   std::shared_ptr<void> remove(uint64_t handle, HandleKind kind) noexcept;
-  // The same where nothing may be given back: what it held stays for ever.
+  // Makes the handle invalid, too, but keeps the object for ever: for use where nothing may be given back.
   void forget(uint64_t handle, HandleKind kind) noexcept;
 
-  // The kind of a handle that is alive; none for any other value.
+  // The kind of a handle that is alive; `none` for any other value.
   HandleKind kind_of(uint64_t handle) const noexcept;
-  // Was it a handle, and is it destroyed?
+  // Was this value a handle that has been destroyed?
   bool destroyed(uint64_t handle) const noexcept;
   uint64_t slot_count() const noexcept { return slot_count_.load(); }
 
  private:
   struct HandleSlot {
-    std::atomic<uint64_t> handle{0};  // kind none: the slot is free
-    std::atomic<uint32_t> pins{0};    // calls that use the object now, and `removed`
-    std::atomic<uint32_t> next{0};    // free slot + 1
+    std::atomic<uint64_t> handle{0};  // if its kind is `none`, no handle of the slot is alive
+    std::atomic<uint32_t> pins{0};    // number of calls that use the object now, and the flag `removed`
+    std::atomic<uint32_t> next{0};    // the next free slot + 1
     uint32_t number = 0;
     std::shared_ptr<void> object;
   };
-  // Chunk c has 64 << c slots; none ever moves.
+  // Chunk c has 64 << c slots. Slots never move.
   static constexpr uint64_t first_chunk_bits = 6;
   static constexpr uint64_t chunk_count = slot_bits - first_chunk_bits + 1;
 
-  static constexpr uint32_t removed = uint32_t{1} << 31;  // in pins: the last one clears the slot
+  static constexpr uint32_t removed = uint32_t{1} << 31;  // flag in `pins`: the last unpin() clears the slot
 
   HandleSlot *pin_slot(uint64_t handle, HandleKind kind) const noexcept;
   void unpin(HandleSlot &slot) const noexcept;
@@ -83,7 +81,7 @@ class HandleTable {
   uint64_t last_generation_;
   std::array<std::atomic<HandleSlot *>, chunk_count> chunks_{};
   std::atomic<uint64_t> slot_count_{0};
-  // turn << 32 | slot + 1: the turn tells a list from an earlier one with the same head
+  // turn << 32 | slot + 1: the turn distinguishes a list from an earlier list with the same head
   mutable std::atomic<uint64_t> free_{0};
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the opaque handles stand for. The pointers that callers have are numbers of the handle table: nothing here reads
-// memory through them.
+// What the opaque handles stand for. The pointers that callers have are really numbers of the handle table: nothing
+// here reads memory through them.
 #pragma once
 
 #include <memory>
@@ -18,11 +18,11 @@
 
 namespace fsdp::abi {
 
-// A model and the handles of its groups, which end with its own.
+// A model and the handles of its groups. These handles end with the model's own handle.
 class HandledModel : public engine::Model {
  public:
   using Model::Model;
-  // Before anything of it ends: another thread may be looking at the context's models.
+  // The model leaves its context before any part of it ends: another thread may be reading the context's models.
   ~HandledModel() override { leave_context(); }
   std::mutex mutex;
   std::vector<fsdp_group *> groups;
@@ -39,14 +39,14 @@ struct HandledCapture {
   std::weak_ptr<engine::Model> model;
 };
 
-// One that is saved, or one that was opened.
+// A checkpoint that is being saved, or one that was opened.
 struct HandledCheckpoint {
   std::shared_ptr<engine::Context> context;
   std::shared_ptr<engine::Saving> saving;
   checkpoint::OpenedCheckpoint opened;
 };
 
-// A group is its model and a number.
+// A group is identified by its model and its index.
 struct HandledGroup {
   std::shared_ptr<HandledModel> model;
   uint32_t index = 0;
@@ -95,8 +95,8 @@ using TraitsOf = HandleTraits<std::remove_const_t<Handle>>;
 template <class Handle>
 using ObjectOf = typename TraitsOf<Handle>::Object;
 
-// Of the process, since a handle comes without a context. Never destructed: handles may be destroyed while the program
-// ends.
+// The process has one table, since a handle comes without a context. It is never destructed: handles may be destroyed
+// while the program ends.
 union ProcessHandles {
   constexpr ProcessHandles() : table() {}
   ~ProcessHandles() {}
@@ -107,17 +107,17 @@ inline HandleTable &handle_table() noexcept { return process_handles.table; }
 
 inline uint64_t number_of(const void *handle) noexcept { return reinterpret_cast<uintptr_t>(handle); }
 
-// Why the table does not know the handle.
+// Throws INVALID_HANDLE that says why the table does not know the handle.
 [[noreturn]] void refuse_handle(const void *handle, const char *call, const char *expected);
 
-// What the handle stands for, which lives as long as the caller of this keeps it; NULL if it is no such handle.
+// The object that the handle stands for; NULL if it is no such handle. The returned reference keeps the object alive.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> find(Handle *handle) noexcept {
   return std::static_pointer_cast<ObjectOf<Handle>>(
       handle_table().find(number_of(handle), TraitsOf<Handle>::kind).object);
 }
 
-// ... as long as this lives, and its handle may be destroyed meanwhile.
+// The object that a handle stands for. It lives as long as this, even if its handle is destroyed meanwhile.
 template <class Object>
 class Pinned {
  public:
@@ -132,7 +132,7 @@ class Pinned {
   HandleTable::Pin pin_;
 };
 
-// For the length of a call; INVALID_HANDLE if it is no such handle.
+// Pins the handle's object for the length of a call. Throws INVALID_HANDLE if there is no such handle.
 template <class Handle>
 Pinned<ObjectOf<Handle>> pin(Handle *handle, const char *call) {
   Pinned<ObjectOf<Handle>> pinned(handle_table().pin(number_of(handle), TraitsOf<Handle>::kind));
@@ -141,7 +141,7 @@ Pinned<ObjectOf<Handle>> pin(Handle *handle, const char *call) {
   return pinned;
 }
 
-// INVALID_HANDLE where the handle of the context that this was made from is destroyed.
+// Throws INVALID_HANDLE if the object's context handle was destroyed.
 inline void check_context(const engine::Context &, const char *) {}
 inline void check_context(const HandledModel &model, const char *call) { model.context().check_handle(call); }
 inline void check_context(const HandledMesh &mesh, const char *call) { mesh.context->check_handle(call); }
@@ -150,7 +150,7 @@ inline void check_context(const HandledCapture &held, const char *call) {
   if (const auto model = held.model.lock()) model->context().check_handle(call);
 }
 
-// The same; INVALID_HANDLE if it is none.
+// Like find(), but throws INVALID_HANDLE if there is no such handle, or if its context's handle was destroyed.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> acquire(Handle *handle, const char *call) {
   auto object = find(handle);
@@ -169,19 +169,20 @@ inline HandledGroup acquire_group(const fsdp_group *handle, const char *call) {
   return group;
 }
 
-// The first destroy of a handle takes what it held; others, and what is no such handle, do nothing.
+// The first call for a handle removes it and returns its object. Later calls do nothing, nor do calls with other
+// values.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> remove(Handle *handle) noexcept {
   return std::static_pointer_cast<ObjectOf<Handle>>(handle_table().remove(number_of(handle), TraitsOf<Handle>::kind));
 }
 
-// In a forked child: threads and shared memory stayed with the parent, so there is nothing to give back.
+// For a forked child: threads and shared memory stayed with the parent, so there is nothing to give back.
 template <class Handle>
 void forget(Handle *handle) noexcept {
   handle_table().forget(number_of(handle), TraitsOf<Handle>::kind);
 }
 
-// A handle that the caller does not have yet; removed again unless it is given out.
+// A handle that the caller does not have yet. It is removed again unless it is given out.
 template <class Handle>
 class NewHandle {
  public:
@@ -198,7 +199,7 @@ class NewHandle {
   uint64_t number_;
 };
 
-// A mesh argument: NULL where the caller means none.
+// Reads a mesh argument. Returns NULL if the caller passed none.
 inline std::shared_ptr<const layout::Mesh> mesh_of(const fsdp_mesh *handle, const engine::Context &context,
                                                    const char *call) {
   if (!handle) return nullptr;

@@ -89,7 +89,7 @@ uint32_t read_held_groups(const fsdp_schedule_options &options, fsdp_schedule_ki
   return 0;
 }
 
-// FSDP_ROLE_ALL included.
+// FSDP_ROLE_ALL is allowed too.
 void check_role(fsdp_role role, const char *call) {
   if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_STAGING)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
@@ -112,7 +112,7 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
       if (mesh->context != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
       spec.mesh = mesh->mesh;
     } else {
-      spec.mesh = whole_world(*impl);  // an error where hosts cut it unevenly
+      spec.mesh = whole_world(*impl);  // throws if the hosts divide the world unevenly
     }
     read_outer_strategy(given, spec.mesh, call);
     read_policy(given, *impl, spec, call);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules for structs that grow: a caller's struct may be shorter than ours (older caller: the rest is zero), or
-// longer (newer caller: what we do not know must be zero).
+// The rules for structs that grow. An older caller's struct may be shorter than ours: the rest is taken as zero. A
+// newer caller's struct may be longer: the bytes that we do not know must be zero.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +26,16 @@
 #include "fsdp.h"
 #include "memory/model_spec.h"
 
-// What errors call a value that a call was given: "retain_secs", or of an array's element "params[3] ('wq').dtype".
+// The name of a given value in errors: "retain_secs", or "params[3] ('wq').dtype" for a field of an array's element.
 
 namespace fsdp::abi {
 
-// A text only where an error needs one: ten of each of a model's thousands of parameters would take longer than to read
-// them.
+// The text is made only if an error needs it. To make ten texts for each of a model's thousands of parameters would
+// take longer than to read the parameters.
 class Field {
  public:
   Field(const char *name) : name_(name) {}
-  // element: the name that the element has by itself, if it is known; name: nullptr for the whole element.
+  // `element` is the element's own name, if it is known. `name` is the field's name, or nullptr for the whole element.
   Field(const char *array, uint64_t index, const std::string *element, const char *name)
       : name_(name), array_(array), index_(index), element_(element) {}
 
@@ -59,8 +59,8 @@ struct fmt::formatter<fsdp::abi::Field> : fmt::formatter<std::string> {
 
 namespace fsdp::abi {
 
-// The size of each struct in the first release of this ABI, 0.2: what an older client may be built with. Never changes:
-// a struct that grows gets a line of its own here, offsetof the first field that was added.
+// The size of each struct in the first release of this ABI, 0.2, with which an older client may be built. It never
+// changes: a struct that grows gets a line here with the offset of the first field that was added.
 template <class T>
 inline constexpr uint64_t first_size = sizeof(T);
 template <>
@@ -70,7 +70,7 @@ inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_o
 template <>
 inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
-// A struct_size beyond this was never set: the bytes behind the struct are not ours to read.
+// A larger struct_size was certainly never set by the caller, so the bytes behind the struct must not be read.
 constexpr uint64_t most_size = 4096;
 
 template <class T>
@@ -104,21 +104,21 @@ void check_output(const T *out, const char *call, const char *name) {
          call, name, out->struct_size, first_size<T>, name);
 }
 
-// An element of a caller's array of outputs, whose struct_size is not the caller's to set.
+// Writes an element of a caller's array of outputs. The library sets the element's struct_size, not the caller.
 template <class T>
 void write_element(T *first, uint64_t index, uint64_t stride, T value) {
   value.struct_size = std::min<uint64_t>(stride, sizeof(T));
   std::memcpy(reinterpret_cast<char *>(first) + index * stride, &value, value.struct_size);
 }
 
-// Writes what the caller has room for; its struct_size stays.
+// Writes as much as fits into the caller's struct, whose struct_size stays.
 template <class T>
 void write_output(T *out, T value) {
   value.struct_size = out->struct_size;
   std::memcpy(static_cast<void *>(out), &value, std::min<uint64_t>(out->struct_size, sizeof(T)));
 }
 
-// The stride of an array of structs, whatever its count.
+// Checks the stride of an array of structs, even if the array is empty.
 template <class T>
 void check_stride(uint64_t stride, const char *call, const char *field, const char *name) {
   if (stride < first_size<T> || stride > most_size || stride % alignof(T))
@@ -142,19 +142,19 @@ void check_known(const Strided<T> &array, uint64_t index, const char *call, cons
          *byte, field, index, sizeof(T));
 }
 
-// A text into a caller's buffer, as fsdp_describe_model documents it.
+// Writes a text into a caller's buffer, as fsdp_describe_model documents it.
 void write_text(const std::string &text, char *buffer, uint64_t *size_bytes, const char *call);
 
-// A name: UTF-8 of 1 to `most` bytes.
+// Reads a name, which must be UTF-8 of 1 to `most` bytes.
 std::string read_name(const char *name, size_t most, const char *call, const Field &field);
 
-// What fp32 arithmetic is given: a number that it can hold.
+// Checks a number for fp32 arithmetic: it must be finite in fp32.
 inline void check_factor(double value, const char *call, const Field &field) {
   if (!std::isfinite(value) || std::abs(value) > static_cast<double>(std::numeric_limits<float>::max()))
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be finite in fp32", call, field, value);
 }
 
-// An enum field: 0 is the default, else it must be in [1, last].
+// Reads an enum field: 0 means the default; any other value must be in [1, last].
 template <class E>
 E read_enum(E value, E fallback, E last, const char *call, const Field &field) {
   if (value == 0) return fallback;
@@ -167,14 +167,14 @@ inline void check_flags(uint32_t flags, uint32_t known, const char *call, const 
   if (flags & ~known) fail(FSDP_INVALID_ARGUMENT, "{}: {} has unknown bits {:#x}", call, field, flags & ~known);
 }
 
-// A double that is 0 for its default, unless the flag says that 0 is meant.
+// Reads a double whose value 0 means the default, unless the flag says that 0 is meant.
 inline double read_value(double value, double fallback, bool zero, const char *flag, const char *call,
                          const Field &field) {
   if (zero && value != 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} contradicts {} {}", call, flag, field, value);
   return zero ? 0.0 : value != 0 ? value : fallback;
 }
 
-constexpr uint64_t most_steps = uint64_t{1} << 53;  // what double counts exactly
+constexpr uint64_t most_steps = uint64_t{1} << 53;  // a double counts exactly up to this number
 
 inline void check_phase(fsdp_phase phase, const char *call) {
   if (phase < FSDP_FORWARD || phase > FSDP_EVAL)
@@ -183,7 +183,7 @@ inline void check_phase(fsdp_phase phase, const char *call) {
 
 // Views of the library's memory, as callers get them.
 
-// shape lives as long as what the view belongs to.
+// `shape` must live as long as the view may be used.
 inline fsdp_tensor view_of(engine::Context &context, void *data, std::span<const uint64_t> shape, fsdp_dtype dtype,
                            uint32_t flags) {
   fsdp_tensor view = FSDP_TENSOR_INIT;
@@ -199,7 +199,7 @@ inline fsdp_tensor view_of(engine::Context &context, void *data, std::span<const
   return view;
 }
 
-// A caller's array of views, one for each parameter of a group.
+// Checks a caller's array of views, one for each parameter of a group.
 inline void check_tensors(const engine::Group &group, const fsdp_tensor *tensors, uint64_t count, uint64_t stride,
                           const char *field, const char *call) {
   check_stride<fsdp_tensor>(stride, call, format_text("{}_stride", field).c_str(), "fsdp_tensor");
@@ -209,7 +209,7 @@ inline void check_tensors(const engine::Group &group, const fsdp_tensor *tensors
   if (count && !tensors) fail(FSDP_INVALID_ARGUMENT, "{}: {}s is NULL, {}_count is {}", call, field, field, count);
 }
 
-// The descriptors of an array of the caller's, checked one by one: an error names the element and the field.
+// Reads and checks each descriptor of a caller's array. An error names the element and the field.
 std::vector<memory::ParamSpec> read_params(const fsdp_param *params, uint64_t count, uint64_t stride, const char *call);
 
 }  // namespace fsdp::abi

@@ -18,12 +18,12 @@ namespace {
 
 constexpr uint32_t most_dimensions = 16;
 
-// A field of one descriptor: "params[3] ('wq').granule".
+// Names a field of one descriptor: "params[3] ('wq').granule".
 Field field_of(uint64_t index, const memory::ParamSpec &param, const char *field) {
   return {"params", index, &param.name, field};
 }
 
-// What multiplies the learning rate, 0 or more.
+// Checks the factor of the learning rate, which must be 0 or more.
 void check_lr_scale(double lr_scale, const char *call, const Field &field) {
   check_factor(lr_scale, call, field);
   if (lr_scale < 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must not be negative", call, field, lr_scale);
@@ -42,7 +42,7 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
   }
 }
 
-// A tensor that 64 bits can count, and a box inside it.
+// Reads a box. Its tensor must be countable in 64 bits, and the box must lie inside the tensor.
 void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
   const auto field = [&](const char *name) { return field_of(index, param, name); };
   if (!given.global_shape && !given.global_offset) return;
@@ -78,7 +78,7 @@ void read_missing_grad(const fsdp_param &given, uint64_t index, memory::ParamSpe
                                  field_of(index, param, "missing_grad"));
 }
 
-// Nothing is computed of bytes.
+// Checks a parameter of FSDP_UINT8: nothing is computed with bytes.
 void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *call) {
   if (!param.frozen())
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is FSDP_UINT8 ({}): bytes have no gradient, so it needs FSDP_PARAM_FROZEN",
@@ -133,7 +133,7 @@ void require_readable(engine::Model &model, const engine::Runtime &runtime, engi
        runtime.step.window_open() ? "the update window is open: publish first" : "call fsdp_unshard first");
 }
 
-// A published plane as the engine has it.
+// A published plane as the engine identifies it.
 struct Published {
   PlaneKind kind;
   uint32_t form;
@@ -144,13 +144,13 @@ Published published(fsdp_plane plane) {
   return {scales ? PlaneKind::compute_scales : PlaneKind::compute, plane >= FSDP_PLANE_COLUMN ? 1u : 0u};
 }
 
-// Where it begins in its bucket for the parameter, in bytes.
+// Where the parameter begins in its bucket's plane, in bytes.
 uint64_t plane_offset(const engine::Runtime &runtime, const engine::ParamPlace &place, Published which) {
   const engine::Plane &plane = runtime.bucket(place).plane(which.kind, which.form);
   return plane.layout->tensors[place.tensor].full_offset * dtype_size(plane.dtype());
 }
 
-// ... and in memory, whole, for the caller.
+// The address of the parameter in the whole plane, for the caller.
 std::byte *plane_data(engine::Model &model, engine::Runtime &runtime, engine::Group &group,
                       const engine::ParamPlace &place, fsdp_phase phase, Published which, const char *call) {
   return const_cast<std::byte *>(model.gatherer(call).view(group, phase, place.bucket, which.kind, which.form)) +
@@ -184,7 +184,7 @@ void require_quantized(const engine::Runtime &runtime, const engine::Group &grou
                  : "quantized, its weights are planes; call fsdp_get_plane");
 }
 
-// One that the parameter has.
+// Reads a plane argument, which must be a plane of the parameter.
 Published read_plane(const engine::Runtime &runtime, engine::Group &group, uint64_t index, fsdp_plane plane,
                      const char *call) {
   if (plane < FSDP_PLANE_ROW || plane > FSDP_PLANE_COLUMN_SCALE)
@@ -198,7 +198,7 @@ Published read_plane(const engine::Runtime &runtime, engine::Group &group, uint6
   return which;
 }
 
-// ... and that the phase holds.
+// Checks that the phase holds the plane.
 void require_held(const engine::Runtime &runtime, const engine::Group &group, uint64_t index, fsdp_phase phase,
                   Published which, const char *call) {
   const memory::ParamSpec &param = runtime.param(group, index);
@@ -211,7 +211,7 @@ void require_held(const engine::Runtime &runtime, const engine::Group &group, ui
          call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
 }
 
-// Of the scales of an MXFP8 plane; where they are comes later.
+// Describes the scales of an MXFP8 plane; the caller of this adds their addresses.
 device::Mxfp8Swizzle swizzle_of(const engine::Runtime &runtime, const engine::Group &group, uint64_t index,
                                 Published which, const char *call) {
   const memory::ParamSpec &param = runtime.param(group, index);

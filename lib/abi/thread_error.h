@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last error of calls on the calling thread. It is a key of POSIX threads and not a thread_local object: where
-// memory runs out a key says so, but registering the end of such an object ends the process.
+// The last error of calls on the calling thread. It is a key of POSIX threads and not a thread_local object. If memory
+// runs out, a key reports that, but registering the destructor of a thread_local object ends the process.
 #pragma once
 
 #include <pthread.h>
@@ -25,14 +25,14 @@ class ThreadErrors {
     if (!made_) return;
     end(find());
     pthread_key_delete(key_);
-    made_ = false;  // calls of handlers that run later find none, and not what another library keeps under the number
+    made_ = false;  // exit handlers that run later find no error, and not another library's value under the same key
   }
   ThreadErrors(const ThreadErrors &) = delete;
   ThreadErrors &operator=(const ThreadErrors &) = delete;
 
-  // NULL: this thread has had none, or there was no memory for it.
+  // Returns NULL if this thread has had no error, or if there was no memory for it.
   ThreadError *find() const noexcept { return made_ ? static_cast<ThreadError *>(pthread_getspecific(key_)) : nullptr; }
-  // This thread's. Throws std::bad_alloc.
+  // Returns this thread's error, which is made if need be. Throws std::bad_alloc.
   ThreadError &get() const {
     if (ThreadError *found = find()) return *found;
     auto fresh = std::make_unique<ThreadError>();
