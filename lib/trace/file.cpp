@@ -15,7 +15,8 @@
 namespace fsdp::trace {
 namespace {
 
-// A file beyond the process's limit (ulimit -f) would end it: here it is an error of the write alone.
+// A file above the process's size limit (ulimit -f) would end the process by SIGXFSZ. While this lives, only the write
+// fails.
 class NoSizeSignal {
  public:
   NoSizeSignal() noexcept {
@@ -40,7 +41,7 @@ class NoSizeSignal {
   bool was_pending_;
 };
 
-// errno, or 0.
+// Returns errno, or 0.
 int write_all(int fd, const std::string &text) noexcept {
   const NoSizeSignal none;
   for (size_t done = 0; done < text.size();) {
@@ -51,11 +52,11 @@ int write_all(int fd, const std::string &text) noexcept {
   return 0;
 }
 
-// A new file of this user's beside the path, gone again unless it becomes that.
+// A new file beside the path that only this user may read. It is removed again unless it becomes the file at the path.
 class Beside {
  public:
   explicit Beside(const std::string &path) : path_(path) {
-    for (int i = 0; i < 100; ++i) {  // what a crash left behind is passed over
+    for (int i = 0; i < 100; ++i) {  // skips files that a crash left behind
       name_ = format_text("{}.tmp.{}.{}", path, ::getpid(), i);
       fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
       made_ = fd_ >= 0;
@@ -71,7 +72,7 @@ class Beside {
   Beside &operator=(const Beside &) = delete;
 
   const std::string &name() const noexcept { return name_; }
-  // Why there is none: errno, or 0. So are the results of the others.
+  // errno if the file could not be created, else 0. write() and become() also return errno or 0.
   int code() const noexcept { return code_; }
   int write(const std::string &text) noexcept {
     if (const int code = write_all(fd_, text)) return code;
@@ -99,7 +100,7 @@ const char *kind_of(mode_t mode) {
   }
 }
 
-// A file, or nothing yet: a rename over anything else would take it away.
+// Throws unless the path is a regular file or does not exist: a rename would replace anything else.
 void check_place(const std::string &path, const char *call) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
@@ -123,7 +124,7 @@ void replace_file(const std::string &path, const std::string &text, const char *
     fail_errno(code, format_text("{}: '{}': renaming it from '{}'", call, path, beside.name()));
 }
 
-// A pipe that another process puts there after the look must not hold this thread up.
+// O_NONBLOCK: a pipe that another process puts there after the check must not block this thread.
 void append_to_file(const std::string &path, const std::string &text, const char *call) {
   check_place(path, call);
   const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
@@ -133,7 +134,7 @@ void append_to_file(const std::string &path, const std::string &text, const char
   if (code) fail_errno(code, format_text("{}: writing '{}'", call, path));
 }
 
-// Not replacing: another process of this rank's may keep one at the same moment.
+// The rename does not replace a file: another process of this rank may keep its file at the same moment.
 void keep_earlier_file(const std::string &path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files that a context writes: for people whole or not at all, and what an earlier context wrote is kept.
+// Files that a context writes. People see each file whole or not at all, and the files of an earlier context are kept.
 #pragma once
 
 #include <string>
 
 namespace fsdp::trace {
 
-// All or nothing: a file beside it, which only this user may read, becomes it when it is whole. Throws FSDP_SYSTEM with
-// the call, the path and errno, also where something else than a regular file has that name, and leaves nothing behind
-// then.
+// Writes a temporary file beside `path`, readable only by this user, and renames it to `path` when it is whole. Throws
+// FSDP_SYSTEM with the call, the path and errno, also if `path` exists and is not a regular file. An error leaves no
+// temporary file.
 void replace_file(const std::string &path, const std::string &text, const char *call);
-// At the end of the file, which is made if need be, as one piece unless the disk is full. Throws as replace_file.
+// Appends the text to the file, which is made if need be, in one piece unless the disk is full. Throws like
+// replace_file().
 void append_to_file(const std::string &path, const std::string &text, const char *call);
-// Gives the file at `path`, if there is one, the first free name of path.1 to path.99; it stays where it is if none is
-// free or it cannot be renamed.
+// Renames the file at `path`, if there is one, to the first free name of path.1 to path.99. It stays where it is if no
+// name is free or the rename fails.
 void keep_earlier_file(const std::string &path);
 
 }  // namespace fsdp::trace

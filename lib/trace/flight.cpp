@@ -18,14 +18,14 @@ namespace {
 
 constexpr uint64_t most_us = (uint64_t{1} << 30) - 1;
 
-// Never 0, which is "not yet".
+// Never returns 0, which means "not yet".
 uint64_t microseconds(uint64_t from, uint64_t to) {
   return std::clamp<uint64_t>(to > from ? (to - from) / 1000 : 0, 1, most_us);
 }
 
 }  // namespace
 
-// Value-initialized: every page is touched now, and not by an entry.
+// The slots are value-initialized, so that every page is touched now and not by an entry.
 FlightRecorder::FlightRecorder(uint32_t capacity)
     : half_(std::bit_ceil(std::max<uint64_t>(capacity / 2, 1))),
       mask_(half_ - 1),
@@ -50,7 +50,7 @@ uint64_t FlightRecorder::enqueue(const FlightCollective &of) noexcept {
   const uint64_t number = next_collective_.load(std::memory_order_relaxed);
   CollectiveSlot &slot = collectives_[number & mask_];
   slot.state.store(2 * number + 1, std::memory_order_relaxed);
-  // Released one by one, as in enter().
+  // The fields are released one by one, as in enter().
   slot.what.store(of.what, std::memory_order_release);
   slot.object.store(of.object, std::memory_order_release);
   slot.enqueued_ns.store(now_ns(), std::memory_order_release);
@@ -65,8 +65,8 @@ uint64_t FlightRecorder::enqueue(const FlightCollective &of) noexcept {
   return number;
 }
 
-// An entry that has been overwritten since is left alone. Its stream is the only one that moves it, and the caller that
-// laps the ring just now may at worst lose the new entry's first state.
+// An entry that has been overwritten meanwhile is left alone. Only its stream advances an entry. If the caller
+// overwrites the entry at this moment, the new entry may at worst lose its first state.
 void FlightRecorder::advance(uint64_t handle, FlightState state) noexcept {
   CollectiveSlot &slot = collectives_[handle & mask_];
   if (slot.state.load(std::memory_order_acquire) != 2 * handle + 2) return;
@@ -177,7 +177,7 @@ const char *phase_text(fsdp_phase phase) {
   }
 }
 
-// Ranks that make the same sequence give it the same name, and others do not.
+// All ranks of a sequence give it the same name, and different sequences have different names.
 std::string sequence_name(const FlightRecorder::Collective &of,
                           const std::vector<FlightRecorder::FlightModel> &models) {
   if (of.sequence == Sequence::values || of.model >= models.size()) return "values";
@@ -210,7 +210,7 @@ uint64_t unix_ns() {
 void format_owner(Out out, const FlightOwner &owner) {
   fmt::format_to(out, "\"version\": \"{}\", \"rank\": {}, \"world_size\": {}, \"host\": {}, \"pid\": {},\n",
                  FSDP_VERSION_TEXT, owner.rank, owner.world_size, quote_json(host_name()), ::getpid());
-  // Times below are of the first clock; the second tells where it stands on this host.
+  // The times below are of the monotonic clock. The unix time says how to convert them on this host.
   fmt::format_to(out, "\"monotonic_ns\": {}, \"unix_ns\": {},\n", now_ns(), unix_ns());
   if (owner.error)
     fmt::format_to(out, "\"error\": {{\"status\": {}, \"rank\": {}, \"message\": {}}},\n", owner.error->status,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flight recorder of one context: its last calls and collectives, in two rings that are allocated once. It is
-// always on, so an entry costs a few stores and a coarse look at the clock: no lock, no allocation, no system call. Any
-// thread may read meanwhile: an entry that is being written is left out.
+// always on, so an entry costs only a few stores and a reading of the clock: no lock, no allocation, no system call.
+// Any thread may read at the same time; entries that are just being written are left out.
 //
-// Calls and enqueued collectives are written by the thread inside the context, one at a time; streams only move on the
-// state of a collective. Texts are kept by the recorder (or are literals): models are gone when it is read.
+// The thread inside the context writes the entries of calls and of enqueued collectives, one at a time. Streams only
+// advance the state of a collective. The recorder keeps copies of texts (unless they are literals), since it may be
+// read after models end.
 #pragma once
 
 #include <atomic>
@@ -27,18 +28,18 @@ namespace fsdp::trace {
 
 enum class FlightState : uint8_t { enqueued = 1, started, completed, failed };
 
-// What a collective is one of: those of one such sequence come in the same order on every rank.
+// The sequence to which a collective belongs. Collectives of one sequence come in the same order on every rank.
 enum class Sequence : uint8_t { values, meetings, reduces, gathers, params, outer, replays };
 
 struct FlightCollective {
-  const char *what = nullptr;    // "reduce_scatter", or the call that exchanges
+  const char *what = nullptr;    // "reduce_scatter", say, or the name of the call that exchanges
   const char *object = nullptr;  // a group's name, or NULL
   uint64_t elements = 0;         // bytes if dtype is 0
   fsdp_dtype dtype = 0;
   Sequence sequence = Sequence::values;
   uint16_t model = 0;
   uint32_t round = 0;
-  uint32_t number = 0;  // in the round
+  uint32_t number = 0;  // position in the round
 };
 
 class FlightRecorder {
@@ -46,16 +47,16 @@ class FlightRecorder {
   static constexpr uint32_t default_capacity = 1024;
   static constexpr uint32_t most_capacity = uint32_t{1} << 20;
 
-  // Half of it for each ring, or the power of two above.
+  // Each ring has half of the capacity, rounded up to a power of two.
   explicit FlightRecorder(uint32_t capacity);
   FlightRecorder(const FlightRecorder &) = delete;
   FlightRecorder &operator=(const FlightRecorder &) = delete;
 
-  // The present call: its name, a literal; what it is about; that it ended.
+  // enter() begins a call; its name is a literal. describe() says what the call is about, and leave() ends it.
   void enter(const char *call) noexcept {
     CallSlot &slot = calls_[next_call_ & mask_];
     slot.state.store(2 * next_call_ + 1, std::memory_order_relaxed);
-    // The fields are released after the odd state: a reader that has seen one of them sees that the state has moved.
+    // The fields are released after the odd state: a reader that sees a new field also sees that the state has changed.
     slot.name.store(call, std::memory_order_release);
     slot.object.store(nullptr, std::memory_order_release);
     slot.waited_ns.store(0, std::memory_order_release);
@@ -64,7 +65,7 @@ class FlightRecorder {
     slot.state.store(2 * next_call_ + 2, std::memory_order_release);
     call_.store(++next_call_, std::memory_order_release);
     if (wait_what_.load(std::memory_order_relaxed))
-      wait_what_.store(nullptr, std::memory_order_relaxed);  // one that failed
+      wait_what_.store(nullptr, std::memory_order_relaxed);  // a wait that ended by an error
   }
   void describe(const char *object, fsdp_phase phase = 0) noexcept {
     CallSlot &slot = present();
@@ -76,7 +77,7 @@ class FlightRecorder {
     const auto phase = static_cast<fsdp_phase>(outcome.load(std::memory_order_relaxed) >> 8 & 0xff);
     outcome.store(pack(FlightState::completed, phase, 0), std::memory_order_release);
   }
-  // ... that it failed; without effect if it ended before.
+  // Ends the call with an error. Has no effect if the call has already ended.
   void leave_failed(fsdp_status status) noexcept {
     const uint64_t count = call_.load(std::memory_order_acquire);
     if (!count) return;
@@ -87,11 +88,12 @@ class FlightRecorder {
     outcome.compare_exchange_strong(before, after, std::memory_order_release, std::memory_order_relaxed);
   }
 
-  // The caller waits; what is a literal. One that ends by an error stays: it is what the caller waited for.
+  // The caller waits; `what` is a literal. A wait that ends by an error stays until the next call, to show what the
+  // caller waited for.
   void begin_wait(const char *what, const char *object, uint64_t now) noexcept;
   void end_wait(uint64_t now) noexcept;
 
-  // Returns the handle by which streams move it on. Only the thread inside enqueues.
+  // Returns the handle by which streams advance the collective. Only the thread inside the context enqueues.
   uint64_t enqueue(const FlightCollective &collective) noexcept;
   void start(uint64_t handle) noexcept { advance(handle, FlightState::started); }
   void complete(uint64_t handle) noexcept { advance(handle, FlightState::completed); }
@@ -99,13 +101,14 @@ class FlightRecorder {
 
   // A copy of the text that lives as long as the recorder.
   const char *keep(std::string_view text);
-  // A model's ranks as text: all, and those of its axes; empty where they are the whole job, or all of the model's.
-  // Models of the same ranks are numbered alike on all of them, others need not be. Returns what entries name it by.
-  uint32_t count_models(const std::string &ranks) const;  // the number of the next one of these
+  // The arguments are texts that list the model's ranks, and the ranks on its two axes. `ranks` is empty if the model
+  // has all ranks of the job; `inner` or `outer` is empty if the axis has all ranks of the model. Models of the same
+  // ranks have the same numbers on all of these ranks. open_model() returns the number by which entries name the model.
+  uint32_t count_models(const std::string &ranks) const;  // the number that the next model of these ranks will get
   uint16_t open_model(const std::string &ranks, const std::string &inner, const std::string &outer);
 
   struct FlightModel {
-    uint32_t number = 0;  // among those of the same ranks
+    uint32_t number = 0;  // number among the models of the same ranks
     std::string ranks, inner, outer;
   };
   struct FlightCall {
@@ -123,20 +126,20 @@ class FlightRecorder {
     uint64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // 0: not yet
   };
   struct Wait {
-    const char *what = nullptr, *object = nullptr;  // what NULL: the caller waits for nothing
+    const char *what = nullptr, *object = nullptr;  // `what` is NULL if the caller waits for nothing
     uint64_t since_ns = 0;
   };
   struct FlightSnapshot {
     std::vector<FlightCall> calls;
     std::vector<Collective> collectives;
     std::vector<FlightModel> models;
-    uint64_t call_count = 0, collective_count = 0;  // since the start; what is not there is lost
+    uint64_t call_count = 0, collective_count = 0;  // numbers since the start, which include lost entries
     Wait wait;
   };
   FlightSnapshot read() const;
 
  private:
-  // `state` is 2 n + 1 while entry n is written here and 2 n + 2 when it is there.
+  // `state` is 2 n + 1 while entry n is being written here, and 2 n + 2 once it is complete.
   struct alignas(64) CallSlot {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};
@@ -150,7 +153,8 @@ class FlightRecorder {
     std::atomic<uint64_t> elements{0};
     std::atomic<uint64_t> place{0};  // round << 32 | number
     std::atomic<uint64_t> kind{0};   // call << 32 | model << 16 | sequence << 8 | dtype
-    // Microseconds since it was enqueued: started << 34 | ended << 4 | state. Of 30 bits each; more stays at the end.
+    // started << 34 | ended << 4 | state. Both times are microseconds since the collective was enqueued. Each has 30
+    // bits; longer times are cut to the maximum.
     std::atomic<uint64_t> progress{0};
   };
   static_assert(sizeof(CallSlot) == 64 && sizeof(CollectiveSlot) == 64);
@@ -169,21 +173,21 @@ class FlightRecorder {
   bool read_call(uint64_t number, FlightCall &call) const noexcept;
   bool read_collective(uint64_t number, Collective &collective) const noexcept;
 
-  const uint64_t half_, mask_;  // entries of each ring, a power of two
+  const uint64_t half_, mask_;  // number of entries of each ring, which is a power of two, and that number - 1
   std::unique_ptr<CallSlot[]> calls_;
   std::unique_ptr<CollectiveSlot[]> collectives_;
-  uint64_t next_call_ = 0;  // of the thread inside
+  uint64_t next_call_ = 0;  // used only by the thread inside the context
   std::atomic<uint64_t> call_{0};
   std::atomic<uint64_t> next_collective_{0};
   std::atomic<const char *> wait_what_{}, wait_object_{};
   std::atomic<uint64_t> wait_since_{0};
-  mutable std::mutex mutex_;  // what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<FlightModel> models_;
   std::unordered_set<std::string> texts_;
 };
 
-// One ordered sequence of collectives in the flight recorder: numbered as the ranks' calls are, so that the entries of
-// several ranks can be laid side by side.
+// One ordered sequence of collectives in the flight recorder. All ranks number its collectives alike, so that the
+// entries of several ranks can be compared side by side.
 
 class FlightSequence {
  public:
@@ -194,7 +198,7 @@ class FlightSequence {
   }
 
   FlightRecorder &flight() noexcept { return flight_; }
-  // The caller enqueues the next one. Returns its handle in the recorder.
+  // The caller enqueues the next collective. Returns its handle in the recorder.
   uint64_t enqueue(const char *what, const char *object, uint64_t bytes) noexcept {
     FlightCollective of = next_;
     of.what = what;
@@ -213,7 +217,7 @@ class FlightSequence {
   FlightCollective next_;
 };
 
-// A collective that the caller's thread does itself, from here to the end of the scope.
+// A collective that the caller's thread itself carries out, from here to the end of the scope.
 class FlightScope {
  public:
   FlightScope(FlightSequence &sequence, const char *what, uint64_t bytes, const char *object = nullptr) noexcept
@@ -235,13 +239,13 @@ class FlightScope {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-// A flight recorder's content as the file that fsdp-info flight reads: JSON, one entry a line.
-// docs/guides/debugging-a-hang.md says what is in it.
+// A flight recorder's content as the file that fsdp-info flight reads: JSON with one entry per line.
+// docs/guides/debugging-a-hang.md describes the file.
 
-// Which rank and process the record is of. It has no secret, and no argument or variable of the process.
+// The rank and process to which the record belongs. It has no secrets, and no arguments or variables of the process.
 struct FlightOwner {
   uint32_t rank = 0, world_size = 1;
-  std::optional<Error> error;  // what failed the context
+  std::optional<Error> error;  // the error that failed the context
 };
 
 std::string format_flight_record(const FlightRecorder::FlightSnapshot &snapshot, const FlightOwner &owner);

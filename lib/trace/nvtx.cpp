@@ -10,7 +10,7 @@
 namespace fsdp::trace {
 namespace {
 
-// NULL where no tool listens.
+// Returns NULL if no tool listens.
 nvtxDomainHandle_t domain() noexcept {
   static const nvtxDomainHandle_t handle = nvtxDomainCreateA("libfsdp");
   return handle;

@@ -5,9 +5,9 @@
 
 namespace fsdp::trace {
 
-// "name object", or the name alone if the object is NULL. Pushed and popped by the same thread.
+// Pushes the range "name object", or only the name if the object is NULL. The same thread must pop the range.
 void push_range(const char *name, const char *object) noexcept;
 void pop_range() noexcept;
-bool has_ranges() noexcept;  // built with NVTX
+bool has_ranges() noexcept;  // was the library built with NVTX?
 
 }  // namespace fsdp::trace

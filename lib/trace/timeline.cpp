@@ -24,11 +24,11 @@ uint64_t pack(const TimelineEvent &event) {
 
 }  // namespace
 
-// Value-initialized: every page is touched now, and not by an event.
+// The cells are value-initialized, so that every page is touched now and not by an event.
 Timeline::Timeline(uint64_t capacity) : capacity_(capacity), slots_(std::make_unique<Cell[]>(capacity)) {}
 
-// Only a thread that finds the slot at rest may write it: one that laps an interrupted writer gives its event up. The
-// fields are released after the odd state, so that a reader that has seen one of them sees that the state has moved.
+// Only a thread that finds the slot complete may write it: a thread that laps an interrupted writer drops its event.
+// The fields are released after the odd state, so a reader that sees a new field also sees that the state has changed.
 void Timeline::record(const TimelineEvent &event) noexcept {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
   Cell &slot = slots_[number % capacity_];
@@ -165,7 +165,7 @@ std::string lane_name(TimelineLane lane) {
   return model ? format_text("{} of model {}", name, model) : name;
 }
 
-// Viewers keep thread 0 for themselves.
+// Viewers use thread 0 for themselves.
 int thread_of(TimelineLane lane) { return lane + 1; }
 
 void format_metadata(Out out, uint32_t rank, int thread, const char *name, const std::string &arguments) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The timeline of one context: the last events, in a ring that is allocated once. Any thread records without a lock, an
-// allocation or a system call, and any thread may read meanwhile: an event that is being written is left out.
+// The timeline of one context: its last events, in a ring that is allocated once. Any thread records without a lock, an
+// allocation or a system call. Any thread may read at the same time; events that are just being written are left out.
 //
-// A lane is what events lie in without overlapping: the caller's calls, or the work of one stream. Texts are kept by
-// the timeline (or are literals), since a trace is written when models are long gone.
+// A lane has events that do not overlap, except that one may contain others: the caller's calls, or the work of one
+// stream. The timeline keeps copies of texts (unless they are literals), since a trace may be written after models end.
 #pragma once
 
 #include <array>
@@ -22,39 +22,39 @@
 
 namespace fsdp::trace {
 
-// seen: a collective on a device, from when it was enqueued (or the one before it was seen done) to when it was seen
-// done.
+// `seen` is a collective on a device as the host sees it. It begins when the collective was enqueued, or when the host
+// saw that the one before had ended. It ends when the host saw that the collective had ended.
 enum class EventKind : uint8_t { call, wait, collective, user, instant, seen };
 
 using TimelineLane = uint16_t;
 inline constexpr TimelineLane caller_lane = 0;
-// Models have three lanes each, by their number in the timeline.
+// Each model has three lanes, according to its number in the timeline.
 constexpr TimelineLane gather_lane(uint32_t model) { return static_cast<TimelineLane>(1 + 3 * model); }
 constexpr TimelineLane reduce_lane(uint32_t model) { return static_cast<TimelineLane>(2 + 3 * model); }
 constexpr TimelineLane outer_lane(uint32_t model) { return static_cast<TimelineLane>(3 + 3 * model); }
 
-// Planes of quantized weights that a gather moves.
+// The planes of quantized weights that a gather moves.
 enum TimelinePlanes : uint8_t { row_planes = 1, column_planes = 2 };
 
 struct TimelineEvent {
   const char *name;
   const char *object;         // a group's name, or NULL
-  uint64_t begin_ns, end_ns;  // of the clock below
-  uint64_t bytes;             // 0: none
-  uint32_t version;           // of the published weights; 0: none
+  uint64_t begin_ns, end_ns;  // times of now_ns()
+  uint64_t bytes;             // 0: not given
+  uint32_t version;           // version of the published weights; 0: not given
   TimelineLane lane;
   EventKind kind;
   uint8_t planes = 0;  // TimelinePlanes
 };
 
-// CLOCK_MONOTONIC: one for all processes of a machine.
+// The time of CLOCK_MONOTONIC, which is the same for all processes of a machine.
 inline uint64_t now_ns() noexcept {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
 struct TimelineSnapshot {
-  std::vector<TimelineEvent> events;  // by lane and begin; what contains others comes before them
-  uint64_t lost = 0;                  // overwritten since the start, or given up
+  std::vector<TimelineEvent> events;  // ordered by lane and begin; an event comes before those that it contains
+  uint64_t lost = 0;                  // number of events that were overwritten or dropped since the start
 };
 
 class Timeline {
@@ -69,19 +69,20 @@ class Timeline {
   void record(const TimelineEvent &event) noexcept;
   // A copy of the text that lives as long as the timeline.
   const char *keep(std::string_view text);
-  // The lowest number that no other model has.
+  // Returns the lowest number that no other model has.
   uint32_t open_model();
   void close_model(uint32_t model) noexcept;
 
   TimelineSnapshot read() const;
 
  private:
-  // `state` is 2 n + 1 while event n is written here and 2 n + 2 when it is there. A thread that finds it odd gives up.
+  // `state` is 2 n + 1 while event n is being written here, and 2 n + 2 once it is complete. A writer that finds an odd
+  // state, or a later event, drops its event.
   struct alignas(64) Cell {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};
     std::atomic<uint64_t> begin_ns{0}, end_ns{0}, bytes{0};
-    std::atomic<uint64_t> packed{0};  // version, planes, lane, kind
+    std::atomic<uint64_t> packed{0};  // version << 32 | planes << 24 | lane << 8 | kind
   };
   static_assert(sizeof(Cell) == 64);
   bool read(uint64_t number, TimelineEvent &event) const noexcept;
@@ -89,12 +90,12 @@ class Timeline {
   const uint64_t capacity_;
   std::unique_ptr<Cell[]> slots_;
   alignas(64) std::atomic<uint64_t> next_{0};
-  std::mutex mutex_;  // what follows
+  std::mutex mutex_;  // guards the members below
   std::unordered_set<std::string> texts_;
   std::vector<bool> models_;
 };
 
-// An event from its construction to its destruction. Without a timeline it costs two predicted branches.
+// Records an event that lasts from construction to destruction. Without a timeline it costs two predicted branches.
 
 class Span {
  public:
@@ -119,7 +120,8 @@ class Span {
   TimelineEvent event_;
 };
 
-// The caller's own spans, nested as it begins and ends them. One thread at a time, as every call of a context.
+// The caller's own spans, which nest as the caller begins and ends them. Like all calls of a context, these calls come
+// from one thread at a time.
 
 class CallerSpans {
  public:
@@ -128,10 +130,10 @@ class CallerSpans {
 
   explicit CallerSpans(Timeline &timeline) : timeline_(timeline) { names_.reserve(most_names); }
 
-  // The name's copy; NULL if it is new.
+  // Returns the kept copy of the name, or NULL if the name is new.
   const char *find(std::string_view name) const;
   const char *add(std::string_view name);
-  void begin(const char *name);  // one of these
+  void begin(const char *name);  // a name that find() or add() returned
   void end();
 
  private:
@@ -146,10 +148,10 @@ class CallerSpans {
   size_t depth_ = 0;
 };
 
-// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. One event a line between a first and a
-// last line that are the same in every file, so that files are merged by joining their lines.
+// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. Each event is on its own line. The
+// first and the last line are the same in every file, so that files are merged by joining the lines between them.
 
-// The process is the rank, the thread the lane, times are microseconds of CLOCK_MONOTONIC.
+// The process number is the rank, and the thread number is the lane + 1. Times are microseconds of CLOCK_MONOTONIC.
 std::string format_chrome_trace(const TimelineSnapshot &snapshot, uint32_t rank, uint32_t world_size);
 
 }  // namespace fsdp::trace
