@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What definitions that the host and the GPUs share are declared with: functions for either under nvcc, plain ones
-// elsewhere.
+// FSDP_BOTH declares functions that the host and the GPUs share: under nvcc they are compiled for both, elsewhere they
+// are plain functions.
 #pragma once
 
 #if defined(__CUDACC__)

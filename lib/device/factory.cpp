@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one place that names the devices.
+// The only place that names the devices.
 #include <hwy/targets.h>
 
 #include "device/cuda/traits.h"
@@ -15,7 +15,7 @@ std::unique_ptr<Device> create_host_device(const Options &options, const Waiter 
 
 const Traits &traits_of(fsdp_device_kind kind) noexcept { return kind == FSDP_DEVICE_CUDA ? cuda_traits : host_traits; }
 
-// The best of the targets that this processor supports: the lowest bit, as Highway orders them.
+// The best target that this processor supports, which is the lowest bit in Highway's order.
 const char *host_instruction_set() {
   const int64_t targets = hwy::SupportedTargets();
   return hwy::TargetName(targets & -targets);

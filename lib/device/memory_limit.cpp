@@ -11,12 +11,12 @@
 namespace fsdp::device {
 namespace {
 
-// From here on version 1 says "none"; version 2 has a word for it, which is no number.
+// In version 1 a limit of this size or more means "no limit". Version 2 has a word for it instead of a number.
 constexpr uint64_t no_limit = uint64_t{1} << 62;
 
 struct Names {
   const char *limit, *used;
-  std::string_view cache[2];  // in memory.stat, with those of the cgroups below
+  std::string_view cache[2];  // names in memory.stat; the values include the cgroups below
 };
 constexpr Names unified_names{"memory.max", "memory.current", {"inactive_file", "active_file"}};
 constexpr Names old_names{
@@ -67,7 +67,8 @@ std::optional<MemoryLimit> read_limit(const std::string &root, const std::string
   return found;
 }
 
-// What a mount shows may begin below the hierarchy's root, as in containers; paths of processes may then, or may not.
+// A mount may show only a part of the hierarchy, as in containers. Paths of processes may or may not begin with the
+// path of that part.
 std::string below_mount(std::string_view path, std::string_view shown) {
   if (shown.size() > 1) {
     const bool inside = path.starts_with(shown) && (path.size() == shown.size() || path[shown.size()] == '/');
@@ -101,8 +102,8 @@ uint64_t MemoryLimit::free_bytes() const noexcept {
   return limit_bytes > needed ? limit_bytes - needed : 0;
 }
 
-// Lines of "number:controllers:path". Version 1's memory controller counts where there is one, else the line without
-// any.
+// The lines are "number:controllers:path". The line of version 1's memory controller is used if there is one, else the
+// line without controllers.
 std::optional<MemoryCgroup> find_memory_cgroup(std::string_view cgroup, std::string_view mounts) {
   std::optional<std::string_view> old_path, unified_path;
   while (!cgroup.empty()) {

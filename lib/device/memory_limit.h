@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that control groups (cgroups) leave this process. Beyond their limits the kernel kills: no allocation
-// fails.
+// The memory that control groups (cgroups) leave this process. Beyond their limits no allocation fails, but the kernel
+// kills the process.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,28 @@
 
 namespace fsdp::device {
 
-// Of one cgroup that this process is in, or of one above that.
+// The limit of the cgroup that this process is in, or of a cgroup above it.
 struct MemoryLimit {
   std::string path;                // its directory
-  uint64_t device = 0, inode = 0;  // that tell it from all others of this host, whatever their paths
+  uint64_t device = 0, inode = 0;  // identify the cgroup on this host, whatever its path
   uint64_t limit_bytes = 0, used_bytes = 0;
-  uint64_t reclaimable_bytes = 0;  // of those used: file cache, which the kernel gives up before it kills
+  uint64_t reclaimable_bytes = 0;  // used bytes of file cache, which the kernel gives up before it kills
 
   uint64_t free_bytes() const noexcept;
 };
 
-// The innermost first; those without a limit are left out. Swap does not count. root: "" but for tests.
+// Returns the limits, that of the innermost cgroup first. Cgroups without a limit are left out, and swap does not
+// count. Only tests pass a `root`.
 std::vector<MemoryLimit> read_memory_limits(const std::string &root = "");
 
-// Where the memory controller has this process.
+// The cgroup in which the memory controller has this process.
 struct MemoryCgroup {
-  std::string mount;     // of the hierarchy
-  std::string below;     // the process's cgroup under it: "" or "/a/b"
+  std::string mount;     // mount point of the hierarchy
+  std::string below;     // path of the process's cgroup under the mount point: "" or "/a/b"
   bool unified = false;  // version 2
 };
-// cgroup: /proc/self/cgroup; mounts: /proc/self/mountinfo. Empty where there is no such controller.
+// The arguments are the contents of /proc/self/cgroup and of /proc/self/mountinfo. Returns nothing if there is no
+// memory controller.
 std::optional<MemoryCgroup> find_memory_cgroup(std::string_view cgroup, std::string_view mounts);
 
 }  // namespace fsdp::device

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights as 8-bit numbers with scales: what the kernels are given, and how a scale is found. Sources: OCP
-// "Microscaling Formats (MX)" 1.0 (5-6); the ways of TransformerEngine's recipes, bit for bit.
+// Weights as 8-bit numbers with scales: the arguments of the kernels, and how a scale is found. Sources: OCP
+// "Microscaling Formats (MX)" 1.0 (5-6), and the recipes of TransformerEngine, which are matched bit for bit.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace fsdp::device {
 
-// How the E8M0 scale of a block comes from the largest magnitude in it. round_up: no number of a finite block is
-// larger than the largest E4M3 number. floor (OCP 6.3): such numbers saturate.
+// How the E8M0 scale of a block follows from the largest magnitude in the block. With round_up no scaled number of a
+// finite block is larger than the largest E4M3 number. With floor (OCP 6.3) larger numbers saturate.
 enum class ScaleRule : uint8_t { round_up, floor };
 
-// MXFP8 blocks are 32 numbers in a row (the ROW plane), or in a column (COL). Both planes keep the order of the
-// elements; the scales of a slice that starts at element e start at e / 32 in either.
+// An MXFP8 block is 32 numbers in a row (the ROW plane) or in a column (the COL plane). Both planes keep the order of
+// the elements. In both, the scales of a slice that starts at element e start at scale e / 32.
 constexpr uint64_t mxfp8_block = 32;
 enum class Mxfp8Form : uint8_t { row, column };
 
-// rows and columns are multiples of 32; the slice is dense.
+// Quantizes a dense slice from fp32. `rows` and `columns` are multiples of 32. Outputs are the codes and the scales of
+// both planes.
 struct Mxfp8Quantize {
   const float *from;
   uint64_t rows, columns;
@@ -34,8 +35,8 @@ struct Mxfp8Dequantize {
   Mxfp8Form form;
 };
 
-// FP8 with one scale for 128 x 128 numbers; blocks at the right and lower edges are smaller. Scales lie in rows of
-// ceil(columns / 128).
+// FP8 with one scale for a block of 128 x 128 numbers; blocks at the right and lower edges are smaller. A row of scales
+// has ceil(columns / 128) scales.
 constexpr uint64_t fp8_block = 128;
 FSDP_BOTH constexpr uint64_t fp8_blocks(uint64_t count) { return (count + fp8_block - 1) / fp8_block; }
 
@@ -47,14 +48,15 @@ struct Fp8BlockQuantize {
   float *scale_inv;
 };
 
-// number = code * scale_inv.
+// Computes number = code * scale_inv.
 struct Fp8BlockDequantize {
   const uint8_t *codes;
   const float *scale_inv;
   uint64_t rows, columns;
 };
 
-// Of `count` tensors: each rank has told the largest magnitude that it has of each, one rank after the other.
+// Finds the scales of `count` tensors. amaxes[r * count + i] is the largest magnitude of tensor i on rank r. Outputs
+// are scales[i], by which the numbers of tensor i are multiplied, and scale_inv[i] = 1 / scales[i].
 struct Fp8Scales {
   const float *amaxes;
   uint32_t ranks;
@@ -63,12 +65,12 @@ struct Fp8Scales {
   float *scales, *scale_inv;
 };
 
-// One scale for all numbers.
+// Quantizes `count` numbers with one scale.
 struct Fp8Quantize {
   const float *from;
   uint64_t count;
   bool via_bf16;
-  const float *scale;  // read when the work is done
+  const float *scale;  // read when the work executes, not when it is enqueued
   uint8_t *codes;
 };
 
@@ -78,12 +80,13 @@ struct Fp8Dequantize {
   const float *scale_inv;
 };
 
-// The form of MXFP8 scales that GEMMs of Blackwell read: tiles of 128 x 4 scales, one after the other, rows of tiles
-// by rows. In a tile scale (r, c) is at r % 32 * 16 + r / 32 * 4 + c; what a tile has beyond the scales is 0. The
-// scales of a COL plane are taken as their transpose. Matrices lie one behind the other, before and after.
+// Copies MXFP8 scales into the layout that GEMMs of Blackwell read. A matrix of scales becomes tiles of 128 x 4 scales;
+// the tiles of a row of tiles follow one another, and then the next row of tiles. In a tile, scale (r, c) is at
+// r % 32 * 16 + r / 32 * 4 + c. Places of a tile outside of the matrix are 0. The matrix of a COL plane's scales is
+// transposed first. Several matrices lie one after the other, in the input and in the output.
 struct Mxfp8Swizzle {
   const uint8_t *scales;
-  uint64_t rows, columns;  // of a matrix of scales as they lie: R x C/32 for ROW, R/32 x C for COL
+  uint64_t rows, columns;  // size of an input matrix, for R x C weights: R x C/32 for ROW, R/32 x C for COL
   Mxfp8Form form;
   uint8_t *to;
   uint64_t matrices = 1;
@@ -95,7 +98,7 @@ struct Mxfp8Swizzle {
   FSDP_BOTH constexpr uint64_t bytes() const { return matrices * matrix_bytes(); }
 };
 
-// What is at `index` of the swizzled scales.
+// The byte at `index` of the output.
 FSDP_BOTH constexpr uint8_t swizzled_scale(const Mxfp8Swizzle &work, uint64_t index) {
   const uint64_t matrix = index / work.matrix_bytes(), tile = index % work.matrix_bytes() / 512, at = index % 512;
   const uint64_t outer = tile / work.tiles_across() * 128 + at % 16 / 4 * 32 + at / 16;
@@ -106,10 +109,11 @@ FSDP_BOTH constexpr uint8_t swizzled_scale(const Mxfp8Swizzle &work, uint64_t in
       .scales[first + (work.form == Mxfp8Form::row ? outer * work.columns + inner : inner * work.columns + outer)];
 }
 
-// 1 / 448 in fp32: a multiplication by it is what defines the scale, not a division by 448.
+// 1 / 448 in fp32. The scale is defined by a multiplication by this number, not by a division by 448.
 constexpr uint32_t one_448th = 0x3b124925;
 
-// amax: the bits of the largest magnitude, as integers order them, so that NaN is the largest of all. IEEE modes.
+// `amax` is the bits of the largest magnitude. Magnitudes are compared as integers, so that NaN is the largest of all.
+// The floating-point modes must be IEEE's defaults.
 FSDP_BOTH constexpr uint8_t mxfp8_scale(uint32_t amax, ScaleRule rule) {
   if (rule == ScaleRule::round_up) return E8M0::stored(fp32_of(amax) * fp32_of(one_448th));
   const uint32_t exponent = amax >> 23;
@@ -117,14 +121,14 @@ FSDP_BOTH constexpr uint8_t mxfp8_scale(uint32_t amax, ScaleRule rule) {
   return static_cast<uint8_t>(exponent > 8 ? exponent - 8 : 0);
 }
 
-// What numbers are multiplied by: 2^(127 - scale), exact.
+// The exact factor 2^(127 - scale) by which numbers are multiplied.
 FSDP_BOTH constexpr float mxfp8_factor(uint8_t scale) { return E8M0::value(static_cast<uint8_t>(254 - scale)); }
 
 FSDP_BOTH constexpr uint8_t mxfp8_code(float value, uint8_t scale) {
   return scale == E8M0::nan ? E4M3::nan : E4M3::stored(value * mxfp8_factor(scale));
 }
 
-// Current scaling of E4M3: 448 / amax; 1 where that says nothing.
+// The scale of E4M3 by current scaling: 448 / amax; 1 if amax is 0, Inf or NaN.
 FSDP_BOTH constexpr float fp8_scale(float amax, bool power_of_two) {
   const uint32_t bits = fp32_bits(amax) & fp32_magnitude;
   if (bits == 0 || bits >= fp32_infinity) return 1;
@@ -133,7 +137,8 @@ FSDP_BOTH constexpr float fp8_scale(float amax, bool power_of_two) {
   return fp32_of(power_of_two ? finite & fp32_infinity : finite);
 }
 
-// Magnitudes, of which NaN is none: their bits have the same order.
+// The largest magnitude of tensor `index` on any rank. Amaxes are never NaN, so their bits have the order of the
+// numbers.
 FSDP_BOTH constexpr float largest_amax(const Fp8Scales &work, uint64_t index) {
   uint32_t largest = 0;
   for (uint32_t r = 0; r < work.ranks; ++r) {
@@ -143,7 +148,7 @@ FSDP_BOTH constexpr float largest_amax(const Fp8Scales &work, uint64_t index) {
   return fp32_of(largest);
 }
 
-// The sign is the number's, also of a NaN: GPUs give the NaNs that they make no sign.
+// The code has the sign of `value` even if it is NaN: the NaNs that GPUs make have no sign.
 FSDP_BOTH constexpr uint8_t fp8_code(float value, float scale) {
   const uint32_t bits = fp32_bits(value), sign = bits >> 24 & 0x80;
   if ((bits & fp32_magnitude) > fp32_infinity) return static_cast<uint8_t>(sign | E4M3::nan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are given, on the host and on GPUs: plain data, since it travels in the arguments of kernels.
+// The arguments of kernels on the host and on GPUs. They are plain data, since they are copied into the launches.
 #pragma once
 
 #include <cstddef>
@@ -9,9 +9,9 @@
 
 namespace fsdp::device {
 
-// An exponential average takes x as a = keep * a + (rest * x - less * a), with rest = 1 - beta and beta = keep - less.
-// The fp32 next to a beta near 1 is off by much of 1 - beta, and so would be all that is made from it; rest and less
-// are not.
+// An exponential average takes in x as a = keep * a + (rest * x - less * a), with rest = 1 - beta and beta = keep -
+// less. If beta is near 1, rounding it to fp32 changes 1 - beta by much, and so everything computed from beta. Rounding
+// rest and less does not.
 struct Average {
   float rest, keep, less;
 };
@@ -19,18 +19,17 @@ struct Average {
 inline Average average_of(double beta) {
   const auto rest = static_cast<float>(1.0 - beta);
   if (beta > 0.5) return {rest, 1.0f, rest};
-  return {rest, 0.0f, -static_cast<float>(beta)};  // beta 0 forgets at once, whatever a was
+  return {rest, 0.0f, -static_cast<float>(beta)};  // with beta 0 the old average has no effect, whatever it was
 }
 
 struct AdamW {
-  float lr;  // times the parameter's lr_scale
+  float lr;  // learning rate times the parameter's lr_scale
   Average first, second;
-  float epsilon, weight_decay;     // decay 0 for NO_DECAY
+  float epsilon, weight_decay;     // weight_decay is 0 for NO_DECAY
   float correction1, correction2;  // 1 - beta^step, computed on the host in double
 };
 
-// One piece of AdamW: count elements. compute may be NULL or equal to weight (fp32 weights that are the compute
-// weights).
+// One piece of AdamW of `count` elements. `compute` may be NULL, or equal to `weight` if the compute weights are fp32.
 struct AdamWSpan {
   float *weight;
   const float *grad;
@@ -41,49 +40,51 @@ struct AdamWSpan {
   uint64_t count;
 };
 
-// A rank-order sum: out[i] (+)= factor * sum over r in order of round(source_r[i]), in fp32; source_r = base + r *
-// stride bytes.
+// A sum in rank order, in fp32: out[i] (+)= factor * (sum over r of round(source_r[i])), where source_r begins at
+// base + r * stride bytes.
 struct RankSum {
   const std::byte *base;
   uint64_t stride;
   uint32_t ranks;
   fsdp_dtype source_dtype;
-  fsdp_dtype wire_dtype;  // each addend is rounded to it first; equal to source_dtype for no rounding
+  fsdp_dtype wire_dtype;  // each addend is first rounded to this dtype; source_dtype means no rounding
   float *out;
   uint64_t count;
   float factor;
   bool accumulate;
-  bool in_place = false;  // out is a slice of a source, perhaps at another address: its lines are cached when written
+  bool in_place = false;  // `out` is a slice of a source, perhaps at another address, so its lines are cached already
 };
 
-// A sum of squares in fp64, of granules that are cut into pieces of so many elements from their start, the last one
-// shorter. A piece has 16 partial sums of double(x) * double(x), element i going to number i % 16; they are folded in
-// halves (j += j + 8, then + 4, + 2, + 1). The pieces are numbered over all granules and their sums added in the same
-// way, as if each were an element's square. So a GPU's threads can share the work, and find the same bits.
+// A sum of squares in fp64. Each granule is cut from its start into pieces of norm_piece elements; the last piece may
+// be shorter. A piece has 16 partial sums of double(x) * double(x): element i goes to partial sum i % 16. The partial
+// sums are folded in halves (sum j += sum j + 8, then + 4, + 2, + 1). The pieces are numbered over all granules, and
+// their sums are added in the same way, as if each were the square of an element. So the threads of a GPU can share the
+// work and still find the same bits.
 constexpr uint64_t norm_piece = 4096, norm_sums = 16;
 
-// One sum of many: as above, of count values in granules of so many; 0: all is one granule.
+// One of many sums of squares, as above: of `count` values in granules of `granule` values; 0: all is one granule.
 struct SquaresSpan {
   double *result;
   const float *values;
   uint64_t count, granule;
 };
 
-// One array of many that are scaled.
+// One of many arrays that are scaled.
 struct FloatSpan {
   float *values;
   uint64_t count;
 };
 
-// The norm of what ranks hold in parts: the root of the sum of their shares, which are sums of squares. Added in the
-// order of slots: the share of slot s is shares[s % slices * inner + s / slices] (layout/mesh.h).
+// The norm of values that ranks hold in parts: the square root of the sum of the ranks' shares, which are sums of
+// squares. They are added in the order of slots: the share of slot s is shares[s % slices * inner + s / slices]
+// (layout/mesh.h).
 struct NormShares {
   const double *shares;
   uint32_t slots, slices, inner;
-  double max_norm;  // 0: nothing is to be scaled
+  double max_norm;  // 0: nothing is scaled
 };
 
-// factor: fp32 max_norm / norm where that is what brings a finite norm down to max_norm, else 1.
+// `factor` is max_norm / norm in fp32 if a finite norm must be brought down to max_norm, else 1.
 struct Norm {
   double squares, norm;
   float factor;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a build without CUDA has instead of it.
+// The CUDA device in a build without CUDA.
 #include "device/device.h"
 
 namespace fsdp::device {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of one type to those of another, whatever types have kernels of their own.
+// A kernel that converts elements of one type to another.
 #pragma once
 
 #include "device/cuda/for_each.h"

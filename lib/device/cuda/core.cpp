@@ -20,7 +20,7 @@ CallOutcome free_addresses(const Remnant &remnant, const Driver &driver) {
   return {"cuMemAddressFree", runtime_error(driver.mem_address_free(address, remnant.bytes))};
 }
 
-// Addresses that stay reserved are no memory: once it is unmapped there is nothing to try again.
+// Reserved addresses are not memory: once the memory is unmapped, nothing needs to be tried again.
 CallOutcome unmap(const Remnant &remnant, const Core &core) {
   const auto address = reinterpret_cast<CUdeviceptr>(remnant.handle);
   const cudaError_t unmapped = runtime_error(core.driver.mem_unmap(address, remnant.bytes));
@@ -91,7 +91,7 @@ uint32_t Core::patience_ms() const noexcept {
   return impatient_.load(std::memory_order_relaxed) ? 0 : std::min(waiter.timeout_ms(), uint32_t{10'000});
 }
 
-// Every record is known by its word, whether or not its event still exists.
+// Every record is identified by its word, whether or not its event still exists.
 bool Core::mark_all(Due &due) noexcept {
   std::lock_guard lock(mutex_);
   if (lost_for_good_ || live_capture != 0) return false;
@@ -106,7 +106,7 @@ bool Core::mark_all(Due &due) noexcept {
   return true;
 }
 
-// Those that are done are to be given back like all else; are there no others?
+// Lost streams that are done are given back like other resources. Returns whether no others are left.
 bool Core::find_lost_streams() {
   if (lost_streams_.empty()) return true;
   remnants_.reserve(remnants_.size() + lost_streams_.size());
@@ -136,7 +136,7 @@ bool Core::is_captured(cudaStream_t stream) const noexcept {
   return capture != cudaStreamCaptureStatusNone;
 }
 
-// A GPU that has gone on since it was given up is given its time again.
+// If a GPU has gone on after it was given up, waits may take their full time again.
 bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
   if (late_.word && late_.written()) impatient_ = false;
@@ -153,7 +153,8 @@ bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
   return words.all_written();
 }
 
-// What is kept meanwhile may be of work that was given meanwhile. Other threads go on, unless they drain too.
+// Resources that are kept meanwhile may belong to work that was given meanwhile. Other threads go on, unless they drain
+// too.
 bool Core::drain() noexcept {
   std::lock_guard draining(draining_);
   Due due;
@@ -180,13 +181,13 @@ void Core::keep(const Remnant &remnant) noexcept {
   std::lock_guard lock(mutex_);
   try {
     remnants_.push_back(remnant);
-  } catch (...) {  // no memory to remember it by: it is the process's
+  } catch (...) {  // no memory to remember it: the resource is left to the process
   }
 }
 
-// Nothing here may wait for the GPU, once that was in vain. CUDA frees it all when the process ends.
+// Once a wait for the GPU was in vain, nothing here may wait again. CUDA frees the rest when the process ends.
 void Core::leave_the_rest() noexcept {
-  const bool idle = drain() || drain();  // what CUDA refused once it may take now
+  const bool idle = drain() || drain();  // a second attempt: CUDA may now accept what it refused
   if (idle) words.hand_over(*this);
   if (idle && drain() && remnants_.empty()) return;
   if (idle && drain() && remnants_.empty()) return;
@@ -203,11 +204,11 @@ void Core::warn(uint64_t on_gpu, uint64_t pinned) const noexcept {
         format_text("GPU {}: {} bytes of its memory and {} bytes of page-locked memory are left to the process: "
                     "its work did not end in time, or CUDA did not take them back",
                     index, on_gpu, pinned));
-  } catch (...) {  // a lost line is better than no end
+  } catch (...) {  // losing this line of the log is better than not ending
   }
 }
 
-// Not while marks are put on streams that could join it.
+// The lock keeps captures from beginning while marks are put on streams that could join the capture.
 void Core::begin_capture(uint64_t id) {
   std::lock_guard lock(mutex_);
   uint64_t none = 0;
@@ -225,9 +226,9 @@ void Core::remove(WorkSource &worker) noexcept {
   std::erase(sources_, &worker);
 }
 
-// CUDA may find a lost GPU only when it enqueues something, or looks at something that is not done. Of an event that is
-// done or was never recorded it may know the answer without looking. So there is one record at a time that nothing can
-// keep waiting for long but a GPU that takes nothing more.
+// CUDA may notice a lost GPU only when it enqueues work, or queries an event that is not done. For an event that is
+// done, or was never recorded, CUDA may answer without asking the GPU. So the probe has one record at a time, which
+// only a GPU that takes no more work can keep waiting for long.
 void Core::check_gpu() const {
   const QuietScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);
@@ -239,13 +240,13 @@ void Core::check_gpu() const {
   check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
 }
 
-// An event whose word is not written exists still.
+// The event still exists if its word is not written.
 void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const {
   const QuietScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);
   if (!lock || word.reached(count)) return;
   cudaError_t code = cudaEventQuery(event);
-  if (code == cudaSuccess && !word.reached(count)) code = cudaStreamQuery(probe_stream_);  // done unwritten: lost?
+  if (code == cudaSuccess && !word.reached(count)) code = cudaStreamQuery(probe_stream_);  // the GPU may be lost
   if (code == cudaErrorNotReady) return static_cast<void>(cudaGetLastError());
   check(code, "cudaEventQuery", looking(*this));
 }
@@ -294,7 +295,8 @@ DeviceScope::~DeviceScope() {
   if (pushed_) driver_.context_pop(&ours);
 }
 
-// Where it cannot be exchanged, what follows says so itself; its own error must not wait for the program.
+// If the mode cannot be exchanged, the call that follows fails by itself. The error here must not be left for the
+// program to find.
 RelaxedScope::RelaxedScope() noexcept {
   exchanged_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
   if (!exchanged_) cudaGetLastError();
@@ -304,8 +306,9 @@ RelaxedScope::~RelaxedScope() {
   if (exchanged_ && cudaThreadExchangeStreamCaptureMode(&mode_) != cudaSuccess) cudaGetLastError();
 }
 
-// How threads wait for the GPU: for words that it writes, and never inside CUDA. A lane's thread must not be kept there
-// by a call of another thread's that waits for the GPU, which may wait for the lane: it asks for events, and no more.
+// How threads wait for the GPU: they wait for words that the GPU writes, and never inside CUDA. Another thread's call
+// may wait inside CUDA for the GPU, which may wait for a lane. Such a call must not block the lane's thread, so that
+// thread only queries events.
 
 namespace {
 
@@ -316,7 +319,7 @@ void sleep_for(std::chrono::nanoseconds time) {
   clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
 }
 
-// Polls the word often and everything else rarely.
+// Polls the word often, and everything else rarely.
 void sleep_until(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
                  cudaEvent_t event) {
   constexpr std::chrono::nanoseconds shortest = 5us, longest = 50us, look_period = 20ms;
@@ -345,10 +348,10 @@ void await_word(const PinnedWord &word, uint32_t count, const char *what, const 
   waiter.failure().check();
 }
 
-// A look that failed once tells nothing, unless it says that the GPU is lost.
+// An error of one check says nothing, unless it says that the GPU is lost.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
-  const Failure none;  // of the context's own, nothing is to be heard here
+  const Failure none;  // the context's own failure is ignored here
   const auto end = steady_clock::now() + milliseconds(timeout_ms);
   auto left = milliseconds(timeout_ms);
   for (; !word.reached(count) && left.count() > 0; left = duration_cast<milliseconds>(end - steady_clock::now())) {

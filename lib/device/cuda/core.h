@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the parts of one CUDA device share, and the guards around calls into CUDA.
+// State that the parts of one CUDA device share, and the guards around calls into CUDA.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,9 @@
 
 namespace fsdp::device::cuda {
 
-// What CUDA gave and must get back. The calls that give it back may wait for all work of the GPU, so they are made only
-// when the library's is done. What ends earlier is kept until then, and in the worst case for ever.
+// A resource that CUDA gave and must get back. The calls that give it back may wait for all work of the GPU, so they
+// are made only when the library's work is done. A resource whose owner ends earlier is kept until then, and in the
+// worst case for ever.
 
 struct Core;
 
@@ -29,12 +30,13 @@ struct Remnant {
   bool on_gpu() const noexcept { return kind == memory || kind == mapped_memory; }
 };
 
-// Success: it is gone. Otherwise it is as before, and what is sticky has failed the context.
+// Gives the resource back. If this does not succeed, the resource is as before, and a sticky error has failed the
+// context.
 cudaError_t end(const Remnant &remnant, const Core &core) noexcept;
 
 struct Core;
 
-// CUDA's context of a GPU that all of a process shares, kept alive.
+// Keeps CUDA's primary context of a GPU alive, which the whole process shares.
 class PrimaryContext {
  public:
   PrimaryContext(int index, const Driver &driver, const Checker &check);
@@ -42,7 +44,7 @@ class PrimaryContext {
   PrimaryContext(const PrimaryContext &) = delete;
   PrimaryContext &operator=(const PrimaryContext &) = delete;
   CUcontext get() const noexcept { return context_; }
-  // It is not released: the last release waits for all work of the GPU.
+  // From now on the destructor does not release the context: the last release waits for all work of the GPU.
   void leave() noexcept { left_ = true; }
 
  private:
@@ -53,13 +55,14 @@ class PrimaryContext {
   bool left_ = false;
 };
 
-// While it lives, the calling thread's current device is this one. Then it is again what it was, which may be none:
-// through cudaSetDevice the way back would make a context on a GPU that the thread has never used. Around every call
-// into the runtime, also where CUDA takes an object of any device: a thread without a context would be given one.
+// While this lives, this GPU is the calling thread's current device. After that the current device is what it was,
+// which may be none. cudaSetDevice is not used: setting the old device would make a context on a GPU that the thread
+// has never used. The scope must surround every call into the runtime, even if CUDA takes objects of any device there,
+// because CUDA would give a context to a thread that has none.
 class DeviceScope {
  public:
   explicit DeviceScope(const Core &core);
-  // For destructors: whether it could be made current is asked for.
+  // For destructors: does not throw. The bool conversion says whether the GPU could be made current.
   DeviceScope(const Core &core, std::nothrow_t) noexcept;
   ~DeviceScope();
   DeviceScope(const DeviceScope &) = delete;
@@ -78,8 +81,8 @@ class DeviceScope {
   bool current_ = false;
 };
 
-// While it lives, questions and allocations neither fail for a graph capture that some thread has begun nor end it:
-// they add nothing to a stream.
+// While this lives, queries and allocations do not fail because some thread has begun a graph capture, and do not end
+// the capture. They must add nothing to a stream.
 class RelaxedScope {
  public:
   RelaxedScope() noexcept;
@@ -92,7 +95,7 @@ class RelaxedScope {
   bool exchanged_ = false;
 };
 
-// Both, for what makes, asks for and gives back; the first alone is for what is enqueued.
+// Both scopes, for calls that make, query or give back objects. Calls that enqueue work need only a DeviceScope.
 class QuietScope {
  public:
   explicit QuietScope(const Core &core) : device_(core) {}
@@ -101,13 +104,13 @@ class QuietScope {
 
  private:
   DeviceScope device_;
-  RelaxedScope relaxed_;  // after it: the exchange is a call into the runtime too
+  RelaxedScope relaxed_;  // comes after device_, because it calls into the runtime too
 };
 
 // An object that gives work to the GPU.
 class WorkSource {
  public:
-  // Puts an event behind all that it has given so far, if there is none; returns whether there is one now.
+  // Records an event behind all work that was given so far, unless there is one. Returns whether there is one now.
   virtual bool mark() noexcept = 0;
 
  protected:
@@ -120,53 +123,55 @@ struct Core {
   Core(const Core &) = delete;
   Core &operator=(const Core &) = delete;
 
-  // Is everything done that the library gave to the GPU in this context? Waits for what it gave until now, for at most
-  // the timeout and 10 s. When that was in vain, further ones only ask, until one finds that all is done: a GPU that is
-  // stuck holds up its end once. False too while another thread has more under way, and while a capture is: marks
-  // could become part of the graph.
+  // Is all work done that the library gave to the GPU in this context? Waits for the work given so far, for at most the
+  // timeout and 10 s. After a wait in vain, later calls only ask, until one finds that all work is done: so a GPU that
+  // is stuck delays the end only once. Returns false, too, while another thread gives more work, or during a capture,
+  // whose graph the marks could become part of.
   bool drain() noexcept;
-  // What ends with its owner: given back at once if all is done, else by a later drain that finds it so. What is left
-  // when the device ends stays the process's.
+  // Gives back a resource whose owner ends: at once if all work is done, else in a later drain() that finds all work
+  // done. Resources that are left when the device ends are left to the process.
   void give_back(const Remnant &remnant) noexcept;
-  // The same for what nothing on the GPU uses any more, and for what something still does. Whether it has ended.
+  // end() gives back a resource that nothing on the GPU uses any more, and returns whether it succeeded. keep() keeps a
+  // resource that is still in use for a later drain().
   bool end(const Remnant &remnant) noexcept;
   void keep(const Remnant &remnant) noexcept;
   // How long a destructor may wait for the GPU now.
   uint32_t patience_ms() const noexcept;
   void lose_patience() noexcept { impatient_.store(true, std::memory_order_relaxed); }
-  // INVALID_STATE if there is one already.
+  // Throws INVALID_STATE if a capture is under way.
   void begin_capture(uint64_t id);
   void add(WorkSource &worker);
   void remove(WorkSource &worker) noexcept;
-  // The owner of the stream ended, and there is no way to find out whether its work is done, as in a capture that an
-  // error has ended. Nothing is given back until that can be asked, say after cudaStreamEndCapture.
+  // The owner of the stream ended, and it cannot be found out whether the stream's work is done, as in a capture that
+  // an error has ended. Nothing is given back until the stream can be queried, say after cudaStreamEndCapture.
   void lose_track(cudaStream_t stream) noexcept;
-  // Can the stream not be asked, for it is being captured?
+  // Is the stream being captured, so that it cannot be queried?
   bool is_captured(cudaStream_t stream) const noexcept;
-  // Throws, and fails the context, if the GPU is lost. Enqueues, where CUDA may wait for the GPU: not for lanes.
+  // Throws, and fails the context, if the GPU is lost. It enqueues work, and CUDA may wait for the GPU then, so lanes
+  // must not call it.
   void check_gpu() const;
-  // The same for any thread: only asks for the event, while its word has not come to count. Does nothing while another
-  // thread looks, which CUDA may keep.
+  // The same for any thread: it only queries the event, and only while the word has not reached `count`. Does nothing
+  // while another thread checks the GPU, because CUDA may keep that thread waiting.
   void look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const;
-  // Events end here, so that none ends while a thread asks for it.
+  // All events end here, so that no event ends while a thread queries it.
   cudaError_t destroy_event(cudaEvent_t event) const noexcept;
 
   const int index;
   const Options options;
-  const Waiter &waiter;  // of the caller's thread
+  const Waiter &waiter;  // for waits on the caller's thread
   Failure &failure;
-  const Waiter worker_waiter;  // the same without the hook, which runs on the caller's thread only
+  const Waiter worker_waiter;  // the same without the hook, which runs only on the caller's thread
   const Checker check;
   const Driver driver;
   PrimaryContext context;
   // The graph capture that the engine has begun; 0: none.
   std::atomic<uint64_t> live_capture{0};
-  std::atomic<uint32_t> lanes{0};    // alive
-  std::atomic<uint32_t> streams{1};  // of the library, alive: the first is what looks for a lost GPU
+  std::atomic<uint32_t> lanes{0};    // number of live lanes
+  std::atomic<uint32_t> streams{1};  // number of the library's live streams; the first one is probe_stream_
   WordPool words;
 
  private:
-  // What is to be given back, and what must be written before.
+  // Resources to give back, and the words that must be written before.
   struct Due {
     std::vector<Remnant> remnants;
     std::vector<AwaitedWord> words;
@@ -177,27 +182,28 @@ struct Core {
   void leave_the_rest() noexcept;
   void warn(uint64_t on_gpu, uint64_t pinned) const noexcept;
 
-  std::mutex draining_;  // one thread at a time; before mutex_, which is not held while it waits
+  std::mutex draining_;  // held by the thread that drains; locked before mutex_, which is not held during the wait
   std::mutex mutex_;
   std::vector<WorkSource *> sources_;
   std::vector<Remnant> remnants_;
   std::vector<cudaStream_t> lost_streams_;
-  bool lost_for_good_ = false;  // no memory to remember a stream by
+  bool lost_for_good_ = false;  // a lost stream could not be remembered, for lack of memory
   std::atomic<bool> impatient_{false};
-  AwaitedWord late_;  // was waited for in vain
-  // Behind nothing but itself: see check_gpu.
-  mutable std::mutex probe_mutex_;  // no thread waits for it inside a wait
+  AwaitedWord late_;  // the word for which a wait was in vain
+  // The probe's stream has no other work: see check_gpu.
+  mutable std::mutex probe_mutex_;  // inside a wait, no thread blocks on it
   cudaStream_t probe_stream_ = nullptr;
   cudaEvent_t probe_ = nullptr;
 };
 
 // Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws what the
-// waiter throws, what the GPU was lost with, and TIMEOUT naming `what`. event: the one whose record writes the word,
-// for threads that must enqueue nothing.
+// waiter throws, the error with which the GPU was lost, or TIMEOUT that names `what`. Threads that must not enqueue
+// work pass the event whose record writes the word.
 void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
                 cudaEvent_t event = nullptr);
 
-// The same for destructors, for at most so long, whether the context has failed or not; returns whether it is written.
+// The same for destructors, for at most `timeout_ms`, whether the context has failed or not. Returns whether the word
+// has been written.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept;
 
 }  // namespace fsdp::device::cuda

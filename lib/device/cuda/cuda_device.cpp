@@ -84,11 +84,11 @@ namespace {
 
 using namespace cuda;
 
-constexpr int least_major = 8;  // compute capability of the oldest GPUs that the kernels are compiled for
+constexpr int least_major = 8;  // compute capability of the oldest GPUs for which the kernels are compiled
 
 std::string version_text(int version) { return format_text("{}.{}", version / 1000, version % 1000 / 10); }
 
-// "driver for CUDA 13.0" or "no driver"
+// Returns "a driver for CUDA 13.0", say, or "no driver".
 std::string driver_text() {
   int version = 0;
   if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "no driver";

@@ -17,19 +17,19 @@
 
 namespace fsdp::device::cuda {
 
-// One GPU, as one context uses it. What it makes must be destroyed before it. Several contexts may use one GPU, from
-// several threads; a thread's current device is what it was when a call returns.
+// One GPU, as one context uses it. Objects that it makes must be destroyed before it. Several contexts may use one GPU,
+// from several threads. When a call returns, the thread's current device is what it was before the call.
 class CudaDevice final : public Device {
  public:
-  // index: as CUDA counts them in this process, and there.
+  // `index` is CUDA's number for the GPU in this process; the GPU must exist.
   CudaDevice(int index, const Options &options, const Waiter &waiter, Failure &failure);
-  ~CudaDevice() override { launch_order.reset(); }  // which has events of this device
+  ~CudaDevice() override { launch_order.reset(); }  // it has events of this device
 
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
   std::unique_ptr<Event> create_event() override;
   std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) override;
   std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) override;
-  // Good until the caller's streams of some later calls are more than it keeps (32).
+  // The reference is valid until later calls have passed more different streams than the device keeps (32).
   Stream &caller_stream(fsdp_stream stream) override;
   Stream &calling_thread() override { return calling_thread_; }
   const Traits &traits() const noexcept override { return cuda_traits; }
@@ -59,7 +59,7 @@ class CudaDevice final : public Device {
   HostSideStream calling_thread_;
   Transfer transfer_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Progress>> progress_;  // of lanes: events may outlive them
+  std::vector<std::unique_ptr<Progress>> progress_;  // progress of lanes, kept because events may outlive lanes
   std::atomic<uint64_t> allocations_{0};
 };
 

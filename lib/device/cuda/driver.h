@@ -13,30 +13,30 @@
 
 namespace fsdp::device::cuda {
 
-// What CUDA's functions return, as errors of the library. Every call of the library into CUDA goes through here.
+// Turns results of CUDA's functions into errors of the library. The result of every call into CUDA goes through here.
 
-// CUDA's errors of the driver have the numbers of those of the runtime.
+// Errors of the driver have the same numbers as errors of the runtime.
 inline cudaError_t runtime_error(CUresult code) { return static_cast<cudaError_t>(code); }
 
 fsdp_status status_of(cudaError_t code) noexcept;
-// After one of these the process can use the GPU no more: whatever is called returns it again.
+// After a sticky error the process can no longer use the GPU: every later call returns the error again.
 bool is_sticky(cudaError_t code) noexcept;
 // "cudaMemcpyAsync failed with cudaErrorInvalidValue (1, invalid argument): copy on stream 'gather'"
 std::string describe(cudaError_t code, const char *call, std::string_view what);
 
-// Throws what a call returned, unless that is success. What is sticky fails the context too: the call that meets it is
-// rarely the one that caused it.
+// Throws the error that a call returned, if any. A sticky error fails the context too: the call that returns it is
+// rarely the call that caused it.
 class Checker {
  public:
   explicit Checker(Failure &failure) : failure_(failure) {}
-  // call: CUDA's function or the library's kernel; what: for what it was called.
+  // `call` is the name of CUDA's function or of the library's kernel; `what` says why it was called.
   void operator()(cudaError_t code, const char *call, std::string_view what) const {
     if (code != cudaSuccess) raise(code, call, what);
   }
   void operator()(CUresult code, const char *call, std::string_view what) const {
     (*this)(runtime_error(code), call, what);
   }
-  // Where nothing may be thrown: what is sticky fails the context, the rest is dropped.
+  // For code that must not throw: a sticky error fails the context, and other errors are dropped.
   void note(cudaError_t code, const char *call, std::string_view what) const noexcept;
 
  private:
@@ -54,7 +54,7 @@ class Checker {
 namespace fsdp::device::cuda {
 
 struct Driver {
-  // UNSUPPORTED, naming the function, if the driver lacks one.
+  // Throws UNSUPPORTED, naming the function, if the driver lacks one of them.
   explicit Driver(const Checker &check);
 
   PFN_cuDeviceGet_v2000 device_get;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// E4M3 and E5M2 elements for kernels: with the instruction of sm_89 and later, with the bits of device/float8.h.
+// E4M3 and E5M2 elements for kernels. sm_89 and later have an instruction for them; the bits are those of
+// device/float8.h.
 #pragma once
 
 #include "device/cuda/elements.h"
@@ -29,7 +30,7 @@ struct Float8Element {
   FSDP_DEVICE static float value(uint8_t stored) { return Number::value(stored); }
   FSDP_DEVICE static uint8_t stored(float value) {
 #if defined(FSDP_FLOAT8_INSTRUCTION)
-    // The instruction drops what a NaN carries.
+    // The instruction drops the sign and the payload of a NaN.
     if ((bits_of(value) & fp32_magnitude) <= fp32_infinity) return saturated(value, Number());
 #endif
     return Number::stored(value);
@@ -38,7 +39,7 @@ struct Float8Element {
 
 FSDP_DEVICE float via(float value, bool via_bf16) { return via_bf16 ? BF16::value(BF16::stored(value)) : value; }
 
-// The sign is the number's, also of a NaN.
+// The code has the sign of the number, even if that is NaN.
 FSDP_DEVICE uint8_t scaled_code(float value, float scale) {
   const uint32_t bits = bits_of(value);
   if ((bits & fp32_magnitude) > fp32_infinity) return static_cast<uint8_t>((bits >> 24 & 0x80) | E4M3::nan);

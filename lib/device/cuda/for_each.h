@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels walk over elements. A thread has up to `batch` packs of 4 elements under way at once, `threads` packs
-// apart, so that a warp's accesses are whole lines. 16 bytes per load of fp32 and 64 bytes per operand and thread are
-// enough in flight to fill the memory of an H200 at half of its occupancy.
+// How kernels walk over elements. A thread has up to `batch` packs of 4 elements in flight at once. The packs are
+// `threads` packs apart, so that a warp's accesses are whole lines. With 16 bytes per load of fp32 and 64 bytes per
+// operand and thread, half of the occupancy is enough to saturate the memory of an H200.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fsdp::device::cuda {
 
-// Many pieces of work of one kind in one launch, as arguments of the kernel: each has blocks of its own.
+// Many pieces of work of one kind in one launch, as arguments of the kernel. Each piece has its own blocks.
 
 template <class Span, unsigned most>
 struct Batch {
@@ -20,7 +20,7 @@ struct Batch {
   uint32_t first_block[most];
   uint32_t count;
 
-  // Of those that begin at or before the block, the last: one without blocks is never found.
+  // Returns the last span that begins at or before the block, so that a span without blocks is never found.
   FSDP_DEVICE unsigned span_of(uint32_t block) const {
     unsigned low = 0, high = count;
     while (high - low > 1) {
@@ -38,7 +38,7 @@ struct Batch {
   }
 };
 
-// All arguments of a launch, at most 4 KB on every driver, with their padding.
+// The limit for all arguments of a launch. Every driver allows 4 KB, which includes padding.
 constexpr size_t most_argument_bytes = 4000;
 
 struct Filled {
@@ -46,7 +46,7 @@ struct Filled {
   uint64_t blocks;
 };
 
-// As many of those given as fit into one launch, but for those without elements.
+// Fills the batch with as many of the given spans as fit into one launch, and skips spans without elements.
 template <class Span, unsigned most, class BlocksOf>
 Filled fill(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksOf &blocks_of) {
   constexpr uint64_t most_blocks = 0x7fffffff;
@@ -62,7 +62,7 @@ Filled fill(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksO
   return filled;
 }
 
-// launch(blocks) starts what is in the batch; the first error ends it.
+// Fills and launches batches until all spans are done or a launch fails: launch(blocks) starts what is in the batch.
 template <class Span, unsigned most, class BlocksOf, class Launch>
 int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksOf &blocks_of, const Launch &launch) {
   while (!spans.empty()) {
@@ -76,20 +76,21 @@ int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const Bloc
 
 }  // namespace fsdp::device::cuda
 
-// The one way to start a kernel: under nvcc a launch, in the simulation (whose shim comes first and has these two
-// already) a function in the stream's queue. Both give a cudaError_t as int, and copy the arguments.
+// The only ways to start a kernel. Under nvcc they launch it. In the simulation, whose shim is included first and
+// defines both macros, they put a function into the stream's queue. Both return a cudaError_t as int and copy the
+// arguments.
 //
-// FSDP_LAUNCH(kernel, blocks, threads, stream, arguments...): a __global__ function whose threads need nothing of each
-// other. FSDP_LAUNCH_PHASED(work, blocks, threads, stream): work.first(shared) in all threads of a block, then
-// work.second(shared) in all of them, with one object of the type Work::Shared per block, of no initial value. A
-// barrier in a kernel would need threads that can be suspended in the simulation; two functions do not.
+// FSDP_LAUNCH(kernel, blocks, threads, stream, arguments...) starts a __global__ function whose threads do not depend
+// on each other. FSDP_LAUNCH_PHASED(work, blocks, threads, stream) runs work.first(shared) in all threads of a block,
+// and then work.second(shared) in all of them. Each block has one uninitialized object of the type Work::Shared. A
+// barrier in a kernel would need threads that the simulation can suspend; two functions do not.
 
 #ifndef FSDP_SIMULATED_CUDA
 #include <cuda_runtime.h>
 
 namespace fsdp::device::cuda {
 
-// Not <<<>>>, whose error has to be fetched from where other calls' errors are left as well.
+// <<<>>> is not used: its error would have to be fetched from a place where other calls leave their errors too.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUstream_st *stream,
            const Arguments &...arguments) {
@@ -121,8 +122,8 @@ namespace fsdp::device::cuda {
 
 constexpr unsigned threads = 256, pack = 4;
 
-// count elements of several arrays: `head` single ones, then `packs` whole packs at addresses that suit all arrays,
-// then single ones; all single ones if no address suits them all.
+// Divides `count` elements of several arrays: `head` single elements, then `packs` whole packs at addresses that are
+// aligned in all arrays, then single elements. If no address is aligned in all of them, all elements are single.
 struct Division {
   uint64_t count = 0, head = 0, packs = 0;
   bool wide = false;
@@ -148,7 +149,7 @@ FSDP_BOTH Division divide(uint64_t count, unsigned misfit, bool alike) {
   return division;
 }
 
-// work.run<n, m>(first, step): n elements from each of m places first, first + step ...
+// work.run<n, m>(first, step) does n elements from each of the m places first, first + step, ...
 template <unsigned batch, unsigned n, class Work>
 FSDP_DEVICE void run_units(const Work &work, uint64_t head, uint64_t units, uint64_t block, unsigned thread) {
   constexpr uint64_t step = uint64_t{threads} * n;
@@ -160,7 +161,7 @@ FSDP_DEVICE void run_units(const Work &work, uint64_t head, uint64_t units, uint
   }
 }
 
-// What one block of those that divide `division` does; the first does the edges.
+// The work of one of the blocks that share `division`. The first block also does the edges.
 template <unsigned batch, class Work>
 FSDP_DEVICE void run_block(const Work &work, const Division &division, uint64_t block, unsigned thread) {
   if (!division.wide) return run_units<batch, 1>(work, 0, division.count, block, thread);

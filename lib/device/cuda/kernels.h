@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of the CUDA device, enqueued on a stream of it. The bits are those of the host's kernels
-// (host/kernels.h defines them) for every input: casts, add, scale, rank_sum, adamw and norms. The one thing left
-// open, there as here, is the payload of a NaN that arithmetic makes: GPUs write 0x7fffffff, processors keep an
-// operand's.
+// The arithmetic of the CUDA device, enqueued on one of its streams. For every input the resulting bits are those of
+// the host's kernels, which host/kernels.h defines: casts, add, scale, rank_sum, adamw and norms. Only the payload of a
+// NaN that arithmetic makes is left open, there and here: GPUs write 0x7fffffff, and processors keep an operand's
+// payload.
 //
-// Every call returns what the launch returned, a cudaError_t as int: 0 is success, and work of no elements is no
-// launch. No call allocates or synchronizes; all may be captured into a graph. Pointers are to memory that the device
-// can read and write, aligned to their elements, and nothing may overlap except where a comment says so. Elements
-// travel 4 at a time where all operands are aligned alike to 4 elements, otherwise one at a time, still by whole lines.
+// Every call returns what the launch returned, a cudaError_t as int: 0 is success. Work without elements launches
+// nothing. No call allocates or synchronizes; all may be captured into a graph. Pointers are to memory that the device
+// can read and write, aligned to their elements. Operands must not overlap except where a comment says so. If all
+// operands are aligned alike to 4 elements, elements are loaded and stored 4 at a time, otherwise one at a time. A warp
+// accesses whole lines in both cases.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +24,11 @@ namespace fsdp::device::cuda::kernels {
 
 using Stream = CUstream_st *;
 
-// Between equal types the bits are copied; to may then be from.
+// Between equal dtypes the bits are copied; `to` may then equal `from`.
 [[nodiscard]] int cast(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
                        uint64_t count);
 
-// Numbers of 8 bits and their scales: as the host's kernels. Scales and amaxes are in device memory.
+// Numbers of 8 bits and their scales, as in the host's kernels. Scales and amaxes are in device memory.
 [[nodiscard]] int cast_to_float8(Stream stream, uint8_t *to, Float8 format, const void *from, fsdp_dtype from_dtype,
                                  uint64_t count);
 [[nodiscard]] int cast_from_float8(Stream stream, void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format,
@@ -47,20 +48,21 @@ using Stream = CUstream_st *;
 [[nodiscard]] int add(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
                       uint64_t count);
 
-// Of many arrays at once, up to 192 in a launch.
+// Scales many arrays at once, up to 192 in one launch.
 [[nodiscard]] int scale(Stream stream, std::span<const FloatSpan> spans, float factor);
 [[nodiscard]] inline int scale(Stream stream, float *values, float factor, uint64_t count) {
   const FloatSpan one{values, count};
   return scale(stream, {&one, 1}, factor);
 }
 
-// out may be a slice of one of the sources, at the same elements. No ranks: nothing is done.
+// `out` may be a slice of one of the sources, at the same elements. With 0 ranks nothing is done.
 [[nodiscard]] int rank_sum(Stream stream, const RankSum &sum);
 
-// Bytes of device memory, aligned to 16, that sum_squares works in; one piece for each stream that calls it.
+// Size of the device memory, aligned to 16 bytes, that sum_squares works in. Each stream that calls it needs its own.
 constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 
-// granule 0: all is one granule. No elements: *result is 0. Up to 56 sums of 32768 pieces in all are two launches.
+// A granule of 0 means that all is one granule. Without elements *result is 0. Up to 56 sums with 32768 pieces in total
+// take two launches.
 [[nodiscard]] int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch);
 [[nodiscard]] inline int sum_squares(Stream stream, double *result, const float *values, uint64_t count,
                                      uint64_t granule, void *scratch) {
@@ -68,11 +70,11 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
   return sum_squares(stream, {&one, 1}, scratch);
 }
 
-// In order, by one thread: values of parameters, or one of a rank.
+// One thread adds the values in their order. They belong to parameters, or there is one per rank.
 [[nodiscard]] int sum_values(Stream stream, double *result, const double *values, uint64_t count);
 [[nodiscard]] int find_norm(Stream stream, Norm *norm, const NormShares &shares);
 
-// The factor is in device memory, and read when the kernel runs; 1 changes no bit.
+// The factor is in device memory and is read when the kernel runs; a factor of 1 changes no bit.
 [[nodiscard]] int scale_by(Stream stream, std::span<const FloatSpan> spans, const float *factor);
 [[nodiscard]] inline int scale_by(Stream stream, float *values, const float *factor, uint64_t count) {
   const FloatSpan one{values, count};
@@ -81,21 +83,22 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 
 [[nodiscard]] int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count);
 
-// The spans are copied into the launches: they need not outlive the call.
+// The spans are copied into the launches, so they need not outlive the call.
 [[nodiscard]] int adamw(Stream stream, const AdamW &step, std::span<const AdamWSpan> spans);
 
-// The same with a step in device memory, read when the kernels run: what a replayed graph needs.
+// The same with a step in device memory that is read when the kernels run, as a replayed graph needs it.
 [[nodiscard]] int adamw_from(Stream stream, const AdamW *step, std::span<const AdamWSpan> spans);
 
-// Writes a step to device memory in the order of the stream, from the arguments of the launch.
+// Writes the step to device memory in the order of the stream. The step is copied into the launch.
 [[nodiscard]] int store_step(Stream stream, AdamW *to, const AdamW &step);
 
-// Runs every kernel once in scratch memory, so that its code is loaded on the stream's device: see prepare.cpp. To be
-// called and waited for before any collective runs there.
+// Runs every kernel once in scratch memory, so that its code is loaded on the stream's device: see prepare.cpp. Must be
+// called, and waited for, before any collective runs on the device.
 [[nodiscard]] int prepare(Stream stream, void *scratch);
 [[nodiscard]] int prepare_quantize(Stream stream, void *scratch);  // a part of prepare()
 
-// Keeps the stream busy for about so long. For tests of order: on one thread, so that other work can run beside it.
+// Keeps the stream busy for about `microseconds`. For tests of order: it uses one thread, so that other work can run at
+// the same time.
 [[nodiscard]] int delay(Stream stream, uint32_t microseconds);
 
 }  // namespace fsdp::device::cuda::kernels

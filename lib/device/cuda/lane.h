@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host work between pieces of GPU work. The lane's thread asks CUDA for events and nothing more. Host functions on
-// streams would run one after the other on one thread of CUDA's, and wait there for peers.
+// Host work between pieces of GPU work. The lane's thread only queries CUDA's events. CUDA's own host functions are not
+// used: they would run one after the other on one thread of CUDA, and wait there for peers.
 //
-// Without overlap the lane works on the calling thread, and everything that a call asks for is done when it returns.
+// Without overlap the lane works on the calling thread, and its work is done when a call returns.
 //
 // GPU to host: the lane's thread polls the word that the stream writes at the event's record. Host to GPU: the number
-// of pieces that the lane has done stands in a pinned word too, and a stream waits until it is large enough
-// (cuStreamWaitValue32). Pieces that are skipped since the context has failed count as well, so the GPU always goes on.
+// of pieces that the lane has done is in a pinned word, too, and a stream waits until it is large enough
+// (cuStreamWaitValue32). Pieces that are skipped because the context has failed count as well, so the GPU always goes
+// on.
 //
-// CUDA does not know of these waits, and puts streams into common hardware queues as it likes, where what waits holds
-// up what any stream was given later. One rank enqueues each piece after those that it depends on, so that its queues
-// wait in an order that comes to an end. Two ranks do not: where contexts of one process have lanes on one GPU, the
-// calling thread waits in place of the stream, and all that is enqueued there ends by itself.
+// CUDA does not know of these waits. It may put several streams into one hardware queue, where waiting work blocks the
+// later work of any stream. One rank enqueues each piece after the pieces that it depends on, so the waits of its
+// queues end. Two ranks have no such order. So if contexts of one process have lanes on the same GPU, the calling
+// thread waits instead of the stream, and the enqueued work never waits for the host.
 #pragma once
 
 #include <array>
@@ -28,13 +29,13 @@ namespace fsdp::device::cuda {
 // everywhere.
 class HostSideStream final : public HostStream {
  public:
-  // threaded: does it work on a thread of its own, or on the calling one?
+  // `threaded`: the stream works on its own thread, and not on the calling thread.
   HostSideStream(Core &core, std::unique_ptr<HostStream> stream, bool threaded)
       : HostStream(stream->is_calling_thread()), core_(core), stream_(std::move(stream)), threaded_(threaded) {}
   void record(Event &event) override;
   void wait(const Event &event) override;
   void run(const Task &task) override { stream_->run(task); }
-  // What it has been given so far.
+  // The point behind all work that the stream has been given so far.
   HostEvent point();
 
  private:
@@ -43,14 +44,14 @@ class HostSideStream final : public HostStream {
   const bool threaded_;
 };
 
-// A context that has lanes on a GPU, among those of this process.
+// Counts the contexts of this process that have lanes on the GPU.
 class LaneOwner {
  public:
   explicit LaneOwner(Core &core) noexcept;
   ~LaneOwner();
   LaneOwner(const LaneOwner &) = delete;
   LaneOwner &operator=(const LaneOwner &) = delete;
-  // Is there another one?
+  // Has another context lanes on the GPU?
   bool shares_gpu() const noexcept;
 
  private:
@@ -60,7 +61,7 @@ class LaneOwner {
 class CudaLane final : public HostLane {
  public:
   CudaLane(Core &core, const std::string &name, Progress &progress);
-  // Finishes what the lane was given, or skips it if the context has failed, and sees the GPU past its waits.
+  // Finishes the lane's work, or skips it if the context has failed, and waits until the GPU has passed its waits.
   ~CudaLane() override;
   CudaLane(const CudaLane &) = delete;
   CudaLane &operator=(const CudaLane &) = delete;
@@ -70,7 +71,7 @@ class CudaLane final : public HostLane {
   void release(Stream &device_stream) override;
 
  private:
-  // Behind the last release of each stream, so that the word is not given back while the GPU reads it.
+  // An event behind the last release of a stream, so that the word is not given back while the GPU reads it.
   struct Passed {
     cudaStream_t stream = nullptr;
     std::unique_ptr<CudaEvent> event;
@@ -80,10 +81,10 @@ class CudaLane final : public HostLane {
   Core &core_;
   LaneOwner owner_;
   PinnedWord *word_ = nullptr;
-  uint32_t from_ = 0;  // what it was at first
+  uint32_t from_ = 0;  // the word's value at first
   std::array<Passed, 4> passed_;
-  uint32_t unseen_ = 0;  // waits of the program's streams for the word that no event is behind
-  size_t next_ = 0;      // to be taken for a new stream
+  uint32_t unseen_ = 0;  // number of waits of the program's streams for the word without an event behind them
+  size_t next_ = 0;      // index in passed_ for the next new stream
   std::unique_ptr<HostSideStream> stream_;
 };
 

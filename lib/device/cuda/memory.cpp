@@ -42,7 +42,7 @@ void DeviceMemory::reserve(const MemoryPlan &plan, const std::string &what) {
   reserved_bytes_ = bytes;
 }
 
-// The mapping keeps the memory alive: its handle is not needed further.
+// The mapping keeps the memory alive, so its handle is no longer needed.
 void DeviceMemory::map(const MemoryPlan &plan, const std::string &what) {
   CUmemGenericAllocationHandle handle = 0;
   core_.check(core_.driver.mem_create(&handle, reserved_bytes_, &plan.properties(), 0), "cuMemCreate", what);
@@ -101,7 +101,7 @@ MemoryPlan::MemoryPlan(Core &core) {
   if (virtual_) choose_readers(core);
 }
 
-// A driver that does not know it has none of it.
+// If the driver does not know the attribute, it does not support the feature.
 bool MemoryPlan::attribute(const Core &core, CUdevice_attribute which) const {
   int value = 0;
   const CUresult answer = core.driver.device_get_attribute(&value, which, device_);
@@ -110,8 +110,8 @@ bool MemoryPlan::attribute(const Core &core, CUdevice_attribute which) const {
   return value != 0;
 }
 
-// What a container or driver does not allow shows only when it is tried. Between hosts that share NVLink (NVL72) NCCL
-// can register only memory with handles for the fabric, which needs IMEX channels.
+// Whether the container and the driver allow a kind of memory shows only when it is tried. Between hosts that share
+// NVLink (NVL72), NCCL can register only memory with handles for the fabric, which needs IMEX channels.
 void MemoryPlan::choose(const Core &core) {
   const bool exportable = attribute(core, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
   const bool fabric = attribute(core, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
@@ -145,8 +145,8 @@ CUresult MemoryPlan::attempt(const Core &core, int handle_types, bool rdma) {
   return created == CUDA_SUCCESS ? core.driver.mem_release(handle) : created;
 }
 
-// Ranks that are threads of one process: NCCL before 2.24 reaches into the memory of all of them by its address, which
-// is a fault on a GPU that was not let in.
+// Gives the process's other GPUs access, for ranks that are threads of one process: NCCL before 2.24 accesses the
+// memory of all these ranks by its address, which faults on a GPU without access.
 void MemoryPlan::choose_readers(Core &core) {
   const std::string what = format_text("which GPUs reach the memory of GPU {}", core.index);
   int count = 0;

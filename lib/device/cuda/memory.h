@@ -10,8 +10,8 @@
 
 namespace fsdp::device::cuda {
 
-// How device memory is made here: through the driver's virtual memory management, whose memory NCCL can register as
-// windows and network cards can reach, or by cudaMalloc where it cannot be.
+// How device memory is allocated on this machine. Memory from the driver's virtual memory management can be registered
+// as windows by NCCL and reached by network cards. Where that is not possible, cudaMalloc is used.
 class MemoryPlan {
  public:
   explicit MemoryPlan(Core &core);
@@ -20,7 +20,7 @@ class MemoryPlan {
   uint64_t granularity() const noexcept { return granularity_; }
   const CUmemAllocationProp &properties() const noexcept { return properties_; }
   const std::vector<CUmemAccessDesc> &accesses() const noexcept { return accesses_; }
-  const std::string &description() const noexcept { return description_; }  // with the reason, where it is not the best
+  const std::string &description() const noexcept { return description_; }  // also says why it is not the best kind
 
  private:
   bool attribute(const Core &core, CUdevice_attribute which) const;
@@ -32,12 +32,12 @@ class MemoryPlan {
   uint64_t granularity_ = 0;
   CUdevice device_ = 0;
   CUmemAllocationProp properties_{};
-  std::vector<CUmemAccessDesc> accesses_;  // of this GPU, and of those of the process that can reach it
+  std::vector<CUmemAccessDesc> accesses_;  // access for this GPU, and for the process's GPUs that can reach it
   std::string description_;
 };
 
-// Given back when all that the library gave to the GPU is done: work on the GPU would meet what comes next at its
-// address.
+// Memory of the GPU. It is given back only when all work that the library gave to the GPU is done: late work would
+// write into whatever lies next at the same address.
 class DeviceMemory final : public Memory {
  public:
   DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what);
@@ -60,7 +60,8 @@ class DeviceMemory final : public Memory {
   std::byte *data_ = nullptr;
 };
 
-// Page-locked, at the same address for the GPU; zeroed. Given back as DeviceMemory is.
+// Page-locked and zeroed memory of the host, which the GPU sees at the same address. It is given back like
+// DeviceMemory.
 class PinnedMemory final : public Memory {
  public:
   PinnedMemory(Core &core, uint64_t bytes, const char *what);

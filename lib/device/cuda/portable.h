@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that kernels may use besides plain C++ and the indices of threads and blocks: what exists under nvcc and in the
-// simulation, which compiles the same kernels for the host. The arithmetic is rounded once per operation, to nearest
-// even, and is never contracted, whatever the flags say.
+// All functions that kernels may use besides plain C++ and the indices of threads and blocks. They exist under nvcc and
+// in the simulation, which compiles the same kernels for the host. Each arithmetic operation is rounded once, to
+// nearest even, and operations are never contracted, whatever the flags say.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace fsdp::device::cuda {
 
-// n elements that travel together.
+// n elements that are loaded and stored together.
 template <class T, unsigned n>
 struct alignas(n * sizeof(T)) Pack {
   T lane[n];
@@ -49,7 +49,7 @@ FSDP_DEVICE Pack<T, n> load_pack(const T *from) {
   return *reinterpret_cast<const Pack<T, n> *>(from);
 }
 
-// What one access moves.
+// The type that one memory access moves.
 template <unsigned bytes>
 struct Vector;
 template <>
@@ -73,8 +73,8 @@ struct Vector<16> {
   using Type = uint4;
 };
 
-// In global memory. A pack that is assigned is stored element by element, and the compiler makes one access of that in
-// some places only.
+// Stores a pack to global memory in one access. An assigned pack would be stored element by element, and the compiler
+// joins these stores only in some places.
 template <unsigned n, class T>
 FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
   using Type = typename Vector<n * sizeof(T)>::Type;
@@ -89,7 +89,7 @@ FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) {
 
 FSDP_DEVICE void raise_atomically(uint32_t *to, uint32_t value) { atomicMax(to, value); }
 
-// Into the cache that all processors share.
+// Prefetches into the L2 cache, which all multiprocessors share.
 FSDP_DEVICE void prefetch(const void *address) { asm volatile("prefetch.L2 [%0];" ::"l"(address)); }
 
 FSDP_DEVICE uint64_t nanoseconds() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel runs once on one element, so that its code is on the device before a step needs it. The driver loads
-// code when it is first used, and may wait for all of the device to do so. That is for ever, if a collective is running
-// there that waits for what this rank has not enqueued yet. A captured graph would not hold the load either.
+// code when it is first used, and may wait for all work of the device to do so. If a running collective waits for work
+// that this rank has not enqueued yet, that wait never ends. A captured graph would not contain the load either.
 
 #include <initializer_list>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr fsdp_dtype dtypes[] = {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16};
 
-// Elements at addresses of their own in the scratch memory.
+// The address of element i in the scratch memory; elements do not overlap.
 float *at(void *scratch, size_t i) { return static_cast<float *>(scratch) + 16 * i; }
 
 int prepare_pair(Stream stream, void *scratch, fsdp_dtype one, fsdp_dtype other) {

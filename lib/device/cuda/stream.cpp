@@ -27,13 +27,13 @@ void CudaStream::enqueue(const char *call, const Call &work) {
   after();
 }
 
-// Asked at every point where streams meet: the caller may begin and end captures at any time.
+// Called wherever streams synchronize: the caller may begin and end captures at any time.
 uint64_t CudaStream::capture_id() const {
   const DeviceScope scope(core_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   const cudaError_t error = cudaStreamGetCaptureInfo(stream_, &status, &id);
-  // The legacy default stream is in no capture, and cannot be asked while a blocking stream is.
+  // The legacy default stream is in no capture, and cannot be queried while a blocking stream is captured.
   if (error == cudaErrorStreamCaptureImplicit && core_.live_capture.load(std::memory_order_relaxed) != 0) return 0;
   core_.check(error, "cudaStreamGetCaptureInfo", name_);
   if (status == cudaStreamCaptureStatusInvalidated)
@@ -51,7 +51,7 @@ void CudaStream::record(Event &event) {
   if (keeps_word_ && capture == 0) last_word_ = made;
 }
 
-// What happened before a capture is no part of the graph: the replay is ordered after it.
+// Work from before a capture is not part of the graph: the replay is ordered after that work.
 void CudaStream::wait(const Event &event) {
   const CudaEvent &other = cuda_event(event);
   if (other.on_host())
@@ -114,7 +114,7 @@ void CudaStream::count_nonfinite_scales(uint64_t *result, const uint8_t *scales,
           [&] { return kernels::count_nonfinite_scales(stream_, result, scales, count); });
 }
 
-// All numbers are read once more: the kernel of blocks does not keep what it has seen.
+// All numbers are read again, because the kernel that quantizes blocks does not keep the count.
 void CudaStream::count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) {
   count_nonfinite(result, work.from, work.rows * work.columns);
 }
@@ -207,7 +207,7 @@ LibraryStream::LibraryStream(Core &core, const std::string &name)
   ++core.streams;
 }
 
-// CUDA may wait for a stream that is not done.
+// When a stream that is not done is destroyed, CUDA may wait for it.
 LibraryStream::~LibraryStream() {
   core_.remove(*this);
   --core_.streams;
@@ -221,8 +221,8 @@ LibraryStream::~LibraryStream() {
     core_.give_back(remnant);
 }
 
-// While an earlier mark of a GPU that seems stuck is not reached there is no use in another one; the stream's queue
-// might be full in the end, where CUDA waits.
+// While a GPU that seems stuck has not reached an earlier mark, another mark would be of no use. It could even fill the
+// stream's queue, and CUDA would wait.
 bool LibraryStream::mark() noexcept {
   if (core_.patience_ms() == 0 && !last_.done()) return true;
   try {
@@ -234,7 +234,7 @@ bool LibraryStream::mark() noexcept {
   }
 }
 
-// Where no event could be put behind its work.
+// Used if no event could be recorded behind the stream's work.
 bool LibraryStream::is_known_to_be_done() noexcept {
   const QuietScope scope(core_, std::nothrow);
   if (!scope) return false;
@@ -254,7 +254,7 @@ void LibraryStream::load_kernels() {
   await_event(last_, core_, core_.waiter);
 }
 
-// What communicators enqueue past this class is done with the record behind it.
+// Communicators enqueue work past this class; the record comes behind that work.
 void LibraryStream::record(Event &event) {
   CudaStream::record(event);
   const DeviceScope scope(core_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of the GPU: what the interface says is mapped to CUDA's calls and the library's kernels. The caller's streams
-// and the library's own differ in what comes before and after each piece of work.
+// Streams of the GPU: they map the interface to CUDA's calls and to the library's kernels. The caller's streams and the
+// library's own streams differ in what comes before and after each piece of work.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace fsdp::device::cuda {
 
-// Device memory for kernels that work in some.
+// Device memory for kernels that need working memory.
 class Scratch {
  public:
   Scratch(Core &core, const char *what);
@@ -58,31 +58,31 @@ class CudaStream : public Stream {
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
   void store_step(AdamW *to, const AdamW &step) override;
   uint64_t capture_id() const override;
-  // With the handle, other code may enqueue work there.
+  // Other code may enqueue work on the stream through the handle, so the stream's last word is forgotten.
   fsdp_stream handle() const noexcept override {
     forget_word();
     return stream_;
   }
 
   const std::string &name() const noexcept { return name_; }
-  // To compare, and not to enqueue anything.
+  // The handle for comparisons only: nothing may be enqueued through it.
   cudaStream_t identity() const noexcept { return stream_; }
-  // What follows starts once the word has come to count. UNSUPPORTED in a capture.
+  // Work enqueued later starts once the word has reached `count`. Throws UNSUPPORTED in a capture.
   void wait_word(PinnedWord &word, uint32_t count);
   void check_outside_capture() const;
 
  protected:
-  // keeps_word: only code that asks for its handle enqueues other work on it.
+  // `keeps_word`: only code that asks for the handle enqueues other work on the stream.
   CudaStream(Core &core, cudaStream_t stream, std::string name, bool keeps_word = false)
       : core_(core), stream_(stream), name_(std::move(name)), keeps_word_(keeps_word) {}
-  // Work, or a wait, comes behind the last word.
+  // Called when work or a wait is enqueued behind the last word.
   void forget_word() const noexcept { last_word_.reset(); }
-  virtual void before() {}  // each piece of work, each record, and what follows each wait
-  virtual void after() {}   // each piece of work
+  virtual void before() {}  // called before each piece of work, each record, and the work that follows a wait
+  virtual void after() {}   // called after each piece of work
   virtual void sum_squares_in(std::span<const SquaresSpan> spans) = 0;
   void launch_sum_squares(std::span<const SquaresSpan> spans, void *scratch);
   template <class Call>
-  void enqueue(const char *call, const Call &work);  // work() gives what CUDA returned
+  void enqueue(const char *call, const Call &work);  // work() returns CUDA's error
 
   Core &core_;
   cudaStream_t stream_;
@@ -90,18 +90,19 @@ class CudaStream : public Stream {
 
  private:
   const bool keeps_word_;
-  mutable std::optional<AwaitedWord> last_word_;  // that nothing on the stream is behind
+  mutable std::optional<AwaitedWord> last_word_;  // the last word, if nothing was enqueued on the stream since
 };
 
-// One that the library has made: not ordered with the legacy stream, and of the highest priority, since what it does is
-// waited for. Without overlap, whatever it is given is done when the call returns (not in a graph capture).
+// A stream that the library has made. It is not ordered with the legacy stream, and has the highest priority, since
+// other streams wait for its work. Without overlap its work is done when the call returns (except in a graph capture).
 class LibraryStream final : public CudaStream, private WorkSource {
  public:
   LibraryStream(Core &core, const std::string &name);
-  // Waits until what was enqueued is done, as long as the core's patience lasts.
+  // Waits until the enqueued work is done, while the core's patience lasts.
   ~LibraryStream() override;
   void record(Event &event) override;
-  // Before anything runs on the GPU that could wait for this rank: see prepare.cpp. Done on return.
+  // Must be called before anything runs on the GPU that could wait for this rank: see prepare.cpp. The kernels are
+  // loaded on return.
   void load_kernels();
 
  protected:
@@ -122,8 +123,8 @@ class LibraryStream final : public CudaStream, private WorkSource {
 
 class CallerStreams;
 
-// Wraps a cudaStream_t that the program owns; NULL is the legacy default stream. Nothing is remembered of the handle
-// but its value: the program may destroy the stream after the call.
+// Wraps a cudaStream_t that the program owns; NULL is the legacy default stream. Only the handle's value is remembered,
+// so the program may destroy the stream after the call.
 class CallerStream final : public CudaStream {
  public:
   CallerStream(Core &core, CallerStreams &streams) : CudaStream(core, nullptr, {}), streams_(streams), last_(core) {}
@@ -137,10 +138,10 @@ class CallerStream final : public CudaStream {
 
  private:
   CallerStreams &streams_;
-  CudaEvent last_;  // behind the library's last work, so that memory is not given back under it
+  CudaEvent last_;  // behind the library's last work, so that memory which the work uses is not given back
 };
 
-// A fixed number of wrappers; the one unused for longest is pointed at the next new stream.
+// A fixed number of wrappers. The wrapper that was unused for the longest time is taken for the next new stream.
 class CallerStreams final : private WorkSource {
  public:
   explicit CallerStreams(Core &core);
@@ -150,7 +151,7 @@ class CallerStreams final : private WorkSource {
   CallerStream &at(cudaStream_t stream);
 
  private:
-  bool mark() noexcept override { return true; }  // each has its event behind its work
+  bool mark() noexcept override { return true; }  // each wrapper has an event behind its work already
 
   friend class CallerStream;
   static constexpr size_t capacity = 32;
@@ -160,7 +161,7 @@ class CallerStreams final : private WorkSource {
   };
 
   Core &core_;
-  Scratch scratch_;  // one for all, used in turn
+  Scratch scratch_;  // shared by all wrappers, which use it in turn
   CudaEvent scratch_free_;
   std::array<KeptStream, capacity> slots_;
   uint64_t clock_ = 0;

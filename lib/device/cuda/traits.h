@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Known in builds without CUDA too, so that their plans are true of machines that have it.
+// Builds without CUDA know the traits too, so that their plans are valid for machines with CUDA.
 #pragma once
 
 #include "device/device.h"

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t half_bytes = uint64_t{2} << 20;
 
-// In pieces of one half at most.
+// Calls work(piece, first, count) for pieces that fit into one half of the buffer.
 template <class Work>
 void for_each_piece(uint64_t count, fsdp_dtype dtype, const Work &work) {
   const uint64_t most = half_bytes / dtype_size(dtype);
@@ -35,7 +35,7 @@ Transfer::TypedCopy Transfer::TypedCopy::part(uint64_t first, uint64_t elements)
   return {to + first * dtype_size(to_dtype), to_dtype, from + first * dtype_size(from_dtype), from_dtype, elements};
 }
 
-// Memory that the driver manages can be reached from both sides and counts as the GPU's.
+// Managed memory can be reached from both sides, and counts as the GPU's.
 bool Transfer::on_gpu(const void *data, const char *what) const {
   const QuietScope scope(core_);
   cudaPointerAttributes attributes{};
@@ -50,12 +50,12 @@ void Transfer::operator()(void *to, fsdp_dtype to_dtype, const void *from, fsdp_
   if (count == 0) return;
   const DeviceScope scope(core_);
   callers_.at(nullptr).record(before_);
-  await(before_);  // INVALID_STATE in a capture
+  await(before_);  // throws INVALID_STATE in a capture
   try {
     move({static_cast<std::byte *>(to), to_dtype, static_cast<const std::byte *>(from), from_dtype, count});
   } catch (...) {
     for (const StagingHalf &half : halves_)
-      await_last(*half.copied, core_);  // nothing goes on behind the caller's back
+      await_last(*half.copied, core_);  // no copy may still run when the call returns
     throw;
   }
 }
@@ -90,7 +90,7 @@ void Transfer::to_gpu(const TypedCopy &cast) {
   for (const StagingHalf &half : halves_) await(*half.copied);
 }
 
-// The next piece is on its way while one is cast.
+// The next piece is copied while one piece is cast.
 void Transfer::from_gpu(const TypedCopy &cast) {
   TypedCopy arriving{};
   const auto unpack = [&](const StagingHalf &half) {

@@ -8,9 +8,9 @@
 
 namespace fsdp::device::cuda {
 
-// Casts between memory of any kind, on the calling thread, after what the caller's stream NULL was given; done on
-// return. The GPU casts what it can reach on both sides. Otherwise the host does, with its own kernels (the same bits),
-// through two page-locked halves: one is copied while the other is cast.
+// Casts between memory of any kind, on the calling thread, after the work that the caller's stream NULL was given. The
+// cast is done on return. The GPU does it if it can reach both sides. Otherwise the host does, with its own kernels and
+// the same bits, through two page-locked buffers: one is copied while the other is cast.
 class Transfer {
  public:
   Transfer(Core &core, CallerStreams &callers);
@@ -44,7 +44,7 @@ class Transfer {
   PinnedMemory bounce_;
   CudaEvent before_;
   std::array<StagingHalf, 2> halves_;
-  LibraryStream stream_;  // last: what it does with the rest is done before that goes
+  LibraryStream stream_;  // the last member: its work is done before the other members are destroyed
 };
 
 }  // namespace fsdp::device::cuda

@@ -14,7 +14,7 @@ constexpr size_t page_bytes = page_words * sizeof(PinnedWord);
 
 }  // namespace
 
-// The lists get their room here, so that give_back cannot fail.
+// The lists reserve their memory here, so that give_back() cannot fail.
 void WordPool::add_page() {
   pages_.reserve(pages_.size() + 1);
   free_.reserve((pages_.size() + 1) * page_words);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers in pinned memory of the host. Streams of the GPU write them, so that the host sees how far they are without
-// asking CUDA, or wait for them, so that the host can let them go on without calling CUDA.
+// Numbers in pinned memory of the host. Streams of the GPU write them, so that the host sees how far the streams are
+// without asking CUDA. Or streams wait for them, so that the host can let the streams go on without calling CUDA.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace fsdp::device::cuda {
 
 struct Core;
 
-// One number, alone on its cache line, growing and compared modulo 2^32 as the GPU does.
+// A growing number that has its own cache line. It is compared modulo 2^32, as the GPU does.
 struct alignas(64) PinnedWord {
   Word value{0};
-  // A stream was told to write this count, as the last one.
+  // Notes that the last count that a stream was told to write is this one.
   void expect(uint32_t count) noexcept { expected.store(uint64_t{1} << 32 | count, std::memory_order_relaxed); }
   bool reached(uint32_t count) const noexcept {
     return static_cast<int32_t>(value.load(std::memory_order_acquire) - count) >= 0;
@@ -28,20 +28,21 @@ struct alignas(64) PinnedWord {
     return reinterpret_cast<CUdeviceptr>(&value);
   }  // unified addressing: the same
 
-  // Counts beyond that take another word: events share counts for which they may be asked much later.
+  // For larger counts another word is used: events share counts, and may be asked about them much later.
   static constexpr uint32_t most = 0x7fff0000;
 
-  std::atomic<uint64_t> expected{0};  // bit 32: is anything?
+  std::atomic<uint64_t> expected{0};  // the last expected count, with bit 32 set; 0: none is expected
 };
 
-// What a stream was told to write there.
+// A word, and the count that a stream was told to write to the word.
 struct AwaitedWord {
   const PinnedWord *word = nullptr;
   uint32_t count = 0;
   bool written() const noexcept { return word->reached(count); }
 };
 
-// Any thread. Words are given out again with the value that they had, once what streams were told is written.
+// May be used by any thread. A word that was given back is given out again, with its old value, once streams have
+// written all that they were told to write to it.
 class WordPool {
  public:
   explicit WordPool(const Core &core) : core_(core) {}
@@ -49,16 +50,16 @@ class WordPool {
   WordPool &operator=(const WordPool &) = delete;
 
   PinnedWord *take();
-  // One that has counted as far as it may is not given out again.
+  // A word that has reached its largest count is not given out again.
   void give_back(PinnedWord *word) noexcept;
-  // The GPU may read this one for ever: its memory is never used for anything else, not even after the device.
+  // The GPU may read this word for ever: its memory is never used for anything else, not even after the device's end.
   void abandon(PinnedWord *word) noexcept;
-  // What streams have still to write, in all words.
+  // The counts that streams have still to write, in all words.
   std::vector<AwaitedWord> unwritten();
   bool all_written() noexcept;
   uint64_t bytes() noexcept;
-  // At the end, when no stream has one to write or to wait for: their memory is the core's to give back. Otherwise it
-  // is left where it is.
+  // Called at the end, when no stream has a word to write or to wait for: the core gives the memory of the words back.
+  // Pages with an abandoned word are left where they are.
   void hand_over(Core &core) noexcept;
 
  private:
@@ -72,7 +73,7 @@ class WordPool {
   const Core &core_;
   std::mutex mutex_;
   std::vector<Page> pages_;
-  std::vector<PinnedWord *> free_, late_;  // late: given back, and still to be written
+  std::vector<PinnedWord *> free_, late_;  // late_: words that were given back, but streams have yet to write to them
 };
 
 }  // namespace fsdp::device::cuda

@@ -12,13 +12,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-// Loshchilov and Hutter 2019, algorithm 2, in fp32. This is the definition; each operation is rounded by itself:
+// AdamW by Loshchilov and Hutter 2019, algorithm 2, in fp32. This is the definition; each operation is rounded
+// separately:
 //   decay = lr * weight_decay
 //   m = (keep1 * m) + ((rest1 * grad) - (less1 * m))                see Average in device/work.h
 //   v = (keep2 * v) + (((rest2 * grad) * grad) - (less2 * v))
 //   w = (w - decay * w) - (lr * (m / correction1)) / (sqrt(v / correction2) + epsilon)
 //   compute = round(w)
-// Published is the type of the copy for the math, void for none.
+// Published is the type of the compute weights; void means that none are written.
 template <class Published>
 struct AdamWUpdate {
   const AdamWSpan &span;
@@ -35,7 +36,7 @@ struct AdamWUpdate {
         correction2(step.correction2),
         epsilon(step.epsilon) {}
 
-  // weighted: rest times the value.
+  // `weighted` is rest times the value.
   template <class D, class V>
   static HWY_INLINE V take(D d, const Average &by, V average, V weighted) {
     using hn::Add, hn::Mul, hn::Set, hn::Sub;

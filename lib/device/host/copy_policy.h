@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which way of copying is the fastest for a size on this processor.
+// Chooses the fastest way of copying for a size on this processor.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@ enum class CopyWay : uint8_t {
   library,     // memcpy
   string,      // rep movsb
   pages,       // vectors, several pages side by side
-  past_caches  // ... written with non-temporal stores
+  past_caches  // like `pages`, but written with non-temporal stores
 };
 
 CopyWay choose_copy(size_t bytes) noexcept;
 void copy_by(CopyWay way, void *to, const void *from, size_t bytes);
-// memcpy where there is no such instruction.
+// Copies with rep movsb, or with memcpy if there is no such instruction.
 void copy_string(void *to, const void *from, size_t bytes) noexcept;
 
 }  // namespace fsdp::device::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes and scales back to numbers: one multiplication in fp32, and one rounding where bf16 is wanted.
+// Converts codes and scales back to numbers: one multiplication in fp32, and one rounding for bf16.
 #include "base/float_environment.h"
 #include "device/host/kernels.h"
 #include "device/host/simd_targets.h"
@@ -24,7 +24,7 @@ struct TimesOne {
   }
 };
 
-// E8M0 scales that lie beside each other. 0 is a subnormal fp32, 255 NaN.
+// Loads adjacent E8M0 scales as fp32. Scale 0 is a subnormal number, and 255 is NaN.
 template <class D>
 HWY_INLINE hn::Vec<D> load_scales(D d, const uint8_t *scales) {
   const hn::RebindToUnsigned<D> du;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included once per SIMD target by the kernels that quantize: E4M3 codes of four vectors of fp32 at a time, which are
-// one vector of bytes.
+// Included once per SIMD target by the kernels that quantize. They make the E4M3 codes of four vectors of fp32 at a
+// time, which are one vector of bytes.
 #include "device/host/float8_simd-inl.h"
 // (The guard below flips with each target; see hwy/foreach_target.h.)
 #if defined(FSDP_DEVICE_HOST_FLOAT8_BYTES_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -29,7 +29,8 @@ HWY_INLINE Four<D> map_four(D, const Four<D> &from, const Each &each) {
   return {each(from.v0), each(from.v1), each(from.v2), each(from.v3)};
 }
 
-// A byte of each of four vectors in a lane: where it begins in theirs, and which bits of it count.
+// Combines one byte of each of four vectors in one lane. The byte begins at bit `begin` of the vectors' lanes, and
+// `mask` says which of its bits are taken.
 template <int begin, uint32_t mask, class D>
 HWY_INLINE Bits<D> combine(D, const Four<D> &bits) {
   const hn::RebindToUnsigned<D> du;
@@ -60,7 +61,8 @@ struct InOrder {
 
 #else
 
-// Bytes of four vectors back into the order of the vectors: first in each 16 bytes, then whole groups of four.
+// Puts the bytes of four vectors back into the order of the vectors: first within each 16 bytes, then whole groups of
+// four.
 template <class D>
 class InOrder {
  public:
@@ -89,8 +91,9 @@ class InOrder {
 
 #endif
 
-// Of any numbers. To the power of two below a number, or the lowest of which codes are normal, so much of the number is
-// added that the sum's last place is the code's. It counts eighths, and rounds to the nearest, ties to even.
+// Rounds any numbers. A part of the number is added to the power of two below the number, or to the lowest power whose
+// codes are normal. The part is such that the sum's last place is the code's last place. It counts eighths and rounds
+// to the nearest, ties to even.
 template <class D>
 HWY_INLINE Bits<D> round_any(D d, Bits<D> bits, Bits<D> lowest) {
   const hn::RebindToUnsigned<D> du;
@@ -102,7 +105,8 @@ HWY_INLINE Bits<D> round_any(D d, Bits<D> bits, Bits<D> lowest) {
   return hn::Add(sum, hn::ShiftRight<code_at>(sum));
 }
 
-// Codes, of bytes: less what their exponents begin at, perhaps at most the largest, and with signs.
+// Makes codes from bytes: subtracts the offsets of their exponents, limits them to the largest code if `saturate`, and
+// adds the signs.
 template <bool saturate, class D>
 HWY_INLINE Bits<D> finish(D, Bits<D> bytes, Bits<D> offsets, Bits<D> signs) {
   const hn::RebindToUnsigned<D> du;

@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-// Magnitudes as codes, in 32-bit lanes; what is not a number is the largest. Adding the aligner leaves a subnormal's
+// Converts magnitudes to codes, in 32-bit lanes; NaN becomes the largest code. Adding the aligner leaves a subnormal's
 // bits at the bottom of the sum, rounded by the addition itself.
 template <class Layout, class D>
 HWY_INLINE Bits<D> float8_magnitude(D d, Bits<D> magnitude) {

@@ -22,7 +22,7 @@ HWY_INLINE hn::Vec<D> load_number(D d, const float *from) {
   return value;
 }
 
-// As integers order them: NaN is the largest of all, whatever the processor makes of it.
+// Magnitudes are compared as integers, so that NaN is the largest of all on every processor.
 template <bool via_bf16, class D>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from) {
   const hn::RebindToSigned<D> di;
@@ -31,8 +31,8 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from)
 
 constexpr size_t page_numbers = 1024;
 
-// visit(i) for each 64 numbers that follow each other, in whole pages of them; returns how many those are. Four pages
-// side by side: prefetchers stop at the end of one, so with several in flight none waits for the next to be noticed.
+// Calls visit(i) for each run of 64 numbers, and returns where the last run ends. Four pages are read side by side:
+// prefetchers stop at the end of a page, so with several pages in flight less time is lost at page starts.
 template <class Visit>
 HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   constexpr size_t pages = 4, at_once = 64;
@@ -43,7 +43,7 @@ HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   return begin;
 }
 
-// The largest magnitude of rows of numbers.
+// Finds the largest magnitude of rows of numbers.
 template <bool via_bf16>
 class Amax {
  public:
@@ -82,7 +82,7 @@ int32_t find_amax_bits(const float *values, size_t count, bool via_bf16) {
   return via_bf16 ? amax_of<true>(values, count) : amax_of<false>(values, count);
 }
 
-// The sign is the number's own: a product that is NaN need not keep it.
+// The code has the sign of the number: a product that is NaN need not keep the sign.
 template <bool via_bf16>
 struct QuantizeFp8 {
   const float *from;
@@ -101,7 +101,7 @@ struct QuantizeFp8 {
   }
 };
 
-// 64 of them, and what is none of numbers by itself.
+// Quantizes four vectors of numbers; vectors with Inf or NaN are quantized one number at a time.
 template <bool via_bf16, bool streaming, class D, class Order>
 HWY_INLINE void quantize_four(D d, const QuantizeFp8<via_bf16> &one, size_t i, const Order &order) {
   const hn::RebindToUnsigned<D> du;
@@ -156,7 +156,7 @@ void quantize_as(const Fp8Quantize &work) {
 
 void quantize_all(const Fp8Quantize &work) { work.via_bf16 ? quantize_as<true>(work) : quantize_as<false>(work); }
 
-// The block beside it is on its way into the caches while this one is quantized.
+// The next block is prefetched into the caches while this block is quantized.
 template <bool via_bf16, bool streaming, class Order>
 HWY_INLINE void quantize_block(const Fp8BlockQuantize &work, size_t row, size_t column, const Order &order) {
   const size_t end_row = row + fp8_block < work.rows ? row + fp8_block : work.rows;

@@ -17,8 +17,8 @@ namespace fsdp::device {
 using Word = std::atomic<uint32_t>;
 static_assert(sizeof(Word) == sizeof(uint32_t));
 
-// Sleeps while *word == expected, until woken, for at most `longest` (negative: no limit). May return early: look
-// again.
+// Sleeps while the word equals `expected`, until woken, for at most `longest` (negative: no limit). May return early,
+// so the caller must check again.
 inline void futex_wait(const Word &word, uint32_t expected, std::chrono::nanoseconds longest) noexcept {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest);
   timespec limit{seconds.count(), static_cast<long>((longest - seconds).count())};
@@ -37,7 +37,8 @@ inline void cpu_pause() noexcept {
 #endif
 }
 
-// Looks at the condition for at most `longest`; returns whether it came true. The clock is read every few looks only.
+// Checks the condition repeatedly for at most `longest`. Returns whether it became true. The clock is read only once in
+// 16 checks.
 template <class Condition>
 bool spin_until(const Condition &condition, std::chrono::nanoseconds longest) {
   if (condition()) return true;

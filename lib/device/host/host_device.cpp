@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "device/host/stream.h"
 
-// Newer than the headers of some supported systems; an older kernel answers EINVAL.
+// The headers of some supported systems lack these constants; an older kernel answers EINVAL.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -30,8 +30,8 @@ namespace {
               -1, FSDP_ORIGIN_OS, code);
 }
 
-// Shows up in /proc/self/maps as [anon:fsdp ...]; the kernel takes no brackets, quotes or backslashes, and 79
-// characters.
+// The name shows up in /proc/self/maps as [anon:fsdp ...]. The kernel allows no brackets, quotes or backslashes, and at
+// most 79 characters.
 void name_pages(void *data, uint64_t bytes, const char *what) {
   char name[80];
   std::snprintf(name, sizeof name, "fsdp %s", what);

@@ -14,7 +14,8 @@
 
 namespace fsdp::device {
 
-// Anonymous pages, all of them present from the start: no page fault and no failure later. Not inherited by children.
+// Anonymous pages. All pages are present from the start, so that no access faults or fails later. Forked children do
+// not inherit them.
 class HostMemory final : public Memory {
  public:
   HostMemory(uint64_t bytes, const char *what);
@@ -30,7 +31,7 @@ class HostMemory final : public Memory {
   uint64_t bytes_;
 };
 
-// The host's memory and cores. Its streams must be destroyed before it, and its events not be used after it.
+// The host's memory and cores. Its streams must be destroyed before it, and its events must not be used after it.
 class HostDevice final : public Device {
  public:
   HostDevice(const Options &options, const Waiter &waiter, Failure &failure);
@@ -59,7 +60,7 @@ class HostDevice final : public Device {
   Options options_;
   const Waiter &waiter_;
   Failure &failure_;
-  Waiter worker_waiter_;  // the same without the hook, which runs on the caller's thread only
+  Waiter worker_waiter_;  // the same without the hook, which runs only on the caller's thread
   HostCallerStream caller_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Progress>> progress_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of the host device, on the calling thread. Every kernel gives the same bits on every SIMD target,
-// for any alignment and split of its input, and whatever rounding and flush modes the caller has set. The payload of a
-// NaN that arithmetic makes is the one thing left open. Pointers are aligned to their elements; nothing may overlap
-// except where a comment says so.
+// The arithmetic of the host device, on the calling thread. Every kernel gives the same bits on every SIMD target, for
+// any alignment and split of its input, and whatever rounding and flush modes the caller has set. Only the payload of a
+// NaN that arithmetic makes is left open. Pointers are aligned to their elements. Operands must not overlap except
+// where a comment says so.
 #pragma once
 
 #include <cstddef>
@@ -15,28 +15,30 @@ namespace fsdp::device::kernels {
 
 void copy_bytes(void *to, const void *from, size_t bytes);
 
-// Round to nearest even, subnormals kept, overflow to Inf; a NaN stays one, quiet, with the top of its payload.
+// Rounds to nearest even, keeps subnormals, and overflows to Inf. A NaN stays a quiet NaN with the top of its payload.
 void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count);
 
-// As device/float8.h defines them; NaNs keep their sign and the top of their payload.
+// The casts that device/float8.h defines. NaNs keep their sign and the top of their payload.
 void cast_to_float8(uint8_t *to, Float8 format, const void *from, fsdp_dtype from_dtype, uint64_t count);
 void cast_from_float8(void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format, uint64_t count);
 
 // Both planes in one pass. Definitions: device/quantize.h.
 void quantize_mxfp8(const Mxfp8Quantize &work);
-// To fp32 or bf16, rounded once; exact in fp32 but for what is too large, which is Inf.
+// Converts to fp32 or bf16 and rounds once. The result is exact in fp32, except that numbers that are too large become
+// Inf.
 void dequantize_mxfp8(void *to, fsdp_dtype to_dtype, const Mxfp8Dequantize &work);
-// Scales that stand for Inf or NaN.
+// The number of scales that stand for Inf or NaN.
 uint64_t count_nonfinite_scales(const uint8_t *scales, uint64_t count);
 void swizzle_scales(const Mxfp8Swizzle &work);
 
-// The largest magnitude; Inf where there is Inf or NaN, so that any way of taking the maximum over ranks keeps it.
+// The largest magnitude. It is Inf if any number is Inf or NaN, so that every kind of maximum over ranks keeps it.
 float find_amax(const float *values, uint64_t count, bool via_bf16);
 void find_fp8_scales(const Fp8Scales &work);
 void quantize_fp8(const Fp8Quantize &work);
 void dequantize_fp8(void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
 void quantize_fp8_blocks(const Fp8BlockQuantize &work);
-// Of numbers that have been quantized: looks at those whose scale is 1 alone, as it is where one is not finite.
+// The number of Inf and NaN among numbers that have been quantized. It checks only blocks whose scale is 1, since that
+// is the scale of blocks with numbers that are not finite.
 uint64_t count_nonfinite_blocks(const Fp8BlockQuantize &work);
 void dequantize_fp8_blocks(void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work);
 
@@ -45,11 +47,11 @@ void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
 
 void scale(float *values, float factor, uint64_t count);
 
-// In one pass: starts from rank 0's value and adds the others in rank order; no multiplication if factor is 1. out
-// may be the slice of one of the ranks, at the same elements. Large outputs elsewhere are written past the caches.
+// Works in one pass: starts from rank 0's value, adds the others in rank order, and multiplies unless the factor is 1.
+// `out` may be the slice of one of the ranks, at the same elements. Other large outputs are written past the caches.
 void rank_sum(const RankSum &sum);
 
-// The order of the additions is at norm_piece in device/work.h. granule 0: all is one granule.
+// The order of the additions is described at norm_piece in device/work.h. A granule of 0 means that all is one granule.
 double sum_squares(const float *values, uint64_t count, uint64_t granule);
 
 double sum_values(const double *values, uint64_t count);
@@ -60,9 +62,9 @@ uint64_t count_nonfinite(const float *values, uint64_t count);
 // See adamw_kernel.cpp for the order of operations.
 void adamw(const AdamW &step, std::span<const AdamWSpan> spans);
 
-// From this size of the output on, what is not read again is written past the caches.
+// Outputs of at least this size that are not read again are written past the caches.
 constexpr uint64_t streaming_bytes = uint64_t{8} << 20;
-// So are codes; of rows, if these are whole lines of memory.
+// So are codes. Codes in rows are only if each row is whole lines of memory.
 constexpr uint64_t line_bytes = 64;
 inline bool are_lines(const void *codes, uint64_t columns) {
   return reinterpret_cast<uintptr_t>(codes) % line_bytes == 0 && columns % line_bytes == 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// MXFP8: both planes from one reading of the weights, in tiles of 32 rows that stay in the nearest cache. A power of
-// two moves no bit of a significand, so a number is rounded once for both planes, and their codes differ in what is
-// subtracted from the exponent, which is done on bytes. In tiles with numbers that become subnormal, a multiply-add
-// whose result has the code's last place as its own rounds each plane's. What this does not reach (NaN, Inf, scales at
-// the ends of E8M0's range) goes by the definition, a tile at a time.
+// MXFP8: makes both planes in one pass over the weights, in tiles of 32 rows that stay in the nearest cache. Scaling by
+// a power of two changes no bit of a significand, so a number is rounded once for both planes. Their codes differ only
+// in what is subtracted from the exponent, which is done on bytes. In tiles with numbers that become subnormal, each
+// plane is rounded by a multiply-add whose result has the same last place as the code. Tiles that this does not cover
+// (NaN, Inf, scales at the ends of E8M0's range) are quantized by the definition.
 #include <cstring>
 
 #include "base/float_environment.h"
@@ -21,21 +21,22 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 constexpr size_t block = mxfp8_block, widest = line_bytes;
 
-// Scales whose numbers the fast way rounds. Where a product becomes subnormal it is less than half of the last place,
-// also where no instruction adds to it unrounded, and no code has more bits than a byte.
+// The scales whose numbers the fast way rounds. In this range, a product that becomes subnormal is less than half of
+// the last place, even if the target has no fused multiply-add, and every code fits into a byte.
 constexpr int least_plain = 32, most_plain = 240, plain_of_zeros = 127;
-// Of the lowest exponent whose numbers are normal under a scale, 8 times which is what codes are too large by.
+// The lowest exponent whose numbers are normal under a scale is the scale less this. Codes are too large by 8 times
+// that exponent.
 constexpr int normal_from = 6;
 
 struct Tile {
   alignas(64) uint32_t values[block][widest];
   alignas(64) int32_t column_amax[widest];
-  alignas(64) int32_t row_amax[widest * 16];   // [block][row], of which each is a vector until it is folded
+  alignas(64) int32_t row_amax[widest * 16];   // [block][row]; each element is a vector until it is folded
   alignas(64) uint32_t column_lowest[widest];  // the powers of two from which on numbers are normal
   alignas(64) uint32_t row_lowest[widest];
-  alignas(64) uint32_t column_offsets[widest / 4];  // 8 times their exponents, as combine() makes bytes of them
+  alignas(64) uint32_t column_offsets[widest / 4];  // 8 times the exponents of column_lowest, as bytes from combine()
   alignas(64) uint8_t row_scales[widest];
-  int32_t least;  // of the magnitudes
+  int32_t least;  // the smallest magnitude
 };
 
 // Where a tile of `width` columns lies.
@@ -48,7 +49,7 @@ struct TilePlace {
   HWY_INLINE uint8_t *column_scale() const { return work.column_scales + row / block * work.columns + column; }
 };
 
-// To the nearest bf16. Not NaN, whose tiles go by the definition.
+// Rounds to the nearest bf16. Not for NaN, whose tiles are quantized by the definition.
 template <bool via_bf16, class D>
 HWY_INLINE Bits<D> rounded_from(D, Bits<D> bits) {
   if constexpr (!via_bf16) return bits;
@@ -71,7 +72,7 @@ HWY_INLINE Ints<D> read_vector(D d, const float *from, uint32_t *to, Ints<D> &co
   return magnitude;
 }
 
-// Four vectors of all rows, from `column` of the tile on: one or two blocks of 32, or half of one.
+// Reads four vectors of all rows, from `column` of the tile on: one or two blocks of 32, or half of a block.
 template <class D>
 HWY_INLINE void read_panel(D d, const TilePlace &place, Tile &tile, size_t column) {
   const hn::RebindToSigned<D> di;
@@ -102,7 +103,7 @@ HWY_INLINE void read_panel(D d, const TilePlace &place, Tile &tile, size_t colum
   hn::Store(c3, di, tile.column_amax + column + 3 * n);
 }
 
-// Vectors to their largest lanes, in their order.
+// Reduces each vector to its largest lane; the results are in the order of the vectors.
 template <class DI>
 HWY_INLINE void fold_vectors([[maybe_unused]] DI di, [[maybe_unused]] int32_t *vectors, [[maybe_unused]] size_t count) {
 #if HWY_TARGET != HWY_SCALAR
@@ -117,7 +118,8 @@ HWY_INLINE void fold_vectors([[maybe_unused]] DI di, [[maybe_unused]] int32_t *v
 #endif
 }
 
-// Of amaxes as they were read: rounding keeps their order. The largest scale; 0 where one is not plain.
+// Makes scales from amaxes that are not rounded yet, since rounding keeps their order. Returns the largest scale, or 0
+// if a scale is outside of the plain range.
 template <ScaleRule rule, bool via_bf16, class D>
 HWY_INLINE int make_scales(D d, const int32_t *amax, size_t count, uint8_t *scales, uint32_t *lowest) {
   const hn::RebindToUnsigned<D> du;
@@ -147,7 +149,7 @@ HWY_INLINE Four<D> load_four(D, const uint32_t *from) {
   return {hn::Load(du, from), hn::Load(du, from + n), hn::Load(du, from + 2 * n), hn::Load(du, from + 3 * n)};
 }
 
-// Of numbers that are normal under both scales: bytes that are their codes but for the offsets.
+// Rounds numbers that are normal under both scales to bytes. The bytes become codes when the offsets are subtracted.
 template <class D>
 HWY_INLINE Bits<D> round_normal(D d, const Four<D> &bits) {
   const hn::RebindToUnsigned<D> du;
@@ -164,7 +166,7 @@ HWY_INLINE Bits<D> round_four(D d, const Four<D> &bits, const Four<D> &lowest) {
                               round_any(d, bits.v2, lowest.v2), round_any(d, bits.v3, lowest.v3)});
 }
 
-// Four vectors of a row.
+// Writes four vectors of a row.
 template <ScaleRule rule, bool via_bf16, bool normal, bool streaming, class D, class Order>
 HWY_INLINE void write_four(D d, const TilePlace &place, const Tile &tile, size_t r, size_t c, const Order &order) {
   const hn::RebindToUnsigned<D> du;

@@ -74,7 +74,7 @@ HWY_INLINE double sum_piece(const float *values, size_t count) {
 }
 
 double sum_granules(const float *values, size_t count, size_t granule) {
-  if (granule == 1) return sum_piece(values, count);  // every element a piece
+  if (granule == 1) return sum_piece(values, count);  // every element is a piece
   double lane[sums] = {};
   size_t pieces = 0;
   for (size_t begin = 0; begin < count; begin += granule) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a stream has come. The device owns it, so that events and waits may outlive the stream that they name.
+// How much of its work a stream has done. The device owns this, so that events and waits may outlive their stream.
 #pragma once
 
 #include <atomic>
@@ -20,21 +20,22 @@ class Progress {
   const std::string &name() const noexcept { return name_; }
   uint64_t completed() const noexcept { return completed_.load(std::memory_order_acquire); }
 
-  // The thread that works; 0: none has begun.
+  // The number of the thread that does the work; 0: no thread has begun.
   void set_worker(uint64_t thread) noexcept { worker_.store(thread, std::memory_order_relaxed); }
   uint64_t worker() const noexcept { return worker_.load(std::memory_order_relaxed); }
-  // The stream that the worker waits for now; NULL: none. Both live as long as their device.
+  // The progress of the stream for which the worker waits now; NULL: none. Both live as long as their device.
   void set_awaited(const Progress *other) noexcept { awaited_.store(other, std::memory_order_release); }
   const Progress *awaited() const noexcept { return awaited_.load(std::memory_order_acquire); }
 
-  // Before the worker begins: complete() also stores the count's low 32 bits here. For readers that cannot sleep on a
-  // futex. from: what stands for a count of 0 there.
+  // Makes complete() also store the low 32 bits of `from` + count to `word`, for readers that cannot sleep on a futex.
+  // Must be called before the worker begins.
   void mirror(Word *word, uint32_t from) noexcept {
     remote_ = word;
     mirror_from_ = from;
   }
 
-  // For the stream alone: `count` pieces of work are done. A system call only if a thread sleeps for this count.
+  // Called only by the stream, when `count` pieces of work are done. It makes a system call only if a thread sleeps
+  // until this count.
   void complete(uint64_t count) noexcept;
   // Sleeps until `count` pieces are done, for at most `longest`; may return early.
   void sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept;
@@ -43,8 +44,8 @@ class Progress {
   static constexpr uint64_t nobody = UINT64_MAX;
 
   alignas(64) std::atomic<uint64_t> completed_{0};
-  std::atomic<uint64_t> wanted_{nobody};  // the smallest count that a thread sleeps for
-  Word wakes_{0};                         // what they sleep on
+  std::atomic<uint64_t> wanted_{nobody};  // the smallest count for which a thread sleeps
+  Word wakes_{0};                         // the word that these threads sleep on
   std::atomic<uint64_t> worker_{0};
   std::atomic<const Progress *> awaited_{nullptr};
   Word *remote_ = nullptr;
@@ -53,11 +54,12 @@ class Progress {
 };
 
 // Blocks the calling thread until `count` pieces are done: spins briefly, then sleeps, polling the waiter every 20 ms.
-// Throws what the waiter throws, TIMEOUT if the stream does nothing for the waiter's timeout, and the context's error
-// if it failed meanwhile (the work may then have been skipped).
+// Throws what the waiter throws, and TIMEOUT if the stream does nothing for the waiter's timeout. If the context has
+// failed meanwhile, throws the context's error, because the work may have been skipped.
 void await_progress(Progress &progress, uint64_t count, const Waiter &waiter);
 
-// A count of a stream's progress; without a stream it is done. One thread at a time records and waits.
+// An event that is done when a stream's progress has reached a count. Without a stream it is done. One thread at a time
+// records it and waits for it.
 class HostEvent final : public Event {
  public:
   bool done() const noexcept override { return !progress_ || progress_->completed() >= count_; }

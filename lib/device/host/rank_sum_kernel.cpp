@@ -13,8 +13,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-// fixed_ranks 0: as many as sum.ranks says. The number of instances is kept low, since this header-heavy code compiles
-// slowly under sanitizers: whether to stream is decided at run time, by a branch that is always predicted.
+// If fixed_ranks is 0, there are sum.ranks ranks. The number of instances is kept low, since this code compiles slowly
+// under sanitizers: whether to stream is decided at run time, by a branch that is always predicted.
 template <class Source, class Wire, uint32_t fixed_ranks>
 struct Summand {
   const RankSum &sum;
@@ -45,7 +45,7 @@ struct Summand {
     finish(d, total, i);
   }
 
-  // Four vectors at once: whole cache lines of each rank, and four additions in flight.
+  // Adds four vectors at once: whole cache lines of each rank, and four additions in flight.
   template <class D>
   HWY_INLINE void four(D d, size_t i) const {
     const size_t n = hn::Lanes(d);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included once per SIMD target by the kernels: fp32, bf16 and fp16 elements as vectors of fp32. The conversions are
 // bit arithmetic on integers, so that they are the same on every target: the hardware's bf16 instruction flushes
-// subnormals, and not every processor has one for fp16.
+// subnormals, and not every processor has an fp16 instruction.
 #include "device/host/simd_targets.h"
 // (The guard below flips with each target; see hwy/foreach_target.h.)
 #if defined(FSDP_DEVICE_HOST_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -92,7 +92,7 @@ struct F16 {
   }
 };
 
-// What is left of value after a trip through Type.
+// Rounds the value to Type and converts it back.
 template <class Type, class D>
 HWY_INLINE hn::Vec<D> round_to([[maybe_unused]] D d, hn::Vec<D> value) {
   if constexpr (std::is_same_v<Type, F32>) {
@@ -114,7 +114,7 @@ HWY_INLINE hn::Vec<D> load(D d, const void *from, size_t index) {
   }
 }
 
-// Streaming: past the caches; elements + index is then aligned to whole vectors, and a fence must follow.
+// A streaming store bypasses the caches. `to` must then be aligned to whole vectors, and a fence must follow.
 template <bool streaming, class D, class T>
 HWY_INLINE void store_lanes(D d, hn::Vec<D> value, T *to) {
   // Highway's Stream writes 16 bytes even if the vector is shorter.
@@ -136,7 +136,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, void *to, size_t index) {
   }
 }
 
-// kernel(d, i) for whole vectors, then for what is left one element at a time, through the same code.
+// Calls kernel(d, i) for whole vectors, and then the same code for the remaining elements one at a time.
 template <class Kernel>
 HWY_INLINE void for_each_vector(size_t begin, size_t end, const Kernel &kernel) {
   const hn::ScalableTag<float> d;
@@ -147,7 +147,7 @@ HWY_INLINE void for_each_vector(size_t begin, size_t end, const Kernel &kernel) 
   for (; i < end; ++i) kernel(one, i);
 }
 
-// How many elements come before an address that is aligned for streaming.
+// The number of elements before the first address that is aligned for streaming.
 template <class T>
 HWY_INLINE size_t misaligned_head(const T *to, size_t count) {
   const size_t beyond = reinterpret_cast<uintptr_t>(to) % 64 / sizeof(T);

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of Highway's targets the kernels are compiled for; to be included before any of its headers. Left out are those
-// that bring these kernels nothing over the next lower one.
+// The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. Targets
+// that make these kernels no faster than the next lower target are left out.
 #pragma once
 
 #ifdef __FAST_MATH__
 #error "the kernels promise exact bits: compile them without -ffast-math"
 #endif
 
-// Sanitizers look at addresses, which only the width of a vector decides: the shortest and the longest are enough. And
-// at threads, which nothing here has.
+// Sanitizers check addresses, which depend only on the width of a vector, so the shortest and the longest vectors are
+// enough. They also check threads, but the kernels start none.
 #if defined(__SANITIZE_THREAD__) || defined(FSDP_NATIVE_KERNELS)
 #define HWY_COMPILE_ONLY_STATIC
 #elif defined(__SANITIZE_ADDRESS__)

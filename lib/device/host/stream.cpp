@@ -110,7 +110,7 @@ void HostStream::store_step(AdamW *to, const AdamW &step) {
 }
 
 void HostCallerStream::run(const Task &task) {
-  Task copy = task;  // as a queue would: the task may change its own state
+  Task copy = task;  // copied as in a queue, since the task may change its own state
   copy();
 }
 
@@ -200,7 +200,7 @@ void WorkerStream::start(const std::string &name) {
   thread_ = LibraryThread{"fsdp-" + name, format_text("stream '{}'", name)}.start(body, this);
 }
 
-// With delays streams are to be late, and not their callers.
+// Delays must make streams late and not their callers, so a stream with delays is not borrowed.
 bool WorkerStream::borrow() noexcept {
   borrowed_ = !delay_.delays() && progress_.completed() == enqueued_.load(std::memory_order_relaxed);
   return borrowed_;
@@ -210,15 +210,15 @@ void WorkerStream::record(Event &event) {
   host_event(event).set(&progress_, enqueued_.load(std::memory_order_relaxed));
 }
 
-// The count is taken now, so that a later record of the same event does not move this wait.
+// The count is read now, so that a later record of the same event does not affect this wait.
 void WorkerStream::wait(const Event &event) {
   if (event.done()) return;
   const auto &host = host_event(event);
-  if (host.progress() == &progress_) return;  // its own past
+  if (host.progress() == &progress_) return;  // the event is in this stream's own past
   run([this, other = host.progress(), count = host.count()] { await_other(*other, count); });
 }
 
-// In the worker; its waiting callers are to know what it waits for.
+// Runs in the worker. Callers that wait for the worker can see for which stream it waits.
 void WorkerStream::await_other(Progress &other, uint64_t count) {
   progress_.set_awaited(&other);
   try {
@@ -249,7 +249,7 @@ void WorkerStream::wake() noexcept {
 }
 
 void WorkerStream::work() noexcept {
-  const FloatEnvironment standard;  // tasks compute too
+  const FloatEnvironment standard;  // tasks compute, too
   progress_.set_worker(thread_number());
   for (uint64_t done = 0; next(done);) {
     step(ring_[done % capacity]);
@@ -267,8 +267,8 @@ bool WorkerStream::next(uint64_t done) noexcept {
   return filled();
 }
 
-// asleep_ is set before the last look at the ring, the producer fills the ring before it looks at asleep_: one of the
-// two sees the other.
+// The worker sets asleep_ before it checks the ring for the last time; the producer fills the ring before it reads
+// asleep_. So at least one of the two sees the other.
 void WorkerStream::sleep(uint64_t done) noexcept {
   for (;;) {
     asleep_.store(1, std::memory_order_seq_cst);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams of the host device that work on the calling thread, and what all its streams share. The one with a
-// thread of its own is in worker_stream.h.
+// The streams of the host device: those that work on the calling thread, and WorkerStream, which has its own thread.
 #pragma once
 
 #include <pthread.h>
@@ -48,7 +47,7 @@ class HostStream : public Stream {
   void store_step(AdamW *to, const AdamW &step) override;
 };
 
-// The calling thread as a stream. What a task throws goes to the caller and does not fail the context.
+// The calling thread as a stream. A task's exception goes to the caller and does not fail the context.
 class HostCallerStream final : public HostStream {
  public:
   explicit HostCallerStream(const Waiter &waiter) : HostStream(true), waiter_(waiter) {}
@@ -60,7 +59,7 @@ class HostCallerStream final : public HostStream {
   const Waiter &waiter_;
 };
 
-// Sleeps a pseudo-random time before each piece of work, the same times for the same seed and stream name.
+// Sleeps a pseudo-random time before each piece of work. The times depend only on the seed and the stream's name.
 class Delay {
  public:
   Delay(const Options &options, std::string_view stream_name);
@@ -73,7 +72,8 @@ class Delay {
   uint64_t state_;
 };
 
-// A library stream without overlap: in call order on the calling thread, but an error fails the context as on a worker.
+// A library stream without overlap. It works in call order on the calling thread, but an error fails the context as it
+// does on a worker.
 class InlineStream final : public HostStream {
  public:
   InlineStream(const Options &options, std::string_view name, const Waiter &waiter, Failure &failure)
@@ -88,14 +88,14 @@ class InlineStream final : public HostStream {
   Delay delay_;
 };
 
-// Now, on the calling thread; what it throws fails the context, too.
+// Runs the task now, on the calling thread. An exception also fails the context.
 void run_for_stream(Task task, Failure &failure);
 
-// A library stream with a thread of its own: a ring of tasks that one thread at a time fills and the worker empties.
+// A library stream with its own thread: a ring of tasks that one thread at a time fills and the worker empties.
 // Nothing is allocated after creation, and the producer makes no system call while the worker is awake.
 
-// How long an idle worker spins before it sleeps: long only while work has been coming quickly. A worker that was
-// taken off its core while it spun sees a long idle time too, so spinning also ends where cores are oversubscribed.
+// How long an idle worker spins before it sleeps: long only while work has been coming quickly. A worker that loses its
+// core while it spins measures a long idle time too, so spinning also ends if cores are oversubscribed.
 class SpinBudget {
  public:
   SpinBudget();
@@ -111,7 +111,7 @@ class WorkerStream final : public HostStream {
  public:
   static constexpr uint64_t capacity = 1024;
 
-  // caller_waiter is for a full ring, worker_waiter for waits inside the stream.
+  // `caller_waiter` is for waits while the ring is full, and `worker_waiter` is for waits inside the stream.
   WorkerStream(const Options &options, const std::string &name, Progress &progress, const Waiter &caller_waiter,
                const Waiter &worker_waiter, Failure &failure);
   // Finishes what was enqueued (skips it if the context has failed) and joins the worker.
@@ -127,7 +127,7 @@ class WorkerStream final : public HostStream {
   void start(const std::string &name);
   void wake() noexcept;
   void work() noexcept;
-  bool next(uint64_t done) noexcept;  // false: told to stop, and nothing is left
+  bool next(uint64_t done) noexcept;  // false: the worker must stop, and no work is left
   void sleep(uint64_t done) noexcept;
   void step(Task &task) noexcept;
   void await_other(Progress &other, uint64_t count);
@@ -138,8 +138,8 @@ class WorkerStream final : public HostStream {
   Failure &failure_;
   Delay delay_;
   SpinBudget spin_;
-  bool broken_ = false;    // the worker's own: a task threw
-  bool borrowed_ = false;  // the producer's own: it does what it gives, and the ring is empty
+  bool broken_ = false;    // used only by the worker: a task threw
+  bool borrowed_ = false;  // used only by the producer: it does its work itself, and the ring is empty
   std::unique_ptr<Task[]> ring_;
   alignas(64) std::atomic<uint64_t> enqueued_{0};
   std::atomic<bool> stop_{false};
