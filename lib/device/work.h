@@ -9,7 +9,7 @@
 
 namespace fsdp::device {
 
-// An exponential average takes in x as a = keep * a + (rest * x - less * a), with rest = 1 - beta and beta = keep -
+// An exponential average takes in x as a = keep * a + (rest * x - less * a). Here rest = 1 - beta and beta = keep -
 // less. If beta is near 1, rounding it to fp32 changes 1 - beta by much, and so everything computed from beta. Rounding
 // rest and less does not.
 struct Average {

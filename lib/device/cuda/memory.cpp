@@ -145,7 +145,7 @@ CUresult MemoryPlan::attempt(const Core &core, int handle_types, bool rdma) {
   return created == CUDA_SUCCESS ? core.driver.mem_release(handle) : created;
 }
 
-// Gives the process's other GPUs access, for ranks that are threads of one process: NCCL before 2.24 accesses the
+// Gives the process's other GPUs access, for ranks that are threads of one process. NCCL before 2.24 accesses the
 // memory of all these ranks by its address, which faults on a GPU without access.
 void MemoryPlan::choose_readers(Core &core) {
   const std::string what = format_text("which GPUs reach the memory of GPU {}", core.index);

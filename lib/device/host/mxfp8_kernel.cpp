@@ -21,8 +21,8 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 constexpr size_t block = mxfp8_block, widest = line_bytes;
 
-// The scales whose numbers the fast way rounds. In this range, a product that becomes subnormal is less than half of
-// the last place, even if the target has no fused multiply-add, and every code fits into a byte.
+// The scales whose numbers the fast way rounds. In this range every code fits into a byte. A product that becomes
+// subnormal is less than half of the last place, even if the target has no fused multiply-add.
 constexpr int least_plain = 32, most_plain = 240, plain_of_zeros = 127;
 // The lowest exponent whose numbers are normal under a scale is the scale less this. Codes are too large by 8 times
 // that exponent.
