@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a host team over memory of their devices: what such teams have in common, whatever carries the bytes.
-// Small exchanges and liveness stay with the host team.
+// The ranks of a host team over memory of their devices: the common part of such teams, whatever transport carries the
+// bytes. Small exchanges and liveness stay with the host team.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace fsdp::transport {
 
-// The arena of a device whose memory other ranks do not read: this rank's part, and addresses that name nothing for the
-// parts of the others.
+// The arena of a device whose memory other ranks do not read. Only this rank's part exists; the addresses of the
+// others' parts are not valid.
 
 class PartArena : public Arena {
  public:
@@ -25,20 +25,19 @@ class PartArena : public Arena {
   void protect_own(uint64_t offset, uint64_t bytes, Access access) override;
   bool protects() const noexcept override { return false; }
   void restore(uint64_t offset, uint64_t bytes) override;
-  // What there is of it.
+  // The memory of this rank's part.
   device::Memory &own() const noexcept { return *memory_; }
 
  private:
   std::string what_;
   uint64_t size_bytes_;
   std::unique_ptr<device::Memory> memory_;
-  // Where the part of rank 0 would be if the parts of all ranks lay one after the other, this rank's at its own memory.
-  // So code that computes base + rank * part_bytes needs no case for a device; nothing but the own part is ever
-  // touched.
+  // The address at which rank 0's part would be if the parts of all ranks lay one after the other. So code that
+  // computes base + rank * part_bytes needs no special case for a device. Only this rank's own part is ever accessed.
   std::byte *base_;
 };
 
-// What is in a stream of a device waits there for peers, and cannot be asked or skipped.
+// Work in a stream of a device waits there for peers, and cannot be queried or skipped.
 inline constexpr CollectiveTraits device_traits{.gathers_meet = true,
                                                 .records_calls = true,
                                                 .rounds_end_with_steps = false,
@@ -56,7 +55,7 @@ class DeviceTeam : public Team {
   uint32_t size() const noexcept override { return host_->size(); }
   uint32_t world_rank(uint32_t r) const noexcept override { return host_->world_rank(r); }
 
-  // Of one rank only: no other could read it.
+  // Only for a team of one rank: no other rank could read the arena.
   std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
                                       View view) override;
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what, View view) override;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transports are built on the room of membership and write its names without the room's.
+// Transports build on the membership room, and use its names without its namespace.
 #pragma once
 
 #include "membership/job.h"

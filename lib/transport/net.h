@@ -20,10 +20,10 @@ struct Seat;
 
 namespace fsdp::transport {
 
-// From any thread; the line reaches the user when a call of the context ends. May be empty.
+// May be called from any thread; the line reaches the user when a call of the context ends. May be empty.
 using NetLog = std::function<void(fsdp_log_level, const std::string &)>;
 
-// Net::address of each rank of a job, packed: every rank of a large one has them all.
+// Net::address of each rank of a job. They are packed, because every rank of a large job has all of them.
 class NetAddresses {
  public:
   NetAddresses() = default;
@@ -31,7 +31,7 @@ class NetAddresses {
     for (const auto &address : all) add(address);
   }
   void reserve(size_t ranks) { ends_.reserve(ranks); }
-  // The next rank's. Empty: that one is not sent to.
+  // Adds the next rank's address. Empty: nothing is sent to that rank.
   void add(std::span<const std::byte> address) {
     bytes_.insert(bytes_.end(), address.begin(), address.end());
     ends_.push_back(static_cast<uint32_t>(bytes_.size()));
@@ -47,50 +47,51 @@ class NetAddresses {
   std::vector<uint32_t> ends_;
 };
 
-// What all ranks know once they have met.
+// What all ranks know after the rendezvous.
 struct NetJob {
   NetAddresses addresses;
-  Secret secret;     // of the job
-  std::string name;  // differs between jobs of one secret
+  Secret secret;     // the job's secret
+  std::string name;  // differs between jobs with the same secret
   uint32_t heartbeat_timeout_ms = 8000;
-  NetLog log = {};                    // outlives the Net
-  std::vector<std::byte> nonce = {};  // of the job, random and no secret: for FSDP_NET_ENCRYPTION=on
+  NetLog log = {};                    // must outlive the Net
+  std::vector<std::byte> nonce = {};  // the job's nonce, which is random and not secret: for FSDP_NET_ENCRYPTION=on
 };
 
 class Net {
  public:
   virtual ~Net() = default;
-  // How peers reach this rank. It travels in the bootstrap; a process that could change it there could do anything
-  // here.
+  // How peers reach this rank. The bootstrap passes the address on; a process that could change it there could do
+  // anything here.
   virtual std::vector<std::byte> address() const = 0;
-  // What the user should know of its settings, for the log; empty: nothing.
+  // Warnings about settings for the user, for the log; empty: none.
   virtual const std::string &warnings() const noexcept = 0;
-  // Of the library that carries its messages: what ranks of different ones say they need not understand. 0: none but
-  // this one.
+  // Major version of the library that carries the messages: ranks with different versions may not understand each
+  // other. 0: no other library is used.
   virtual uint32_t library_major() const noexcept { return 0; }
-  // Before all below, once. A message that comes earlier is kept. The device allocates what sums need.
+  // Must be called once, before the functions below. A message that arrives earlier is kept. The device allocates the
+  // memory for sums.
   virtual void join(NetJob job, std::shared_ptr<Seat> seat, device::Device &device) = 0;
-  // Collectives among `ranks` (of the job, in the same order everywhere, this one among them). key: the same on all of
-  // them, and of nothing else that this Net is used for. Does not wait. They end before the Net.
+  // Collectives among `ranks`, which are ranks of the job in the same order everywhere, including this rank. `key` is
+  // the same on all of them, and this Net uses it for nothing else. Does not wait. The collectives must end before the
+  // Net.
   virtual std::unique_ptr<Collectives> create_collectives(std::vector<uint32_t> ranks, uint64_t key,
                                                           const std::string &what, bool sums = true) = 0;
-  // On the caller's thread: every rank's `bytes` bytes go to all + r * bytes. key as above. `what` and `bytes` are
-  // compared. After an exchange that did not complete those of this key are INVALID_STATE.
+  // On the caller's thread: rank r's `bytes` bytes go to all + r * bytes. `key` is as above; `what` and `bytes` are
+  // compared. After an exchange that did not complete, further exchanges with this key throw INVALID_STATE.
   virtual void exchange(std::span<const uint32_t> ranks, uint64_t key, const void *mine, uint64_t bytes, void *all,
                         const char *what) = 0;
-  // ... the first rank's `bytes` bytes at data go to that of the others.
+  // The same, but the first rank's `bytes` bytes at `data` go to `data` of the others.
   virtual void broadcast(std::span<const uint32_t> ranks, uint64_t key, void *data, uint64_t bytes,
                          const char *what) = 0;
-  // What create_collectives allocates for sums of this many ranks; without sums nothing.
+  // The bytes that create_collectives allocates for sums of this many ranks; without sums it allocates nothing.
   virtual uint64_t scratch_bytes(uint32_t ranks) const noexcept = 0;
 };
 
-// What FSDP_NET says: auto (or nothing), tcp, ucx. Throws INVALID_ARGUMENT.
+// The value of FSDP_NET: auto (also if it is not set), tcp or ucx. Throws INVALID_ARGUMENT.
 enum class NetChoice : uint32_t { automatic, tcp, ucx };
 NetChoice read_net_choice();
 
-// What guards the bytes of messages over TCP on their way: FSDP_NET_CHECKSUM (none, crc32c), FSDP_NET_ENCRYPTION (off,
-// on).
+// How messages over TCP are protected on their way: FSDP_NET_CHECKSUM (none, crc32c) and FSDP_NET_ENCRYPTION (off, on).
 struct NetProtection {
   bool checksum = false, encryption = false;
   bool any() const noexcept { return checksum || encryption; }
@@ -98,20 +99,21 @@ struct NetProtection {
 // Throws INVALID_ARGUMENT.
 NetProtection read_net_protection();
 
-// Listens at this numeric address, or at that of FSDP_NET_INTERFACE. A process that connects proves the job's secret
-// before anything else is read. UNSUPPORTED where it is to encrypt and there is no libssl.
+// Listens at this numeric address, or at that of FSDP_NET_INTERFACE. A process that connects must prove the job's
+// secret before anything else is read. Throws UNSUPPORTED if encryption is asked for and there is no libssl.
 std::unique_ptr<Net> create_tcp_net(uint32_t rank, const std::string &address, NetProtection protection = {});
-// UNSUPPORTED where the library was built without UCX, or where UCX is not installed: the message says which.
-// guarded: only by hardware that guards memory with keys (FSDP_NET=auto); UNSUPPORTED where there is none.
+// Throws UNSUPPORTED if the library was built without UCX or UCX is not installed; the message says which. With
+// `guarded` (FSDP_NET=auto) only hardware that guards memory with keys is used; throws UNSUPPORTED if there is none.
 std::unique_ptr<Net> create_ucx_net(uint32_t rank, bool guarded);
-// What a Net's messages need, also where there is none yet. Chunks that a peer may be ahead, so that some are summed
-// while the next ones travel; FSDP_NET_CHUNK_BYTES; what is left of it, and needed for sums, with so many ranks.
+// The memory needs of a Net's messages, known without a Net. net_window is the number of chunks that a peer may be
+// ahead, so that some are summed while the next ones are sent. read_net_chunk_bytes reads FSDP_NET_CHUNK_BYTES.
+// net_chunk_bytes is the part of it that is used with this many ranks.
 uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept;
 uint64_t read_net_chunk_bytes();
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept;
 uint64_t net_scratch_bytes(uint32_t ranks, uint64_t largest) noexcept;
 
-// For tests and measurements: a rank whose job is not watched, so that it hears of others by messages alone.
+// For tests and measurements: a rank whose job is not watched, so that it learns of other ranks only by messages.
 std::shared_ptr<Seat> create_lone_seat(uint32_t rank, uint32_t size, const Waiter &waiter, Failure &failure);
 // "yes (needs 1.13 headers)" or "no".
 const char *net_description() noexcept;

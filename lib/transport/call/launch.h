@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the caller enqueued and a stream has not done yet. Launches are used again, so that a training step allocates
-// nothing.
+// Calls that the caller has enqueued and a stream has not done yet. Launches are reused, so that a training step
+// allocates nothing.
 #pragma once
 
 #include <algorithm>
@@ -16,29 +16,29 @@
 
 namespace fsdp::transport {
 
-// The additions of messages on the host, whichever way they travel: so their bits are equal.
+// How messages are added on the host, whichever transport carries them, so that the bits are equal.
 
-// to = s0, += s1, ... or, to accumulate, to += s0, += s1, ..., where rank r's values are at base + r * stride: the same
-// additions whatever pieces the values come in.
+// Computes to = s0, to += s1, ... or, if `accumulate`, to += s0, to += s1, ... The values s_r of rank r are at
+// base + r * stride. The additions are the same whatever pieces the values come in.
 void add_in_rank_order(const std::byte *base, uint64_t stride, uint32_t ranks, float *to, uint64_t count,
                        bool accumulate);
 
-// What a rank says its n-th collective is. Ranks compare them when they meet, so that ranks that call different things
-// get an error that names both calls.
+// Describes a rank's n-th collective. Ranks compare fingerprints when they synchronize, so that ranks that make
+// different calls get an error that names both calls.
 
 enum class Operation : uint32_t { all_gather = 1, reduce_scatter, all_reduce, broadcast, barrier };
 
 const char *operation_name(Operation operation) noexcept;
 
-// Lies in shared memory: of fixed layout, and no peer's copy is trusted.
+// It lies in shared memory, so its layout is fixed, and a peer's copy is not trusted.
 struct Fingerprint {
   Operation operation;
   uint32_t what;
   uint64_t elements;  // bytes if dtype is 0
-  uint64_t hash;      // of all that must agree, also each span's length
-  uint64_t call;      // of a call made of several collectives: its number + 1; else 0
+  uint64_t hash;      // hash of all that must agree, with the length of each span
+  uint64_t call;      // number + 1 of the call that consists of several collectives; 0: the call is one collective
   fsdp_dtype dtype;
-  char name[52];  // may be cut; with its note
+  char name[52];  // the name and its note; may be cut
 
   void start(Operation operation, const Tag &tag) noexcept;
   static Fingerprint of(Operation operation, const Tag &tag) noexcept {
@@ -47,16 +47,16 @@ struct Fingerprint {
     return call;
   }
   void add_span(fsdp_dtype dtype, fsdp_dtype wire_dtype, uint64_t count) noexcept;
-  // The collectives that this call is made of are named as it is.
+  // Sets the number of a call that consists of several collectives: messages name the call instead of them.
   void number_call(uint64_t number) noexcept;
-  // "reduce_scatter of 'a' (#3, float32, 1024 elements)". number: the collective's
+  // Returns "reduce_scatter of 'a' (#3, float32, 1024 elements)". `number` is the collective's number.
   std::string text(uint64_t number) const;
 };
 
-// What every transport says of its collectives alike, so that ranks compare them alike, and how sums are cut into one
-// slice a rank.
+// How every transport describes its collectives, so that ranks compare them alike, and how sums are cut into one slice
+// per rank.
 
-// The elements of a sum, by rank: equal slices, but that the last ones may be shorter, or empty.
+// The elements of a sum, divided by rank into equal slices; the last slices may be shorter or empty.
 class Slices {
  public:
   Slices(uint64_t count, uint32_t ranks) : count_(count), slice_((count + ranks - 1) / ranks) {}
@@ -68,12 +68,13 @@ class Slices {
   uint64_t count_, slice_;
 };
 
-// reduce_scatter, or all_reduce where they go everywhere. INTERNAL if these sums are not what the shape allows.
+// Returns reduce_scatter, or all_reduce if the sums go everywhere. Throws INTERNAL if the shape does not allow these
+// sums.
 Operation operation_of(std::span<const Sum> sums, bool accumulate, const Shape &shape, uint32_t ranks, const Tag &tag);
-// INTERNAL if there is none.
+// Throws INTERNAL if there is no such rank.
 void require_root(uint32_t root, uint32_t ranks);
 
-// Here, since small calls feel each call of theirs.
+// These functions are inline, since each function call counts for small collectives.
 inline void describe(Fingerprint &call, const Gather &gather) noexcept { call.add_span(0, 0, gather.bytes); }
 inline void describe(Fingerprint &call, const Sum &sum) noexcept { call.add_span(sum.dtype, sum.wire, sum.count); }
 template <class Span>
@@ -84,10 +85,10 @@ inline void describe_broadcast(Fingerprint &call, uint64_t bytes, uint32_t root)
   call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
 }
 
-// One gather, sum or broadcast of a call.
+// One gather, one sum or one broadcast of a call.
 struct Piece {
   Part from, to;
-  uint64_t count;  // bytes of a rank in a gather, of all in a broadcast; elements of a sum
+  uint64_t count;  // bytes per rank of a gather, all bytes of a broadcast, or elements of a sum
   fsdp_dtype dtype = FSDP_FLOAT32, wire = FSDP_FLOAT32;
   float factor = 1;
   bool accumulate = false;
@@ -98,7 +99,7 @@ struct Launch {
     operation = of;
     fingerprint.start(of, tag);
   }
-  // What is done, and what messages call it. The caller has room for so many pieces.
+  // These add the pieces of a call. take() has reserved the room for them.
   void add(std::span<const Gather> gathers) {
     for (const Gather &gather : gathers) {
       pieces.push_back({gather.from, Part::alone(gather.to), gather.bytes});
@@ -118,10 +119,10 @@ struct Launch {
   }
 
   Operation operation;      // what is done
-  Fingerprint fingerprint;  // what messages call it
+  Fingerprint fingerprint;  // how messages name it
   uint64_t round = 0;
-  uint64_t number = 0;  // in the round, from 0
-  uint32_t root = 0;    // broadcast
+  uint64_t number = 0;  // number in the round, from 0
+  uint32_t root = 0;    // root of a broadcast
   std::vector<Piece> pieces;
   std::atomic<bool> busy{false};  // set by the caller, cleared by the stream
 };
@@ -129,7 +130,7 @@ struct Launch {
 class LaunchPool {
  public:
   LaunchPool();
-  // A free launch without pieces, with room for piece_count. Only the caller's thread takes.
+  // Returns a free launch without pieces, with room for piece_count. Only the caller's thread calls this.
   Launch &take(Operation operation, const Tag &tag, uint64_t piece_count);
 
  private:
@@ -138,7 +139,7 @@ class LaunchPool {
   std::vector<std::unique_ptr<Launch>> launches_;
 };
 
-// Gives a launch back at the end of its task, whatever ends it.
+// Gives a launch back at the end of its task, however the task ends.
 class LaunchReturn {
  public:
   explicit LaunchReturn(Launch &launch) : launch_(launch) {}

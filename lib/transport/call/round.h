@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of a communicator's collectives, and how a round of them (a training step) ends. A phase is
-// (round, number * 4 + what of it): a later round's phases are above those of the rounds before, whatever was skipped.
+// The phases of a communicator's collectives, and how a round of collectives (a training step) ends. A phase number is
+// (round, number * 4 + part): all phases of a later round are larger than those of earlier rounds, whatever was
+// skipped.
 #pragma once
 
 #include <atomic>
@@ -17,9 +18,9 @@ namespace fsdp::transport {
 
 // The parts of a collective that ranks wait for.
 enum class Phase : uint64_t {
-  ready = 1,   // what peers read of this rank is there
-  middle = 2,  // all_reduce: the own slice of the sum is there
-  read = 3     // this rank has read all that it reads
+  ready = 1,   // the data that peers read from this rank is complete
+  middle = 2,  // all_reduce: this rank's slice of the sum is complete
+  read = 3     // this rank has read everything that it reads
 };
 
 constexpr uint64_t parts = 4;
@@ -31,22 +32,22 @@ constexpr uint64_t phase_of(uint64_t round, uint64_t number, Phase phase) {
 constexpr uint64_t round_of(uint64_t phase) { return phase >> 32; }
 constexpr uint64_t number_of(uint64_t phase) { return (phase & 0xffffffff) / parts; }
 
-// One rank's words of a communicator in shared memory, written by that rank alone. A rank that ends its round because
-// another did blames that one, whatever it does afterwards: all ranks name the first cause, also those that hear of the
-// later one first.
+// One rank's words of a communicator in shared memory, which only that rank writes. A rank that ends its round because
+// another rank did blames the other rank, whatever that does afterwards. So all ranks name the first cause, even if
+// they hear of a later one first.
 struct RoundWords {
   enum Flag : uint32_t {
-    quiet = 1,     // nothing more is enqueued: no phase above `last` will come
-    broken = 2,    // no phase above the present one will come
-    abandoned = 4  // no rank needs to go on
+    quiet = 1,     // the rank enqueues nothing more: it will reach no phase above `last`
+    broken = 2,    // the rank will reach no phase above its present one
+    abandoned = 4  // no rank needs to go on with the round
   };
   static constexpr uint32_t blamed(uint64_t flags) noexcept { return static_cast<uint32_t>(flags >> 8 & 0xffffff); }
   // Did rank r discard its round of its own accord?
   static constexpr bool discards(uint64_t flags, uint32_t r) noexcept {
     return flags & abandoned && blamed(flags) == r;
   }
-  // What is known of a rank, and what is told of it: by others it may be told late, and the rank that it blames does
-  // not change.
+  // Merges the known flags of a rank with flags that arrive later. Flags that others pass on may be late, and the rank
+  // that is blamed does not change.
   static constexpr uint64_t merge(uint64_t known, uint64_t told) noexcept {
     if (told >> 32 != known >> 32) return told;
     return known & (broken | abandoned) ? known | (told & 0xff) : told | (known & 0xff);
@@ -55,7 +56,7 @@ struct RoundWords {
   struct alignas(64) {
     std::atomic<uint64_t> last;
     std::atomic<uint64_t> flags;   // round << 32 | blamed rank of the team << 8 | flags; written after last
-    std::atomic<uint64_t> called;  // the caller has enqueued all collectives of lower phases: its stream comes to them
+    std::atomic<uint64_t> called;  // the caller has enqueued all collectives of lower phases
   } ended;
 };
 
@@ -79,14 +80,14 @@ class Round {
 
   // For tasks of a round: is everything that is left of it skipped?
   bool skipped(uint64_t round) const noexcept { return skipped_.load(std::memory_order_acquire) >= round; }
-  // Did a peer end the round so that this phase cannot come?
+  // Did a peer end the round, so that this phase cannot be reached?
   bool hopeless(uint64_t phase) const noexcept;
-  // Skip the rest of the round because of it: this collective did not complete.
+  // Skips the rest of the round, because the collective of this phase did not complete.
   void break_at(uint64_t phase, const std::string &call);
 
  private:
   RoundWords &words(uint32_t r) const noexcept { return *reinterpret_cast<RoundWords *>(base_ + r * stride_); }
-  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // and the rank that it blames
+  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // the flags, and the rank that is blamed
   void end(RoundWords::Flag flag, uint32_t blamed) noexcept;
   bool quiet_before(uint32_t r, uint64_t phase) const noexcept;
   Error explain(uint64_t phase, const std::string &call, uint32_t &blamed) const;

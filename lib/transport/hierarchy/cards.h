@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank brings to the rendezvous for ranks of other hosts: how its messages and, should it lead its node, the
-// other leaders reach it.
+// A rank's card: its data for ranks of other hosts, which it brings to the rendezvous. It says how messages reach the
+// rank and, if it leads its node, how the other leaders reach it.
 #pragma once
 
 #include <array>
@@ -19,37 +19,36 @@
 
 namespace fsdp::transport {
 
-// It points to what others hold: its writer's data, or the bytes that it was read from.
+// A card refers to memory that it does not own: its writer's data, or the bytes that it was read from.
 struct RankCard {
   NetChoice asked = NetChoice::automatic;
-  std::span<const std::byte> tcp = {}, ucx = {};  // Net::address of each that there is
+  std::span<const std::byte> tcp = {}, ucx = {};  // Net::address of each available Net
   std::string_view leader = {};                   // LeaderListener::address
-  std::string_view obstacle = {};                 // why there is no ucx
-  Descriptors descriptors = {};                   // of its process
+  std::string_view obstacle = {};                 // why UCX is not available
+  Descriptors descriptors = {};                   // those of the rank's process
   NetProtection protection = {};
-  uint32_t ucx_major = 0;                 // of what ucx is of
+  uint32_t ucx_major = 0;                 // major version of UCX
   std::span<const std::byte> nonce = {};  // rank 0's is the job's
 };
 
 std::vector<std::byte> write_card(const RankCard &card);
-// A peer wrote it: empty if it is not one.
+// Reads a card that a peer wrote. Returns nothing if the bytes are not a card.
 std::optional<RankCard> read_card(std::span<const std::byte> bytes);
 
-// Over what the ranks of a job send each other messages: once for all of them, by what each has brought.
-
+// The decision over which Net the ranks of a job send messages. It is the same for all ranks, and follows from their
+// cards.
 struct NetDecision {
   bool ucx = false;
-  std::string reason;  // for a log: what is used and why
+  std::string reason;  // for a log: which Net is used, and why
 };
-
-// Hears what each rank has brought, in their order, and keeps of it what its decision is made of. UCX where all ranks
-// ask for it, or where they leave it open and each has hardware for it and the same major version.
+// Reads the card of each rank, in the order of the ranks, and keeps what the decision needs. UCX is used if all ranks
+// ask for it, or if they leave the choice open and all have hardware for it and the same major version.
 class NetCensus {
  public:
-  // host: the rank's, for messages.
+  // `host` is the rank's host, for messages.
   void hear(const RankCard &card, std::string_view host);
-  // Throws MISMATCH where ranks ask for different ones, or have different versions of UCX and ask for it, UNSUPPORTED
-  // naming the first that lacks what all ask for.
+  // Throws MISMATCH if ranks ask for different Nets, or ask for UCX and have different versions of it. Throws
+  // UNSUPPORTED, naming the first such rank, if a rank lacks the Net that all ask for.
   NetDecision decide() const;
 
  private:
@@ -69,33 +68,30 @@ class NetCensus {
   NetDecision choose() const;
 
   uint32_t count_ = 0;
-  std::optional<NetAnswer> zero_;                              // rank 0's
-  size_t nonce_bytes_ = 0;                                     // of its nonce
-  std::array<std::optional<NetAnswer>, questions> different_;  // the first that answers otherwise than rank 0
-  std::optional<NetAnswer> without_ucx_;                       // the first
-  std::optional<NetAnswer> other_ucx_;                         // the first whose UCX need not understand rank 0's
+  std::optional<NetAnswer> zero_;                              // rank 0's answer
+  size_t nonce_bytes_ = 0;                                     // length of rank 0's nonce
+  std::array<std::optional<NetAnswer>, questions> different_;  // the first rank that answers differently from rank 0
+  std::optional<NetAnswer> without_ucx_;                       // the first rank without UCX
+  std::optional<NetAnswer> other_ucx_;                         // the first rank whose UCX may not understand rank 0's
 };
 
-// Which ranks need how many descriptors for a job over several hosts.
-
-// Of the rank that leads this host; no other one needs any. For the job itself: a model's meshes need more, counted
-// when it is sealed.
+// The descriptors that ranks need for a job over several hosts.
+// The need of the rank that leads host `node`; other ranks need none. It counts only the job itself: the meshes of a
+// model need more, which is counted when the model is sealed.
 DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count);
-// FSDP_SYSTEM, naming a rank that may not have as many as it needs.
+// Returns FSDP_SYSTEM, naming the rank, if the rank may not open as many descriptors as it needs.
 std::optional<Error> find_shortage_of(uint32_t rank, std::string_view host, const Descriptors &has,
                                       const DescriptorNeed &need);
 
-// What a rank keeps of the cards of all.
-
+// What a rank keeps of all cards.
 struct JobCards {
   NetDecision net;
-  NetAddresses addresses;            // by rank, of what was decided for
-  std::vector<std::string> leaders;  // Card::leader, by host
-  std::vector<std::byte> nonce;      // the job's
+  NetAddresses addresses;            // addresses of all ranks in the chosen Net
+  std::vector<std::string> leaders;  // RankCard::leader, by host
+  std::vector<std::byte> nonce;      // the job's nonce
 };
-
-// All ranks read the same cards, so none has to be told of what is wrong with them. It is thrown, naming the first rank
-// that has brought no card, cannot be reached as the others can, or lacks descriptors.
+// All ranks read the same cards, so all find the same errors. Throws an error that names the first rank that has
+// brought no card, cannot be reached as the others can, or lacks descriptors.
 JobCards read_cards(const Roster &roster);
 
 }  // namespace fsdp::transport

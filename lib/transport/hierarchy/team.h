@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of several hosts that agree on steps and send each other messages. What every rank must know goes through
-// memory on each host and once over the wire: the first rank of each host speaks for it.
+// Ranks of several hosts that agree on steps and send each other messages. Data for every rank goes through memory on
+// each host and only once over the wire: the first rank of each host speaks for the host.
 #pragma once
 
 #include <algorithm>
@@ -16,26 +16,27 @@
 
 namespace fsdp::transport {
 
-// How many hosts come to one ballot, or each to what all say: neighbours in circles, whose first ones meet in circles
-// again, until one circle is left. Then the first ones pass back what that came to. Within a circle all tell all: that
-// is one message's time where a tree of pairs would need several. Few hosts are one circle, and nothing goes back.
+// How many hosts fold their ballots into one, or gather all their data. Neighbouring hosts form circles, the first
+// hosts of these circles form circles again, and so on until one circle is left. Then the first hosts pass the result
+// back. In a circle each host sends to all others: this takes the time of one message, and a tree of pairs would take
+// several. Few hosts are one circle, and nothing is passed back.
 //
 //   17 hosts    [0 1 2 3] [4 5 6 7] ... [16]   ->   [0 4 8 12] [16]   ->   [0 16]   ->   back
 
-// Each message takes a host some microseconds of a core, and each neighbour a connection. In circles of four a host has
-// three for each level, which is a third of the messages and connections that circles of 16 need, in as little time.
+// Each message takes a host some microseconds of a core, and each neighbour takes a connection. In circles of four a
+// host has three neighbours for each level. This needs a third of the messages and connections of circles of 16, and as
+// little time.
 constexpr uint32_t circle_size_of(uint32_t host_count) { return host_count <= 16 ? 16 : 4; }
 
 struct Circle {
-  std::vector<uint32_t> hosts;  // in rising order; the first one goes on to the next circle, if there is one
-  uint64_t step = 1;            // so many hosts, neighbours, meet through each of these
+  std::vector<uint32_t> hosts;  // in rising order; the first host goes on to the next circle, if there is one
+  uint64_t step = 1;            // each of these hosts stands for this many neighbouring hosts
   bool top = false;
 };
-
-// Those that this host meets in: the n-th is of level n, and each but the last one is led by it.
+// The circles of this host: the n-th has level n, and this host is the first one of every circle but the last.
 inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32_t size) {
   std::vector<Circle> circles;
-  for (uint64_t step = 1;; step *= size) {  // of neighbours at this level
+  for (uint64_t step = 1;; step *= size) {  // distance of neighbours at this level
     Circle circle;
     const uint64_t first = host / (step * size) * (step * size);
     for (uint64_t h = first; h < std::min<uint64_t>(host_count, first + step * size); h += step)
@@ -48,7 +49,7 @@ inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32
   }
 }
 
-// How many other hosts are in those.
+// The number of other hosts in this host's circles.
 inline uint32_t neighbours_in_circles(uint32_t host, uint32_t host_count, uint32_t size) {
   uint32_t count = 0;
   for (uint64_t step = 1;; step *= size) {
@@ -59,7 +60,8 @@ inline uint32_t neighbours_in_circles(uint32_t host, uint32_t host_count, uint32
   }
 }
 
-// meet(circle, level, ballot): the ballots of its hosts, in their order. pass(circle, level, ballot): the first one's.
+// meet(circle, level, ballot) returns the ballots of the circle's hosts in their order. pass(circle, level, ballot)
+// returns the ballot of the circle's first host.
 template <class Meet, class Pass>
 Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet, Pass &&pass, size_t level = 0) {
   const Circle &circle = circles[level];
@@ -71,16 +73,16 @@ Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet
   return circle.hosts.size() == 1 ? folded : pass(circle, level, folded);
 }
 
-// The room that gather_circles needs, in hosts: in its circle each has a place for as many as any.
+// The room that gather_circles needs, counted in hosts: each host of a circle has a place of the same size.
 inline uint64_t circle_room(uint32_t host_count, uint32_t size) {
   uint64_t step = 1;
   while (step * size < host_count) step *= size;
   return (host_count + step - 1) / step * step;
 }
 
-// This host has what it says, `bytes` bytes, at its place in `all`; then it has what all say.
-// meet(circle, level, first, bytes): each host of the circle brings so many bytes, the n-th at first + n * bytes, and
-// has all of them. pass(circle, level, first, bytes): the first one's go to the others.
+// Gathers the data of all hosts. At first, `all` has this host's `bytes` bytes at this host's place; at the end it has
+// the data of all hosts. meet(circle, level, first, bytes) gathers `bytes` bytes from each host of the circle: the n-th
+// host's bytes are at first + n * bytes. pass(circle, level, first, bytes) sends the first host's bytes to the others.
 template <class Meet, class Pass>
 void gather_circles(const std::vector<Circle> &circles, uint32_t host_count, std::byte *all, uint64_t bytes,
                     Meet &&meet, Pass &&pass) {
@@ -93,13 +95,12 @@ void gather_circles(const std::vector<Circle> &circles, uint32_t host_count, std
 }
 
 struct TeamPlaces {
-  std::vector<uint32_t> ranks;               // of the job, in the team's order
-  std::vector<std::vector<uint32_t>> hosts;  // team ranks of each host, in the order of their first
-  uint32_t rank = 0;                         // of the team
-  uint32_t host = 0;                         // this rank's, in `hosts`
+  std::vector<uint32_t> ranks;               // ranks of the job, in the team's order
+  std::vector<std::vector<uint32_t>> hosts;  // team ranks of each host; hosts are in the order of their first ranks
+  uint32_t rank = 0;                         // this rank in the team
+  uint32_t host = 0;                         // index in `hosts` of this rank's host
 };
-
-// Messages alone, which free their buffers when the stream has come by.
+// Collectives are only messages, which free their buffers when the stream has done them.
 inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
                                                 .records_calls = false,
                                                 .rounds_end_with_steps = true,
@@ -109,8 +110,8 @@ inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
 
 class HybridTeam final : public Team {
  public:
-  // near: this host's ranks of the team, NULL if this is the only one. key: the same on all ranks, and of nothing else.
-  // circle: so many hosts meet at once; 0: as many as suits the team.
+  // `near` is the team of this host's ranks; NULL if this rank is the only one. `key` is the same on all ranks of the
+  // team and used for nothing else. `circle` is the number of hosts in a circle; 0: a number that suits the team.
   HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
              uint32_t circle = 0);
 
@@ -127,7 +128,7 @@ class HybridTeam final : public Team {
   void all_gather(const void *mine, uint64_t bytes, void *all, const char *what) override;
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine, const std::string &what) override;
   uint64_t meetings() const noexcept override { return meetings_; }
-  // Of its own host alone: the verdict on others reaches it through them.
+  // Checks only the ranks of this host. The verdict on other ranks reaches this rank through them.
   void look(const std::string &what, bool waited) override {
     if (near_) near_->look(what, waited);
   }
@@ -150,18 +151,18 @@ class HybridTeam final : public Team {
   uint64_t key_;
   uint64_t sequences_ = 0, meetings_ = 0;
   bool torn_ = false;               // a call ended by an error: hosts no longer agree on the number of meetings
-  std::vector<Circle> circles_;     // of hosts, by their places in `hosts`
-  std::vector<uint32_t> speakers_;  // ranks of the job, one for each host
-  uint64_t widest_ = 0;             // ranks of the host that has most
-  uint64_t room_;                   // of hosts_, in hosts
-  std::vector<std::byte> hosts_;    // what the ranks of each say, widest_ of them
+  std::vector<Circle> circles_;     // circles of hosts, which are given by their indices in `hosts`
+  std::vector<uint32_t> speakers_;  // the rank of the job that speaks for each host
+  uint64_t widest_ = 0;             // maximum number of ranks on a host
+  uint64_t room_;                   // capacity of hosts_, in hosts
+  std::vector<std::byte> hosts_;    // data of each host's ranks, with room for widest_ ranks per host
 };
 
 // A rank's membership in a job on several hosts: shared memory among the ranks of a host, messages between hosts.
 
 class HybridWorld final : public World {
  public:
-  // near: this rank's world on its host, by ranks of the job. hosts[r]: rank r's.
+  // `near` is this rank's world on its host, with ranks of the job. hosts[r] is the host of rank r.
   HybridWorld(std::unique_ptr<World> near, std::shared_ptr<Net> net, std::vector<uint32_t> hosts);
 
   uint32_t rank() const noexcept override { return near_->rank(); }
@@ -172,7 +173,7 @@ class HybridWorld final : public World {
   bool has_spare_cores() const noexcept override { return near_->has_spare_cores(); }
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const override;
   std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) override;
-  // The leaders of the hosts bring them to each other.
+  // The leaders of the hosts pass posts on to each other.
   void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept override {
     near_->post(bytes, text, to);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether NCCL can serve the ranks of a team, and what of it.
+// Decides whether NCCL can serve the ranks of a team, and which of its features are used.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace fsdp::transport::nccl {
 
-// The same on all ranks, but for the library.
+// The choice is the same on all ranks, except for the library.
 struct Choice {
   std::string obstacle;  // why NCCL cannot serve them; empty: it can
   std::shared_ptr<const Library> library;
@@ -19,7 +19,8 @@ struct Choice {
   std::vector<Note> notes;
 };
 
-// Collective. No error of the library is thrown: it is the obstacle. But what a user has asked for in vain is thrown.
+// Collective. An error of the NCCL library is not thrown, but becomes the obstacle. Throws if the user asked for
+// something that is not available.
 Choice choose(Team &host, const device::Device &device);
 
 }  // namespace fsdp::transport::nccl

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over memory of devices by NCCL, on whichever axis. A gather is one grouped launch. Sums of what is sent
-// in fp32 are NCCL's: a reduce-scatter in the addends themselves, where this rank's slice becomes the sum, which one
-// kernel then scales and adds to where it belongs. NCCL adds in an order of its own: equal bits are promised for
-// repeats alone. What is sent in 16 bits NCCL would round again at each hop: there ranks send each other their slices,
-// and one kernel adds them in rank order, with the bits of the host.
+// Collectives over memory of devices by NCCL, on any axis. A gather is one grouped launch. NCCL sums addends that are
+// sent in fp32, by a reduce-scatter in the addends themselves. This rank's slice becomes the sum, which one kernel then
+// scales and adds to its target. NCCL adds in its own order, so equal bits are promised only for repeated runs. Addends
+// that are sent in 16 bits NCCL would round again at each hop. So ranks send each other their slices of these, and one
+// kernel adds them in rank order, with the same bits as on the host.
 //
-// What is enqueued cannot be taken back, so a round ends in one of two ways. All ranks have enqueued the same, and all
-// of it completes; or they have not, and the context fails, which frees the GPU's streams.
+// Enqueued work cannot be taken back, so a round ends in one of two ways. If all ranks have enqueued the same work, all
+// of it completes. If not, the context fails, which frees the GPU's streams.
 #pragma once
 
 #include <memory>
@@ -28,11 +28,11 @@ class NcclCollectives final : public Collectives {
   Ticket barrier(Tag tag, device::Stream &stream) override;
   void await_release(Ticket ticket, device::Stream &stream) override { launches_->await(ticket, stream); }
   bool released(Ticket ticket) const noexcept override { return launches_->released(ticket); }
-  // As if each byte went once to the ranks that need it: what NCCL really sends it does not say.
+  // Counts each byte once for each rank that needs it. NCCL does not say how much it really sends.
   uint64_t sent_bytes() const noexcept override { return sent_; }
 
   void quiesce() override { launches_->quiesce(); }
-  // next_round finds out whether the ranks' work fits together.
+  // next_round() finds out whether the ranks' work fits together.
   void abandon() override { launches_->abandon(); }
   std::optional<Error> broken() const override { return std::nullopt; }
   void next_round() override;
@@ -55,7 +55,7 @@ class NcclCollectives final : public Collectives {
   std::shared_ptr<Launches> launches_;
   uint32_t rank_, size_;
   Shape shape_;
-  std::unique_ptr<device::Memory> word_;  // of barriers
+  std::unique_ptr<device::Memory> word_;  // a word that barriers sum
   uint64_t sent_ = 0;
 };
 

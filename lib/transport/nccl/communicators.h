@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one rank's NCCL team, its communicators and its arenas share: whichever ends last gives it back.
+// State that one rank's NCCL team, its communicators and its arenas share. The last of them to end frees it.
 #pragma once
 
 #include <memory>
@@ -15,10 +15,10 @@
 
 namespace fsdp::transport::nccl {
 
-// What is used of the NCCL that was found; the same on all ranks of a team.
+// The features of NCCL that are used; the same on all ranks of a team.
 struct Features {
-  bool windows = false;         // memory is registered as windows, else as buffers
-  bool copy_engines = false;    // gathers
+  bool windows = false;         // memory is registered as windows, not as buffers
+  bool copy_engines = false;    // gathers use copy engines
   bool order_implicit = false;  // NCCL keeps the order of launches
   bool splits = true;           // launches are made by the thread that calls, over communicators that block
   BlockLimits blocks;
@@ -36,16 +36,17 @@ class Communicators {
   uint32_t rank() const noexcept { return host_->rank(); }
   uint32_t size() const noexcept { return host_->size(); }
 
-  // Collective. A communicator in NCCL's sense, with all memory so far registered.
+  // Collective. Opens a communicator of NCCL, with all memory known so far registered.
   std::shared_ptr<Launches> open(const std::string &name, bool gathers);
-  // Local: waits a little for what is under way, and then aborts it. Bounded: an abort that does not return is left to
-  // itself.
+  // Local: waits a little for work under way, and then aborts the communicator. The time is bounded: an abort that does
+  // not return is left alone.
   void close(const std::shared_ptr<Launches> &launches) noexcept;
   // Collective.
   void add_memory(std::byte *data, uint64_t bytes);
   void drop_memory(std::byte *data) noexcept;
-  // Collective. If ranks have enqueued different things on any communicator: where all have abandoned this round of
-  // this one, all communicators are made anew; else MISMATCH, which fails the context.
+  // Collective. Checks whether all ranks have enqueued the same work on every communicator. If they have not, but all
+  // have abandoned this round of `ended`, all communicators are made anew. Otherwise throws MISMATCH, which fails the
+  // context.
   void end_round(Launches &ended);
   // See Team.
   bool ends_alike();
@@ -59,11 +60,11 @@ class Communicators {
     uint64_t bytes;
   };
 
-  // What a rank has enqueued, by communicator.
+  // The work that a rank has enqueued, by communicator.
   struct EnqueuedRound {
     static constexpr size_t most = 8;
     uint64_t count = 0, abandoned = 0;
-    uint64_t captured = 0;  // of which communicators graphs of this rank may hold something, by bit
+    uint64_t captured = 0;  // one bit per communicator: graphs of this rank may hold it
     History histories[most];
   };
   using Rounds = std::vector<EnqueuedRound>;
@@ -72,12 +73,13 @@ class Communicators {
   ConnectionPlan plan(const std::string &name, bool copy_engines) const;
   void join(Connection &connection, const UniqueId &id);
   void reopen(Launches &launches);
-  // Aborts it. False: that has not returned in time.
+  // Aborts the communicator. Returns false if the abort has not returned in time.
   bool end(Launches &launches) noexcept;
   void await_end(const Launches &launches, Clock::time_point start) const;
-  // The rank whose graphs may keep it from ending; nothing: none.
+  // The rank whose graphs may keep the communicator from ending, if there is one.
   std::optional<uint32_t> find_holder(const Launches &launches) const;
-  // All are being aborted. Collective: of all of them, or an error that says why not.
+  // Collective. Waits for communicators that are being aborted on all ranks. Throws an error that says why one does not
+  // end.
   void await_ends(std::span<const std::shared_ptr<Launches>> all);
   void register_all(Launches &launches);
   bool register_memory(Connection &connection, const KnownMemory &memory);
@@ -87,7 +89,8 @@ class Communicators {
   void start_over(Launches &launches);
   void forget(Connection &connection, void *data) noexcept;
   Rounds exchange_rounds(bool abandoned);
-  // From before ranks compare until this one knows what all of them do: peers that know sooner may abort.
+  // doubt() begins before ranks compare their work, and trust() ends it when this rank knows what all of them do. In
+  // between, peers that know sooner may abort.
   void doubt() noexcept;
   void trust() noexcept;
   static bool same(const EnqueuedRound &a, const EnqueuedRound &b) noexcept;
@@ -107,12 +110,12 @@ class Communicators {
   const Waiter &waiter_;
   Failure &failure_;
   std::shared_ptr<LaunchOrder> order_;
-  uint64_t launched_ = 0;  // collectives of all communicators that are compared, since they were made anew
-  std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, as on every rank
-  std::vector<uint64_t> captured_;               // of each rank, as it told when a round was compared
+  uint64_t launched_ = 0;  // number of compared collectives on all communicators, since these were made anew
+  std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, which is the same on every rank
+  std::vector<uint64_t> captured_;               // EnqueuedRound::captured of each rank when a round was last compared
   std::vector<KnownMemory> memory_;
-  bool registers_ = true, warned_ = false;  // with NCCL
-  bool windows_;                            // ... as windows; else as buffers
+  bool registers_ = true, warned_ = false;  // memory is registered with NCCL; the user was warned
+  bool windows_;                            // memory is registered as windows, not as buffers
   std::vector<Note> news_;
   Guard guard_;
 };

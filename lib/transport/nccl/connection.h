@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One NCCL communicator of this rank, as its caller uses it. Launches are made by the caller's own thread, over a
-// communicator that blocks; what waits for peers by its nature runs on a thread aside (aside.h). Where the plan has no
-// such child, calls may return while a thread of NCCL's is still at it, and the next one waits until that is done. How
-// it ends, and what else knows it: handle.h.
+// One NCCL communicator of this rank, as its caller uses it. The caller's thread makes launches over a blocking child
+// communicator. Calls that wait for peers run on a separate thread (Aside). If the plan has no child, calls may return
+// while a thread of NCCL still works on them, and the next call waits until that work is done. handle.h says how a
+// communicator ends, and what else knows it.
 #pragma once
 
 #include <atomic>
@@ -19,39 +19,39 @@
 
 namespace fsdp::transport::nccl {
 
-// How much of a GPU NCCL's kernels take: each of their thread blocks has a multiprocessor (SM) that the math has not.
-
-// As the environment says; `undefined`: NCCL's own choice.
+// How much of a GPU NCCL's kernels take: each of their thread blocks takes a multiprocessor (SM) away from the math.
+// The limits come from the environment; `undefined` means NCCL's own choice.
 struct BlockLimits {
-  int least = undefined, most = undefined;  // of a collective's kernel
-  int cluster = undefined;                  // of its blocks that are started together; from GPUs of Hopper's kind on
-  int of_switches = undefined;              // of collectives by NVLink's switches
+  int least = undefined, most = undefined;  // number of blocks of a collective's kernel
+  int cluster = undefined;                  // number of blocks that are started together, on Hopper and later GPUs
+  int of_switches = undefined;              // number of blocks of collectives by NVLink's switches
 
   bool operator==(const BlockLimits &) const = default;
 };
 
-// FSDP_NCCL_MIN_CTAS and its like. INVALID_ARGUMENT for what is no number, or out of range.
+// Reads FSDP_NCCL_MIN_CTAS and similar variables. Throws INVALID_ARGUMENT for a value that is no number or out of
+// range.
 BlockLimits read_block_limits();
-// UNSUPPORTED where this NCCL does not know of one that is set.
+// Throws UNSUPPORTED if a limit is set that this NCCL does not know.
 void check_block_limits(const BlockLimits &limits, const Library &library);
-// What was asked for, for the log; empty: nothing.
+// The limits that are set, for the log; empty: none.
 std::string text_of(const BlockLimits &limits);
 void apply(const BlockLimits &limits, Config &config);
 
-// A call of NCCL's that may wait for peers, on a thread of its own, so that the thread that waits for it can look after
-// the job meanwhile. Its communicator's abort ends it; until then it goes on, also when no thread waits for it any
-// more.
+// A call of NCCL that may wait for peers, on its own thread, so that the thread that waits for the call can check the
+// job meanwhile. An abort of the communicator ends the call. Until then the call goes on, even if no thread waits for
+// it any more.
 
 class Aside {
  public:
-  // Called with the communicator that launches, and with its lock; what it uses must live as long as the handle.
+  // The body is called with the communicator that launches, and with its lock. Everything that it uses must live as
+  // long as the handle.
   using Body = std::function<Result(Handle &, Comm *)>;
-
-  // gpu: the current one for the body.
+  // `gpu` is the current GPU for the body.
   static std::shared_ptr<Aside> start(std::shared_ptr<Handle> handle, int32_t gpu, Body body);
 
   bool done() const noexcept { return done_.load(std::memory_order_acquire); }
-  // Once it is done. False: the communicator had ended before.
+  // Valid once the call is done. False: the communicator had ended before, and the body was not called.
   bool called() const noexcept { return called_; }
   Result result() const noexcept { return result_; }
 
@@ -73,26 +73,26 @@ using Clock = std::chrono::steady_clock;
 
 struct ConnectionPlan {
   std::string name;
-  int ranks = 1, rank = 0;  // of the team
+  int ranks = 1, rank = 0;  // size of the team, and this rank in it
   uint32_t world_rank = 0;
-  bool copy_engines = false;    // for gathers, where the version can
-  bool order_implicit = false;  // NCCL keeps the order of launches itself
-  bool splits = true;           // launches are of a child that blocks
+  bool copy_engines = false;    // gathers use copy engines if the version can
+  bool order_implicit = false;  // NCCL itself keeps the order of launches
+  bool splits = true;           // launches use a child communicator that blocks
   BlockLimits blocks = {};
 };
 
-// What became of memory that was to be registered.
+// The result of registering memory.
 enum class Registration : uint8_t {
   done,
-  refused,  // NCCL does without
-  spoilt    // ... and the communicator with it: NCCL keeps the error, and no call is possible any more
+  refused,  // NCCL works without the registration
+  spoilt    // the communicator is lost too: NCCL keeps the error, and no further call is possible
 };
 
 class Connection {
  public:
   Connection(std::shared_ptr<const Library> library, ConnectionPlan plan, const device::Device &device,
              const Waiter &waiter);
-  // Aborts it, unless it has ended: NCCL's threads may still write what the handle keeps.
+  // Aborts the communicator unless it has ended: NCCL's threads may still write to memory that the handle keeps.
   ~Connection();
   Connection(const Connection &) = delete;
   Connection &operator=(const Connection &) = delete;
@@ -102,21 +102,22 @@ class Connection {
   const std::shared_ptr<const Library> &shared_library() const noexcept { return library_; }
   const std::shared_ptr<Handle> &handle() const noexcept { return handle_; }
 
-  // Every rank of the team, with the id that the first one made.
+  // Collective: every rank of the team calls it with the id that the first rank made.
   void join(const UniqueId &id, uint32_t timeout_ms);
-  // All calls of `enqueue` are launched as one. When it returns they are on their streams.
+  // Launches all calls of `enqueue` as one. On return they are on their streams.
   void launch(const std::string &what, const std::function<void(Comm *)> &enqueue);
-  // For `enqueue`.
+  // Called by `enqueue` for the result of each call.
   void check(Result result, const char *function, const std::string &what, Comm *comm) const;
-  // The same memory on all ranks. why: what NCCL said. The handle is not watched from then on: a peer for which it is
-  // spoilt may abort it before this rank knows. The code that knows of all ranks restores the watch.
+  // Registers the same memory on all ranks. `why` gets NCCL's reason. From then on the handle is not watched: a peer
+  // whose communicator is spoilt may abort it before this rank knows. The caller restores the watch once it knows the
+  // results of all ranks.
   Registration register_memory(void *data, uint64_t bytes, bool windows, uint32_t timeout_ms, std::string &why);
-  // False: NCCL may go on using it, and the communicator can only be aborted.
+  // Returns false if NCCL may go on using the memory: the communicator can then only be aborted.
   bool forget_memory(void *data) noexcept;
-  // A graph has captured something of it: NCCL does not let it end before the graph is destroyed.
+  // Notes that a graph has captured work of the communicator: NCCL does not let it end before the graph is destroyed.
   void note_capture() noexcept { captured_ = true; }
   bool captured() const noexcept { return captured_; }
-  // In good order, if that takes no longer; false: it must be aborted.
+  // Ends the communicator in good order within the timeout. Returns false if it must be aborted.
   bool finish(uint32_t timeout_ms) noexcept;
 
  private:
@@ -131,11 +132,11 @@ class Connection {
   void call(const char *function, const std::string &what, Function &&body);
   template <class Function>
   void call_parent(const char *function, const std::string &what, Function &&body);
-  // What may wait for peers: called and done when it returns, at most so long. look: called meanwhile, throws what ends
-  // the wait.
+  // Makes a call that may wait for peers, and waits for its end for at most `timeout_ms`. `look` is called meanwhile,
+  // and throws to end the wait.
   void perform(const char *function, const std::string &what, uint32_t timeout_ms, const std::function<void()> &look,
                const Aside::Body &body);
-  // Until the last call is done, which was the parent's where there is a child.
+  // Waits until the last call is done. If there is a child, that was a call of the parent.
   void settle(const char *function, const std::string &what, uint32_t timeout_ms, const std::function<void()> &look);
   template <class Step>
   void poll_until(Step &&step, const char *function, const std::string &what, uint32_t timeout_ms,
@@ -153,9 +154,9 @@ class Connection {
   const device::Device &device_;
   const Waiter &waiter_;
   std::shared_ptr<Handle> handle_;
-  std::shared_ptr<Aside> aside_;  // the last call of its kind: no other call may be in NCCL before it is done
+  std::shared_ptr<Aside> aside_;  // the last call on a separate thread: no other call may enter NCCL before it is done
   bool captured_ = false;
-  // NCCL may write a window after the call: it lives as long as the handle does.
+  // NCCL may write a window after the call, so this lives as long as the handle.
   std::shared_ptr<std::vector<std::unique_ptr<Registered>>> memory_;
 };
 

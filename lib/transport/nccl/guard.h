@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread a team: what NCCL and the job's other ranks do while no thread of this rank waits for it. It fails the
-// context when NCCL reports an error, when a collective does not end, or when a peer is lost. When the context has
-// failed, whatever the reason, it has all communicators aborted at once, so that no stream of the GPU waits for ever.
-// It never waits itself, neither for CUDA nor for NCCL, nor for the caller while that is in one of them.
+// One thread per team that watches NCCL and the job's other ranks while no thread of this rank waits for them. It fails
+// the context when NCCL reports an error, when a collective does not end, or when a peer is lost. When the context has
+// failed, for whatever reason, it has all communicators aborted at once, so that no stream of the GPU waits for ever.
+// The guard itself never waits for CUDA or NCCL, nor for a caller that is inside one of them.
 #pragma once
 
 #include <pthread.h>
@@ -19,11 +19,11 @@ namespace fsdp::transport::nccl {
 class Guarded {
  public:
   virtual ~Guarded() = default;
-  // What has gone wrong, if something has.
+  // Returns an error if something has gone wrong.
   virtual std::optional<Error> look() noexcept = 0;
-  // What this rank has waited for on the GPU for a while; empty: nothing.
+  // The work for which this rank has waited on the GPU for a while; empty: none.
   virtual std::string awaited() const = 0;
-  // What to abort.
+  // The communicator to abort.
   virtual std::shared_ptr<Handle> handle() const = 0;
 };
 

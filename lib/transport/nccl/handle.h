@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of an NCCL communicator, which any thread may bring about at any time. ncclCommAbort tells what runs on the
-// GPU to quit, and then gives memory back, which waits for the whole GPU. That is for graphs, and for kernels of other
-// communicators that wait for peers until they are told to quit themselves. So every abort has a thread of its own.
-// From 2.22 on NCCL also takes several as one group, where the second still is told only after the first has joined
-// threads of its own.
+// The end of an NCCL communicator, which any thread may cause at any time. ncclCommAbort tells the communicator's
+// kernels on the GPU to quit, and then frees memory, which waits for the whole GPU. It waits for graphs, and for
+// kernels of other communicators, which wait for peers until they are told to quit themselves. So every abort has its
+// own thread. From 2.22 on NCCL also aborts several communicators as one group. But the second is told only after the
+// first has joined its threads.
 //
-// One that does not block has NCCL start a thread for every launch. So launches are of a child that blocks, split off a
-// parent that does not, with which it shares its flag of being aborted (splitShare). An abort of the parent ends what
-// the child has on the GPU, and what a caller waits for in a call of the child. Then no thread is in the child, and it
-// is aborted as well. Without the parent an abort would take away the child's memory from under its caller.
+// For a communicator that does not block, NCCL starts a thread for every launch. So launches use a child that blocks.
+// It is split off a parent that does not block, and shares the parent's abort flag (splitShare). An abort of the parent
+// ends the child's work on the GPU, and the wait of a caller in a call of the child. Then no thread is in the child,
+// and the child is aborted as well. Without the parent, an abort would free the child's memory while its caller uses
+// it.
 #pragma once
 
 #include <atomic>
@@ -25,18 +26,19 @@
 
 namespace fsdp::transport::nccl {
 
-// NCCL's kernels wait on the GPU for those of other ranks. Two communicators whose kernels start in one order here and
-// in another one there may wait for each other for ever. So all ranks launch in one order, that of their calls, and on
-// each GPU they also start in it: by an event between one launch and the next, on whatever streams they are.
+// NCCL's kernels wait on the GPU for kernels of other ranks. If the kernels of two communicators start in different
+// orders on two ranks, they may wait for each other for ever. So all ranks launch in one order, the order of their
+// calls. An event between one launch and the next makes the kernels also start in that order, on whatever streams they
+// are.
 
 class LaunchOrder {
  public:
   explicit LaunchOrder(device::Device &device) : last_(device.create_event()) {}
-  // Of this device, shared by all that launch on it.
+  // The order of this device, which all communicators on it share.
   static std::shared_ptr<LaunchOrder> of(device::Device &device);
 
-  // Events do not reach across the edges of a graph capture (see device::Device::begin_capture). There the code that
-  // joins the library's streams to the captured one keeps the order, and so does the launch of the graphs.
+  // Events have no effect across the begin or end of a graph capture (see device::Device::begin_capture). There the
+  // order is kept by the code that joins the library's streams to the captured stream, and by the launch of the graphs.
   void enter(device::Stream &stream) { stream.wait(*last_); }
   void leave(device::Stream &stream) { stream.record(*last_); }
 
@@ -44,75 +46,75 @@ class LaunchOrder {
   std::unique_ptr<device::Event> last_;
 };
 
-// What a call of NCCL returned, as an Error.
-
-// Which call it was: "ncclGroupEnd", "reduce_scatter of 'layer.3' (#17)", by which rank of the job.
+// Turns the result of a call of NCCL into an Error.
+// The call: its function "ncclGroupEnd", what it was for, "reduce_scatter of 'layer.3' (#17)", and the rank of the job.
 struct NcclCall {
   const char *function;
   const std::string &what;
   uint32_t world_rank;
 };
 
-// comm: NULL where there is none yet.
+// `comm` is NULL if there is no communicator yet.
 Error error_of(const Library &library, Comm *comm, Result result, const NcclCall &call);
 
 class Handle {
  public:
-  // splits: whether there is a child; else the parent is what launches.
+  // `splits`: there is a child. If not, the parent launches.
   Handle(std::shared_ptr<const Library> library, std::string name, bool splits)
       : library_(std::move(library)), name_(std::move(name)), splits_(splits) {}
   Handle(const Handle &) = delete;
   Handle &operator=(const Handle &) = delete;
 
-  // What NCCL keeps pointers to: the name, and whatever else there is.
+  // Keeps objects to which NCCL has pointers: the name, and others.
   const char *name() const noexcept { return name_.c_str(); }
   void keep(std::shared_ptr<void> what) noexcept { kept_ = std::move(what); }
 
-  // -- the caller's thread, or one that works for it --
-  // While a thread holds it, no other thread is in NCCL with the communicator that launches. An abort waits for it:
-  // calls of a parent are not blocking, and those of a child end with its parent.
+  // -- called by the caller's thread, or by a thread that works for it --
+  // While a thread holds this lock, no other thread is in NCCL with the communicator that launches. An abort waits for
+  // the lock: calls of a parent do not block, and calls of a child end with its parent.
   std::unique_lock<std::mutex> enter() { return std::unique_lock(launching().mutex); }
-  // With the lock; NULL: it is not there yet, or is being aborted, or has ended.
+  // Called with the lock. Returns NULL if the communicator does not exist yet, is being aborted or has ended.
   Comm *comm() const noexcept { return ending() ? nullptr : launching().comm; }
   bool ending() const noexcept { return ending_.load(std::memory_order_acquire); }
-  // The same for the parent, which is the same one where there is no child.
+  // The same for the parent. Without a child, the parent itself launches.
   std::unique_lock<std::mutex> enter_parent() { return std::unique_lock(parent_.mutex); }
   Comm *parent() const noexcept { return ending() ? nullptr : parent_.comm; }
-  // With the parent's lock, to make one: where NCCL writes which one it is, during the call or later, from a thread of
-  // its own. started: the call has been accepted, so that there is something to abort.
+  // Called with the parent's lock to make a communicator. slot() is where NCCL writes its pointer, during the call or
+  // later, from a thread of NCCL. start() says that NCCL has accepted the call, so that there is something to abort.
   Comm **slot() noexcept { return &parent_.slot; }
   void start() noexcept { started_ = true; }
   Comm *written() noexcept { return parent_.written(); }
   Comm **child_slot() noexcept { return &child_.slot; }
-  // The parent is made: a child can be split off it.
+  // The parent exists, so that a child can be split off it.
   void keep_parent() noexcept;
-  // All is made: calls are possible, and others look at it.
+  // Everything exists: calls are possible, and other threads watch the communicator.
   void publish() noexcept;
-  // Whether others look: not while the caller tries what may fail.
+  // Says whether other threads watch: they do not while the caller tries something that may fail.
   void watch(bool watched) noexcept { watched_.store(watched, std::memory_order_release); }
-  // What is found may come of a peer that aborts it first: it counts when it has lasted so long. Zero: at once.
+  // An error that is found may come from a peer that aborts first. It counts only when it has lasted for `patience`;
+  // zero: at once.
   void doubt(std::chrono::milliseconds patience) noexcept {
     doubt_ms_.store(patience.count(), std::memory_order_release);
   }
-  // With the lock of each: ncclCommDestroy comes next, of the child first. NULL: an abort has come before. A
-  // communicator that has left the parent too has ended in good order, and no abort comes any more.
+  // Called with the lock of each, before ncclCommDestroy, first for the child. Return NULL if an abort has come before.
+  // After leave_parent() the communicator has ended in good order, and no abort comes any more.
   Comm *leave_child() noexcept;
   Comm *leave_parent() noexcept;
 
-  // -- any thread --
-  // What NCCL found since; nothing while the caller is in NCCL and hears of it itself.
+  // -- called by any thread --
+  // The error that NCCL has found since; nothing while the caller is in NCCL, where it learns of the error itself.
   std::optional<Result> look() noexcept;
-  // On a thread of its own, unless it has begun or the communicator has ended in good order.
+  // Starts an abort on its own thread, unless one has begun or the communicator has ended in good order.
   static void abort(const std::shared_ptr<Handle> &handle) noexcept;
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
-  // Waits for an abort; false: it does not return, and its thread is left to itself.
+  // Waits for an abort. Returns false if it does not return; its thread is then left alone.
   bool await_end(std::chrono::milliseconds patience) const noexcept;
 
  private:
   struct CommEntry {
     std::mutex mutex;
-    Comm *slot = nullptr;  // NCCL's to write: read by written() alone
-    Comm *comm = nullptr;  // that calls may be made with; under the lock
+    Comm *slot = nullptr;  // written by NCCL, and read only by written()
+    Comm *comm = nullptr;  // the communicator for calls; guarded by the mutex
 
     Comm *written() noexcept { return __atomic_load_n(&slot, __ATOMIC_ACQUIRE); }
   };

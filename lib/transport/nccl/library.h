@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL, found when the first team needs it: this library loads where it is missing. It stays loaded: it does not bear
-// being unloaded.
+// NCCL, which is looked up when the first team needs it, so that this library also loads where NCCL is missing. NCCL
+// stays loaded, because it cannot be unloaded safely.
 #pragma once
 
 #include <climits>
@@ -16,9 +16,9 @@
 
 namespace fsdp::transport::nccl {
 
-// The part of NCCL's C interface that is used, declared here: its header is not where this library is built, and what
-// is declared has not changed since NCCL 2.19. Checked against a real nccl.h by tests/unit/nccl_abi_test.cpp where one
-// is found.
+// The part of NCCL's C interface that is used. It is declared here because NCCL's header is not available where this
+// library is built. These declarations have not changed since NCCL 2.19. tests/unit/nccl_abi_test.cpp checks them
+// against a real nccl.h if there is one.
 
 struct Comm;    // *ncclComm_t
 struct Window;  // *ncclWindow_t
@@ -50,12 +50,12 @@ constexpr int undefined = INT_MIN;
 constexpr int window_symmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
 constexpr int cta_policy_zero = 2;   // NCCL_CTA_POLICY_ZERO: copy engines instead of kernels where it can
 
-// ncclConfig_t. It only grows: NCCL copies as many bytes as both it and `size` have, and takes its own defaults for
-// what it knows and `version` is older than. So this is right for older and newer ones too.
+// ncclConfig_t. It only grows: NCCL copies the bytes that both it and `size` cover, and uses its own defaults for
+// fields that are newer than `version`. So this is right for older and newer versions of NCCL, too.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
-  unsigned version = 0;  // of the header that a caller was built with: here, of the NCCL that reads it, up to `latest`
+  unsigned version = 0;  // usually the version of the caller's header; here that of the loaded NCCL, up to `latest`
   int blocking = undefined;
   int cga_cluster_size = undefined;
   int min_ctas = undefined;
@@ -103,7 +103,7 @@ struct Config {
   X(ncclSend, Result(const void *from, size_t count, DataType, int peer, Comm *, fsdp_stream))                     \
   X(ncclRecv, Result(void *to, size_t count, DataType, int peer, Comm *, fsdp_stream))
 
-// Of later versions: NULL where they are missing.
+// Functions of later versions: NULL if they are missing.
 #define FSDP_NCCL_LATER_FUNCTIONS(X)                                                        \
   X(ncclCommWindowRegister, Result(Comm *, void *data, size_t bytes, Window **, int flags)) \
   X(ncclCommWindowDeregister, Result(Comm *, Window *))                                     \
@@ -127,19 +127,19 @@ inline DataType data_type_of(fsdp_dtype dtype) {
 }
 
 struct Library {
-  // The first with ncclCommRegister, and with configurations that NCCL reads up to splitShare. Older ones were not
-  // looked at.
+  // The first version with ncclCommRegister, and whose configuration has splitShare. Older versions were not examined.
   static constexpr int oldest = version_code(2, 19);
   static constexpr int windows = version_code(2, 27);
   static constexpr int windows_abort = version_code(2, 29, 7);  // kernels over windows notice an abort
   static constexpr int copy_engines = version_code(2, 28);
   static constexpr int copies_unasked = version_code(2, 29, 2);  // large gathers over windows, on some GPUs
-  // A window that cannot be registered does no harm to a communicator that blocks: before, NCCL set its flag of being
-  // aborted and reported nothing.
+  // A window that cannot be registered does no harm to a communicator that blocks. Before this version NCCL set the
+  // abort flag and reported nothing.
   static constexpr int windows_fail_alone = version_code(2, 28);
   static constexpr int blocks_of_switches = version_code(2, 27);  // nvlsCTAs
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);
-  // A parent's abort does not touch what a thread launches on its child: before, both used the thread's one group.
+  // A parent's abort does not affect a thread's launches on its child. Before this version both used the thread's only
+  // group.
   static constexpr int children_block = version_code(2, 26, 2);
   static constexpr int launch_order_by_environment = version_code(2, 26);
   static constexpr int launch_order_in_config = version_code(2, 31);
@@ -149,15 +149,15 @@ struct Library {
   FSDP_NCCL_LATER_FUNCTIONS(FSDP_NCCL_MEMBER)
 #undef FSDP_NCCL_MEMBER
   int version = 0;
-  std::string path;                 // the file
-  std::string found;                // how: "named by FSDP_NCCL_LIBRARY"
+  std::string path;                 // the library's file
+  std::string found;                // how it was found: "named by FSDP_NCCL_LIBRARY"
   std::vector<std::string> others;  // further NCCLs in this process
 
   bool since(int code) const { return version >= code; }
 };
 
 std::string version_text(int code);
-// Throws UNSUPPORTED that says where it looked.
+// Throws UNSUPPORTED, which says where it searched.
 std::shared_ptr<const Library> load_library();
 
 }  // namespace fsdp::transport::nccl

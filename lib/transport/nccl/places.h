@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a libnccl may be. Nothing is executed to find out.
+// Where a libnccl may be. Nothing is executed to find it.
 #pragma once
 
 #include <array>
@@ -11,13 +11,11 @@
 
 namespace fsdp::transport::nccl {
 
-// The few things that NCCL needs and device::Device does not say.
-
-// What a rank has of a GPU: all of it, or a slice (MIG).
+// Properties of GPUs that NCCL needs and device::Device does not provide.
+// The GPU of a rank, or its slice of a GPU (MIG).
 struct GpuIdentity {
-  std::array<uint8_t, 16>
-      number;                 // of the GPU or of the slice, the same for two ranks exactly if they have the same one
-  int32_t domain, bus, slot;  // of the GPU in its host (PCI): slices of one GPU have the same
+  std::array<uint8_t, 16> number;  // number of the GPU or the slice: equal for two ranks exactly if they share it
+  int32_t domain, bus, slot;       // PCI address of the GPU in its host, which is equal for slices of one GPU
 
   bool operator==(const GpuIdentity &) const = default;
   bool same_gpu(const GpuIdentity &other) const noexcept {
@@ -27,20 +25,19 @@ struct GpuIdentity {
 };
 GpuIdentity gpu_identity(int32_t index);
 
-// The major number of its compute capability.
+// The major number of the GPU's compute capability.
 int32_t gpu_generation(int32_t index);
 
-// For a thread that works for NCCL and nothing else.
+// Makes the GPU the current one of a thread that works only for NCCL.
 void make_current(int32_t index) noexcept;
-
-// This thread asks about events while another one captures: that must not spoil the capture.
+// Lets this thread query events while another thread captures a graph, without ending the capture.
 void allow_calls_during_captures() noexcept;
 
 // The files named libnccl.so* that this process has mapped, each once.
 std::vector<std::string> mapped_libraries();
-// Where Python's wheels put it, in the environments that the process can see, those that exist only.
+// The existing libraries from Python wheels, in the environments that the process can see.
 std::vector<std::string> wheel_libraries();
-// What wheel_libraries looked into, for messages.
+// The folders that wheel_libraries() searched, for messages.
 std::vector<std::string> python_folders();
 
 }  // namespace fsdp::transport::nccl

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a host team over memory of their GPUs, whose bytes NCCL carries.
+// The ranks of a host team over memory of their GPUs. NCCL carries the bytes.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ inline constexpr CollectiveTraits nccl_traits = [] {
   return traits;
 }();
 
-// Collective. With `obstacle`, what stands in the way is written there and NULL returned, on all ranks alike; without,
-// it is thrown as UNSUPPORTED.
+// Collective. If NCCL cannot serve the ranks, the reason is written to `obstacle` and NULL is returned, on all ranks
+// alike. If `obstacle` is NULL, the reason is thrown as UNSUPPORTED.
 std::shared_ptr<Team> create_team(std::shared_ptr<Team> host, device::Device &device, const Waiter &waiter,
                                   Failure &failure, std::string *obstacle);
 // "opened at run time (2.19.0 or later)" or "no".

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One memory file in two views: the whole of it readable, and this rank's part of it writable. A third one may be for
-// the caller (private_view.h); else that is shown the first.
+// One memory file in two views: one shows the whole file for reading, and in the other this rank's part is writable.
+// There may be a third view for the caller (PrivateView); if not, the caller is shown the first view.
 #pragma once
 
 #include <cstddef>
@@ -17,17 +17,17 @@
 namespace fsdp::transport {
 
 // A view of a memory file into which the caller may write by mistake. A page that was not written shows what the ranks
-// write to the file; a write copies the page for this view alone, which is then stale there until it is restored.
+// write to the file. A write copies the page for this view only. The view's page is then stale until it is restored.
 
 class PrivateView {
  public:
-  // pagemap: where the kernel tells which pages are copies. Where it does not, all of them are restored.
+  // `pagemap` is the file in which the kernel says which pages are copies. If it does not, all pages are restored.
   PrivateView(const Fd &file, uint64_t bytes, const std::string &what, const char *pagemap = "/proc/self/pagemap");
 
   std::byte *data() const noexcept { return mapping_.data(); }
   Mapping &mapping() noexcept { return mapping_; }
   bool finds_copies() const noexcept { return static_cast<bool>(pagemap_); }
-  // Whole pages: those that were written are again those of the file. SYSTEM if a call of the system fails.
+  // Makes written pages show the file again. The range is whole pages. Throws SYSTEM if a system call fails.
   void restore(uint64_t offset, uint64_t bytes, const std::string &what) const;
 
  private:
@@ -57,13 +57,13 @@ class ShmArena final : public Arena {
   void set_access(Mapping &view, uint64_t offset, uint64_t bytes, Access access);
 
   std::string what_;
-  uint64_t bytes_;  // as asked for; the views are whole pages
+  uint64_t bytes_;  // as requested; the views are whole pages
   Mapping readable_;
   Mapping writable_;
   std::optional<PrivateView> shown_;
 };
 
-// Whole pages that hold the ranges, in order, without overlap. Throws if one is outside [0, bytes).
+// The whole pages that hold the ranges, in order and without overlap. Throws if a range is outside [0, bytes).
 std::vector<Range> whole_pages(std::span<const Range> ranges, uint64_t bytes, const std::string &what);
 
 }  // namespace fsdp::transport

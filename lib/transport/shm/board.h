@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A team's board in shared memory: every rank writes its ballot or its bytes, all read all. Longer messages go in
-// chunks. Two halves take turns, so that one meeting a chunk is enough: a rank that writes a half again has seen all
-// come to the other. Each rank folds the ballots itself, a line of each, instead of waiting for a rank that folds them
-// for all.
+// A team's board in shared memory: every rank writes its ballot or its bytes, and all ranks read all of them. Longer
+// messages are sent in chunks. The board has two halves that take turns, so that one meeting per chunk is enough. A
+// rank that writes a half again has seen that all ranks came to the other half. Each rank folds all ballots itself, one
+// cache line per rank, instead of waiting for one rank to fold them for all.
 #pragma once
 
 #include <cstdint>
@@ -35,9 +35,9 @@ class Board {
     lengths,
     fixed,
     ballot
-  };  // bytes of lengths that may differ, of one length; no bytes
+  };  // bytes whose lengths may differ, bytes of one length, or no bytes
   struct BoardCall {
-    uint64_t total;  // bytes of the whole message
+    uint64_t total;  // length of the whole message in bytes
     LengthKind kind;
     char what[116];
     uint64_t hash() const noexcept;
@@ -57,8 +57,8 @@ class Board {
   BoardPlace &place(uint32_t r) const noexcept { return reinterpret_cast<BoardPlace *>(memory_.data())[r]; }
   Half &half(uint32_t r) const noexcept { return place(r).halves[meetings_ % 2]; }
   Ballot &ballot(uint32_t r) const noexcept { return place(r).ballots[meetings_ % 2]; }
-  // Puts the ballot and the chunk at `offset` of this rank's message on the board and waits until all have theirs
-  // there.
+  // Puts the ballot, and the chunk at `offset` of this rank's message, on the board. Waits until all ranks have done
+  // so.
   void meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, LengthKind kind, const char *what);
   void check_same_call();
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between ranks of one host. A collective is one task: it says that this rank's inputs are ready, waits
-// until all ranks' are, pulls what it needs from their arenas in one pass, and says that it has read it. Where buffers
-// are private a relay brings them. Tasks run in the order in which they were enqueued: the engine gives them one
-// stream, or orders its streams by events.
+// Collectives between ranks of one host. A collective is one task. It says that this rank's inputs are ready, and waits
+// until all ranks' inputs are ready. Then it pulls what it needs from their arenas in one pass, and says that it has
+// read them. If buffers are private, a relay copies them. Tasks run in the order in which they were enqueued: the
+// engine gives them one stream, or orders its streams by events.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace fsdp::transport {
 class ShmCollectives final : public Collectives {
  public:
   static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(RankPlace); }
-  // block: ranks that are summed first; 0: all. relay: where parts lie in no arenas.
+  // `block` is the number of ranks that are summed first; 0: all. `relay` is set if parts do not lie in arenas.
   ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, uint32_t block, Mapping memory,
                  std::unique_ptr<Relay> relay = nullptr);
 
@@ -41,11 +41,11 @@ class ShmCollectives final : public Collectives {
   std::optional<Error> broken() const override { return round_.broken(); }
   void next_round() override { round_.next(); }
 
-  // A step of the relay: waits until all ranks' words have come to the target. False: the launch is given up.
+  // A step of the relay: waits until all ranks' words have reached the target. Returns false if the launch is given up.
   bool await_step(const Launch &launch, const Words &steps, uint64_t target);
 
  private:
-  // More than any rank is ahead of another: all wait for all at every collective.
+  // This is more than any rank can be ahead of another, since all ranks wait for all others at every collective.
   static constexpr uint64_t fingerprints_kept = 16;
   struct RankPlace {
     RoundWords words;
@@ -58,7 +58,7 @@ class ShmCollectives final : public Collectives {
   RankPlace &place(uint32_t r) const noexcept { return reinterpret_cast<RankPlace *>(memory_.data())[r]; }
 
   Ticket enqueue(Launch &launch, device::Stream &stream);
-  // The rest runs where the stream runs.
+  // The functions below run where the stream runs.
   void perform(Launch &launch);
   bool carry(const Launch &launch);
   void arrive(const Launch &launch, Phase phase);
@@ -66,7 +66,7 @@ class ShmCollectives final : public Collectives {
   void await_phase(uint64_t phase, const Fingerprint &fingerprint);
   void gather(const Piece &piece) const;
   void pull(const Part &from, uint32_t r, std::byte *to, uint64_t bytes) const;
-  // Of so many elements, the first of which is at `first`.
+  // Reduces `count` elements from element `first` on.
   void reduce(const Piece &piece, uint64_t first, uint64_t count, float *out) const;
   void reduce_own(const Piece &piece, float *out) const;
   void reduce_blocks(device::RankSum sum) const;
@@ -83,7 +83,7 @@ class ShmCollectives final : public Collectives {
   Round round_;
   LaunchPool launches_;
   std::unique_ptr<Relay> relay_;                  // NULL: parts lie in arenas
-  Fingerprint enqueued_[fingerprints_kept] = {};  // the caller's, of the last ones: for messages
+  Fingerprint enqueued_[fingerprints_kept] = {};  // the last collectives that the caller enqueued, for messages
 };
 
 }  // namespace fsdp::transport

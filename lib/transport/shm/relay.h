@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings bytes from one rank of a host to another where their buffers are private, through a little memory that they
-// share. Each rank has two halves that take turns, and a step is: write own half, wait for all, read the others'. A
-// rank that has come to the next step has read the last one; therefore the half before that is free again.
+// Copies bytes between ranks of a host whose buffers are private, through a small shared memory. Each rank has two
+// halves that take turns. In a step a rank writes its half, waits for all ranks, and reads the others' halves. A rank
+// that has come to the next step has finished reading the last one; so the half before that is free again.
 #pragma once
 
 #include <atomic>
@@ -19,10 +19,9 @@ class ShmCollectives;
 class Relay {
  public:
   static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Word); }
-  // halves: message_staging_bytes of each rank, writable on its own. steps: size_bytes, zero.
+  // `halves` has message_staging_bytes of each rank; each rank writes its own. `steps` has size_bytes bytes, all zero.
   Relay(std::unique_ptr<Arena> halves, Mapping steps, uint32_t rank, std::vector<uint32_t> ranks);
-
-  // Where the stream runs; all ranks are in this launch of the calls. False: it was given up.
+  // Runs where the stream runs, when all ranks are in this launch. Returns false if the launch was given up.
   bool carry(ShmCollectives &calls, const Launch &launch);
   uint64_t sent_bytes() const noexcept { return sent_.load(std::memory_order_relaxed); }
 
@@ -42,7 +41,7 @@ class Relay {
   void sum(float *to, uint64_t offset, uint64_t count, bool accumulate) const;
   std::byte *own_half() const noexcept;
   const std::byte *half(uint32_t r) const noexcept;
-  // Own half is written: wait for all ranks' of this step, which half() shows then.
+  // Called when this rank's half is written: waits for the halves of all ranks of this step, which half() then returns.
   bool meet(const Way &way);
   void count_sent(uint64_t bytes) noexcept { sent_.fetch_add(bytes, std::memory_order_relaxed); }
 
@@ -51,7 +50,7 @@ class Relay {
   uint32_t rank_;
   std::vector<uint32_t> ranks_;
   Words words_;
-  uint64_t step_ = 0;  // of the round in its upper bits: ranks agree again after a round that was left
+  uint64_t step_ = 0;  // has the round in its upper bits, so that ranks agree again after a round that was left
   std::atomic<uint64_t> sent_{0};
 };
 

@@ -24,7 +24,7 @@ inline constexpr CollectiveTraits shm_traits{.gathers_meet = false,
 
 class ShmTeam final : public Team {
  public:
-  // `key` is the same on all ranks of the team and of no other team. Waits for the ranks if the links must.
+  // `key` is the same on all ranks of the team, and no other team has it. Waits for the ranks if the links must.
   ShmTeam(std::shared_ptr<Seat> seat, device::Device &device, std::vector<uint32_t> ranks, uint64_t key,
           const std::string &what);
 
@@ -50,8 +50,9 @@ class ShmTeam final : public Team {
 
  private:
   void meet(const std::string &what);
-  // Memory of the team in three steps, each of which all ranks survive or none: `prepare` on every rank and the file on
-  // the first, the file passed on, `use` of it on every rank.
+  // Makes memory of the team in three steps, each of which succeeds on all ranks or fails on all. First every rank
+  // calls `prepare`, and the first rank creates the file. Then the file is passed on. Then every rank calls `use` with
+  // the file.
   template <class Prepare, class Use>
   void share_memory(uint64_t bytes, const std::string &what, Prepare &&prepare, Use &&use);
   void compare(const std::optional<Error> &mine, uint64_t bytes, const std::string &what);
@@ -72,7 +73,7 @@ class ShmTeam final : public Team {
 
 class ShmWorld final : public World {
  public:
-  // With a monitor where ranks are processes.
+  // `monitor` is set if ranks are processes.
   ShmWorld(std::shared_ptr<Seat> seat, device::Device &device, std::string description,
            std::unique_ptr<Monitor> monitor = nullptr);
   ~ShmWorld() override;

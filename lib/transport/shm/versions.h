@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The version that each rank of a host has published: one word a rank, in memory that all of them map.
+// The version that each rank of a host has published: one word per rank, in memory that all ranks map.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,7 @@ class AwaitedWords : public Awaited {
       if (words_.world_rank(r) == world_rank) return !words_[r].reached(target_);
     return false;
   }
-  // Of those that miss the target, the furthest behind.
+  // Is this rank the furthest behind of those that have not reached the target?
   bool lags(uint32_t world_rank) const override {
     uint64_t least = target_, its = target_;
     for (uint32_t r = 0; r < words_.size(); ++r) {
@@ -71,7 +71,7 @@ class AwaitedWords : public Awaited {
   }
 
  protected:
-  // Rank r of the team has come; called once for each, in order.
+  // Called once for each rank of the team, in order, when the rank has reached the target.
   virtual void met(uint32_t) {}
   ~AwaitedWords() = default;
 

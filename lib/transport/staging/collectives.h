@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over memory of devices through memory of the host: see conveyor.h for how the bytes travel. The host's
-// collectives compare the calls, tell when all ranks have brought their bytes, and keep rounds and failure.
+// Collectives over memory of devices through memory of the host: conveyor.h says how the bytes travel. The host's
+// collectives compare the calls, tell when all ranks have copied their bytes down, and handle rounds and failure.
 //
-// Ranks of one host whose parts lie in arenas of the team share the slots: each device takes what it needs from the
-// parts of the others and adds it in rank order. Else each has slots of its own, and the host's collectives bring and
-// add what is in them. Bits equal those of the host either way.
+// Ranks of one host whose parts lie in arenas of the team share the slots. Each device takes what it needs from the
+// parts of the others, and adds it in rank order. Otherwise each rank has its own slots, and the host's collectives
+// exchange and add their contents. Either way the bits equal those of the host.
 #pragma once
 
 #include <array>
@@ -21,7 +21,8 @@ namespace fsdp::transport::staging {
 
 class StagedCollectives final : public Collectives {
  public:
-  // team: of the host. host: of its ranks, of the same shape. slots: what they share; NULL without arenas.
+  // `team` is the team on the host, and `host` are its collectives, with the same shape. `slots` are shared by its
+  // ranks; NULL without arenas.
   StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr<Collectives> host, std::unique_ptr<Slots> slots,
                     device::Device &device, const ConveyorSizes &sizes, const Shape &shape, const std::string &what);
   ~StagedCollectives() override;
@@ -42,18 +43,16 @@ class StagedCollectives final : public Collectives {
 
  private:
   static constexpr uint64_t calls_kept = 16;
-  // A rank that is at the step of a chunk has taken the chunk so many before. So a shared slot is free again when its
-  // successor by as many has been stepped through; chunks are brought one ahead of the steps, which makes it slots -
-  // lag - 1 = 1.
+  // A rank that is at the step of chunk n has taken chunk n - lag. So the shared slot of a chunk is free again when all
+  // ranks have done the step of the chunk `lag` later. Chunks are brought slots - lag - 1 = 1 ahead of the steps.
   static constexpr uint64_t lag = 2;
   static_assert(Conveyor::slots == lag + 2);
   struct Addends;  // a sum as the device sees it
-
-  // Enqueues what `body` does between begin and end. If it does not come to its end no rank can go on.
+  // Enqueues the work of `body` between begin and end. If `body` does not finish, no rank can go on.
   template <class Body>
   Ticket enqueue(Fingerprint &call, device::Stream &stream, Body &&body);
-  // For each chunk: bring(from, slot) fills a slot and returns where the next one begins. Where slots are not shared
-  // send(from, slot, tag) gives it to the host's collectives. take(from, slot) does the rest of it.
+  // For each chunk, bring(from, slot) fills a slot and returns where the next chunk begins. If slots are not shared,
+  // send(from, slot, tag) passes the slot to the host's collectives. Then take(from, slot) does the rest.
   template <class Bring, class Send, class Take>
   void carry(const Fingerprint &call, uint64_t count, Bring &&bring, Send &&send, Take &&take);
   void await_slot(uint64_t slot);
@@ -61,18 +60,18 @@ class StagedCollectives final : public Collectives {
   void step(const Fingerprint &call, uint64_t chunk, Send &&send);
   template <class GatherAt>
   void carry_gathers(const Fingerprint &call, uint64_t count, GatherAt &&gather_at);
-  // Sums of shared slots, by the device.
+  // Sums through shared slots: the device adds.
   void carry_shared(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
   Addends addends_of(const Sum &sum) const;
   void round_to_wire(const Sum &sum);
   void bring_slices(const Addends &sum, const ChunkPiece &piece, std::byte *part);
   void take_slices(uint64_t slot, uint64_t bytes);
   void add(const Addends &sum, bool accumulate, const ChunkPiece &piece);
-  // ... and those of the host.
+  // Sums through slots that are not shared: the host adds.
   void carry_slices(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
   void carry_wholes(const Fingerprint &call, std::span<const Sum> sums);
 
-  // Where rank r's bytes of a gathered piece are in a slot, and how many there may be of each rank.
+  // The address of rank r's bytes of a gathered piece in a slot.
   std::byte *place(uint64_t slot, const ChunkPiece &piece, uint32_t r) const;
   std::byte *own_slot(uint64_t slot) const { return memory_->data() + slot * sizes_.slot_bytes; }
   uint64_t slot_room() const noexcept { return slots_ ? slots_->part_bytes() : sizes_.slot_bytes; }
@@ -86,22 +85,21 @@ class StagedCollectives final : public Collectives {
   ConveyorSizes sizes_;
   Shape shape_;
   std::unique_ptr<Collectives> host_;
-  std::unique_ptr<Slots> slots_;            // shared
-  std::unique_ptr<device::Memory> memory_;  // slots of this rank's own
+  std::unique_ptr<Slots> slots_;            // shared slots
+  std::unique_ptr<device::Memory> memory_;  // this rank's own slots
   uint32_t rank_;
   uint32_t size_;
   uint32_t block_;
-  std::unique_ptr<device::Memory> sums_;  // of the device, what it adds
+  std::unique_ptr<device::Memory> sums_;  // memory of the device with the addends
   std::array<std::unique_ptr<device::Event>, calls_kept> done_;
-  const device::Event *last_ = nullptr;  // of done_
-  uint64_t calls_ = 0;                   // of this round
-  uint64_t chunks_ = 0;                  // ... and their chunks: the same on all ranks
-  Conveyor conveyor_;                    // last: its work refers to the rest
+  const device::Event *last_ = nullptr;  // the last recorded event of done_
+  uint64_t calls_ = 0;                   // number of calls in this round
+  uint64_t chunks_ = 0;                  // number of their chunks, which is the same on all ranks
+  Conveyor conveyor_;                    // the last member: its work refers to the others
 };
 
 // The chunks of one call, from the device to the slots and back.
-
-// What one slot has of the spans of a call.
+// The parts of a call's spans that lie in one slot.
 template <class Span>
 struct SlotSpans {
   std::array<Span, most_pieces> spans;
@@ -138,7 +136,7 @@ void StagedCollectives::carry(const Fingerprint &call, uint64_t count, Bring &&b
   };
   std::optional<Chunk> before;
   Cursor next;
-  do {  // at least one, in which calls are compared
+  do {  // at least one chunk, in which calls are compared
     const Chunk chunk{next, chunks_++};
     const uint64_t slot = chunk.number % Conveyor::slots;
     conveyor_.pace(chunk.number);
@@ -151,17 +149,16 @@ void StagedCollectives::carry(const Fingerprint &call, uint64_t count, Bring &&b
   finish(*before);
 }
 
-// The ranks of a host team over memory of their devices, whose bytes go through pinned memory of the host. Works
-// wherever that team's collectives do: between hosts there are none over arenas.
-
-// What each rank allocates for collectives over arenas, and without them, pinned or of the device, beside what the
-// host's own ones do.
+// The ranks of a host team over memory of their devices. The bytes go through pinned memory of the host. This works
+// wherever the host team's collectives do; between hosts there are no collectives over arenas.
+// The bytes that each rank allocates for collectives over arenas, and for collectives without arenas. The memory is
+// pinned or on the device, and comes on top of the memory of the host's collectives.
 uint64_t communicator_bytes(const ConveyorSizes &sizes = {}) noexcept;
 uint64_t messages_bytes(const ConveyorSizes &sizes = {}) noexcept;
 
 class StagedTeam final : public DeviceTeam {
  public:
-  // sizes: the same on all ranks.
+  // `sizes` must be the same on all ranks.
   StagedTeam(std::shared_ptr<Team> host, device::Device &device, const ConveyorSizes &sizes = {})
       : DeviceTeam(std::move(host), device), sizes_(sizes) {}
 

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries the chunks of calls from the device to slots of pinned memory, lets the host do what it does with each, and
-// carries the results back. It has two streams of the device, one for each direction, and a lane of the host between
-// them.
+// Carries the chunks of calls from the device to slots of pinned memory, lets the host process each chunk, and carries
+// the results back. It has two streams of the device, one for each direction, and a lane of the host between them.
 //
-// What bounds the time of a call is its bytes over the link between host and device. Each direction has its own copy
-// engine and its own stream here, and the host only waits between the two, so both are busy at once. For that several
-// chunks are under way:
+// The time of a call is bounded by its bytes over the link between host and device. Each direction has its own copy
+// engine and its own stream here, and the host only waits between the two, so that both directions are busy at once.
+// For this several chunks are under way:
 //
 //   down   | bring 4 | bring 5 |         |          the device's bytes into a slot
 //   lane             | step 3  | step 4  |          every rank has brought its bytes of the chunk
 //   up                         | take 3  | take 4   from the slots to the device, and sums there
 //
-// All is enqueued by the calling thread, each piece after those that it depends on: streams that share a hardware queue
-// then wait in an order in which all of them come to an end. At most `ahead` chunks are under way; a caller that
-// enqueues more waits for the device, so that no queue of CUDA's ever fills up, where a wait would have no end and no
-// timeout.
+// The calling thread enqueues everything, each piece after the pieces that it depends on. So streams that share a
+// hardware queue wait in an order in which all of them finish. At most `ahead` chunks are under way. A caller that
+// enqueues more waits for the device, so that no queue of CUDA fills up: a wait there would have no end and no timeout.
 #pragma once
 
 #include <algorithm>
@@ -27,16 +25,14 @@
 
 namespace fsdp::transport::staging {
 
-// How much of a call is under way at once. The same on all ranks.
-
+// How much of a call is under way at once. The sizes must be the same on all ranks.
 struct ConveyorSizes {
-  // Of these sizes a chunk takes the link about as long as the calling thread, which enqueues it.
-  uint64_t part_bytes = uint64_t{4} << 20;  // a rank's, in each slot that ranks share
-  uint64_t slot_bytes = uint64_t{4} << 20;  // of one that they do not
-  // After so many chunks a new round begins: see renewal.h.
+  // With these sizes a chunk takes about as long on the link as the calling thread takes to enqueue it.
+  uint64_t part_bytes = uint64_t{4} << 20;  // size of a rank's part in each shared slot
+  uint64_t slot_bytes = uint64_t{4} << 20;  // size of a slot that is not shared
+  // After this many chunks a new round begins: see begin_new_round().
   uint64_t chunks_of_round = uint64_t{1} << 28;
-
-  // No larger than the longest call fills. A slot has room for a piece of every rank, each of them aligned.
+  // Returns sizes that are no larger than the longest call fills. A slot has room for an aligned piece of every rank.
   ConveyorSizes bounded(uint64_t longest_call, uint64_t ranks) const noexcept {
     constexpr uint64_t granule = uint64_t{64} << 10, room_of_a_rank = uint64_t{4} << 10;
     const auto bound = [&](uint64_t bytes) {
@@ -48,15 +44,14 @@ struct ConveyorSizes {
   }
 };
 
-// How the spans of a call are cut into pieces that fill slots. Every rank cuts alike, since their calls are alike.
-
-// Where a slot begins in the spans of a call.
+// How the spans of a call are cut into pieces that fill slots. All ranks cut alike, since their calls are alike.
+// The place in the spans of a call at which a slot begins.
 struct Cursor {
   uint64_t span = 0;
   uint64_t element = 0;
 };
 
-// Elements [first, first + count) of a span, which lie at byte `place` of the slot's room.
+// Elements [first, first + count) of a span, which begin at byte `place` of the slot's room.
 struct ChunkPiece {
   uint64_t span;
   uint64_t first;
@@ -66,13 +61,12 @@ struct ChunkPiece {
 
 struct SpanSize {
   uint64_t count;  // elements
-  uint64_t unit;   // bytes of one
+  uint64_t unit;   // bytes per element
 };
-
 constexpr uint64_t piece_alignment = 128;
-constexpr uint64_t most_pieces = 8;  // of a slot
-
-// Calls take(piece) for what goes into `room` bytes; returns where the next slot begins. extent(i) is that of span i.
+constexpr uint64_t most_pieces = 8;  // maximum number of pieces in a slot
+// Calls take(piece) for the pieces that fit into `room` bytes, and returns where the next slot begins. extent(i)
+// returns the size of span i.
 template <class ExtentOf, class Take>
 Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&extent, Take &&take) {
   uint64_t used = 0;
@@ -94,7 +88,7 @@ Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&exten
 }
 
 // Pinned memory of the host that the ranks of a team share, cut into slots that take turns. In a slot every rank has a
-// part, which its device writes and the devices of the others read: no byte is copied by the host.
+// part. Its device writes the part, and the devices of the others read it: the host copies no bytes.
 
 class Slots {
  public:
@@ -129,16 +123,18 @@ class Conveyor {
   device::Stream &down() { return *down_; }
   device::Stream &up() { return *up_; }
   device::HostLane &lane() { return *lane_; }
-  // Of the chunk that was last brought to the slot: its bytes are there; it has been taken.
+  // Events of the chunk that was last brought to the slot: its bytes are in the slot, and they have been taken.
   const device::Event &brought(uint64_t slot) const { return *brought_[slot]; }
   const device::Event &taken(uint64_t slot) const { return *taken_[slot]; }
 
-  // What is on the stream comes before the next chunks. end: what follows on it comes after them, and after `done`.
+  // begin(): the next chunks come after the work on the stream. end(): later work on the stream comes after the chunks;
+  // `done` is recorded.
   void begin(device::Stream &stream);
   void end(device::Stream &stream, device::Event &done);
-  // What is brought from now on comes after what was taken so far.
+  // Chunks that are brought from now on come after the chunks that were taken so far.
   void turn();
-  // One chunk, in this order. pace: before it is enqueued; chunk counts from 0 since all was idle.
+  // These are called for each chunk, in this order. pace() comes before the chunk is enqueued; `chunk` counts from 0
+  // since the conveyor was last idle.
   void pace(uint64_t chunk);
   void mark_brought(uint64_t slot) { down_->record(*brought_[slot]); }
   void mark_taken(uint64_t chunk);
@@ -150,19 +146,19 @@ class Conveyor {
   std::unique_ptr<device::Event> turn_;
   std::array<std::unique_ptr<device::Event>, slots> brought_, taken_;
   std::array<std::unique_ptr<device::Event>, 2> paces_;
-  // Streams last, so that they end first: their work refers to the events, and to what the owner has beside this.
+  // The streams are the last members, so that they end first: their work refers to the events and to the owner's
+  // members.
   std::unique_ptr<device::Stream> down_, up_;
   std::unique_ptr<device::HostLane> lane_;
 };
 
-// UNSUPPORTED on a stream that is being captured: before anything is recorded or given up.
+// Throws UNSUPPORTED if the stream is being captured. Called before anything is recorded or given up.
 void refuse_capture(const device::Stream &stream, const Fingerprint &call);
 
-// A round of the host's communicators has a number for each of a billion collectives. A call of a device is made of
-// many, and rounds end only with steps that failed: a training run of weeks would come to the last number. Long before
-// that all ranks, at the same call, wait for each other and begin the next round.
-
-// next_round is called between two meetings, when the streams of all ranks have done `last`.
+// A round of the host's communicators has numbers for about a billion collectives. A call of a device consists of many
+// collectives, and rounds end only with failed steps. So a training run of weeks would use up the numbers. Long before
+// that all ranks wait for each other at the same call and begin the next round.
+// next_round() is called between two barriers, when the streams of all ranks have done `last`.
 template <class NextRound>
 void begin_new_round(Team &team, device::Device &device, const device::Event &last, NextRound &&next_round) {
   const auto meet = [&] { team.barrier("a new round of collectives"); };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One collective's bytes: which chunks there are, which rank each belongs to, and where they lie. Pure arithmetic.
+// The bytes of one collective: its chunks, the rank to which each chunk belongs, and where the chunks lie. Pure
+// arithmetic.
 //
-// Every piece is cut into one slice a rank, and slices into chunks; chunk c of all slices belong together. In the
-// reduce stage rank r sends each rank chunk c of that rank's slice, and each sums what has come. In the gather stage
-// rank r sends chunk c of its own slice to all ranks.
+// Every piece is cut into one slice per rank, and each slice into chunks; chunks c of all slices belong together. In
+// the reduce stage rank r sends to each rank chunk c of that rank's slice, and each rank sums the chunks that it
+// receives. In the gather stage rank r sends chunk c of its own slice to all ranks.
 #pragma once
 
 #include <vector>
@@ -20,24 +21,24 @@ struct ByteSpan {
 
 class Call {
  public:
-  // chunk_bytes: of the largest chunk, a multiple of 64.
+  // `chunk_bytes` is the size of the largest chunk, a multiple of 64.
   void start(const Launch &launch, uint32_t rank, uint32_t ranks, uint64_t chunk_bytes);
   const Launch &launch() const noexcept { return *launch_; }
   uint64_t chunks() const noexcept { return chunks_; }
   bool reduces() const noexcept;
-  // Chunks that rank r sends to each other rank in the gather stage.
+  // The number of chunks that rank r sends to each other rank in the gather stage.
   uint64_t gathered_from(uint32_t r) const noexcept;
-  // Chunk c of rank r's slice of what this rank has.
+  // This rank's memory of chunk `chunk` of rank r's slice.
   ByteSpan slice(uint32_t r, uint64_t chunk) const noexcept;
-  // What this rank brings to a gather goes to its place, if it is not there.
+  // Copies this rank's part of a gather to its place, unless it is there already.
   static void place_own(const Launch &launch, uint32_t rank) noexcept;
-  // Where the sum of this rank's slice goes, and whether it is added to what is there.
+  // Where the sum of this rank's slice goes. `accumulate` says whether the sum is added to the values there.
   ByteSpan sum(uint64_t chunk, bool &accumulate) const noexcept;
 
  private:
   struct Cut {
     const Piece *piece;
-    uint64_t offset, bytes;  // of the chunk, in the slice
+    uint64_t offset, bytes;  // offset and length of the chunk in the slice
   };
   uint64_t slice_bytes(const Piece &piece) const noexcept;
   std::pair<uint64_t, uint64_t> bounds(const Piece &piece, uint32_t r) const noexcept;
@@ -47,7 +48,7 @@ class Call {
   const Launch *launch_ = nullptr;
   uint32_t rank_ = 0, ranks_ = 1;
   uint64_t chunk_bytes_ = 64, chunks_ = 0;
-  std::vector<uint64_t> first_;  // chunk of each piece
+  std::vector<uint64_t> first_;  // first chunk of each piece
 };
 
 }  // namespace fsdp::transport::messages

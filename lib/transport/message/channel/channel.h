@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives of one key, one after the other: what the thread of a call does. It waits, sums, gives up, and says
-// which rank is to blame. lanes.h has what goes between the ranks meanwhile.
+// The collectives of one key, one after the other: the work of the thread that runs a call. It waits, sums, gives up,
+// and says which rank is to blame. lanes.h has the messages between the ranks.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace fsdp::transport::messages {
 
 class Channel {
  public:
-  // sums_on: allocates the scratch memory of calls that sum; NULL: no call does.
+  // `sums_on` allocates the scratch memory for sums; NULL: no call sums.
   Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<uint32_t> ranks, uint64_t key,
           uint64_t chunk_bytes, device::Device *sums_on, const std::string &what);
   ~Channel() { drop(); }
@@ -28,22 +28,23 @@ class Channel {
   Round &round() noexcept { return lanes_.round(); }
   const Round &round() const noexcept { return lanes_.round(); }
   uint64_t sent_bytes() const noexcept { return lanes_.sent_bytes(); }
-  // Tells peers that this rank has ended its round. Any thread.
+  // Tells peers that this rank has ended its round. May be called by any thread.
   void tell_end();
-  // Does the launch. False: it was given up, and its round is broken. on_caller: of an exchange.
+  // Runs the launch. Returns false if the launch was given up and its round is broken. `on_caller`: the launch is an
+  // exchange, which runs on the caller's thread.
   bool run(const Launch &launch, bool on_caller);
 
  private:
   class AwaitedCall;
   class AwaitedQuiet;
 
-  // Without the mutex, as all that follows.
+  // Called without the mutex, like all functions below.
   void begin(const Launch &launch);
   void sum_next();
   void add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to, bool accumulate) const;
   void give_up(const Launch &launch);
   void drop() noexcept;
-  // Has this peer's caller not enqueued the launch that is run, as far as is known for sure?
+  // Is it known for sure that this peer's caller has not enqueued the running launch?
   bool misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller);
   void look();
   std::chrono::milliseconds verdict_time() const noexcept;

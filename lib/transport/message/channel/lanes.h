@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes between this rank and its peers for one key: which rank calls what, the chunks of the call that runs, how
-// rounds end, and what callers ask each other. A rank first tells its peers what it calls. A peer that calls the same
-// sends the chunks for which there is a place, and later ones as it hears that the places are free again. No chunk
-// comes that nothing waits for, and a rank that calls something else has written nothing anywhere.
+// The messages between this rank and its peers for one key: each rank's call, the chunks of the running call, the ends
+// of rounds, and the questions of callers. A rank first tells its peers its call. A peer with the same call sends the
+// chunks for which there are places, and later chunks when it hears that places are free again. So every chunk that
+// arrives is awaited, and a rank with a different call has written nothing anywhere.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace fsdp::transport::messages {
 
-// Everything is called with the transport's mutex held, unless it says otherwise.
+// All functions are called with the transport's mutex held, unless a comment says otherwise.
 class Lanes final : private Receiver {
  public:
   struct LaneHello {
@@ -26,29 +26,30 @@ class Lanes final : private Receiver {
     Fingerprint fingerprint{};
   };
 
-  // sums_on: allocates the scratch memory of calls that sum; NULL: no call does. Without the mutex, as its end.
+  // `sums_on` allocates the scratch memory for sums; NULL: no call sums. Constructor and destructor are called without
+  // the mutex.
   Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, uint64_t chunk_bytes, device::Device *sums_on,
         const std::string &what);
   ~Lanes();
   Lanes(const Lanes &) = delete;
   Lanes &operator=(const Lanes &) = delete;
 
-  // -- what does not change: without the mutex --
+  // -- constant or atomic data, read without the mutex --
   uint32_t size() const noexcept { return static_cast<uint32_t>(ranks_.size()); }
   uint32_t rank() const noexcept { return rank_; }
   const std::vector<uint32_t> &ranks() const noexcept { return ranks_; }
   uint64_t chunk_bytes() const noexcept { return chunk_bytes_; }
-  // size() if it is none of them.
+  // Returns size() if the rank is none of these ranks.
   uint32_t lane_of(uint32_t world_rank) const noexcept;
   Round &round() noexcept { return round_; }
   const Round &round() const noexcept { return round_; }
   uint64_t sent_bytes() const noexcept { return sent_bytes_.load(std::memory_order_relaxed); }
-  // There may be something for the thread that runs the call.
+  // True if there may be work for the thread that runs the call.
   std::atomic<bool> &attention() noexcept { return attention_; }
 
-  // -- the call that runs --
+  // -- the running call --
   void start(const Launch &launch);
-  // Its own phase is told to all ranks of this process.
+  // Raises this rank's own phase.
   void raise_phase(const Launch &launch, Phase phase) noexcept;
   void stop() noexcept { active_ = false; }
   const Call &call() const noexcept { return call_; }
@@ -58,24 +59,23 @@ class Lanes final : private Receiver {
   const LaneHello &hello_of(uint32_t r, uint64_t number) const noexcept {
     return lanes_[r].hellos[number % hellos_kept];
   }
-  // Has this peer not come, or are bytes of it missing?
+  // Has this peer not come to the call, or are bytes from it missing?
   bool misses(uint32_t r) const noexcept { return r != rank_ && (!lanes_[r].met || misses_data(r)); }
   bool can_sum() const noexcept;
   bool done() const noexcept;
-  // Nothing of any call is under way.
+  // Is no message of any call under way?
   bool quiet() const noexcept { return sending_ == 0 && receiving_ == 0; }
-
-  // The chunk to be summed next, once can_sum(), and what each rank has sent of it, one beside the other. By the thread
-  // that runs the call, without the mutex.
+  // The chunk to be summed next, once can_sum(), and the memory with the ranks' parts of a chunk, one after the other.
+  // Called by the thread that runs the call, without the mutex.
   uint64_t next_sum() const noexcept { return summed_; }
   std::byte *row(uint64_t chunk) noexcept { return scratch_->data() + chunk % window_ * size() * chunk_bytes_; }
-  // It is summed: its places are free.
+  // The chunk is summed, so its places are free.
   void end_sum();
 
   // Tells peers that this rank has ended its round.
   void tell_end();
-  // Asks this peer which collectives its caller has enqueued, if it is time. Did it answer a moment ago, and has it not
-  // enqueued this one? world_size: all times are so much longer in a large job.
+  // Asks this peer, if it is time, which collectives its caller has enqueued. Returns true if the peer answered a
+  // moment ago and has not enqueued this one. All times are longer in a large job, by `world_size`.
   bool misses_caller(uint32_t r, const Launch &launch, uint32_t world_size);
 
  private:
@@ -85,11 +85,11 @@ class Lanes final : private Receiver {
     LaneHello hellos[hellos_kept];
     bool met, different;
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
-    std::vector<uint64_t> arrived;  // one for each place: chunk + 1 of the reduce stage
+    std::vector<uint64_t> arrived;  // for each place: chunk + 1 that has arrived in the reduce stage
     uint32_t in_flight = 0;
-    uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last that has an answer
-    uint32_t asked = 0;                      // so often in a row
-    uint64_t question_ns = 0;                // the peer's, to be answered
+    uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last question with an answer
+    uint32_t asked = 0;                      // number of questions in a row
+    uint64_t question_ns = 0;                // the peer's question that this rank must answer
   };
 
   // -- Receiver --

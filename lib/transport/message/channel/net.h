@@ -9,7 +9,7 @@
 
 namespace fsdp::transport::messages {
 
-// Collectives between hosts: a channel and what is enqueued on it.
+// Collectives between hosts: a channel, and the launches that are enqueued on it.
 
 class ChannelCollectives final : public Collectives {
  public:
@@ -23,7 +23,7 @@ class ChannelCollectives final : public Collectives {
   Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
   Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
   Ticket barrier(Tag tag, device::Stream &stream) override;
-  // Sources are free when the stream has come by.
+  // Sources are free when the stream has done the collective.
   void await_release(Ticket, device::Stream &) override {}
   bool released(Ticket) const noexcept override { return true; }
   uint64_t sent_bytes() const noexcept override { return channel_->sent_bytes(); }
@@ -41,7 +41,7 @@ class ChannelCollectives final : public Collectives {
   LaunchPool launches_;
 };
 
-// chunk_bytes: the largest that the transport carries; read_net_chunk_bytes.
+// `chunk_bytes` is the size of the largest chunk that the transport carries; see read_net_chunk_bytes().
 std::unique_ptr<Net> create_net(std::unique_ptr<Transport> transport, uint64_t chunk_bytes);
 
 }  // namespace fsdp::transport::messages

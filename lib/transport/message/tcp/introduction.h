@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A connection from its first packet until both ends know which two ranks it joins. Of two ranks the lower one
+// A connection from its first packet until both ends know which two ranks it connects. The lower rank of the two
 // connects.
 //
 //   both         prove the job's secret (membership/wire/handshake.h), for this purpose, to this rank
 //   connecting   Greeting: from which rank to which
 //   the other    Greeting back
-//   both         with FSDP_NET_ENCRYPTION=on: TLS by a key of the job, for these two ranks; and within it a Binding,
-//   which
-//                proves the secret once more, over a value that only the two ends of this TLS connection know
+//   both         with FSDP_NET_ENCRYPTION=on: TLS with a key of the job for these two ranks, and within it a Binding,
+//                which proves the secret again, over a value that only the two ends of this TLS connection know
 //
-// Until it is proven nothing that comes is read but the proof's fixed 88 bytes, and until it is greeted nothing but
-// that.
+// Until the secret is proven, only the proof's fixed 88 bytes are read. After that only the greeting is read until it
+// is complete.
 #pragma once
 
 #include <array>
@@ -29,58 +28,58 @@
 
 namespace fsdp::transport::tcp {
 
-// What both ends of all connections know. The key is wiped when it ends, the secret with its last copy.
+// What both ends of all connections know. The destructor wipes the key; the secret is wiped with its last copy.
 struct JobNames {
   Secret secret;
   std::string name;
   uint32_t rank = 0, world_size = 0;
   NetProtection protection = {};
-  const TlsLibrary *tls = nullptr;  // where connections are encrypted
-  Digest key = {};                  // then: of this job
-
+  const TlsLibrary *tls = nullptr;  // set if connections are encrypted
+  Digest key = {};                  // the key of this job, if connections are encrypted
   ~JobNames();
-  // What the proof of a connection to this rank is for.
+  // The label for which a connection to this rank proves the secret.
   std::string label(uint32_t to) const;
 };
 
 struct Greeting {
   uint32_t magic, version, byte_order, world_size, from, to, checksum, encryption;
 };
-// The first that is said within TLS: it is the same connection as before.
+// The first message within TLS: it proves that this is the same connection as before.
 using Binding = Digest;
 
 class Introduction {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Connects. deadline: until it has greeted. From then on the other end may have let it in, and would take a hang-up
-  // for the end of this rank: it has until `last` to say so.
+  // Connects to a peer. This end must have sent its greeting by `deadline`. From then on the other end may have
+  // accepted the connection, and would take a hang-up for the end of this rank. So the other end has until `last` to
+  // answer.
   Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline,
                Clock::time_point last);
-  // Is connected to, by an end that has proven the secret. deadline: until this end has let it in.
+  // Takes a connection from an end that has proven the secret. The introduction must be complete by `deadline`.
   Introduction(const JobNames &job, Acceptor::AuthenticatedSocket arrival, Clock::time_point deadline);
   ~Introduction() { hang_up(); }
   Introduction(const Introduction &) = delete;
   Introduction &operator=(const Introduction &) = delete;
 
-  // Reads and writes what goes now, never waiting.
+  // Reads and writes what is possible now, and never waits.
   IoState advance();
   const Fd &socket() const noexcept { return socket_; }
-  bool wants_room() const noexcept;  // to write; else it waits for what comes
+  bool wants_room() const noexcept;  // does it wait for room to write? If not, it waits for bytes to read
   Clock::time_point deadline() const noexcept { return deadline_; }
-  // Of a failed one. final: another try would end the same way.
+  // Why the introduction failed. final(): another attempt would fail the same way.
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
-  // Of an end that has connected: "10.0.0.7:51200".
+  // The address of an end that has connected, "10.0.0.7:51200".
   const std::string &from() const noexcept { return from_; }
-  // Of one that is done: the other rank.
+  // The other rank, once the introduction is done.
   uint32_t peer() const noexcept { return peer_; }
   Fd take_socket() noexcept { return std::move(socket_); }
-  std::unique_ptr<Tls> take_tls() noexcept { return std::move(tls_); }  // NULL: it is not encrypted
+  std::unique_ptr<Tls> take_tls() noexcept { return std::move(tls_); }  // NULL: the connection is not encrypted
 
  private:
-  void hang_up() noexcept;  // also where a child of this process has the socket
+  void hang_up() noexcept;  // ends the connection even if a child of this process has the socket
   IoState fail_with(std::string problem, int code, bool final);
   IoState connect();
   IoState prove();
@@ -103,10 +102,10 @@ class Introduction {
   Clock::time_point deadline_, last_;
   Fd socket_;
   bool connecting_ = false;
-  std::optional<Handshake> handshake_;  // of the end that connects; the Acceptor has the other one's
+  std::optional<Handshake> handshake_;  // only on the end that connects; on the other end the Acceptor has it
   std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
   size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
-  bool spoken_ = false;  // this end's greeting has gone
+  bool spoken_ = false;  // this end's greeting was sent
   bool greeted_ = false, shaken_ = false, bound_ = false;
   std::unique_ptr<Tls> tls_;
   Binding own_binding_{}, said_binding_{};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection to a peer: frames out and in, never waiting. Reading never depends on writing, and a chunk goes to its
-// place or is dropped, so that no two ranks can wait for each other's reading.
+// One connection to a peer, which sends and receives frames and never waits. Reading never depends on writing, and a
+// chunk goes to its place or is dropped, so no two ranks can wait for each other to read.
 //
 //   in:  socket --> [ rest of a chunk ] its place, without a copy
-//               --> [ what follows    ] 4 KiB of heads and short payloads, looked at one by one
+//               --> [ later bytes     ] 4 KiB of heads and short payloads, which are handled one by one
 //
-// Of one thread, but for send_now().
+// A link is used by one thread, except for send_now().
 #pragma once
 
 #include <array>
@@ -20,26 +20,26 @@
 
 namespace fsdp::transport::tcp {
 
-// What goes over a connection between two ranks once both have proven the job's secret: frames, each a head and its
-// payload, in one order.
+// The format of a connection between two ranks once both have proven the job's secret. It has frames in a fixed order,
+// each a head and its payload.
 
 struct TcpFrameHead {
   uint32_t magic;
   uint32_t payload_bytes;
-  uint64_t sequence;  // of this direction, from 0
+  uint64_t sequence;  // number of the frame in this direction, from 0
   messages::Header header;
-  uint32_t payload_sum;  // CRC32C, where the job has FSDP_NET_CHECKSUM=crc32c; else both are 0
-  uint32_t head_sum;     // of all before
+  uint32_t payload_sum;  // CRC32C if the job has FSDP_NET_CHECKSUM=crc32c; if not, both sums are 0
+  uint32_t head_sum;     // CRC32C of all fields before
 };
 static_assert(sizeof(TcpFrameHead) == 24 + sizeof(messages::Header));
 constexpr uint32_t frame_magic = 0x66736470;
 
-// One on its way out. Data stays where it is; a short payload is kept here.
+// A frame to be sent. Data stays where it is; a short payload is kept here.
 struct OutFrame {
   TcpFrameHead head;
   alignas(8) std::byte control[messages::longest_control];
   const std::byte *data = nullptr;  // NULL: the payload is in control
-  uint64_t sent = 0;                // bytes of head and payload
+  uint64_t sent = 0;                // number of bytes sent, of head and payload
   bool sealed = false;              // the head has its sums
 
   const std::byte *payload() const noexcept { return data ? data : control; }
@@ -53,66 +53,65 @@ inline OutFrame make_frame(const messages::Header &header, uint64_t sequence, ui
   return frame;
 }
 
-// Gives the head the sums of what is there now. Once.
+// Sets the head's sums from the present contents. Does it only once.
 void seal(OutFrame &frame) noexcept;
 uint32_t sum_of(const TcpFrameHead &head) noexcept;
 
-// NULL: a peer that keeps to the protocol may send this; else what is wrong with it.
+// Says what is wrong with the head; returns NULL if a peer that follows the protocol may send it.
 const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequence) noexcept;
 
-// Takes what comes.
+// Takes the messages that a link receives.
 class Sink {
  public:
-  // False: this peer sends more than it may.
+  // Returns false if the peer sends more than it may.
   virtual bool control(const messages::Header &header, const std::byte *payload, uint64_t bytes) = 0;
   virtual messages::Place place(const messages::Header &header) = 0;
-  virtual void arrived(const messages::Header &header) = 0;  // what had a place
+  virtual void arrived(const messages::Header &header) = 0;  // a chunk that had a place has arrived
 
  protected:
   ~Sink() = default;
 };
 
 struct LinkOptions {
-  uint32_t peer = 0;  // rank of the job
-  uint32_t rank = 0;  // this one
+  uint32_t peer = 0;  // the peer's rank in the job
+  uint32_t rank = 0;  // this rank
   bool checksum = false;
 };
 
 class Link {
  public:
-  // tls: NULL, or what both ends have agreed on.
+  // `tls` is the TLS connection that both ends have set up, or NULL.
   Link(Fd socket, const LinkOptions &options, std::unique_ptr<Tls> tls = nullptr)
       : socket_(std::move(socket)), options_(options), tls_(std::move(tls)) {}
-  ~Link();  // the connection ends, also where a child of this process has it
+  ~Link();  // ends the connection, even if a child of this process has the socket
   Link(const Link &) = delete;
   Link &operator=(const Link &) = delete;
 
   const Fd &socket() const noexcept { return socket_; }
   bool open() const noexcept { return problem_.empty(); }
-  // A call of write() came to what the socket does not take at the moment.
+  // Did a call of write() find that the socket takes no more at the moment?
   bool full() const noexcept { return full_; }
   const std::string &problem() const noexcept { return problem_; }
-  // errno; EPROTO: what came fits nothing; EBADMSG: it was changed on its way.
+  // errno; EPROTO: the received bytes do not follow the protocol; EBADMSG: they were changed on their way.
   int code() const noexcept { return code_; }
-
-  // Takes these frames behind those that it has, and leaves the vector empty.
+  // Appends these frames to those that it has, and leaves the vector empty.
   void take(std::vector<OutFrame> &frames);
   bool writing() const noexcept { return (first_ < out_.size() || (tls_ && tls_->unsent())) && !cannot_write_; }
-  // Sends what goes, up to a limit; the headers of the data that has gone are added to `sent`.
+  // Sends what the socket takes, up to a limit. The headers of data that was sent completely are added to `sent`.
   void write(std::vector<messages::Header> &sent);
-  // Before an end that this rank makes: what it said before any data that has not gone, if that goes at once.
+  // Called before this rank ends the connection: sends the control messages that come before unsent data, if the socket
+  // takes them at once.
   void send_last_words();
-  // Reads what is there, up to a limit.
+  // Reads the bytes that have arrived, up to a limit.
   void read(Sink &sink);
-  // The chunk that has come in part, and has a place; NULL: none.
+  // The chunk that has arrived in part and has a place; NULL: none.
   const messages::Header *incomplete() const noexcept { return placed_ ? &header_ : nullptr; }
-  // What has not gone.
+  // The frames that were not sent.
   const std::vector<OutFrame> &unsent() noexcept;
-  // Bytes that the peer's kernel has not acknowledged.
+  // Has the peer's kernel acknowledged all bytes?
   bool acknowledged() const noexcept;
-
-  // Called while no other thread writes, and not within TLS: sends as much of the frame as goes at once. What is wrong
-  // is seen by write().
+  // Sends as much of the frame as the socket takes at once. Called while no other thread writes, and not with TLS.
+  // Errors are found by write().
   void send_now(OutFrame &frame) const noexcept;
 
  private:
@@ -137,20 +136,20 @@ class Link {
   int code_ = 0;
 
   std::vector<OutFrame> out_;
-  size_t first_ = 0;  // of out_ that has not gone
+  size_t first_ = 0;  // index in out_ of the first frame that was not sent
   bool full_ = false;
-  // The peer takes no more: what it said before that is still read, and only then is this the end.
+  // The peer takes no more bytes. Its earlier messages are still read before the link ends.
   bool cannot_write_ = false;
   int write_code_ = 0;
 
   std::array<std::byte, 4096> staged_bytes_{};
   size_t staged_ = 0;
   uint64_t sequence_ = 0;
-  messages::Header header_{};  // of the chunk that comes
-  uint64_t left_ = 0;          // of it
-  uint32_t sum_ = 0;           // of what has come of it
+  messages::Header header_{};  // header of the chunk that is arriving
+  uint64_t left_ = 0;          // bytes of the chunk that have yet to arrive
+  uint32_t sum_ = 0;           // CRC of the chunk's bytes so far
   uint32_t wanted_sum_ = 0;
-  std::byte *to_ = nullptr;  // of what is left; NULL: dropped
+  std::byte *to_ = nullptr;  // where the remaining bytes go; NULL: they are dropped
   bool placed_ = false;
 };
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS 1.3 over a connected socket, never waiting. Both ends have a key beforehand and no certificates. Each connection
-// has keys of its own on top (ECDHE), so that a process that learns the secret later cannot read what it has recorded.
+// TLS 1.3 over a connected socket, which never waits. Both ends have a pre-shared key and no certificates. Each
+// connection also has its own keys (ECDHE), so that a process that learns the secret later cannot decrypt recorded
+// messages.
 //
-//   out:  frames --> records in memory --> socket     what is sent is read from the caller's memory at once
+//   out:  frames --> records in memory --> socket     frames are read from the caller's memory at once
 //   in:   socket --> records in memory --> the caller's memory
 //
-// Of one thread.
+// Used by one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -24,7 +25,8 @@
 
 namespace fsdp::transport::tcp {
 
-// The functions of OpenSSL's libssl that are used, found when a rank is to encrypt: programs start where it is missing.
+// The functions of OpenSSL's libssl that are used. They are looked up when a rank must encrypt, so that programs also
+// start where libssl is missing.
 
 #define FSDP_TLS_FUNCTIONS(X)                                                                                     \
   X(OPENSSL_init_ssl)                                                                                             \
@@ -63,8 +65,8 @@ struct TlsLibrary {
 #undef FSDP_TLS_MEMBER
 };
 
-// Throws UNSUPPORTED naming what is missing. The library stays loaded. Functions of libcrypto are those that libssl
-// itself calls, whichever this library is linked to.
+// Throws UNSUPPORTED, naming what is missing. The library stays loaded. Functions of libcrypto are those that libssl
+// itself calls, even if this library is linked to another libcrypto.
 TlsLibrary load_tls_library();
 
 }  // namespace fsdp::transport::tcp
@@ -78,7 +80,7 @@ class Tls {
   // A key of AES-GCM may guard 2^24.5 records, which are 380 GB.
   static constexpr uint64_t usual_key_bytes = uint64_t{64} << 30;
 
-  // Both ends need the same key and identity. key_bytes: this end takes a new key after so many.
+  // Both ends need the same key and identity. This end changes its key after `key_bytes` bytes.
   Tls(const TlsLibrary &library, Role role, const Digest &key, std::string identity,
       uint64_t key_bytes = usual_key_bytes);
   ~Tls();
@@ -86,23 +88,23 @@ class Tls {
   Tls &operator=(const Tls &) = delete;
 
   IoState shake_hands(const Fd &socket);
-  // Of this connection alone, and the same at both ends.
+  // A value that is unique to this connection and the same at both ends.
   Digest exported() const;
 
-  // As sendmsg: how many bytes were taken, of at most 64 KiB; -1 and errno (EAGAIN: what was taken before has not
-  // gone).
+  // Like sendmsg: returns how many bytes were taken, at most 64 KiB, or -1 with errno. EAGAIN means that bytes taken
+  // before have not all been sent.
   ssize_t send(const Fd &socket, const iovec *parts, size_t count);
   bool unsent() const noexcept { return gone_ < out_.size(); }
-  // As recvmsg; see code().
+  // Like recvmsg; see code().
   ssize_t receive(const Fd &socket, const iovec *parts, size_t count);
-  // There may be more in memory, of which the socket knows nothing.
+  // There may be more bytes in memory, which polling the socket does not show.
   bool has_more() const noexcept { return more_ || code_ != 0; }
-  // Why nothing more is read. EBADMSG: what came is not what was sent; ENOMEM: what came is lost.
+  // Why nothing more is read. EBADMSG: the bytes are not those that were sent; ENOMEM: received bytes were lost.
   int code() const noexcept { return code_; }
   const std::string &problem() const noexcept { return problem_; }
-  // Why nothing more is sent, which says nothing of what comes.
+  // Why nothing more is sent. Reading may still be possible.
   const std::string &write_problem() const noexcept { return write_problem_; }
-  bool hung_up() const noexcept { return hung_up_; }  // it failed by the end of the connection
+  bool hung_up() const noexcept { return hung_up_; }  // it failed because the connection ended
   uint64_t key_updates() const noexcept { return key_updates_; }
 
  private:
@@ -123,8 +125,8 @@ class Tls {
   uint64_t key_bytes_, since_key_ = 0, key_updates_ = 0;
   std::unique_ptr<SSL_CTX, decltype(TlsLibrary::SSL_CTX_free)> context_;
   std::unique_ptr<SSL, decltype(TlsLibrary::SSL_free)> ssl_;
-  BIO *in_ = nullptr, *to_go_ = nullptr;  // ssl_'s
-  std::vector<std::byte> out_;            // records on their way
+  BIO *in_ = nullptr, *to_go_ = nullptr;  // owned by ssl_
+  std::vector<std::byte> out_;            // records to be sent
   size_t gone_ = 0;
   bool more_ = false, ended_ = false, hung_up_ = false;
   int code_ = 0;

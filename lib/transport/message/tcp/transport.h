@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's connections over TCP: one to each peer that it sends to or hears from, made by the lower rank of the two.
+// One rank's connections over TCP: one to each peer that it sends to or hears from. The lower rank of the two connects.
 //
 //   a channel --(mutex)--> Peer::queued --> thread --> Link --> socket
 //   socket --> thread --> Link --(mutex)--> a channel's control(), place(), arrived()
 //
-// The thread reads and writes without the mutex; it takes it for what channels see. Short messages are written by the
-// thread that sends them where nothing waits before them. No wait of a rank depends on another's reading: the thread
-// reads whatever comes, into places that channels have set aside, or drops it.
+// The thread reads and writes without the mutex, and locks it for calls of channels. A thread that sends a short
+// message writes it itself if nothing is queued before it. No wait of a rank depends on another rank's reading: the
+// thread reads everything that arrives into places that channels have reserved, or drops it.
 #pragma once
 
 #include <pthread.h>
@@ -27,7 +27,7 @@ namespace fsdp::transport::tcp {
 
 class TcpTransport final : public messages::Transport, private Sink {
  public:
-  // address: numeric, of the interface to listen at.
+  // `address` is the numeric address of the interface to listen at.
   TcpTransport(uint32_t rank, const std::string &address, NetProtection protection);
   ~TcpTransport() override;
 
@@ -51,7 +51,7 @@ class TcpTransport final : public messages::Transport, private Sink {
  private:
   using Clock = std::chrono::steady_clock;
   using Header = messages::Header;
-  // -- Sink: by the thread, without the mutex --
+  // -- Sink: called by the thread, without the mutex --
   bool control(const Header &header, const std::byte *payload, uint64_t bytes) override;
   messages::Place place(const Header &header) override;
   void arrived(const Header &header) override;
@@ -82,7 +82,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void take_arrivals();
   void let_in(Introduction &other);
   void see_to_dial(uint32_t r);
-  // Connections are made, or are about to be.
+  // Are connections being made, or about to be made?
   bool forms() const noexcept {
     return dials_ > 0 || !introductions_.empty() || (joined_ && !watched_) || (acceptor_ && !acceptor_->idle());
   }
@@ -96,27 +96,27 @@ class TcpTransport final : public messages::Transport, private Sink {
   std::shared_ptr<Seat> seat_;
   JobNames names_;
   uint32_t user_timeout_ms_ = 0;
-  Peers peers_;  // empty: this rank has not joined
+  Peers peers_;  // empty until this rank has joined
   std::vector<uint32_t> dirty_;
   uint64_t losses_ = 0;
   bool asleep_ = false;  // the thread sleeps, or is about to
   bool stopping_ = false;
   Clock::time_point stop_since_{};
-  // -- of the thread --
+  // -- used only by the thread --
   std::vector<uint32_t> writers_;  // peers with something to write
   std::vector<Header> sent_;
-  std::vector<uint32_t> fresh_;                   // peers whose first bytes may have come behind their introduction
-  Fd acceptor_events_ = Acceptor::make_events();  // until there is one
+  std::vector<uint32_t> fresh_;  // peers whose first bytes may already have been read with their introduction
+  Fd acceptor_events_ = Acceptor::make_events();  // used until there is an acceptor
   std::optional<Acceptor>
-      acceptor_;          // once this rank has joined: it could not say before for which rank it proves anything
-  bool watched_ = false;  // what happens at the acceptor wakes the thread
-  std::vector<std::unique_ptr<Introduction>> introductions_;  // of arrivals
-  std::vector<uint32_t> dialed_;                              // peers that are, or are to be, connected to
+      acceptor_;          // made once this rank has joined: before, it does not know for which rank secrets are proven
+  bool watched_ = false;  // events of the acceptor wake the thread
+  std::vector<std::unique_ptr<Introduction>> introductions_;  // introductions of peers that connected to this rank
+  std::vector<uint32_t> dialed_;                              // peers to which this rank connects
   size_t dials_ = 0;
   RefusalLog refusals_{"a connection for messages"};
-  bool joined_ = false;       // peers are known
-  size_t world_size_ = 0;     // so many
-  bool introducing_ = false;  // one of them has something to do
+  bool joined_ = false;       // the peers are known
+  size_t world_size_ = 0;     // number of ranks
+  bool introducing_ = false;  // an introduction has work to do
   Clock::time_point introduced_at_{};
   Clock::time_point moved_at_{};
   bool moved_ = false, sleeps_ = false, stops_ = false;

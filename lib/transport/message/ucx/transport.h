@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's UCX worker: endpoints to peers, messages out and in. A thread of its own moves everything on, so that
-// peers get what a rank owes them while its caller computes, and everything here happens under one mutex.
+// One rank's UCX worker: endpoints to peers, and messages out and in. A background thread drives the worker, so that
+// peers get their data while this rank's caller computes. Everything here happens under one mutex.
 #pragma once
 
 #include <pthread.h>
@@ -28,14 +28,15 @@ using messages::Receiver;
 // The tag of a hello, which has no other content; see UcxTransport.
 constexpr uint64_t hello_tag(uint32_t from) { return uint64_t{header_magic} << 32 | from; }
 
-// Of two ranks the lower one connects and says hello, and the other one then connects and says so too; then they greet
-// each other in the same order, and nothing else is sent before. So a connection that is refused is tried again without
-// loss. The greetings alone would do for that. But the first message with a header has UCX shake hands. UCX 1.13 ends
-// the process (assertion in ucp_request.c) if the other side dies before the answer to that has a connection to go by.
-// Hellos need no handshake, and a rank that has got one knows that the other's connection stands.
+// The lower of two ranks connects and sends a hello; the other rank then connects and sends a hello back. Then they
+// greet each other in the same order, and nothing else is sent before. So a refused connection is tried again without
+// loss. For that alone the greetings would be enough. But at the first message with a header UCX makes a handshake.
+// UCX 1.13 ends the process (assertion in ucp_request.c) if the other side dies before a connection exists for the
+// answer to the handshake. Hellos need no handshake, and a rank that has received one knows that the other's connection
+// exists.
 class UcxTransport final : public messages::Transport {
  public:
-  // chunk_bytes: of the largest message. guarded: as create_ucx_net.
+  // `chunk_bytes` is the size of the largest message; `guarded` is that of create_ucx_net().
   UcxTransport(uint32_t rank, uint64_t chunk_bytes, bool guarded);
   ~UcxTransport() override;
 
@@ -72,13 +73,13 @@ class UcxTransport final : public messages::Transport {
     std::vector<std::byte> address;
     ucp_ep_h endpoint = nullptr;
     Loss loss;
-    bool open = false;                // both have greeted
-    bool heard = false;               // it said hello
-    bool greeted = false;             // it greeted
-    bool refused = false;             // to be tried again
-    Clock::time_point tried, expiry;  // of connecting
+    bool open = false;                // both ranks have greeted
+    bool heard = false;               // the peer sent a hello
+    bool greeted = false;             // the peer sent a greeting
+    bool refused = false;             // the connection must be tried again
+    Clock::time_point tried, expiry;  // when connecting was last tried, and when it is given up
     std::chrono::milliseconds pause{};
-    std::vector<Message *> waiting;  // until it is open
+    std::vector<Message *> waiting;  // messages to send once the peer is open
     uint32_t index = 0;
     UcxTransport *transport = nullptr;
   };
@@ -119,8 +120,8 @@ class UcxTransport final : public messages::Transport {
   const Api &api_;
   std::shared_ptr<Seat> seat_;
   std::vector<UcxPeer> peers_;
-  std::set<uint32_t> early_;        // said hello before this rank joined
-  std::vector<uint32_t> unopened_;  // greeted, or refused: something is to be done
+  std::set<uint32_t> early_;        // peers that sent a hello before this rank joined
+  std::vector<uint32_t> unopened_;  // peers that greeted or were refused, and must be handled
   std::vector<std::unique_ptr<Message>> messages_;
   std::vector<Message *> free_;
   uint64_t losses_ = 0;

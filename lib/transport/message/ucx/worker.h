@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX's context and worker of one rank, with the settings that this library needs where the user has none.
+// UCX's context and worker of one rank, with the settings that this library needs unless the user has set them.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -15,7 +15,8 @@
 
 namespace fsdp::transport::ucx {
 
-// The functions of libucp that are used, found when the first Net is made: the library loads where UCX is missing.
+// The functions of libucp that are used. They are looked up when the first Net is made, so that the library also loads
+// where UCX is missing.
 
 #define FSDP_UCX_FUNCTIONS(X)                                                                                         \
   X(ucp_get_version)                                                                                                  \
@@ -48,46 +49,45 @@ struct Api {
   uint32_t major = 0;
 };
 
-// Throws UNSUPPORTED naming what is missing. The library stays loaded: it does not bear being unloaded. It takes no
-// signals unless UCX_HANDLE_ERRORS, UCX_ERROR_SIGNALS or UCX_DEBUG_SIGNO says so.
+// Throws UNSUPPORTED, naming what is missing. UCX stays loaded, because it cannot be unloaded safely. It handles no
+// signals unless UCX_HANDLE_ERRORS, UCX_ERROR_SIGNALS or UCX_DEBUG_SIGNO asks for that.
 Api load_api();
 
-// The transports that UCX may use, as it lists them itself, and which of them need the user's word of trust.
-
-// "tcp/eth0" and so on, from what ucp_context_print_info writes; empty if it writes something else.
+// The transports that UCX may use, as it lists them itself, and which of them the user must declare as trusted.
+// Returns "tcp/eth0" and the like from the text that ucp_context_print_info writes; empty if the text has another form.
 std::vector<std::string> transports_of(std::string_view text);
-// One of them is TCP, or the list is empty and so not known.
+// Is one of them TCP? Also true if the list is empty, because the transports are then not known.
 bool may_use_tcp(const std::vector<std::string> &transports);
-// One of them reaches other hosts.
+// Does one of them reach other hosts?
 bool leaves_host(const std::vector<std::string> &transports);
 
-// FSDP_UCX_TCP is "trusted". Throws INVALID_ARGUMENT if it is something else.
+// Is FSDP_UCX_TCP "trusted"? Throws INVALID_ARGUMENT if the variable has another value.
 bool trusts_tcp();
-
-inline constexpr int last_words_ms = 1000;  // for what tells peers of the end to leave this host
+inline constexpr int last_words_ms = 1000;  // the time in which messages about the end may leave this host
 
 class Worker {
  public:
-  // chunk_bytes: of the largest message. Messages of that id go to `handler` with `self`. Throws UNSUPPORTED, with no
-  // port open, if UCX may use TCP and the user has not said FSDP_UCX_TCP=trusted, or may not use it anyway (guarded).
+  // `chunk_bytes` is the size of the largest message. Messages with `message_id` go to `handler` with `self`. Throws
+  // UNSUPPORTED, without opening a port, if UCX may use TCP although the user has not set FSDP_UCX_TCP=trusted, or if
+  // `guarded` forbids TCP.
   Worker(uint32_t rank, uint64_t chunk_bytes, bool guarded, unsigned message_id, ucp_am_recv_callback_t handler,
          void *self);
   ~Worker() { end(); }
   Worker(const Worker &) = delete;
   Worker &operator=(const Worker &) = delete;
-  // Endpoints are closed by then. Without effect the second time.
+  // Endpoints must be closed before. A second call has no effect.
   void end() noexcept;
 
   const Api &api() const noexcept { return api_; }
   ucp_worker_h handle() const noexcept { return worker_; }
   const std::vector<std::byte> &address() const noexcept { return address_; }
   const std::string &warnings() const noexcept { return warnings_; }
-  // False: something has happened already. Else sleep() waits until something does, at most ms.
+  // Returns false if an event has happened already. If not, sleep() waits for the next event, for at most `ms`.
   bool arm() noexcept { return api_.ucp_worker_arm(worker_) == UCS_OK; }
   void sleep(int ms) const noexcept;
   void wake() noexcept { api_.ucp_worker_signal(worker_); }
   bool progress() noexcept { return api_.ucp_worker_progress(worker_) != 0; }
-  // Until the request is done, at most ms; then gives it back.
+  // Waits until the request is done, for at most `ms`, and then frees it.
   void await(ucs_status_ptr_t request, int ms) noexcept;
 
  private:
@@ -107,7 +107,7 @@ class Worker {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::string warnings_;
-  // The user's word; only hardware that guards memory; we have left TCP out.
+  // The user trusts TCP; only hardware that guards memory is used; this library has left TCP out.
   bool trusts_tcp_, guarded_, without_tcp_ = false;
 };
 
