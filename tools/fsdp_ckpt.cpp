@@ -44,7 +44,7 @@ CLI::App *add_consolidate(CLI::App &app, ckpt::Request &request) {
   command->add_option("OUT", request.target, "the folder to make, which is not there yet")->required();
   command->add_option("--dtype", request.dtype, "of all weights (as they are)")
       ->check(CLI::IsMember({"float32", "bfloat16", "float16"}));
-  command->add_option("--max-shard-size", request.most_bytes, "bytes of tensors in a file (5GB)")
+  command->add_option("--max-shard-size", request.max_bytes, "bytes of tensors in a file (5GB)")
       ->transform(CLI::AsSizeValue(true))
       ->check(CLI::PositiveNumber);
   add_renames(*command, request);

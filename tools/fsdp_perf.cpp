@@ -42,7 +42,7 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("--op", request.operations, "operations to measure (all but quantize, outer, save, load, join)")
       ->check(CLI::IsMember(operation_names()))
       ->delimiter(',');
-  app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::most_ranks));
+  app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::max_ranks));
   app.add_flag("--threads", request.threads, "ranks as threads of one process");
   app.add_flag("!--no-bind", request.bind, "do not give each rank cores of its own");
   app.add_option("-b,--min-bytes", request.min_bytes, "smallest size (4K)")->transform(CLI::AsSizeValue(false));
@@ -70,7 +70,7 @@ void add_options(CLI::App &app, perf::Request &request) {
       ->expected(2);
   app.add_option("--address", request.address, "outer: rank 0's address for the raw socket (127.0.0.1)");
   app.add_option("--hosts", request.hosts, "join: hosts of the largest job, each a process (128)")
-      ->check(CLI::Range(2u, perf::most_simulated_hosts));
+      ->check(CLI::Range(2u, perf::max_simulated_hosts));
   app.add_option("--ranks-per-host", request.ranks_per_host,
                  "join: ranks of each host, for all of which its process stands (8)")
       ->check(CLI::Range(1u, 64u));

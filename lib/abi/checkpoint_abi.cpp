@@ -13,7 +13,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-constexpr size_t most_name = 1024;  // longest name of a tensor in another program's file
+constexpr size_t max_name = 1024;  // longest name of a tensor in another program's file
 
 std::string read_folder(const char *folder, const char *call) {
   return read_name(folder, PATH_MAX - 256, call, "folder");
@@ -25,8 +25,8 @@ fsdp_save_options read_save_options(const fsdp_save_options *given, const char *
   check_flags(options.flags, known, call, "fsdp_save_options.flags");
   if (options.flags == known)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_save_options.flags: without a rename nothing is replaced at once", call);
-  if (options.step > most_steps)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_save_options.step is {}, the highest is {}", call, options.step, most_steps);
+  if (options.step > max_steps)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_save_options.step is {}, the highest is {}", call, options.step, max_steps);
   return options;
 }
 
@@ -57,8 +57,8 @@ checkpoint::Rename read_rename(const fsdp_rename &given, uint64_t index, const c
   check_flags(given.flags, FSDP_RENAME_TRANSPOSED, call, field("flags").c_str());
   if (given.reserved)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be 0", call, field("reserved"), given.reserved);
-  return {read_name(given.theirs, most_name, call, field("theirs").c_str()),
-          read_name(given.ours, most_name, call, field("ours").c_str()),
+  return {read_name(given.theirs, max_name, call, field("theirs").c_str()),
+          read_name(given.ours, max_name, call, field("ours").c_str()),
           given.from_row,
           given.to_row,
           given.row_count,
@@ -100,7 +100,7 @@ engine::Saving::SavingChoice read_saving_choice(const char *folder, const fsdp_s
 }
 
 std::string read_model_name(const char *name, const char *call) {
-  return name && *name ? read_name(name, most_name, call, "name") : "";
+  return name && *name ? read_name(name, max_name, call, "name") : "";
 }
 
 // Runs a call of a checkpoint, inside its context.
@@ -233,7 +233,7 @@ fsdp_status fsdp_add_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *n
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_bytes_owner", call, owner);
     if (size_bytes) check_pointer(data, call, "data");
     const auto *bytes = static_cast<const std::byte *>(data);
-    saving.add_bytes({read_name(name, most_name, call, "name"), owner == FSDP_BYTES_PER_RANK,
+    saving.add_bytes({read_name(name, max_name, call, "name"), owner == FSDP_BYTES_PER_RANK,
                       std::vector<std::byte>(bytes, bytes + size_bytes)});
   });
 }
@@ -299,7 +299,7 @@ fsdp_status fsdp_read_checkpoint_bytes(fsdp_checkpoint *checkpoint, const char *
     const checkpoint::OpenedCheckpoint &opened = opened_of(held, call);
     check_pointer(size_bytes, call, "size_bytes");
     const engine::Context &context = *held.context;
-    const std::string wanted = read_name(name, most_name, call, "name");
+    const std::string wanted = read_name(name, max_name, call, "name");
     const checkpoint::ManifestTensor &bytes = checkpoint::find_bytes(opened, wanted, context.rank());
     const uint64_t room = *size_bytes, size = *size_bytes = bytes.shape[0];
     if (!data) return;

@@ -40,12 +40,12 @@ fsdp_context_options read_context_options(const fsdp_context_options *given, con
   if (options.world_size && options.rank >= options.world_size)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.rank: rank {} is outside [0, {})", call, options.rank,
          options.world_size);
-  if (options.trace_events > trace::Timeline::most_capacity)
+  if (options.trace_events > trace::Timeline::max_capacity)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.trace_events is {}, at most {} can be kept", call,
-         options.trace_events, trace::Timeline::most_capacity);
-  if (options.flight_events > trace::FlightRecorder::most_capacity)
+         options.trace_events, trace::Timeline::max_capacity);
+  if (options.flight_events > trace::FlightRecorder::max_capacity)
     fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_context_options.flight_events is {}, at most {} can be kept", call,
-         options.flight_events, trace::FlightRecorder::most_capacity);
+         options.flight_events, trace::FlightRecorder::max_capacity);
   return options;
 }
 
@@ -96,12 +96,12 @@ fsdp_status fsdp_create_context(const fsdp_context_options *options, fsdp_contex
 fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options,
                                        fsdp_context **contexts) {
   constexpr auto call = "fsdp_create_local_contexts";
-  constexpr uint32_t most_ranks = 1024;
-  if (contexts && world_size <= membership::most_ranks) std::fill_n(contexts, world_size, nullptr);
+  constexpr uint32_t max_ranks = 1024;
+  if (contexts && world_size <= membership::max_ranks) std::fill_n(contexts, world_size, nullptr);
   return guard([&] {
     check_pointer(contexts, call, "contexts");
-    if (world_size < 1 || world_size > most_ranks)
-      fail(FSDP_INVALID_ARGUMENT, "{}: world_size is {}, it must be in [1, {}]", call, world_size, most_ranks);
+    if (world_size < 1 || world_size > max_ranks)
+      fail(FSDP_INVALID_ARGUMENT, "{}: world_size is {}, it must be in [1, {}]", call, world_size, max_ranks);
     auto given = read_options(options, call, "fsdp_context_options");
     given.world_size = given.rank = 0;
     const auto checked = read_context_options(&given, call);
@@ -117,9 +117,9 @@ fsdp_status fsdp_create_plan_context(uint32_t world_size, uint32_t rank, const f
   if (context) *context = nullptr;
   return guard([&] {
     check_pointer(context, call, "context");
-    if (world_size < 1 || world_size > membership::most_ranks)
+    if (world_size < 1 || world_size > membership::max_ranks)
       fail(FSDP_INVALID_ARGUMENT, "{}: world_size is {}, it must be in [1, {}], as that of a job", call, world_size,
-           membership::most_ranks);
+           membership::max_ranks);
     if (rank >= world_size) fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is outside [0, {})", call, rank, world_size);
     *context = make_handle(engine::Context::create_planning(world_size, rank, read_context_options(options, call)));
   });
@@ -163,9 +163,9 @@ fsdp_status fsdp_all_reduce_values(fsdp_context *context, const fsdp_mesh *mesh,
   constexpr auto call = "fsdp_all_reduce_values";
   return call_context(context, call, [&](auto &impl) {
     if (value_count) check_pointer(values, call, "values");
-    if (value_count > engine::ValueReducer::most_values)
+    if (value_count > engine::ValueReducer::max_values)
       fail(FSDP_INVALID_ARGUMENT, "{}: value_count is {}, at most {} are allowed", call, value_count,
-           engine::ValueReducer::most_values);
+           engine::ValueReducer::max_values);
     if (op < FSDP_VALUE_SUM || op > FSDP_VALUE_MEAN)
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_value_op", call, op);
     impl->all_reduce(mesh_of(mesh, *impl, call).get(), values, value_count, op, call);

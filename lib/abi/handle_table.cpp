@@ -16,7 +16,7 @@ static_assert(generation_shift + HandleTable::generation_bits == 64 && sizeof(vo
 uint64_t encode(uint64_t generation, uint64_t index, HandleKind kind) {
   return generation << generation_shift | index << slot_shift | static_cast<uint64_t>(kind) << kind_shift | 1;
 }
-uint64_t index_of(uint64_t handle) { return handle >> slot_shift & (HandleTable::most_slots - 1); }
+uint64_t index_of(uint64_t handle) { return handle >> slot_shift & (HandleTable::max_slots - 1); }
 uint64_t generation_of(uint64_t handle) { return handle >> generation_shift; }
 HandleKind kind_in(uint64_t handle) { return static_cast<HandleKind>((handle & kind_mask) >> kind_shift); }
 
@@ -59,7 +59,7 @@ void HandleTable::push_free(uint64_t index) const noexcept {
 uint64_t HandleTable::take_slot() {
   if (const uint64_t found = pop_free()) return found - 1;
   for (uint64_t index = slot_count_.load();;) {
-    if (index == most_slots) fail(FSDP_OUT_OF_MEMORY, "{} handles are alive, which is the most", most_slots);
+    if (index == max_slots) fail(FSDP_OUT_OF_MEMORY, "{} handles are alive, which is the most", max_slots);
     const uint64_t chunk = std::bit_width((index >> first_chunk_bits) + 1) - 1;
     if (!chunks_[chunk].load()) {
       auto made = std::make_unique<HandleSlot[]>(uint64_t{1} << (first_chunk_bits + chunk));

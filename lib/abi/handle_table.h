@@ -22,11 +22,11 @@ inline constexpr HandleKind last_handle_kind = HandleKind::checkpoint;
 class HandleTable {
  public:
   static constexpr uint64_t slot_bits = 24, generation_bits = 36;
-  static constexpr uint64_t most_generation = (uint64_t{1} << generation_bits) - 1;
-  static constexpr uint64_t most_slots = uint64_t{1} << slot_bits;
+  static constexpr uint64_t max_generation = (uint64_t{1} << generation_bits) - 1;
+  static constexpr uint64_t max_slots = uint64_t{1} << slot_bits;
 
   // Only tests pass a smaller last_generation.
-  constexpr explicit HandleTable(uint64_t last_generation = most_generation) : last_generation_(last_generation) {}
+  constexpr explicit HandleTable(uint64_t last_generation = max_generation) : last_generation_(last_generation) {}
   ~HandleTable();
   HandleTable(const HandleTable &) = delete;
   HandleTable &operator=(const HandleTable &) = delete;

@@ -28,8 +28,8 @@ fsdp_adamw_options read_adamw_options(const fsdp_adamw_options *given, double lr
     fail(FSDP_INVALID_ARGUMENT, "{}: weight_decay is {}, it must be finite and not negative", call,
          options.weight_decay);
   check_factor(lr, call, "lr");
-  if (options.step > most_steps)
-    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_adamw_options.step is {}, the highest is {}", call, options.step, most_steps);
+  if (options.step > max_steps)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_adamw_options.step is {}, the highest is {}", call, options.step, max_steps);
   const uint32_t flags = options.flags;
   options.beta1 = read_value(options.beta1, 0.9, flags & FSDP_ADAMW_BETA1_ZERO, "FSDP_ADAMW_BETA1_ZERO", call, "beta1");
   options.beta2 =

@@ -71,7 +71,7 @@ template <>
 inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
 // A larger struct_size was certainly never set by the caller, so the bytes behind the struct must not be read.
-constexpr uint64_t most_size = 4096;
+constexpr uint64_t max_size = 4096;
 
 template <class T>
 T read_options(const T *given, const char *call, const Field &name) {
@@ -82,7 +82,7 @@ T read_options(const T *given, const char *call, const Field &name) {
   if (size < first_size<T>)
     fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, at least {} is needed; set it to sizeof({})", call, name,
          size, first_size<T>, name);
-  if (size > most_size)
+  if (size > max_size)
     fail(FSDP_INVALID_ARGUMENT, "{}: {}.struct_size is {}, more than any release has; set it to sizeof({})", call, name,
          size, name);
   const auto *bytes = reinterpret_cast<const unsigned char *>(given);
@@ -121,7 +121,7 @@ void write_output(T *out, T value) {
 // Checks the stride of an array of structs, even if the array is empty.
 template <class T>
 void check_stride(uint64_t stride, const char *call, const char *field, const char *name) {
-  if (stride < first_size<T> || stride > most_size || stride % alignof(T))
+  if (stride < first_size<T> || stride > max_size || stride % alignof(T))
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}; pass sizeof({}), which is {} here", call, field, stride, name,
          sizeof(T));
 }
@@ -174,7 +174,7 @@ inline double read_value(double value, double fallback, bool zero, const char *f
   return zero ? 0.0 : value != 0 ? value : fallback;
 }
 
-constexpr uint64_t most_steps = uint64_t{1} << 53;  // a double counts exactly up to this number
+constexpr uint64_t max_steps = uint64_t{1} << 53;  // a double counts exactly up to this number
 
 inline void check_phase(fsdp_phase phase, const char *call) {
   if (phase < FSDP_FORWARD || phase > FSDP_EVAL)

@@ -16,7 +16,7 @@ using fsdp::memory::PlaneKind;
 
 namespace {
 
-constexpr uint32_t most_dimensions = 16;
+constexpr uint32_t max_dimensions = 16;
 
 // Names a field of one descriptor: "params[3] ('wq').granule".
 Field field_of(uint64_t index, const memory::ParamSpec &param, const char *field) {
@@ -30,9 +30,9 @@ void check_lr_scale(double lr_scale, const char *call, const Field &field) {
 }
 
 void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
-  if (given.dimension_count > most_dimensions)
+  if (given.dimension_count > max_dimensions)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, at most {} are allowed", call, field_of(index, param, "dimension_count"),
-         given.dimension_count, most_dimensions);
+         given.dimension_count, max_dimensions);
   if (given.dimension_count && !given.shape)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is NULL", call, field_of(index, param, "shape"));
   for (uint32_t d = 0; d < given.dimension_count; ++d) {

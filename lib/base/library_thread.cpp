@@ -10,7 +10,7 @@
 namespace fsdp {
 
 pthread_t LibraryThread::start(void *(*body)(void *), void *argument) const {
-  constexpr size_t most_shown = 15;
+  constexpr size_t max_shown = 15;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   // glibc takes a thread's TLS from the thread's stack, and the TLS is large in programs with many libraries.
@@ -23,7 +23,7 @@ pthread_t LibraryThread::start(void *(*body)(void *), void *argument) const {
   }();
   pthread_attr_destroy(&attributes);
   if (code != 0) fail_errno(code, format_text("start the thread of {}", purpose));
-  pthread_setname_np(thread, name.substr(0, most_shown).c_str());
+  pthread_setname_np(thread, name.substr(0, max_shown).c_str());
   return thread;
 }
 

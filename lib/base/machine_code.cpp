@@ -17,7 +17,7 @@
 namespace fsdp {
 namespace {
 
-constexpr uintptr_t most_bytes = 64u << 20;
+constexpr uintptr_t max_bytes = 64u << 20;
 
 struct CodeSegment {
   uintptr_t inside, begin, end;
@@ -51,7 +51,7 @@ bool populate_by_kernel(uintptr_t begin, uintptr_t end) {
 
 void populate_machine_code() {
   CodeSegment segment{reinterpret_cast<uintptr_t>(&populate_machine_code), 0, 0};
-  if (dl_iterate_phdr(find_segment, &segment) == 0 || segment.end - segment.begin > most_bytes) return;
+  if (dl_iterate_phdr(find_segment, &segment) == 0 || segment.end - segment.begin > max_bytes) return;
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = segment.begin / page * page;
   if (populate_by_kernel(begin, segment.end)) return;

@@ -12,7 +12,7 @@
 
 namespace fsdp::membership {
 
-constexpr uint32_t most_ranks = 16384;  // in a job
+constexpr uint32_t max_ranks = 16384;  // in a job
 // Sizes of what a rank may show to the others at any time, without a collective: see Posts.
 constexpr size_t post_bytes = 96, post_text_bytes = 320;
 

@@ -16,7 +16,7 @@ namespace fsdp::membership {
 // destroyed: a rank has destroyed its context without closing it, which concerns only ranks that wait for it.
 enum class FailureKind : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
 
-// A set of ranks. most: the number of ranks that a job may have (most_ranks in job.h).
+// A set of ranks. most: the number of ranks that a job may have (max_ranks in job.h).
 class RankSet {
  public:
   static constexpr uint32_t most = 16384;
@@ -58,7 +58,7 @@ struct CutLink {
 // An accused rank or link, and why. A peer may have written it, so readers trust neither the end of its text nor its
 // counts.
 struct Accusation {
-  static constexpr uint32_t most_links = 64;
+  static constexpr uint32_t max_links = 64;
 
   FailureKind kind = FailureKind::none;
   int32_t rank = -1;         // becomes Error.rank: the first of the ranks to blame; -1: a link is to blame
@@ -66,7 +66,7 @@ struct Accusation {
   uint32_t link_count = 0;   // number of links, for FailureKind::cut
   fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose error code origin_code is
   int32_t origin_code = 0;
-  CutLink links[most_links] = {};
+  CutLink links[max_links] = {};
   RankSet ranks;  // all ranks to blame, `rank` included; meaningless where `rank` is -1
   char text[944] = {};
 

@@ -28,13 +28,13 @@ void check_params(const GroupSpec &group) {
     });
 }
 
-constexpr size_t most_planes = 8;  // enough for AdamW; more planes only cost a reallocation
+constexpr size_t max_planes = 8;  // enough for AdamW; more planes only cost a reallocation
 
 BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<uint32_t> params) {
   const GroupSpec &group = spec.groups[group_index];
   const ParamSpec &first = group.params[params.front()];
   BucketPlan bucket;
-  bucket.planes.reserve(most_planes);
+  bucket.planes.reserve(max_planes);
   bucket.group = group_index;
   bucket.dtype = first.dtype;
   bucket.quantization = first.quantization;

@@ -50,10 +50,10 @@ struct GroupSpec {
 
   // An upper bound of the bytes in one call of a collective: the whole group in the widest dtype.
   uint64_t longest_call() const {
-    constexpr uint64_t most_counted = uint64_t{1} << 40, widest = 8;
+    constexpr uint64_t max_counted = uint64_t{1} << 40, widest = 8;
     uint64_t elements = 0;
     for (const auto &param : params)
-      elements = std::min(elements + std::min(param.element_count, most_counted), most_counted);
+      elements = std::min(elements + std::min(param.element_count, max_counted), max_counted);
     return elements * widest;
   }
   bool trainable() const {
@@ -97,9 +97,9 @@ struct ModelSpec {
   // Compute weights and gradients lie in memory of the host, where its ranks can read each other's. If not, the next
   // four fields say how they are exchanged.
   bool host_memory = true;
-  uint64_t device_team_bytes = 0;              // a rank's memory for exchanging them
-  fsdp_device_transport device_transport = 0;  // as declared
-  bool rounds_before_sending = false;          // gradients are rounded to their reduce dtype in a separate buffer
+  uint64_t device_team_bytes = 0;                // a rank's memory for exchanging them
+  fsdp_device_transport device_transport = 0;    // as declared
+  bool rounds_gradients_before_sending = false;  // gradients are rounded to their reduce dtype in a separate buffer
   bool receives_slices = false;  // gradients of fewer than 32 bits are received in a buffer before they are summed
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;

@@ -304,7 +304,7 @@ void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   };
   for (const uint32_t b : part.buckets) {
     BucketPlan &bucket = plan.buckets[b];
-    if (spec.rounds_before_sending && is_rounded(bucket))
+    if (spec.rounds_gradients_before_sending && is_rounded(bucket))
       add(bucket, {.kind = PlaneKind::rounded, .dtype = bucket.wire_dtype, .region = RegionId::rounded}, sizes[0]);
     if (spec.receives_slices && is_received_apart(spec, bucket))
       add(bucket, {.kind = PlaneKind::received, .dtype = sent_dtype(bucket), .region = RegionId::received}, sizes[1]);

@@ -204,7 +204,7 @@ Colouring colour_requests(std::span<const PoolRequest> requests, uint32_t track,
 
 namespace {
 
-constexpr size_t most_conflicts = 2'000'000;
+constexpr size_t max_conflicts = 2'000'000;
 
 using Range = std::pair<uint64_t, uint64_t>;  // [begin, end)
 
@@ -233,7 +233,7 @@ std::optional<Conflicts> Conflicts::find(std::span<const LiveEvent> events, size
       live.erase(std::ranges::find(live, event.request));
       continue;
     }
-    if (pairs.size() + live.size() > most_conflicts) return std::nullopt;
+    if (pairs.size() + live.size() > max_conflicts) return std::nullopt;
     for (uint32_t other : live) pairs.emplace_back(event.request, other);
     live.push_back(event.request);
   }

@@ -54,8 +54,8 @@ std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
 
 // Reports in `violations` what is wrong. Visits with an unknown group or phase are ignored. A BACKWARD visit before the
 // group's first FORWARD visit is reported and still counted.
-std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
-                                     std::vector<std::string> &violations) {
+std::vector<GroupVisits> find_first_and_last_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
+                                                    std::vector<std::string> &violations) {
   std::vector<GroupVisits> found(spec.groups.size());
   for (uint32_t i = 0; i < visits.size(); ++i) {
     const auto [group, phase] = visits[i];
@@ -86,7 +86,7 @@ std::vector<GroupVisits> find_visits(const ScheduleSpec &spec, std::span<const f
 
 std::vector<GroupVisits> check_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits) {
   std::vector<std::string> violations;
-  auto found = find_visits(spec, visits, violations);
+  auto found = find_first_and_last_visits(spec, visits, violations);
   if (!violations.empty()) fail(FSDP_INVALID_ARGUMENT, "{}", violations.front());
   return found;
 }
@@ -243,7 +243,7 @@ class Builder {
 
 std::vector<std::string> find_violations(const ScheduleSpec &spec) {
   std::vector<std::string> violations;
-  find_visits(spec, training_visits(spec), violations);
+  find_first_and_last_visits(spec, training_visits(spec), violations);
   return violations;
 }
 

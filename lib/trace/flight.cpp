@@ -16,11 +16,11 @@ namespace fsdp::trace {
 
 namespace {
 
-constexpr uint64_t most_us = (uint64_t{1} << 30) - 1;
+constexpr uint64_t max_us = (uint64_t{1} << 30) - 1;
 
 // Never returns 0, which means "not yet".
 uint64_t microseconds(uint64_t from, uint64_t to) {
-  return std::clamp<uint64_t>(to > from ? (to - from) / 1000 : 0, 1, most_us);
+  return std::clamp<uint64_t>(to > from ? (to - from) / 1000 : 0, 1, max_us);
 }
 
 }  // namespace
@@ -130,7 +130,7 @@ bool FlightRecorder::read_collective(uint64_t number, Collective &collective) co
   collective.state = static_cast<FlightState>(progress & 0xf);
   const auto time = [&](uint64_t us) { return us ? collective.enqueued_ns + us * 1000 : 0; };
   collective.started_ns = time(progress >> 34);
-  collective.ended_ns = time(progress >> 4 & most_us);
+  collective.ended_ns = time(progress >> 4 & max_us);
   return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;
 }
 

@@ -45,7 +45,7 @@ struct FlightCollective {
 class FlightRecorder {
  public:
   static constexpr uint32_t default_capacity = 1024;
-  static constexpr uint32_t most_capacity = uint32_t{1} << 20;
+  static constexpr uint32_t max_capacity = uint32_t{1} << 20;
 
   // Each ring has half of the capacity, rounded up to a power of two.
   explicit FlightRecorder(uint32_t capacity);

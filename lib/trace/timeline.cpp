@@ -25,40 +25,40 @@ uint64_t pack(const TimelineEvent &event) {
 }  // namespace
 
 // The cells are value-initialized, so that every page is touched now and not by an event.
-Timeline::Timeline(uint64_t capacity) : capacity_(capacity), slots_(std::make_unique<Cell[]>(capacity)) {}
+Timeline::Timeline(uint64_t capacity) : capacity_(capacity), cells_(std::make_unique<Cell[]>(capacity)) {}
 
 // Only a thread that finds the slot complete may write it: a thread that laps an interrupted writer drops its event.
 // The fields are released after the odd state, so a reader that sees a new field also sees that the state has changed.
 void Timeline::record(const TimelineEvent &event) noexcept {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
-  Cell &slot = slots_[number % capacity_];
-  uint64_t state = slot.state.load(std::memory_order_relaxed);
+  Cell &cell = cells_[number % capacity_];
+  uint64_t state = cell.state.load(std::memory_order_relaxed);
   if (state & 1 || state > 2 * number) return;
-  if (!slot.state.compare_exchange_strong(state, 2 * number + 1, std::memory_order_acquire, std::memory_order_relaxed))
+  if (!cell.state.compare_exchange_strong(state, 2 * number + 1, std::memory_order_acquire, std::memory_order_relaxed))
     return;
-  slot.name.store(event.name, std::memory_order_release);
-  slot.object.store(event.object, std::memory_order_release);
-  slot.begin_ns.store(event.begin_ns, std::memory_order_release);
-  slot.end_ns.store(event.end_ns, std::memory_order_release);
-  slot.bytes.store(event.bytes, std::memory_order_release);
-  slot.packed.store(pack(event), std::memory_order_release);
-  slot.state.store(2 * number + 2, std::memory_order_release);
+  cell.name.store(event.name, std::memory_order_release);
+  cell.object.store(event.object, std::memory_order_release);
+  cell.begin_ns.store(event.begin_ns, std::memory_order_release);
+  cell.end_ns.store(event.end_ns, std::memory_order_release);
+  cell.bytes.store(event.bytes, std::memory_order_release);
+  cell.packed.store(pack(event), std::memory_order_release);
+  cell.state.store(2 * number + 2, std::memory_order_release);
 }
 
 bool Timeline::read(uint64_t number, TimelineEvent &event) const noexcept {
-  const Cell &slot = slots_[number % capacity_];
-  if (slot.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
-  event.name = slot.name.load(std::memory_order_acquire);
-  event.object = slot.object.load(std::memory_order_acquire);
-  event.begin_ns = slot.begin_ns.load(std::memory_order_acquire);
-  event.end_ns = slot.end_ns.load(std::memory_order_acquire);
-  event.bytes = slot.bytes.load(std::memory_order_acquire);
-  const uint64_t packed = slot.packed.load(std::memory_order_acquire);
+  const Cell &cell = cells_[number % capacity_];
+  if (cell.state.load(std::memory_order_acquire) != 2 * number + 2) return false;
+  event.name = cell.name.load(std::memory_order_acquire);
+  event.object = cell.object.load(std::memory_order_acquire);
+  event.begin_ns = cell.begin_ns.load(std::memory_order_acquire);
+  event.end_ns = cell.end_ns.load(std::memory_order_acquire);
+  event.bytes = cell.bytes.load(std::memory_order_acquire);
+  const uint64_t packed = cell.packed.load(std::memory_order_acquire);
   event.version = static_cast<uint32_t>(packed >> 32);
   event.planes = static_cast<uint8_t>(packed >> 24);
   event.lane = static_cast<TimelineLane>(packed >> 8);
   event.kind = static_cast<EventKind>(packed & 0xFF);
-  return slot.state.load(std::memory_order_relaxed) == 2 * number + 2;
+  return cell.state.load(std::memory_order_relaxed) == 2 * number + 2;
 }
 
 TimelineSnapshot Timeline::read() const {
@@ -114,18 +114,18 @@ const char *CallerSpans::find(std::string_view name) const {
 }
 
 const char *CallerSpans::add(std::string_view name) {
-  if (names_.size() == most_names)
+  if (names_.size() == max_names)
     fail(FSDP_INVALID_ARGUMENT,
          "fsdp_begin_span: '{}' would be name {}, a context keeps at most {}; put numbers elsewhere than "
          "into names",
-         name, most_names + 1, most_names);
+         name, max_names + 1, max_names);
   const char *kept = timeline_.keep(name);
   names_.emplace(kept, kept);
   return kept;
 }
 
 void CallerSpans::begin(const char *name) {
-  if (depth_ == most_open)
+  if (depth_ == max_open)
     fail(FSDP_INVALID_STATE, "fsdp_begin_span: {} spans are open, '{}' would be one more; call fsdp_end_span for each",
          depth_, name);
   push_range(name, nullptr);

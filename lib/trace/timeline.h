@@ -60,7 +60,7 @@ struct TimelineSnapshot {
 class Timeline {
  public:
   static constexpr uint64_t default_capacity = 65'536;
-  static constexpr uint64_t most_capacity = uint64_t{1} << 24;
+  static constexpr uint64_t max_capacity = uint64_t{1} << 24;
 
   explicit Timeline(uint64_t capacity);
   Timeline(const Timeline &) = delete;
@@ -88,7 +88,7 @@ class Timeline {
   bool read(uint64_t number, TimelineEvent &event) const noexcept;
 
   const uint64_t capacity_;
-  std::unique_ptr<Cell[]> slots_;
+  std::unique_ptr<Cell[]> cells_;
   alignas(64) std::atomic<uint64_t> next_{0};
   std::mutex mutex_;  // guards the members below
   std::unordered_set<std::string> texts_;
@@ -125,10 +125,10 @@ class Span {
 
 class CallerSpans {
  public:
-  static constexpr size_t most_names = 256;
-  static constexpr size_t most_open = 64;
+  static constexpr size_t max_names = 256;
+  static constexpr size_t max_open = 64;
 
-  explicit CallerSpans(Timeline &timeline) : timeline_(timeline) { names_.reserve(most_names); }
+  explicit CallerSpans(Timeline &timeline) : timeline_(timeline) { names_.reserve(max_names); }
 
   // Returns the kept copy of the name, or NULL if the name is new.
   const char *find(std::string_view name) const;
@@ -144,7 +144,7 @@ class CallerSpans {
 
   Timeline &timeline_;
   std::unordered_map<std::string_view, const char *> names_;
-  std::array<Open, most_open> open_;
+  std::array<Open, max_open> open_;
   size_t depth_ = 0;
 };
 

@@ -30,7 +30,7 @@ struct CollectiveTraits {
   // A gather waits for all ranks, which must call it too. If false, a gather pulls a version that all ranks have
   // published, and waits for no rank. Ranks that write the next version must then know that the gather has ended
   // (versions.h).
-  bool gathers_meet;
+  bool gathers_are_collective;
   // Ranks that make different calls would wait for each other inside of streams. So the caller keeps a record of its
   // calls, which the ranks compare when they synchronize. If false, every collective is compared before it moves a
   // byte.
@@ -38,12 +38,12 @@ struct CollectiveTraits {
   // All work that a step has enqueued is over when the step has ended. The next step starts a new round, which each
   // rank enters when it comes to the round. If false, streams may still have work, and a round lasts until a step is
   // discarded.
-  bool rounds_end_with_steps;
+  bool step_ends_round;
   // A ticket is released as soon as all ranks have read the sources. If false, the sources are free when the stream has
   // done the collective.
   bool releases_tickets;
   // Gradients with a different reduce dtype are rounded before they are sent, in a separate buffer.
-  bool rounds_before_sending;
+  bool rounds_gradients_before_sending;
   // Slices of fewer than 32 bits are received in a buffer of the caller, and summed in rank order by the rank that they
   // are for.
   bool receives_slices;

@@ -38,11 +38,11 @@ class PartArena : public Arena {
 };
 
 // Work in a stream of a device waits there for peers, and cannot be queried or skipped.
-inline constexpr CollectiveTraits device_traits{.gathers_meet = true,
+inline constexpr CollectiveTraits device_traits{.gathers_are_collective = true,
                                                 .records_calls = true,
-                                                .rounds_end_with_steps = false,
+                                                .step_ends_round = false,
                                                 .releases_tickets = false,
-                                                .rounds_before_sending = true,
+                                                .rounds_gradients_before_sending = true,
                                                 .receives_slices = false};
 
 class DeviceTeam : public Team {

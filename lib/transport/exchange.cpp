@@ -48,7 +48,7 @@ Ballot Ballot::of(uint32_t rank, const Saying &saying) noexcept {
   ballot.same = saying.same;
   ballot.first = ballot.last = rank;
   if (saying.troubled) ballot.troubled = rank;
-  ballot.least_waited_ns = ballot.most_waited_ns = saying.waited_ns;
+  ballot.least_waited_ns = ballot.max_waited_ns = saying.waited_ns;
   return ballot;
 }
 
@@ -65,7 +65,7 @@ void Ballot::add(const Ballot &other) noexcept {
   same = said;
   troubled = std::min(troubled, other.troubled);
   if (other_last) last = other.last, least_waited_ns = other.least_waited_ns;
-  most_waited_ns = std::max(most_waited_ns, other.most_waited_ns);
+  max_waited_ns = std::max(max_waited_ns, other.max_waited_ns);
 }
 
 void throw_troubled(Exchange &ranks, const Ballot &told, const std::optional<Error> &mine, const std::string &what) {

@@ -62,7 +62,7 @@ struct alignas(64) Ballot {
   uint32_t first = nobody, odd = nobody,
            troubled = nobody;  // the lowest rank, the lowest that says something else, the lowest in trouble
   uint32_t last = nobody;      // the rank that waited least, the lowest of equals
-  uint64_t least_waited_ns = 0, most_waited_ns = 0;
+  uint64_t least_waited_ns = 0, max_waited_ns = 0;
   uint64_t unused[2] = {};
 
   static Ballot of(uint32_t rank, const Saying &saying) noexcept;

@@ -269,7 +269,7 @@ uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport, uint64_
 }
 
 std::shared_ptr<LocalJob> create_local_job(uint32_t size) {
-  check_size(size, most_ranks_of_a_host, "on one host");
+  check_size(size, max_ranks_of_a_host, "on one host");
   return std::make_shared<LocalJob>(size);
 }
 
@@ -284,7 +284,7 @@ std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_
 
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
                                             device::Device &device) {
-  check_size(options.size, most_ranks, "in one job");
+  check_size(options.size, max_ranks, "in one job");
   if (options.rank >= options.size)
     fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", options.rank, options.size);
   if (options.size == 1) return create_local_world(create_local_job(1), 0, waiter, failure, device);

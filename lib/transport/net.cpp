@@ -15,10 +15,10 @@ namespace {
 
 // With its headers it fits into what UCX sends over TCP in one piece, and into the caches of both sides.
 constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
-constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, most_chunk_bytes = uint64_t{64} << 20;
+constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, max_chunk_bytes = uint64_t{64} << 20;
 // No more where there are many hosts: they get fewer and smaller chunks instead.
 constexpr uint64_t places_of_a_rank = uint64_t{2} << 20, places_of_all = uint64_t{64} << 20;
-constexpr uint64_t least_window = 4, most_window = 64;
+constexpr uint64_t least_window = 4, max_window = 64;
 
 }  // namespace
 
@@ -27,15 +27,15 @@ uint64_t read_net_chunk_bytes() {
   if (!text || !*text) return default_chunk_bytes;
   char *end = nullptr;
   const unsigned long long bytes = std::strtoull(text, &end, 10);
-  if (*end || *text < '0' || *text > '9' || bytes < least_chunk_bytes || bytes > most_chunk_bytes || bytes % 64)
+  if (*end || *text < '0' || *text > '9' || bytes < least_chunk_bytes || bytes > max_chunk_bytes || bytes % 64)
     fail(FSDP_INVALID_ARGUMENT, "FSDP_NET_CHUNK_BYTES is '{}': a multiple of 64 in [{}, {}] is needed", text,
-         least_chunk_bytes, most_chunk_bytes);
+         least_chunk_bytes, max_chunk_bytes);
   return bytes;
 }
 
 uint64_t net_window(uint32_t ranks, uint64_t chunk_bytes) noexcept {
   const uint64_t places = std::min(places_of_a_rank, places_of_all / std::max(ranks, 1U));
-  return std::clamp(places / chunk_bytes, least_window, most_window);
+  return std::clamp(places / chunk_bytes, least_window, max_window);
 }
 
 uint64_t net_chunk_bytes(uint32_t ranks, uint64_t largest) noexcept {

@@ -38,7 +38,7 @@ uint64_t address_of(const Rank &rank, size_t group) {
   return address;
 }
 
-void run_one_rank_of_two(const Scenario &setup, const std::function<void(Rank &)> &body) {
+void run_on_each_rank(const Scenario &setup, const std::function<void(Rank &)> &body) {
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
@@ -70,7 +70,7 @@ TEST(AnyOrder, GroupsAreHeldAtOnceSeveralTimesAndInAnyOrder) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
     for (const uint32_t seed : {1u, 2u, 3u, 4u}) {
       Scenario setup = any_order(2, 3, mode);
-      run_one_rank_of_two(setup, [&](Rank &rank) {
+      run_on_each_rank(setup, [&](Rank &rank) {
         std::mt19937 random(seed + 10 * rank.rank);  // each rank has an order of its own
         const auto weights = rank.read_all();
         std::map<size_t, std::vector<fsdp_phase>> holds;
@@ -99,11 +99,11 @@ TEST(AnyOrder, GroupsAreHeldAtOnceSeveralTimesAndInAnyOrder) {
     }
 }
 
-TEST(AnyOrder, OneHoldTooManyNamesTheHoldersAndTheOption) {
+TEST(AnyOrder, AHoldBeyondHeldGroupsNamesTheHoldersAndTheOption) {
   for (const uint32_t flags : {0u, FSDP_CONTEXT_DEBUG + 0u}) {
     Scenario setup = equal_layers(4, 2);
     setup.context.flags = flags;
-    run_one_rank_of_two(setup, [&](Rank &rank) {
+    run_on_each_rank(setup, [&](Rank &rank) {
       hold(rank, 3);
       hold(rank, 1, FSDP_BACKWARD);
       hold(rank, 1, FSDP_BACKWARD);
@@ -123,7 +123,7 @@ TEST(AnyOrder, OneHoldTooManyNamesTheHoldersAndTheOption) {
 // What was returned stays until its buffer is needed, and the one that was returned first goes first.
 TEST(AnyOrder, TheBufferThatWasReturnedFirstIsTaken) {
   const Scenario setup = equal_layers(5, 3);
-  run_one_rank_of_two(setup, [&](Rank &rank) {
+  run_on_each_rank(setup, [&](Rank &rank) {
     for (const size_t g : {0, 1, 2}) hold(rank, g);
     const uint64_t second = address_of(rank, 1);
     for (const size_t g : {1, 2, 0}) give_back(rank, g);
@@ -148,7 +148,7 @@ TEST(AnyOrder, TheBufferThatWasReturnedFirstIsTaken) {
 
 TEST(AnyOrder, APrefetchTakesWhatIsFreeAndNothingThatIsWanted) {
   const Scenario setup = equal_layers(5, 3);
-  run_one_rank_of_two(setup, [&](Rank &rank) {
+  run_on_each_rank(setup, [&](Rank &rank) {
     const auto prefetch = [&](size_t g) { FSDP(fsdp_prefetch(rank.groups[g], FSDP_FORWARD, 0, nullptr)); };
     hold(rank, 0);
     REQUIRE(rank.stats().prefetches == 0);  // nothing is gathered ahead by itself
@@ -170,7 +170,7 @@ TEST(AnyOrder, APrefetchTakesWhatIsFreeAndNothingThatIsWanted) {
 // A buffer that was used goes, however long what was gathered ahead has waited.
 TEST(AnyOrder, APrefetchLeavesWhatWasGatheredAheadBefore) {
   const Scenario setup = equal_layers(3, 2);
-  run_one_rank_of_two(setup, [&](Rank &rank) {
+  run_on_each_rank(setup, [&](Rank &rank) {
     const auto prefetch = [&](size_t g) { FSDP(fsdp_prefetch(rank.groups[g], FSDP_FORWARD, 0, nullptr)); };
     hold(rank, 0);
     prefetch(1);
@@ -216,7 +216,7 @@ TEST(AnyOrder, PlanesOfBothDirectionsAreHeldAtOnce) {
     setup.groups.clear();
     for (const char *name : {"a", "b"})
       setup.groups.push_back({name, {quantized({std::string(name) + ".w", {64, 96}}, FSDP_QUANTIZE_MXFP8)}});
-    run_one_rank_of_two(setup, [&](Rank &rank) {
+    run_on_each_rank(setup, [&](Rank &rank) {
       for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_BACKWARD}) hold(rank, 0, phase);
       const auto rows = rank.view(0, 0, FSDP_FORWARD), columns = rank.view(0, 0, FSDP_BACKWARD);
       hold(rank, 1, FSDP_BACKWARD);
@@ -239,7 +239,7 @@ TEST(AnyOrder, PlanesOfBothDirectionsAreHeldAtOnce) {
 TEST(AnyOrder, DebugModePoisonsWhatWasReturned) {
   Scenario setup = equal_layers(3, 2);
   setup.context.flags = FSDP_CONTEXT_DEBUG;
-  run_one_rank_of_two(setup, [&](Rank &rank) {
+  run_on_each_rank(setup, [&](Rank &rank) {
     hold(rank, 0);
     const auto *weights = reinterpret_cast<const float *>(address_of(rank, 0));
     REQUIRE(weights[5] == rank.read(0, 0)[5]);

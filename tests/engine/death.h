@@ -32,12 +32,12 @@ enum class Stage : int { start, bootstrap, seal, forward, backward, finish, step
 constexpr const char *stage_names[] = {"start",  "bootstrap", "seal",  "forward", "backward",
                                        "finish", "step",      "close", "done"};
 
-constexpr uint32_t most_ranks = 4;
+constexpr uint32_t max_ranks = 4;
 
 // Where each rank is; in memory that the processes of a world share.
 struct Seen {
-  std::atomic<Stage> stage[most_ranks];
-  std::atomic<uint32_t> steps[most_ranks];
+  std::atomic<Stage> stage[max_ranks];
+  std::atomic<uint32_t> steps[max_ranks];
   std::atomic<double> killed_at;
   std::atomic<Stage> killed_in;
 };
@@ -49,7 +49,7 @@ struct Report {
   Stage stage = Stage::start;
   int32_t recovered = 0;
   uint64_t failed_count = 0;  // fsdp_get_failed_ranks
-  uint32_t failed[most_ranks] = {};
+  uint32_t failed[max_ranks] = {};
   double failed_at = 0;
   double destroy_seconds = 0;
   char message[1024] = {};
@@ -193,7 +193,7 @@ inline Report live_until_failure(const Scenario &scenario, uint32_t rank, const 
     live(scenario, rank, name, seen, steps, context);
   } catch (const Failure &failure) {
     report = describe(failure, seen.stage[rank]);
-    report.failed_count = most_ranks;
+    report.failed_count = max_ranks;
     if (!context || fsdp_get_failed_ranks(context, report.failed, &report.failed_count) != FSDP_OK)
       report.failed_count = 0;
   }

@@ -83,10 +83,10 @@ fsdp_tensor gradient_of(fsdp_group *group, uint64_t param) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-constexpr uint32_t most_ranks =
+constexpr uint32_t max_ranks =
     1;  // under ThreadSanitizer ranks share one view of the memory, which the first one would name
 #else
-constexpr uint32_t most_ranks = 2;
+constexpr uint32_t max_ranks = 2;
 #endif
 
 TEST_F(DebugViews, NameTheGroupOfEveryViewAndGradient) {
@@ -94,7 +94,7 @@ TEST_F(DebugViews, NameTheGroupOfEveryViewAndGradient) {
     for (const fsdp_strategy strategy :
          {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
       for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
-        for (uint32_t ranks = 1; ranks <= most_ranks; ++ranks) {
+        for (uint32_t ranks = 1; ranks <= max_ranks; ++ranks) {
           Scenario setup = debug_scenario(strategy, ranks, mode);
           setup.schedule = schedule;
           if (schedule == FSDP_SCHEDULE_SEQUENTIAL) setup.model.view_kind = FSDP_VIEWS_PRIVATE;

@@ -6,12 +6,12 @@
 namespace fuzz {
 namespace {
 
-constexpr uint64_t most_params = 4, param_room = 96;
+constexpr uint64_t max_params = 4, param_room = 96;
 
 // Descriptors in memory of any stride up to param_room, with names and shapes of their own.
 struct Params {
-  explicit Params(Rank &rank) : bytes(most_params * 4096 + 8192) {
-    count = rank.random.below(most_params + 1);
+  explicit Params(Rank &rank) : bytes(max_params * 4096 + 8192) {
+    count = rank.random.below(max_params + 1);
     stride = rank.wild() ? rank.nonsense() : rank.random.one_in(4) ? param_room : sizeof(fsdp_param);
     for (uint64_t i = 0; i < count; ++i) declare(rank, i);
   }
@@ -60,8 +60,8 @@ struct Params {
   }
 
   std::vector<unsigned char> bytes;
-  std::string names[most_params];
-  uint64_t shapes[most_params][64], wholes[most_params][64], offsets[most_params][64];
+  std::string names[max_params];
+  uint64_t shapes[max_params][64], wholes[max_params][64], offsets[max_params][64];
   uint64_t count, stride;
   std::vector<ParamFacts> facts;
 };
@@ -101,7 +101,7 @@ fsdp_status load_param(Rank &rank) {
 
 // The first parameter of that kind, or else the one that is aimed at: they are few.
 uint64_t find_quantized(const Rank &rank, fsdp_group *group, bool frozen, fsdp_param &param) {
-  for (uint64_t i = 0; i < most_params && fsdp_get_param_info(group, i, &param) == FSDP_OK; ++i)
+  for (uint64_t i = 0; i < max_params && fsdp_get_param_info(group, i, &param) == FSDP_OK; ++i)
     if (frozen ? param.quantization && param.flags & FSDP_PARAM_FROZEN : param.quantization == FSDP_QUANTIZE_MXFP8)
       return i;
   return rank.aim.param;
@@ -168,7 +168,7 @@ fsdp_status read_whole(Rank &rank, Call &&read_it) {
                                      rank.number(facts.element_count), rank.exactly(FSDP_EVERY_RANK), rank.flags(0));
   const bool refused =
       status != FSDP_OK && status < FSDP_MISMATCH;  // otherwise parts may have come before a peer failed
-  const uint64_t may_write = refused ? 0 : most_elements * sizeof(float);
+  const uint64_t may_write = refused ? 0 : max_elements * sizeof(float);
   require(std::all_of(rank.buffer + may_write, rank.buffer + buffer_bytes, [](auto byte) { return byte == 0xA5; }),
           "a call that reads wrote what it may not");
   return status;

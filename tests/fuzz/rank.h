@@ -20,7 +20,7 @@ enum World { world_of_one, world_of_two, plan_world, world_count };
 enum Kind { a_context, a_mesh, a_model, a_group, a_capture, a_checkpoint, kind_count };
 
 constexpr uint64_t buffer_bytes = 1 << 16;
-constexpr uint64_t most_elements = 2048;  // of a parameter of a context that has memory
+constexpr uint64_t max_elements = 2048;  // of a parameter of a context that has memory
 // How long a context waits: for a busy disk, too, where all calls must succeed; else not for what never comes.
 constexpr uint32_t patient_ms = 20'000, hasty_ms = 100;
 

@@ -23,8 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
-constexpr size_t datagram_bytes = 56;           // as a heartbeat between hosts
-constexpr size_t most_held_connections = 8000;  // silent ones; then the oldest ends
+constexpr size_t datagram_bytes = 56;          // as a heartbeat between hosts
+constexpr size_t max_held_connections = 8000;  // silent ones; then the oldest ends
 
 std::vector<sockaddr_in> parse_places(const std::string &text) {
   std::vector<sockaddr_in> places;
@@ -88,7 +88,7 @@ class Connections {
     if (socket < 0) throw std::runtime_error("no descriptor for another connection");
     const int code = ::connect(socket, reinterpret_cast<const sockaddr *>(&to), sizeof to);
     held_.push_back(socket);
-    if (held_.size() > most_held_connections) {
+    if (held_.size() > max_held_connections) {
       ::close(held_.front());
       held_.pop_front();
     }

@@ -153,14 +153,14 @@ TEST(Ptx, EveryKernelRuns) {
 
 // Nothing but NaN: a block adds what it has found once, whatever a GPU's processors are given.
 TEST(Ptx, ABlockAddsItsCountOnce) {
-  constexpr uint64_t of_block = 4096, most_blocks = 1024;
-  for (const uint64_t count : {uint64_t{1}, of_block - 1, 3 * of_block + 1, (most_blocks + 1) * of_block}) {
+  constexpr uint64_t of_block = 4096, max_blocks = 1024;
+  for (const uint64_t count : {uint64_t{1}, of_block - 1, 3 * of_block + 1, (max_blocks + 1) * of_block}) {
     const std::vector<uint8_t> given(count, 0xff);
     OnGpu scales(given.data(), count), result(8);
     ptx::take_atomics();
     ASSERT_LAUNCHED(cuda::count_nonfinite_scales(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()),
                                                  reinterpret_cast<const uint8_t *>(scales.data()), count));
-    EXPECT_EQ(ptx::take_atomics(), std::clamp(count / of_block, uint64_t{1}, most_blocks)) << count;
+    EXPECT_EQ(ptx::take_atomics(), std::clamp(count / of_block, uint64_t{1}, max_blocks)) << count;
     uint64_t found = 0;
     std::memcpy(&found, result.read().data(), sizeof found);
     EXPECT_EQ(found, count);

@@ -25,7 +25,7 @@ void run_faulty() { fail_device(static_cast<cudaError_t>(runtime().kernel_fault.
 }  // namespace
 
 void reset() { runtime().reset(); }
-void set_device_count(int count) { runtime().set_devices(std::clamp(count, 0, most_devices)); }
+void set_device_count(int count) { runtime().set_devices(std::clamp(count, 0, max_devices)); }
 void set_queues(uint64_t count) { runtime().set_queues(count); }
 void set_fair_queues(bool fair) { runtime().fair_queues = fair; }
 void set_device_memory(uint64_t bytes) { runtime().set_memory(bytes); }

@@ -19,7 +19,7 @@ CUcontext handle_of(int device) {
 // nullptr: no context of a device that exists.
 Device *device_of(CUcontext context) {
   const uintptr_t place = reinterpret_cast<uintptr_t>(context) - first_handle;
-  return place % 16 == 0 && place / 16 < most_devices ? runtime().device(static_cast<int>(place / 16)) : nullptr;
+  return place % 16 == 0 && place / 16 < max_devices ? runtime().device(static_cast<int>(place / 16)) : nullptr;
 }
 
 bool alive(const Device &device) { return device.used || device.retained > 0; }

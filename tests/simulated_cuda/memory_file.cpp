@@ -17,7 +17,7 @@ namespace simulated {
 namespace {
 
 constexpr size_t kept_size = size_t{2} << 20;  // of nearly all of them
-constexpr size_t most_kept = 32;
+constexpr size_t max_kept = 32;
 
 // Files whose owner is gone.
 class KeptFiles {
@@ -34,7 +34,7 @@ class KeptFiles {
   }
   bool keep(int file) {
     const std::lock_guard lock(mutex_);
-    if (files_.size() == most_kept) return false;
+    if (files_.size() == max_kept) return false;
     files_.push_back(file);
     return true;
   }

@@ -14,7 +14,7 @@
 
 namespace simulated {
 
-inline constexpr int most_devices = 8;
+inline constexpr int max_devices = 8;
 
 // Back to the state of a process that has not called CUDA: one device, no faults planned, counters zero, all memory and
 // all handles gone. Work that is still queued is dropped. No other thread may be in a CUDA call.

@@ -43,7 +43,7 @@ uint32_t find_readers(const void *data) {
   (void)cudaGetDriverEntryPointByVersion("cuMemGetAccess", &function, 12000, cudaEnableDefault, &found);
   const auto get_access = reinterpret_cast<PFN_cuMemGetAccess_v10020>(function);
   uint32_t readers = 0;
-  for (int device = 0; device < 8; ++device) {  // simulated::most_devices
+  for (int device = 0; device < 8; ++device) {  // simulated::max_devices
     CUmemLocation location{};
     location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     location.id = device;

@@ -17,7 +17,7 @@ namespace {
 using messages::Channel;
 using messages::Header;
 using messages::Kind;
-using messages::Loss;
+using messages::PeerLoss;
 using messages::Place;
 using messages::Receiver;
 using messages::Stage;
@@ -48,7 +48,7 @@ class PlayedTransport final : public messages::Transport {
     --under_way;
     receiver().sent(Kind::data, to);
   }
-  const Loss &loss_of(uint32_t) const noexcept override { return well_; }
+  const PeerLoss &loss_of(uint32_t) const noexcept override { return well_; }
   void cut(uint32_t to) noexcept override {
     for (; under_way > 0; --under_way) receiver().sent(Kind::data, to);
   }
@@ -63,7 +63,7 @@ class PlayedTransport final : public messages::Transport {
 
  private:
   std::string none_;
-  Loss well_;
+  PeerLoss well_;
 };
 
 // An all_reduce of 1,000 numbers of two ranks: a slice of 500, one chunk, each.

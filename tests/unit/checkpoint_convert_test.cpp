@@ -16,7 +16,7 @@ TEST_F(Convert, ThereAndBackTensorsAreTheSame) {
   EXPECT_EQ(names("one"), std::vector<std::string>{"model.safetensors"});
   EXPECT_EQ(read(at("one")), some_tensors());
   // Each file has at most so many bytes, or one tensor.
-  const Converted several = consolidate_to("several", {.renames = {}, .most_bytes = 2'480'000, .copied_folder = {}});
+  const Converted several = consolidate_to("several", {.renames = {}, .max_bytes = 2'480'000, .copied_folder = {}});
   EXPECT_EQ(several.files,
             (std::vector<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
                                       "model-00003-of-00003.safetensors"}));
@@ -326,7 +326,7 @@ TEST_F(Convert, NoFailureLeavesHalfAFolder) {
     std::string error;
     {
       const FaultScope scope({SystemFault::Way::fails, call, ENOSPC, "pwrite"});
-      error = message_of([&] { consolidate_to("out", {.renames = {}, .most_bytes = 4000, .copied_folder = {}}); });
+      error = message_of([&] { consolidate_to("out", {.renames = {}, .max_bytes = 4000, .copied_folder = {}}); });
       happened = scope.happened();
     }
     if (!happened) break;

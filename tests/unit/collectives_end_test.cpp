@@ -57,7 +57,8 @@ void linger(Rig &rig) {
 TEST_P(Conformance, AReaderHasTheVersionThatItAwaitedUntilTheRanksMeet) {
   run(3, [](Rig &rig) {
     const auto versions = rig.team->create_versions("weights");
-    require(rig.team->traits().gathers_meet != static_cast<bool>(versions), "who pulls has versions, and nobody else");
+    require(rig.team->traits().gathers_are_collective != static_cast<bool>(versions),
+            "who pulls has versions, and nobody else");
     const Block own = rig.block(1024), whole = rig.block(3 * 1024);
     const Gather gather{own.at(), whole.own, 1024};
     for (uint32_t version = 1; version <= 12; ++version) {
@@ -93,7 +94,7 @@ TEST_P(Conformance, DelaysChangeNoBit) {
 // When all have met. Where rounds end with steps, one rank comes to the new one when the others wait for it there.
 void start_round(Rig &rig) {
   rig.rank.meet();
-  const bool enters = rig.team->traits().rounds_end_with_steps;
+  const bool enters = rig.team->traits().step_ends_round;
   if (enters && rig.me() == 0) std::this_thread::sleep_for(late);
   rig.collectives->next_round();
   if (!enters) rig.rank.meet();

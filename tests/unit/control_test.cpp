@@ -23,12 +23,11 @@ namespace {
 constexpr RanksHere eight_of_others{8, false}, eight_with_first{8, true};
 
 TEST(ControlMemory, IsSmallInALargeJob) {
-  EXPECT_LE(Control::size_bytes(most_ranks, eight_of_others), 1'677'721u / 2)
-      << "half of the 1.6 MiB that are promised";
-  EXPECT_LE(Control::size_bytes(most_ranks, eight_with_first), 2'411'724u) << "on one host of all";
+  EXPECT_LE(Control::size_bytes(max_ranks, eight_of_others), 1'677'721u / 2) << "half of the 1.6 MiB that are promised";
+  EXPECT_LE(Control::size_bytes(max_ranks, eight_with_first), 2'411'724u) << "on one host of all";
   const auto each = [](RanksHere ranks) {
-    return static_cast<double>(Control::size_bytes(most_ranks, ranks) - Control::size_bytes(most_ranks / 2, ranks)) /
-           (most_ranks / 2);
+    return static_cast<double>(Control::size_bytes(max_ranks, ranks) - Control::size_bytes(max_ranks / 2, ranks)) /
+           (max_ranks / 2);
   };
   EXPECT_NEAR(each(eight_of_others), 34, 0.5);
   EXPECT_NEAR(each(eight_with_first), 34 + 104, 0.5);
@@ -342,7 +341,7 @@ TEST_F(MirroredWaits, ACallerThatWaitsOnKeepsItsPlace) {
 
 TEST(NodeStates, AreWholeOnes) {
   tree::StateMap states;
-  for (uint32_t r = 0; r < most_ranks; ++r) states[r] = {r, 1, 1, r % 7, r % 2 ? uint64_t{1} << 32 | r : 0};
+  for (uint32_t r = 0; r < max_ranks; ++r) states[r] = {r, 1, 1, r % 7, r % 2 ? uint64_t{1} << 32 | r : 0};
   std::vector<tree::RankState> read;
   for (const bool waits : {false, true})
     for (const SharedFrame &written : tree::write_states(states, waits, 4096)) {

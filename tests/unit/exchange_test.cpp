@@ -40,7 +40,7 @@ void expect_ballot(const std::vector<Saying> &all, const Ballot &found, const st
     most = std::max(most, all[r].waited_ns);
   }
   const auto seen = std::tuple(found.same, found.first, found.odd, found.troubled, found.last, found.least_waited_ns,
-                               found.most_waited_ns);
+                               found.max_waited_ns);
   EXPECT_EQ(seen, std::tuple(all[0].same, uint32_t{0}, odd, troubled, last, all[last].waited_ns, most)) << where;
   EXPECT_EQ(found.agreed(), odd == Ballot::nobody && troubled == Ballot::nobody) << where;
 }
@@ -166,7 +166,7 @@ class ByteHosts {
         for (uint64_t i = 0; i < bytes; ++i)
           ASSERT_EQ(rooms_[h][of * bytes + i], said(of, i)) << where << ", host " << h;
   }
-  uint64_t most_peers() const {
+  uint64_t max_peers() const {
     uint64_t most = 0;
     for (const auto &[host, peers] : peers_) most = std::max<uint64_t>(most, peers.size());
     return most;
@@ -203,9 +203,9 @@ TEST(Circles, BringWhatEachHostSaysToEach) {
       all.run();
       all.expect_all(where);
       if (hosts <= size) {
-        EXPECT_EQ(all.most_peers(), hosts - 1) << where;
+        EXPECT_EQ(all.max_peers(), hosts - 1) << where;
       } else if (size == 16) {
-        EXPECT_LE(all.most_peers(), 15U + 15U + 1U) << where;
+        EXPECT_LE(all.max_peers(), 15U + 15U + 1U) << where;
       }
     }
 }

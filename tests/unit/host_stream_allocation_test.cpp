@@ -20,7 +20,7 @@ void operator delete(void *data, size_t) noexcept { std::free(data); }
 namespace fsdp::test {
 namespace {
 
-TEST(HostStreamAllocation, NoneAfterCreation) {
+TEST(HostStreamAllocation, NothingAfterTheFirstRound) {
   for (const bool overlap : {true, false}) {
     Host host(device::Options{.overlap = overlap});
     auto first = host.stream("first"), second = host.stream("second");

@@ -104,11 +104,11 @@ TEST(Message, NoPrefixAndNoExtensionIsOne) {
 }
 
 TEST(Message, LimitsHold) {
-  Said said{0, 0, std::string(1000, 'x'), std::vector<std::byte>(most_card_bytes)};
+  Said said{0, 0, std::string(1000, 'x'), std::vector<std::byte>(max_card_bytes)};
   const auto frame = write(Entries{said.entry()});
   EXPECT_LE(frame.size(), FrameHead::size_bytes + longest);
   EXPECT_EQ(parse(Entries::kind, body(frame)).problem, "");
-  said.card.resize(most_card_bytes + 1);
+  said.card.resize(max_card_bytes + 1);
   EXPECT_EQ(parse(Entries::kind, body(write(Entries{said.entry()}))).problem,
             "a part of 16385 bytes takes 0 and 0 of the 0 before it, at most 16384 are allowed");
   EXPECT_EQ(parse(0, {}).problem, "no message has kind 0");
@@ -147,7 +147,7 @@ size_t expect_frames(const std::vector<Said> &said, size_t frame_count) {
 TEST(Message, EntriesComeInFewFrames) {
   std::vector<Said> said;
   for (uint32_t r = 0; r < 300; ++r)
-    said.push_back({r, r, "node " + std::to_string(r), noise(1000 * r, r == 7 ? most_card_bytes : 150)});
+    said.push_back({r, r, "node " + std::to_string(r), noise(1000 * r, r == 7 ? max_card_bytes : 150)});
   expect_frames(said, 5);
 }
 

@@ -402,7 +402,7 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
 TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();
   spec.host_memory = false;
-  spec.rounds_before_sending = true;
+  spec.rounds_gradients_before_sending = true;
   const uint64_t without = plan_model(spec).role_bytes(0, 3)[FSDP_ROLE_REDUCE];
   EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
   for (GroupSpec &group : spec.groups) group.reduce_dtype = FSDP_BFLOAT16;
@@ -417,7 +417,7 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   EXPECT_GE(plan.region(RegionId::rounded).bytes, most);
   EXPECT_LT(plan.region(RegionId::rounded).bytes, most + 2 * buffer_alignment);
   EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], without + plan.region(RegionId::rounded).bytes);
-  spec.rounds_before_sending = false;
+  spec.rounds_gradients_before_sending = false;
   EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
 }
 
@@ -426,7 +426,7 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
 TEST(ModelPlan, SlicesOfPeersAreReceivedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();
   spec.host_memory = false;
-  spec.rounds_before_sending = spec.receives_slices = true;
+  spec.rounds_gradients_before_sending = spec.receives_slices = true;
   for (GroupSpec &group : spec.groups) group.grad_dtype = FSDP_FLOAT32;
   const auto received = [&] { return plan_model(spec).region(RegionId::received).bytes; };
   EXPECT_EQ(received(), 0u);

@@ -10,9 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-void wait_for_failure(NcclRank &mine, double most_seconds) {
+void wait_for_failure(NcclRank &mine, double max_seconds) {
   const auto start = std::chrono::steady_clock::now();
-  while (!mine.failure.failed() && seconds_since(start) < most_seconds) std::this_thread::sleep_for(1ms);
+  while (!mine.failure.failed() && seconds_since(start) < max_seconds) std::this_thread::sleep_for(1ms);
 }
 
 // NCCL starts one for each launch of a communicator that does not block. Its own settings are stronger than what

@@ -302,7 +302,7 @@ TEST(NetFailure, WhatCannotBeEncryptedFailsThePeerAtOnce) {
       auto lock = talker.net.lock();
       talker.net.send_control(1, word_of(0), nullptr, 0);
       talker.await(lock, [&] { return !talker.net.loss_of(1).text.empty(); });
-      const messages::Loss &loss = talker.net.loss_of(1);
+      const messages::PeerLoss &loss = talker.net.loss_of(1);
       require(loss.text.ends_with(": what goes from rank 0 to rank 1 cannot be encrypted: TLS: it cannot go on"),
               loss.text);
       require(loss.origin == FSDP_ORIGIN_OS && loss.code == EPROTO, loss.text);

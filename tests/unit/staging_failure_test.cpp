@@ -10,7 +10,7 @@ namespace fsdp::transport::test {
 namespace {
 
 struct StagingFailureTest : testing::Test {
-  void SetUp() override { simulated::set_device_count(simulated::most_devices); }
+  void SetUp() override { simulated::set_device_count(simulated::max_devices); }
   static void run(uint32_t size, const Body &body, const device::Options &device = {}) {
     for (const std::string &problem : run_threads(size, body, on_gpu(device))) EXPECT_EQ(problem, "");
   }

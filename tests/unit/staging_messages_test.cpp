@@ -90,7 +90,7 @@ void same_messages(Rank &rank, uint64_t first_seed, uint64_t seeds, const stagin
 }
 
 struct StagingMessagesTest : testing::TestWithParam<uint32_t> {
-  void SetUp() override { simulated::set_device_count(simulated::most_devices); }
+  void SetUp() override { simulated::set_device_count(simulated::max_devices); }
   static void run(uint32_t size, const Body &body, const device::Options &device = {}) {
     for (const std::string &problem : run_threads(size, body, on_gpu(device))) EXPECT_EQ(problem, "");
   }

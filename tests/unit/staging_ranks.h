@@ -20,7 +20,7 @@
 namespace fsdp::transport::test {
 
 // Each rank has a GPU of its own, or takes turns with others.
-inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulated::most_devices) {
+inline RankOptions on_gpu(const device::Options &device = {}, int gpus = simulated::max_devices) {
   static std::atomic<int> made{0}, used{0};
   made = 0;
   used = gpus;

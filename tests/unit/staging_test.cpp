@@ -12,9 +12,9 @@ namespace fsdp::transport::test {
 namespace {
 
 struct StagingTest : testing::TestWithParam<uint32_t> {
-  void SetUp() override { simulated::set_device_count(simulated::most_devices); }
+  void SetUp() override { simulated::set_device_count(simulated::max_devices); }
   static void run(uint32_t size, const Body &body, const device::Options &device = {},
-                  int gpus = simulated::most_devices) {
+                  int gpus = simulated::max_devices) {
     for (const std::string &problem : run_threads(size, body, on_gpu(device, gpus))) EXPECT_EQ(problem, "");
   }
 };

@@ -13,7 +13,7 @@ struct Request {
   std::string renames;      // file; empty: none
   std::string dtype;        // empty: as it is
   std::string copy_folder;  // empty: none
-  uint64_t most_bytes = 5'000'000'000;
+  uint64_t max_bytes = 5'000'000'000;
   uint64_t step = 0;
   bool json = false;
 };

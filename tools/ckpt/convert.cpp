@@ -69,7 +69,7 @@ int consolidate(const Request &request) {
     ProgressLine line("written");
     return fsdp::checkpoint::consolidate(
         request.source, request.target,
-        {renames_of(request), type_named(request.dtype), request.most_bytes, request.copy_folder}, caster.function(),
+        {renames_of(request), type_named(request.dtype), request.max_bytes, request.copy_folder}, caster.function(),
         line.callback());
   }();
   return report(request, made);

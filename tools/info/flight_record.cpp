@@ -16,10 +16,10 @@
 namespace tools {
 namespace {
 
-constexpr uint64_t most_file_bytes = uint64_t{256} << 20;
-constexpr size_t most_entries = size_t{1} << 21;  // of each kind
-constexpr size_t most_text = 4096;
-constexpr uint64_t most_ranks = uint64_t{1} << 20;
+constexpr uint64_t max_file_bytes = uint64_t{256} << 20;
+constexpr size_t max_entries = size_t{1} << 21;  // of each kind
+constexpr size_t max_text = 4096;
+constexpr uint64_t max_ranks = uint64_t{1} << 20;
 
 [[noreturn]] void refuse(const std::string &path, const std::string &problem) {
   throw std::runtime_error(fmt::format("{}: {}", path, problem));
@@ -27,7 +27,7 @@ constexpr uint64_t most_ranks = uint64_t{1} << 20;
 
 // Whatever a file says is printed to a terminal: no control characters.
 std::string printable(std::string text) {
-  if (text.size() > most_text) text.resize(most_text);
+  if (text.size() > max_text) text.resize(max_text);
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return text;
@@ -71,7 +71,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
   }
   template <class Entries>
   bool add(Entries &entries) {
-    if (entries.size() >= most_entries) return stop(fmt::format("it has more than {} {}", most_entries, section_));
+    if (entries.size() >= max_entries) return stop(fmt::format("it has more than {} {}", max_entries, section_));
     entries.emplace_back();
     return true;
   }
@@ -146,7 +146,7 @@ class Reader : public nlohmann::json_sax<nlohmann::json> {
 void check(const FlightRecord &record, const Reader &reader) {
   if (!reader.is_record())
     refuse(record.path, "this is no flight record: an object with \"fsdp_flight\": 1 was expected");
-  if (record.world_size == 0 || record.world_size > most_ranks || record.rank >= record.world_size)
+  if (record.world_size == 0 || record.world_size > max_ranks || record.rank >= record.world_size)
     refuse(record.path, fmt::format("it is of rank {} of {}, which cannot be", record.rank, record.world_size));
 }
 
@@ -178,7 +178,7 @@ FlightRecord read_flight_record(const std::string &path) {
   if (!std::filesystem::is_regular_file(path)) refuse(path, "it is no regular file");
   const auto bytes = in.tellg();
   if (bytes < 0) refuse(path, "it cannot be read");
-  if (static_cast<uint64_t>(bytes) > most_file_bytes)
+  if (static_cast<uint64_t>(bytes) > max_file_bytes)
     refuse(path, fmt::format("it has {} bytes, more than any flight record", static_cast<uint64_t>(bytes)));
   in.seekg(0);
   FlightRecord record;

@@ -9,7 +9,7 @@
 
 namespace perf {
 
-constexpr uint32_t most_ranks = 256;
+constexpr uint32_t max_ranks = 256;
 
 struct LabMemory {
   struct alignas(64) Word {
@@ -19,8 +19,8 @@ struct LabMemory {
   Word left, passed;         // of its second half
   Word ping, pong;           // flag_round_trip()
   std::atomic<bool> failed;
-  double seconds[most_ranks];
-  uint64_t counts[most_ranks];
+  double seconds[max_ranks];
+  uint64_t counts[max_ranks];
   void *handle;  // passed from rank 0 to ranks in the same process
 };
 

@@ -8,7 +8,7 @@
 
 namespace perf {
 
-constexpr uint32_t most_simulated_hosts = 4096;
+constexpr uint32_t max_simulated_hosts = 4096;
 
 // What the parent tells all hosts; each waits for the number to grow.
 enum class Order : uint32_t { none, join, close };
@@ -28,7 +28,7 @@ struct JoinReport {
 struct JoinMemory {
   std::atomic<uint32_t> order;
   std::atomic<uint32_t> arrived;
-  JoinReport hosts[most_simulated_hosts];  // as many of it as there are
+  JoinReport hosts[max_simulated_hosts];  // as many of it as there are
 };
 
 struct SimulatedHost {

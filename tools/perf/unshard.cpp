@@ -152,9 +152,9 @@ void run_prefetched(Bench &bench, uint64_t bytes, size_t group_count) {
 }
 
 void run_prefetched(Bench &bench) {
-  constexpr uint64_t most_bytes = uint64_t{512} << 20, small_group = 16 << 10;
+  constexpr uint64_t max_bytes = uint64_t{512} << 20, small_group = 16 << 10;
   for (const uint64_t bytes : bench.request.shared_sizes())
-    run_prefetched(bench, bytes, std::clamp<size_t>(most_bytes / bytes, 3, 8));
+    run_prefetched(bench, bytes, std::clamp<size_t>(max_bytes / bytes, 3, 8));
   for (const size_t group_count : {100, 1000}) run_prefetched(bench, small_group, group_count);
 }
 

@@ -14,7 +14,7 @@ namespace plan {
 namespace {
 
 using Json = nlohmann::json;
-constexpr uint64_t most_groups = 1'000'000;
+constexpr uint64_t max_groups = 1'000'000;
 
 template <class... Args>
 [[noreturn]] void fail(const std::string &where, fmt::format_string<Args...> format, Args &&...args) {
@@ -124,7 +124,7 @@ void read_group(const Json &json, const std::string &where, ModelSpec &model) {
     group.params.push_back(read_param(params[p], fmt::format("{}[{}]", object.at("params"), p)));
   const auto repeat = object.number("repeat", 1);
   object.refuse_unknown();
-  if (repeat > most_groups) fail(object.at("repeat"), "must be at most {}, is {}", most_groups, repeat);
+  if (repeat > max_groups) fail(object.at("repeat"), "must be at most {}, is {}", max_groups, repeat);
 
   for (uint64_t i = 0; i < repeat; ++i) {
     auto copy = group;

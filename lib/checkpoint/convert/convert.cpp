@@ -296,7 +296,7 @@ Converted consolidate(const std::string &checkpoint, const std::string &out, con
   require_used(choice.renames, tensors, &Rename::ours);
   const std::vector<NewTensor> planned = plan_export(tensors, choice.renames, choice.as);
   if (planned.empty()) fail(FSDP_INVALID_ARGUMENT, "{}: there are no weights in it", checkpoint);
-  const std::vector<NewFile> files = split_files(planned, choice.most_bytes);
+  const std::vector<NewFile> files = split_files(planned, choice.max_bytes);
   parent.remove_leftovers();
   NewCheckpoint made(parent);
   NewTensorReader reader(source, cast);

@@ -50,10 +50,10 @@ std::vector<Rename> read_renames(const std::string &path);
 std::vector<std::string> copy_plain_files(const std::string &from, const NewCheckpoint &to);
 
 struct ConsolidateChoice {
-  std::vector<Rename> renames;          // as a load has them: they are gone backwards
-  const ElementType *as = nullptr;      // of all that can be converted; NULL: as they are
-  uint64_t most_bytes = 5'000'000'000;  // of tensors in a file, unless one of them is larger
-  std::string copied_folder;            // whose configuration and tokenizer are copied; empty: none
+  std::vector<Rename> renames;         // as a load has them: they are gone backwards
+  const ElementType *as = nullptr;     // of all that can be converted; NULL: as they are
+  uint64_t max_bytes = 5'000'000'000;  // of tensors in a file, unless one of them is larger
+  std::string copied_folder;           // whose configuration and tokenizer are copied; empty: none
 };
 
 // What is there now.

@@ -261,7 +261,7 @@ NewTensorReader::OpenFile::OpenFile(ShardReader opened) : reader(std::move(opene
 NewTensorReader::OpenFile &NewTensorReader::open(uint32_t file) {
   auto found = open_.find(file);
   if (found == open_.end()) {
-    if (open_.size() == most_open)
+    if (open_.size() == max_open)
       open_.erase(std::ranges::min_element(open_, {}, [](const auto &one) { return one.second->used; }));
     found = open_.emplace(file, std::make_unique<OpenFile>(files_.open(file))).first;
   }

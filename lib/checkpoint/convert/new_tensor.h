@@ -63,7 +63,7 @@ class NewTensorReader {
   // Rows of transposed tensors that are put together at once: a stored matrix is read once for each of these windows.
   static constexpr uint64_t window_bytes = uint64_t{32} << 20;
   // Files that are open at once, with what their headers say.
-  static constexpr size_t most_open = 128;
+  static constexpr size_t max_open = 128;
 
   NewTensorReader(const WeightFiles &files, CastElements cast)
       : files_(files), cast_(std::move(cast)), buffer_(ShardReader::buffer_bytes) {}

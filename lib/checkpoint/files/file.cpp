@@ -72,7 +72,7 @@ void InFile::read_pages(uint64_t offset, std::span<std::byte> to, uint64_t neede
 namespace {
 
 // The kernel writes at most some 2 GiB at once; less lets an interrupted process end sooner.
-constexpr size_t most_at_once = size_t{1} << 30;
+constexpr size_t max_at_once = size_t{1} << 30;
 
 }  // namespace
 
@@ -105,7 +105,7 @@ void OutFile::fail_at(int code, const char *what, uint64_t offset, uint64_t byte
 
 void OutFile::write(uint64_t offset, std::span<const std::byte> data) {
   while (!data.empty()) {
-    const size_t some = std::min(data.size(), most_at_once);
+    const size_t some = std::min(data.size(), max_at_once);
     const ssize_t done = ::pwrite(fd_.get(), data.data(), some, static_cast<off_t>(offset));
     if (done < 0 && errno == EINTR) continue;
     if (done < 0 && errno == EINVAL && leave_direct()) continue;

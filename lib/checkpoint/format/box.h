@@ -17,7 +17,7 @@
 
 namespace fsdp::checkpoint {
 
-inline constexpr size_t most_dimensions = 16;  // as fsdp_param
+inline constexpr size_t max_dimensions = 16;  // as fsdp_param
 
 struct Box {
   std::vector<uint64_t> offset, shape;  // a number for each dimension; a scalar has none
@@ -52,7 +52,7 @@ class RunWalk {
     uint64_t size;      // of the numbers that a run may have here
     uint64_t from, to;  // elements from one to the next
   };
-  std::array<Axis, most_dimensions> axes_;  // those that runs do not cross, the last one first
+  std::array<Axis, max_dimensions> axes_;  // those that runs do not cross, the last one first
   size_t axis_count_ = 0;
   uint64_t from_ = 0, to_ = 0, count_ = 1, runs_ = 1;
 };

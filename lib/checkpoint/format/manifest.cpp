@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view sum_name = ",\n\"sum\":\"";  // of all that stands before it
 constexpr const char *format_name = "libfsdp checkpoint";
 constexpr size_t cut_numbers = 3;
-constexpr size_t most_parts = 4096;  // they are compared in pairs
+constexpr size_t max_parts = 4096;  // they are compared in pairs
 
 // ---- text ----
 
@@ -103,7 +103,7 @@ RowCut parse_cut(const JsonValue &value, uint64_t files) {
 
 ManifestPart parse_part(const JsonValue &value, std::span<const uint64_t> shape, uint64_t files) {
   ManifestPart part;
-  part.box = {value["offset"].unsigned_numbers(most_dimensions), value["shape"].unsigned_numbers(most_dimensions)};
+  part.box = {value["offset"].unsigned_numbers(max_dimensions), value["shape"].unsigned_numbers(max_dimensions)};
   bool inside = part.box.offset.size() == shape.size() && part.box.shape.size() == shape.size();
   for (size_t d = 0; inside && d < shape.size(); ++d)
     inside = part.box.offset[d] <= shape[d] && part.box.shape[d] <= shape[d] - part.box.offset[d];
@@ -122,7 +122,7 @@ ManifestPart parse_part(const JsonValue &value, std::span<const uint64_t> shape,
 }
 
 std::vector<uint64_t> parse_shape(const JsonValue &value) {
-  std::vector<uint64_t> shape = value.unsigned_numbers(most_dimensions);
+  std::vector<uint64_t> shape = value.unsigned_numbers(max_dimensions);
   uint64_t count = 1;
   for (const uint64_t size : shape)
     value.require(!__builtin_mul_overflow(count, size, &count), "a shape whose elements 64 bits can count");
@@ -148,7 +148,7 @@ ManifestTensor parse_tensor(const JsonValue &value, const Manifest &manifest) {
   ManifestTensor tensor{
       value["name"].text(), find_element_type(value["dtype"].text()), parse_shape(value["shape"]), {}};
   value["dtype"].require(tensor.type, "an element type that is known");
-  value["parts"].require(value["parts"].size() <= most_parts, format_text("at most {} parts", most_parts));
+  value["parts"].require(value["parts"].size() <= max_parts, format_text("at most {} parts", max_parts));
   value["parts"].for_each_element(
       [&](const JsonValue &part) { tensor.parts.push_back(parse_part(part, tensor.shape, files)); });
   check_parts(tensor, value);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char *metadata_name = "__metadata__";
 // A header of 100 MB could be made of values that take a hundred times its memory.
-constexpr uint64_t most_values = 4'000'000;
+constexpr uint64_t max_values = 4'000'000;
 
 // Nothing where sizes exceed 64 bits or end inside a byte.
 std::optional<uint64_t> bytes_of(const ElementType &type, std::span<const uint64_t> shape) {
@@ -32,7 +32,7 @@ StoredTensor parse_tensor(const std::string &name, const JsonValue &value) {
   StoredTensor tensor{.name = name, .shape = {}};
   tensor.type = find_element_type(value["dtype"].text());
   if (!tensor.type) tensor.type = &unknown_element_type, tensor.unknown_type = value["dtype"].text();
-  tensor.shape = value["shape"].unsigned_numbers(most_dimensions);
+  tensor.shape = value["shape"].unsigned_numbers(max_dimensions);
   const std::vector<uint64_t> offsets = value["data_offsets"].unsigned_numbers(2);
   value["data_offsets"].require(offsets.size() == 2 && offsets[0] <= offsets[1], "where data begins and ends");
   tensor.begin = offsets[0], tensor.end = offsets[1];
@@ -88,7 +88,7 @@ uint64_t read_header_length(std::span<const std::byte, length_bytes> first, uint
 }
 
 SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::string_view file) {
-  const nlohmann::json document = parse_json(json, file, {.depth = 4, .values = most_values});
+  const nlohmann::json document = parse_json(json, file, {.depth = 4, .values = max_values});
   SafetensorsHeader header;
   header.data_offset = length_bytes + json.size();
   JsonValue(document, file).for_each_member([&](const std::string &name, const JsonValue &value) {

@@ -125,7 +125,7 @@ std::vector<std::vector<uint64_t>> saved_offsets(const SafetensorsHeader &header
     all.emplace_back(tensor.shape.size());
     if (!says) continue;
     const JsonValue offsets = JsonValue(document, file)[tensor.name][offsets_key];
-    all.back() = offsets.unsigned_numbers(most_dimensions);
+    all.back() = offsets.unsigned_numbers(max_dimensions);
     offsets.require(all.back().size() == tensor.shape.size(), format_text("{} numbers", tensor.shape.size()));
   }
   return all;

@@ -66,7 +66,7 @@ LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &
 
 // What of a plan to load keeps it from being done, as text.
 
-inline constexpr size_t most_examples = 5;  // of names, where none fits and all of them would be too many
+inline constexpr size_t max_examples = 5;  // of names, where none fits and all of them would be too many
 
 // most: of the names; what is left out is counted.
 inline void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted,
@@ -90,8 +90,8 @@ inline std::string list_misfits(const LoadPlan &plan, const LoadOptions &options
     text += "; FSDP_LOAD_ALLOW_UNEXPECTED passes over what is unexpected";
   if (text.empty() && plan.loaded.empty() && !plan.missing.empty() && !options.if_any) {
     text = ": it has none of the model's tensors, and FSDP_LOAD_IF_ANY would allow that";
-    list_names(text, "missing", plan.missing, true, most_examples);
-    list_names(text, "unexpected", plan.unexpected, true, most_examples);
+    list_names(text, "missing", plan.missing, true, max_examples);
+    list_names(text, "unexpected", plan.unexpected, true, max_examples);
   }
   return text;
 }

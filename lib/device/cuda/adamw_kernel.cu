@@ -15,7 +15,7 @@ struct Updates {
   AdamW step;
   const AdamW *step_in_memory;  // instead of step, if not NULL
 };
-static_assert(sizeof(Updates) <= most_argument_bytes);
+static_assert(sizeof(Updates) <= max_argument_bytes);
 
 // Where nothing is published.
 struct Nothing {};

@@ -8,7 +8,7 @@
 namespace fsdp::device::cuda {
 namespace {
 
-constexpr uint64_t most_count_blocks = 1024;  // a few for each of a GPU's processors
+constexpr uint64_t max_count_blocks = 1024;  // a few for each of a GPU's processors
 
 struct NonfiniteNumber {
   using Element = float;
@@ -69,7 +69,7 @@ int count_of(kernels::Stream stream, uint64_t *result, const typename Kind::Elem
   if (const int error = FSDP_LAUNCH(set_count, 1, 1, stream, result)) return error;
   const Division division = divide(count, misfit(values, sizeof *values), true);
   const uint64_t parts = blocks_of<Count<Kind>::batch>(division);
-  const uint64_t blocks = parts < most_count_blocks ? parts : most_count_blocks;
+  const uint64_t blocks = parts < max_count_blocks ? parts : max_count_blocks;
   const Count<Kind> work{result, values, division, parts, blocks};
   return blocks ? FSDP_LAUNCH_PHASED(work, static_cast<unsigned>(blocks), work.threads, stream) : 0;
 }

@@ -78,7 +78,7 @@ struct ScaleBatch {
   Batch<FloatSpan, 192> batch;
   typename Work::Factor factor;
 };
-static_assert(sizeof(ScaleBatch<ScaleBy>) <= most_argument_bytes);
+static_assert(sizeof(ScaleBatch<ScaleBy>) <= max_argument_bytes);
 
 FSDP_BOTH Division divide_span(const FloatSpan &span) {
   return divide(span.count, misfit(span.values, sizeof(float)), true);

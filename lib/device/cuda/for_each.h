@@ -39,7 +39,7 @@ struct Batch {
 };
 
 // The limit for all arguments of a launch. Every driver allows 4 KB, which includes padding.
-constexpr size_t most_argument_bytes = 4000;
+constexpr size_t max_argument_bytes = 4000;
 
 struct Filled {
   size_t spans;
@@ -49,13 +49,13 @@ struct Filled {
 // Fills the batch with as many of the given spans as fit into one launch, and skips spans without elements.
 template <class Span, unsigned most, class BlocksOf>
 Filled fill(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksOf &blocks_of) {
-  constexpr uint64_t most_blocks = 0x7fffffff;
+  constexpr uint64_t max_blocks = 0x7fffffff;
   Filled filled{0, 0};
   for (batch.count = 0; filled.spans < spans.size() && batch.count < most; ++filled.spans) {
     const Span &span = spans[filled.spans];
     if (span.count == 0) continue;
     const uint64_t blocks = blocks_of(span);
-    if (batch.count > 0 && filled.blocks + blocks > most_blocks) break;
+    if (batch.count > 0 && filled.blocks + blocks > max_blocks) break;
     batch.add(span, filled.blocks);
     filled.blocks += blocks;
   }

@@ -103,7 +103,7 @@ struct QuantizeBlock {
   }
 };
 
-constexpr uint64_t most_amax_blocks = 1024;  // a few for each of a GPU's processors
+constexpr uint64_t max_amax_blocks = 1024;  // a few for each of a GPU's processors
 
 unsigned blocks_for(uint64_t count) { return static_cast<unsigned>((count + threads - 1) / threads); }
 
@@ -114,7 +114,7 @@ namespace kernels {
 int find_amax(Stream stream, float *result, const float *values, uint64_t count, bool via_bf16) {
   auto *const bits = reinterpret_cast<uint32_t *>(result);
   if (const int error = FSDP_LAUNCH(no_amax, 1, 1, stream, bits)) return error;
-  const uint64_t wanted = blocks_for(count), blocks = wanted < most_amax_blocks ? wanted : most_amax_blocks;
+  const uint64_t wanted = blocks_for(count), blocks = wanted < max_amax_blocks ? wanted : max_amax_blocks;
   const FindAmax work{bits, values, count, blocks, via_bf16};
   return blocks ? FSDP_LAUNCH_PHASED(work, static_cast<unsigned>(blocks), work.threads, stream) : 0;
 }

@@ -154,7 +154,7 @@ struct SumPieces {
       left.fetch(threadIdx.x - lanes, threads - lanes);
   }
 };
-static_assert(sizeof(SumPieces) <= most_argument_bytes);
+static_assert(sizeof(SumPieces) <= max_argument_bytes);
 
 // A block for each sum that ends in a launch.
 struct AddPieces {
@@ -180,7 +180,7 @@ struct AddPieces {
     if (threadIdx.x == 0) *parts.spans[blockIdx.x].result = fold(shared.lane);
   }
 };
-static_assert(sizeof(AddPieces) <= most_argument_bytes);
+static_assert(sizeof(AddPieces) <= max_argument_bytes);
 
 // What comes next of the sums that are asked for.
 struct Next {
@@ -190,12 +190,12 @@ struct Next {
 
 // The number of blocks. A sum that does not fit is cut between blocks, so that pieces keep their lanes.
 uint64_t fill(PieceRanges &parts, std::span<const SquaresSpan> spans, Next &next) {
-  constexpr uint64_t most_blocks = pieces_per_launch / pieces_per_block;
+  constexpr uint64_t max_blocks = pieces_per_launch / pieces_per_block;
   uint64_t blocks = 0;
-  for (parts.count = 0; next.span < spans.size() && parts.count < std::size(parts.spans) && blocks < most_blocks;) {
+  for (parts.count = 0; next.span < spans.size() && parts.count < std::size(parts.spans) && blocks < max_blocks;) {
     const SquaresSpan &span = spans[next.span];
     const Pieces pieces(span.count, span.granule);
-    const uint64_t left = pieces.total() - next.piece, room = (most_blocks - blocks) * pieces_per_block;
+    const uint64_t left = pieces.total() - next.piece, room = (max_blocks - blocks) * pieces_per_block;
     const uint64_t taken = left < room ? left : room;
     parts.add({span.values, pieces, next.piece, next.piece + taken, span.result, taken == left}, blocks);
     blocks += (taken + pieces_per_block - 1) / pieces_per_block;

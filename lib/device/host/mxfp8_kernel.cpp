@@ -23,7 +23,7 @@ constexpr size_t block = mxfp8_block, widest = line_bytes;
 
 // The scales whose numbers the fast way rounds. In this range every code fits into a byte. A product that becomes
 // subnormal is less than half of the last place, even if the target has no fused multiply-add.
-constexpr int least_plain = 32, most_plain = 240, plain_of_zeros = 127;
+constexpr int least_plain = 32, max_plain = 240, plain_of_zeros = 127;
 // The lowest exponent whose numbers are normal under a scale is the scale less this. Codes are too large by 8 times
 // that exponent.
 constexpr int normal_from = 6;
@@ -124,7 +124,7 @@ template <ScaleRule rule, bool via_bf16, class D>
 HWY_INLINE int make_scales(D d, const int32_t *amax, size_t count, uint8_t *scales, uint32_t *lowest) {
   const hn::RebindToUnsigned<D> du;
   const hn::RebindToSigned<D> di;
-  auto least = hn::Set(di, most_plain), most = hn::Set(di, least_plain);
+  auto least = hn::Set(di, max_plain), most = hn::Set(di, least_plain);
   for (size_t i = 0; i < count; i += hn::Lanes(d)) {
     const auto bits = hn::BitCast(di, rounded_from<via_bf16>(d, hn::BitCast(du, hn::Load(di, amax + i))));
     auto scale = hn::Sub(hn::ShiftRight<23>(bits), hn::Set(di, 8));
@@ -139,7 +139,7 @@ HWY_INLINE int make_scales(D d, const int32_t *amax, size_t count, uint8_t *scal
     hn::Store(hn::ShiftLeft<23>(hn::BitCast(du, hn::Sub(plain, hn::Set(di, normal_from)))), du, lowest + i);
   }
   const int largest = hn::GetLane(hn::MaxOfLanes(di, most));
-  return hn::GetLane(hn::MinOfLanes(di, least)) >= least_plain && largest <= most_plain ? largest : 0;
+  return hn::GetLane(hn::MinOfLanes(di, least)) >= least_plain && largest <= max_plain ? largest : 0;
 }
 
 template <class D>

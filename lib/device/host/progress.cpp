@@ -55,9 +55,9 @@ class ObserverScope {
 // The thread for whose work this stream waits in the end. Streams may go on while they are followed, so the caller asks
 // again later.
 uint64_t last_worker(const Progress &progress) noexcept {
-  constexpr int most_streams = 16;
+  constexpr int max_streams = 16;
   const Progress *last = &progress;
-  for (int i = 0; i < most_streams; ++i) {
+  for (int i = 0; i < max_streams; ++i) {
     const Progress *next = last->awaited();
     if (!next) break;
     last = next;

@@ -14,7 +14,7 @@ namespace fsdp::engine {
 namespace {
 
 constexpr std::array<std::string_view, 4> level_names{"error", "warning", "info", "debug"};
-constexpr uint32_t most_seconds = UINT32_MAX / 1000;
+constexpr uint32_t max_seconds = UINT32_MAX / 1000;
 
 fsdp_log_level parse_level(const std::string &value) {
   for (size_t i = 0; i < level_names.size(); ++i)
@@ -29,9 +29,9 @@ bool parse_switch(const char *name, const std::string &value) {
 
 uint32_t parse_seconds(const char *name, const std::string &value) {
   try {
-    return membership::number(name, value, 1, most_seconds);
+    return membership::number(name, value, 1, max_seconds);
   } catch (const Error &) {
-    fail(FSDP_INVALID_ARGUMENT, "{}='{}' is not a whole number of seconds from 1 to {}", name, value, most_seconds);
+    fail(FSDP_INVALID_ARGUMENT, "{}='{}' is not a whole number of seconds from 1 to {}", name, value, max_seconds);
   }
 }
 

@@ -22,7 +22,7 @@ class LogQueue {
     if (!takes(level)) return;
     try {
       const std::lock_guard lock(mutex_);
-      if (lines_.size() < most_lines) lines_.emplace_back(level, message);
+      if (lines_.size() < max_lines) lines_.emplace_back(level, message);
       has_lines_.store(true, std::memory_order_release);
     } catch (...) {  // a lost line is better than a failed step
     }
@@ -39,7 +39,7 @@ class LogQueue {
   }
 
  private:
-  static constexpr size_t most_lines = 1024;
+  static constexpr size_t max_lines = 1024;
   const fsdp_log_hook hook_;
   void *const data_;
   const fsdp_log_level level_;

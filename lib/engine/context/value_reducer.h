@@ -18,12 +18,12 @@ class Context;
 
 class ValueReducer {
  public:
-  static constexpr uint64_t most_values = 512;  // of one call
+  static constexpr uint64_t max_values = 512;  // of one call
   // What a rank gives to one.
   struct ValueMessage {
     uint64_t count = 0;
     int64_t op = 0;
-    double values[most_values] = {};
+    double values[max_values] = {};
   };
 
   ValueReducer(Context &context, trace::FlightRecorder &flight)

@@ -108,7 +108,7 @@ void Reducer::clear_untrained_sums(device::Stream &caller) {
 
 void Reducer::make_room(GradPart &part, device::Stream &caller, const char *call) {
   if (part.stage == GradStage::reducing) drain(part, caller);
-  while (pool_.live >= most_live_) {
+  while (pool_.live >= max_live_) {
     if (pool_.reducing.empty()) refuse_more(part, call);
     drain(runtime_.parts[pool_.reducing.front()], caller);
   }
@@ -129,11 +129,11 @@ void Reducer::refuse_more(const GradPart &part, const char *call) const {
         "{}: '{}' needs a full gradient buffer, but all {} that max_pending_bytes {} and max_pending_groups {} have "
         "room for are lent to {}; call fsdp_complete_grad for the parameters that are written, or fsdp_reduce_grad, or "
         "raise the one of them that bounds it",
-        call, part.name, most_live_, runtime_.spec.max_pending_bytes, runtime_.spec.max_pending_groups, list_lent());
+        call, part.name, max_live_, runtime_.spec.max_pending_bytes, runtime_.spec.max_pending_groups, list_lent());
   fail(FSDP_INVALID_STATE,
        "{}: group '{}' needs a full gradient buffer, but all {} are lent to {}, which fsdp_reduce_grad has not been "
        "called for; reduce one of them first or raise max_pending_groups",
-       call, part.name, most_live_, list_lent());
+       call, part.name, max_live_, list_lent());
 }
 
 void Reducer::refuse_shared(const GradPart &part, const GradPart &other, const char *call) const {
@@ -234,7 +234,7 @@ void Reducer::check_room(std::span<const GradPart> opened, const char *call) con
   size_t lent = pool_.live - pool_.reducing.size();
   for (const GradPart &part : opened) {
     if (part.stage == GradStage::lent || part.group->plan->persistent_grad || part.trained_count() == 0) continue;
-    if (lent++ >= most_live_) refuse_more(part, call);
+    if (lent++ >= max_live_) refuse_more(part, call);
     for (const uint32_t number : part.overlaps)
       if (runtime_.parts[number].stage == GradStage::lent) refuse_shared(part, runtime_.parts[number], call);
   }

@@ -11,7 +11,7 @@
 
 namespace fsdp::engine {
 
-Reducer::Reducer(Runtime &runtime) : runtime_(runtime), most_live_(runtime.plan.pending_grads) {
+Reducer::Reducer(Runtime &runtime) : runtime_(runtime), max_live_(runtime.plan.pending_grads) {
   pool_.reducing.reserve(runtime.parts.size() + 1);
   size_t most = 0;
   for (const GradPart &part : runtime.parts) set_access(part, Access::none);
@@ -294,7 +294,7 @@ void Reducer::check_drained(Group &group, uint64_t first, uint64_t end, const de
     const GradPart &part = group.part_of(i);
     if (part.stage == GradStage::lent || std::exchange(would_[part.number].open, true)) continue;
     drain(part, part);
-    for (auto oldest = pool_.reducing.begin(); live >= most_live_ && oldest != pool_.reducing.end(); ++oldest)
+    for (auto oldest = pool_.reducing.begin(); live >= max_live_ && oldest != pool_.reducing.end(); ++oldest)
       drain(runtime_.parts[*oldest], part);
     for (const uint32_t number : part.overlaps) drain(runtime_.parts[number], part);
     ++live;

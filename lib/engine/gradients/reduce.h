@@ -110,7 +110,7 @@ class Reducer {
 
   Runtime &runtime_;
   Pool pool_;
-  uint32_t most_live_;
+  uint32_t max_live_;
   std::vector<LentGrad> lent_;  // room for the largest group: calls allocate nothing
   // What acquiring would do to each part: scratch of check_drained.
   struct Would {

@@ -140,14 +140,14 @@ using checkpoint::KeptTensor;
 
 namespace {
 
-constexpr double most_steps = 9007199254740992.0;  // what double counts exactly
+constexpr double max_steps = 9007199254740992.0;  // what double counts exactly
 
-constexpr size_t most_told = 20;  // names in a message of the log
+constexpr size_t max_told = 20;  // names in a message of the log
 
 std::string some_of(const char *what, const std::vector<std::string> &names) {
   std::string text = format_text("; {} {}", names.size(), what);
-  for (size_t i = 0; i < std::min(names.size(), most_told); ++i) text += (i ? ", " : ": ") + quote_json(names[i]);
-  return names.size() > most_told ? text + ", ..." : text;
+  for (size_t i = 0; i < std::min(names.size(), max_told); ++i) text += (i ? ", " : ": ") + quote_json(names[i]);
+  return names.size() > max_told ? text + ", ..." : text;
 }
 
 std::string list_of(const char *what, const std::vector<std::string> &names) {
@@ -289,7 +289,7 @@ void Checkpoints::note_steps(const KeptTensor &tensor, const ElementType &type, 
   } else {
     std::memcpy(&steps, element.data(), sizeof steps);
   }
-  if (!(steps >= 0 && steps <= most_steps) || steps != std::floor(steps))
+  if (!(steps >= 0 && steps <= max_steps) || steps != std::floor(steps))
     fail(FSDP_INVALID_ARGUMENT, "{} is {}, which is no number of steps", quote_json(tensor.name), steps);
   if (steps_.value_or(steps) != steps)
     fail(FSDP_INVALID_ARGUMENT, "{} is {}, but of parameters before it {}; one optimizer steps all of them",

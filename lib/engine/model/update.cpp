@@ -14,7 +14,7 @@ namespace fsdp::engine {
 // Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
 void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   gatherer_.drop_all(false);
-  if (runtime_.collectives().rounds_end_with_steps) {
+  if (runtime_.collectives().step_ends_round) {
     runtime_.reduces.comm->quiesce();
     if (runtime_.outer) runtime_.outer->sum_comm().quiesce();
   }
@@ -354,7 +354,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
   do meetings_.meet({.intent = Intent::discard, .capture = graphs_.number()});
   while (!meetings_.all_came_for(Intent::discard));
   meetings_.check_versions();
-  if (runtime_.collectives().rounds_end_with_steps)
+  if (runtime_.collectives().step_ends_round)
     realign();
   else
     end_messages(stream);
@@ -369,7 +369,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
 // What all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the weights depend
 // on it, or a read of the norm does. It comes to its end by itself; only what came after it is given up.
 void UpdateWindow::await_ended_steps() {
-  if (runtime_.collectives().rounds_end_with_steps) return;
+  if (runtime_.collectives().step_ends_round) return;
   const WaitSpan span(runtime_, WaitKind::reduce);
   runtime_.context.device().synchronize(*runtime_.marks.window_work);
   runtime_.context.device().synchronize(*runtime_.marks.norm);
@@ -378,7 +378,7 @@ void UpdateWindow::await_ended_steps() {
 // A new round of reduces: sequence numbers agree again. Messages of a step that has ended well go on as they are where
 // streams may still be at them.
 void UpdateWindow::realign() {
-  if (!runtime_.collectives().rounds_end_with_steps) {
+  if (!runtime_.collectives().step_ends_round) {
     runtime_.reduces.trace->next_round();
     if (runtime_.outer) runtime_.outer->trace_next_round();
     return;

@@ -23,13 +23,13 @@ struct SequencedCall {
 class CallSequence {
  public:
   // The first ones of a step; of a difference after them only the numbers are told.
-  static constexpr uint64_t most_kept = 8192;
+  static constexpr uint64_t max_kept = 8192;
 
-  CallSequence() { calls_.reserve(most_kept); }
+  CallSequence() { calls_.reserve(max_kept); }
   void add(CallKind kind, uint32_t group) {
     hash_ = mix(hash_ ^ (uint64_t{group} << 2 | static_cast<uint64_t>(kind)));
     ++count_;
-    if (calls_.size() < most_kept) calls_.push_back({kind, group});
+    if (calls_.size() < max_kept) calls_.push_back({kind, group});
   }
   void restart() {
     hash_ = count_ = 0;

@@ -35,7 +35,7 @@ Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_op
   if (context.debug()) set_debug(spec_);
   plan_exchanges();
   const transport::CollectiveTraits &traits = transport::traits_of(context.transport());
-  spec_.rounds_before_sending = traits.rounds_before_sending;
+  spec_.rounds_gradients_before_sending = traits.rounds_gradients_before_sending;
   spec_.receives_slices = traits.receives_slices;
   spec_.device_transport = context.device_transport();
 }

@@ -88,7 +88,7 @@ void Meetings::note_lag() {
   const transport::Team &team = *runtime_.teams.all;
   if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
   last_rank_ = static_cast<int32_t>(team.world_rank(ballot_.last));
-  last_lag_ns_ = ballot_.most_waited_ns - ballot_.least_waited_ns;
+  last_lag_ns_ = ballot_.max_waited_ns - ballot_.least_waited_ns;
 }
 
 void Meetings::check(Intent intent) {
@@ -227,7 +227,7 @@ void Meetings::compare(Differences &found) {
         append(text, format_text("rank {} reduced {} contributions of groups in this step, rank {} reduced {}", rank,
                                  told[r].reduces, team.world_rank(base), sound->reduces));
       const StepNumbers numbers = told[r].numbers;
-      append(text, compare_numbers(rank, numbers, team.world_rank(base), of_base));
+      append(text, describe_differences(rank, numbers, team.world_rank(base), of_base));
       if (numbers.lr_scales != of_base.lr_scales) append(text, compare_lr_scales(runtime_.spec, team, base, r));
     }
     if (text.empty()) continue;

@@ -109,7 +109,7 @@ Runtime::~Runtime() {
 void Runtime::gather(std::span<const transport::Gather> given, const Group &group) {
   const transport::Tag tag{group.index, group.name()};
   if (auto error = gathers.comm->broken()) throw *std::move(error);
-  if (collectives().gathers_meet)
+  if (collectives().gathers_are_collective)
     gathers.comm->gather(given, tag, *gathers.stream);
   else
     gathers.comm->gather_stable(given, tag, *gathers.stream);
@@ -118,7 +118,7 @@ void Runtime::gather(std::span<const transport::Gather> given, const Group &grou
 void Runtime::abandon() {
   if (reduces.comm) reduces.comm->abandon();
   if (outer) outer->abandon();
-  if (gathers.comm && collectives().gathers_meet) gathers.comm->abandon();
+  if (gathers.comm && collectives().gathers_are_collective) gathers.comm->abandon();
 }
 
 // The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself,

@@ -24,15 +24,15 @@ std::string describe(const Scaling &scaling) {
   }
 }
 
-std::string compare_scalings(uint32_t rank, const Scalings &theirs, uint32_t first, const Scalings &of_first) {
-  if (theirs == of_first) return {};
-  for (uint64_t i = 0; i < Scalings::most_kept; ++i)
-    if (!(theirs.kept(i) == of_first.kept(i)))
+std::string compare_scalings(uint32_t rank, const Scalings &given, uint32_t first, const Scalings &expected) {
+  if (given == expected) return {};
+  for (uint64_t i = 0; i < Scalings::max_kept; ++i)
+    if (!(given.kept(i) == expected.kept(i)))
       return format_text("the scaling of gradients number {} of this step was {} on rank {}, {} on rank {}", i + 1,
-                         describe(theirs.kept(i)), rank, describe(of_first.kept(i)), first);
+                         describe(given.kept(i)), rank, describe(expected.kept(i)), first);
   return format_text(
       "the scalings of gradients of this step differ after the first {}: rank {} made {} in all, rank {} {}",
-      Scalings::most_kept, rank, theirs.count(), first, of_first.count());
+      Scalings::max_kept, rank, given.count(), first, expected.count());
 }
 
 }  // namespace
@@ -42,31 +42,31 @@ bool Scaling::operator==(const Scaling &other) const {
 }
 
 void Scalings::add(const Scaling &scaling) {
-  if (count_ < most_kept) first_[count_] = scaling;
+  if (count_ < max_kept) first_[count_] = scaling;
   ++count_;
   for (const uint64_t bits : {static_cast<uint64_t>(scaling.kind), bits_of(scaling.number), bits_of(scaling.norm)})
     hash_ = (std::rotl(hash_, 23) ^ bits) * 0x9E3779B97F4A7C15ull;
 }
 
-std::string compare_numbers(uint32_t rank, const StepNumbers &theirs, uint32_t first, const StepNumbers &of_first) {
+std::string describe_differences(uint32_t rank, const StepNumbers &given, uint32_t first, const StepNumbers &expected) {
   std::string text;
   const auto compare = [&](const char *field, auto other, auto expected) {
     if (other != expected)
       text += format_text("{}rank {} gave {} {}, rank {} gave {}", text.empty() ? "" : "; ", rank, field, other, first,
                           expected);
   };
-  compare("beta1", theirs.beta1, of_first.beta1);
-  compare("beta2", theirs.beta2, of_first.beta2);
-  compare("epsilon", theirs.epsilon, of_first.epsilon);
-  compare("weight_decay", theirs.weight_decay, of_first.weight_decay);
-  compare("step", theirs.step, of_first.step);
-  if (theirs.max_norm >= 0 && of_first.max_norm >= 0) {
-    compare("max_norm", theirs.max_norm, of_first.max_norm);
-    if (theirs.asks_norm != of_first.asks_norm)
+  compare("beta1", given.beta1, expected.beta1);
+  compare("beta2", given.beta2, expected.beta2);
+  compare("epsilon", given.epsilon, expected.epsilon);
+  compare("weight_decay", given.weight_decay, expected.weight_decay);
+  compare("step", given.step, expected.step);
+  if (given.max_norm >= 0 && expected.max_norm >= 0) {
+    compare("max_norm", given.max_norm, expected.max_norm);
+    if (given.asks_norm != expected.asks_norm)
       text += format_text("{}rank {} asked fsdp_apply_grads for the norm, rank {} did not", text.empty() ? "" : "; ",
-                          theirs.asks_norm ? rank : first, theirs.asks_norm ? first : rank);
+                          given.asks_norm ? rank : first, given.asks_norm ? first : rank);
   }
-  if (const std::string scalings = compare_scalings(rank, theirs.scalings, first, of_first.scalings); !scalings.empty())
+  if (const std::string scalings = compare_scalings(rank, given.scalings, first, expected.scalings); !scalings.empty())
     text += (text.empty() ? "" : "; ") + scalings;
   return text;
 }

@@ -32,7 +32,7 @@ struct Scaling {
 // All of them since the update window opened. The first are kept, and a hash tells whether any differs.
 class Scalings {
  public:
-  static constexpr uint64_t most_kept = 3;
+  static constexpr uint64_t max_kept = 3;
 
   void add(const Scaling &scaling);
   void restart() { *this = {}; }
@@ -43,7 +43,7 @@ class Scalings {
 
  private:
   uint64_t count_ = 0, hash_ = 0;
-  std::array<Scaling, most_kept> first_;
+  std::array<Scaling, max_kept> first_;
 };
 
 struct StepNumbers {
@@ -59,7 +59,7 @@ struct StepNumbers {
 
 // The numbers of a rank that the first one has otherwise, as text that names both; empty if there is none. Not the
 // lr_scales, of which there is only the hash.
-std::string compare_numbers(uint32_t rank, const StepNumbers &theirs, uint32_t first, const StepNumbers &of_first);
+std::string describe_differences(uint32_t rank, const StepNumbers &given, uint32_t first, const StepNumbers &expected);
 
 // What a graph's calls change of it (state.h).
 struct StepState {

@@ -8,7 +8,7 @@
 
 namespace fsdp::engine {
 
-InFlight::InFlight(Context &context) : context_(context), entries_(most_entries) {
+InFlight::InFlight(Context &context) : context_(context), entries_(max_entries) {
   for (Mark &mark : marks_) mark.event = context.device().create_event();
   context.flight_log().add_unsettled(this);
 }
@@ -18,12 +18,12 @@ InFlight::~InFlight() { context_.flight_log().remove_unsettled(this); }
 void InFlight::add(device::Stream &stream, const Tracked &entry) {
   settle();
   const std::lock_guard lock(mutex_);
-  if (next_entry_ - first_entry_ == most_entries)
+  if (next_entry_ - first_entry_ == max_entries)
     ++first_entry_;  // forgotten: the recorder has lost it too, or will soon
-  entries_[next_entry_++ % most_entries] = entry;
+  entries_[next_entry_++ % max_entries] = entry;
   // With all marks in use the last one moves on.
-  if (next_mark_ - first_mark_ < most_marks) ++next_mark_;
-  Mark &mark = marks_[(next_mark_ - 1) % most_marks];
+  if (next_mark_ - first_mark_ < max_marks) ++next_mark_;
+  Mark &mark = marks_[(next_mark_ - 1) % max_marks];
   stream.record(*mark.event);
   mark.end = next_entry_;
 }
@@ -31,9 +31,9 @@ void InFlight::add(device::Stream &stream, const Tracked &entry) {
 void InFlight::settle() noexcept {
   const std::lock_guard lock(mutex_);
   for (; first_mark_ < next_mark_; ++first_mark_) {
-    const Mark &mark = marks_[first_mark_ % most_marks];
+    const Mark &mark = marks_[first_mark_ % max_marks];
     if (!mark.event->done() || context_.failure().failed()) return;
-    for (; first_entry_ < mark.end; ++first_entry_) complete(entries_[first_entry_ % most_entries]);
+    for (; first_entry_ < mark.end; ++first_entry_) complete(entries_[first_entry_ % max_entries]);
   }
 }
 

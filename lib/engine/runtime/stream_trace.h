@@ -22,10 +22,10 @@ namespace fsdp::engine {
 
 class StreamEvents {
  public:
-  static constexpr size_t most_streams = 4;
+  static constexpr size_t max_streams = 4;
 
   void create(device::Device &device) {
-    const size_t count = device.traits().host_memory ? 1 : most_streams;  // on the host there is one stream
+    const size_t count = device.traits().host_memory ? 1 : max_streams;  // on the host there is one stream
     for (size_t i = 0; i < count; ++i) entries_.push_back({nullptr, false, device.create_event()});
   }
   // Of this stream. Streams beyond the most share the last one, unless the work of another is done.
@@ -78,7 +78,7 @@ class InFlight final : public Unsettled {
   void settle() noexcept override;
 
  private:
-  static constexpr uint64_t most_marks = 32, most_entries = 512;
+  static constexpr uint64_t max_marks = 32, max_entries = 512;
   struct Mark {
     std::unique_ptr<device::Event> event;
     uint64_t end = 0;  // entries before it are done when the event is
@@ -87,7 +87,7 @@ class InFlight final : public Unsettled {
 
   Context &context_;
   std::mutex mutex_;
-  std::array<Mark, most_marks> marks_;
+  std::array<Mark, max_marks> marks_;
   std::vector<Tracked> entries_;
   uint64_t first_mark_ = 0, next_mark_ = 0;  // those between are pending, oldest first
   uint64_t first_entry_ = 0, next_entry_ = 0;

@@ -121,7 +121,7 @@ TeamMemory team_memory(const Teams &teams, const Context &context, const memory:
 
 namespace {
 
-constexpr long usual_queues = 8, most_queues = 32;  // CUDA's
+constexpr long usual_queues = 8, max_queues = 32;  // CUDA's
 
 struct Share {
   uint64_t process;
@@ -146,7 +146,7 @@ uint64_t name_process() {
 long count_queues() {
   const char *text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");  // NOLINT(concurrency-mt-unsafe): the program owns it
   const long asked = text ? std::strtol(text, nullptr, 10) : 0;
-  return asked < 1 ? usual_queues : std::min(asked, most_queues);
+  return asked < 1 ? usual_queues : std::min(asked, max_queues);
 }
 
 }  // namespace
@@ -172,7 +172,7 @@ void warn_of_queues(Context &context, const Teams &teams) {
                   "libfsdp has there, and the program's, into {} queues (CUDA_DEVICE_MAX_CONNECTIONS, at most {}), and "
                   "streams of one queue may wait for each other for ever; take processes, FSDP_TRANSPORT_STAGING or a "
                   "GPU for each rank",
-                  ranks, mine.gpu, streams, count_queues(), most_queues));
+                  ranks, mine.gpu, streams, count_queues(), max_queues));
 }
 
 }  // namespace fsdp::engine

@@ -76,7 +76,7 @@ void dequantize(device::Device &device, const memory::ParamSpec &param, const St
 
 namespace {
 
-constexpr uint64_t most_in_piece = 64 * 1024;
+constexpr uint64_t max_in_piece = 64 * 1024;
 
 // Where this rank's scales of the rows begin; of one scale for all, whether it is this rank's.
 layout::Slice find_scales(const Runtime &runtime, const memory::ParamSpec &param, const ParamPlace &place,
@@ -105,7 +105,7 @@ FrozenLoad::FrozenLoad(Runtime &runtime, const memory::ParamSpec &param, const P
       scales_(rows.count || memory::scales_whole_tensors(param.quantization) ? find_scales(runtime, param, place, rows)
                                                                              : layout::Slice{}),
       whole_(memory::scales_whole_tensors(param.quantization) && (rows.count || scales_.count)),
-      piece_count_(whole_ ? std::min(param.element_count, most_in_piece) : 0),
+      piece_count_(whole_ ? std::min(param.element_count, max_in_piece) : 0),
       piece_number_(whole_ ? divide_up(param.element_count, piece_count_) : 0) {
   const uint64_t values = round_up(rows.count, layout::alignment, "numbers that are loaded");
   const uint64_t piece = round_up(piece_count_, layout::alignment, "numbers that are loaded");

@@ -40,7 +40,7 @@ bool is_shortest(Bytes before, size_t front, size_t back, Bytes between) {
   return front + back >= shorter || between.empty() || before[before.size() - 1 - back] != between.back();
 }
 
-static_assert(most_card_bytes <= UINT16_MAX && most_name_bytes <= UINT16_MAX);
+static_assert(max_card_bytes <= UINT16_MAX && max_name_bytes <= UINT16_MAX);
 
 template <class Number>
 void append(std::vector<std::byte> &to, size_t value) {
@@ -121,10 +121,10 @@ bool EntryReader::next(RosterEntry &entry) {
   }
   --left_;
   const auto node = numbers<uint32_t>();
-  const Bytes host = follow(host_, most_name_bytes);
+  const Bytes host = follow(host_, max_name_bytes);
   if (!std::ranges::all_of(host, [](std::byte b) { return is_printable(static_cast<char>(b)); }))
     wrong("a text has control characters");
-  follow(card_, most_card_bytes);
+  follow(card_, max_card_bytes);
   if (!problem_.empty()) return false;
   entry = {rank_++, node, {reinterpret_cast<const char *>(host_.data()), host_.size()}, card_};
   return true;
@@ -158,7 +158,7 @@ Entries Entries::parse(Bytes body, std::string &problem) {
 }
 
 void Entries::add(const RosterEntry &entry) {
-  const std::string host = name_of(std::string(entry.host), most_name_bytes);
+  const std::string host = name_of(std::string(entry.host), max_name_bytes);
   append<uint32_t>(body_, entry.node);
   append(body_, Following(host_, bytes_of(host)));
   append(body_, Following(card_, entry.card));
@@ -169,10 +169,10 @@ void Entries::add(const RosterEntry &entry) {
   std::memcpy(body_.data() + sizeof count, &count, sizeof count);
 }
 
-bool Entries::takes(const RosterEntry &entry, size_t most_bytes) const {
+bool Entries::takes(const RosterEntry &entry, size_t max_bytes) const {
   return body_.size() + entry_bytes + Following(host_, bytes_of(entry.host)).between.size() +
              Following(card_, entry.card).between.size() <=
-         most_bytes;
+         max_bytes;
 }
 
 namespace {
@@ -224,7 +224,7 @@ class Reader {
     if (!std::ranges::all_of(text, is_printable)) wrong("a text has control characters");
   }
   std::vector<std::byte> card() {
-    const auto part = block(most_card_bytes);
+    const auto part = block(max_card_bytes);
     return {part.begin(), part.end()};
   }
   void bytes(void *to, size_t size) {
@@ -258,14 +258,14 @@ class Reader {
 
 void put(Writer &to, const Join &join) {
   for (const uint32_t value : {join.rank, join.world_size, join.attempt}) to.number(value);
-  to.text(join.host_id, most_name_bytes);
-  to.text(join.host, most_name_bytes);
-  to.text(join.listens, most_name_bytes);
+  to.text(join.host_id, max_name_bytes);
+  to.text(join.host, max_name_bytes);
+  to.text(join.listens, max_name_bytes);
 }
 void put(Writer &to, const Hello &hello) {
   to.number(hello.wire_version);
   to.number(hello.rank);
-  to.text(hello.library, most_name_bytes);
+  to.text(hello.library, max_name_bytes);
 }
 void put(Writer &to, const Card &card) {
   to.number(card.rank);
@@ -273,13 +273,13 @@ void put(Writer &to, const Card &card) {
 }
 void put(Writer &to, const Admitted &admitted) {
   to.number(admitted.rank);
-  to.text(admitted.host, most_name_bytes);
-  to.text(admitted.address, most_name_bytes);
+  to.text(admitted.host, max_name_bytes);
+  to.text(admitted.address, max_name_bytes);
 }
 void put(Writer &to, const Redirect &redirect) {
   to.number(redirect.rank);
-  to.text(redirect.host, most_name_bytes);
-  to.text(redirect.address, most_name_bytes);
+  to.text(redirect.host, max_name_bytes);
+  to.text(redirect.address, max_name_bytes);
 }
 // Ranks of one job have the same library on the same kind of processor, so both are sent as their bytes in memory.
 void put(Writer &to, const Report &report) { to.bytes(&report, sizeof report); }
@@ -288,7 +288,7 @@ void put(Writer &, const Formed &) {}
 void put(Writer &to, const Refused &refused) {
   to.number(static_cast<uint32_t>(refused.status));
   to.number(static_cast<uint32_t>(refused.rank));
-  to.text(refused.text, most_text_bytes);
+  to.text(refused.text, max_text_bytes);
   to.number(static_cast<uint32_t>(refused.to));
 }
 void put(Writer &to, const Entries &entries) { to.bytes(entries.body().data(), entries.body().size()); }
@@ -299,14 +299,14 @@ void put(Writer &to, const Start &start) {
 
 void get(Reader &from, Join &join) {
   for (uint32_t *value : {&join.rank, &join.world_size, &join.attempt}) *value = from.number();
-  join.host_id = from.text(most_name_bytes);
-  join.host = from.text(most_name_bytes);
-  join.listens = from.text(most_name_bytes);
+  join.host_id = from.text(max_name_bytes);
+  join.host = from.text(max_name_bytes);
+  join.listens = from.text(max_name_bytes);
 }
 void get(Reader &from, Hello &hello) {
   hello.wire_version = from.number();
   hello.rank = from.number();
-  hello.library = from.text(most_name_bytes);
+  hello.library = from.text(max_name_bytes);
 }
 void get(Reader &from, Card &card) {
   card.rank = from.number();
@@ -314,13 +314,13 @@ void get(Reader &from, Card &card) {
 }
 void get(Reader &from, Admitted &admitted) {
   admitted.rank = from.number();
-  admitted.host = from.text(most_name_bytes);
-  admitted.address = from.text(most_name_bytes);
+  admitted.host = from.text(max_name_bytes);
+  admitted.address = from.text(max_name_bytes);
 }
 void get(Reader &from, Redirect &redirect) {
   redirect.rank = from.number();
-  redirect.host = from.text(most_name_bytes);
-  redirect.address = from.text(most_name_bytes);
+  redirect.host = from.text(max_name_bytes);
+  redirect.address = from.text(max_name_bytes);
 }
 void get(Reader &from, Report &report) {
   from.bytes(&report, sizeof report);
@@ -334,7 +334,7 @@ void get(Reader &, Formed &) {}
 void get(Reader &from, Refused &refused) {
   refused.status = static_cast<int32_t>(from.number());
   refused.rank = static_cast<int32_t>(from.number());
-  refused.text = from.text(most_text_bytes);
+  refused.text = from.text(max_text_bytes);
   refused.to = static_cast<int32_t>(from.number());
 }
 void get(Reader &from, Start &start) {

@@ -39,8 +39,8 @@ namespace fsdp::membership::message {
 //          difference from those of the rank before: how many bytes at the front and at the back are the same, how
 //          many are between, and the bytes between
 
-constexpr uint32_t most_card_bytes = 16384;
-constexpr uint32_t most_name_bytes = 255;
+constexpr uint32_t max_card_bytes = 16384;
+constexpr uint32_t max_name_bytes = 255;
 
 // A name as messages carry it: cut where it is too long, with '?' for unprintable characters.
 std::string name_of(std::string value, uint32_t most);
@@ -96,7 +96,7 @@ class Entries {
   // Adds an entry for the next rank; entry.rank is not looked at.
   void add(const RosterEntry &entry);
   // Is there room for the entry, if the body has at most so many bytes?
-  bool takes(const RosterEntry &entry, size_t most_bytes) const;
+  bool takes(const RosterEntry &entry, size_t max_bytes) const;
 
  private:
   std::vector<std::byte> body_;
@@ -104,8 +104,8 @@ class Entries {
   std::vector<std::byte> host_, card_;  // of the last entry that was added
 };
 
-constexpr uint32_t most_text_bytes = 480;
-constexpr uint32_t longest = most_card_bytes + 2 * most_name_bytes + 64;  // body of any message
+constexpr uint32_t max_text_bytes = 480;
+constexpr uint32_t longest = max_card_bytes + 2 * max_name_bytes + 64;  // body of any message
 static_assert(sizeof(Report) <= longest && std::has_unique_object_representations_v<Report> &&
               std::has_unique_object_representations_v<Verdict>);
 

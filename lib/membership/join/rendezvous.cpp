@@ -36,8 +36,8 @@ Rendezvous meet_on_host(const WorldOptions &options, std::span<const uint32_t> r
 }
 
 Rendezvous meet_by_name(const WorldOptions &options, const Waiter &waiter) {
-  if (options.size > most_ranks_of_a_host)
-    fail(FSDP_UNSUPPORTED, "{} ranks on one host; this release has at most {}", options.size, most_ranks_of_a_host);
+  if (options.size > max_ranks_of_a_host)
+    fail(FSDP_UNSUPPORTED, "{} ranks on one host; this release has at most {}", options.size, max_ranks_of_a_host);
   std::vector<uint32_t> ranks(options.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   WorldOptions local = options;
@@ -77,16 +77,16 @@ Rendezvous meet_by_network(const WorldOptions &options, const MeetingPoint &poin
 }
 
 std::string describe_hosts(const Roster &roster) {
-  constexpr uint32_t most_shown = 8;
+  constexpr uint32_t max_shown = 8;
   const uint32_t count = roster.node_count();
   if (count == 1) return "one host";
   std::string text = format_text("{} hosts (", count);
-  uint32_t ranks[most_shown] = {}, leaders[most_shown] = {};
+  uint32_t ranks[max_shown] = {}, leaders[max_shown] = {};
   for (uint32_t r = 0; r < roster.size(); ++r)
-    if (const uint32_t node = roster.nodes()[r]; node < most_shown && ranks[node]++ == 0) leaders[node] = r;
-  for (uint32_t node = 0; node < std::min(count, most_shown); ++node)
+    if (const uint32_t node = roster.nodes()[r]; node < max_shown && ranks[node]++ == 0) leaders[node] = r;
+  for (uint32_t node = 0; node < std::min(count, max_shown); ++node)
     text += format_text("{}{}: {}", node ? ", " : "", roster.host_of(leaders[node]), ranks[node]);
-  return text + (count > most_shown ? ", ...)" : ")");
+  return text + (count > max_shown ? ", ...)" : ")");
 }
 
 const char *describe_guard(const WorldOptions &options, const MeetingPoint &point) {

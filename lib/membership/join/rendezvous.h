@@ -20,7 +20,7 @@
 namespace fsdp::membership {
 
 // Limited by descriptors: each rank has two for each peer on its host.
-constexpr uint32_t most_ranks_of_a_host = 1024;
+constexpr uint32_t max_ranks_of_a_host = 1024;
 
 struct Rendezvous {
   Fd control;  // of this host, with room for every rank of the job
@@ -61,8 +61,8 @@ inline std::string host_id_of(const WorldOptions &options) {
 // Makes this rank's card and checks its size.
 inline std::vector<std::byte> card_of(const MakeCard &make_card, const std::string &address) {
   auto card = make_card(address);
-  if (card.size() > message::most_card_bytes)
-    fail(FSDP_INTERNAL, "a card of {} bytes, at most {} are allowed", card.size(), message::most_card_bytes);
+  if (card.size() > message::max_card_bytes)
+    fail(FSDP_INTERNAL, "a card of {} bytes, at most {} are allowed", card.size(), message::max_card_bytes);
   return card;
 }
 

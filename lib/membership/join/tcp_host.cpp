@@ -270,8 +270,8 @@ Roster TcpHost::make_roster() {
   Roster roster;
   std::vector<uint32_t> counts(options_.size);
   for (uint32_t r = 0; r < options_.size; ++r) {
-    if (++counts[nodes[r]] > most_ranks_of_a_host)
-      fail(FSDP_UNSUPPORTED, "more than {} ranks on {}; this release has no more on one host", most_ranks_of_a_host,
+    if (++counts[nodes[r]] > max_ranks_of_a_host)
+      fail(FSDP_UNSUPPORTED, "more than {} ranks on {}; this release has no more on one host", max_ranks_of_a_host,
            parties[r].host);
     roster.add({r, nodes[r], parties[r].host, *parties[r].card});
     parties[r].card->clear();

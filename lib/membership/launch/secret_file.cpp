@@ -49,7 +49,7 @@ class LinkedPath {
     at_ = open_folder(AT_FDCWD, slash == path.npos ? "." : slash == 0 ? "/" : path.substr(0, slash));
   }
   Fd open() {
-    for (int left = most_links; left > 0;) {
+    for (int left = max_links; left > 0;) {
       const std::string part = std::move(rest_.front());
       rest_.pop_front();
       std::array<char, PATH_MAX> target{};
@@ -66,7 +66,7 @@ class LinkedPath {
         at_ = open_folder(at_.get(), part);
       }
     }
-    refuse_secret(path_, "it leads over more than {} symbolic links", most_links);
+    refuse_secret(path_, "it leads over more than {} symbolic links", max_links);
   }
 
  private:
@@ -108,7 +108,7 @@ class LinkedPath {
           part, folder.st_uid, folder.st_mode & 07777);
   }
 
-  static constexpr int most_links = 16;
+  static constexpr int max_links = 16;
   const std::string &path_;
   Fd at_;                         // where the rest begins
   std::deque<std::string> rest_;  // parts of a path, the file's name last

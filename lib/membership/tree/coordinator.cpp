@@ -17,7 +17,7 @@ int weight_of(const Accusation &accusation) {
 }
 
 std::vector<CutLink> links_of(const Accusation &accusation) {
-  const uint32_t count = std::min(accusation.link_count, Accusation::most_links);
+  const uint32_t count = std::min(accusation.link_count, Accusation::max_links);
   return std::vector<CutLink>(accusation.links, accusation.links + count);
 }
 
@@ -54,7 +54,7 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   const auto name = [&](uint16_t node) { return format_text("host {} (node {})", plan.nodes[node].host, node); };
   for (const CutLink &link : links) {
     if (std::max(link.first, link.second) >= plan.nodes.size()) continue;  // a peer wrote it
-    if (accusation.link_count < Accusation::most_links) accusation.links[accusation.link_count++] = link;
+    if (accusation.link_count < Accusation::max_links) accusation.links[accusation.link_count++] = link;
     names.push_back(format_text("{}{} and {}", names.empty() ? "" : "between ", name(link.first), name(link.second)));
   }
   accusation.set_text(format_text("no contact between {} for {:.1f} s: the network between them is cut",

@@ -13,8 +13,8 @@
 namespace fsdp::membership {
 namespace {
 
-constexpr size_t most_in_batch = 64;
-constexpr int most_batches = 128;             // read in one round at most
+constexpr size_t max_in_batch = 64;
+constexpr int max_batches = 128;              // read in one round at most
 constexpr uint32_t many_useless = 32;         // in one round: a network alone repeats fewer
 constexpr int wanted_buffer_bytes = 4 << 20;  // the kernel gives what its limit allows (net.core.rmem_max)
 constexpr uint32_t udp_header_bytes = 8;
@@ -83,17 +83,17 @@ void accept_only(const Fd &socket, const DatagramMark &mark) noexcept {
 
 struct Datagrams::Batch {
   Batch() {
-    for (size_t i = 0; i < most_in_batch; ++i) {
+    for (size_t i = 0; i < max_in_batch; ++i) {
       parts[i] = {&bytes[i], sizeof bytes[i]};
       heads[i].msg_hdr.msg_iov = &parts[i];
       heads[i].msg_hdr.msg_iovlen = 1;
     }
   }
-  int receive(const Fd &socket) { return ::recvmmsg(socket.get(), heads, most_in_batch, MSG_DONTWAIT, nullptr); }
+  int receive(const Fd &socket) { return ::recvmmsg(socket.get(), heads, max_in_batch, MSG_DONTWAIT, nullptr); }
 
-  std::byte bytes[most_in_batch][sizeof(Datagram) + 1];  // the extra byte shows that a datagram is too long
-  iovec parts[most_in_batch];
-  mmsghdr heads[most_in_batch] = {};
+  std::byte bytes[max_in_batch][sizeof(Datagram) + 1];  // the extra byte shows that a datagram is too long
+  iovec parts[max_in_batch];
+  mmsghdr heads[max_in_batch] = {};
 };
 
 Datagrams::Datagrams(const NodePlan &plan, Fd socket)
@@ -117,10 +117,10 @@ void Datagrams::receive(const std::function<void(uint32_t)> &heard,
                         const std::function<void(uint32_t, int32_t)> &dumping) {
   Batch batch;
   uint32_t useless = 0;
-  for (int i = 0; i < most_batches; ++i) {
+  for (int i = 0; i < max_batches; ++i) {
     const int count = batch.receive(socket_);  // also below 0 when a peer's port is closed: that peer counts as silent
     for (int n = 0; n < count; ++n) useless += !take(batch.bytes[n], batch.heads[n].msg_len, heard, dumping);
-    if (count < static_cast<int>(most_in_batch)) break;
+    if (count < static_cast<int>(max_in_batch)) break;
   }
   flooded_ = useless >= many_useless;
 }

@@ -172,7 +172,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
 
 namespace {
 
-constexpr int most_told = 3;  // number of notices: datagrams may be lost
+constexpr int max_told = 3;  // number of notices: datagrams may be lost
 
 }  // namespace
 
@@ -183,14 +183,14 @@ CoreDumpReporter::CoreDumpReporter(Seat &seat, const NodePlan &plan)
 }
 
 void CoreDumpReporter::run(int wake, uint32_t ms) noexcept {
-  if (told_ < most_told && seat_.pulse.misses_beat(leader_) && speaks() && seat_.links->dumps_core(leader_)) tell();
+  if (told_ < max_told && seat_.pulse.misses_beat(leader_) && speaks() && seat_.links->dumps_core(leader_)) tell();
   pollfd entry{wake, POLLIN, 0};
   ::poll(&entry, 1, static_cast<int>(ms));
 }
 
 // This rank's caller may have found the leader's crash first, and may end the context because of it.
 void CoreDumpReporter::finish() noexcept {
-  if (told_ < most_told && seat_.links->dumps_core(leader_)) tell();
+  if (told_ < max_told && seat_.links->dumps_core(leader_)) tell();
 }
 
 void CoreDumpReporter::tell() noexcept {

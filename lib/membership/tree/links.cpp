@@ -107,8 +107,8 @@ uint32_t LeaderLinks::silent_ms(const NodePeer &peer) const {
 
 bool LeaderLinks::count_silence() {
   // A leader that was itself held up has not listened meanwhile, so that time counts little.
-  const uint32_t most_ms = std::min(4 * tick_ms_, plan_.heartbeat_timeout_ms / 4);
-  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, most_ms));
+  const uint32_t max_ms = std::min(4 * tick_ms_, plan_.heartbeat_timeout_ms / 4);
+  const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, max_ms));
   counted_ms_ = now_ms_;
   bool doubts = false;  // new doubts only: what a doubted node says later is not believed anyway
   const auto count = [&](Silence const &silence, auto &counted) {

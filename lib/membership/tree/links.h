@@ -80,7 +80,7 @@ class NodePeer {
   // May so many bytes about waits be sent to this peer? Such messages never cease, and would fill the buffers of a
   // stopped leader. Its kernel would then acknowledge nothing more, and the network to it would be taken for cut.
   bool take_waits(uint64_t bytes) noexcept {
-    if (waits_bytes_ + bytes > most_waits_bytes) return false;
+    if (waits_bytes_ + bytes > max_waits_bytes) return false;
     waits_bytes_ += bytes;
     return true;
   }
@@ -91,7 +91,7 @@ class NodePeer {
   bool all_acknowledged() const noexcept { return unacknowledged_ms_ == 0; }
 
  private:
-  static constexpr uint64_t most_waits_bytes =
+  static constexpr uint64_t max_waits_bytes =
       32 * 1024;  // between two messages of the peer; a kernel has room for twice as much
 
   Relation role_;

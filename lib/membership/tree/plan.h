@@ -14,7 +14,7 @@ namespace fsdp::membership {
 
 constexpr uint32_t tree_degree = 64;
 constexpr uint32_t refuge_count = 8;
-constexpr uint32_t most_refugees = 8;  // at one refuge at a time: they leave as soon as they know the verdict
+constexpr uint32_t max_refugees = 8;  // at one refuge at a time: they leave as soon as they know the verdict
 
 // The parent of a node that is not the root.
 constexpr uint32_t parent_in_tree(uint32_t node, uint32_t degree = tree_degree) { return (node - 1) / degree; }

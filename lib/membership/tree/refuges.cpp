@@ -120,7 +120,7 @@ std::optional<uint32_t> Refuges::coordinator() const {
 bool Refuges::has_room() const {
   const auto refugees = std::ranges::count_if(
       links_.all(), [](const auto &entry) { return entry.second.role() == NodePeer::Relation::refugee; });
-  return refugees < static_cast<std::ptrdiff_t>(most_refugees);
+  return refugees < static_cast<std::ptrdiff_t>(max_refugees);
 }
 
 // Neighbours in the tree are not taken as refugees.

@@ -16,12 +16,12 @@ SharedFrame frame_of(const std::vector<RankState> &states) {
 
 }  // namespace
 
-std::vector<SharedFrame> write_states(const StateMap &states, bool waiting, size_t most_bytes) {
+std::vector<SharedFrame> write_states(const StateMap &states, bool waiting, size_t max_bytes) {
   std::vector<SharedFrame> frames;
   std::vector<RankState> body;
   for (const auto &[rank, state] : states) {
     if (waits(state) != waiting) continue;
-    if (!body.empty() && (body.size() + 1) * sizeof state > most_bytes)
+    if (!body.empty() && (body.size() + 1) * sizeof state > max_bytes)
       frames.push_back(frame_of(std::exchange(body, {})));
     body.push_back(state);
   }
@@ -43,28 +43,28 @@ namespace fsdp::membership {
 namespace {
 
 // Period at which a long wait is reported to the other nodes. When one rank of a large job is late, all others wait,
-// and each leader hears of each wait. Up to usual_ranks ranks, each reports every wait_period_ms; in larger jobs the
-// period grows with the number of ranks. See NodePeer::take_waits.
+// and each leader hears of each wait. Up to ranks_at_full_rate ranks, each reports every wait_period_ms; in larger jobs
+// the period grows with the number of ranks. See NodePeer::take_waits.
 constexpr uint64_t wait_period_ms = 100;
-constexpr uint64_t usual_ranks = 60;
-constexpr uint64_t text_period_ms = 1000;
+constexpr uint64_t ranks_at_full_rate = 60;
+constexpr uint64_t wait_text_period_ms = 1000;
 
-uint64_t period_of(const NodePlan &plan) {
-  return wait_period_ms * std::max(plan.node_of.size() / usual_ranks, size_t{1});
+uint64_t wait_report_period_ms(const NodePlan &plan) {
+  return wait_period_ms * std::max(plan.node_of.size() / ranks_at_full_rate, size_t{1});
 }
 
 }  // namespace
 
 RemoteStates::RemoteStates(Control &control, const NodePlan &plan)
-    : control_(control), plan_(plan), period_ms_(period_of(plan)) {
+    : control_(control), plan_(plan), period_ms_(wait_report_period_ms(plan)) {
   for (uint32_t rank = 0; rank < plan.node_of.size(); ++rank)
     if (plan.node_of[rank] == plan.node())
-      said_.push_back({rank});
+      last_told_.push_back({rank});
     else
       control_.set_remote(rank);
 }
 
-bool RemoteStates::due(const Said &said, uint64_t now_ms) const noexcept {
+bool RemoteStates::due(const LastTold &said, uint64_t now_ms) const noexcept {
   const uint64_t looks = control_.waits()[said.rank].looks.load(std::memory_order_acquire);
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
   if (looks == said.looks) return false;
@@ -89,7 +89,7 @@ tree::RankState RemoteStates::state_of(uint32_t rank) const noexcept {
 }
 
 void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say) {
-  for (Said &said : said_) {
+  for (LastTold &said : last_told_) {
     if (!due(said, now_ms)) continue;
     const tree::RankState state = state_of(said.rank);
     said.looks = state.looks;
@@ -101,7 +101,7 @@ void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::Ra
 
 // A post that is being written is seen at the next look.
 void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &say) {
-  for (Said &said : said_) {
+  for (LastTold &said : last_told_) {
     const PostEntry *entry = control_.posts().find(said.rank);
     if (!entry) continue;
     const uint32_t turn = entry->turn();
@@ -113,17 +113,17 @@ void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &
   }
 }
 
-RemoteStates::Said *RemoteStates::find(uint32_t rank) noexcept {
-  const auto found = std::ranges::lower_bound(said_, rank, {}, &Said::rank);
-  return found != said_.end() && found->rank == rank ? &*found : nullptr;
+RemoteStates::LastTold *RemoteStates::find(uint32_t rank) noexcept {
+  const auto found = std::ranges::lower_bound(last_told_, rank, {}, &LastTold::rank);
+  return found != last_told_.end() && found->rank == rank ? &*found : nullptr;
 }
 
 void RemoteStates::look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say) {
   const Waits waits = control_.waits();
   waits.texts().for_each([&](uint32_t rank, uint32_t number) {
-    Said *said = find(rank);
+    LastTold *said = find(rank);
     if (!said || said->looks >> 32 != number) return;
-    if (said->text_number == number && now_ms - said->text_ms < std::max(text_period_ms, period_ms_)) return;
+    if (said->text_number == number && now_ms - said->text_ms < std::max(wait_text_period_ms, period_ms_)) return;
     tree::WaitText text{rank, number, {}};
     if (!waits.texts().load(rank, number, text.text)) return;
     said->text_number = number;

@@ -21,9 +21,9 @@ namespace fsdp::membership::tree {
 // The last state of each rank.
 using StateMap = std::map<uint32_t, RankState>;
 
-// Frames whose bodies have at most most_bytes, but hold at least one state. waits: the states of ranks that wait, else
+// Frames whose bodies have at most max_bytes, but hold at least one state. waits: the states of ranks that wait, else
 // of all others.
-std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t most_bytes);
+std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t max_bytes);
 // Empty: the frame is not one of states.
 std::optional<std::vector<RankState>> read_states(const Frame &frame);
 
@@ -52,7 +52,7 @@ class RemoteStates {
 
  private:
   bool elsewhere(uint32_t rank) const { return rank < plan_.node_of.size() && plan_.node_of[rank] != plan_.node(); }
-  struct Said {
+  struct LastTold {
     uint32_t rank;
     uint64_t looks = 0;
     uint32_t membership = 0;
@@ -60,14 +60,14 @@ class RemoteStates {
     uint32_t post_turn = 0, text_number = 0;
     uint64_t text_ms = 0;
   };
-  Said *find(uint32_t rank) noexcept;
-  bool due(const Said &said, uint64_t now_ms) const noexcept;
+  LastTold *find(uint32_t rank) noexcept;
+  bool due(const LastTold &said, uint64_t now_ms) const noexcept;
   tree::RankState state_of(uint32_t rank) const noexcept;
 
   Control &control_;
   const NodePlan &plan_;
-  const uint64_t period_ms_;  // at which a long wait is told
-  std::vector<Said> said_;    // what was last told about each rank of this node
+  const uint64_t period_ms_;         // at which a long wait is told
+  std::vector<LastTold> last_told_;  // what was last told about each rank of this node
 };
 
 }  // namespace fsdp::membership

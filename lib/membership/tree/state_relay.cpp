@@ -6,7 +6,7 @@
 namespace fsdp::membership {
 namespace {
 
-constexpr size_t most_waits_frame_bytes = 4096;  // a frame is sent or dropped as a whole: see NodePeer::take_waits
+constexpr size_t max_waits_frame_bytes = 4096;  // a frame is sent or dropped as a whole: see NodePeer::take_waits
 
 }  // namespace
 
@@ -86,7 +86,7 @@ void StateRelay::spread(const tree::StateMap &states, bool up) {
         links_.say(&peer, frame);
   };
   for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) say_to(frame, false);
-  for (const SharedFrame &frame : tree::write_states(states, true, most_waits_frame_bytes)) say_to(frame, true);
+  for (const SharedFrame &frame : tree::write_states(states, true, max_waits_frame_bytes)) say_to(frame, true);
 }
 
 void StateRelay::spread(const tree::Post &post, std::optional<uint32_t> from) {

@@ -15,7 +15,7 @@ namespace fsdp::membership {
 namespace {
 
 // A flood of 2,000 connections a second still leaves each stranger its least time.
-constexpr size_t most_places = 512, least_places = 128;
+constexpr size_t max_places = 512, least_places = 128;
 constexpr size_t crowd = 64;
 
 bool control(const Fd &events, int operation, const Fd &socket, uint32_t what) noexcept {
@@ -62,7 +62,7 @@ void RefusalLog::note(const std::string &from, const std::string &why, Clock::ti
 size_t Acceptor::usual_places() {
   rlimit limit{};
   const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  return std::clamp(known ? static_cast<size_t>(limit.rlim_cur / 4) : most_places, least_places, most_places);
+  return std::clamp(known ? static_cast<size_t>(limit.rlim_cur / 4) : max_places, least_places, max_places);
 }
 
 Fd Acceptor::make_events() {

@@ -24,14 +24,14 @@ SharedFrame share_frame(std::vector<std::byte> bytes) {
   return std::make_shared<const WholeFrame>(WholeFrame{std::move(bytes), body});
 }
 
-std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t most_bytes, FrameHead &head) {
+std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t max_bytes, FrameHead &head) {
   uint32_t words[4];
   std::memcpy(words, bytes.data(), sizeof words);
   if (words[0] != FrameHead::magic) return "a frame does not start as one of libfsdp";
   if (words[1] != FrameHead::version)
     return format_text("a frame has version {}, expected is version {}", words[1], FrameHead::version);
-  if (words[3] > most_bytes)
-    return format_text("a frame announces {} bytes, at most {} are allowed", words[3], most_bytes);
+  if (words[3] > max_bytes)
+    return format_text("a frame announces {} bytes, at most {} are allowed", words[3], max_bytes);
   head = {words[2], words[3]};
   return {};
 }

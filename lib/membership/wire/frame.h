@@ -42,7 +42,7 @@ using SharedFrame = std::shared_ptr<const WholeFrame>;
 // Returns the bytes of the head and the body.
 std::vector<std::byte> write_frame(uint32_t kind, std::span<const std::byte> body);
 SharedFrame share_frame(std::vector<std::byte> bytes);
-// Reads a head. Empty, or why the bytes are not the head of a frame whose body has at most most_bytes.
-std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t most_bytes, FrameHead &head);
+// Reads a head. Empty, or why the bytes are not the head of a frame whose body has at most max_bytes.
+std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t max_bytes, FrameHead &head);
 
 }  // namespace fsdp::membership

@@ -84,7 +84,7 @@ void FrameStream::fill() {
     if (count == 0) return;
     head_got_ += count;
     if (head_got_ < FrameHead::size_bytes) continue;
-    const std::string wrong = read_head(head_bytes_, most_bytes_, head_);
+    const std::string wrong = read_head(head_bytes_, max_bytes_, head_);
     if (!wrong.empty()) return end_changed(wrong);
   }
   while (body_.size() < head_.body_bytes) {

@@ -22,9 +22,9 @@ namespace fsdp::membership {
 class FrameStream {
  public:
   FrameStream() = default;
-  // A frame whose body is longer than most_bytes ends the stream.
-  FrameStream(Fd socket, uint32_t most_bytes) : socket_(std::move(socket)), most_bytes_(most_bytes) {}
-  FrameStream(Fd socket, uint32_t most_bytes, const StreamKeys &keys) : FrameStream(std::move(socket), most_bytes) {
+  // A frame whose body is longer than max_bytes ends the stream.
+  FrameStream(Fd socket, uint32_t max_bytes) : socket_(std::move(socket)), max_bytes_(max_bytes) {}
+  FrameStream(Fd socket, uint32_t max_bytes, const StreamKeys &keys) : FrameStream(std::move(socket), max_bytes) {
     guard(keys);
   }
   // Takes the keys of the connection's handshake. Nothing is sent or received before that.
@@ -64,7 +64,7 @@ class FrameStream {
   void end(std::string problem, int code);
 
   Fd socket_;
-  uint32_t most_bytes_ = 0;
+  uint32_t max_bytes_ = 0;
   std::optional<StreamKeys> keys_;
   std::string problem_;
   int code_ = 0;

@@ -10,7 +10,7 @@
 namespace fsdp::membership {
 namespace {
 
-constexpr size_t control_bytes = CMSG_SPACE(Packet::most_files * sizeof(int));
+constexpr size_t control_bytes = CMSG_SPACE(Packet::max_files * sizeof(int));
 
 // Takes the descriptors that came with the packet. The kernel has closed those for which there was no room.
 void take_files(msghdr &header, Packet &packet) {
@@ -21,7 +21,7 @@ void take_files(msghdr &header, Packet &packet) {
       int file;
       std::memcpy(&file, CMSG_DATA(part) + i * sizeof file, sizeof file);
       Fd owned(file);
-      if (packet.file_count < Packet::most_files) packet.files[packet.file_count++] = std::move(owned);
+      if (packet.file_count < Packet::max_files) packet.files[packet.file_count++] = std::move(owned);
     }
   }
 }

@@ -19,10 +19,10 @@ Sent send_packet(const Fd &socket, const void *data, size_t bytes, std::span<con
 
 // One packet. bytes is 0 at the end of the connection, or if the packet is too long for any message.
 struct Packet {
-  static constexpr size_t most_files = 2;
+  static constexpr size_t max_files = 2;
   size_t bytes = 0;
   std::byte data[wire::longest];
-  Fd files[most_files];
+  Fd files[max_files];
   size_t file_count = 0;
 
   // The message, if the packet is exactly one of this type and version.

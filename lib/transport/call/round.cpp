@@ -9,7 +9,7 @@ Round::Round(std::byte *base, uint64_t stride, uint32_t rank, std::span<const ui
 uint64_t Round::enqueue() {
   const uint64_t number = enqueued_.load(std::memory_order_relaxed);
   if (ended_) fail(FSDP_INTERNAL, "a collective after the end of round {} of its communicator", round_);
-  if (number >= most_collectives) fail(FSDP_INTERNAL, "more than {} collectives in one round", most_collectives);
+  if (number >= max_collectives) fail(FSDP_INTERNAL, "more than {} collectives in one round", max_collectives);
   enqueued_.store(number + 1, std::memory_order_relaxed);
   words(rank_).ended.called.store(first_phase(round_) + (number + 1) * parts, std::memory_order_release);
   return number;

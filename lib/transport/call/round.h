@@ -24,7 +24,7 @@ enum class Phase : uint64_t {
 };
 
 constexpr uint64_t parts = 4;
-constexpr uint64_t most_collectives = (uint64_t{1} << 32) / parts - 1;
+constexpr uint64_t max_collectives = (uint64_t{1} << 32) / parts - 1;
 constexpr uint64_t first_phase(uint64_t round) { return round << 32; }
 constexpr uint64_t phase_of(uint64_t round, uint64_t number, Phase phase) {
   return first_phase(round) + number * parts + static_cast<uint64_t>(phase);

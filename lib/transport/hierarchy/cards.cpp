@@ -201,7 +201,7 @@ void check_address(const message::RosterEntry &entry, std::span<const std::byte>
   if (address.empty() || is_address(address)) return;
   fail_rank(FSDP_MISMATCH, static_cast<int32_t>(entry.rank),
             "rank {} ({}) says that messages reach it at '{}', which is no address", entry.rank, entry.host,
-            message::name_of(std::string(address), message::most_name_bytes));
+            message::name_of(std::string(address), message::max_name_bytes));
 }
 
 NetAddresses ucx_addresses(const Roster &roster) {
@@ -238,7 +238,7 @@ JobCards read_cards(const Roster &roster) {
 // The lowest rank of a host speaks for it where all ranks meet.
 DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count) {
   const uint32_t neighbours = child_count_in_tree(node, node_count) + (node != 0);
-  return {neighbours + (node_count > 2 ? most_refugees + refuge_count : 0),
+  return {neighbours + (node_count > 2 ? max_refugees + refuge_count : 0),
           neighbours_in_circles(node, node_count, circle_size_of(node_count))};
 }
 

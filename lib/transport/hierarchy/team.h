@@ -101,11 +101,11 @@ struct TeamPlaces {
   uint32_t host = 0;                         // index in `hosts` of this rank's host
 };
 // Collectives are only messages, which free their buffers when the stream has done them.
-inline constexpr CollectiveTraits hybrid_traits{.gathers_meet = true,
+inline constexpr CollectiveTraits hybrid_traits{.gathers_are_collective = true,
                                                 .records_calls = false,
-                                                .rounds_end_with_steps = true,
+                                                .step_ends_round = true,
                                                 .releases_tickets = false,
-                                                .rounds_before_sending = false,
+                                                .rounds_gradients_before_sending = false,
                                                 .receives_slices = false};
 
 class HybridTeam final : public Team {

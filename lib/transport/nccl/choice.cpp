@@ -36,12 +36,12 @@ bool same_settings(const NcclCard &a, const NcclCard &b) {
 // From this compute capability on NCCL takes copy engines by itself, for gathers over windows of more bytes than its
 // variable says, or than 8 MiB; no gather has as many as these.
 constexpr int32_t copying_generation = 10;
-constexpr uint64_t most_bytes = uint64_t{1} << 40;
+constexpr uint64_t max_bytes = uint64_t{1} << 40;
 
 // The same on all ranks, since it is asked of the cards of all.
 bool copies_unasked(const Library &library, const std::vector<NcclCard> &cards) {
   const auto copies = [](const NcclCard &card) {
-    return card.gpu_generation >= copying_generation && card.copied_bytes < most_bytes;
+    return card.gpu_generation >= copying_generation && card.copied_bytes < max_bytes;
   };
   return library.since(Library::copies_unasked) && std::any_of(cards.begin(), cards.end(), copies);
 }
@@ -169,7 +169,7 @@ std::string no_windows(const Features &features, const NcclCard &card, bool unas
   return format_text(
       " (over windows NCCL would take copy engines for large gathers on GPUs of compute capability {} and later, which "
       "notice no abort; NCCL_SYM_CE_THRESHOLD={} keeps it from that)",
-      copying_generation, most_bytes);
+      copying_generation, max_bytes);
 }
 
 void note(Choice &choice, const NcclCard &card, bool unasked) {

@@ -20,7 +20,7 @@ namespace fsdp::transport::nccl {
 
 namespace {
 
-constexpr int most_blocks = 64;  // NCCL's channels, to which it would cut more without a word
+constexpr int max_blocks = 64;  // NCCL's channels, to which it would cut more without a word
 constexpr int largest_cluster = 8;
 
 int read_number(const char *name, const char *value, int lowest, int highest) {
@@ -37,10 +37,10 @@ int read_number(const char *name, const char *value, int lowest, int highest) {
 
 BlockLimits read_block_limits() {
   BlockLimits limits;
-  limits.least = read_number("FSDP_NCCL_MIN_CTAS", setting("FSDP_NCCL_MIN_CTAS"), 1, most_blocks);
-  limits.most = read_number("FSDP_NCCL_MAX_CTAS", setting("FSDP_NCCL_MAX_CTAS"), 1, most_blocks);
+  limits.least = read_number("FSDP_NCCL_MIN_CTAS", setting("FSDP_NCCL_MIN_CTAS"), 1, max_blocks);
+  limits.most = read_number("FSDP_NCCL_MAX_CTAS", setting("FSDP_NCCL_MAX_CTAS"), 1, max_blocks);
   limits.cluster = read_number("FSDP_NCCL_CGA_CLUSTER_SIZE", setting("FSDP_NCCL_CGA_CLUSTER_SIZE"), 0, largest_cluster);
-  limits.of_switches = read_number("FSDP_NCCL_NVLS_CTAS", setting("FSDP_NCCL_NVLS_CTAS"), 1, most_blocks);
+  limits.of_switches = read_number("FSDP_NCCL_NVLS_CTAS", setting("FSDP_NCCL_NVLS_CTAS"), 1, max_blocks);
   if (limits.most != undefined && limits.least > limits.most)
     fail(FSDP_INVALID_ARGUMENT, "FSDP_NCCL_MIN_CTAS is {} and FSDP_NCCL_MAX_CTAS {}, which is less", limits.least,
          limits.most);
@@ -68,7 +68,7 @@ std::string text_of(const BlockLimits &limits) {
 // NCCL compares the two before it fills in what is undefined, so one without the other would be too many.
 void apply(const BlockLimits &limits, Config &config) {
   config.min_ctas = limits.least;
-  config.max_ctas = limits.least != undefined && limits.most == undefined ? most_blocks : limits.most;
+  config.max_ctas = limits.least != undefined && limits.most == undefined ? max_blocks : limits.most;
   config.cga_cluster_size = limits.cluster;
   config.nvls_ctas = limits.of_switches;
 }

@@ -12,7 +12,7 @@ namespace fsdp::transport {
 namespace {
 
 // All ranks' addends of a sum everywhere that each rank makes for itself. Measured: two ranks, 16 KiB to 1 MiB.
-constexpr uint64_t most_summed_at_once = uint64_t{512} << 10;
+constexpr uint64_t max_summed_at_once = uint64_t{512} << 10;
 
 }  // namespace
 
@@ -277,7 +277,7 @@ bool ShmCollectives::is_summed_at_once(const Launch &launch) const noexcept {
     if (piece.accumulate || piece.to.own == piece.from.own) return false;
     bytes += words_.size() * piece.count * dtype_size(piece.dtype);
   }
-  return bytes <= most_summed_at_once;
+  return bytes <= max_summed_at_once;
 }
 
 bool ShmCollectives::all_reduce(const Launch &launch) {

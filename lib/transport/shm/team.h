@@ -15,11 +15,11 @@
 
 namespace fsdp::transport {
 
-inline constexpr CollectiveTraits shm_traits{.gathers_meet = false,
+inline constexpr CollectiveTraits shm_traits{.gathers_are_collective = false,
                                              .records_calls = false,
-                                             .rounds_end_with_steps = true,
+                                             .step_ends_round = true,
                                              .releases_tickets = true,
-                                             .rounds_before_sending = false,
+                                             .rounds_gradients_before_sending = false,
                                              .receives_slices = false};
 
 class ShmTeam final : public Team {

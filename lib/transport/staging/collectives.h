@@ -102,7 +102,7 @@ class StagedCollectives final : public Collectives {
 // The parts of a call's spans that lie in one slot.
 template <class Span>
 struct SlotSpans {
-  std::array<Span, most_pieces> spans;
+  std::array<Span, max_pieces> spans;
   uint64_t count = 0;
   void add(const Span &span) { spans[count++] = span; }
   std::span<const Span> all() const { return {spans.data(), count}; }

@@ -64,7 +64,7 @@ struct SpanSize {
   uint64_t unit;   // bytes per element
 };
 constexpr uint64_t piece_alignment = 128;
-constexpr uint64_t most_pieces = 8;  // maximum number of pieces in a slot
+constexpr uint64_t max_pieces = 8;  // maximum number of pieces in a slot
 // Calls take(piece) for the pieces that fit into `room` bytes, and returns where the next slot begins. extent(i)
 // returns the size of span i.
 template <class ExtentOf, class Take>
@@ -74,7 +74,7 @@ Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&exten
     const SpanSize whole = extent(at.span);
     const uint64_t left = whole.count - at.element;
     const uint64_t count = used < room ? std::min(left, (room - used) / whole.unit) : 0;
-    if (left && (count == 0 || pieces == most_pieces)) break;
+    if (left && (count == 0 || pieces == max_pieces)) break;
     if (count) {
       take(ChunkPiece{at.span, at.element, count, used});
       ++pieces;

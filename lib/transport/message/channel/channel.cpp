@@ -191,7 +191,7 @@ void Channel::drop() noexcept {
   for (uint32_t r = 0; r < lanes_.size(); ++r)
     if (r != lanes_.rank()) transport_.cut(ranks()[r]);
   const auto ended = [&] { return lanes_.quiet(); };
-  if (transport_.traits().cuts_surely)
+  if (transport_.traits().cut_always_completes)
     transport_.changed().wait(lock, ended);
   else
     transport_.changed().wait_for(lock, drop_time, ended);
@@ -217,7 +217,7 @@ void Channel::look() {
   const std::vector<uint32_t> &ranks = lanes_.ranks();
   const uint32_t size = lanes_.size();
   uint32_t different = size, failed = size;
-  Loss why;
+  PeerLoss why;
   {
     const auto lock = transport_.lock();
     for (uint32_t r = 0; r < size; ++r) {

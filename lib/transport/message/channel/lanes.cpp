@@ -129,7 +129,7 @@ void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
 }
 
 void Lanes::take_hello(uint32_t r, const Header &header, const void *payload) {
-  if (header.number > most_collectives || header.round >> 32) return;
+  if (header.number > max_collectives || header.round >> 32) return;
   LaneHello &hello = lanes_[r].hellos[header.number % hellos_kept];
   if (header.round < hello.round) return;  // of a round that is over
   hello.round = header.round;

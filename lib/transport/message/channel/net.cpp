@@ -61,7 +61,7 @@ void ChannelCollectives::abandon() {
 namespace {
 
 // Sums go from each rank to each: more would be slow, and need many descriptors.
-constexpr size_t most_data_peers = 256;
+constexpr size_t max_data_peers = 256;
 
 // One sequence of exchanges.
 struct Exchanges {
@@ -118,12 +118,12 @@ class ChannelNet final : public Net {
 void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what) {
   std::set<uint32_t> peers = data_peers_;
   peers.insert(ranks.begin(), ranks.end());
-  if (peers.size() > most_data_peers + 1)
+  if (peers.size() > max_data_peers + 1)
     fail_rank(FSDP_UNSUPPORTED, static_cast<int32_t>(transport_->rank()),
               "{}: rank {} would exchange data with {} ranks of other hosts; this release connects a rank with {} at "
               "most in the life of a context: choose a mesh whose outer axis has no more than {} ranks "
               "(replicate_size), or fewer such meshes",
-              what, transport_->rank(), peers.size() - 1, most_data_peers, most_data_peers + 1);
+              what, transport_->rank(), peers.size() - 1, max_data_peers, max_data_peers + 1);
   connect(ranks);
   data_peers_ = std::move(peers);
 }

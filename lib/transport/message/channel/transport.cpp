@@ -9,8 +9,8 @@ namespace fsdp::transport::messages {
 namespace {
 
 // A peer is at most one call ahead in each of a few communicators that do not exist here yet.
-constexpr uint32_t most_held = 256;
-constexpr size_t most_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
+constexpr uint32_t max_held = 256;
+constexpr size_t max_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
 
 }  // namespace
 
@@ -25,7 +25,8 @@ void Receivers::add(uint64_t key, Receiver &receiver, uint32_t rank) {
   std::erase_if(held_, [&](const Held &held) {
     if (held.header.key != key) return false;
     receiver.control(held.header, held.payload.data(), held.payload.size());
-    if (held.header.from < held_of_.size() && held_of_[held.header.from] > 0) --held_of_[held.header.from];
+    if (held.header.from < held_count_by_sender_.size() && held_count_by_sender_[held.header.from] > 0)
+      --held_count_by_sender_[held.header.from];
     return true;
   });
 }
@@ -33,10 +34,10 @@ void Receivers::add(uint64_t key, Receiver &receiver, uint32_t rank) {
 void Receivers::remove(uint64_t key) noexcept { receivers_.erase(key); }
 
 bool Receivers::keep(const Header &header, const void *payload, uint64_t bytes) {
-  if (header.kind == Kind::ask && questions_.size() < most_held) questions_.push_back(header);
+  if (header.kind == Kind::ask && questions_.size() < max_held) questions_.push_back(header);
   if (header.kind == Kind::data || header.kind == Kind::ask || known_.count(header.key)) return true;
-  if (header.from < held_of_.size() && ++held_of_[header.from] > most_held) return false;
-  if (held_of_.empty() && held_.size() >= most_held_early) return true;
+  if (header.from < held_count_by_sender_.size() && ++held_count_by_sender_[header.from] > max_held) return false;
+  if (held_count_by_sender_.empty() && held_.size() >= max_held_early) return true;
   const auto *begin = static_cast<const std::byte *>(payload);
   held_.push_back({header, {begin, begin + bytes}});
   return true;

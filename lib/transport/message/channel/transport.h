@@ -97,7 +97,7 @@ class Receiver {
 class Receivers {
  public:
   // Until the size of the job is set, messages of any rank are kept.
-  void set_world_size(size_t world_size) { held_of_.resize(world_size); }
+  void set_world_size(size_t world_size) { held_count_by_sender_.resize(world_size); }
   // Adds a receiver, and passes it the messages that were kept for it. Throws INTERNAL if there is, or was, a receiver
   // with this key.
   void add(uint64_t key, Receiver &receiver, uint32_t rank);
@@ -124,12 +124,12 @@ class Receivers {
   std::map<uint64_t, Receiver *> receivers_;
   std::set<uint64_t> known_;  // keys of all receivers, including those that were removed
   std::vector<Held> held_;
-  std::vector<uint32_t> held_of_;  // number of kept messages, by sender
+  std::vector<uint32_t> held_count_by_sender_;  // number of kept messages, by sender
   std::vector<Header> questions_;
 };
 
 // The answer of a rank that has no channel with the question's key.
-inline Header answer_of_nobody(const Header &question, uint32_t rank) noexcept {
+inline Header answer_without_channel(const Header &question, uint32_t rank) noexcept {
   Header answer = question;
   answer.kind = Kind::answer;
   answer.from = rank;
@@ -138,7 +138,7 @@ inline Header answer_of_nobody(const Header &question, uint32_t rank) noexcept {
 }
 
 // Why a peer cannot be reached.
-struct Loss {
+struct PeerLoss {
   std::string text;  // empty: the peer can be reached
   int32_t origin = 0, code = 0;
   // Position among the peers that this rank has lost, from 1. The peer with the lowest order is blamed, since later
@@ -146,8 +146,8 @@ struct Loss {
   uint64_t order = 0;
 };
 struct TransportTraits {
-  bool in_order;     // data to one peer arrives in the order in which it was sent
-  bool cuts_surely;  // after cut() all transfers under way end, whatever other processes do
+  bool in_order;              // data to one peer arrives in the order in which it was sent
+  bool cut_always_completes;  // after cut() all transfers under way end, whatever other processes do
 };
 
 class Transport {
@@ -191,7 +191,7 @@ class Transport {
   // Sends header.bytes bytes of data, which must not change until the receiver of that key is called with sent(). The
   // peer must have sent something before.
   virtual void send_data(uint32_t to, const Header &header, const void *data) = 0;
-  virtual const Loss &loss_of(uint32_t world_rank) const noexcept = 0;
+  virtual const PeerLoss &loss_of(uint32_t world_rank) const noexcept = 0;
   // Gives up all messages under way to and from this peer. This happens soon after the call, and each receiver is told.
   virtual void cut(uint32_t world_rank) noexcept = 0;
   virtual void wake() noexcept = 0;

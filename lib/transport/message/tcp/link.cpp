@@ -42,10 +42,10 @@ namespace {
 
 // Before others have their turn. Little: what this rank has written is read by its peer while it is in the caches of
 // both, and what comes is summed while it is. (16 calls of up to 1 MiB each took twice the time.)
-constexpr int most_reads = 2;
-constexpr int most_writes = 1;
-constexpr size_t most_parts = 64;  // of one system call: heads and payloads
-constexpr uint64_t most_at_once = uint64_t{64} << 10;
+constexpr int max_reads = 2;
+constexpr int max_writes = 1;
+constexpr size_t max_parts = 64;  // of one system call: heads and payloads
+constexpr uint64_t max_at_once = uint64_t{64} << 10;
 constexpr size_t dropped_at_once = 16384;
 
 // The connection is well: the kernel has no room, or no memory, at the moment.
@@ -91,7 +91,7 @@ const std::vector<OutFrame> &Link::unsent() noexcept {
 size_t Link::fill(iovec *parts, size_t most, bool words_only) noexcept {
   size_t count = 0;
   uint64_t bytes = 0;
-  for (size_t i = first_; i < out_.size() && count + 2 <= most && bytes < most_at_once; ++i) {
+  for (size_t i = first_; i < out_.size() && count + 2 <= most && bytes < max_at_once; ++i) {
     OutFrame &frame = out_[i];
     if (words_only && frame.data) break;
     if (options_.checksum) seal(frame);
@@ -127,10 +127,10 @@ ssize_t Link::transmit(iovec *parts, size_t count) {
 
 void Link::write(std::vector<messages::Header> &sent) {
   full_ = false;
-  sent.reserve(sent.size() + most_parts);  // what is noted later does not throw
-  for (int i = 0; i < most_writes && writing() && open(); ++i) {
-    iovec parts[most_parts];
-    const ssize_t count = transmit(parts, fill(parts, most_parts));
+  sent.reserve(sent.size() + max_parts);  // what is noted later does not throw
+  for (int i = 0; i < max_writes && writing() && open(); ++i) {
+    iovec parts[max_parts];
+    const ssize_t count = transmit(parts, fill(parts, max_parts));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return note_unsent(errno);
     note_sent(static_cast<uint64_t>(count), sent);
@@ -151,8 +151,8 @@ void Link::note_unsent(int code) {
 
 void Link::send_last_words() {
   if (!open() || cannot_write_) return;
-  iovec parts[most_parts];
-  if (const size_t count = fill(parts, most_parts, true); count > 0) transmit(parts, count);
+  iovec parts[max_parts];
+  if (const size_t count = fill(parts, max_parts, true); count > 0) transmit(parts, count);
 }
 
 void Link::send_now(OutFrame &frame) const noexcept {
@@ -195,7 +195,7 @@ void Link::end_reading(ssize_t count) {
 
 // What TLS has in memory is read to its end: the socket does not tell of it.
 void Link::read(Sink &sink) {
-  for (int i = 0; (i < most_reads || (tls_ && tls_->has_more())) && open(); ++i) {
+  for (int i = 0; (i < max_reads || (tls_ && tls_->has_more())) && open(); ++i) {
     std::byte dropped[dropped_at_once];
     iovec parts[2] = {{to_ ? to_ : dropped, to_ ? left_ : std::min<uint64_t>(left_, sizeof dropped)},
                       {staged_bytes_.data() + staged_, staged_bytes_.size() - staged_}};

@@ -31,7 +31,7 @@ struct Peer {
   using Clock = std::chrono::steady_clock;
 
   // -- under the mutex --
-  messages::Loss loss;
+  messages::PeerLoss loss;
   bool expected = false;  // a connection with the peer will exist, and then last
   bool greeting = false;  // this rank connects to the peer
   bool open = false;      // both ranks have greeted
@@ -89,6 +89,6 @@ class Peers {
   std::vector<uint16_t> numbers_;  // for each rank: its position in peers_, from 1 on; 0: it is not there
   std::vector<std::unique_ptr<Peer>> peers_;
 };
-static_assert(most_ranks < UINT16_MAX);
+static_assert(max_ranks < UINT16_MAX);
 
 }  // namespace fsdp::transport::tcp

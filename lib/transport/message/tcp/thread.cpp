@@ -24,7 +24,7 @@ constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
 constexpr auto dial_time = std::chrono::seconds(10);  // of one try
-constexpr size_t most_strangers = 64;                 // fewer than spare_descriptors
+constexpr size_t max_strangers = 64;                  // fewer than spare_descriptors
 
 }  // namespace
 
@@ -191,7 +191,7 @@ void TcpTransport::arrived(const Header &header) {
 // Strangers in a crowd do not wake the thread: it then looks from time to time.
 void TcpTransport::take_arrivals() {
   if (!acceptor_)
-    acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_, most_strangers, std::move(acceptor_events_))
+    acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_, max_strangers, std::move(acceptor_events_))
         .listen(listener_);
   for (Acceptor::AuthenticatedSocket &arrival : acceptor_->look(introductions_.size() <= world_size_)) {
     introductions_.push_back(

@@ -58,7 +58,7 @@ TlsLibrary load_tls_library() {
 
 namespace {
 
-constexpr size_t most_taken_at_once = size_t{64} << 10;
+constexpr size_t max_taken_at_once = size_t{64} << 10;
 constexpr size_t read_at_once = size_t{32} << 10;
 constexpr size_t record_bytes = 16384, record_overhead = 64;  // at most that much more than what it carries
 constexpr const char *cipher_name = "TLS_AES_128_GCM_SHA256";
@@ -237,10 +237,10 @@ Digest Tls::exported() const {
 // Once libssl has taken bytes nothing may throw: the caller would take them for not sent, and send them again.
 ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
   if (!flush(socket)) return -1;
-  out_.reserve(most_taken_at_once + (most_taken_at_once / record_bytes + count + 1) * record_overhead);
+  out_.reserve(max_taken_at_once + (max_taken_at_once / record_bytes + count + 1) * record_overhead);
   size_t taken = 0;
-  for (size_t i = 0; i < count && taken < most_taken_at_once; ++i) {
-    const size_t bytes = std::min(parts[i].iov_len, most_taken_at_once - taken);
+  for (size_t i = 0; i < count && taken < max_taken_at_once; ++i) {
+    const size_t bytes = std::min(parts[i].iov_len, max_taken_at_once - taken);
     size_t written = 0;
     library_.ERR_clear_error();
     if (bytes > 0 && library_.SSL_write_ex(ssl_.get(), parts[i].iov_base, bytes, &written) != 1) {

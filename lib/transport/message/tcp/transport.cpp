@@ -33,7 +33,7 @@ constexpr auto first_pause = std::chrono::milliseconds(20);
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
 constexpr auto last_words_time = std::chrono::milliseconds(1000);
 // More than any rank sends while a peer does not read: a stopped one is found long before.
-constexpr size_t most_queued = 65536;
+constexpr size_t max_queued = 65536;
 
 Fd listen_for_messages(const Endpoint &place) {
   Fd listener = listen_at(place, backlog);
@@ -124,8 +124,8 @@ bool TcpTransport::connected(uint32_t world_rank) const noexcept {
   return peer && peer->open;
 }
 
-const messages::Loss &TcpTransport::loss_of(uint32_t world_rank) const noexcept {
-  static const messages::Loss none;
+const messages::PeerLoss &TcpTransport::loss_of(uint32_t world_rank) const noexcept {
+  static const messages::PeerLoss none;
   const Peer *peer = peers_.find(world_rank);
   return peer ? peer->loss : none;
 }
@@ -163,7 +163,7 @@ void TcpTransport::queue(uint32_t to, OutFrame &frame) {
   const bool idle = peer.open && !peer.writing && peer.queued.empty();
   if (idle && !tls_ && frame.head.payload_bytes <= short_data) peer.link->send_now(frame);
   if (frame.done()) return give_up(frame, to);
-  if (peer.queued.size() >= most_queued) {
+  if (peer.queued.size() >= max_queued) {
     give_up(frame, to);
     return fail_peer(to, "it has not read for too long", ETIMEDOUT);
   }
@@ -200,7 +200,7 @@ void TcpTransport::answer_for_nobody() {
   if (!receivers_.has_questions()) return;
   for (const Header &question : receivers_.take_questions())
     if (question.from < peers_.size() && connected(question.from))
-      send_control(question.from, messages::answer_of_nobody(question, rank_), nullptr, 0);
+      send_control(question.from, messages::answer_without_channel(question, rank_), nullptr, 0);
 }
 
 // ---- connections ----

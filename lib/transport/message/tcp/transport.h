@@ -44,7 +44,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void send_control(uint32_t to, const messages::Header &header, const void *payload, uint64_t bytes) override;
   void prepare(uint32_t to) override;
   void send_data(uint32_t to, const messages::Header &header, const void *data) override;
-  const messages::Loss &loss_of(uint32_t world_rank) const noexcept override;
+  const messages::PeerLoss &loss_of(uint32_t world_rank) const noexcept override;
   void cut(uint32_t world_rank) noexcept override;
   void wake() noexcept override;
 

@@ -132,7 +132,7 @@ void UcxTransport::remove(uint64_t key) noexcept {
 void UcxTransport::answer_for_nobody() {
   for (const Header &question : receivers_.take_questions())
     if (question.from < peers_.size() && peers_[question.from].open)
-      send(question.from, take(messages::answer_of_nobody(question, rank_), nullptr), nullptr, 0);
+      send(question.from, take(messages::answer_without_channel(question, rank_), nullptr), nullptr, 0);
 }
 
 void UcxTransport::prepare() {
@@ -405,7 +405,7 @@ void UcxTransport::read_hellos() {
 
 void UcxTransport::take_hello(uint32_t from) {
   if (peers_.empty()) {
-    if (early_.size() < most_early) early_.insert(from);
+    if (early_.size() < max_early) early_.insert(from);
     return;
   }
   if (from >= peers_.size() || from == rank_) return;

@@ -21,7 +21,7 @@ using messages::Header;
 using messages::header_magic;
 using messages::Kind;
 using messages::longest_control;
-using messages::Loss;
+using messages::PeerLoss;
 using messages::Place;
 using messages::Receiver;
 
@@ -53,13 +53,13 @@ class UcxTransport final : public messages::Transport {
   void send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) override;
   void prepare(uint32_t) override { prepare(); }
   void send_data(uint32_t to, const Header &header, const void *data) override;
-  const Loss &loss_of(uint32_t world_rank) const noexcept override { return peers_[world_rank].loss; }
+  const PeerLoss &loss_of(uint32_t world_rank) const noexcept override { return peers_[world_rank].loss; }
   void cut(uint32_t world_rank) noexcept override;
   void wake() noexcept override { worker_.wake(); }
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t most_early = 16384;  // as many as a job may have ranks
+  static constexpr size_t max_early = 16384;  // as many as a job may have ranks
   // A message under way, in either direction.
   struct Message {
     UcxTransport *transport;
@@ -72,7 +72,7 @@ class UcxTransport final : public messages::Transport {
   struct UcxPeer {
     std::vector<std::byte> address;
     ucp_ep_h endpoint = nullptr;
-    Loss loss;
+    PeerLoss loss;
     bool open = false;                // both ranks have greeted
     bool heard = false;               // the peer sent a hello
     bool greeted = false;             // the peer sent a greeting
