@@ -71,7 +71,7 @@ std::optional<Process> read_process(pid_t pid) {
   return process;
 }
 
-// Hydra names the job nowhere in the environment, but all ranks of a host descend from one proxy.
+// Hydra gives the job no name in the environment, but all ranks of a host descend from one proxy process.
 std::string hydra_job() {
   for (pid_t pid = ::getppid(); pid > 1;) {
     const auto process = read_process(pid);
@@ -137,7 +137,8 @@ std::optional<LaunchedRank> read_open_mpi() {
 }
 
 std::optional<LaunchedRank> read_slurm() {
-  if (!variable("SLURM_PROCID") || !variable("SLURM_STEP_ID")) return {};  // else a shell of salloc or sbatch
+  if (!variable("SLURM_PROCID") || !variable("SLURM_STEP_ID"))
+    return {};  // else the process is in a shell of salloc or sbatch
   check_complete("srun", {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"});
   LaunchedRank launch;
   launch.launcher = "Slurm's variables";
@@ -153,7 +154,7 @@ std::optional<LaunchedRank> read_slurm() {
   if (!variable("SLURM_STEP_NODELIST") && !variable("FSDP_RENDEZVOUS"))
     fail(FSDP_INVALID_ARGUMENT, "SLURM_STEP_NODELIST is not set: its first host is where the ranks of {} hosts meet",
          *variable(nodes));
-  // Below the ports that the kernel gives to connections.
+  // A port below those that the kernel gives to connections.
   const uint64_t port = 20000 + (uint64_t{job} * 17 + step) % 12000;
   if (const auto list = variable("SLURM_STEP_NODELIST"))
     launch.address = format_text("tcp://{}:{}", first_host(*list), port);
@@ -194,11 +195,11 @@ std::string first_host(const std::string &list) {
   return host;
 }
 
-// The world as the launcher's variables say it, whichever launcher it is.
+// The world as the variables of any launcher describe it.
 
 namespace {
 
-// The first that has started this process, in the order that fsdp_create_context gives.
+// The first launcher that has started this process, in the order that fsdp_create_context documents.
 std::optional<LaunchedRank> read_launch() {
   if (auto launch = read_torchrun(false)) return launch;
   if (auto launch = read_open_mpi()) return launch;
@@ -207,7 +208,7 @@ std::optional<LaunchedRank> read_launch() {
   return read_torchrun(true);
 }
 
-// Ranks of one host need no network, so the text becomes a name.
+// Ranks of one host need no network, so for them the text becomes a name.
 std::string choose_rendezvous(const LaunchedRank &launch) {
   const auto elsewhere = variable("FSDP_RENDEZVOUS");
   if (elsewhere) {

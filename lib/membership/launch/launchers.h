@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each launcher says about the job in its own variables.
+// What each launcher says about the job in its own environment variables.
 #pragma once
 
 #include <charconv>
@@ -17,7 +17,7 @@ namespace fsdp::membership {
 
 // Environment variables, read with care.
 
-// Set and empty counts as not set, as launchers do to unset a variable.
+// A variable that is set to nothing counts as not set: some launchers unset variables in this way.
 inline std::optional<std::string> variable(const char *name) {
   const char *value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): the caller's program owns its environment
   if (!value || !*value) return {};
@@ -33,7 +33,7 @@ inline uint32_t number(const char *name, const std::string &value, uint32_t leas
   return result;
 }
 
-// All of them, or an error that says which are set and which are missing.
+// Checks that all of these variables are set; else fails and says which are set and which are missing.
 inline void check_complete(const char *launcher, std::initializer_list<const char *> needed) {
   std::vector<std::string_view> set, missing;
   for (const char *name : needed) (variable(name) ? set : missing).emplace_back(name);
@@ -46,23 +46,23 @@ inline void check_complete(const char *launcher, std::initializer_list<const cha
 struct LaunchedRank {
   const char *launcher = "";  // the launcher whose variables these are
   uint32_t rank = 0, size = 1;
-  bool one_host = false;  // all ranks are on this host for sure
-  std::string unplaced;   // which variables would say where ranks are, if none does; else empty
-  std::string job;        // what the launcher calls the job, may be empty
+  bool one_host = false;  // it is certain that all ranks are on this host
+  std::string unplaced;   // if the ranks' hosts are not known: text that says which variables are missing; else empty
+  std::string job;        // the launcher's name for the job, may be empty
   std::string name;       // where ranks of one host meet; empty: `help` says what to do
   std::string address;    // "tcp://host:port" for several hosts; empty: `help` says what to do
   std::string help;
 };
 
-// Each: empty if this launcher has not started the process. Throws INVALID_ARGUMENT naming what is missing or wrong.
-// Some of torchrun's names are everyday ones: alone, MASTER_ADDR and MASTER_PORT count only if no other launcher has
-// started it.
+// Each returns nothing if its launcher has not started this process. Throws INVALID_ARGUMENT that names what is missing
+// or wrong. alone: no other launcher has started the process. Only then do MASTER_ADDR and MASTER_PORT count without
+// RANK and WORLD_SIZE, since these names are common.
 std::optional<LaunchedRank> read_torchrun(bool alone);
 std::optional<LaunchedRank> read_open_mpi();
 std::optional<LaunchedRank> read_slurm();
 std::optional<LaunchedRank> read_mpich();
 
-// The first of Slurm's list of hosts: "a[03-05,9],b" is a03. Throws INVALID_ARGUMENT.
+// The first host of a list in Slurm's form: a03 for "a[03-05,9],b". Throws INVALID_ARGUMENT.
 std::string first_host(const std::string &list);
 
 }  // namespace fsdp::membership

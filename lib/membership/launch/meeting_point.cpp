@@ -29,8 +29,8 @@ namespace {
 
 constexpr auto slice = std::chrono::milliseconds(20);
 
-// The code of a thread that is not waited for must not be unloaded under it. Where the library is part of the program
-// this finds nothing to keep.
+// Keeps this library loaded, since an abandoned thread still runs its code. Does nothing where the
+// library is part of the program.
 void keep_library_loaded() {
   Dl_info found{};
   if (::dladdr(reinterpret_cast<const void *>(&keep_library_loaded), &found) != 0 && found.dli_fname)
@@ -44,7 +44,7 @@ struct NameLookup::Question {
   uint16_t port = 0;
   std::mutex mutex;
   std::condition_variable answered;
-  bool done = false, temporary = false;  // done: the rest is the answer
+  bool done = false, temporary = false;  // done: found, problem and temporary are the answer
   std::vector<Endpoint> found;
   std::string problem;
 };
@@ -100,7 +100,7 @@ std::vector<Endpoint> NameLookup::find(const std::string &host, uint16_t port, c
   known_ = known_ || !found.empty();
   unknown_ = found.empty() && !question_->temporary && !known_;
   lock.unlock();
-  question_.reset();  // asked again at the next try
+  question_.reset();  // the next call asks again
   return found;
 }
 
@@ -155,7 +155,7 @@ std::vector<Endpoint> find_host(const MeetingPoint &point, const WorldOptions &o
     std::string answer;
     auto found = names.find(point.host, point.port, limit, answer);
     if (!found.empty()) return found;
-    if (!noted) {  // later ones may only say that time is over
+    if (!noted) {  // later answers may only say that time is over
       problem = answer;
       end = std::chrono::steady_clock::now() + NameLookup::patience;
     }
@@ -178,15 +178,15 @@ void check_guarded(const Endpoint &at, const WorldOptions &options) {
        options.rendezvous, at.text());
 }
 
-// The rendezvous through a directory that all hosts share: rank 0's address in a file. Nothing in it is trusted; the
-// process that listens at the address must prove the job secret.
+// The rendezvous through a directory that all hosts share: a file there has rank 0's address. The file is not trusted:
+// the process that listens at the address must prove the job secret.
 
 namespace {
 
 constexpr std::string_view first_words = "fsdp-rendezvous 1 ";
 constexpr size_t longest_notice = 128;
 
-// Where a packet to the world would leave from; none is sent.
+// The local address from which a packet to `far` would leave. No packet is sent.
 Endpoint by_route(const char *far) {
   std::string problem;
   const auto to = Endpoint::numeric(far, 9, problem);

@@ -6,9 +6,10 @@
 
 namespace fsdp::membership {
 
-// Its text, without line ends at the end. Throws INVALID_ARGUMENT unless it is a regular file of the user's or root's
-// that no other user may read or write (a group of this process may read it), and has 1 to 4,096 bytes. A symbolic link
-// is followed if it and its folder belong to the user or root, and no other user may change it. Never waits.
+// The text of the file, without line ends at the end. Throws INVALID_ARGUMENT unless it is a regular file of 1 to 4,096
+// bytes that belongs to the user or root. No other user may read or write the file, but a group of this process may
+// read it. A symbolic link is followed if it and its folder belong to the user or root, and no other user may change
+// it. Never waits.
 std::string read_secret_file(const std::string &path);
 
 }  // namespace fsdp::membership
