@@ -111,8 +111,8 @@ class ProcessLinks final : public Links {
   std::vector<uint32_t> poll_ranks_;
 };
 
-// What the kernel must allow to every process of a job. A seccomp profile or an older kernel may deny it to one rank
-// alone, while the others would wait for that rank until their timeout.
+// What the kernel must allow to every process of a job. A seccomp profile or an older kernel may deny it to a single
+// rank, and the others would wait for that rank until their timeout.
 
 // Throws if the kernel denies memfd_create, pidfd_open, madvise or getrandom to this process, and says which.
 void check_kernel();

@@ -23,7 +23,7 @@ namespace fsdp::membership {
 constexpr uint32_t max_ranks_of_a_host = 1024;
 
 struct Rendezvous {
-  Fd control;  // of this host, with room for every rank of the job
+  Fd control;  // control memory of this host, with room for every rank of the job
   std::unique_ptr<Links> links;
   std::string description;
   Roster roster;

@@ -67,7 +67,7 @@ class StreamWaits {
  public:
   struct StreamWait {
     uint64_t thread = 0;
-    uint64_t number = 0;  // of the wait; unique in this rank
+    uint64_t number = 0;  // number of the wait, unique in this rank
     uint64_t looks = 0;
     std::optional<uint32_t> missed;
     std::string text;

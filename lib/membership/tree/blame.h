@@ -16,7 +16,7 @@ namespace fsdp::membership {
 
 class Blame {
  public:
-  // All outlive it.
+  // All references outlive it.
   Blame(Seat &seat, const NodePlan &plan, LeaderLinks &links);
 
   // Looks for ranks of this node that are dead, silent or suspected, and for nodes that are silent.

@@ -102,7 +102,7 @@ void StateRelay::spread(const tree::Post &post, std::optional<uint32_t> from) {
     if (links_.is_neighbour(n, peer) && n != from) links_.say(&peer, frame);
 }
 
-// Texts share the limit of waits (take_waits): one that is dropped is sent again. All pending states are sent first,
+// Texts share the limit of waits (take_waits): a dropped text is sent again. All pending states are sent first,
 // since a node drops the text of a wait that it does not know.
 void StateRelay::spread(const tree::WaitText &text, std::optional<uint32_t> from) {
   spread_states(true);

@@ -49,7 +49,7 @@ struct Proof {
   PacketHead head;
   Digest digest;
 };
-constexpr size_t longest = 4096;  // of any packet
+constexpr size_t longest = 4096;  // maximum bytes of a packet
 
 template <class M>
 M make() {
