@@ -1958,8 +1958,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_write_flight_record(const fsdp_context *c
 
 /**
  * Begin a span of the caller's own in the timeline, for example "forward"; spans nest, up to 64. name is UTF-8 of 1-255
- * bytes; a context keeps at most 256 different names. The call does nothing without FSDP_CONTEXT_TRACE. Collective: no.
- * Blocks: no. Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
+ * bytes; a context keeps at most 256 different names. The call does nothing without a timeline, which
+ * FSDP_CONTEXT_TRACE and trace_directory turn on. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (one name too
+ * many), INVALID_STATE (64 are open). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_span(fsdp_context *context, const char *name);
 /** End the span that was begun last. Collective: no. Blocks: no. Errors: INVALID_STATE (none is open). Since 0.2. */

@@ -1349,8 +1349,9 @@ Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is n
 raw"""
 ```text
 Begin a span of the caller's own in the timeline, for example "forward"; spans nest, up to 64. name is UTF-8 of 1-255
-bytes; a context keeps at most 256 different names. The call does nothing without FSDP_CONTEXT_TRACE. Collective: no.
-Blocks: no. Errors: INVALID_ARGUMENT (one name too many), INVALID_STATE (64 are open). Since 0.2.
+bytes; a context keeps at most 256 different names. The call does nothing without a timeline, which
+FSDP_CONTEXT_TRACE and trace_directory turn on. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (one name too
+many), INVALID_STATE (64 are open). Since 0.2.
 ```
 """
 @inline fsdp_begin_span(context, name) =
