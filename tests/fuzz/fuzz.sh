@@ -34,7 +34,8 @@ build_parsers() {
     echo "fuzz: parsers skipped: clang++ with -fsanitize=fuzzer does not work here (see build-fuzz/probe.log)"
     return 77
   fi
-  build_parser message lib/membership/join/message.cpp lib/membership/wire/frame.cpp lib/membership/wire/secret.cpp -lcrypto
+  build_parser message lib/membership/join/message.cpp lib/membership/verdict.cpp lib/membership/wire/frame.cpp \
+    lib/membership/wire/secret.cpp lib/base/text.cpp -lcrypto
   build_parser link lib/transport/message/tcp/link.cpp lib/transport/message/tcp/tls.cpp lib/base/crc32c.cpp lib/base/settings.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/text.cpp
   # As one unit, which takes a third of the time; the leader's clock and digests are the fuzzer's.

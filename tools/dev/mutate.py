@@ -36,7 +36,7 @@ MAP = STATE / "map.json"
 RESULTS = STATE / "results.jsonl"
 EQUIVALENT = Path(__file__).parent / "equivalent_mutants.json"
 MUST_DIE = Path(__file__).parent / "must_die.json"
-ROOMS = ["abi", "base", "checkpoint", "comm", "device", "engine", "layout", "memory", "trace"]
+ROOMS = ["abi", "base", "checkpoint", "device", "engine", "layout", "membership", "memory", "trace", "transport"]
 # The standard library's checks of indices: CI's sanitizers have them, too.
 SETUP = ["-Dtests=enabled", "-Dexamples=enabled", "-Ddebug=false", "-Dwerror=false", "-Dcpp_args=-D_GLIBCXX_ASSERTIONS"]
 AT_ONCE = 4  # tests of one mutant: most wait for most of their time
