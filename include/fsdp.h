@@ -437,13 +437,15 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_all_reduce_values(fsdp_context *context, 
 /**
  * Wait until the stream has finished everything that was enqueued on it before this call, by the program and by the
  * library. In contrast to cudaStreamSynchronize the wait always ends: when a limit of time is over, when the
- * interrupted hook or flag says so, or when the context fails, with that failure. timeout_ms is the caller's own limit.
- * A TIMEOUT then ends only this call, because a long kernel is no failure. With timeout_ms 0 the limit is the context's
- * timeout_ms, whose TIMEOUT fails the context as in every other wait. On the host device stream must be NULL, and the
- * call returns at once. On a GPU it makes a CUDA event and destroys it.
- * Collective: no. Blocks: the GPU, and so the peers that its work waits for. Stream: any of the context's GPU that is
- * not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, or
- * a stream that is being captured), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
+ * interrupted hook or flag says so, or when the context fails, with that failure. If timeout_ms is not 0, it is a limit
+ * for this call alone: a TIMEOUT ends the call and does not fail the context, because a long kernel is no failure. If
+ * timeout_ms is 0, the limit is the timeout_ms of the context, and a TIMEOUT fails the context, as it does in every
+ * other wait. On the host device stream must be NULL, and the call returns at once. On a GPU it makes a CUDA event and
+ * destroys it.
+ * Collective: no. Blocks: until the GPU has done the work, and so until peers have done what that work waits for.
+ * Stream: any stream of the context's GPU, unless the stream is being captured. Errors: INVALID_ARGUMENT (host device:
+ * stream is not NULL), INVALID_STATE (a planning context, or a stream that is being captured), TIMEOUT, INTERRUPTED,
+ * PEER_FAILED, SYSTEM. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_stream(fsdp_context *context, fsdp_stream stream, uint32_t timeout_ms);
 
@@ -451,8 +453,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_wait_stream(fsdp_context *context, fsdp_s
 
 typedef struct fsdp_mesh_options {
   uint64_t struct_size;
-  uint32_t replicate_size; /* 0: ranks / shard_size, or 1 without a shard_size */
-  uint32_t shard_size;     /* 0: ranks / replicate_size */
+  uint32_t replicate_size; /* 0: number of ranks / shard_size; 1 if shard_size is 0 too */
+  uint32_t shard_size;     /* 0: number of ranks / replicate_size */
   const uint32_t *ranks;   /* the ranks of the mesh in the mesh's order; NULL: all ranks of the job */
   uint32_t rank_count;     /* number of ranks; 0 if ranks is NULL */
   uint32_t reduction_block_size; /* 0: see fsdp_create_mesh */
@@ -465,9 +467,10 @@ typedef struct fsdp_mesh_options {
  * meshes (for example one for dense and one for expert parameters).
  *
  * Replicas exchange only sums of gradients (HSDP; with FSDP_OUTER_OPTIM also weights, see fsdp_outer_strategy). They
- * may be on different hosts, while the ranks of each replica's shard axis share a host. A mesh of one replica may span
- * several hosts, with the same number of neighbouring ranks on each. Every host then keeps one copy of the compute
- * weights, which are gathered over hosts once a step; everything else is sharded over all ranks.
+ * may be on different hosts, while the ranks of each replica's shard axis share a host. The shard axis of a mesh with
+ * one replica may span several hosts. Each host must then have the same number of ranks, which are consecutive in the
+ * mesh. Every host keeps one copy of the compute weights, which are gathered over hosts once a step; everything else is
+ * sharded over all ranks.
  *
  * Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0,
  * B) are added and their sum is scaled, then [B, 2 B) and so on; at last the sums of the blocks are added in order. An
@@ -547,7 +550,7 @@ enum {
   FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
 };
 
-/** How the factor f of FP8 numbers is rounded, see fsdp_quantization. */
+/** How the factor f is rounded by which weights are multiplied before they become FP8 codes (fsdp_quantization). */
 typedef int32_t fsdp_scale_rounding;
 enum {
   FSDP_SCALE_EXACT = 1,       /* 448 / the largest magnitude, in fp32 */
@@ -557,18 +560,20 @@ enum {
 /** How the scale of an MXFP8 block follows from the largest magnitude in the block. */
 typedef int32_t fsdp_scale_rule;
 enum {
-  FSDP_SCALE_ROUND_UP = 1, /* the least power of two by which no code saturates: magnitude / 448, rounded up, as
-                              TransformerEngine and cuBLAS do; Inf gives the code 254, NaN 255 */
-  FSDP_SCALE_FLOOR = 2     /* as the OCP's MX 1.0 has it: the exponent of the magnitude, less 8. Codes may saturate;
-                              Inf and NaN give the code 255 */
+  FSDP_SCALE_ROUND_UP = 1, /* magnitude / 448, rounded up to a power of two: the smallest scale with which no code
+                              saturates. TransformerEngine and cuBLAS do the same. A block with Inf has the scale byte
+                              254, one with NaN 255 */
+  FSDP_SCALE_FLOOR = 2     /* the rule of OCP MX 1.0: the exponent of the scale is that of the magnitude minus 8. Codes
+                              may saturate. A block with Inf or NaN has the scale byte 255 */
 };
 
-/** Which planes an unshard gathers of parameters that are stored in two forms (MXFP8). */
+/** For parameters that are stored in two forms (MXFP8): which of their planes an unshard gathers. */
 typedef int32_t fsdp_plane_policy;
 enum {
   FSDP_PLANES_BY_PHASE = 1, /* COLUMN planes for FSDP_BACKWARD, ROW planes for the other phases. A group cannot have a
-                               RECOMPUTE hold and a BACKWARD hold at once: recompute first. With INTERLEAVED a RECOMPUTE
-                               uses the buffer of forward passes, which other micro-batches may use */
+                               RECOMPUTE hold and a BACKWARD hold at once: return the first before you take the other.
+                               With INTERLEAVED a RECOMPUTE uses the same buffer as forward passes, and other
+                               micro-batches may use that buffer too */
   FSDP_PLANES_BY_PHASE_AND_RECOMPUTE = 2, /* the same, with a buffer for each of the two holds; not with INTERLEAVED */
   FSDP_PLANES_BOTH = 3      /* all planes in every phase: 2.0625 bytes an element, more than the 2 bytes of bf16 */
 };
@@ -794,13 +799,13 @@ typedef struct fsdp_stats {
   uint64_t prefetches;          /* gathers started ahead */
   uint64_t dropped_prefetches;  /* gathers started ahead whose weights were given back unused */
   /* reduces */
-  uint64_t reduces;             /* contributions reduced, of groups or parts; 0 if a rank is alone */
-  uint64_t reduced_bytes;       /* bytes of full gradients, of all ranks, that these reduces read on this rank */
+  uint64_t reduces;             /* contributions reduced; each part of a group counts. 0 if there is one rank */
+  uint64_t reduced_bytes;       /* bytes that this rank has read in these reduces, of the full gradients of all ranks */
   uint64_t reduce_scatters;     /* number of reduce-scatter collectives */
   uint64_t reduce_scatter_bytes; /* bytes that they read on this rank */
   uint64_t all_reduces;         /* number of all-reduce collectives */
   uint64_t all_reduce_bytes;    /* bytes that they read on this rank, in both halves: the sum and the gather */
-  uint64_t pending_grad_groups; /* transient full gradient buffers in use now, of groups or parts */
+  uint64_t pending_grad_groups; /* transient full-gradient buffers in use now; each belongs to a group or a part */
   uint64_t peak_pending_grad_groups;
   /* collectives over the outer axis (replicas, or hosts of a shard axis), not counted above */
   uint64_t outer_all_gathers;
@@ -812,9 +817,9 @@ typedef struct fsdp_stats {
   uint64_t gather_wait_ns;      /* waits for copies of weights */
   uint64_t reduce_wait_ns;      /* waits for reduces to end, or for a gradient buffer to be free */
   uint64_t peer_wait_ns;        /* waits for peers to publish, to end the step, to exchange norms and parameters */
-  /* the last end of a step for which the ranks have exchanged how long they waited; they do so when they next
-     synchronize */
-  uint64_t last_rank_lag_ns;    /* difference between the longest and the shortest wait of a rank */
+  /* two fields about the end of a step: the latest one for which the ranks have exchanged how long they waited. They
+     exchange it when they next synchronize */
+  uint64_t last_rank_lag_ns;    /* the wait of the rank that waited longest, minus that of the rank that waited least */
   int32_t last_rank;            /* the rank that waited least, so that all other ranks have waited for it; -1: none yet,
                                    or a mesh of one */
   uint32_t reserved;            /* 0 */
@@ -822,9 +827,9 @@ typedef struct fsdp_stats {
   uint64_t allocations;         /* allocations of memory for roles, shared or not, by all models of the context since
                                    the context was made */
   /* checkpoints */
-  uint64_t checkpoint_stall_ns; /* time that the caller waited as the update window opened, until a save had copied what
-                                   may then be written; not a part of wait_ns */
-  /* planes of quantized parameters, codes and scales: parts of gathered_bytes */
+  uint64_t checkpoint_stall_ns; /* time that the caller waited at the opening of update windows, because a save was
+                                   still copying memory that may be written inside; not a part of wait_ns */
+  /* how much of gathered_bytes was planes of quantized parameters, codes and scales */
   uint64_t gathered_row_bytes;    /* bytes of ROW planes, including planes that serve all phases */
   uint64_t gathered_column_bytes; /* bytes of COLUMN planes, which only MXFP8 has */
 } fsdp_stats;

@@ -11,8 +11,8 @@
 
 #include "abi/handle_table.h"
 #include "checkpoint/job/open.h"
-#include "engine/model/capture.h"
 #include "engine/context/context.h"
+#include "engine/model/capture.h"
 #include "engine/model/model.h"
 #include "engine/model/saving.h"
 
@@ -95,8 +95,8 @@ using TraitsOf = HandleTraits<std::remove_const_t<Handle>>;
 template <class Handle>
 using ObjectOf = typename TraitsOf<Handle>::Object;
 
-// The process has one table, since a handle comes without a context. It is never destructed: handles may be destroyed
-// while the program ends.
+// One table serves the whole process, because a call that gets only a handle does not know the context. It is never
+// destructed: handles may be destroyed while the program ends.
 union ProcessHandles {
   constexpr ProcessHandles() : table() {}
   ~ProcessHandles() {}
@@ -117,7 +117,8 @@ std::shared_ptr<ObjectOf<Handle>> find(Handle *handle) noexcept {
       handle_table().find(number_of(handle), TraitsOf<Handle>::kind).object);
 }
 
-// The object that a handle stands for. It lives as long as this, even if its handle is destroyed meanwhile.
+// The object that a handle stands for. The object lives at least as long as the Pinned, even if the handle is destroyed
+// meanwhile.
 template <class Object>
 class Pinned {
  public:

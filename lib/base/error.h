@@ -51,9 +51,10 @@ template <class... Args>
   throw Error(status, format_text(format, std::forward<Args>(args)...), rank);
 }
 
-// Returns the exception that is being handled as an Error. Call it in a catch block.
+// Converts the exception that is being handled to an Error, and returns that. Call it in a catch block.
 Error current_error();
-// Runs the body. Returns what the body throws as an Error.
+// Runs the body. Runs the body. If it throws, converts the exception to an Error and returns that; else returns
+// nothing.
 template <class Body>
 std::optional<Error> capture_error(Body &&body) {
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives every tensor its sub-bucket and its place in it. Inside the layout room only. Pure and deterministic.
+// Gives every tensor its sub-bucket and its place in it. Only files of lib/layout include this. Pure and deterministic.
 #pragma once
 
 #include <compare>
@@ -40,7 +40,8 @@ class GapList {
   // Gaps that are too small for an aligned item of `smallest` elements are dropped.
   explicit GapList(uint64_t smallest) : smallest_(smallest) {}
   void add(Gap gap);
-  // Takes the item's place out of the smallest gap that holds it; shards[bucket] is the bucket's slice length.
+  // Places the item in the smallest gap into which it fits, and removes its space from the free gaps; shards[bucket] is
+  // the bucket's slice length.
   std::optional<Position> place(const Item &item, std::span<const uint64_t> shards);
 
  private:

@@ -44,8 +44,8 @@ PoolPlan plan_pool(std::span<const PoolRequest> requests, uint64_t alignment_byt
 // Returns an empty text, or says which two requests share bytes while both are live. For tests and debug mode.
 std::string validate(const PoolPlan &plan, std::span<const PoolRequest> requests);
 
-// The beginnings and ends of pool requests in order of time, one (track, mode) after the other. At one time all ends
-// come before all beginnings. Inside the pool planner only.
+// The beginnings and ends of pool requests sorted by track, then mode, then time. Among events of the same track, mode
+// and time, ends come before beginnings. Inside the pool planner only.
 
 struct LiveEvent {
   uint32_t track, mode;

@@ -120,8 +120,8 @@ class Span {
   TimelineEvent event_;
 };
 
-// The caller's own spans, which nest as the caller begins and ends them. Like all calls of a context, these calls come
-// from one thread at a time.
+// The caller's own spans, which nest as the caller begins and ends them. One thread at a time begins and ends them, as
+// it makes all calls of a context.
 
 class CallerSpans {
  public:

@@ -95,7 +95,8 @@ class RelaxedScope {
   bool exchanged_ = false;
 };
 
-// Both scopes, for calls that make, query or give back objects. Calls that enqueue work need only a DeviceScope.
+// A DeviceScope and a RelaxedScope together, for calls that make, query or free objects. Calls that enqueue work need
+// only a DeviceScope.
 class QuietScope {
  public:
   explicit QuietScope(const Core &core) : device_(core) {}

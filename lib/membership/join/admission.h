@@ -21,7 +21,7 @@ class Admission {
   // Called for a rank that may join. It moves the stream away to keep the connection, which is closed otherwise.
   using Admit = std::function<void(FrameStream &stream, message::Join &join)>;
 
-  // At rank options.rank. options and the listeners outlive the admission.
+  // This process is rank options.rank. options and the listeners outlive the admission.
   Admission(const WorldOptions &options, std::span<const Fd> listeners, const std::string &label,
             Fd events = Acceptor::make_events());
 

@@ -130,9 +130,9 @@ impl Default for fsdp_context_options {
 #[derive(Clone, Copy)]
 pub struct fsdp_mesh_options {
     pub struct_size: u64,
-    /// 0: ranks / shard_size, or 1 without a shard_size
+    /// 0: number of ranks / shard_size; 1 if shard_size is 0 too
     pub replicate_size: u32,
-    /// 0: ranks / replicate_size
+    /// 0: number of ranks / replicate_size
     pub shard_size: u32,
     /// the ranks of the mesh in the mesh's order; NULL: all ranks of the job
     pub ranks: *const u32,
@@ -318,9 +318,9 @@ pub struct fsdp_stats {
     pub prefetches: u64,
     /// gathers started ahead whose weights were given back unused
     pub dropped_prefetches: u64,
-    /// contributions reduced, of groups or parts; 0 if a rank is alone
+    /// contributions reduced; each part of a group counts. 0 if there is one rank
     pub reduces: u64,
-    /// bytes of full gradients, of all ranks, that these reduces read on this rank
+    /// bytes that this rank has read in these reduces, of the full gradients of all ranks
     pub reduced_bytes: u64,
     /// number of reduce-scatter collectives
     pub reduce_scatters: u64,
@@ -330,7 +330,7 @@ pub struct fsdp_stats {
     pub all_reduces: u64,
     /// bytes that they read on this rank, in both halves: the sum and the gather
     pub all_reduce_bytes: u64,
-    /// transient full gradient buffers in use now, of groups or parts
+    /// transient full-gradient buffers in use now; each belongs to a group or a part
     pub pending_grad_groups: u64,
     pub peak_pending_grad_groups: u64,
     pub outer_all_gathers: u64,
@@ -346,7 +346,7 @@ pub struct fsdp_stats {
     pub reduce_wait_ns: u64,
     /// waits for peers to publish, to end the step, to exchange norms and parameters
     pub peer_wait_ns: u64,
-    /// difference between the longest and the shortest wait of a rank
+    /// the wait of the rank that waited longest, minus that of the rank that waited least
     pub last_rank_lag_ns: u64,
     /// the rank that waited least, so that all other ranks have waited for it; -1: none yet, or a mesh of one
     pub last_rank: i32,
@@ -354,8 +354,8 @@ pub struct fsdp_stats {
     pub reserved: u32,
     /// allocations of memory for roles, shared or not, by all models of the context since the context was made
     pub allocations: u64,
-    /// time that the caller waited as the update window opened, until a save had copied what may then be written; not
-    /// a part of wait_ns
+    /// time that the caller waited at the opening of update windows, because a save was still copying memory that may
+    /// be written inside; not a part of wait_ns
     pub checkpoint_stall_ns: u64,
     /// bytes of ROW planes, including planes that serve all phases
     pub gathered_row_bytes: u64,

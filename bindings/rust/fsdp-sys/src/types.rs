@@ -101,13 +101,13 @@ pub type fsdp_outer_strategy = i32;
 
 pub type fsdp_optimizer = i32;
 
-/// How the factor f of FP8 numbers is rounded, see fsdp_quantization.
+/// How the factor f is rounded by which weights are multiplied before they become FP8 codes (fsdp_quantization).
 pub type fsdp_scale_rounding = i32;
 
 /// How the scale of an MXFP8 block follows from the largest magnitude in the block.
 pub type fsdp_scale_rule = i32;
 
-/// Which planes an unshard gathers of parameters that are stored in two forms (MXFP8).
+/// For parameters that are stored in two forms (MXFP8): which of their planes an unshard gathers.
 pub type fsdp_plane_policy = i32;
 
 pub type fsdp_phase = i32;

@@ -412,7 +412,7 @@ impl Optimizer {
     }
 }
 
-/// How the factor f of FP8 numbers is rounded, see fsdp_quantization.
+/// How the factor f is rounded by which weights are multiplied before they become FP8 codes (fsdp_quantization).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -456,7 +456,7 @@ impl ScaleRule {
     }
 }
 
-/// Which planes an unshard gathers of parameters that are stored in two forms (MXFP8).
+/// For parameters that are stored in two forms (MXFP8): which of their planes an unshard gathers.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]

@@ -151,13 +151,13 @@ impl MeshOptions {
         Self::default()
     }
 
-    /// 0: ranks / shard_size, or 1 without a shard_size
+    /// 0: number of ranks / shard_size; 1 if shard_size is 0 too
     pub fn replicate_size(mut self, replicate_size: u32) -> Self {
         self.raw.replicate_size = replicate_size;
         self
     }
 
-    /// 0: ranks / replicate_size
+    /// 0: number of ranks / replicate_size
     pub fn shard_size(mut self, shard_size: u32) -> Self {
         self.raw.shard_size = shard_size;
         self

@@ -194,13 +194,15 @@ raw"""
 ```text
 Wait until the stream has finished everything that was enqueued on it before this call, by the program and by the
 library. In contrast to cudaStreamSynchronize the wait always ends: when a limit of time is over, when the
-interrupted hook or flag says so, or when the context fails, with that failure. timeout_ms is the caller's own limit.
-A TIMEOUT then ends only this call, because a long kernel is no failure. With timeout_ms 0 the limit is the context's
-timeout_ms, whose TIMEOUT fails the context as in every other wait. On the host device stream must be NULL, and the
-call returns at once. On a GPU it makes a CUDA event and destroys it.
-Collective: no. Blocks: the GPU, and so the peers that its work waits for. Stream: any of the context's GPU that is
-not being captured. Errors: INVALID_ARGUMENT (host device: stream is not NULL), INVALID_STATE (a planning context, or
-a stream that is being captured), TIMEOUT, INTERRUPTED, PEER_FAILED, SYSTEM. Since 0.2.
+interrupted hook or flag says so, or when the context fails, with that failure. If timeout_ms is not 0, it is a limit
+for this call alone: a TIMEOUT ends the call and does not fail the context, because a long kernel is no failure. If
+timeout_ms is 0, the limit is the timeout_ms of the context, and a TIMEOUT fails the context, as it does in every
+other wait. On the host device stream must be NULL, and the call returns at once. On a GPU it makes a CUDA event and
+destroys it.
+Collective: no. Blocks: until the GPU has done the work, and so until peers have done what that work waits for.
+Stream: any stream of the context's GPU, unless the stream is being captured. Errors: INVALID_ARGUMENT (host device:
+stream is not NULL), INVALID_STATE (a planning context, or a stream that is being captured), TIMEOUT, INTERRUPTED,
+PEER_FAILED, SYSTEM. Since 0.2.
 ```
 """
 @inline fsdp_wait_stream(context, stream, timeout_ms) =
@@ -213,9 +215,10 @@ shard axis. If the options have a list of ranks, every rank in it passes the sam
 meshes (for example one for dense and one for expert parameters).
 
 Replicas exchange only sums of gradients (HSDP; with FSDP_OUTER_OPTIM also weights, see fsdp_outer_strategy). They
-may be on different hosts, while the ranks of each replica's shard axis share a host. A mesh of one replica may span
-several hosts, with the same number of neighbouring ranks on each. Every host then keeps one copy of the compute
-weights, which are gathered over hosts once a step; everything else is sharded over all ranks.
+may be on different hosts, while the ranks of each replica's shard axis share a host. The shard axis of a mesh with
+one replica may span several hosts. Each host must then have the same number of ranks, which are consecutive in the
+mesh. Every host keeps one copy of the compute weights, which are gathered over hosts once a step; everything else is
+sharded over all ranks.
 
 Gradients of the shard axis are added in rank order. With reduction_block_size B, a divisor of shard_size, ranks [0,
 B) are added and their sum is scaled, then [B, 2 B) and so on; at last the sums of the blocks are added in order. An

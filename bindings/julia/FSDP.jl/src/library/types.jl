@@ -295,9 +295,9 @@ end
 
 struct fsdp_mesh_options
     struct_size::UInt64
-    # 0: ranks / shard_size, or 1 without a shard_size
+    # 0: number of ranks / shard_size; 1 if shard_size is 0 too
     replicate_size::UInt32
-    # 0: ranks / replicate_size
+    # 0: number of ranks / replicate_size
     shard_size::UInt32
     # the ranks of the mesh in the mesh's order; NULL: all ranks of the job
     ranks::Ptr{UInt32}
@@ -436,9 +436,9 @@ struct fsdp_stats
     prefetches::UInt64
     # gathers started ahead whose weights were given back unused
     dropped_prefetches::UInt64
-    # contributions reduced, of groups or parts; 0 if a rank is alone
+    # contributions reduced; each part of a group counts. 0 if there is one rank
     reduces::UInt64
-    # bytes of full gradients, of all ranks, that these reduces read on this rank
+    # bytes that this rank has read in these reduces, of the full gradients of all ranks
     reduced_bytes::UInt64
     # number of reduce-scatter collectives
     reduce_scatters::UInt64
@@ -448,7 +448,7 @@ struct fsdp_stats
     all_reduces::UInt64
     # bytes that they read on this rank, in both halves: the sum and the gather
     all_reduce_bytes::UInt64
-    # transient full gradient buffers in use now, of groups or parts
+    # transient full-gradient buffers in use now; each belongs to a group or a part
     pending_grad_groups::UInt64
     peak_pending_grad_groups::UInt64
     outer_all_gathers::UInt64
@@ -464,7 +464,7 @@ struct fsdp_stats
     reduce_wait_ns::UInt64
     # waits for peers to publish, to end the step, to exchange norms and parameters
     peer_wait_ns::UInt64
-    # difference between the longest and the shortest wait of a rank
+    # the wait of the rank that waited longest, minus that of the rank that waited least
     last_rank_lag_ns::UInt64
     # the rank that waited least, so that all other ranks have waited for it; -1: none yet, or a mesh of one
     last_rank::Int32
@@ -472,8 +472,8 @@ struct fsdp_stats
     reserved::UInt32
     # allocations of memory for roles, shared or not, by all models of the context since the context was made
     allocations::UInt64
-    # time that the caller waited as the update window opened, until a save had copied what may then be
-    # written; not a part of wait_ns
+    # time that the caller waited at the opening of update windows, because a save was still copying memory
+    # that may be written inside; not a part of wait_ns
     checkpoint_stall_ns::UInt64
     # bytes of ROW planes, including planes that serve all phases
     gathered_row_bytes::UInt64
