@@ -18,7 +18,7 @@ Descriptors count_descriptors() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) fail_errno(errno, "getrlimit of descriptors");
   count.limit = static_cast<uint32_t>(std::min<rlim_t>(limit.rlim_cur, UINT32_MAX));
   const std::unique_ptr<DIR, int (*)(DIR *)> folder(::opendir("/proc/self/fd"), ::closedir);
-  if (!folder) {  // without /proc only the limit is known; but none may be left to look with
+  if (!folder) {  // without /proc only the limit is known; or no descriptor is left for the folder
     if (errno == EMFILE || errno == ENFILE) count.open = count.limit;
     return count;
   }

@@ -20,7 +20,7 @@ std::string_view text_of(const std::vector<std::byte> &bytes) {
   return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-// What is sent of an error, and behind it its text.
+// The fixed part of an error that is sent; the text follows it.
 struct ErrorHead {
   fsdp_status status;
   fsdp_origin origin;
@@ -52,7 +52,7 @@ Ballot Ballot::of(uint32_t rank, const Saying &saying) noexcept {
   return ballot;
 }
 
-// In any order, and in any grouping, the same comes out.
+// The result does not depend on the order or the grouping of the ballots.
 void Ballot::add(const Ballot &other) noexcept {
   const bool other_first = other.first < first;
   const Ballot &low = other_first ? other : *this, &high = other_first ? *this : other;

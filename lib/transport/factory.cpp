@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which backend moves the bytes: the only file that names one.
+// Chooses the backend that moves the bytes. Only this file names the backends.
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -39,14 +39,14 @@ class NoLinks final : public Links {
   }
 };
 
-// What a rank has before it knows whether other hosts take part.
+// The endpoints that a rank opens before it knows whether other hosts take part.
 struct OwnEndpoints {
-  std::vector<std::byte> card;  // what it has brought
+  std::vector<std::byte> card;  // the rank's card
   LeaderListener listener;
-  std::shared_ptr<Net> tcp, ucx;  // those that may be used
+  std::shared_ptr<Net> tcp, ucx;  // the Nets that may be used
 };
 
-// The secret is what a key comes from; the nonce makes it another one for each job.
+// Keys are derived from the secret; the nonce makes them different for each job.
 std::vector<std::byte> make_job_nonce(const WorldOptions &options) {
   if (options.secret.empty())
     fail(FSDP_INVALID_ARGUMENT,
@@ -57,11 +57,11 @@ std::vector<std::byte> make_job_nonce(const WorldOptions &options) {
   return {bytes.begin(), bytes.end()};
 }
 
-// The UCX that may be used, if there is one.
+// The UCX Net that may be used, if there is one.
 struct UcxOffer {
   std::vector<std::byte> address;
   uint32_t major = 0;
-  std::string obstacle;  // why there is none
+  std::string obstacle;  // why UCX cannot be used
 };
 
 UcxOffer offer_ucx(OwnEndpoints &own, const WorldOptions &options, NetChoice asked, NetProtection protection) {
@@ -70,7 +70,7 @@ UcxOffer offer_ucx(OwnEndpoints &own, const WorldOptions &options, NetChoice ask
   try {
     own.ucx = create_ucx_net(options.rank, asked == NetChoice::automatic);
     return {own.ucx->address(), own.ucx->library_major(), {}};
-  } catch (const Error &error) {  // one only if there are other hosts, and this was asked for
+  } catch (const Error &error) {  // matters only if there are other hosts and UCX was asked for
     if (error.status != FSDP_UNSUPPORTED) throw;
     return {{}, 0, error.message};
   }
@@ -98,8 +98,7 @@ std::vector<std::byte> make_card(OwnEndpoints &own, const WorldOptions &options,
   return own.card = fill_card(own, options, address);
 }
 
-// Of a roster this is what a rank knows itself. What it has opened is by its own card, and what it does by the
-// roster's.
+// A rank can check only its own entry of the roster. It has opened endpoints by its own card, but acts by the roster's.
 void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::byte> &card, const Waiter &waiter) {
   if (roster.card_of(rank) == card) return;
   throw waiter.settle(Error(FSDP_MISMATCH,
@@ -108,7 +107,7 @@ void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::
                             static_cast<int32_t>(rank)));
 }
 
-// All ranks read the same cards, so none has to be told of what is wrong with them.
+// All ranks read the same cards, so all find the same errors, and no rank needs to be told.
 JobCards read_cards(Rendezvous &meeting) {
   try {
     return transport::read_cards(meeting.roster);
@@ -118,7 +117,8 @@ JobCards read_cards(Rendezvous &meeting) {
   }
 }
 
-// The names of all leaders' sockets differ between jobs. Short, since each proof and each beat covers it.
+// A label that differs between jobs, from the addresses of all leaders' sockets. It is short, since each proof and each
+// heartbeat covers it.
 std::string job_label(const WorldOptions &options, const NodePlan &plan) {
   std::string text = format_text("{} (attempt {})", options.rendezvous, options.attempt);
   for (const NodePlace &place : plan.nodes) text += ' ' + place.address;
@@ -141,7 +141,7 @@ NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, std::vect
   return plan;
 }
 
-// The lowest rank of a host speaks with those of the others, on its monitor's thread.
+// The lowest rank of a host talks with those of the other hosts, on its monitor's thread.
 std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const NodePlan &plan, LeaderListener listener,
                                        const Waiter &waiter) {
   const bool leads = plan.nodes[plan.node()].leader == plan.rank;
@@ -149,8 +149,8 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
                                                : std::make_unique<CoreDumpReporter>(*seat, plan));
 }
 
-// All leaders have found each other, and every rank's memory says which ranks lead: only now may a failure be blamed on
-// a rank.
+// Waits until all leaders have found each other and every rank's memory says which ranks lead. Only then may a failure
+// be blamed on a rank.
 void await_all(World &world, bool leaders_alone) {
   std::vector<uint32_t> ranks;
   uint32_t nodes = 0;
@@ -180,7 +180,7 @@ std::unique_ptr<World> join_hosts(const WorldOptions &options, Rendezvous &meeti
   return std::make_unique<HybridWorld>(std::move(near), std::move(net), std::move(plan.node_of));
 }
 
-// The ranks of this host, which may wait in memory for this one. Without effect if they know.
+// Tells the ranks of this host, which may wait in memory for this rank. Has no effect if they know already.
 void tell_host(Seat &seat, const Error &error) { seat.control.decide(accusation_of(error, seat.rank)); }
 
 }  // namespace
@@ -194,7 +194,7 @@ const char *nccl_description() noexcept { return nccl::description(); }
 
 namespace {
 
-// obstacle: NULL if there may be none.
+// If `obstacle` is NULL, an obstacle is thrown as an error.
 std::shared_ptr<Team> create_nccl_team(const std::shared_ptr<Team> &team, device::Device &device, const Waiter &waiter,
                                        Failure &failure, std::string *obstacle) {
   auto made = nccl::create_team(team, device, waiter, failure, obstacle);
@@ -209,7 +209,7 @@ Note tell_hosts(const Team &team) {
                       team.size(), team.world_rank(0), team.world_rank(team.size() - 1))};
 }
 
-// One rank warns for all. A rank that is alone has no bytes that travel.
+// One rank warns for all. A single rank sends no bytes, so it does not warn.
 Note tell_fallback(const Team &team, const std::string &obstacle) {
   const bool warns = team.rank() == 0 && team.size() > 1;
   return {warns ? FSDP_LOG_WARNING : FSDP_LOG_INFO,
@@ -225,7 +225,7 @@ std::shared_ptr<Team> create_staged_team(std::shared_ptr<Team> team, device::Dev
   return staged;
 }
 
-// What NCCL's communicators sum where ranks only meet.
+// The word that NCCL's communicators sum in a barrier.
 constexpr uint64_t nccl_word_bytes = sizeof(float);
 
 }  // namespace

@@ -86,7 +86,7 @@ void require_plain(const Sum &sum, bool accumulate, const Tag &tag) {
     fail(FSDP_INTERNAL, "a sum of '{}' by messages goes everywhere, and is not in place", tag.name);
 }
 
-// Peers read it where it lies.
+// Peers read the addends where they lie, so these must lie in an arena.
 void require_arenas(const Sum &sum, const Tag &tag) {
   if (!sum.from.arena || (sum.everywhere && !sum.to.arena))
     fail(FSDP_INTERNAL, "a sum of '{}' is of memory that no other rank reads", tag.name);
@@ -132,8 +132,8 @@ LaunchPool::LaunchPool() {
   for (size_t i = 0; i < first_launches; ++i) launches_.push_back(make_launch(0));
 }
 
-// The smallest that is large enough: large ones stay free for calls that need them, so the pool stops growing after the
-// first step that has the most in flight.
+// Returns the smallest free launch that is large enough. So large launches stay free for calls that need them, and the
+// pool stops growing after the first step with the most calls in flight.
 Launch &LaunchPool::find(uint64_t piece_count) {
   Launch *best = nullptr;
   for (const auto &launch : launches_) {

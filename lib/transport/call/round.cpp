@@ -25,7 +25,7 @@ bool Round::quiet_before(uint32_t r, uint64_t phase) const noexcept {
 }
 
 void Round::end(RoundWords::Flag flag, uint32_t blamed) noexcept {
-  std::lock_guard lock(mutex_);  // the caller ends a round, and a task that breaks does
+  std::lock_guard lock(mutex_);  // the caller may end a round, and so may a task that breaks
   RoundWords &mine = words(rank_);
   if (flag == RoundWords::quiet) {
     const uint64_t enqueued = enqueued_.load(std::memory_order_relaxed);
@@ -49,7 +49,7 @@ void Round::abandon() noexcept {
   end(RoundWords::abandoned, rank_);
 }
 
-// Whatever was skipped, all ranks come to the same phase. A peer's words of the round before do not match this one's.
+// Whatever was skipped, all ranks come to the same phase. A peer's words of the last round do not match this round's.
 void Round::next() noexcept {
   std::lock_guard lock(mutex_);
   ++round_;
@@ -75,7 +75,8 @@ bool Round::hopeless(uint64_t phase) const noexcept {
   return false;
 }
 
-// The cause, by its first rank: one that discarded the step, one that ended it early, one that broke because of such.
+// Blames the first rank that discarded the step, else the first that ended it early, else the first that broke for such
+// a reason.
 Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) const {
   const uint64_t round = round_of(phase);
   for (uint32_t r = 0; r < ranks_.size(); ++r)

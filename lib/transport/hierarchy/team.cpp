@@ -36,8 +36,8 @@ HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_
   }
 }
 
-// Of hosts in circles only some may have come through when a call ends by an error: what they tell next must not be
-// taken for what they owe the others.
+// When a call ends by an error, only some hosts of the circles may have completed it. Their next messages must not be
+// taken for messages of this call.
 class HybridTeam::Unbroken {
  public:
   Unbroken(HybridTeam &team, const char *what) : team_(team) {
@@ -61,7 +61,7 @@ std::vector<uint32_t> HybridTeam::speakers_of(const Circle &circle) const {
   return speakers;
 }
 
-// One circle of all hosts has the exchanges of them all.
+// A circle of all hosts uses the exchanges of the whole team.
 uint64_t HybridTeam::key_of(const Circle &circle, size_t level) const {
   if (circle.hosts.size() == speakers_.size()) return key_;
   return TeamKeys::mix(key_, uint64_t{1} << 40 | uint64_t{level} << 32 | circle.hosts.front());
@@ -74,7 +74,8 @@ std::vector<Ballot> HybridTeam::meet(const Circle &circle, size_t level, const B
   return told;
 }
 
-// First those of this host, each of which then knows what the host says; one of them asks the other hosts.
+// First the ranks of this host fold their ballots, so that each knows the host's ballot. Then one of them exchanges it
+// with the other hosts.
 Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
   Unbroken unbroken(*this, what);
   Ballot folded = near_ ? near_->fold(mine, what) : mine;
@@ -89,13 +90,13 @@ Ballot HybridTeam::fold(const Ballot &mine, const char *what) {
   if (near_) {
     std::vector<Ballot> told(near_->size());
     near_->all_gather(&folded, sizeof folded, told.data(), what);
-    folded = told.front();  // the speaker is the first of its host
+    folded = told.front();  // the speaker is the first rank of its host
   }
   unbroken.done();
   return folded;
 }
 
-// What this host's ranks say, in the team's order, to its place among the hosts'.
+// Gathers the bytes of this host's ranks, in the team's order, at the host's place in hosts_.
 void HybridTeam::gather_host(const void *mine, uint64_t bytes, const char *what) {
   hosts_.resize(std::max(hosts_.size(), room_ * widest_ * bytes));
   if (near_)
@@ -104,7 +105,7 @@ void HybridTeam::gather_host(const void *mine, uint64_t bytes, const char *what)
     std::memcpy(place_of(places_.host, bytes), mine, bytes);
 }
 
-// By the speaker.
+// Called by the speaker.
 void HybridTeam::gather_hosts(uint64_t bytes, const char *what) {
   gather_circles(
       circles_, host_count(), hosts_.data(), widest_ * bytes,
@@ -118,14 +119,14 @@ void HybridTeam::gather_hosts(uint64_t bytes, const char *what) {
       });
 }
 
-// The speaker has what all hosts say: every rank of this host gets it, each rank's part at its place.
+// The speaker has the bytes of all hosts. Every rank of this host gets them, with each rank's part at its place.
 void HybridTeam::spread(uint64_t bytes, void *all, const char *what) {
   const uint64_t stride = widest_ * bytes;
   std::span<const std::byte> told(hosts_.data(), speaks() ? stride * speakers_.size() : 0);
   std::vector<std::vector<std::byte>> heard;
   if (near_) {
     heard = near_->all_gather(told, what);
-    told = heard.front();  // the speaker is the first of its host
+    told = heard.front();  // the speaker is the first rank of its host
   }
   if (told.size() != stride * speakers_.size())
     fail_rank(FSDP_INTERNAL, static_cast<int32_t>(speakers_[places_.host]),
@@ -176,7 +177,7 @@ TeamPlaces HybridWorld::places_of(std::span<const uint32_t> ranks, const std::st
   TeamPlaces places;
   places.ranks.assign(ranks.begin(), ranks.end());
   constexpr uint32_t unknown = UINT32_MAX;
-  std::vector<uint32_t> place_of(*std::ranges::max_element(hosts_) + 1, unknown);  // of each host, in the team
+  std::vector<uint32_t> place_of(*std::ranges::max_element(hosts_) + 1, unknown);  // each host's place in the team
   std::vector<bool> named(size());
   bool here = false;
   for (uint32_t r = 0; r < ranks.size(); ++r) {

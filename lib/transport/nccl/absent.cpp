@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a build without NCCL has instead of it.
+// NCCL in a build without NCCL.
 #include "transport/nccl/team.h"
 
 namespace fsdp::transport::nccl {

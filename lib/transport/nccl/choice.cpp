@@ -14,16 +14,16 @@
 namespace fsdp::transport::nccl {
 namespace {
 
-// What a rank tells the others.
+// The data that a rank sends to the others.
 struct NcclCard {
   GpuIdentity gpu;
-  int32_t version;         // 0: none was found
-  int32_t gpu_generation;  // the major number of its compute capability
-  uint64_t copied_bytes;   // what NCCL_SYM_CE_THRESHOLD says
+  int32_t version;         // 0: no NCCL was found
+  int32_t gpu_generation;  // the major number of the GPU's compute capability
+  uint64_t copied_bytes;   // the value of NCCL_SYM_CE_THRESHOLD
   uint8_t may_share_gpu;
-  // The same on all ranks: what the environment says.
+  // Values of the environment, which must be the same on all ranks.
   uint8_t windows, no_windows, copy_engines, ordered, splits;
-  uint8_t blocks_all;  // also while communicators are made
+  uint8_t blocks_all;  // calls block even while communicators are made
   BlockLimits blocks;
   char why[480];
 };
@@ -33,12 +33,12 @@ bool same_settings(const NcclCard &a, const NcclCard &b) {
          a.ordered == b.ordered && a.splits == b.splits && a.blocks == b.blocks;
 }
 
-// From this compute capability on NCCL takes copy engines by itself, for gathers over windows of more bytes than its
-// variable says, or than 8 MiB; no gather has as many as these.
+// From this compute capability on, NCCL uses copy engines by itself for gathers over windows of more bytes than its
+// variable says, or than 8 MiB. No gather has as many bytes as `max_bytes`.
 constexpr int32_t copying_generation = 10;
 constexpr uint64_t max_bytes = uint64_t{1} << 40;
 
-// The same on all ranks, since it is asked of the cards of all.
+// The result is the same on all ranks, since it is computed from all cards.
 bool copies_unasked(const Library &library, const std::vector<NcclCard> &cards) {
   const auto copies = [](const NcclCard &card) {
     return card.gpu_generation >= copying_generation && card.copied_bytes < max_bytes;
@@ -48,7 +48,8 @@ bool copies_unasked(const Library &library, const std::vector<NcclCard> &cards) 
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
 
-// As NCCL reads its own variables, which are stronger than what a communicator asks for: what is no number is 0.
+// Reads a variable of NCCL as NCCL does: a text that is no number is 0. These variables override a communicator's
+// configuration.
 std::optional<int64_t> nccl_number(const char *name) {
   const char *text = std::getenv(name);
   if (!text || !*text) return std::nullopt;
@@ -81,7 +82,7 @@ NcclCard make_card(const device::Device &device, const BlockLimits &blocks, Choi
   return card;
 }
 
-// NCCL knows a GPU by its place in the host, and takes two slices of one for a GPU that has two ranks.
+// NCCL identifies a GPU by its PCI address, so it takes two slices of one GPU for a GPU with two ranks.
 std::string find_shared_gpu(const Team &host, const std::vector<NcclCard> &cards, uint32_t other, uint32_t r) {
   const NcclCard &card = cards[r];
   if (card.version >= Library::ranks_share_gpu && card.may_share_gpu) return {};
@@ -97,7 +98,7 @@ std::string find_shared_gpu(const Team &host, const std::vector<NcclCard> &cards
                      host.world_rank(other), host.world_rank(r), card.gpu.place(), need);
 }
 
-// The first thing that stands in the way, and what to do.
+// Returns the first obstacle, and what to do about it.
 std::string find_obstacle(Team &host, const std::vector<NcclCard> &cards, bool &share) {
   for (uint32_t r = 0; r < cards.size(); ++r) {
     if (cards[r].version == 0)
@@ -128,8 +129,9 @@ std::string find_obstacle(Team &host, const std::vector<NcclCard> &cards, bool &
   return {};
 }
 
-// What does not notice an abort is used only where it is asked for: a failure of one rank must free the GPUs of all.
-// Ranks that share a GPU as threads of a process would race for it, which NCCL's own order of launches does not bear.
+// Features that do not notice an abort are used only if asked for: a failure of one rank must free the GPUs of all
+// ranks. Ranks that are threads of one process and share a GPU would race for it, so NCCL's own order of launches is
+// not used.
 Features choose_features(const Library &library, const NcclCard &card, bool share, bool unasked) {
   Features features;
   const bool asked = card.windows || (card.copy_engines && library.since(Library::copy_engines));
@@ -143,7 +145,7 @@ Features choose_features(const Library &library, const NcclCard &card, bool shar
   return features;
 }
 
-// NCCL's own variable is stronger than what a communicator asks for, and takes a sum of bits or names.
+// NCCL's own variable overrides a communicator's configuration, and accepts a sum of bits, or names.
 bool environment_wants_copies() {
   const char *policy = std::getenv("NCCL_CTA_POLICY");
   if (!policy) return false;
@@ -163,7 +165,7 @@ std::string deaf_to_aborts(const Library &library, const Features &features, boo
   return {};
 }
 
-// Why there are no windows where the version has them.
+// Says why windows are not used although this version has them.
 std::string no_windows(const Features &features, const NcclCard &card, bool unasked) {
   if (features.windows || !unasked || card.no_windows) return {};
   return format_text(

@@ -10,12 +10,12 @@
 namespace fsdp::transport::nccl {
 namespace {
 
-// Where it rounds at no hop.
+// NCCL adds only sums that it does not round at each hop.
 bool nccl_adds(const Sum &sum) { return sum.sent_dtype() == FSDP_FLOAT32; }
 
 bool is_rounded(const Sum &sum) { return sum.sent_dtype() != sum.dtype; }
 
-// The slices that this rank sends, by the rank that each is for.
+// The slices that this rank sends, ordered by the rank that each is for.
 std::byte *sent(const Sum &sum) { return is_rounded(sum) ? sum.rounded : sum.from.own; }
 
 uint64_t gathered_bytes(std::span<const Gather> gathers) noexcept {
@@ -60,13 +60,13 @@ Ticket NcclCollectives::gather(std::span<const Gather> gathers, Tag tag, device:
   return enqueue_gather("all_gather", gathers, tag, stream);
 }
 
-// What messages sum in place needs no kernel. Over arenas slices are summed and gathered, so that the bits are those of
-// slices.
+// Sums in place without arenas are all-reduces and need no kernel. Over arenas slices are summed and gathered, so that
+// the bits are those of slices.
 bool NcclCollectives::all_reduces(const Sum &sum, bool accumulate) const noexcept {
   return !shape_.arenas && sum.everywhere && sum.plain() && !accumulate && sum.to.own == sum.from.own;
 }
 
-// The slices that are for this rank, by the rank that they are of.
+// The slices for this rank, ordered by the rank that sends them.
 std::byte *NcclCollectives::received(const Sum &sum) const noexcept {
   if (size_ == 1) return sent(sum);
   return sum.received ? sum.received : sum.from.own;
@@ -77,7 +77,7 @@ float *NcclCollectives::target(const Sum &sum) const noexcept {
   return sum.to.floats() + (sum.everywhere ? rank_ * (sum.count / size_) : 0);
 }
 
-// Its own slice a rank does not send.
+// A rank does not send its own slice.
 void NcclCollectives::prepare(const Sum &sum, device::Stream &stream) const {
   if (nccl_adds(sum)) return;
   if (is_rounded(sum)) stream.cast(sum.rounded, sum.wire, sum.from.own, sum.dtype, sum.count);
@@ -86,7 +86,7 @@ void NcclCollectives::prepare(const Sum &sum, device::Stream &stream) const {
   stream.copy(received(sum) + place, sent(sum) + place, slice_bytes(sum));
 }
 
-// A message to each peer, and one of each.
+// Sends one message to each peer and receives one from each.
 void NcclCollectives::exchange(const Sum &sum, Comm *comm, device::Stream &stream) const {
   const Library &library = launches_->library();
   const DataType type = data_type_of(sum.sent_dtype());
@@ -115,7 +115,7 @@ void NcclCollectives::send(const Sum &sum, bool accumulate, Comm *comm, device::
     exchange(sum, comm, stream);
 }
 
-// Of what NCCL has added there is one addend, which may be where it belongs.
+// If NCCL has added, there is only one addend, which may be at its place already.
 void NcclCollectives::add(const Sum &sum, bool accumulate, device::Stream &stream) const {
   if (all_reduces(sum, accumulate)) return;
   float *const to = target(sum);
@@ -128,7 +128,7 @@ void NcclCollectives::add(const Sum &sum, bool accumulate, device::Stream &strea
   stream.rank_sum({slice, 0, 1, FSDP_FLOAT32, FSDP_FLOAT32, to, count, sum.factor, accumulate});
 }
 
-// The slices of the sums that go everywhere.
+// Gathers the slices of sums that go everywhere.
 void NcclCollectives::spread(std::span<const Sum> sums, bool accumulate, device::Stream &stream) {
   if (std::ranges::all_of(sums, [&](const Sum &sum) { return all_reduces(sum, accumulate); })) return;
   launches_->run(stream, [&](Comm *comm) {

@@ -16,7 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint32_t drain_ms = 1000, finish_ms = 2000;
-// An abort whose communicator a graph holds goes on when that is destroyed. What waits on the GPU is free before.
+// The abort of a communicator that a graph holds goes on when the graph is destroyed. Kernels that wait on the GPU are
+// freed before.
 constexpr std::chrono::milliseconds abort_patience = 10s, captured_patience = 1s;
 
 }  // namespace
@@ -33,7 +34,7 @@ Communicators::Communicators(std::shared_ptr<Team> host, device::Device &device,
       windows_(features.windows),
       guard_(host_, failure, "NCCL") {}
 
-// The first rank's, or what went wrong there.
+// Shares the first rank's id, or its error.
 UniqueId Communicators::share_id(const std::string &what) {
   UniqueId id{};
   attempt_together(*host_, what, [&] {
@@ -52,7 +53,7 @@ ConnectionPlan Communicators::plan(const std::string &name, bool copy_engines) c
           copy_engines, features_.order_implicit, features_.splits,         features_.blocks};
 }
 
-// Sooner than the others' wait for this rank's word ends.
+// The timeout is shorter, so that this rank reports before the others stop waiting for its word.
 void Communicators::join(Connection &connection, const UniqueId &id) {
   connection.join(id, waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
 }
@@ -103,7 +104,7 @@ void Communicators::close(const std::shared_ptr<Launches> &launches) noexcept {
          launches->connection().plan().name, host_->world_rank(rank()));
 }
 
-// Without registered memory everything works, through NCCL's own buffers.
+// Without registered memory everything still works, through NCCL's own buffers.
 void Communicators::register_all(Launches &launches) {
   for (const KnownMemory &memory : memory_)
     if (!register_memory(launches.connection(), memory)) return start_over(launches);
@@ -113,11 +114,11 @@ bool Communicators::can_register(bool windows) const noexcept {
   return windows ? library_->ncclCommWindowRegister != nullptr : library_->ncclCommRegister != nullptr;
 }
 
-// What is worst of all ranks.
+// Returns the worst result of all ranks.
 Registration Communicators::register_everywhere(Connection &connection, const KnownMemory &memory, std::string &why) {
   Registration mine;
   try {
-    // Ranks that wait in vain for one that has failed must come to the exchange in time.
+    // Ranks that wait in vain for a failed rank must still come to the exchange in time.
     mine = connection.register_memory(memory.data, memory.bytes, windows_, waiter_.timeout_ms() / 4, why);
   } catch (const Error &error) {
     failure_.set(error);
@@ -131,7 +132,7 @@ Registration Communicators::register_everywhere(Connection &connection, const Kn
   return worst;
 }
 
-// From 2.29.7 on a window that NCCL has no use for is registered in no other way either.
+// From 2.29.7 on, a window that NCCL cannot use is not registered as a buffer either.
 bool Communicators::take_buffers(const std::string &why) {
   if (!windows_ || !can_register(false)) return false;
   windows_ = false;
@@ -140,8 +141,8 @@ bool Communicators::take_buffers(const std::string &why) {
   return true;
 }
 
-// If one rank cannot use it, none may: NCCL's ranks would choose different algorithms. False: the communicator is of no
-// use any more, on any rank, and no memory is registered from now on.
+// If one rank cannot use the memory, no rank may: NCCL's ranks would choose different algorithms. Returns false if the
+// communicator is lost on all ranks; from then on no memory is registered.
 bool Communicators::register_memory(Connection &connection, const KnownMemory &memory) {
   if (!registers_ || !can_register(windows_)) return true;
   std::string why;
@@ -176,13 +177,13 @@ void Communicators::drop_memory(std::byte *data) noexcept {
   std::erase_if(memory_, [&](const KnownMemory &memory) { return memory.data == data; });
 }
 
-// NCCL compares nothing and takes nothing back: what ranks have enqueued is compared here, and what cannot end is
-// aborted and its communicators made anew.
+// NCCL compares nothing and takes nothing back. So the work that ranks have enqueued is compared here. Work that cannot
+// end is aborted, and its communicators are made anew.
 
 namespace {
 
 constexpr std::chrono::milliseconds longest_doubt = std::chrono::seconds(10), look_again(20);
-// A communicator that a graph holds ends when that is destroyed, and no sooner.
+// A communicator that a graph holds ends only when the graph is destroyed.
 constexpr std::chrono::milliseconds graph_patience = std::chrono::seconds(10);
 
 }  // namespace
@@ -212,8 +213,8 @@ void Communicators::trust() noexcept {
   for (const auto &launches : open_) launches->connection().handle()->doubt({});
 }
 
-// Other teams may differ where this one does not: the next collective, or the end of the round, shows that no rank has
-// cut anything.
+// Other teams may differ even if this team does not. The next collective, or the end of the round, then shows that no
+// rank has cut this team's work.
 bool Communicators::ends_alike() {
   const Rounds all = exchange_rounds(true);
   return std::all_of(all.begin(), all.end(), [&](const EnqueuedRound &round) { return same(round, all.front()); });
@@ -229,7 +230,7 @@ void Communicators::end_round(Launches &ended) {
   const EnqueuedRound &mine = all[rank()];
   const bool given_up =
       std::all_of(all.begin(), all.end(), [](const EnqueuedRound &round) { return round.abandoned != 0; });
-  bool agreed = true;  // if not and no rank gave up, one's own difference comes up below
+  bool agreed = true;  // if false and no rank gave up, this rank's own difference is reported below
   for (uint32_t r = 0; r < size(); ++r)
     for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
       if (all[r].histories[i].hash == all[0].histories[i].hash) continue;
@@ -251,7 +252,7 @@ void Communicators::cut() noexcept {
   for (const auto &launches : open_) Handle::abort(launches->connection().handle());
 }
 
-// It has been aborted on all ranks.
+// Called when the communicator has been aborted on all ranks.
 void Communicators::reopen(Launches &launches) {
   const ConnectionPlan before = launches.connection().plan();
   const std::string what = format_text("NCCL communicator '{}', made anew", before.name);
@@ -263,7 +264,7 @@ void Communicators::reopen(Launches &launches) {
   register_all(launches);
 }
 
-// Of ranks that are threads of one process NCCL ends all communicators with the last one's, and waits for the graphs of
+// If ranks are threads of one process, NCCL ends all their communicators with the last one, and waits for the graphs of
 // all.
 std::optional<uint32_t> Communicators::find_holder(const Launches &launches) const {
   if (launches.connection().captured()) return rank();
@@ -274,7 +275,7 @@ std::optional<uint32_t> Communicators::find_holder(const Launches &launches) con
   return std::nullopt;
 }
 
-// What waits on the GPU is free at once; what the caller's own streams still compute an abort waits for, too.
+// An abort frees kernels that wait on the GPU at once, but it also waits for work of the caller's own streams.
 void Communicators::await_end(const Launches &launches, Clock::time_point start) const {
   const Connection &connection = launches.connection();
   const std::optional<uint32_t> holder = find_holder(launches);
@@ -293,7 +294,7 @@ void Communicators::await_end(const Launches &launches, Clock::time_point start)
   }
 }
 
-// Sooner than the others' wait for this rank's word ends.
+// The wait is shorter, so that this rank reports before the others stop waiting for its word.
 void Communicators::await_ends(std::span<const std::shared_ptr<Launches>> all) {
   const auto start = Clock::now();
   attempt_together(*host_, "the end of NCCL communicators", [&] {
@@ -320,7 +321,7 @@ void Communicators::renew() {
   }
 }
 
-// What was enqueued on the GPU cannot be taken back, and does not end.
+// The work on the GPU cannot be taken back and does not end.
 void Communicators::fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs) {
   const auto last = [](const History &history) {
     return std::string(history.last, ::strnlen(history.last, sizeof history.last));

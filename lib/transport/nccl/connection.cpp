@@ -20,7 +20,7 @@ namespace fsdp::transport::nccl {
 
 namespace {
 
-constexpr int max_blocks = 64;  // NCCL's channels, to which it would cut more without a word
+constexpr int max_blocks = 64;  // number of NCCL's channels; it would silently cut more to this
 constexpr int largest_cluster = 8;
 
 int read_number(const char *name, const char *value, int lowest, int highest) {
@@ -65,7 +65,7 @@ std::string text_of(const BlockLimits &limits) {
   return text;
 }
 
-// NCCL compares the two before it fills in what is undefined, so one without the other would be too many.
+// NCCL compares the two limits before it fills in undefined values, so a lower limit alone would seem to be too large.
 void apply(const BlockLimits &limits, Config &config) {
   config.min_ctas = limits.least;
   config.max_ctas = limits.least != undefined && limits.most == undefined ? max_blocks : limits.most;
@@ -76,7 +76,7 @@ void apply(const BlockLimits &limits, Config &config) {
 std::shared_ptr<Aside> Aside::start(std::shared_ptr<Handle> handle, int32_t gpu, Body body) {
   std::shared_ptr<Aside> call(new Aside(std::move(handle), gpu, std::move(body)));
   auto argument = std::make_unique<std::shared_ptr<Aside>>(call);
-  // NCCL's code runs on it: the system's stack.
+  // NCCL's code runs on this thread, so it has the system's default stack.
   pthread_detach(LibraryThread{"fsdp-nccl-call", "a call of NCCL's", 0}.start(work, argument.get()));
   (void)argument.release();
   return call;
@@ -102,7 +102,8 @@ void Aside::run() {
 
 namespace {
 
-// A launch that has its connections takes a few microseconds; the first one of a kind makes them, with its peers.
+// A launch whose connections exist takes a few microseconds. The first launch of a kind makes the connections, together
+// with its peers.
 void pause(Clock::duration waited) {
   using namespace std::chrono_literals;
   if (waited < 200us)
@@ -111,7 +112,7 @@ void pause(Clock::duration waited) {
     std::this_thread::sleep_for(waited < 10ms ? 50us : 1000us);
 }
 
-// ncclGroupEnd must follow, whatever happens in between.
+// Makes sure that ncclGroupEnd follows, whatever happens in between.
 class NcclGroup {
  public:
   NcclGroup(const Connection &connection, const std::string &what, Comm *comm)
@@ -160,7 +161,7 @@ void Connection::check(Result result, const char *function, const std::string &w
     throw error_of(*library_, comm, result, {function, what, plan_.world_rank});
 }
 
-// function: what is in progress, and gets the blame.
+// `function` is the function in progress, which errors blame.
 Result Connection::state_of(Comm *comm, const char *function, const std::string &what) const {
   Result state = success;
   const Result result = library_->ncclCommGetAsyncError(comm, &state);
@@ -219,7 +220,7 @@ Config Connection::config(bool blocking) const {
   return config;
 }
 
-// Only an abort knows of it before it is made.
+// Until the communicator is made, only an abort can reach it.
 void Connection::make(const UniqueId &id, const std::string &what, uint32_t timeout_ms) {
   constexpr auto function = "ncclCommInitRankConfig";
   Config config = this->config(false);
@@ -259,8 +260,8 @@ void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
   handle_->publish();
 }
 
-// A child's call that an abort has ended fails with an error that says nothing: the context knows the cause. Where it
-// turns out not to block, as a setting of NCCL's may have it, it is waited for as one that does not.
+// A child's call that an abort has ended fails with an error that says nothing: the context knows the cause. A setting
+// of NCCL may keep the child from blocking; then the launch is awaited like that of a parent.
 void Connection::launch(const std::string &what, const std::function<void(Comm *)> &enqueue) {
   constexpr auto function = "ncclGroupEnd";
   Result state = success;
@@ -283,7 +284,7 @@ void Connection::launch(const std::string &what, const std::function<void(Comm *
   }
 }
 
-// The child is its caller's until it is destroyed, and an abort's if one has come before.
+// The child belongs to its caller until it is destroyed, unless an abort has taken it before.
 bool Connection::finish(uint32_t timeout_ms) noexcept {
   try {
     const std::string what = format_text("the end of NCCL communicator '{}'", plan_.name);
@@ -311,8 +312,8 @@ bool Connection::finish(uint32_t timeout_ms) noexcept {
   }
 }
 
-// The memory that an NCCL communicator knows. Without it NCCL copies through buffers of its own, so a failure here is
-// no reason to end the job.
+// The memory that an NCCL communicator knows. Without registered memory NCCL copies through its own buffers, so a
+// failure here is no reason to end the job.
 
 namespace {
 
@@ -347,8 +348,8 @@ Registration Connection::register_memory(void *data, uint64_t bytes, bool window
   return Registration::refused;
 }
 
-// An error that NCCL keeps, as it does where communicators do not block, is what every later call returns; and what is
-// in progress cannot be taken back.
+// Is the communicator lost? NCCL keeps errors if communicators do not block, and every later call returns them. A call
+// in progress cannot be taken back either.
 bool Connection::is_spoilt() noexcept {
   if (aside_ && !aside_->done()) return true;
   try {

@@ -23,12 +23,12 @@ constexpr auto end_patience = std::chrono::seconds(10);
 
 }  // namespace
 
-// The thread's own: a guard that ends while the thread does not come back leaves it behind with this alone.
+// State that the thread owns: if the guard ends and the thread does not return, the thread is left behind with this.
 struct Guard::State {
   std::mutex mutex;
   std::vector<std::shared_ptr<Guarded>> entries;
   bool stop = false, finished = false;
-  std::shared_ptr<Team> host;  // and what follows: not after stop
+  std::shared_ptr<Team> host;  // this member and those below are not used after `stop`
   Failure *failure = nullptr;
   std::string name;
   Fd wake;
@@ -46,7 +46,7 @@ struct Guard::State {
   bool round();
 };
 
-// Under the lock against the guard's end.
+// Called under the lock, so that the guard does not end meanwhile.
 void Guard::State::inspect() {
   try {
     std::string awaited;
@@ -77,7 +77,7 @@ Guard::Guard(std::shared_ptr<Team> host, Failure &failure, const std::string &na
   state_->wake = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state_->wake) fail_errno(errno, "the eventfd of NCCL's guard");
   auto argument = std::make_unique<std::shared_ptr<State>>(state_);
-  // NCCL's code runs on it: the system's stack.
+  // NCCL's code runs on this thread, so it has the system's default stack.
   thread_ = LibraryThread{"fsdp-nccl", "NCCL's guard", 0}.start(work, argument.get());
   (void)argument.release();
 }

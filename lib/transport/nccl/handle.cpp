@@ -95,10 +95,10 @@ void Handle::abort(const std::shared_ptr<Handle> &handle) noexcept {
   if (handle->ending_.exchange(true, std::memory_order_acq_rel)) return;
   try {
     auto argument = std::make_unique<std::shared_ptr<Handle>>(handle);
-    // NCCL's code runs on it: the system's stack.
+    // NCCL's code runs on this thread, so it has the system's default stack.
     pthread_detach(LibraryThread{"fsdp-nccl-abort", "an abort of NCCL's", 0}.start(work, argument.get()));
     (void)argument.release();
-  } catch (const std::exception &) {  // no thread: one after the other is better than none
+  } catch (const std::exception &) {  // no thread can start: aborts one after the other are better than none
     (void)handle->end();
   }
 }
@@ -108,12 +108,12 @@ void *Handle::work(void *argument) {
   allow_calls_during_captures();
   std::shared_ptr<Handle> handle = *owner;
   if (!handle->end())
-    (void)new std::shared_ptr<Handle>(std::move(handle));  // NCCL may still write it: left to the process
+    (void)new std::shared_ptr<Handle>(std::move(handle));  // NCCL may still write to it, so it is never freed
   return nullptr;
 }
 
-// No thread enters NCCL with it any more: parent() is NULL. One that is being made can be aborted as soon as it is
-// known.
+// No thread enters NCCL with the parent any more, because parent() returns NULL. A parent that is being made can be
+// aborted as soon as its pointer is known.
 Comm *Handle::take_parent(bool &known) noexcept {
   {
     const std::lock_guard lock(parent_.mutex);
@@ -127,7 +127,8 @@ Comm *Handle::take_parent(bool &known) noexcept {
   return comm;
 }
 
-// A thread in a call of it comes out, since its parent has been aborted. NCCL writes one whose split has failed, too.
+// A thread inside a call of the child returns, since the parent has been aborted. NCCL also writes the pointer of a
+// child whose split has failed.
 Comm *Handle::take_child() noexcept {
   const std::lock_guard lock(child_.mutex);
   child_.comm = nullptr;

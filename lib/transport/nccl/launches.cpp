@@ -24,12 +24,12 @@ Launches::Launches(std::unique_ptr<Connection> connection, device::Device &devic
 
 void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream) {
   failure_.check();
-  connection_->handle()->doubt({});  // peers that come to this do not abort it
+  connection_->handle()->doubt({});  // peers that take part in this collective do not abort it
   if (quiet_)
     fail(FSDP_INTERNAL, "{} of '{}' after this rank has said that nothing more comes in this round", operation,
          tag.name);
   what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);
-  // Graphs have meetings of their own, and what a capture that fails has taken in never runs.
+  // Graphs are compared separately, and the work of a failed capture never runs.
   if (!stream.capture_id()) add_to_history(tag.what);
   {
     const std::lock_guard lock(mutex_);
@@ -50,7 +50,7 @@ void Launches::add_to_history(uint64_t what) noexcept {
   std::strncpy(history_.last, what_.c_str(), sizeof history_.last - 1);
 }
 
-// While the caller is in NCCL.
+// Lives while the caller is in NCCL.
 class Launches::Launching {
  public:
   explicit Launching(Launches &launches) : launches_(launches) { launches_.mark_launching(true); }
@@ -80,7 +80,7 @@ Ticket Launches::end(device::Stream &stream) {
   return Ticket{++next_};
 }
 
-// A slot that was used again belongs to a later collective of the same order: a wait for it takes longer than it must.
+// A slot that was reused belongs to a later collective of the same order, so the wait only takes longer than needed.
 void Launches::await(Ticket ticket, device::Stream &stream) {
   if (ticket.phase == 0) return;
   failure_.check();
@@ -113,8 +113,8 @@ void Launches::replace(std::unique_ptr<Connection> connection) {
   stalled_at_ = UINT64_MAX;
 }
 
-// How long the stream has been at the oldest collective that is not done. The time that it waits for the caller's own
-// work before does not count: slow is not stuck.
+// How long the stream has worked on the oldest collective that is not done. Its wait for the caller's earlier work does
+// not count: slow is not stuck.
 Clock::duration Launches::stalled() {
   oldest_ = std::max(oldest_, next_ - std::min(next_, kept));
   while (oldest_ < next_ && done(oldest_)) ++oldest_;

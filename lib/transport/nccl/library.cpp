@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char *plain_name = "libnccl.so.2";
 
-// What was tried in vain, for the message.
+// The places that were tried in vain, for the message.
 struct Search {
   std::string tried;
 
@@ -35,8 +35,8 @@ struct Found {
   std::string how;
 };
 
-// One that the program has loaded comes first, for two of them would not know of each other's work on a GPU; what a
-// user names comes before it, since it was asked for.
+// A library that the user names comes first. Next comes one that the program has loaded, because two NCCLs would not
+// know of each other's work on a GPU.
 Found find_library(Search &search) {
   if (const char *named = setting("FSDP_NCCL_LIBRARY"); named && *named) {
     void *handle = search.open(named);
@@ -59,7 +59,7 @@ Found find_library(Search &search) {
        folders, search.tried.empty() ? "; nothing" : search.tried);
 }
 
-// Named symbol, and the file that it is in.
+// Finds a symbol by name, and the file that a symbol is in.
 void *find_symbol(const Found &found, const char *name) { return ::dlsym(found.handle, name); }
 
 std::string file_of(void *symbol) {

@@ -66,8 +66,8 @@ std::vector<std::string> split(const char *list) {
   return parts;
 }
 
-// The folder above bin/, of each python that a shell would find; behind links, so that a virtual environment's base
-// counts too.
+// Adds the folder above bin/ of each python that a shell would find. Links are followed, so that the base of a virtual
+// environment is included.
 void add_prefixes_of_path(std::vector<std::string> &prefixes) {
   for (const std::string &folder : split(std::getenv("PATH")))
     for (const char *name : {"python3", "python"}) {

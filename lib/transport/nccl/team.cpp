@@ -9,7 +9,7 @@
 namespace fsdp::transport::nccl {
 namespace {
 
-// NCCL knows its memory as long as it exists.
+// An arena that is registered with NCCL while it exists.
 class NcclArena final : public PartArena {
  public:
   NcclArena(std::shared_ptr<Communicators> communicators, uint64_t part_bytes, const std::string &what)
@@ -35,7 +35,7 @@ class NcclTeam final : public DeviceTeam {
     return arena;
   }
 
-  // One block of all ranks is what it does anyway, and messages are promised no more.
+  // NCCL always sums all ranks as one block. That is allowed for messages, whose order of additions is not promised.
   std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape) override {
     if (shape.arenas && shape.block && shape.block < size())
       fail(

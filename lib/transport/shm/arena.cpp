@@ -19,15 +19,15 @@ namespace fsdp::transport {
 
 namespace {
 
-// Of an entry of pagemap (the kernel's admin-guide/mm/pagemap.rst). In a view of a file a page that is none of the
-// file's is a copy; the kernel may have written it to its swap space.
+// Bits of an entry of pagemap (the kernel's admin-guide/mm/pagemap.rst). In a view of a file, a page that does not
+// belong to the file is a copy, which the kernel may have written to its swap space.
 constexpr uint64_t present = uint64_t{1} << 63, swapped = uint64_t{1} << 62, of_file = uint64_t{1} << 61;
 
 bool is_copy(uint64_t entry) { return (entry & (present | swapped)) && !(entry & of_file); }
 
 uint64_t page_number(const void *address) { return reinterpret_cast<uintptr_t>(address) / page_size(); }
 
-// Of the entries from that page on, as many as the kernel gives; -1 with errno.
+// Reads as many of the entries from that page on as the kernel gives. Returns -1 and sets errno on failure.
 ssize_t read_pagemap(const Fd &file, uint64_t page, std::span<uint64_t> entries) {
   ssize_t bytes = 0;
   do bytes = ::pread(file.get(), entries.data(), entries.size_bytes(), static_cast<off_t>(page * sizeof(uint64_t)));
@@ -49,8 +49,8 @@ PrivateView::PrivateView(const Fd &file, uint64_t bytes, const std::string &what
   if (pagemap_ && !tells_copies()) pagemap_.reset();
 }
 
-// A page that is the file's, and one of this thread's stack, which is none of a file. There are systems whose pagemap
-// has nothing in it.
+// Checks a page of the file and a page of this thread's stack, which belongs to no file. On some systems pagemap is
+// empty.
 bool PrivateView::tells_copies() const {
   const volatile std::byte seen = *static_cast<volatile std::byte *>(data());
   uint64_t shared = 0, own = 0;
@@ -72,7 +72,7 @@ void PrivateView::restore(uint64_t offset, uint64_t bytes, const std::string &wh
   if (!pagemap_) return give_back(offset, bytes, what);
   std::array<uint64_t, 1024> entries;
   const uint64_t page = page_size(), end = (offset + bytes) / page;
-  uint64_t copies = 0;  // that end at the page that is being looked at
+  uint64_t copies = 0;  // number of copied pages just before the page that is being checked
   const auto give_back_copies = [&](uint64_t at) {
     if (copies) give_back((at - copies) * page, copies * page, what);
     copies = 0;
@@ -88,7 +88,7 @@ void PrivateView::restore(uint64_t offset, uint64_t bytes, const std::string &wh
   give_back_copies(end);
 }
 
-// Pages that the process has locked cannot be given back; there is no need for locked ones here.
+// Locked pages cannot be given back, so they are unlocked first: they need not be locked here.
 void PrivateView::give_back(uint64_t offset, uint64_t bytes, const std::string &what) const {
   if (::madvise(data() + offset, bytes, MADV_DONTNEED) == 0) return;
   if (errno == EINVAL && ::munlock(data() + offset, bytes) == 0 &&

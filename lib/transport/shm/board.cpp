@@ -20,7 +20,7 @@ class AwaitedBoard final : public AwaitedWords {
   const char *what_;
 };
 
-// Of a peer's memory: it may lack its end.
+// Reads a text from a peer's memory, where it may lack its terminator.
 template <size_t N>
 std::string bounded_text(const char (&text)[N]) {
   return std::string(text, ::strnlen(text, N));
@@ -35,7 +35,7 @@ uint64_t Board::size_bytes(uint32_t team_size) noexcept {
 Board::Board(Seat &seat, uint32_t rank, std::span<const uint32_t> ranks, Mapping memory)
     : seat_(seat), rank_(rank), memory_(std::move(memory)), words_(memory_.data(), sizeof(BoardPlace), ranks) {}
 
-// A call of this team that ends by an error leaves the ranks at odds about the number of meetings.
+// After a call of this team that ends by an error the ranks no longer agree on the number of meetings.
 class Board::Unbroken {
  public:
   Unbroken(Board &board, const char *what) : board_(board) {
@@ -58,7 +58,7 @@ uint64_t Board::BoardCall::hash() const noexcept {
 
 void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, LengthKind kind,
                  const char *what) {
-  seat_.watch.check();  // a context that failed does not come: its peers are told
+  seat_.watch.check();  // a failed context takes no part, and its peers are told
   ++meetings_;
   Half &place = half(rank_);
   place.call.total = mine.size();
@@ -74,7 +74,7 @@ void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t of
   check_same_call();
 }
 
-// All names are on the board, so every rank comes to the same first difference.
+// All names are on the board, so every rank finds the same first difference.
 void Board::check_same_call() {
   for (uint32_t r = 1; r < words_.size(); ++r) {
     if (ballot(r).call == ballot(0).call) continue;

@@ -11,18 +11,19 @@
 namespace fsdp::transport {
 namespace {
 
-// All ranks' addends of a sum everywhere that each rank makes for itself. Measured: two ranks, 16 KiB to 1 MiB.
+// The limit of all ranks' addends, up to which each rank computes a sum everywhere by itself. Measured with two ranks,
+// for 16 KiB to 1 MiB.
 constexpr uint64_t max_summed_at_once = uint64_t{512} << 10;
 
 }  // namespace
 
 class ShmCollectives::AwaitedPart final : public AwaitedWords {
  public:
-  // launch: whose fingerprints are compared as peers come; NULL: none.
+  // `launch` is the launch whose fingerprints are compared when peers come; NULL: nothing is compared.
   AwaitedPart(ShmCollectives &calls, uint64_t phase, const Fingerprint &fingerprint, const Launch *launch)
       : AwaitedWords(calls.words_, phase), calls_(calls), fingerprint_(fingerprint), launch_(launch) {}
 
-  // A rank that has enqueued it comes by what its stream does.
+  // A rank whose caller has enqueued the collective needs only its stream to reach it.
   bool misses_caller(uint32_t world_rank) const override {
     for (uint32_t r = 0; r < calls_.words_.size(); ++r)
       if (calls_.words_.world_rank(r) == world_rank) return misses(world_rank) && !calls_.round_.called(r, target_);
@@ -66,7 +67,7 @@ ShmCollectives::ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::v
       round_(memory_.data() + offsetof(RankPlace, words), sizeof(RankPlace), rank, ranks_),
       relay_(std::move(relay)) {
   static_assert(sizeof(RankPlace) % 64 == 0);
-  // As next_round does; creation ends with a meeting of all ranks before the first collective.
+  // Like next_round(). Creation ends with a barrier of all ranks before the first collective.
   words_[rank_].raise(first_phase(round_.number()));
 }
 
@@ -80,7 +81,8 @@ Ticket ShmCollectives::enqueue(Launch &launch, device::Stream &stream) {
   return ticket;
 }
 
-// No rank needs to come to it, so there is no number and nothing to compare. Private buffers have to meet.
+// No rank waits for another, so there is no number and nothing to compare. With private buffers all ranks must take
+// part.
 void ShmCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
   if (gathers.empty()) return;
   if (relay_) {
@@ -124,13 +126,13 @@ Ticket ShmCollectives::barrier(Tag tag, device::Stream &stream) {
 void ShmCollectives::await_release(Ticket ticket, device::Stream &stream) {
   if (released(ticket)) return;
   seat_->watch.enter_caller();
-  // Of the last ones: no rank waits for one that came long before.
+  // Only the last fingerprints are kept: no rank waits for a collective from long before.
   stream.run([this, phase = ticket.phase, fingerprint = enqueued_[number_of(ticket.phase) % fingerprints_kept]] {
     await_phase(phase, fingerprint);
   });
 }
 
-// A round that is skipped releases everything: what it would still read is of no use to any rank.
+// A skipped round releases everything: no rank needs what it would still read.
 bool ShmCollectives::released(Ticket ticket) const noexcept {
   return ticket.phase == 0 || words_.reached(ticket.phase) || round_.skipped(round_of(ticket.phase));
 }
@@ -168,7 +170,7 @@ void ShmCollectives::perform(Launch &launch) {
     fail(FSDP_INTERNAL, "{} ran before the collective enqueued before it", launch.fingerprint.text(launch.number));
   place(rank_).fingerprints[launch.number % fingerprints_kept] = launch.fingerprint;
   words_[rank_].notes[launch.number % Word::note_count].store(launch.fingerprint.hash, std::memory_order_relaxed);
-  // A barrier reads nothing: a rank that has come has read it too.
+  // A barrier reads nothing, so a rank that has come to it has also read everything.
   const bool reads = launch.operation != Operation::barrier;
   arrive(launch, reads ? Phase::ready : Phase::read);
   if (!await(launch, Phase::ready)) return;
@@ -193,7 +195,8 @@ bool ShmCollectives::carry(const Launch &launch) {
   return true;
 }
 
-// A peer that is at this collective or later has its fingerprint there; both sides see a difference, the first is told.
+// A peer that is at this collective or later has its fingerprint there. Both sides see a difference; the first one is
+// reported.
 void ShmCollectives::compare(const Launch &launch, uint32_t r) {
   // The hash came with the word. A peer is at most one collective ahead of one that it waits for.
   if (words_[r].notes[launch.number % Word::note_count].load(std::memory_order_relaxed) == launch.fingerprint.hash)
@@ -246,7 +249,7 @@ void ShmCollectives::reduce(const Piece &piece, uint64_t first, uint64_t count, 
     reduce_blocks(sum);
 }
 
-// A few at a time in a buffer of its own, since `out` may be what a later block still adds.
+// Adds a few elements at a time in a separate buffer, since `out` may be an addend of a later block.
 void ShmCollectives::reduce_blocks(device::RankSum sum) const {
   constexpr uint64_t chunk = 1024;
   alignas(64) float sums[chunk];
@@ -269,8 +272,8 @@ void ShmCollectives::reduce_blocks(device::RankSum sum) const {
   }
 }
 
-// Of little, each rank sums all of it: that reads more, but nothing that a peer has just written, and waits for no
-// rank.
+// If there is little to sum, each rank sums all of it. It then reads more, but no sums that a peer has just written,
+// and waits once less.
 bool ShmCollectives::is_summed_at_once(const Launch &launch) const noexcept {
   uint64_t bytes = 0;
   for (const Piece &piece : launch.pieces) {

@@ -11,13 +11,13 @@
 namespace fsdp::transport {
 namespace {
 
-// Of a few ranks they stay in the caches, and a wait costs little beside the copies.
+// With a few ranks the halves stay in the caches, and a wait costs little compared with the copies.
 constexpr uint64_t half_bytes = uint64_t{256} << 10;
 constexpr uint64_t half_floats = half_bytes / sizeof(float);
 constexpr uint32_t step_bits = 36;
 constexpr uint64_t first_step(uint64_t round) { return round << step_bits; }
 
-// Calls do(offset, length) for the pieces of [0, count). False as soon as one is.
+// Calls piece(offset, length) for the chunks of [0, count). Returns false as soon as a call returns false.
 template <class Do>
 bool in_chunks(uint64_t count, uint64_t chunk, Do &&piece) {
   for (uint64_t offset = 0; offset < count; offset += chunk)
@@ -76,7 +76,7 @@ void Relay::sum(float *to, uint64_t offset, uint64_t count, bool accumulate) con
   add_in_rank_order(half(0) + offset * sizeof(float), 2 * half_bytes, size(), to, count, accumulate);
 }
 
-// Two steps: each rank sums its slice of the chunk, and then all have the sums.
+// Takes two steps: each rank sums its slice of the chunk, and then all ranks read the sums.
 bool Relay::sum_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t count) {
   float *values = piece.to.floats() + offset;
   const Slices slices(count, size());

@@ -15,7 +15,7 @@ namespace fsdp::transport {
 
 namespace {
 
-// The memory of a team's board.
+// Waits for the memory of a team's board.
 class AwaitedMeeting final : public Awaited {
  public:
   AwaitedMeeting(Links &links, Parcel parcel, std::span<const uint32_t> ranks, uint64_t bytes, const std::string &what)
@@ -62,7 +62,7 @@ class AwaitedParcel final : public Awaited {
   const std::string &what_;
 };
 
-// Room in a peer's mailbox.
+// Waits for room in a peer's mailbox.
 class AwaitedRoom final : public Awaited {
  public:
   AwaitedRoom(Links &links, Parcel parcel, uint32_t to, const Fd &file, const std::string &what)
@@ -91,8 +91,8 @@ ShmTeam::ShmTeam(std::shared_ptr<Seat> seat, device::Device &device, std::vector
   try {
     meet(what);
   } catch (const Error &error) {
-    // There is no board yet on which the others could read it. A rank that was interrupted may come again in another
-    // team.
+    // There is no board yet on which the others could read the error. A rank that was interrupted may try again with
+    // another team.
     if (error.status != FSDP_INTERRUPTED)
       seat_->control.accuse(FailureKind::failed, seat_->rank, format_text("rank {}: {}", seat_->rank, error.message));
     throw;
@@ -109,7 +109,7 @@ void ShmTeam::meet(const std::string &what) {
   board_ = std::make_unique<Board>(*seat_, rank_, ranks_, std::move(memory));
 }
 
-// All of them create as many bytes; else each tells how many.
+// Checks that all ranks create the same number of bytes. If not, each tells its number.
 void ShmTeam::compare(const std::optional<Error> &mine, uint64_t bytes, const std::string &what) {
   const Ballot told = agree({.same = bytes, .troubled = mine.has_value()}, what.c_str());
   if (told.odd == Ballot::nobody) {
@@ -230,7 +230,7 @@ void ShmWorld::check() {
 void ShmWorld::end(FailureKind kind, const std::string &reason) noexcept {
   try {
     seat_->control.accuse(kind, rank(), format_text("rank {} aborted: {}", rank(), reason));
-  } catch (...) {  // no memory for the text: the verdict has a short one of its own
+  } catch (...) {  // no memory for the text: the verdict then has its own short text
     seat_->control.accuse(kind, rank(), {});
   }
 }

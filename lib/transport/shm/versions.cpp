@@ -6,7 +6,7 @@ namespace fsdp::transport {
 
 namespace {
 
-// The note of a rank's word: the version that a stream of its own comes to, since its caller has enqueued that.
+// The index of a note of a rank's word: the version that the rank's caller has enqueued on a stream.
 constexpr uint32_t called = 0;
 
 class AwaitedVersion final : public AwaitedWords {
@@ -38,7 +38,7 @@ void ShmVersions::raise(uint64_t version) {
   if (word.value.load(std::memory_order_relaxed) < version) word.raise(version);
 }
 
-// The calling thread's is there when this returns, and needs no note: its line is the readers' now.
+// On the calling thread the version is published when this returns, and needs no note.
 void ShmVersions::publish(uint64_t version, device::Stream &writer) {
   if (writer.is_calling_thread()) return raise(version);
   writer.run([this, version] { raise(version); });

@@ -35,7 +35,7 @@ StagedCollectives::StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr
   for (auto &event : done_) event = device.create_event();
 }
 
-// Work that waits for peers ends now, here and there; peers that have what this rank brought do not notice.
+// Work that waits for peers ends now, here and on peers. Peers that already have this rank's bytes do not notice.
 StagedCollectives::~StagedCollectives() { host_->abandon(); }
 
 template <class Body>
@@ -56,7 +56,7 @@ Ticket StagedCollectives::enqueue(Fingerprint &call, device::Stream &stream, Bod
   return {++calls_};
 }
 
-// Shared ones are free by what all ranks have come to: see lag.
+// A shared slot is free when all ranks have come far enough: see `lag`.
 void StagedCollectives::await_slot(uint64_t slot) {
   if (slots_)
     conveyor_.lane().release(down());
@@ -103,8 +103,8 @@ void StagedCollectives::carry_gathers(const Fingerprint &call, uint64_t count, G
 void StagedCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
   if (gathers.empty()) return;
   gather(gathers, tag, stream);
-  // No later call asks whether a gather was given up by a peer that has ended: it must fail the context, as one that
-  // waits does.
+  // No later call checks whether a peer that has ended gave up the gather. So the gather itself must fail the context,
+  // as a gather that waits does.
   host_stream().run([host = host_.get()] {
     if (auto error = host->broken()) throw *std::move(error);
   });
@@ -168,8 +168,8 @@ Ticket StagedCollectives::barrier(Tag tag, device::Stream &stream) {
   return enqueue(call, stream, [&] { carry(call, 1, none, send, none); });
 }
 
-// A rank that has taken the chunks of a call has brought its own before. A call that came long ago is done when a later
-// one is.
+// A rank that has taken the chunks of a call has brought its own before. A call from long ago is done when a later call
+// is done.
 void StagedCollectives::await_release(Ticket ticket, device::Stream &stream) {
   if (!released(ticket)) stream.wait(*done_[(ticket.phase - 1) % calls_kept]);
 }
@@ -178,15 +178,14 @@ bool StagedCollectives::released(Ticket ticket) const noexcept {
   return ticket.phase == 0 || done_[(ticket.phase - 1) % calls_kept]->done();
 }
 
-// All streams are idle, so every slot is free, also where ranks have come to different ones.
+// All streams are idle, so every slot is free, even if ranks are at different slots.
 void StagedCollectives::next_round() {
   host_->next_round();
   calls_ = chunks_ = 0;
 }
 
-// Sums through slots: by the device where they are shared, by the host's collectives where they are not.
-
-// Rounded before it travels, if that makes less of it: the sum of what is rounded already is the same.
+// Sums through slots. The device adds if the slots are shared, and the host's collectives add if they are not.
+// Addends are rounded before they are sent if that makes them smaller: the sum is the same.
 struct StagedCollectives::Addends {
   const std::byte *own;
   fsdp_dtype dtype, wire;
@@ -216,7 +215,7 @@ StagedCollectives::Addends StagedCollectives::addends_of(const Sum &sum) const {
           sum.factor};
 }
 
-// In a part, the slices of the pieces lie by the rank that they are for, so that each rank takes one range of it.
+// In a part, the slices of the pieces are ordered by the rank that they are for, so that each rank takes one range.
 void StagedCollectives::bring_slices(const Addends &sum, const ChunkPiece &piece, std::byte *part) {
   const uint64_t unit = dtype_size(sum.dtype), room = room_of(size_);
   for (uint32_t r = 0; r < size_; ++r)
@@ -230,7 +229,7 @@ void StagedCollectives::take_slices(uint64_t slot, uint64_t bytes) {
     if (r != rank_ && bytes) up().copy(sums_->data() + r * room, slots_->part(slot, r) + rank_ * room, bytes);
 }
 
-// As the host's collectives add: block by block if there are any.
+// Adds in the same order as the host's collectives, block by block if there are blocks.
 void StagedCollectives::add(const Addends &sum, bool accumulate, const ChunkPiece &piece) {
   const uint64_t unit = dtype_size(sum.dtype), room = room_of(size_);
   std::byte *base = sums_->data() + piece.place;
@@ -260,8 +259,7 @@ void StagedCollectives::carry_shared(const Fingerprint &call, std::span<const Su
   carry(call, sums.size(), bring, send, take);
 }
 
-// Of a piece, the slot has every rank's slice and then what they are added to: the host adds each slice to it, in rank
-// order.
+// For each piece, the slot has every rank's slice, and then the values to which the host adds each slice in rank order.
 void StagedCollectives::carry_slices(const Fingerprint &call, std::span<const Sum> sums, bool accumulate) {
   const auto fill = [&](Cursor from, auto &&piece) {
     const auto extent = [&](uint64_t i) { return SpanSize{sums[i].count / size_, sizeof(float)}; };
@@ -324,7 +322,7 @@ void StagedCollectives::carry_wholes(const Fingerprint &call, std::span<const Su
   carry(call, sums.size(), bring, send, take);
 }
 
-// The slots, and where the parts of the others are summed.
+// The slots, and the memory in which the parts of the others are summed.
 uint64_t communicator_bytes(const ConveyorSizes &sizes) noexcept { return (Conveyor::slots + 1) * sizes.part_bytes; }
 uint64_t messages_bytes(const ConveyorSizes &sizes) noexcept { return Conveyor::slots * sizes.slot_bytes; }
 

@@ -13,8 +13,8 @@ namespace fsdp::transport::staging {
 
 namespace {
 
-// ThreadSanitizer is only told the truth if ranks of one process have one view of what they share (base/mapping.h):
-// then the first of them pins it. Else every rank has a view of its own.
+// Must this rank pin the view? Under ThreadSanitizer the ranks of one process have one view of shared memory
+// (base/mapping.h), and the first of them pins it. Otherwise every rank has its own view.
 bool pins(Team &team, const std::byte *view, const std::string &what) {
   struct ViewPlace {
     uint64_t process, address;
@@ -30,7 +30,8 @@ bool pins(Team &team, const std::byte *view, const std::string &what) {
 
 }  // namespace
 
-// All of it is writable here, though this rank writes its own parts alone: not every driver pins what may only be read.
+// All of the memory is writable here, although this rank writes only its own parts: not every driver pins read-only
+// memory.
 Slots::Slots(Team &team, device::Device &device, uint64_t count, uint64_t part_bytes, const std::string &what)
     : device_(device), count_(count), part_bytes_(part_bytes) {
   const Range all{0, count * part_bytes * team.size()};

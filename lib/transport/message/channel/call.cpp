@@ -9,7 +9,7 @@
 namespace fsdp::transport::messages {
 namespace {
 
-// A short call has smaller chunks, so that its sums too are made while others travel.
+// A short call has smaller chunks, so that its chunks, too, are summed while others are sent.
 constexpr uint64_t least_chunks = 4, least_chunk_bytes = uint64_t{64} << 10;
 
 }  // namespace
@@ -38,7 +38,7 @@ uint64_t Call::gathered_from(uint32_t r) const noexcept {
   return operation() == Operation::reduce_scatter ? 0 : chunks_;
 }
 
-// Of the longest.
+// The length of the longest slice.
 uint64_t Call::slice_bytes(const Piece &piece) const noexcept {
   return reduces() ? Slices(piece.count, ranks_).longest() * sizeof(float) : piece.count;
 }
@@ -61,7 +61,7 @@ Call::Cut Call::cut(uint32_t r, uint64_t chunk) const noexcept {
   return {&piece, offset, std::min(chunk_bytes_, length - offset)};
 }
 
-// What goes everywhere is in place.
+// Sums that go everywhere are in place.
 ByteSpan Call::slice(uint32_t r, uint64_t chunk) const noexcept {
   const Cut at = cut(r, chunk);
   std::byte *whole = reduces() ? at.piece->from.own : at.piece->to.own;

@@ -11,8 +11,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto drop_time = std::chrono::seconds(2);
-// How long a verdict may take that says more than that a connection ended: the ranks that notice deaths know more.
-// Leaders of nodes tell a death from a cut network, the latter after the heartbeat limit.
+// How long to wait for a verdict when a connection has ended: the ranks that notice deaths know more than that. Leaders
+// of nodes tell a death from a cut network, the latter after the heartbeat limit.
 constexpr auto lone_verdict_time = std::chrono::milliseconds(500);
 constexpr auto decision_time = std::chrono::milliseconds(1000);
 
@@ -24,18 +24,18 @@ Channel::Channel(Transport &transport, std::shared_ptr<Seat> seat, std::vector<u
       seat_(std::move(seat)),
       lanes_(transport, std::move(ranks), key, chunk_bytes, sums_on, what) {}
 
-// What the thread of a call waits for: a chunk that all ranks have sent, or the end.
+// The condition for which the thread of a call waits: a chunk that all ranks have sent, or the end of the call.
 class Channel::AwaitedCall final : public Awaited {
  public:
   AwaitedCall(Channel &channel, const Launch &launch, bool on_caller)
       : channel_(channel), launch_(launch), on_caller_(on_caller) {}
   bool come() override {
     if (!channel_.lanes_.attention().load(std::memory_order_acquire)) return false;
-    channel_.lanes_.attention().store(false);  // first: what happens while this looks is looked at again
+    channel_.lanes_.attention().store(false);  // cleared first, so that events during the checks are not missed
     channel_.look();
     const auto lock = channel_.transport_.lock();
     const bool come = channel_.lanes_.can_sum() || channel_.lanes_.done();
-    // A lost peer is looked at again until there is a verdict.
+    // A lost peer is checked again until there is a verdict.
     if (come || channel_.failed_since_ != Clock::time_point()) channel_.lanes_.attention().store(true);
     return come;
   }
@@ -76,7 +76,7 @@ class Channel::AwaitedCall final : public Awaited {
   bool on_caller_;
 };
 
-// After a call was given up: until nothing of it reads or writes the caller's memory any more.
+// After a call was given up: waits until no message of the call reads or writes the caller's memory any more.
 class Channel::AwaitedQuiet final : public Awaited {
  public:
   explicit AwaitedQuiet(Channel &channel) : channel_(channel) {}
@@ -115,7 +115,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
     return false;
   }
   try {
-    begin(launch);  // it may throw behind what it has sent
+    begin(launch);  // may throw after it has sent messages
     for (;;) {
       AwaitedCall awaited(*this, launch, on_caller);
       if (!seat_->watch.wait(awaited)) {
@@ -138,7 +138,7 @@ bool Channel::run(const Launch &launch, bool on_caller) {
   }
 }
 
-// row: what the others sent. a + b and b + a are the same bits: of two ranks neither sum needs a copy.
+// `row` has the chunks of the other ranks. a + b and b + a have the same bits, so with two ranks neither needs a copy.
 void Channel::add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to, bool accumulate) const {
   const uint64_t count = own.bytes / sizeof(float), chunk_bytes = lanes_.chunk_bytes();
   const uint32_t size = lanes_.size(), rank = lanes_.rank();
@@ -156,7 +156,7 @@ void Channel::add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to,
   }
 }
 
-// The sum itself is made without the mutex: the next chunks travel meanwhile.
+// The chunk is summed without the mutex: meanwhile the next chunks are sent.
 void Channel::sum_next() {
   const uint64_t chunk = lanes_.next_sum();  // only this thread changes it
   bool accumulate = false;
@@ -183,7 +183,7 @@ void Channel::tell_end() {
   lanes_.tell_end();
 }
 
-// The job is lost, or this channel ends: nothing may use the caller's memory afterwards.
+// Called if the job is lost or this channel ends: afterwards no message may use the caller's memory.
 void Channel::drop() noexcept {
   auto lock = transport_.lock();
   lanes_.stop();
@@ -240,7 +240,7 @@ void Channel::look() {
         why.origin, why.code);
 }
 
-// Both sides see the difference and say the same.
+// Both sides see the difference and report the same error.
 void Channel::condemn_different(uint32_t r) {
   const Launch &launch = lanes_.call().launch();
   const std::vector<uint32_t> &ranks = lanes_.ranks();

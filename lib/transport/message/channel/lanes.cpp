@@ -11,19 +11,19 @@
 namespace fsdp::transport::messages {
 namespace {
 
-// What is under way to one peer; more would only wait inside the transport.
+// The limit of data under way to one peer; more would only wait inside the transport.
 constexpr uint64_t in_flight_bytes = uint64_t{1} << 20;
 constexpr uint64_t least_in_flight = 4;
 
 using Clock = std::chrono::steady_clock;
 constexpr uint64_t ask_period_ns = 100'000'000;
-// Of one that was asked often already: of a large job thousands may wait for one that is late, and ask each other.
+// The period for a peer that was often asked already. In a large job thousands of ranks may wait for one late rank, and
+// ask each other.
 constexpr uint64_t patient_period_ns = 400'000'000;
 constexpr uint32_t often = 20;
-// Shorter than the time for which circles are looked at before they are one.
+// Shorter than the time for which a circle of waiting callers must last before it counts as one.
 constexpr uint64_t fresh_ns = 500'000'000;
-
-// All of these times are so much longer in a job of so many ranks, as the looks are.
+// The factor by which all of these times are longer in a job of this many ranks, like the periods of polls.
 uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_ms_of(ranks) / slice_ms); }
 
 uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
@@ -51,7 +51,7 @@ Lanes::Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, ui
   raise(words_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();
   for (const uint32_t r : ranks_) transport_.greet(r);
-  transport_.add(key_, *this);  // last: what throws after it would leave it there
+  transport_.add(key_, *this);  // the last step, because an error after it would leave the receiver there
 }
 
 Lanes::~Lanes() {
@@ -90,8 +90,8 @@ EndWords Lanes::end_words(uint32_t r) const noexcept {
   return {words.ended.last.load(), words.ended.flags.load(), words.phase.value.load()};
 }
 
-// The first that discarded this round of its own accord, or else the one that enqueued least in it; this rank if there
-// is none.
+// The first rank that discarded this round of its own accord, or else the rank that enqueued least in it. This rank, if
+// there is none.
 uint32_t Lanes::cause_of_end() const noexcept {
   uint32_t cause = rank_;
   for (uint32_t r = 0; r < size(); ++r) {
@@ -131,7 +131,7 @@ void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
 void Lanes::take_hello(uint32_t r, const Header &header, const void *payload) {
   if (header.number > max_collectives || header.round >> 32) return;
   LaneHello &hello = lanes_[r].hellos[header.number % hellos_kept];
-  if (header.round < hello.round) return;  // of a round that is over
+  if (header.round < hello.round) return;  // belongs to a round that is over
   hello.round = header.round;
   hello.number = header.number;
   hello.chunk_bytes = header.bytes;
@@ -157,7 +157,8 @@ void Lanes::meet(Lane &lane, const LaneHello &hello) noexcept {
   attention_.store(true, std::memory_order_release);
 }
 
-// Of a call that was given up, or has not begun here: dropped. Of the call that is run only what it waits for is sent.
+// Chunks of a call that was given up, or has not begun here, are dropped. For the running call peers send only chunks
+// for which it waits.
 Place Lanes::place(const Header &header, uint64_t bytes) {
   const Place misfit{nullptr, true};
   const uint32_t r = lane_of(header.from);
@@ -232,7 +233,7 @@ void Lanes::end_sum() {
   ++summed_;
   Header credit = header(Kind::credit);
   credit.chunk = summed_;
-  // Not for every place: a message costs as much as the sum of a small chunk.
+  // No credit is sent for every single place: a message costs as much as the sum of a small chunk.
   if (const uint64_t step = window_ / 4; summed_ % step == 0 && summed_ - step + window_ < call_.chunks())
     tell(credit, nullptr, 0);
   move_on();
@@ -245,7 +246,7 @@ void Lanes::move_on() {
     for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
     if (can_sum() || done()) attention_.store(true, std::memory_order_release);
   }
-  // Not for every message: each would cost the waiting thread a turn.
+  // The thread is not woken for every message: each wake-up would cost it a turn.
   if (active_ ? attention_.load(std::memory_order_relaxed) : quiet()) transport_.changed().notify_all();
 }
 
@@ -253,7 +254,7 @@ uint64_t Lanes::gather_allowed() const noexcept {
   return std::min(call_.gathered_from(rank_), call_.reduces() ? summed_ : call_.chunks());
 }
 
-// Sums first: a peer that has them needs nothing more for that chunk.
+// Sums are sent first: a peer that has the sum needs nothing more for that chunk.
 void Lanes::post(uint32_t r) {
   Lane &lane = lanes_[r];
   const uint64_t most = std::max(least_in_flight, in_flight_bytes / chunk_bytes_);
@@ -306,13 +307,14 @@ bool Lanes::done() const noexcept {
 
 // ---- what callers ask each other ----
 
-// Which collectives the callers of peers have enqueued. A peer whose stream is late tells nothing by that; one whose
-// caller waits elsewhere, and never comes to a call, may be in a circle of callers that wait for each other. So a rank
-// that waits long asks, again and again: an answer holds for the time at which it was asked. It comes by the same way
-// as the call, which may be lost and sent again long after the peer's leader has said that it waits. Where the peer has
-// no such channel yet its transport answers. A lower rank that has not connected to this one has no channel with it: it
-// is in no exchange with it, unless it is connecting. That it is taken for missing then makes no circle of ranks that
-// make the same call: all edges without an answer lead from higher to lower ranks.
+// Which collectives the callers of peers have enqueued. A late stream of a peer says nothing about the peer's caller.
+// But a caller that waits elsewhere, and never makes the call, may be in a circle of callers that wait for each other.
+// So a rank that waits long asks again and again; an answer holds for the time of its question. The answer takes the
+// same way as the call, which may be lost and sent again long after the peer's leader has said that the peer waits. If
+// the peer has no such channel yet, its transport answers. A lower rank that has not connected to this rank has no
+// channel with it. So the two are in no exchange, unless the lower rank is connecting. It is then wrongly taken for
+// missing. This makes no circle of ranks that make the same call, since all edges without an answer lead from higher to
+// lower ranks.
 bool Lanes::misses_caller(uint32_t r, const Launch &launch, uint32_t world_size) {
   const uint64_t times = times_of(world_size);
   ask(r, times);
@@ -324,7 +326,7 @@ void Lanes::ask(uint32_t r, uint64_t times) {
   const uint64_t now = clock_ns();
   Lane &lane = lanes_[r];
   if (now - lane.asked_ns < times * (lane.asked < often ? ask_period_ns : patient_period_ns)) return;
-  lane.asked = now - lane.asked_ns < times * fresh_ns ? lane.asked + 1 : 1;  // of this wait
+  lane.asked = now - lane.asked_ns < times * fresh_ns ? lane.asked + 1 : 1;  // number of questions in this wait
   lane.asked_ns = now;
   Header question = header(Kind::ask);
   question.chunk = now;
@@ -332,7 +334,7 @@ void Lanes::ask(uint32_t r, uint64_t times) {
   transport_.wake();
 }
 
-// Later: within a transport's callback nothing is sent.
+// The question is answered later: nothing may be sent inside a transport's callback.
 void Lanes::take_question(uint32_t r, const Header &header) noexcept {
   lanes_[r].question_ns = header.chunk;
   questions_ = true;
@@ -352,7 +354,7 @@ void Lanes::answer_questions() {
 
 void Lanes::take_answer(uint32_t r, const Header &header) noexcept {
   Lane &lane = lanes_[r];
-  if (header.chunk > lane.asked_ns) return;  // no question of this rank
+  if (header.chunk > lane.asked_ns) return;  // answers no question of this rank
   lane.answered_ns = std::max(lane.answered_ns, header.chunk);
   std::atomic<uint64_t> &called = words_[r].ended.called;
   called.store(std::max(called.load(std::memory_order_relaxed), header.bytes), std::memory_order_release);

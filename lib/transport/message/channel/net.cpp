@@ -50,7 +50,7 @@ void ChannelCollectives::quiesce() {
   channel_->tell_end();
 }
 
-// After a failure of the job this rank does not tell its peers that it gives up. That message is faster than the
+// After a failure of the job this rank does not tell its peers that it gives up. The message would be faster than the
 // verdict, and the peers would name this rank as the cause.
 void ChannelCollectives::abandon() {
   const bool failed = seat_->watch.has_failed();
@@ -60,7 +60,7 @@ void ChannelCollectives::abandon() {
 
 namespace {
 
-// Sums go from each rank to each: more would be slow, and need many descriptors.
+// Sums go from each rank to each other rank: more peers would be slow, and need many descriptors.
 constexpr size_t max_data_peers = 256;
 
 // One sequence of exchanges.
@@ -106,15 +106,15 @@ class ChannelNet final : public Net {
   void run(Exchanges &exchanges, const char *what);
 
   uint64_t chunk_bytes_;
-  device::Device *device_ = nullptr;  // of sums' memory
+  device::Device *device_ = nullptr;  // allocates the memory for sums
   std::shared_ptr<Seat> seat_;
   std::unique_ptr<Transport> transport_;
-  std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // of the caller's thread
-  // Of all collectives that there have been, with this rank: connections last as long as the context.
+  std::map<uint64_t, std::unique_ptr<Exchanges>> exchanges_;  // used by the caller's thread
+  // The peers of all collectives so far, and this rank: connections last as long as the context.
   std::set<uint32_t> data_peers_;
 };
 
-// Each sends to each, and has places for what each of them sends.
+// Each rank sends to each other rank, and has places for the chunks of each.
 void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what) {
   std::set<uint32_t> peers = data_peers_;
   peers.insert(ranks.begin(), ranks.end());
@@ -128,17 +128,17 @@ void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what
   data_peers_ = std::move(peers);
 }
 
-// The leaders of the hosts hear of it: a cut between two hosts is found only between hosts that watch each other.
+// Tells the leaders of the hosts about these peers: a cut between two hosts is found only if they watch each other.
 void ChannelNet::connect(std::span<const uint32_t> ranks) {
   for (const uint32_t rank : ranks)
     if (rank != transport_->rank()) seat_->control.set_data_peer(rank);
   transport_->expect(ranks);
 }
 
-// Those of the key, with a launch to fill.
+// Returns the exchanges with this key, with a launch to fill.
 Exchanges &ChannelNet::find(std::span<const uint32_t> ranks, uint64_t key, const char *what) {
   seat_->watch.enter_caller();
-  seat_->watch.check();  // a context that failed does not come: its peers are told
+  seat_->watch.check();  // a failed context takes no part, and its peers are told
   std::unique_ptr<Exchanges> &found = exchanges_[key];
   if (!found) {
     connect(ranks);
@@ -154,7 +154,7 @@ void ChannelNet::run(Exchanges &exchanges, const char *what) {
   exchanges.torn = true;
   exchanges.launch.round = exchanges.channel.round().number();
   exchanges.launch.number = exchanges.channel.round().enqueue();
-  if (!exchanges.channel.run(exchanges.launch, true))  // only a peer that ends a round here, which none does
+  if (!exchanges.channel.run(exchanges.launch, true))  // only if a peer ends a round here, which no peer does
     fail(FSDP_INTERNAL, "rank {}: {}: a peer has ended the exchanges of these ranks", transport_->rank(), what);
   exchanges.torn = false;
 }
@@ -163,7 +163,7 @@ void ChannelNet::exchange(std::span<const uint32_t> ranks, uint64_t key, const v
                           const char *what) {
   Exchanges &exchanges = find(ranks, key, what);
   exchanges.launch.start(Operation::all_gather, {0, what});
-  // What is gathered is only read.
+  // The gathered bytes are only read.
   const Gather gather{Part::alone(const_cast<void *>(mine)), static_cast<std::byte *>(all), bytes};
   exchanges.launch.add(std::span(&gather, 1));
   run(exchanges, what);

@@ -10,7 +10,7 @@ namespace {
 
 // A peer is at most one call ahead in each of a few communicators that do not exist here yet.
 constexpr uint32_t max_held = 256;
-constexpr size_t max_held_early = 65536;  // of all, before this rank has joined: some of each rank of the largest job
+constexpr size_t max_held_early = 65536;  // in total, before this rank has joined: a few per rank of the largest job
 
 }  // namespace
 

@@ -40,18 +40,18 @@ const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequen
 
 namespace {
 
-// Before others have their turn. Little: what this rank has written is read by its peer while it is in the caches of
-// both, and what comes is summed while it is. (16 calls of up to 1 MiB each took twice the time.)
+// The number of calls before other links have their turn. They are few, so that the peer reads bytes, and sums are
+// made, while the bytes are still in the caches. (16 calls of up to 1 MiB each took twice the time.)
 constexpr int max_reads = 2;
 constexpr int max_writes = 1;
-constexpr size_t max_parts = 64;  // of one system call: heads and payloads
+constexpr size_t max_parts = 64;  // limit of heads and payloads in one system call
 constexpr uint64_t max_at_once = uint64_t{64} << 10;
 constexpr size_t dropped_at_once = 16384;
 
-// The connection is well: the kernel has no room, or no memory, at the moment.
+// Is the connection fine, and the kernel has only no room or no memory at the moment?
 bool is_later(int code) noexcept { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
 
-// Where a frame's part that has not gone begins, and how long it is.
+// The unsent rest of a part of a frame.
 iovec part(const std::byte *from, uint64_t bytes, uint64_t gone) noexcept {
   const uint64_t skipped = std::min(gone, bytes);
   return {const_cast<std::byte *>(from) + skipped, bytes - skipped};
@@ -127,7 +127,7 @@ ssize_t Link::transmit(iovec *parts, size_t count) {
 
 void Link::write(std::vector<messages::Header> &sent) {
   full_ = false;
-  sent.reserve(sent.size() + max_parts);  // what is noted later does not throw
+  sent.reserve(sent.size() + max_parts);  // so that noting sent frames later does not throw
   for (int i = 0; i < max_writes && writing() && open(); ++i) {
     iovec parts[max_parts];
     const ssize_t count = transmit(parts, fill(parts, max_parts));
@@ -137,8 +137,8 @@ void Link::write(std::vector<messages::Header> &sent) {
   }
 }
 
-// Where the peer is gone it may have said why: that is read first. But what cannot be encrypted is no matter of the
-// peer's, which waits for it and ends nothing.
+// A peer that is gone may have said why, so its messages are read first. An error of encryption has nothing to do with
+// the peer: it still waits for the bytes and does not end the connection, so this end does.
 void Link::note_unsent(int code) {
   if (tls_ && !tls_->write_problem().empty())
     return end(format_text("what goes from rank {} to rank {} cannot be encrypted: {}", options_.rank, options_.peer,
@@ -181,7 +181,7 @@ ssize_t Link::receive(iovec *parts, size_t count) {
   return ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
 }
 
-// Nothing came, and nothing will.
+// No bytes came, and none will come.
 void Link::end_reading(ssize_t count) {
   const int code = errno;
   if (tls_ && tls_->code() == EBADMSG)
@@ -193,13 +193,13 @@ void Link::end_reading(ssize_t count) {
   end(count == 0 ? "the peer closed the connection" : std::strerror(code), count == 0 ? ECONNRESET : code);
 }
 
-// What TLS has in memory is read to its end: the socket does not tell of it.
+// Bytes that TLS has in memory are read to their end, since polling the socket does not show them.
 void Link::read(Sink &sink) {
   for (int i = 0; (i < max_reads || (tls_ && tls_->has_more())) && open(); ++i) {
     std::byte dropped[dropped_at_once];
     iovec parts[2] = {{to_ ? to_ : dropped, to_ ? left_ : std::min<uint64_t>(left_, sizeof dropped)},
                       {staged_bytes_.data() + staged_, staged_bytes_.size() - staged_}};
-    // What is dropped comes in pieces: nothing behind it may be taken for what follows.
+    // Dropped bytes come in pieces, and bytes behind them must not be taken for the next frame.
     const bool all = to_ || left_ <= sizeof dropped;
     const ssize_t count = receive(parts, all ? 2 : 1);
     if (count < 0 && errno == EINTR) continue;
@@ -214,7 +214,7 @@ void Link::read(Sink &sink) {
   }
 }
 
-// The next bytes of the chunk are in their place, or dropped. False: they are not what was sent.
+// The next bytes of the chunk are in their place, or dropped. Returns false if they are not the bytes that were sent.
 bool Link::advance(uint64_t bytes, Sink &sink) {
   if (options_.checksum && to_) sum_ = crc32c(sum_, to_, bytes);
   left_ -= bytes;

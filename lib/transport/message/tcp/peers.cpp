@@ -28,7 +28,7 @@ Endpoint numeric(const std::string &address) {
   return found.front();
 }
 
-// One that another host can connect to.
+// Checks that another host can connect to this address.
 Endpoint checked(const Endpoint &place) {
   in6_addr six{};
   uint32_t four = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpTransport's thread: moves everything on, lets peers in, connects to others.
+// TcpTransport's thread: sends and receives, accepts peers and connects to others.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -16,14 +16,14 @@ namespace {
 using messages::Kind;
 using messages::Receiver;
 
-// What an event is of, where it is no peer's.
+// Tags of events that do not belong to a peer.
 constexpr uint64_t wake_tag = UINT64_MAX, introduction_tag = UINT64_MAX - 1;
 
 // The next message often comes soon, and waking up for it would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
-constexpr auto dial_time = std::chrono::seconds(10);  // of one try
+constexpr auto dial_time = std::chrono::seconds(10);  // limit of one attempt
 constexpr size_t max_strangers = 64;                  // fewer than spare_descriptors
 
 }  // namespace
@@ -34,7 +34,7 @@ void TcpTransport::start_thread() {
     static_cast<TcpTransport *>(self)->run();
     return nullptr;
   };
-  const size_t stack = tls_ ? 0 : LibraryThread::small_stack;  // libssl is code of others
+  const size_t stack = tls_ ? 0 : LibraryThread::small_stack;  // libssl is foreign code and may need more
   thread_ = LibraryThread{"fsdp-tcp", format_text("messages of rank {}", rank_), stack}.start(body, this);
 }
 
@@ -58,19 +58,19 @@ void TcpTransport::run() noexcept {
   }
 }
 
-// False: the end.
+// Returns false if the thread must end.
 bool TcpTransport::begin_round() {
   let_others_go_first();
   const std::lock_guard guard(mutex_);
-  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // what it refuses now is of no interest
+  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // refusals from now on are of no interest
   joined_ = !peers_.empty();
   world_size_ = peers_.size();
   if (stops_ && may_stop()) return false;
   answer_for_nobody();
-  // What this makes dirty is looked at in the next round.
+  // Peers that become dirty here are handled in the next round.
   for (size_t left = dirty_.size(); left > 0; --left) {
     const uint32_t r = dirty_.front();
-    dirty_.erase(dirty_.begin());  // first: what follows may throw
+    dirty_.erase(dirty_.begin());  // erased first, because look_at() may throw
     look_at(r);
   }
   const bool writes = std::ranges::any_of(writers_, [this](uint32_t r) { return !peers_[r].blocked; });
@@ -94,7 +94,7 @@ void TcpTransport::do_round() {
   if (!moved_ && !sleeps_) ::sched_yield();
 }
 
-// What happens at a socket wakes the thread: only deadlines and pauses need looks.
+// Events of sockets wake the thread, so that only deadlines and pauses need timeouts.
 int TcpTransport::forming_ms() const noexcept {
   const bool pauses = std::ranges::any_of(dialed_, [this](uint32_t r) { return !peers_.find(r)->dialing; });
   return pauses || !watched_ ? redial_look_ms : forming_look_ms;
@@ -143,7 +143,7 @@ void TcpTransport::write(uint32_t r) {
   const std::lock_guard guard(mutex_);
   for (const Header &header : sent_)
     if (Receiver *receiver = receivers_.find(header.key)) receiver->sent(Kind::data, r);
-  // Behind all of these: it may throw, and what has gone is told once.
+  // This comes after all sent() calls, because it may throw, and sent frames are reported only once.
   for (const Header &header : sent_)
     if (Receiver *receiver = receivers_.find(header.key)) receiver->move_on();
   if (!peer.link->open()) return fail_peer(r, peer.link->problem(), peer.link->code());
@@ -188,7 +188,7 @@ void TcpTransport::arrived(const Header &header) {
 
 // ---- connections ----
 
-// Strangers in a crowd do not wake the thread: it then looks from time to time.
+// Many strangers at once do not wake the thread: it then checks from time to time.
 void TcpTransport::take_arrivals() {
   if (!acceptor_)
     acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_, max_strangers, std::move(acceptor_events_))
@@ -215,7 +215,7 @@ void TcpTransport::introduce() {
       continue;
     }
     const auto over = std::move(introductions_[i]);
-    introductions_.erase(introductions_.begin() + static_cast<std::ptrdiff_t>(i));  // first: what follows may throw
+    introductions_.erase(introductions_.begin() + static_cast<std::ptrdiff_t>(i));  // first: let_in() may throw
     if (state == IoState::done)
       let_in(*over);
     else
@@ -227,7 +227,7 @@ void TcpTransport::introduce() {
   dials_ = dialed_.size();
 }
 
-// A peer has one connection: another one that says it is from the same rank is none that this library makes.
+// A peer has one connection: a second one that claims to be from the same rank was not made by this library.
 void TcpTransport::let_in(Introduction &other) {
   const uint32_t r = other.peer();
   const std::lock_guard guard(mutex_);
@@ -237,7 +237,7 @@ void TcpTransport::let_in(Introduction &other) {
   open(r, other);
 }
 
-// What was refused is tried again, for as long as calls wait: the other side may have too much to do.
+// A refused connection is tried again while calls wait: the other side may be too busy.
 void TcpTransport::see_to_dial(uint32_t r) {
   Peer &peer = peers_[r];
   const auto now = Clock::now();

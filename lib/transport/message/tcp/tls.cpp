@@ -50,7 +50,7 @@ TlsLibrary load_tls_library() {
   find_function(library, path, "OpenSSL_version_num", version);
   if (version() < 0x30000000UL)
     fail(FSDP_UNSUPPORTED, "FSDP_NET_ENCRYPTION=on: {} is of OpenSSL {:x}: 3.0 or later is needed", path, version());
-  // Its cleanup would come while the library's thread is within it: exit() does not wait for threads.
+  // Its cleanup at exit would run while the library's thread is inside libssl: exit() does not wait for threads.
   if (found.OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1)
     fail(FSDP_SYSTEM, "FSDP_NET_ENCRYPTION=on: {} cannot be set up", path);
   return found;
@@ -60,22 +60,21 @@ namespace {
 
 constexpr size_t max_taken_at_once = size_t{64} << 10;
 constexpr size_t read_at_once = size_t{32} << 10;
-constexpr size_t record_bytes = 16384, record_overhead = 64;  // at most that much more than what it carries
+constexpr size_t record_bytes = 16384, record_overhead = 64;  // upper bound of a record's bytes beyond its payload
 constexpr const char *cipher_name = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char cipher_id[] = {0x13, 0x01};
 constexpr std::string_view export_label = "EXPORTER-libfsdp-messages";
-constexpr int refresh_keys = 0;  // SSL_KEY_UPDATE_NOT_REQUESTED: of the one direction
-
-// libssl's callbacks are given nothing that leads to their library.
+constexpr int refresh_keys = 0;  // SSL_KEY_UPDATE_NOT_REQUESTED: updates only this direction's key
+// libssl's callbacks get no argument that leads to the TlsLibrary.
 std::atomic<decltype(TlsLibrary::SSL_get_ex_data)> get_data{nullptr};
 
 }  // namespace
 
-// Called by libssl in the middle of a handshake.
+// Functions that libssl calls during a handshake.
 struct Tls::Callbacks {
   static Tls &self(SSL *ssl) noexcept { return *static_cast<Tls *>(get_data.load()(ssl, 0)); }
 
-  // Of the end that listens. No other identity begins anything.
+  // For the end that listens. No other identity is accepted.
   static int find_session(SSL *ssl, const unsigned char *identity, size_t bytes, SSL_SESSION **session) noexcept {
     const Tls &tls = self(ssl);
     const std::string_view named(reinterpret_cast<const char *>(identity), bytes);
@@ -83,7 +82,7 @@ struct Tls::Callbacks {
     return *session != nullptr;
   }
 
-  // Of the end that connects.
+  // For the end that connects.
   static int use_session(SSL *ssl, const EVP_MD *, const unsigned char **identity, size_t *bytes,
                          SSL_SESSION **session) noexcept {
     const Tls &tls = self(ssl);
@@ -111,7 +110,7 @@ Tls::Tls(const TlsLibrary &library, Role role, const Digest &key, std::string id
   check(library.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) == 1 &&
         library.SSL_CTX_set_ciphersuites(context, cipher_name) == 1 &&
         library.SSL_CTX_set_num_tickets(context, 0) == 1);
-  // The system's configuration may allow keys that come of the secret alone.
+  // The system's configuration may allow keys that depend only on the secret.
   library.SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   library.SSL_CTX_set_psk_find_session_callback(context, Callbacks::find_session);
   library.SSL_CTX_set_psk_use_session_callback(context, Callbacks::use_session);
@@ -125,7 +124,7 @@ Tls::Tls(const TlsLibrary &library, Role role, const Digest &key, std::string id
 
 Tls::~Tls() { ::explicit_bzero(key_.data(), key_.size()); }
 
-// The key as a session of TLS 1.3 that both ends could resume. NULL: no memory.
+// Returns the key as a session of TLS 1.3 that both ends can resume, or NULL if there is no memory.
 SSL_SESSION *Tls::make_session() const noexcept {
   SSL_SESSION *session = library_.SSL_SESSION_new();
   const SSL_CIPHER *cipher = library_.SSL_CIPHER_find(ssl_.get(), cipher_id);
@@ -137,13 +136,13 @@ SSL_SESSION *Tls::make_session() const noexcept {
   return nullptr;
 }
 
-// What libssl says of the last call that failed.
+// libssl's text for the last call that failed.
 std::string Tls::reason() const {
   const char *reason = library_.ERR_reason_error_string(library_.ERR_get_error());
   return format_text("TLS: {}", reason ? reason : "it cannot go on");
 }
 
-// The code first: there may be no memory for the text.
+// The code is set first, because there may be no memory for the text.
 void Tls::note_problem(int code) {
   if (code_) return;
   code_ = code;
@@ -152,7 +151,7 @@ void Tls::note_problem(int code) {
 
 // ---- the socket ----
 
-// Records go as far as the socket takes them. False: not all have, errno says why.
+// Sends records as far as the socket takes them. Returns false if not all were sent; errno says why.
 bool Tls::flush(const Fd &socket) {
   if (const size_t made = library_.BIO_ctrl_pending(to_go_)) {
     out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(gone_));
@@ -172,8 +171,8 @@ bool Tls::flush(const Fd &socket) {
   return true;
 }
 
-// Reads the socket once. What it says when nothing came: as recv. What the socket gave and no memory took is gone, so
-// that is the end.
+// Reads the socket once, and returns the result of recv. Bytes for which there is no memory are lost, so the connection
+// then ends.
 ssize_t Tls::fill(const Fd &socket) {
   std::byte bytes[read_at_once];
   ssize_t count;
@@ -217,7 +216,7 @@ IoState Tls::fail_handshake(const char *why) {
   return IoState::failed;
 }
 
-// Without certificates there is no other way to come through; but that is for this library to say.
+// Without certificates the handshake cannot succeed in another way, but this library checks it, too.
 IoState Tls::fail_without_key() {
   code_ = EPROTO;
   problem_ = "TLS: the handshake has not used the key that both ends have beforehand";
@@ -234,7 +233,7 @@ Digest Tls::exported() const {
 
 // ---- bytes ----
 
-// Once libssl has taken bytes nothing may throw: the caller would take them for not sent, and send them again.
+// Once libssl has taken bytes, nothing may throw: the caller would think that they were not sent, and send them again.
 ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
   if (!flush(socket)) return -1;
   out_.reserve(max_taken_at_once + (max_taken_at_once / record_bytes + count + 1) * record_overhead);
@@ -255,11 +254,11 @@ ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
     since_key_ = 0;
     ++key_updates_;
   }
-  flush(socket);  // what is wrong with it the next call finds
+  flush(socket);  // the next call finds an error
   return static_cast<ssize_t>(taken);
 }
 
-// False: there is no more, or it has failed.
+// Returns false if there are no more bytes, or if reading has failed.
 bool Tls::take(std::byte *to, size_t bytes, size_t &got) {
   library_.ERR_clear_error();
   const int result = library_.SSL_read_ex(ssl_.get(), to, bytes, &got);
@@ -280,7 +279,7 @@ ssize_t Tls::receive(const Fd &socket, const iovec *parts, size_t count) {
   for (size_t i = 0; i < count && more_; ++i)
     for (size_t at = 0, got = 0; at < parts[i].iov_len; at += got, total += got)
       if (!take(static_cast<std::byte *>(parts[i].iov_base) + at, parts[i].iov_len - at, got)) break;
-  if (total > 0) return static_cast<ssize_t>(total);  // what is wrong behind it the next call finds
+  if (total > 0) return static_cast<ssize_t>(total);  // the next call finds an error that comes later
   if (ended_) return 0;
   errno = code_ ? code_ : EAGAIN;
   return -1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpTransport as channels see it: with the mutex held.
+// The functions of TcpTransport that channels call, with the mutex held.
 #include "transport/message/tcp/transport.h"
 
 #include <netinet/tcp.h>
@@ -25,14 +25,14 @@ using messages::Kind;
 using messages::Receiver;
 
 constexpr int backlog = 1024;
-// Data that short is written by the thread that sends it: waking the other one would take longer.
+// Data up to this length is written by the thread that sends it: waking the background thread would take longer.
 constexpr uint64_t short_data = 4096;
-// Beyond the heartbeat limit, which judges ranks that are silent.
+// Time beyond the heartbeat limit, by which silent ranks are judged.
 constexpr uint32_t beyond_heartbeats_ms = 10'000;
 constexpr auto first_pause = std::chrono::milliseconds(20);
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
 constexpr auto last_words_time = std::chrono::milliseconds(1000);
-// More than any rank sends while a peer does not read: a stopped one is found long before.
+// This is more than any rank sends while a peer does not read: a stopped peer is found long before.
 constexpr size_t max_queued = 65536;
 
 Fd listen_for_messages(const Endpoint &place) {
@@ -44,7 +44,7 @@ Fd listen_for_messages(const Endpoint &place) {
   return listener;
 }
 
-// As others know it.
+// The address in the form that others know.
 std::string address_text(std::string_view address) {
   try {
     return parse_address(std::string(address)).text();
@@ -70,7 +70,7 @@ TcpTransport::TcpTransport(uint32_t rank, const std::string &address, NetProtect
   start_thread();
 }
 
-// What was sent leaves this host, if it does so soon; nothing waits longer than that.
+// Messages that were sent may still leave this host, but only for a short time.
 TcpTransport::~TcpTransport() {
   {
     const auto guard = lock();
@@ -91,7 +91,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   const auto guard = lock();
   if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
   const size_t size = job.addresses.size();
-  dirty_.reserve(2 * size);  // what a round makes dirty is behind what it looks at
+  dirty_.reserve(2 * size);  // peers that become dirty in a round come behind those that the round handles
   receivers_.set_world_size(size);
   names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(size), protection_, nullptr, {}};
   if (tls_) {
@@ -146,7 +146,7 @@ void TcpTransport::greet(uint32_t to) {
   if (to >= peers_.size() || to <= rank_ || peers_[to].greeting) return;
   Peer &peer = peers_[to];
   const std::string_view address = peers_.address(to);
-  if (!address.empty()) peer.place = parse_address(std::string(address));  // whatever throws, nothing has begun
+  if (!address.empty()) peer.place = parse_address(std::string(address));  // if this throws, nothing has begun
   peer.greeting = true;
   peer.expiry = Clock::now() + std::chrono::milliseconds(seat_->watch.timeout_ms());
   peer.pause = first_pause;
@@ -190,7 +190,7 @@ void TcpTransport::send_data(uint32_t to, const Header &header, const void *data
   queue(to, frame);
 }
 
-// Or it has gone.
+// The frame is given up, or was sent.
 void TcpTransport::give_up(const OutFrame &frame, uint32_t to) noexcept {
   if (!frame.data) return;
   if (Receiver *receiver = receivers_.find(frame.head.header.key)) receiver->sent(Kind::data, to);
@@ -236,28 +236,28 @@ void TcpTransport::fail_peer(uint32_t r, const std::string &text, int code) noex
   changed_.notify_all();
 }
 
-// Nothing is under way to one that nothing was sent to, nor expected from: every rank of a channel is expected.
+// A peer that does not exist here has no messages under way: every rank of a channel is expected, and so exists.
 void TcpTransport::cut(uint32_t r) noexcept {
   if (!peers_.find(r)) return;
   Peer &peer = peers_[r];
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";
-    peer.loss.order = ++losses_;  // behind those that failed before
+    peer.loss.order = ++losses_;  // later than peers that failed before
   }
   peer.closing = true;
   mark(r);
 }
 
-// A call that differs from the peer's is given up by both: each has to hear what the other called.
+// If the calls of two ranks differ, both ranks give up. Each must still hear what the other called.
 void TcpTransport::say_last_words(Peer &peer) noexcept {
   try {
     if (!peer.queued.empty()) peer.link->take(peer.queued);
     peer.link->send_last_words();
-  } catch (const std::exception &) {  // without memory it ends without them
+  } catch (const std::exception &) {  // without memory the last words are lost
   }
 }
 
-// By the thread: nothing of what was under way is read or written afterwards.
+// Called by the thread. Afterwards no message that was under way is read or written.
 void TcpTransport::close(uint32_t r) {
   Peer &peer = peers_[r];
   peer.dialing.reset();
@@ -277,7 +277,7 @@ void TcpTransport::close(uint32_t r) {
   changed_.notify_all();
 }
 
-// By the thread.
+// Called by the thread.
 void TcpTransport::look_at(uint32_t r) {
   Peer &peer = peers_[r];
   peer.dirty = false;
@@ -296,7 +296,7 @@ bool TcpTransport::may_stop() const noexcept {
   if (since >= last_words_time) return true;
   return peers_.all_of([&](const Peer &peer) {
     if (!peer.loss.text.empty()) return true;
-    // A rank that waits for this one hears of its end by the end of their connection.
+    // A rank that waits for this rank learns of its end by the end of their connection.
     if (!peer.open) return (!peer.greeting && peer.queued.empty()) || since >= last_greetings_time;
     return peer.queued.empty() && !peer.writing && peer.link->acknowledged();
   });

@@ -15,11 +15,12 @@ namespace fsdp::transport::ucx {
 namespace {
 
 constexpr unsigned message_id = 1;
-// The next message often comes soon, and waking up for it would take longer. Not while connections come and go: where a
-// rank ends in the middle of that, UCX 1.13 ends its peers' processes more often the more eagerly they are moved on.
+// The next message often comes soon, and waking up for it would take longer. The thread does not spin while connections
+// come and go. If a rank ends meanwhile, UCX 1.13 ends the peers' processes, and the more often the more eagerly they
+// poll.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr auto connecting_time = std::chrono::seconds(1);
-constexpr int look_ms = 100;  // in case that UCX misses an event
+constexpr int look_ms = 100;  // in case UCX misses an event
 constexpr int connecting_look_ms = 10;
 constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
 
@@ -40,7 +41,7 @@ void UcxTransport::start_thread() {
 
 UcxTransport::~UcxTransport() { stop(); }
 
-// What was sent leaves this host, if it does so soon; nothing waits longer than that.
+// Messages that were sent may still leave this host, but only for a short time.
 void UcxTransport::stop() noexcept {
   {
     std::unique_lock lock(mutex_);
@@ -57,7 +58,7 @@ void UcxTransport::stop() noexcept {
   ucp_request_param_t param{};
   if (all_well && !peers_.empty()) worker_.await(api_.ucp_worker_flush_nbx(worker_.handle(), &param), last_words_ms);
   for (uint32_t r = 0; r < peers_.size(); ++r) cut(r);
-  worker_.end();  // what it still calls back about is here
+  worker_.end();  // it may still call back, so this object must exist
 }
 
 void UcxTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
@@ -104,19 +105,19 @@ void UcxTransport::run() noexcept {
   }
 }
 
-// Not until nothing moves: others want the mutex too.
+// The loop is limited, since others want the mutex, too.
 bool UcxTransport::move() {
   bool moved = false;
   for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
   read_hellos();
   see_to_connections();
   answer_for_nobody();
-  // Also if UCX counted nothing: what it completes on the way is not always counted.
+  // This is done even if UCX counted no progress: it does not count everything that it completes.
   receivers_.each([](Receiver &receiver) { receiver.move_on(); });
   return moved;
 }
 
-// There was no memory for what peers wait for.
+// There was no memory for a message for which peers wait.
 void UcxTransport::fail_context() noexcept {
   if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
   changed_.notify_all();
@@ -128,7 +129,7 @@ void UcxTransport::remove(uint64_t key) noexcept {
     if (message->header.key == key) message->receiver = nullptr;
 }
 
-// Later: within a callback of UCX nothing is sent. What cannot be sent is asked again.
+// Called later, because nothing may be sent inside a callback of UCX. Peers repeat questions that cannot be answered.
 void UcxTransport::answer_for_nobody() {
   for (const Header &question : receivers_.take_questions())
     if (question.from < peers_.size() && peers_[question.from].open)
@@ -161,7 +162,7 @@ void UcxTransport::on_sent(void *request, ucs_status_t, void *self) {
   transport.api_.ucp_request_free(request);
 }
 
-// data: the message's own payload until the peer is open, so that it can wait.
+// `data` is the message's own payload until the peer is open, so that the message can wait.
 void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) {
   ucs_status_ptr_t request = UCS_STATUS_PTR(UCS_ERR_CANCELED);
   message.to = to;
@@ -171,7 +172,7 @@ void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_
     param.cb.send = on_sent;
     param.user_data = &message;
     param.memory_type = UCS_MEMORY_TYPE_HOST;
-    if (message.header.kind != Kind::data) {  // whatever UCX_RNDV_THRESH says: there is no place for these
+    if (message.header.kind != Kind::data) {  // sent eagerly, whatever UCX_RNDV_THRESH says: these have no place
       param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
       param.flags = UCP_AM_SEND_FLAG_EAGER;
     }
@@ -290,7 +291,7 @@ namespace fsdp::transport::ucx {
 
 namespace {
 
-// Between two attempts to connect: UCX reports each.
+// The pause between two attempts to connect: UCX reports each attempt.
 constexpr auto first_pause = std::chrono::milliseconds(50), longest_pause = std::chrono::milliseconds(1000);
 
 }  // namespace
@@ -313,7 +314,7 @@ void UcxTransport::fail_peer(uint32_t rank, ucs_status_t status, const char *wha
   changed_.notify_all();
 }
 
-// A peer that has been told hello and has not answered may not have started, or its host has too much to do.
+// A peer that has not answered a hello may not have started, or its host may be too busy.
 void UcxTransport::lose(UcxPeer &peer, ucs_status_t status, const char *what) noexcept {
   changed_at_ = Clock::now();
   if (peer.open || peer.index < rank_ || peer.heard || Clock::now() >= peer.expiry || !peer.loss.text.empty())
@@ -364,7 +365,7 @@ void UcxTransport::cut(uint32_t rank) noexcept {
   if (!peer.endpoint) return;
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";
-    peer.loss.order = ++losses_;  // behind those that failed before
+    peer.loss.order = ++losses_;  // later than peers that failed before
   }
   close(peer);
 }
@@ -380,7 +381,7 @@ void UcxTransport::greet(uint32_t to) {
   send_hello(peer);
 }
 
-// Of UCX's kinds of message one that it sends without a handshake of its own; see Transport.
+// A hello is a kind of message that UCX sends without a handshake; see UcxTransport.
 void UcxTransport::send_hello(UcxPeer &peer) {
   peer.tried = Clock::now();
   if (!connect(peer.index)) return;
@@ -391,7 +392,7 @@ void UcxTransport::send_hello(UcxPeer &peer) {
   worker_.wake();
 }
 
-// Also what is none is taken: UCX would keep it.
+// Messages that are no hellos are received, too, because UCX would keep them.
 void UcxTransport::read_hellos() {
   ucp_tag_recv_info_t info;
   while (const ucp_tag_message_h message = api_.ucp_tag_probe_nb(worker_.handle(), 0, 0, 1, &info)) {
@@ -425,7 +426,7 @@ void UcxTransport::send_greeting(UcxPeer &peer) {
   worker_.wake();
 }
 
-// In the middle of UCX's progress: no time to send.
+// Called inside UCX's progress, where nothing may be sent.
 void UcxTransport::take_greeting(uint32_t from) {
   if (from >= peers_.size()) return;
   UcxPeer &peer = peers_[from];
@@ -434,7 +435,7 @@ void UcxTransport::take_greeting(uint32_t from) {
   peer.greeted = true;
 }
 
-// What has waited goes first.
+// Messages that have waited are sent first.
 void UcxTransport::open(UcxPeer &peer) {
   peer.open = true;
   changed_at_ = Clock::now();

@@ -29,8 +29,8 @@ void find(void *library, const char *path, const char *name, Function &function)
   if (!function) fail(FSDP_UNSUPPORTED, "UCX: {} has no {}: UCX 1.13 or later is needed", path, name);
 }
 
-// UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded, going by the environment, which is not ours to
-// change. So it gives them back, unless UCX's own variables ask for them.
+// UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded. It goes by the environment, which is not ours to
+// change. So the signals are restored afterwards, unless UCX's own variables ask for handlers.
 void give_signals_back(void *library, const char *path) {
   for (const char *name : {"UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS", "UCX_DEBUG_SIGNO"})
     if (std::getenv(name)) return;
@@ -68,7 +68,7 @@ Api load_api() {
 
 namespace {
 
-// Between processes of one host, or to the memory of a device.
+// Does the transport work only between processes of one host, or to the memory of a device?
 bool stays_on_host(std::string_view transport) {
   constexpr std::array<std::string_view, 6> names{"self", "posix", "sysv", "cma", "knem", "xpmem"};
   const std::string_view name = transport.substr(0, transport.find('/'));
@@ -77,7 +77,7 @@ bool stays_on_host(std::string_view transport) {
 
 }  // namespace
 
-// A line for each: "#      resource 1  :  md 1  dev 1  flags -- tcp/lo".
+// The text has one line for each: "#      resource 1  :  md 1  dev 1  flags -- tcp/lo".
 std::vector<std::string> transports_of(std::string_view text) {
   std::vector<std::string> found;
   while (!text.empty()) {
@@ -109,24 +109,24 @@ bool trusts_tcp() {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// What UCX puts before a message in one piece of a TCP connection, and more.
+// More than UCX puts before a message in one piece of a TCP connection.
 constexpr uint64_t room_for_headers = 4096;
 constexpr uint64_t usual_piece = uint64_t{64} << 10;  // UCX_TCP_RX_SEG_SIZE
 
-// Is there a device that moves memory by itself? InfiniBand, RoCE and their like are all shown here.
+// Is there an RDMA device? InfiniBand, RoCE and the like are all listed here.
 bool has_rdma() {
   std::error_code none;
   return !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
 }
 
-// ... and may UCX use it? A list of transports that names TCP does not let it, unless it is one of those to leave out.
+// May UCX use RDMA? Not if UCX_TLS lists TCP, unless it is a list of transports to leave out.
 bool uses_rdma() {
   const char *text = std::getenv("UCX_TLS");
   const std::string_view transports(text ? text : "");
   return has_rdma() && (transports.starts_with('^') || transports.find("tcp") == std::string_view::npos);
 }
 
-// As UCX reads it: 8192, 64K, 1M. What is no number is no limit ("inf").
+// Reads a size as UCX does: 8192, 64K, 1M. A text that is no number ("inf") means no limit.
 uint64_t bytes_of(const char *text) {
   char *end = nullptr;
   const uint64_t number = std::strtoull(text, &end, 10);
@@ -166,8 +166,8 @@ void Worker::end() noexcept {
   context_ = nullptr;
 }
 
-// Where the user has not. UCX takes a transport's own setting (of: its prefix in the environment) by its bare name
-// here.
+// Sets a value unless the user has set it. Here UCX takes a transport's setting by its bare name; `of` is the
+// transport's prefix in the environment.
 void Worker::set(ucp_config_t *config, const char *of, const char *name, const char *value) {
   if (std::getenv(format_text("UCX_{}{}", of, name).c_str())) return;
   const ucs_status_t status = api_.ucp_config_modify(config, name, value);
@@ -180,10 +180,10 @@ void Worker::set(ucp_config_t *config, const char *of, const char *name, const c
 void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", warnings_.empty() ? "" : "; ", text); }
 
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
-// memory. So it copies, a chunk being one piece that needs no question first: questions cost round trips.
+// memory. So UCX must copy. A chunk is one piece that is sent without a request first: requests cost round trips.
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
-  // Beside RDMA UCX would open a port for TCP that is not needed. Its transports within a host carry nothing: ranks of
-  // one host share memory without UCX, which would still take 4.3 MB a rank from /dev/shm.
+  // With RDMA, UCX would also open a port for TCP, which is not needed. Its transports within a host are not used:
+  // ranks of one host share memory without UCX, which would still take 4.3 MB per rank from /dev/shm.
   without_tcp_ = has_rdma() && !trusts_tcp_ && !std::getenv("UCX_TLS");
   const char *all_but = without_tcp_ ? "^tcp,posix,sysv" : "^posix,sysv";
   set(config, "", "TLS", without_tcp_ && guarded_ ? "rc,dc,self,cuda" : all_but);
@@ -194,7 +194,7 @@ void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
   set(config, "", "ZCOPY_THRESH", "inf");
   set(config, "TCP_", "TX_SEG_SIZE", bytes.c_str());
   set(config, "TCP_", "RX_SEG_SIZE", bytes.c_str());
-  set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off holds no other up
+  set(config, "TCP_", "CONN_NB", "y");  // a host that is cut off does not delay others
   const char *copies_up_to = std::getenv("UCX_ZCOPY_THRESH");
   if (copies_up_to && bytes_of(copies_up_to) < chunk_bytes)
     warn(format_text(
@@ -220,8 +220,8 @@ void Worker::create_context(uint64_t chunk_bytes) {
   check_trust();
 }
 
-// The port is open from the moment that there is a worker. What UCX may use is asked of UCX: variables, files of
-// settings and devices have a say in it.
+// Called before there is a worker, because a worker opens the port. UCX itself is asked what it may use, because that
+// depends on variables, configuration files and devices.
 void Worker::check_trust() const {
   if (trusts_tcp_) return;
   char *text = nullptr;
