@@ -26,10 +26,10 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-// Each has its folder open.
+// Each file keeps its folder open, so their number is limited.
 constexpr size_t files_at_once = 64;
 
-// The disk's side.
+// The thread that writes to the disk.
 class WriterThread {
  public:
   explicit WriterThread(ShardWriter &writer) : writer_(writer) {
@@ -37,7 +37,7 @@ class WriterThread {
     thread_ = std::thread([this] { writer_.write(); });
   }
   ~WriterThread() {
-    writer_.give_up(FSDP_ABORTED, "the writing was given up");  // changes nothing where it is complete
+    writer_.give_up(FSDP_ABORTED, "the writing was given up");  // has no effect if the writing is complete
     thread_.join();
   }
   WriterThread(const WriterThread &) = delete;
@@ -205,7 +205,7 @@ namespace {
 
 constexpr const char *single_name = "model.safetensors";
 
-// One after the other into a file, until it is full.
+// Puts tensors into a file, one after the other, until the file is full.
 std::vector<NewFile> split_files(const std::vector<NewTensor> &tensors, uint64_t most) {
   std::vector<NewFile> files;
   uint64_t bytes = 0;
@@ -235,7 +235,7 @@ std::string write_weight_index(const std::vector<NewFile> &files) {
   return text + "\n  }\n}\n";
 }
 
-// Of the path of something that is to be made.
+// Splits the path of something that will be made into folder and name.
 std::pair<std::string, std::string> split_path(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const size_t slash = path.find_last_of('/');
@@ -253,7 +253,7 @@ Converted describe(const std::string &path, const std::vector<NewFile> &files,
   return converted;
 }
 
-// The same bytes from every run of the import.
+// The manifest has the same bytes in every run of the import.
 Manifest describe_import(const std::vector<NewTensor> &tensors, const NewFile &file, const WrittenShard &written,
                          uint64_t sequence, uint64_t step) {
   Manifest manifest;
@@ -268,7 +268,7 @@ Manifest describe_import(const std::vector<NewTensor> &tensors, const NewFile &f
   return manifest;
 }
 
-// A rename of nothing is a mistyped one.
+// Throws if a rename matches no tensor, because it is then probably mistyped.
 void require_used(std::span<const Rename> renames, const SpreadTensors &tensors, std::string Rename::*stored) {
   for (const Rename &rename : renames)
     if (std::ranges::none_of(tensors,
@@ -327,7 +327,7 @@ Converted import_weights(const std::string &weights, const std::string &folder, 
   const std::vector<WrittenShard> written = write_new_files(made, files, reader, progress);
   const std::string text =
       write_manifest(describe_import(planned, files[0], written.at(0), into.next_sequence(), step));
-  parse_manifest(text, made.shown(manifest_name));  // no load would take what it refuses
+  parse_manifest(text, made.shown(manifest_name));  // a manifest that it refuses could not be loaded
   made.commit(step_name(step), text, false);
   return describe(into.shown(step_name(step)), files, written);
 }

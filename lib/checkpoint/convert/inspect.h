@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a folder of checkpoints has, and whether it is what was written.
+// Lists the checkpoints of a folder, and checks whether they are as they were written.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +15,25 @@ namespace fsdp::checkpoint {
 
 struct ListedCheckpoint {
   std::string name;
-  std::optional<Manifest> manifest;  // none: it cannot be read
-  uint64_t bytes = 0;                // of the files that the manifest speaks of
-  std::string problem;               // empty: every file is there, in its size
-  bool unfinished = false;           // that is its problem: it is being written, or was not to its end
+  std::optional<Manifest> manifest;  // empty if it cannot be read
+  uint64_t bytes = 0;                // bytes of the files that the manifest lists
+  std::string problem;               // empty: every file exists and has its size
+  bool unfinished = false;           // the problem is that it is still being written, or was not written to its end
 };
-
-// Of a folder, the newest first, those without a manifest last; or the checkpoint that the folder is.
+// Lists the checkpoints of a folder, the newest first and those without a manifest last. If `path` is a checkpoint
+// itself, lists only that.
 std::vector<ListedCheckpoint> inspect_checkpoints(const std::string &path);
-
-// One thing of a checkpoint that is not what was written.
+// One damaged part of a checkpoint.
 struct Damage {
   std::string file;  // path
   std::string what;  // names the file, the bytes and the tensors
 };
-
 struct Verified {
-  uint64_t checkpoints = 0, files = 0, bytes = 0;  // that were looked at
+  uint64_t checkpoints = 0, files = 0, bytes = 0;  // numbers of what was checked
   std::vector<Damage> damages;
 };
 
-// All that inspect_checkpoints finds: manifests, sizes, sums of headers and of every block.
+// Verifies everything that inspect_checkpoints finds: manifests, sizes, and the sums of headers and of every block.
 Verified verify_checkpoints(const std::string &path, const Progress &progress);
 
 }  // namespace fsdp::checkpoint

@@ -14,19 +14,19 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-// Rows of a stored tensor that are rows of a new one, both as they are seen here.
+// Rows of a stored tensor that become rows of a new one, both after transposing.
 struct RowUse {
-  std::string name;  // of the stored one
+  std::string name;  // name of the stored tensor
   const SpreadTensor *from;
   uint64_t first, to, count;
   bool transposed;
-  bool keeps_type = false;  // whatever the others become
+  bool keeps_type = false;  // it is not converted, even if others are
 };
-using RowUses = std::map<std::string, std::vector<RowUse>>;  // by the new name
+using RowUses = std::map<std::string, std::vector<RowUse>>;  // key: the new name
 
 std::string rows_text(uint64_t first, uint64_t end) { return format_text("rows {} to {}", first, end); }
 
-// As it is seen here, where theirs may be turned.
+// The shape of the stored tensor after transposing.
 std::vector<uint64_t> seen_shape(const RowUse &use, bool stored_is_theirs) {
   std::vector<uint64_t> shape = use.from->shape;
   if (use.transposed && shape.size() != 2)
@@ -74,7 +74,7 @@ class NewTensorMaker {
   void check_fits(const NewTensor &made, const RowUse &use, const RowUse &first) const;
   uint64_t add(NewTensor &made, const RowUse &use, const RowUse &first, uint64_t next) const;
 
-  bool from_theirs_;  // else from ours
+  bool from_theirs_;  // true: from theirs to ours; false: from ours to theirs
   const ElementType *as_;
 };
 
@@ -93,7 +93,7 @@ void NewTensorMaker::check_fits(const NewTensor &made, const RowUse &use, const 
          quote_json(first.name), quote_json(use.name));
 }
 
-// Returns where the next rows must begin. The same rows again are a twin's, where ours become theirs.
+// Returns where the next rows must begin. If ours become theirs, the same rows again are those of a twin.
 uint64_t NewTensorMaker::add(NewTensor &made, const RowUse &use, const RowUse &first, uint64_t next) const {
   check_fits(made, use, first);
   const std::vector<uint64_t> seen = seen_shape(use, from_theirs_);
@@ -123,7 +123,7 @@ std::vector<NewTensor> make_all(RowUses &uses, const NewTensorMaker &maker) {
   return made;
 }
 
-// A rename of a tensor of ours, and what it is called there.
+// A rename of a tensor of ours, and the tensor's name there.
 struct WayBack {
   const Rename *rename;
   std::string theirs;
@@ -160,7 +160,7 @@ void count_rows(const std::string &name, uint64_t rows, std::vector<WayBack> &wa
          quote_json(name), next < rows ? "nowhere" : "somewhere, and it does not have them");
 }
 
-// A checkpoint may have boxes of tensors alone, those of the models that were saved.
+// Throws if a tensor is not whole: a checkpoint may have only those boxes of a tensor that the saved models have.
 void require_whole(const SpreadTensors &tensors) {
   for (const auto &[name, tensor] : tensors) {
     uint64_t count = 0;
@@ -171,7 +171,8 @@ void require_whole(const SpreadTensors &tensors) {
   }
 }
 
-// What codes are multiplied by, as it is called here and by others: another type would be another scale.
+// Is this a plane of scales, by its name here or in other programs? Its type is not converted, because that would
+// change the scales.
 bool is_plane_of_scales(const std::string &name, const SpreadTensors &tensors) {
   for (const std::string_view end : {"_scale", "_scale_inv"}) {
     if (!name.ends_with(end)) continue;
@@ -230,7 +231,7 @@ constexpr uint64_t converted_at_once = 1024;
 
 uint64_t element_bytes(const ElementType &type) { return type.bits / 8; }
 
-// Where in the stored tensor a box of the new one is.
+// The box of the stored tensor that corresponds to a box of the new one.
 Box source_of(const TensorPiece &piece, const Box &in_new) {
   Box source = in_new;
   for (size_t d = 0; d < source.offset.size(); ++d) source.offset[d] -= piece.to.offset[d];
@@ -239,7 +240,7 @@ Box source_of(const TensorPiece &piece, const Box &in_new) {
   return source;
 }
 
-// Elements that lie behind each other in the source go `step` elements from each other.
+// Copies adjacent elements to places that are `step` elements apart.
 void scatter(std::byte *to, uint64_t step, const std::byte *from, uint64_t count, uint64_t element) {
   const auto all = [&]<size_t size>() {
     for (uint64_t i = 0; i < count; ++i) std::memcpy(to + i * step * size, from + i * size, size);
@@ -257,7 +258,7 @@ NewTensorReader::OpenFile::OpenFile(ShardReader opened) : reader(std::move(opene
   for (uint32_t i = 0; i < tensors.size(); ++i) numbers[tensors[i].name] = i;
 }
 
-// The one that was not used for the longest time makes room.
+// If too many files are open, the file that was unused for the longest time is closed.
 NewTensorReader::OpenFile &NewTensorReader::open(uint32_t file) {
   auto found = open_.find(file);
   if (found == open_.end()) {
@@ -286,7 +287,7 @@ void NewTensorReader::read(const NewTensor &tensor, uint64_t first, std::span<st
   }
 }
 
-// Whole rows, or a part of one that is longer than the window.
+// The window has whole rows, or a part of a row that is longer than the window.
 void NewTensorReader::move_window(const NewTensor &tensor, uint64_t element) {
   const uint64_t most = window_bytes / element_bytes(*tensor.type), row = tensor.shape[1];
   const uint64_t column = element % row;
@@ -308,7 +309,7 @@ void NewTensorReader::make(const NewElements &range, std::span<const Box> boxes)
   }
 }
 
-// The boxes follow each other, and so do what they are of one file; of a transposed piece there is one box.
+// Boxes come in order, and so do their parts in one file. A transposed piece has one box.
 void NewTensorReader::fill(const NewElements &range, std::span<const Box> boxes, const TensorPiece &piece) {
   std::vector<Box> sources;
   for (const Box &box : boxes)
@@ -336,7 +337,7 @@ void NewTensorReader::fill_from(const NewElements &range, std::span<const Box> s
   bytes_read_ += counts.read;
 }
 
-// at: the first element's place in the piece's source.
+// `at` is the first element's position in the piece's source.
 void NewTensorReader::take(const NewElements &range, const TensorPiece &piece, uint64_t at,
                            std::span<const std::byte> elements) {
   const ElementType &from = *piece.from->type, &to = *range.tensor->type;
@@ -359,8 +360,8 @@ void NewTensorReader::take(const NewElements &range, const TensorPiece &piece, u
   }
 }
 
-// By way of memory that is aligned, which their files need not be; F64 by way of fp32, and yet rounded once, as loads
-// do it.
+// Converts in aligned memory, because elements in other programs' files need not be aligned. F64 is converted through
+// fp32, and still rounded only once, as in loads.
 void NewTensorReader::convert(const ElementType &from, const ElementType &to, std::span<const std::byte> elements,
                               std::byte *out) {
   if (&from == &to) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of files that are to be written, and which elements of stored ones they are made of: by name, or as renames
-// say, in either direction. A fused tensor is several pieces, and so is what it is split into again.
+// Tensors of files that will be written, and the elements of stored tensors from which they are made: by name, or as
+// renames say, in either direction. A fused tensor consists of several pieces; splitting it makes several tensors.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,10 @@ using SpreadTensors = std::map<std::string, SpreadTensor>;
 
 // A box of a stored tensor that is a box of a new one.
 struct TensorPiece {
-  std::string name;  // of the stored one
+  std::string name;  // name of the stored tensor
   const SpreadTensor *from = nullptr;
-  Box source;               // in the stored tensor
-  Box to;                   // in the new one
+  Box source;               // box in the stored tensor
+  Box to;                   // box in the new tensor
   bool transposed = false;  // element (r, c) of `source` is element (c, r) of `to`
 };
 
@@ -34,44 +34,45 @@ struct NewTensor {
   std::string name;
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  std::vector<TensorPiece> pieces;  // fill it
-  std::vector<TensorPiece> twins;   // tied here, one tensor there: they must have the bits of the pieces
-
-  bool turns() const;  // is any of it transposed?
+  std::vector<TensorPiece> pieces;  // these fill the tensor
+  std::vector<TensorPiece> twins;   // tied tensors that become one tensor: they must have the same bits as the pieces
+  bool turns() const;               // is any piece transposed?
 };
-
-// What others' tensors are called here. Refuses, by name, rows that come twice or not at all, and shapes and types that
-// do not fit: INVALID_ARGUMENT. The tensors live as long as what is returned.
+// Plans new tensors with our names from other programs' tensors. Throws INVALID_ARGUMENT, with names, if rows come
+// twice or are missing, or if shapes or types do not fit. `theirs` must live as long as the result.
 std::vector<NewTensor> plan_import(const SpreadTensors &theirs, std::span<const Rename> renames);
-// The way back: what ours were called there. Of renames without a row_count that go to one tensor of ours, each has
-// the rows up to the next one's. `as`: of all that can be converted; NULL: as they are.
+// The reverse: plans tensors with the other program's names from ours. If several renames without a row_count go to one
+// tensor of ours, each has the rows up to the first row of the next. `as` is the type to which all convertible tensors
+// are converted; NULL: they stay as they are.
 std::vector<NewTensor> plan_export(const SpreadTensors &ours, std::span<const Rename> renames,
                                    const ElementType *as = nullptr);
 
-// The elements of new tensors, as they are written one after the other: read out of the files that have them, verified
-// where these have sums, converted and turned.
+// Reads the elements of new tensors, which are written one after the other. They are read from the files that have
+// them, verified if these have sums, converted and transposed.
 //
 //   files --blocks, verified--> runs of a piece --straight--> the writer's block
 //                                               --transposed, element by element--> a window of rows --> the block
 
-// Rounds to nearest even. The addresses are aligned to their elements.
+// Converts elements, and rounds to nearest even. The addresses are aligned to their elements.
 using CastElements =
     std::function<void(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count)>;
 
 class NewTensorReader {
  public:
-  // Rows of transposed tensors that are put together at once: a stored matrix is read once for each of these windows.
+  // Size of the window of rows of a transposed tensor that are assembled at once: a stored matrix is read once for each
+  // window.
   static constexpr uint64_t window_bytes = uint64_t{32} << 20;
-  // Files that are open at once, with what their headers say.
+  // Limit of files that are open at once, with their parsed headers.
   static constexpr size_t max_open = 128;
 
   NewTensorReader(const WeightFiles &files, CastElements cast)
       : files_(files), cast_(std::move(cast)), buffer_(ShardReader::buffer_bytes) {}
 
-  // Bytes [first, first + to.size()) of one, whole elements; those of one tensor in rising order. INVALID_ARGUMENT,
-  // naming file, tensor and bytes, where a file is not what was written, or where a twin has other bits.
+  // Reads bytes [first, first + to.size()) of a tensor, which must be whole elements; those of one tensor are read in
+  // rising order. Throws INVALID_ARGUMENT, with file, tensor and bytes, if a file was changed or if a twin has other
+  // bits.
   void read(const NewTensor &tensor, uint64_t first, std::span<std::byte> to);
-  // Of files, so far.
+  // The number of bytes read from files so far.
   uint64_t bytes_read() const { return bytes_read_; }
 
  private:
@@ -84,7 +85,7 @@ class NewTensorReader {
   struct OpenFile {
     explicit OpenFile(ShardReader opened);
     ShardReader reader;
-    std::unordered_map<std::string, uint32_t> numbers;  // of tensors, by name
+    std::unordered_map<std::string, uint32_t> numbers;  // numbers of tensors, by name
     uint64_t used = 0;
   };
   OpenFile &open(uint32_t file);
@@ -100,7 +101,7 @@ class NewTensorReader {
   AlignedBytes buffer_;
   std::map<uint32_t, std::unique_ptr<OpenFile>> open_;
   uint64_t uses_ = 0, bytes_read_ = 0;
-  NewElements window_;  // of the transposed tensor that is being read
+  NewElements window_;  // the window in the transposed tensor that is being read
   std::vector<std::byte> window_memory_, twin_memory_;
 };
 

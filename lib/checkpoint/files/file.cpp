@@ -17,7 +17,7 @@ namespace {
 
 uint64_t page_of(uint64_t offset) { return offset / io_alignment * io_alignment; }
 
-// Flags that are constants: of others glibc's fortified headers check more, by another function.
+// The flags are constants, because for other flags glibc's fortified headers call a different function.
 template <int flags>
 Fd open_file(int folder, const std::string &name) {
   Fd fd(::openat(folder, name.c_str(), flags | O_DIRECT));
@@ -31,7 +31,7 @@ bool leave_direct(int fd) {
 
 }  // namespace
 
-// O_NONBLOCK: opening a pipe would wait for a writer.
+// O_NONBLOCK: without it, opening a pipe would wait for a writer.
 InFile::InFile(int folder, const std::string &name, std::string shown, LinkPolicy links) : shown_(std::move(shown)) {
   constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   fd_ = links == LinkPolicy::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
@@ -85,13 +85,13 @@ void OutFile::open(int folder, const std::string &name) {
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   fd_ = Fd(::openat(folder, name.c_str(), flags | O_DIRECT, 0600));
   if (fd_ || errno != EINVAL) return;
-  // A file system may say no to direct I/O after it has made the file.
+  // A file system may refuse direct I/O after it has made the file.
   direct_ = false;
   if (::unlinkat(folder, name.c_str(), 0) != 0 && errno != ENOENT) return;
   fd_ = Fd(::openat(folder, name.c_str(), flags, 0600));
 }
 
-// Some file systems say no only when they are written to, or write a part that is no multiple.
+// Some file systems refuse direct I/O only at a write, or write a part that is no multiple of the alignment.
 bool OutFile::leave_direct() {
   if (!direct_) return false;
   direct_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that direct I/O takes: page by page.
+// Memory for direct I/O: whole pages.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,8 @@
 
 namespace fsdp::checkpoint {
 
-// What direct I/O asks of addresses, offsets and sizes: the page, of which the blocks of all devices are parts.
+// The alignment that direct I/O requires of addresses, offsets and sizes: a page, which is a multiple of the block size
+// of all devices.
 inline constexpr uint64_t io_alignment = 4096;
 
 class AlignedBytes {
@@ -34,27 +35,26 @@ class AlignedBytes {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-// A file of a checkpoint, to read parts of: past the page cache where the file system has that.
-
-// Caches of others are made of links. In checkpoints of ours a link is damage.
+// A file of a checkpoint of which parts are read, past the page cache if the file system supports that.
+// Caches of other programs consist of links. In our checkpoints a link is damage.
 enum class LinkPolicy : uint8_t { refused, followed };
 
 class InFile {
  public:
-  // A name in an open folder; a pipe or whatever else is no file is refused, and so is a link unless it is to be
-  // followed. `shown` is its path for messages. All of these throw SYSTEM with the path, what was done to which bytes,
-  // and errno.
+  // Opens a name in an open folder. Anything that is no regular file is refused, and so is a link unless links are
+  // followed. `shown` is the path for messages. All functions throw SYSTEM with the path, the action and its bytes, and
+  // errno.
   InFile(int folder, const std::string &name, std::string shown, LinkPolicy links = LinkPolicy::refused);
 
   uint64_t bytes() const { return bytes_; }
   const std::string &shown() const { return shown_; }
-  // Bytes [offset, offset + count), as a part of `buffer`, which is that of an AlignedBytes with room for
-  // needed_for(offset, count). They lie within the file, as it was when it was opened.
+  // Reads bytes [offset, offset + count) and returns them as a part of `buffer`. The buffer is that of an AlignedBytes
+  // with room for needed_for(offset, count). The range must lie within the file as it was when it was opened.
   std::span<const std::byte> read(uint64_t offset, uint64_t count, std::span<std::byte> buffer) const;
   static uint64_t needed_for(uint64_t offset, uint64_t count);
 
  private:
-  // Whole pages; as far as the file goes.
+  // Reads whole pages, as far as the file goes.
   void read_pages(uint64_t offset, std::span<std::byte> to, uint64_t needed) const;
 
   std::string shown_;
@@ -62,18 +62,18 @@ class InFile {
   uint64_t bytes_ = 0;
 };
 
-// A new file of a checkpoint, on its way to the disk. Written by direct I/O, past the page cache, where the file system
-// has that; else through the cache, and then to the disk.
+// A new file of a checkpoint. It is written by direct I/O, past the page cache, if the file system supports that, else
+// through the cache and then to the disk.
 
 class OutFile {
  public:
-  // In an open folder, as a plain name that nothing has yet. `shown` is its path for messages. All of these throw
-  // SYSTEM with the path, what was done to which bytes, and errno.
+  // Creates the file in an open folder, under a plain name that must be free. `shown` is the path for messages. All
+  // functions throw SYSTEM with the path, the action and its bytes, and errno.
   OutFile(int folder, const std::string &name, std::string shown);
 
   // Address, offset and size are multiples of io_alignment.
   void write(uint64_t offset, std::span<const std::byte> data);
-  // Cuts what the last write had beyond its end, and returns when all of it is on the disk. The file is closed.
+  // Cuts the file to `bytes`, closes it, and returns when all of it is on the disk.
   void finish(uint64_t bytes);
   bool is_direct() const { return direct_; }
 

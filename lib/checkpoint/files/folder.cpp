@@ -23,7 +23,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr int folder_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-constexpr int deepest = 8;  // no checkpoint has more
+constexpr int deepest = 8;  // no checkpoint has deeper folders
 
 void remove_tree(int parent, const std::string &name, const std::string &shown, int depth) {
   if (::unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return;
@@ -34,7 +34,7 @@ void remove_tree(int parent, const std::string &name, const std::string &shown, 
     if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
     for (const std::string &inside : list_folder(folder.get(), shown))
       if (inside != owner_name) remove_tree(folder.get(), inside, shown + "/" + inside, depth + 1);
-    // Last: while the rest is there, it tells which job made it.
+    // The owner file is removed last: while the rest exists, it says which job made the folder.
     if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)
       fail_errno(errno, format_text("{}/{}: removing it", shown, owner_name));
   }
@@ -62,7 +62,7 @@ std::pair<Fd, std::string> find_file(int folder, const std::string &name, const 
 }
 
 std::vector<std::string> list_folder(int folder, const std::string &shown) {
-  Fd own(::openat(folder, ".", folder_flags));  // with a place of its own to read from
+  Fd own(::openat(folder, ".", folder_flags));  // with its own read position
   const std::unique_ptr<DIR, int (*)(DIR *)> entries(own ? ::fdopendir(own.get()) : nullptr, ::closedir);
   if (!entries) fail_errno(errno, format_text("{}: looking into it", shown));
   own.release();
@@ -99,7 +99,7 @@ namespace {
 constexpr uint64_t longest_manifest = uint64_t{1} << 30;
 constexpr std::string_view step_prefix = "step-";
 
-// Its name is on the disk then, too. Returns errno, or 0.
+// Makes a folder, whose name is then on the disk, too. Returns errno, or 0.
 int make_one(const std::string &path) {
   if (::mkdirat(AT_FDCWD, path.c_str(), 0700) != 0) return errno;
   const size_t slash = path.find_last_of('/');
@@ -109,7 +109,7 @@ int make_one(const std::string &path) {
   return 0;
 }
 
-// Folders that are there may refuse to be made in many ways. Only one that is not there has a reason to be told.
+// Making an existing folder may fail with many errors. An error is reported only if the folder does not exist.
 void make_path(const std::string &path) {
   for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const std::string part = path.substr(0, slash);
@@ -121,14 +121,14 @@ void make_path(const std::string &path) {
   }
 }
 
-// The process lacks something: the error says nothing about the file.
+// Does the error mean that the process lacks something? It then says nothing about the file.
 bool is_of_process(const Error &error) {
   return error.status == FSDP_OUT_OF_MEMORY ||
          (error.status == FSDP_SYSTEM &&
           (error.origin_code == EMFILE || error.origin_code == ENFILE || error.origin_code == ENOMEM));
 }
 
-// A file that a checkpoint has lost is damage; the errno would say that there is no folder of checkpoints.
+// A lost file of a checkpoint is damage. Its errno is dropped, since ENOENT would mean that the folder does not exist.
 Error damage_of(const Error &error, const std::string &shown) {
   if (error.origin_code != ENOENT) return error;
   return {FSDP_INVALID_ARGUMENT, format_text("{}: is missing; the checkpoint is damaged", shown)};
@@ -138,7 +138,7 @@ bool is_forbidden(const UnreadableCheckpoint &one) {
   return one.why.origin_code == EACCES || one.why.origin_code == EPERM;
 }
 
-// A save that follows one which cannot be read leaves this much room: that one's sequence is lower in any case.
+// A save after an unreadable checkpoint leaves a gap of this size, so that its sequence is higher in any case.
 constexpr uint64_t sequence_leap = uint64_t{1} << 20;
 
 uint64_t step_of(const std::string &name) { return std::strtoull(name.c_str() + step_prefix.size(), nullptr, 10); }
@@ -221,7 +221,8 @@ std::vector<FolderEntry> Folder::list(std::vector<UnreadableCheckpoint> *unreada
   return entries;
 }
 
-// A sum that is wrong makes a sequence a hint, and a step may be saved again: either of them counts with the times.
+// If the sum is wrong, the sequence is only a hint, and a step may be saved again. So each of them counts only together
+// with the times.
 size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const {
   const std::optional<uint64_t> told = told_sequence(name);
   const std::optional<int64_t> written = written_at(name);
@@ -233,15 +234,15 @@ size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntr
   return static_cast<size_t>(std::ranges::find_if_not(entries, is_newer) - entries.begin());
 }
 
-// As the text of a damaged manifest has it.
+// The sequence in the text of a damaged manifest.
 std::optional<uint64_t> Folder::told_sequence(const std::string &name) const try {
   return find_sequence(read_manifest_text(name));
 } catch (const Error &) {
   return std::nullopt;
 }
 
-// When its first file of weights was: a manifest that was replaced by something else has another time, and so has its
-// folder.
+// When the checkpoint's first file of weights was written. The times of a manifest that was replaced, and of its
+// folder, would be wrong.
 std::optional<int64_t> Folder::written_at(const std::string &name) const {
   struct stat status {};
   try {
@@ -249,7 +250,7 @@ std::optional<int64_t> Folder::written_at(const std::string &name) const {
     for (const std::string &file : list_folder(inside.get(), shown(name)))
       if (file.ends_with(".safetensors") && ::fstatat(inside.get(), file.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0)
         return time_of(status);
-  } catch (const Error &) {  // its folder tells
+  } catch (const Error &) {  // the folder's time is used instead
   }
   if (::fstatat(fd(), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(status.st_mode)) return std::nullopt;
   return time_of(status);
@@ -259,7 +260,7 @@ uint64_t Folder::next_sequence() const {
   std::vector<UnreadableCheckpoint> unreadable;
   const std::vector<FolderEntry> entries = list(&unreadable);
   const uint64_t last = entries.empty() ? 0 : entries.front().manifest.sequence;
-  // Each of them may have leapt over the one before.
+  // Each of these checkpoints may have left a gap to the one before.
   const auto leaps = static_cast<uint64_t>(std::ranges::count_if(unreadable, &UnreadableCheckpoint::may_be_newest));
   return checked_add(last, leaps ? leaps * sequence_leap : 1, "a checkpoint's sequence");
 }
@@ -271,7 +272,8 @@ bool Folder::has(const std::string &name) const {
   return false;
 }
 
-// Nothing is in it yet, or no more; or its owner tells, and its manifest is not there to its end.
+// True if the folder is empty, or if it has a named owner and its manifest does not exist or was not written to its
+// end.
 bool Folder::is_unfinished(const std::string &name) const try {
   const Fd folder(::openat(fd(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder) return false;
@@ -281,7 +283,7 @@ bool Folder::is_unfinished(const std::string &name) const try {
   return error.origin_code == ENOENT;
 }
 
-// A rank that is killed after the manifest leaves a whole checkpoint, with its owner in it.
+// A rank that is killed after it has written the manifest leaves a whole checkpoint that still has its owner file.
 bool Folder::is_leftover(const std::string &name) const {
   if (!is_checkpoint_name(name)) return is_abandoned(fd(), name);
   return is_abandoned_with_name(fd(), name) && is_unfinished(name);
@@ -294,7 +296,7 @@ std::vector<std::string> Folder::remove_leftovers() const {
     try {
       remove_tree(fd(), name, shown(name));
       removed.push_back(name);
-    } catch (const Error &) {  // it does no harm, and is removed another time
+    } catch (const Error &) {  // a leftover does no harm, and is removed another time
     }
   }
   return removed;
@@ -309,7 +311,7 @@ void Folder::remove(const std::string &name) const {
 
 void Folder::remove_in_place(const std::string &name) const {
   const Fd folder = open_folder(fd(), name, shown(name));
-  if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)  // of a job that is dead, or was this one
+  if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)  // the owner of a dead job, or of this one
     fail_errno(errno, format_text("{}/{}: removing it", shown(name), owner_name));
   const Fd owner = make_owner(folder.get(), named_owner(make_id()), shown(name));
   if (::unlinkat(folder.get(), manifest_name, 0) != 0)

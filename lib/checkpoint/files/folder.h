@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folder of checkpoints. What is being written lies in `.tmp-ID`, whose owner holds a lock as long as it lives; it
-// gets its name, and is one of the folder's checkpoints, at once and when it is whole. Where folders cannot be renamed,
-// as on mounts of object stores, it has its name from the start: its manifest makes it a checkpoint.
+// A folder of checkpoints. A checkpoint that is being written lies in `.tmp-ID`, whose owner holds a lock while it
+// lives. When it is whole it gets its name at once, and is then one of the folder's checkpoints. If folders cannot be
+// renamed, as on mounts of object stores, it has its name from the start, and its manifest makes it a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,17 @@
 
 namespace fsdp::checkpoint {
 
-// What is in folders, by their descriptors: no link is followed, and no other folder of that name is met.
-
-// Names in an open folder, in their order. All of these throw SYSTEM with the path, `shown`, and errno.
+// Access to folders by their descriptors: no link is followed, and a folder cannot be exchanged for another of that
+// name. Returns the sorted names in an open folder. All functions throw SYSTEM with the path `shown` and errno.
 std::vector<std::string> list_folder(int folder, const std::string &shown);
-// The folder that a name with folders in it leads to, and the name in that.
+// Follows the folders in a name; returns the last folder and the name in it.
 std::pair<Fd, std::string> find_file(int folder, const std::string &name, const std::string &shown);
 Fd open_folder(int parent, const std::string &name, const std::string &shown);
-// A folder with all that is in it; what is gone already is no failure.
+// Removes a folder with its contents. Entries that are gone already are no failure.
 void remove_tree(int parent, const std::string &name, const std::string &shown);
-// Returns when names that were given or taken away in it are on the disk.
+// Returns when names that were added or removed in the folder are on the disk.
 void sync_folder(int folder, const std::string &shown);
-// ... and of the folders in it.
+// The same for the folder and all folders in it.
 void sync_tree(int folder, const std::string &shown);
 
 struct FolderEntry {
@@ -37,18 +36,19 @@ struct FolderEntry {
   Manifest manifest;
 };
 
-// One that has its name, and whose manifest cannot be read.
+// A checkpoint that has its name, but whose manifest cannot be read.
 struct UnreadableCheckpoint {
   std::string name;
   Error why;
-  size_t newer = 0;  // so many of those that can be read, the newest ones, have certainly been saved after it
+  size_t newer = 0;  // number of readable checkpoints that were certainly saved later; they are the newest ones
 
   bool may_be_newest() const { return newer == 0; }
 };
 
 class Folder {
  public:
-  // Made if it is not there, and so are those above it. All of these throw SYSTEM with the path, the deed and errno.
+  // Makes the folder if it does not exist, and the folders above it. All functions throw SYSTEM with the path, the
+  // action and errno.
   static Folder make(const std::string &path);
   explicit Folder(std::string path);
 
@@ -56,22 +56,25 @@ class Folder {
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return path_ + "/" + name; }
 
-  // Those with a valid manifest, the newest first. Others are added to `unreadable`, if that is given, but those that
-  // are still written, or were not written to their end. Throws only what is wrong with the folder or the process.
+  // Returns the checkpoints with a valid manifest, the newest first. Others are added to `unreadable`, if that is
+  // given, except those that are still being written or were not written to their end. Throws only errors of the folder
+  // or the process.
   std::vector<FolderEntry> list(std::vector<UnreadableCheckpoint> *unreadable = nullptr) const;
-  // Higher than that of any checkpoint here, also of those that cannot be read.
+  // A sequence number higher than that of any checkpoint here, including those that cannot be read.
   uint64_t next_sequence() const;
-  // Of the checkpoint of that name: throws what is wrong with it. Its text's long_sum_of goes to `sum`, if given.
+  // Reads the manifest of a checkpoint; throws if it is damaged. The text's long_sum_of goes to `sum`, if that is
+  // given.
   Manifest read_manifest(const std::string &name, std::string *sum = nullptr) const;
-  // Is anything there under that name?
+  // Does anything exist under that name?
   bool has(const std::string &name) const;
-  // Is it one without a manifest yet, whose job writes it or has died at it?
+  // Is it a checkpoint without a manifest, whose job is writing it or has died meanwhile?
   bool is_unfinished(const std::string &name) const;
-  // What jobs that no longer live were writing is removed. Returns the names.
+  // Removes what jobs that no longer live were writing. Returns the names.
   std::vector<std::string> remove_leftovers() const;
-  // With all that is in it, through `.tmp-ID`: never half of it under its name.
+  // Removes a checkpoint with its contents. It is first renamed to `.tmp-ID`, so that no half of it has its name.
   void remove(const std::string &name) const;
-  // ... without a rename: first the manifest, without which the rest is nothing, and which the next save removes.
+  // The same without a rename: the manifest is removed first. Without it the rest is no checkpoint, and the next save
+  // removes it.
   void remove_in_place(const std::string &name) const;
 
  private:
@@ -85,33 +88,35 @@ class Folder {
   Fd fd_;
 };
 
-// A checkpoint on its way. Until commit() it has no name; without one it is removed.
+// A checkpoint that is being written. It has no name until commit(); if it is not committed, it is removed.
 class NewCheckpoint {
  public:
-  // By one rank, which lives as long as it is written: it alone commits. name: the checkpoint's from the start on;
-  // INVALID_STATE where something has it.
+  // For one rank, which lives while the checkpoint is written and alone commits it. `name` is given if the checkpoint
+  // has its name from the start; throws INVALID_STATE if the name is taken.
   explicit NewCheckpoint(const Folder &folder, const std::string &name = "");
-  // By the others: must see within `patience_ms` what the first one made, or the folder is not shared. `poll` is called
-  // while it waits, and throws what ends the wait.
+  // For the other ranks: waits until it sees the folder that the first rank made. If it does not within `patience_ms`,
+  // the folder is not shared. `poll` is called during the wait, and throws to end it.
   NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms, const std::function<void()> &poll,
                 const std::string &name = "");
   ~NewCheckpoint();
   NewCheckpoint(const NewCheckpoint &) = delete;
   NewCheckpoint &operator=(const NewCheckpoint &) = delete;
 
-  // What it is called as long as it is written.
+  // The folder's name while the checkpoint is written.
   std::string written_name() const { return name_.empty() ? ".tmp-" + id_ : name_; }
   const std::string &id() const { return id_; }
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return folder_.shown(written_name()) + "/" + name; }
-  // A folder inside, open, which may be in another one there; made if it is not there. Without a name this one.
+  // Opens a folder inside, and makes it if it does not exist. The name may have several folders; without a name it is
+  // this folder.
   Fd make_folder(const std::string &name) const;
-  // All files are on the disk: so is the manifest now, and the checkpoint has its name. What had that name before is
-  // gone with `replace`; without, INVALID_STATE. UNSUPPORTED where the file system cannot exchange two names.
+  // Called when all files are on the disk: writes the manifest to the disk and gives the checkpoint its name. With
+  // `replace` an older checkpoint of that name is removed; without, throws INVALID_STATE. Throws UNSUPPORTED if the
+  // file system cannot exchange two names.
   void commit(const std::string &name, const std::string &manifest, bool replace);
-  // The same of a folder that has no manifest, nor a name from the start on.
+  // The same for a folder without a manifest and without a name from the start.
   void commit(const std::string &name, bool replace);
-  // A small file in it.
+  // Writes a small file in the folder.
   void put(const std::string &name, const std::string &text) const;
 
  private:
@@ -124,17 +129,17 @@ class NewCheckpoint {
   void exchange_names(const std::string &from, const std::string &name);
 
   const Folder &folder_;
-  std::string id_, name_;  // the name: if it has it from the start on
+  std::string id_, name_;  // name_ is set if the checkpoint has its name from the start
   Fd fd_, owner_;
   bool owns_ = false;
 };
 
-// The newest is wanted: throws where one that cannot be read may be it, with its status, and names it. way_out: what
-// else can be done, for people.
+// Called if the newest checkpoint is wanted. If an unreadable checkpoint may be the newest, throws its error and names
+// it. `way_out` tells people what else they can do.
 void require_newest_is_known(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable,
                              std::string_view way_out = "");
 
-// step-0000001200
+// Returns "step-0000001200" for step 1200.
 std::string step_name(uint64_t step);
 bool is_checkpoint_name(const std::string &name);
 

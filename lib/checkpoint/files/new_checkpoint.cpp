@@ -41,7 +41,7 @@ NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &name)
 
 void NewCheckpoint::make_named() {
   const std::string shown = folder_.shown(name_);
-  ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);  // of a job that died just here: nothing is in it
+  ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);  // removes an empty folder of a job that died just here
   if (::mkdirat(folder_.fd(), name_.c_str(), 0700) != 0) {
     if (errno == EEXIST) fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", shown);
     fail_errno(errno, format_text("{}: making the folder", shown));
@@ -50,7 +50,7 @@ void NewCheckpoint::make_named() {
     fd_ = open_folder(folder_.fd(), name_, shown);
     owner_ = make_owner(fd_.get(), named_owner(id_), shown);
   } catch (...) {
-    // It may be another job's by now: what is not empty is left.
+    // The folder may be another job's by now, so it is left if it is not empty.
     ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);
     throw;
   }
@@ -71,7 +71,7 @@ void NewCheckpoint::make_unnamed() {
   }
 }
 
-// What cannot be removed a later job removes.
+// A later job removes what cannot be removed now.
 void NewCheckpoint::clear(const std::string &name) const noexcept {
   try {
     remove_tree(folder_.fd(), name, folder_.shown(name));
@@ -79,7 +79,7 @@ void NewCheckpoint::clear(const std::string &name) const noexcept {
   }
 }
 
-// Names that another host made come late where folders are cached.
+// Names that another host made appear late if folders are cached.
 NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms,
                              const std::function<void()> &poll, const std::string &name)
     : folder_(folder), id_(id), name_(name) {
@@ -116,7 +116,7 @@ void NewCheckpoint::put(const std::string &name, const std::string &text) const 
   write_text(fd(), name, shown(name), text);
 }
 
-// All that the manifest speaks of is there before it is.
+// All files that the manifest lists exist before the manifest does.
 void NewCheckpoint::write_manifest_last(const std::string &manifest) {
   sync_tree(fd(), shown("."));
   put(manifest_name, manifest);
@@ -139,7 +139,7 @@ void NewCheckpoint::commit(const std::string &name, bool replace) {
   leave(name);
 }
 
-// Its owner is removed now and not before: without it the folder would belong to no job. An owner that stays does no
+// The owner file is removed only now: without it the folder would belong to no job. An owner file that stays does no
 // harm.
 void NewCheckpoint::leave(const std::string &name) {
   ::unlinkat(fd(), owner_name, 0);
@@ -153,7 +153,7 @@ void NewCheckpoint::leave(const std::string &name) {
   }
 }
 
-// A rename never lands on a checkpoint that is there: it fails, or both names are exchanged at once.
+// A rename never overwrites an existing checkpoint: it fails, or both names are exchanged at once.
 void NewCheckpoint::give_name(const std::string &name, bool replace) {
   const std::string from = written_name();
   int result = ::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_NOREPLACE);

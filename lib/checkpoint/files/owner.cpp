@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view named_prefix = "named ";
 constexpr time_t day_s = 24 * 60 * 60;
 
-// Of the open file (F_OFD_SETLK), all of it. errno tells why not.
+// Locks the whole open file (F_OFD_SETLK). On failure errno says why.
 bool take_lock(int fd) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -26,7 +26,7 @@ bool take_lock(int fd) {
   return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
-// Folders of others are left alone, whatever they are called.
+// Is it one of our ids? Folders of other programs are left alone, whatever their names are.
 bool is_id(std::string_view text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
@@ -45,14 +45,14 @@ void lock_and_write(const Fd &file, const std::string &text, const std::string &
     fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
 }
 
-// An owner that has been removed since it was opened has no lock either: its job is through with it, and the name of
-// its folder may be another's by now.
+// An owner file that was removed after it was opened has no lock either. Its job has finished with it, and the name of
+// its folder may belong to another folder by now.
 bool is_dead(const Fd &owner, int folder) {
   if (take_lock(owner.get())) {
     struct stat status {};
     return ::fstat(owner.get(), &status) == 0 && status.st_nlink > 0;
   }
-  const bool held = errno == EAGAIN || errno == EACCES;  // else this file system has no locks
+  const bool held = errno == EAGAIN || errno == EACCES;  // otherwise this file system has no locks
   return !held && is_a_day_old(folder);
 }
 
@@ -65,8 +65,8 @@ std::string make_id() {
   return format_text("{:016x}{:016x}", random[0], random[1]);
 }
 
-// The file has no name until it is locked and says which job made it: a job that finds it without a lock takes it for a
-// dead job's. Not all file systems have files without names, and naming one takes /proc.
+// The file has no name until it is locked and has its text: another job would take an unlocked owner file for that of a
+// dead job. Not all file systems support files without names, and naming one needs /proc.
 Fd make_owner(int folder, const std::string &text, const std::string &shown) {
   if (Fd unnamed{::openat(folder, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600)}) {
     lock_and_write(unnamed, text, shown);
@@ -99,7 +99,7 @@ bool is_abandoned(int parent, const std::string &name) {
 
 std::string named_owner(const std::string &id) { return std::string(named_prefix) + id; }
 
-// Others are there with their text before the folder has a name.
+// Other owner files exist, with their text, before the folder has a name.
 bool has_named_owner(int parent, const std::string &name) {
   const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder || ::faccessat(folder.get(), owner_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return false;

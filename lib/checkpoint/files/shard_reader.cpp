@@ -43,7 +43,7 @@ ShardReader::ShardReader(int folder, const std::string &name, std::string shown,
   sums_ = read_sums(header_, file_.shown());
 }
 
-// The tensors that a damaged block is of, which is what their owner wants to know.
+// The error names the tensors of a damaged block, because that is what users want to know.
 void ShardReader::refuse_block(const ByteRange &block) const {
   std::string names;
   for (const StoredTensor &tensor : header_.tensors)
@@ -53,7 +53,7 @@ void ShardReader::refuse_block(const ByteRange &block) const {
               header_.data_offset + block.end, names);
 }
 
-// At most a chunk, from the beginning of a block to the end of one.
+// Reads at most a chunk, from the beginning of a block to the end of a block.
 std::span<const std::byte> ShardReader::read_blocks(const ByteRange &range, std::span<std::byte> buffer) const {
   const auto bytes = file_.read(header_.data_offset + range.begin, range.end - range.begin, buffer);
   check_sums(range, bytes);
@@ -78,7 +78,7 @@ uint64_t ShardReader::verify(std::span<std::byte> buffer, const std::function<vo
   return bytes;
 }
 
-// Block by block only where one of them is damaged.
+// Blocks are verified one by one only if the chunk has a damaged block.
 void ShardReader::verify_chunk(const ByteRange &chunk, std::span<std::byte> buffer,
                                const std::function<void(const Error &)> &damaged) const {
   try {
@@ -94,8 +94,8 @@ void ShardReader::verify_chunk(const ByteRange &chunk, std::span<std::byte> buff
     }
 }
 
-// Chunks in the file's order, as runs ask for them. A thread reads the next one into the other half of the buffer while
-// the caller verifies and takes one: the disk and the processor work at once.
+// Reads the chunks that runs need, in the file's order. A thread reads the next chunk into the other half of the buffer
+// while the caller verifies and takes one, so that the disk and the processor work at once.
 class ShardReader::ReadAhead {
  public:
   ReadAhead(const ShardReader &reader, const WantedRuns &runs, std::span<std::byte> buffer)
@@ -110,7 +110,7 @@ class ShardReader::ReadAhead {
     if (!thread_) return;
     {
       const std::lock_guard lock(mutex_);
-      taken_ = chunks_.size() + 1;  // there is room for all, and the thread ends
+      taken_ = chunks_.size() + 1;  // as if all were taken, so that the thread ends
       ends_ = true;
     }
     changed_.notify_all();
@@ -119,7 +119,8 @@ class ShardReader::ReadAhead {
   ReadAhead(const ReadAhead &) = delete;
   ReadAhead &operator=(const ReadAhead &) = delete;
 
-  // From `at` on, up to `end` or the end of a block: the caller takes it while the sum has it in the cache.
+  // Returns the bytes from `at` to `end` or the end of a block. The caller takes them while they are in the cache from
+  // summing.
   std::span<const std::byte> get(uint64_t at, uint64_t end) {
     while (at >= now_.end) move_on();
     while (at >= block_.end) check_next_block();
@@ -137,7 +138,7 @@ class ShardReader::ReadAhead {
     static_cast<ReadAhead *>(self)->read_all();
     return nullptr;
   }
-  // At most one chunk ahead of the one that the caller has.
+  // Reads at most one chunk ahead of the caller's chunk.
   void read_all() noexcept {
     for (size_t number = 0; number < chunks_.size(); ++number) {
       std::unique_lock lock(mutex_);
@@ -162,7 +163,7 @@ class ShardReader::ReadAhead {
     now_ = chunks_[number];
     if (thread_) {
       std::unique_lock lock(mutex_);
-      taken_ = number;  // the caller is through with what was before
+      taken_ = number;  // the caller has finished with the chunks before
       changed_.notify_all();
       changed_.wait(lock, [&] { return read_ > number || failure_; });
       if (read_ <= number || (failure_ && read_ == number + 1)) std::rethrow_exception(failure_);
@@ -182,13 +183,13 @@ class ShardReader::ReadAhead {
   std::span<std::byte> buffer_;
   std::vector<ByteRange> chunks_;
   size_t next_ = 0;
-  ByteRange now_{0, 0}, block_{0, 0};  // the chunk that the caller has, and the block of it
+  ByteRange now_{0, 0}, block_{0, 0};  // the caller's chunk, and the present block of it
   std::span<const std::byte> bytes_;
   uint64_t bytes_read_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  size_t taken_ = 0, read_ = 0;  // the caller has the chunk of this number; so many have been read
+  size_t taken_ = 0, read_ = 0;  // the number of the caller's chunk, and how many chunks have been read
   std::array<std::span<const std::byte>, 2> halves_;
   std::exception_ptr failure_;
   bool ends_ = false;
@@ -204,7 +205,7 @@ void ShardReader::check_has(const WantedBox &wanted) const {
               fmt::join(wanted.box.shape, ", "), fmt::join(wanted.box.offset, ", "));
 }
 
-// A manifest may say that the same rows are two parts of a tensor: what was passed is not read again.
+// Checks that runs do not go back: a damaged manifest may say that the same rows are in two parts of a tensor.
 void ShardReader::check_order(const WantedRuns &runs) const {
   uint64_t end = 0;
   runs.for_each([&](const WantedRun &run) {
@@ -215,7 +216,7 @@ void ShardReader::check_order(const WantedRuns &runs) const {
   });
 }
 
-// An element of a foreign file may lie across two chunks: its first bytes wait for the rest.
+// An element in a file of another program may lie across two chunks: its first bytes then wait for the rest.
 ShardReader::Counts ShardReader::read(std::span<const WantedBox> wanted, std::span<std::byte> buffer,
                                       const TakeElements &take) const {
   for (const WantedBox &box : wanted) check_has(box);

@@ -43,12 +43,12 @@ void ShardWriter::fail_with(const Error &error) noexcept {
 void ShardWriter::give_up(fsdp_status status, const char *why) noexcept {
   try {
     fail_with(Error(status, why));
-  } catch (...) {  // no memory for the words
+  } catch (...) {  // no memory for the text
     fail_with(Error(status, {}));
   }
 }
 
-// What the body of a thread throws ends both.
+// Runs the body of a thread; an exception ends both threads.
 template <class Body>
 void ShardWriter::attempt(Body body) noexcept {
   try {
@@ -103,7 +103,7 @@ void ShardWriter::pack_shard(size_t number, const std::function<void()> &poll) {
   hand_over({number, 0, 0, nullptr, write_shard_header(header, sums.finish())});
 }
 
-// The data bytes from `at` on, of as many tensors as they are of.
+// Fills the block with the data bytes from `at` on, which may belong to several tensors.
 void ShardWriter::fill(const ShardToWrite &shard, uint64_t at, std::span<std::byte> block) const {
   const std::vector<StoredTensor> &tensors = shard.file.header.tensors;
   auto tensor = std::ranges::upper_bound(tensors, at, {}, &StoredTensor::end);

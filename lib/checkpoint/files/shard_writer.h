@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings a rank's part of a checkpoint to the disk. One thread copies it, block by block, out of where it lives, and
-// sums it; another writes the blocks that are full. So the memory that is copied may change as soon as the first thread
-// is through, however slow the disk is.
+// Writes a rank's part of a checkpoint to the disk. One thread copies the rank's memory block by block and sums it;
+// another thread writes the full blocks. So the memory may change as soon as the first thread is done, however slow the
+// disk is.
 //
-//   where it lives --packing thread--> a block of four --writing thread--> file          header: last, since it has the
-//   sums
+//   the rank's memory --packing thread--> a block of four --writing thread--> file
+//
+// The header is written last, since it has the sums.
 #pragma once
 
 #include <atomic>
@@ -28,71 +29,70 @@
 
 namespace fsdp::checkpoint {
 
-// Bytes [first, first + to.size()) of a tensor's rows. Called on the packing thread, in rising order, each byte once.
+// Copies bytes [first, first + to.size()) of a tensor's rows to `to`. Called on the packing thread, in rising order,
+// for each byte once.
 using ReadRows = std::function<void(uint64_t first, std::span<std::byte> to)>;
 
 struct ShardToWrite {
   Fd folder;
-  std::string name;   // in it
-  std::string shown;  // for messages
+  std::string name;   // name in the folder
+  std::string shown;  // path for messages
   ShardFile file;
-  std::vector<ReadRows> rows;  // of the header's tensors, in their order
+  std::vector<ReadRows> rows;  // one for each of the header's tensors, in their order
 };
-
-// Of a file that is on the disk.
+// A file that is on the disk.
 struct WrittenShard {
   uint64_t bytes = 0;
   std::string header_sum;
 };
 
-// Memory that full blocks wait in for the disk: the more of it, the sooner everything has been copied.
+// Memory in which full blocks wait for the disk. With more of it, everything is copied sooner.
 struct Staging {
   static constexpr uint64_t block_bytes = uint64_t{8} << 20;
-  // So that copying and writing overlap.
+  // This many blocks let copying and writing overlap.
   static constexpr size_t least_blocks = 4;
   static constexpr uint64_t least_bytes = least_blocks * block_bytes;
 
-  std::vector<std::byte *> blocks;            // where direct I/O wants them
-  std::vector<std::shared_ptr<void>> owners;  // keep them
-
-  // least_bytes of its own.
+  std::vector<std::byte *> blocks;            // aligned for direct I/O
+  std::vector<std::shared_ptr<void>> owners;  // they keep the blocks' memory
+  // Allocates least_bytes.
   static Staging allocate();
-  // As many blocks as fit.
+  // Adds as many blocks as fit into the memory.
   void add(std::span<std::byte> memory, std::shared_ptr<void> owner);
 };
 
 class ShardWriter {
  public:
-  // What is copied at once is summed while it is in the cache.
+  // Pieces of this size are summed while they are in the cache.
   static constexpr uint64_t cached_bytes = uint64_t{256} << 10;
-  // shards: at least one. piece_bytes: how much is asked of ReadRows at once.
+  // There must be at least one shard. `piece_bytes` is the size of a request to ReadRows.
   ShardWriter(std::vector<ShardToWrite> shards, Staging staging, uint64_t piece_bytes = cached_bytes);
 
-  // Each is the body of a thread, and returns when its work is done or given up. The first error ends both. `poll` is
-  // called about every 20 ms while the disk is behind, and throws what ends the packing.
+  // pack() and write() are each the body of a thread, and return when their work is done or given up. The first error
+  // ends both. `poll` is called about every 20 ms while the disk is behind, and throws to end the packing.
   void pack(const std::function<void()> &poll) noexcept;
   void write() noexcept;
-  // From any thread: both return soon, though not before a call into the file system that they are in does. Changes
-  // nothing once all is on the disk.
+  // May be called by any thread: both threads return soon, once a call into the file system has returned. Has no effect
+  // once everything is on the disk.
   void give_up(fsdp_status status, const char *why) noexcept;
-
-  // All has been copied, or never will be; waits for it a while at most. Any thread.
+  // Has everything been copied, or will it never be? await_packed() waits for that, for at most `longest`. May be
+  // called by any thread.
   bool is_packed() const { return packed_.load(std::memory_order_acquire); }
   void await_packed(std::chrono::milliseconds longest);
-  // All is on the disk, or never will be; as above.
+  // The same for everything being on the disk.
   bool is_written() const { return finished_.load(std::memory_order_acquire); }
   void await_written(std::chrono::milliseconds longest);
   uint64_t bytes_written() const { return written_bytes_.load(std::memory_order_relaxed); }
   uint64_t bytes_in_all() const { return total_bytes_; }
-  // After both threads have returned: the files, or why there are none.
+  // Called after both threads have returned: returns the files, or throws why there are none.
   std::vector<WrittenShard> result() const;
 
  private:
   struct Block {
     size_t shard;
-    uint64_t offset;  // in the file
+    uint64_t offset;  // offset in the file
     uint64_t bytes;   // 0: the file's data is complete
-    std::byte *data;  // in the staging
+    std::byte *data;  // address in the staging
     std::string header;
   };
   void fail_with(const Error &error) noexcept;

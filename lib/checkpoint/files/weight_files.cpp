@@ -40,7 +40,7 @@ bool WeightFiles::open_file() {
   return is_file_ = true;
 }
 
-// Of a folder of checkpoints the newest.
+// Opens the newest checkpoint of a folder of checkpoints.
 void WeightFiles::open_newest() {
   std::vector<UnreadableCheckpoint> unreadable;
   const std::vector<FolderEntry> entries = Folder(path_).list(&unreadable);
@@ -70,7 +70,7 @@ void WeightFiles::open_folder_of_files() {
   }
 }
 
-// A file of weights that is not there would leave the last rows of tensors out.
+// Checks that all files of weights exist: without one, the last rows of tensors would be missing.
 void WeightFiles::open_checkpoint() {
   const Manifest manifest = Folder(path_).read_manifest(".");
   for (const ManifestFile &file : manifest.files) {
@@ -91,7 +91,7 @@ std::string WeightFiles::read_text(const char *name) const {
   return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-// One file of a checkpoint may lack nothing, and not be another one's.
+// Checks that a file is the one that the manifest lists.
 void WeightFiles::check(const ShardReader &reader, size_t number) const {
   if (known_.empty()) return;
   const auto known = known_.find(names_[number]);
@@ -110,7 +110,7 @@ std::vector<StoredFile> WeightFiles::list(std::string &sum) const {
     const std::vector<StoredTensor> &tensors = reader.header().tensors;
     for (size_t t = 0; t < tensors.size(); ++t) {
       const auto indexed = index_.find(tensors[t].name);
-      // What the index says is elsewhere is another one of that name.
+      // If the index says that the tensor is in another file, this is a different tensor of that name.
       if (!index_.empty() && (indexed == index_.end() || indexed->second != names_[f])) continue;
       files[f].boxes.push_back(
           {tensors[t].name, tensors[t].type, {reader.offsets()[t], tensors[t].shape}, {}, tensors[t].unknown_type});

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of weights of any program: a safetensors file, a folder of them with Hugging Face's index or without, what
-// PyTorch's distributed checkpoint writes, and a checkpoint of ours or a folder of these. Names may be any that a file
-// can have, but for "._*", in which macOS keeps attributes of other files. Links of others, of which Hugging Face's
-// cache is made, are followed; those in a checkpoint of ours are not.
+// Files of weights of any program: a safetensors file, a folder of them with or without Hugging Face's index, or a
+// checkpoint of PyTorch's distributed checkpoint. It may also be one of our checkpoints, or a folder of them. File
+// names may be any, except "._*", in which macOS keeps attributes of other files. Links of other programs, of which
+// Hugging Face's cache consists, are followed; links in our checkpoints are not.
 #pragma once
 
 #include <map>
@@ -21,14 +21,14 @@ class WeightFiles {
  public:
   explicit WeightFiles(const std::string &path);
 
-  // Is it one of ours? Then nothing of its weights is missing.
+  // Is it one of our checkpoints? If so, none of its weights are missing.
   bool is_checkpoint() const { return !known_.empty(); }
   size_t count() const { return names_.size(); }
   ShardReader open(size_t number) const {
     return ShardReader(folder_.get(), names_[number], shown(number),
                        is_checkpoint() ? LinkPolicy::refused : LinkPolicy::followed);
   }
-  // What is in them, and a sum of all headers.
+  // Lists the contents of the files; `sum` gets a sum of all headers.
   std::vector<StoredFile> list(std::string &sum) const;
 
  private:
@@ -44,8 +44,8 @@ class WeightFiles {
   Fd folder_;
   bool is_file_ = false;
   std::vector<std::string> names_;
-  std::map<std::string, std::string> index_;  // {tensor: file}; empty: there is none
-  // Of a checkpoint of ours; the shapes of tensors that it has only parts of.
+  std::map<std::string, std::string> index_;  // {tensor: file}; empty: there is no index
+  // For one of our checkpoints: its files, and the shapes of tensors of which it has only parts.
   std::map<std::string, ManifestFile> known_;
   std::map<std::string, std::vector<uint64_t>> partial_;
 };

@@ -18,7 +18,8 @@ uint64_t product(std::span<const uint64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), uint64_t{1}, std::multiplies<>());
 }
 
-// Splits the elements [first, end) of the dimensions from `axis` on; the box has its place in those before.
+// Splits the elements [first, end) of the dimensions from `axis` on. The box already has its offset and shape in the
+// dimensions before.
 void split(std::span<const uint64_t> shape, size_t axis, uint64_t first, uint64_t end, Box box,
            std::vector<Box> &boxes) {
   if (first == end) return;
@@ -69,7 +70,7 @@ std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, ui
 
 RunWalk::RunWalk(const Box &common, const Box &from, const Box &to) {
   uint64_t from_step = 1, to_step = 1;
-  bool joined = true;  // the run goes through all dimensions behind this one
+  bool joined = true;  // the run covers all dimensions behind this one
   for (size_t d = common.shape.size(); d-- > 0;) {
     const uint64_t size = common.shape[d];
     from_ += (common.offset[d] - from.offset[d]) * from_step;
@@ -134,7 +135,7 @@ std::vector<ByteRange> blocks_of(const WantedRuns &runs, uint64_t block, uint64_
 
 namespace {
 
-// Sorted by their first row, boxes that may overlap are near each other.
+// Boxes are sorted by their first row, so that boxes that may overlap are near each other.
 void check_boxes(const std::string &name, SpreadTensor &theirs) {
   const auto first = [](const auto &one) { return one.second->offset.empty() ? 0 : one.second->offset[0]; };
   std::ranges::stable_sort(theirs.boxes, {}, first);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a tensor whose sides run along its axes. All numbers count elements; C order.
+// Boxes: parts of a tensor whose sides run along its axes. All numbers count elements, in C order.
 #pragma once
 
 #include <array>
@@ -17,29 +17,30 @@
 
 namespace fsdp::checkpoint {
 
-inline constexpr size_t max_dimensions = 16;  // as fsdp_param
-
+inline constexpr size_t max_dimensions = 16;  // the same as for fsdp_param
 struct Box {
-  std::vector<uint64_t> offset, shape;  // a number for each dimension; a scalar has none
+  std::vector<uint64_t> offset, shape;  // one number for each dimension; none for a scalar
 
   uint64_t count() const;
   bool operator==(const Box &) const = default;
 };
 
-// A whole tensor.
+// The box of a whole tensor.
 Box whole(std::span<const uint64_t> shape);
-// What both have; nothing where they do not meet, or where one of them is empty.
+// The common part of two boxes; nothing if they do not overlap, or if one of them is empty.
 std::optional<Box> intersect(const Box &a, const Box &b);
-// The elements [first, first + count) of a tensor as the fewest boxes, in their order. Its sizes must not overflow.
+// Divides the elements [first, first + count) of a tensor into as few boxes as possible, in order. The sizes of the
+// tensor must not overflow.
 std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, uint64_t count);
 
-// Elements that lie next to each other in both of two boxes, each of which is kept by itself in C order.
+// A run of elements that are adjacent in both of two boxes, each of which is stored separately in C order.
 struct CopyRun {
-  uint64_t from, to;  // the first element's place in either box
+  uint64_t from, to;  // position of the first element in each box
   uint64_t count;
 };
 
-// The runs of `common` in the order of its elements: the fewest there are. Both boxes contain it, and it is not empty.
+// The runs of the box `common`, as few as possible, in the order of its elements. It must not be empty, and both boxes
+// must contain it.
 class RunWalk {
  public:
   RunWalk(const Box &common, const Box &from, const Box &to);
@@ -49,28 +50,26 @@ class RunWalk {
 
  private:
   struct Axis {
-    uint64_t size;      // of the numbers that a run may have here
-    uint64_t from, to;  // elements from one to the next
+    uint64_t size;      // number of positions along this axis
+    uint64_t from, to;  // distance in elements from one position to the next, in each box
   };
-  std::array<Axis, max_dimensions> axes_;  // those that runs do not cross, the last one first
+  std::array<Axis, max_dimensions> axes_;  // the axes that runs do not cross, the last axis first
   size_t axis_count_ = 0;
   uint64_t from_ = 0, to_ = 0, count_ = 1, runs_ = 1;
 };
 
-// Which bytes of a file are read so that boxes of its tensors can be taken out of it.
-
-// A box that the reader needs of a tensor, all of which the file has.
+// Which bytes of a file are read to take boxes of its tensors from it.
+// A box of a tensor that the reader needs. The file must have all of the box.
 struct WantedBox {
-  uint32_t tensor;  // in the file's header
-  Box box;          // in the whole tensor
-  Box to;           // where it is kept: a box that contains it
+  uint32_t tensor;  // index in the file's header
+  Box box;          // box in the whole tensor
+  Box to;           // a box that contains it, in which it is kept
 };
-
-// Bytes of a file's data, those of one run of a box: they lie next to each other in the file and where they are kept.
+// The bytes of one run of a box: they are adjacent in the file, and where they are kept.
 struct WantedRun {
   uint32_t wanted;      // number of the box
-  uint64_t begin, end;  // in the file's data
-  uint64_t to;          // element, in the box where it is kept
+  uint64_t begin, end;  // byte range in the file's data
+  uint64_t to;          // first element's position in the box where it is kept
 };
 
 struct ByteRange {
@@ -79,16 +78,16 @@ struct ByteRange {
   bool operator==(const ByteRange &) const = default;
 };
 
-// The runs of boxes, in the order of the file: the boxes are given in the order of the header's tensors, and those of
-// one tensor in the order of its rows, without common ones.
+// The runs of boxes, in the order of the file. The boxes are given in the order of the header's tensors, and those of
+// one tensor in the order of its rows. Boxes must not have common rows.
 class WantedRuns {
  public:
-  // `offsets`: where each of the file's tensors lies in the whole one.
+  // `offsets` has, for each of the file's tensors, its offset in the whole tensor.
   WantedRuns(const SafetensorsHeader &header, std::span<const std::vector<uint64_t>> offsets,
              std::span<const WantedBox> wanted);
 
   uint64_t bytes() const { return bytes_; }
-  // From the first byte of the first run to the last one of the last: there is one at least.
+  // The range from the first run's begin to the last run's end. There must be at least one run.
   ByteRange span() const;
   template <class Visit>
   void for_each(Visit visit) const {
@@ -99,8 +98,8 @@ class WantedRuns {
  private:
   struct Walk {
     RunWalk runs;
-    uint64_t begin;    // of the tensor, in the file's data
-    uint32_t element;  // bytes
+    uint64_t begin;    // where the tensor begins in the file's data
+    uint32_t element;  // bytes per element
   };
   WantedRun run(uint32_t wanted, uint64_t number) const;
 
@@ -108,40 +107,38 @@ class WantedRuns {
   uint64_t bytes_ = 0;
 };
 
-// The fewest ranges of whole blocks that contain all runs; the last block ends with the data. Those of one run and the
-// next are one where they touch.
+// As few ranges of whole blocks as possible that contain all runs; the last block ends with the data. Ranges of
+// neighbouring runs that touch are joined.
 std::vector<ByteRange> blocks_of(const WantedRuns &runs, uint64_t block, uint64_t data_bytes);
 
-// Tensors that are in files of weights, each of them in one box or cut into several.
-
-// What is in one file: boxes of tensors.
+// Tensors in files of weights; each tensor is one box or cut into several.
+// A box of a tensor that is in one file.
 struct StoredBox {
   std::string name;
   const ElementType *type;
   Box box;
-  std::vector<uint64_t> shape = {};  // of the tensor, whose other boxes may not be there; empty: all of them are
-  std::string unknown_type = {};     // as in StoredTensor
+  std::vector<uint64_t> shape = {};  // shape of the tensor if its other boxes may be missing; empty: none are missing
+  std::string unknown_type = {};     // the same as in StoredTensor
 };
 struct StoredFile {
   std::vector<StoredBox> boxes;
 };
 
-// A tensor, in however many boxes.
+// A tensor that consists of one or more boxes.
 struct SpreadTensor {
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  std::vector<std::pair<uint32_t, const Box *>> boxes;  // in which file
-  bool may_lack = false;                                // boxes of it, which others have
-  std::string unknown_type = {};                        // as in StoredTensor
+  std::vector<std::pair<uint32_t, const Box *>> boxes;  // each with the number of its file
+  bool may_lack = false;                                // boxes of the tensor may be missing here
+  std::string unknown_type = {};                        // the same as in StoredTensor
 
   std::string_view type_name() const { return is_known(*type) ? type->name : unknown_type; }
 };
 
-// By name. Refuses boxes that overlap, that are not all of their tensor or that differ in what they are of:
-// INVALID_ARGUMENT. The files live as long as what is returned.
+// Returns the tensors by name. Throws INVALID_ARGUMENT if boxes overlap, are not all of their tensor, or disagree about
+// their tensor. `files` must live as long as the result.
 std::map<std::string, SpreadTensor> collect_tensors(std::span<const StoredFile> files);
-
-// All dimensions but the first are a row; a scalar is one.
+// The number of rows: a row is all dimensions but the first, and a scalar is one row.
 inline uint64_t rows_of(std::span<const uint64_t> shape) { return shape.empty() ? 1 : shape[0]; }
 
 }  // namespace fsdp::checkpoint

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an element is kept in a safetensors file: the names of the format, and which of them libfsdp computes with.
+// How elements are stored in a safetensors file: the type names of the format, and the types that libfsdp computes
+// with.
 #pragma once
 
 #include <bit>
@@ -15,10 +16,9 @@ namespace fsdp::checkpoint {
 struct ElementType {
   std::string_view name;
   uint32_t bits;
-  fsdp_dtype dtype;  // of the model's that is kept so; 0: none is
+  fsdp_dtype dtype;  // the dtype of a model's tensors that are stored so; 0: none
 };
-
-// Of every release of the format so far. The rows never move.
+// The types of every release of the format so far. The rows never move.
 inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"BF16", 16, FSDP_BFLOAT16},
                                                 {"F16", 16, FSDP_FLOAT16},
@@ -42,20 +42,20 @@ inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"F6_E3M2", 6, 0},
                                                 {"F4", 4, 0}};
 
-// Any other name: of no size that is known, and never read.
+// The type for any other name: its size is not known, and it is never read.
 inline constexpr ElementType unknown_element_type{"", 0, 0};
 constexpr bool is_known(const ElementType &type) { return &type != &unknown_element_type; }
 
-// NULL: there is none of that name.
+// Returns NULL if there is no type of that name.
 constexpr const ElementType *find_element_type(std::string_view name) {
   for (const ElementType &type : element_types)
     if (type.name == name) return &type;
   return nullptr;
 }
 
-// F64 on its way to numbers of fewer bits than fp32 has: as fp32, toward zero, and odd where that is not exact. So the
-// second rounding, to nearest even, gives what one rounding of the double would (Boldo and Melquiond, "When double
-// rounding is odd", 2005). The rounding mode is to be the default.
+// Rounds F64 to fp32 before it is rounded to a smaller type: toward zero, and to an odd number if that is not exact. So
+// the second rounding, to nearest even, gives the result of a single rounding of the double (Boldo and Melquiond, "When
+// double rounding is odd", 2005). The rounding mode must be the default.
 inline float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || value != value) return nearest;
@@ -63,15 +63,15 @@ inline float round_to_odd(double value) {
   const bool is_away = value > 0 ? static_cast<double>(nearest) > value : static_cast<double>(nearest) < value;
   return std::bit_cast<float>((is_away ? bits - 1 : bits) | 1);
 }
-// As fp32 that is rounded once more, to the type, if that is another one.
+// Converts to fp32, such that rounding the result once more, to `to`, is correct.
 inline float narrow(double value, fsdp_dtype to) {
   return to == FSDP_FLOAT32 ? static_cast<float>(value) : round_to_odd(value);
 }
 
-// Into the numbers that a model computes with.
+// Can the type be converted to the numbers that a model computes with?
 constexpr bool is_converted(const ElementType &type) { return is_number(type.dtype) || type.name == "F64"; }
-// Can what is stored as `from` be loaded where `to` is kept? What is no number, codes and bytes, stays what it is.
-// Scales of fp32 are numbers, and take those alone that they are exactly (KeptTensor::is_loaded_from).
+// Can a tensor stored as `from` be loaded into one of type `to`? Codes and bytes are no numbers and are not converted.
+// Scales of fp32 are numbers, but only values that fp32 holds exactly are loaded (KeptTensor::is_loaded_from).
 constexpr bool is_loaded(const ElementType &from, const ElementType &to) {
   return is_converted(to) ? is_converted(from) : from.name == to.name;
 }
@@ -82,7 +82,7 @@ constexpr const ElementType &element_type(fsdp_dtype dtype) {
   return element_types[0];
 }
 
-// Of so many elements; nothing if that is no whole number of bytes or exceeds 64 bits.
+// The bytes of `count` elements; nothing if that is no whole number of bytes or exceeds 64 bits.
 constexpr std::optional<uint64_t> stored_bytes(const ElementType &type, uint64_t count) {
   uint64_t bits = 0;
   if (__builtin_mul_overflow(count, type.bits, &bits) || bits % 8) return std::nullopt;

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// Builds the document from the parser's events, which are where limits and names that come twice can be seen.
+// Builds the document from the parser's events. Only there limits can be checked, and duplicate names be found.
 class DocumentMaker {
  public:
   DocumentMaker(std::string_view file, const JsonLimits &limits) : file_(file), limits_(limits) {}
@@ -23,7 +23,7 @@ class DocumentMaker {
   bool number_unsigned(uint64_t value) { return add(value); }
   bool number_float(double value, const std::string &) { return add(value); }
   bool string(std::string &value) { return add(std::move(value)); }
-  bool binary(std::vector<uint8_t> &) { return false; }  // not in text
+  bool binary(std::vector<uint8_t> &) { return false; }  // does not occur in text
   bool start_object(size_t) { return open(json::object()); }
   bool start_array(size_t) { return open(json::array()); }
   bool end_object() { return open_.pop_back(), true; }
@@ -54,12 +54,12 @@ class DocumentMaker {
 
   std::string_view file_;
   const JsonLimits &limits_;
-  std::vector<json *> open_;  // arrays and objects that have not ended; what is in one does not move while it is open
+  std::vector<json *> open_;  // arrays and objects that have not ended; they do not move while they are open
   std::string name_;
   uint64_t values_ = 0;
 };
 
-// Names and paths are known by their texts.
+// Longer texts are cut in errors.
 constexpr size_t longest_text = 300, longest_value = 40;
 
 std::string shown(const json &value) {
@@ -72,7 +72,7 @@ std::string shown(const json &value) {
 }  // namespace
 
 json parse_json(std::string_view text, std::string_view file, const JsonLimits &limits) {
-  // The parser takes a NUL for the end.
+  // The parser would take a NUL for the end of the text.
   if (const size_t nul = text.find('\0'); nul != text.npos)
     refuse_file(file, "its JSON ends being JSON at byte {}", nul);
   DocumentMaker maker(file, limits);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON from files that are not trusted. It is read by JSON for Modern C++, within limits, and every value is asked
-// for by what it must be. Where it is something else, the error says where: "shard-1.safetensors: /a/shape/0 is -1, not
-// a number of 0 or more".
+// JSON from files that are not trusted. It is read by JSON for Modern C++, within limits. Each accessor names the type
+// that a value must have. If a value has another type, the error says where: "shard-1.safetensors: /a/shape/0 is -1,
+// not a number of 0 or more".
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace fsdp::checkpoint {
 
-// The file is no such thing, or is damaged.
+// Throws INVALID_ARGUMENT with the file's name: the file has the wrong format or is damaged.
 template <class... Args>
 [[noreturn]] void refuse_file(std::string_view file, fmt::format_string<Args...> format, Args &&...args) {
   fail(FSDP_INVALID_ARGUMENT, "{}: {}", file, format_text(format, std::forward<Args>(args)...));
@@ -22,10 +22,10 @@ template <class... Args>
 
 struct JsonLimits {
   size_t depth = 16;
-  uint64_t values = 20'000'000;  // of all kinds, members of objects too
+  uint64_t values = 20'000'000;  // limit for values of all kinds, including members of objects
 };
-
-// A value, and where it is in which file: the views live as long as the document and the file's name.
+// A value, and its place in its file. It holds references, so it must not outlive the document or the string with the
+// file's name.
 class JsonValue {
  public:
   JsonValue(const nlohmann::json &value, std::string_view file, std::string path = {})
@@ -35,7 +35,7 @@ class JsonValue {
   const std::string &text() const;
   bool boolean() const;
   std::vector<uint64_t> unsigned_numbers(size_t most) const;
-  // Its elements in order; it must be an array.
+  // Visits the elements in order; the value must be an array.
   template <class Visit>
   void for_each_element(Visit visit) const {
     require(value_.is_array(), "an array");
@@ -50,9 +50,9 @@ class JsonValue {
   size_t size() const { return value_.size(); }
   bool has(const std::string &name) const { return value_.is_object() && value_.contains(name); }
   JsonValue operator[](const std::string &name) const;
-  // Of an array, as which it was checked.
+  // An element of an array. The caller must have checked that the value is an array.
   JsonValue element(size_t index) const { return {value_[index], file_, path_ + "/" + std::to_string(index)}; }
-  // Throws, saying what it must be, if it is not.
+  // If `is` is false, throws an error that says that the value must be `what`.
   void require(bool is, std::string_view what) const;
 
  private:
@@ -61,7 +61,7 @@ class JsonValue {
   std::string path_;
 };
 
-// Refused: what is no JSON in UTF-8, names that come twice in one object, and what exceeds the limits.
+// Throws if the text is no JSON in UTF-8, if a name comes twice in one object, or if the limits are exceeded.
 nlohmann::json parse_json(std::string_view text, std::string_view file, const JsonLimits &limits = {});
 
 }  // namespace fsdp::checkpoint

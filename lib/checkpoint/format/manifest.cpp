@@ -13,7 +13,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr std::string_view sum_name = ",\n\"sum\":\"";  // of all that stands before it
+constexpr std::string_view sum_name = ",\n\"sum\":\"";  // the sum of all text before it
 constexpr const char *format_name = "libfsdp checkpoint";
 constexpr size_t cut_numbers = 3;
 constexpr size_t max_parts = 4096;  // they are compared in pairs
@@ -61,7 +61,7 @@ uint32_t number32(const JsonValue &value) {
   return static_cast<uint32_t>(number);
 }
 
-// A name becomes a path: it must be one of a file that a checkpoint can have.
+// A name becomes a path, so it must be a possible name of a checkpoint's file.
 bool is_file_name(std::string_view name) {
   for (int folders = 0; folders < 3; ++folders) {
     const size_t slash = name.find('/');
@@ -129,7 +129,7 @@ std::vector<uint64_t> parse_shape(const JsonValue &value) {
   return shape;
 }
 
-// Disjoint parts that together are as large as the tensor fill it; else the tensor says so.
+// Disjoint parts fill the tensor if together they are as large. If they do not, the manifest must say so.
 void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
   const bool partial = value.has("partial");
   const char *const wanted = partial ? "parts that lack some of the tensor" : "parts that fill the tensor";
@@ -162,7 +162,7 @@ void require_different_names(const Values &values, const JsonValue &list) {
     list.require(names.insert(value.name).second, format_text("one with {} once", quote_json(value.name)));
 }
 
-// A tensor without a number is the first model's.
+// A tensor without a number belongs to the first model.
 uint32_t parse_model_number(const JsonValue &value, size_t models) {
   if (!value.has("model")) return 0;
   const uint32_t model = number32(value["model"]);
@@ -239,7 +239,7 @@ std::string write_manifest(const Manifest &manifest) {
   return text + std::string(sum_name) + long_sum_of(text) + "\"}\n";
 }
 
-// The sum comes first: a flipped bit in the version is damage, and no newer release.
+// The sum is checked first, so that a flipped bit in the version is damage and not taken for a newer release.
 Manifest parse_manifest(std::string_view text, std::string_view file) {
   const nlohmann::json document = parse_json(text, file);
   const JsonValue value(document, file);

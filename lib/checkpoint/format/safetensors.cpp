@@ -17,10 +17,10 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr const char *metadata_name = "__metadata__";
-// A header of 100 MB could be made of values that take a hundred times its memory.
+// Without this limit, the values of a 100 MB header could take a hundred times its size in memory.
 constexpr uint64_t max_values = 4'000'000;
 
-// Nothing where sizes exceed 64 bits or end inside a byte.
+// Returns nothing if sizes exceed 64 bits or end inside a byte.
 std::optional<uint64_t> bytes_of(const ElementType &type, std::span<const uint64_t> shape) {
   uint64_t count = 1;
   for (const uint64_t size : shape)
@@ -48,7 +48,7 @@ void check_bytes(const StoredTensor &tensor, std::string_view file) {
                 bytes ? std::to_string(*bytes) : "no size");
 }
 
-// One behind the other, from the first byte to the last one.
+// Checks that tensors follow one another from the first byte to the last.
 void check_places(const SafetensorsHeader &header, uint64_t file_bytes, std::string_view file) {
   uint64_t at = 0;
   for (const StoredTensor &tensor : header.tensors) {
@@ -96,7 +96,7 @@ SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::
     if (value.is_null()) return;
     value.for_each_member([&](const std::string &key, const JsonValue &text) { header.metadata[key] = text.text(); });
   });
-  // An empty tensor lies before what begins where it does.
+  // An empty tensor comes before a tensor that begins at the same byte.
   std::ranges::sort(header.tensors, {}, [](const StoredTensor &t) { return std::tie(t.begin, t.end, t.name); });
   check_places(header, file_bytes, file);
   return header;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The header of a safetensors file: eight bytes of length (little-endian), that much JSON, then the tensors' data
-// without holes. Read from any program's file within limits, and written such that data starts where direct I/O wants
-// it.
+// The header of a safetensors file. The file has eight bytes of length (little-endian), JSON of that length, and then
+// the tensors' data without holes. Headers of any program are read, within limits. They are written such that the data
+// is aligned for direct I/O.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,8 @@
 
 namespace fsdp::checkpoint {
 
-// Names that come from files become paths only where they lead nowhere else.
-
-// Of an entry of a folder: letters, digits, '.', '_' and '-', the first one no '.'.
+// Names from files become paths only if they do not lead out of the folder.
+// Is it a plain name of an entry: letters, digits, '.', '_' and '-', not beginning with a '.'?
 inline bool is_plain_name(std::string_view name) {
   const auto plain = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '_' ||
@@ -29,8 +28,8 @@ inline bool is_plain_name(std::string_view name) {
   return !name.empty() && name[0] != '.' && name.size() <= 255 && std::all_of(name.begin(), name.end(), plain);
 }
 
-// Of a file inside a folder, of any characters that a name can have: each part is the name of an entry, and none leads
-// back.
+// Is it the path of a file inside a folder? It may have any characters that names can have. Each part must be the name
+// of an entry, and none may lead back.
 inline bool is_inner_path(std::string_view path) {
   if (path.size() > PATH_MAX / 2 || path.find('\0') != path.npos) return false;
   for (size_t begin = 0, end = 0; end != path.npos; begin = end + 1) {
@@ -48,38 +47,37 @@ struct StoredTensor {
   std::string name;
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  uint64_t begin = 0, end = 0;    // bytes, from the file's first data byte on
-  std::string unknown_type = {};  // the file's name of a type that is not known
+  uint64_t begin = 0, end = 0;    // byte range, from the file's first data byte on
+  std::string unknown_type = {};  // the type's name in the file if the type is not known
 
   bool operator==(const StoredTensor &) const = default;
 };
 
 struct SafetensorsHeader {
-  std::vector<StoredTensor> tensors;  // as their data follows
+  std::vector<StoredTensor> tensors;  // in the order of their data
   std::map<std::string, std::string> metadata;
-  uint64_t data_offset = 0;  // in the file, of the first data byte
-
+  uint64_t data_offset = 0;  // offset in the file of the first data byte
   uint64_t data_bytes() const { return tensors.empty() ? 0 : tensors.back().end; }
-  const StoredTensor *find(std::string_view name) const;  // NULL: there is none
+  const StoredTensor *find(std::string_view name) const;  // NULL: there is no such tensor
 };
-
-// The JSON's bytes, which must fit into the file.
+// The length of the JSON, which must fit into the file.
 uint64_t read_header_length(std::span<const std::byte, length_bytes> first, uint64_t file_bytes, std::string_view file);
-// Of the JSON alone. Refused is what safetensors refuses: data with holes, overlaps or a rest, sizes that overflow or
-// do not match, names that come twice, more than 16 dimensions. A tensor of a type that is not known has its bytes;
-// only its use is refused.
+// Parses the JSON. Refuses what safetensors refuses: data with holes, overlaps or a rest, sizes that overflow or do not
+// match, names that come twice, and more than 16 dimensions. A tensor of an unknown type only has its byte range; using
+// it is refused later.
 SafetensorsHeader parse_header(std::string_view json, uint64_t file_bytes, std::string_view file);
-
-// The tensors' begin and end, one behind the other in their order.
+// Sets the tensors' begin and end, one after the other in their order.
 void place_tensors(SafetensorsHeader &header);
-// Length and JSON, with spaces behind it until the data starts at a multiple of `alignment`: data_offset bytes.
+// Returns length and JSON, padded with spaces until the data starts at a multiple of `alignment`: data_offset bytes.
 std::string write_header(SafetensorsHeader &header, uint64_t alignment);
 
-// model.safetensors.index.json, as Hugging Face writes it beside several files of weights: which file has which tensor.
+// model.safetensors.index.json, which Hugging Face writes beside several files of weights: it says which file has a
+// tensor.
 
 inline constexpr const char *weight_index_name = "model.safetensors.index.json";
 
-// {tensor: file}. Refuses what is damaged, and paths that lead out of the index's own folder. `file` is for messages.
+// Returns {tensor: file}. Throws if the text is damaged, or if a path leads out of the index's folder. `file` is for
+// messages.
 std::map<std::string, std::string> parse_weight_index(std::string_view text, std::string_view file);
 
 }  // namespace fsdp::checkpoint

@@ -12,11 +12,11 @@ DiskThread::DiskThread(std::shared_ptr<SaveFolder> folder, std::shared_ptr<Shard
   state_->folder = std::move(folder), state_->writer = std::move(writer);
   auto kept = std::make_unique<std::shared_ptr<DiskWork>>(state_);
   thread_ = LibraryThread{"fsdp-disk", "a save's files"}.start(run, kept.get());
-  kept.release();  // the thread's own
+  kept.release();  // the thread owns it now
 }
 
 DiskThread::~DiskThread() {
-  // Changes nothing where all is written.
+  // Has no effect if everything is written.
   if (state_->writer) state_->writer->give_up(FSDP_ABORTED, "the save was given up");
   bool ended = false;
   {
@@ -44,7 +44,7 @@ void DiskThread::serve(DiskWork &state) {
     state.changed.wait(lock, [&] { return state.work || state.ends; });
     if (!state.work) break;
     const std::function<void(SaveFolder &)> work =
-        std::move(state.work);  // its own: no other thread takes it away meanwhile
+        std::move(state.work);  // moved out, so that no other thread can replace it meanwhile
     state.work = nullptr;
     lock.unlock();
     std::optional<Error> failure;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of a save that touches the file system, and so may be held by a disk for as long as that likes. No other
-// thread of the save is ever held: this one owns what it works on, and is left alone if it does not come back.
+// The thread of a save that accesses the file system. A disk may block it for any time, but no other thread of the
+// save: this thread owns its data, and is left alone if it does not return.
 #pragma once
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 
 namespace fsdp::checkpoint {
 
-// The folder, and the checkpoint that is made in it.
+// The folder, and the new checkpoint in it.
 struct SaveFolder {
   std::optional<Folder> folder;
   std::optional<NewCheckpoint> made;
@@ -26,31 +26,31 @@ struct SaveFolder {
 
 class DiskThread {
  public:
-  // Writes what the writer packs from now on; a rank that writes no file has none.
+  // Starts writing what `writer` packs. `writer` is NULL if the rank writes no file.
   DiskThread(std::shared_ptr<SaveFolder> folder, std::shared_ptr<ShardWriter> writer);
-  // Waits for it for its patience at most.
+  // Waits for the thread, for at most the patience.
   ~DiskThread();
   DiskThread(const DiskThread &) = delete;
   DiskThread &operator=(const DiskThread &) = delete;
 
-  // Once the writer is through: does the work; one at a time. What it throws result() throws.
+  // Does the work once the writer is done; one piece of work at a time. result() throws the work's error.
   void begin(std::function<void(SaveFolder &)> work);
   bool idle() const;
   void await_idle(std::chrono::milliseconds longest) const;
   void result() const;
-  // So long it is waited for when it ends.
+  // How long the destructor waits for the thread.
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
  private:
-  // The thread's own, too.
+  // State that the thread owns, too.
   struct DiskWork {
     std::shared_ptr<SaveFolder> folder;
     std::shared_ptr<ShardWriter> writer;
     mutable std::mutex mutex;
     mutable std::condition_variable changed;
-    std::function<void(SaveFolder &)> work;  // that is to be done
-    bool busy = false;                       // there is work, or it is under way
-    std::optional<Error> failure;            // of the last one
+    std::function<void(SaveFolder &)> work;  // work to be done
+    bool busy = false;                       // work is waiting or under way
+    std::optional<Error> failure;            // error of the last work
     bool ends = false, ended = false;
   };
   static void *run(void *kept);

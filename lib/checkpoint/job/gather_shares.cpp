@@ -32,7 +32,7 @@ std::vector<RowTaker::Wanted> RowTaker::find(const ShardReader &reader, std::spa
   return wanted;
 }
 
-// A file is read from its front to its end as often as bytes are wanted twice, or by boxes that lie among each other.
+// A file is read again from its beginning if bytes are wanted twice, or if boxes are interleaved.
 void RowTaker::take(const ShardReader &reader, std::span<const LoadedRows> rows) {
   std::vector<Wanted> left = find(reader, rows);
   while (!left.empty()) {
@@ -66,7 +66,7 @@ void RowTaker::hand_on(const LoadedRows &rows, uint64_t to, std::span<const std:
   write_(shards_.tensors()[rows.tensor], rows.first + to, *rows.type, elements);
 }
 
-// What is kept has the shape [columns, rows] of ours: element (c, r) of it is element (r, c) there.
+// The kept box of the stored tensor has our shape transposed: its element (c, r) is our element (r, c).
 void RowTaker::turn(const LoadedRows &rows, uint64_t to, std::span<const std::byte> elements) {
   const uint64_t element = rows.type->bits / 8, columns = rows.kept.shape[0], count = rows.kept.shape[1];
   const auto key = std::pair(rows.tensor, rows.first);
@@ -86,20 +86,20 @@ namespace {
 
 constexpr uint64_t least_piece = 512, turn_bytes = uint64_t{1} << 20;
 
-// That each holder gives at once.
+// The size of the piece that each holder sends at once.
 uint64_t piece_of(uint32_t holders) { return std::max(turn_bytes / holders / least_piece * least_piece, least_piece); }
 
 struct SharedRows {
   const KeptTensor *tensor;
-  uint64_t rows, row_bytes, element;  // that each of them keeps
+  uint64_t rows, row_bytes, element;  // rows that each holder keeps, bytes per row and per element
 };
 
-// The part of one holder, tensor behind tensor, in pieces of whole elements.
+// The part of one holder, tensor after tensor, in pieces of whole elements.
 class ShareWalk {
  public:
   ShareWalk(std::span<const SharedRows> tensors, ModelShards::Holder holder) : tensors_(tensors), holder_(holder) {}
 
-  // visit(tensor, first byte of what is kept, place in the piece, bytes)
+  // Calls visit(tensor, first byte in the kept part, offset in the piece, bytes).
   template <class Visit>
   void take_piece(uint64_t piece, Visit visit) {
     uint64_t used = 0;
@@ -119,7 +119,7 @@ class ShareWalk {
   std::span<const SharedRows> tensors_;
   ModelShards::Holder holder_;
   size_t tensor_ = 0;
-  uint64_t done_ = 0;  // bytes of its part of the tensor
+  uint64_t done_ = 0;  // bytes done of the holder's part of the tensor
 };
 
 std::vector<SharedRows> shared_rows_of(const KeptAccess &shared, std::span<const KeptTensor *const> tensors) {
@@ -133,7 +133,7 @@ std::vector<SharedRows> shared_rows_of(const KeptAccess &shared, std::span<const
   return all;
 }
 
-// The exchange goes on whatever happens here: others wait for it.
+// Keeps the first error. The exchange goes on whatever happens here, because others wait for it.
 class Attempts {
  public:
   template <class Body>

@@ -19,13 +19,13 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-// Which checkpoint the first rank has chosen.
+// The checkpoint that the first rank has chosen.
 struct ChosenName {
-  char name[64] = {};        // empty: there is none left
-  uint64_t passed_over = 0;  // newer ones that cannot be read, since the one chosen before
+  char name[64] = {};        // empty: no candidate is left
+  uint64_t passed_over = 0;  // number of newer unreadable checkpoints since the last choice
 };
 
-// Texts as one: none of them has a NUL.
+// Joins texts into one; none of them has a NUL.
 std::string join_texts(const std::vector<std::string> &texts) {
   std::string all;
   for (const std::string &text : texts) (all += text) += '\0';
@@ -42,7 +42,8 @@ std::vector<std::string> split_texts(std::span<const std::byte> bytes) {
   return texts;
 }
 
-// What of the manifest is the model's. INVALID_ARGUMENT where it is not told which one that is.
+// Removes what belongs to other models from the manifest. Throws INVALID_ARGUMENT if it is not clear which model is
+// wanted.
 void restrict_to_model(Manifest &manifest, const std::optional<std::string> &name, const std::string &shown) {
   const std::vector<ManifestModel> &models = manifest.models;
   if (!name && models.size() <= 1) return;
@@ -90,8 +91,8 @@ class Loading {
   LoadResult result_;
 };
 
-// A checkpoint itself, or those that are in the folder. Only the first rank decides that there is none: others may see
-// its folder later.
+// Finds the candidates: the checkpoint itself, or those in the folder. Only the first rank decides that there are none,
+// since others may see its folder later.
 void Loading::find_candidates() {
   transport::agree_on(
       team_, "what is loaded",
@@ -120,8 +121,8 @@ void Loading::list_candidates() {
   if (!options_.fall_back) require_newest_is_known(path_, found_.unreadable, ", or allow FSDP_LOAD_FALLBACK");
 }
 
-// On the first rank: those that cannot be read and may be newer than the candidate of that number, but not than the one
-// before it.
+// On the first rank: returns why checkpoints are skipped that cannot be read and may be newer than this candidate, but
+// not newer than the candidate before.
 std::vector<std::string> Loading::pass_over(size_t number) {
   std::vector<std::string> texts;
   for (const UnreadableCheckpoint &one : found_.unreadable)
@@ -129,7 +130,7 @@ std::vector<std::string> Loading::pass_over(size_t number) {
   return texts;
 }
 
-// False: there are no more.
+// Returns false if no candidate is left.
 bool Loading::choose(size_t number) {
   ChosenName mine;
   if (number < found_.names.size()) std::strncpy(mine.name, found_.names[number].c_str(), sizeof mine.name - 1);
@@ -156,7 +157,7 @@ void Loading::read_manifest() {
   transport::agree_on(team_, "the manifest of " + result_.name, sum);
 }
 
-// A list may be longer than what ranks tell each other: each rank throws its own.
+// The list may be too long to exchange between ranks, so each rank throws its own.
 LoadPlan Loading::plan_to_fit() {
   LoadPlan plan;
   std::string text;
@@ -180,7 +181,7 @@ void Loading::read(const LoadPlan &plan) {
   result_.wanted_bytes = taker.wanted_bytes(), result_.read_bytes = taker.read_bytes();
 }
 
-// Whole tensors among all ranks, others among those of one place on the inner axis.
+// Shares whole tensors among all ranks, and others among the ranks at one place on the inner axis.
 void Loading::share(const LoadPlan &plan) {
   std::vector<const KeptTensor *> of_all, of_outer;
   for (const uint32_t number : plan.shared) {
@@ -201,7 +202,7 @@ void Loading::share(const LoadPlan &plan) {
   });
 }
 
-// Not where the job is lost: only what a rank has found in its files leads to another checkpoint.
+// Only errors that a rank has found in its files lead to another checkpoint, and not the loss of the job.
 void Loading::note_damage(const Error &error) {
   const bool damaged = error.status == FSDP_INVALID_ARGUMENT || error.status == FSDP_SYSTEM;
   if (!options_.fall_back || !damaged || waiter_.failure().failed()) throw;
@@ -235,7 +236,7 @@ LoadResult Loading::run() {
       fail(FSDP_INVALID_ARGUMENT, "{}: no checkpoint in this folder is whole: {}", path_,
            fmt::join(result_.passed_over, "; "));
   });
-  return std::move(result_);  // there was none
+  return std::move(result_);  // there was no checkpoint
 }
 
 }  // namespace

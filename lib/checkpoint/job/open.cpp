@@ -18,7 +18,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Which one the first rank has found.
+// The checkpoint that the first rank has found.
 struct FoundName {
   char name[64] = {};
 };
@@ -34,8 +34,8 @@ std::string describe_one(const FolderEntry &entry) {
                      manifest.files.size(), bytes);
 }
 
-// What stands in the first rank's folder: the names of all checkpoints, also of those that cannot be read, and the
-// highest sequence of the others; 0: there are none.
+// The contents of the first rank's folder: the names of all checkpoints, also of unreadable ones, and the highest
+// sequence of the readable ones; 0: there are none.
 struct FolderView {
   uint64_t sequence = 0;
   std::set<std::string> names;
@@ -51,14 +51,14 @@ FolderView view_of(std::span<const std::byte> bytes) {
   return view;
 }
 
-// One that cannot be read is not compared: it is told where it is loaded.
+// An unreadable checkpoint is not compared; loading it reports the error.
 uint64_t sequence_of(const Folder &folder, const std::string &name) try {
   return folder.read_manifest(name).sequence;
 } catch (const std::exception &) {
   return 0;
 }
 
-// The newest checkpoint that the first rank has not seen; empty where what it has seen is newer.
+// The newest checkpoint if the first rank has not seen it; empty if the first rank has seen a newer one.
 std::string find_newer(const std::string &path, const FolderView &first) try {
   const Folder folder(path);
   std::string newest;
@@ -129,7 +129,7 @@ void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoin
 
 OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path) {
   FoundName mine;
-  Candidates found;  // of the first rank
+  Candidates found;  // on the first rank
   std::optional<Folder> folder;
   transport::attempt_together(team, "a checkpoint's folder", [&] {
     folder.emplace(path);
@@ -163,7 +163,7 @@ ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::stri
          reader.file_bytes(), reader.header_sum(), file.bytes, file.header_sum);
   return reader;
 } catch (const Error &error) {
-  // It is damage: ENOENT would say that there is no folder of checkpoints.
+  // A missing file is damage. ENOENT would mean that the folder of checkpoints does not exist.
   if (error.origin_code != ENOENT) throw;
   fail(FSDP_INVALID_ARGUMENT, "{}: is missing; the checkpoint is damaged", shown);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint that all ranks have found in a folder, and what can be read of it without the others.
+// A checkpoint that all ranks have found in a folder, and the data that a rank can read from it without the others.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@
 namespace fsdp::checkpoint {
 
 struct OpenedCheckpoint {
-  std::string path;  // its own
-  std::string name;  // in its folder
+  std::string path;  // path of the checkpoint
+  std::string name;  // name in its folder
   Manifest manifest;
 };
 
-// Collective over the team: the newest of the folder, or the one that the folder is. Throws on all ranks:
-// INVALID_ARGUMENT where there is none, MISMATCH where they see different ones; what is wrong with one that cannot be
-// read and may be the newest.
+// Collective over the team: opens the newest checkpoint of the folder, or the folder itself if it is one. Throws on all
+// ranks: INVALID_ARGUMENT if there is none, MISMATCH if ranks see different ones, or the error of an unreadable
+// checkpoint that may be the newest.
 OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path);
 
 // The names of a folder's checkpoints, the newest first; "." if it is one itself.
@@ -30,27 +30,26 @@ struct Candidates {
   std::vector<std::string> names;
   std::vector<UnreadableCheckpoint> unreadable;
   std::vector<std::string> seen;  // all names in the folder
-  uint64_t sequence = 0;          // of the newest that can be read
+  uint64_t sequence = 0;          // sequence number of the newest readable checkpoint
 };
 Candidates candidates_of(const Folder &folder);
-// Collective: MISMATCH where another rank finds a newer checkpoint at its path than all that the first one, whose
-// candidates these are, has found, and the first one still does not see it. A folder that another rank does not see, or
-// sees later, is not told here.
+// Collective. `found` are the first rank's candidates. Throws MISMATCH if another rank finds a newer checkpoint at its
+// path, and the first rank still does not see that. A folder that another rank does not see, or sees later, is no error
+// here.
 void compare_folders(transport::Team &team, const std::string &path, const Candidates &found);
-// There is none in it that can be read: the status of the first that cannot, with what is wrong with each; of an empty
-// folder INVALID_ARGUMENT.
+// Throws because the folder has no readable checkpoint: with the status of the first unreadable one and the errors of
+// all, or INVALID_ARGUMENT if the folder is empty.
 [[noreturn]] void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable);
 
-// A file of the checkpoint in the open folder. INVALID_ARGUMENT where it is not the one that the manifest speaks of.
+// Opens a file of the checkpoint in the open folder. Throws INVALID_ARGUMENT if it is not the file of the manifest.
 ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::string &shown);
-
-// The caller's bytes of that name: those of the rank, else those of all. INVALID_ARGUMENT where there are none, or they
-// are damaged.
+// Finds the caller's bytes of that name: the rank's own, else those of all ranks. These functions throw
+// INVALID_ARGUMENT if there are none, or if they are damaged.
 const ManifestTensor &find_bytes(const OpenedCheckpoint &checkpoint, const std::string &name, uint32_t rank);
 std::vector<std::byte> read_bytes(const OpenedCheckpoint &checkpoint, const ManifestTensor &bytes,
                                   const std::function<void()> &poll);
 
-// Of a folder, as JSON for people and scripts.
+// Describes a folder's checkpoints, as JSON for people and scripts.
 std::string describe_checkpoints(const std::string &path);
 
 }  // namespace fsdp::checkpoint

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers do of a save: until all have seen the folder, and know what they write.
+// The part of a save that callers do: until all ranks have seen the folder and know what they write.
 #include "checkpoint/job/save.h"
 
 #include <algorithm>
@@ -18,13 +18,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What the first rank tells of the checkpoint that it has begun.
+// The first rank's message about the checkpoint that it has begun.
 struct Beginning {
   char id[40] = {};
   uint64_t sequence = 0;
 };
 
-// The begin of a save, on this rank.
+// Begins a save on this rank.
 class Beginner {
  public:
   Beginner(const SaveRanks &ranks, const SaveOrder &order, SaveTask &task)
@@ -62,13 +62,13 @@ class Beginner {
   const Waiter &waiter_;
   const SaveOrder &order_;
   SaveTask &task_;
-  std::map<uint32_t, uint32_t> places_;  // of ranks of the job
+  std::map<uint32_t, uint32_t> places_;  // places of ranks of the job
 };
 
-// All of it must be the same, or ranks would write parts of different checkpoints.
+// A text that must be the same on all ranks, since they would otherwise write parts of different checkpoints.
 std::string Beginner::said() const {
   std::string models;
-  // A model of all ranks is known to be the same on them; others may be several.
+  // A model of all ranks is known to be the same on them. Models of some ranks may differ between ranks.
   for (const SavedModel &model : order_.models)
     if (model.ranks.size() == team_.size())
       models +=
@@ -87,7 +87,7 @@ void Beginner::check_ranks(const SavedModel &model) const {
       fail(FSDP_INVALID_ARGUMENT, "the model is also of rank {}, which is not among those that save it", rank);
 }
 
-// Only a checkpoint is replaced, whole or not.
+// Throws unless the name is free, or is that of a checkpoint, whole or not, which may be replaced.
 void Beginner::check_free(const Folder &folder) const {
   if (!folder.has(task_.name)) return;
   if (!folder.has(task_.name + "/" + manifest_name))
@@ -105,7 +105,7 @@ void Beginner::make_folder() {
     SaveFolder &there = *task_.folder;
     there.folder = Folder::make(order_.folder);
     there.folder->remove_leftovers();
-    // The commit would find it, too, after all the writing.
+    // The commit would find a taken name, too, but only after all the writing.
     if (!order_.choice.commit_manifest) check_free(*there.folder);
     beginning.sequence = there.folder->next_sequence();
     there.made.emplace(*there.folder, given_name());
@@ -117,19 +117,19 @@ void Beginner::make_folder() {
   task_.manifest.sequence = all[0].sequence;
 }
 
-// The job may be over for a reason of others.
+// Also throws if the job has ended because of other ranks.
 void Beginner::poll() const {
   waiter_.poll();
   world_.check();
 }
 
-// Shorter than others wait for this rank.
+// Shorter than the time for which others wait for this rank.
 std::chrono::milliseconds Beginner::patience() const {
   return std::chrono::milliseconds(
       std::min<uint64_t>(order_.choice.patience_ms, waiter_.timeout_ms() * uint64_t{3} / 4));
 }
 
-// Names come late where another host has made them.
+// Names that another host has made appear late.
 void Beginner::see_folder() {
   transport::attempt_together(team_, "a save's folder, seen by all", [&] {
     if (first()) return;
@@ -151,13 +151,13 @@ void Beginner::see_folder() {
   });
 }
 
-// The first rank knows the models that it leads; of others their first ranks tell it.
+// The first rank knows the models that it leads. The first ranks of other models describe those.
 void Beginner::describe() {
   Manifest mine;
   transport::attempt_together(team_, "a save's description", [&] {
     mine = describe_part(order_.models, order_.bytes, rank(), [&](uint32_t of) { return places_.at(of); });
   });
-  // Of a model of all ranks the first one knows that they save it.
+  // For a model of all ranks the first rank knows that they all save it.
   bool of_some = false;
   for (const SavedModel &model : order_.models) of_some = of_some || model.ranks.size() < team_.size();
   const uint8_t tells = of_some || (!first() && !mine.bytes.empty());
@@ -181,7 +181,7 @@ void Beginner::describe() {
       add_part(whole, part);
     }
     if (!told.empty()) check_members(keys);
-    // No load would take what it refuses: names that come twice, or parts that are missing.
+    // A manifest that it refuses could not be loaded: names come twice, or parts are missing.
     parse_manifest(write_manifest(whole), task_.folder->made->shown(manifest_name));
   });
 }
@@ -205,7 +205,7 @@ ShardToWrite Beginner::plan_file(ShardKind kind, std::vector<ShardTensor> tensor
   return shard;
 }
 
-// What it writes of a tensor begins behind what other holders of its rows write.
+// This rank's rows of a tensor begin behind the rows that other holders write.
 void Beginner::add_models(ShardKind kind, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const {
   for (const SavedModel &model : order_.models)
     for (const KeptTensor *tensor : model.shards->written_by(model.rank, kind)) {
@@ -271,7 +271,7 @@ SaveResult save(const SaveRanks &ranks, SaveOrder order) {
       ranks.waiter.poll();
       one.await_end(std::chrono::milliseconds(20));
     }
-  } catch (Error &error) {  // this rank's caller waits no more; the ranks agree on what comes next
+  } catch (Error &error) {  // this rank's caller stops waiting; the ranks still agree on what comes next
     one.give_up(error.status, error.what());
     error.ends_context = error.status != FSDP_INTERRUPTED;
     throw;

@@ -12,7 +12,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Reading a post takes a few cache lines; a rank that has many posts to read, or asks the kernel, does so less often.
+// Reading a post takes a few cache lines. A rank that reads many posts, or asks the kernel, does so less often.
 constexpr std::chrono::milliseconds longest_pause(2), look_period(20), job_period(100);
 
 template <class Body>
@@ -34,7 +34,7 @@ void remove_all_but(const SaveChoice &choice, const Folder &folder) {
       choice.commit_manifest ? folder.remove_in_place(there[i].name) : folder.remove(there[i].name);
 }
 
-// As every rank reports it.
+// The error in the form in which every rank reports it.
 Error of_rank(const Error &error, uint32_t rank) {
   Error told(error.status, format_text("rank {}: {}", rank, error.message), static_cast<int32_t>(rank), error.origin,
              error.origin_code);
@@ -59,7 +59,7 @@ Save::Keeper::Keeper(const SaveRanks &ranks, std::unique_ptr<SaveTask> task)
   }
   disk_.emplace(task_->folder, writer_);
   disk_->set_patience(patience_);
-  task_->folder.reset();  // the disk's thread has it
+  task_->folder.reset();  // the disk thread has it
   const auto body = [](void *self) -> void * {
     static_cast<Keeper *>(self)->run();
     return nullptr;
@@ -102,7 +102,7 @@ SaveResult Save::Keeper::result() const {
 void Save::Keeper::give_up(fsdp_status status, const char *why) noexcept {
   try {
     given_up_.set(Error(status, why));
-  } catch (...) {  // no memory for the words
+  } catch (...) {  // no memory for the text
     given_up_.set(Error(status, {}));
   }
 }
@@ -120,7 +120,7 @@ void Save::Keeper::run() noexcept {
   changed_.notify_all();
   if (failure && writer_) {
     writer_->give_up(FSDP_ABORTED, "the save was given up");
-    writer_->await_written(patience_);  // no rank hears of it before the file is let go
+    writer_->await_written(patience_);  // other ranks are told only when the file is no longer in use
   }
   if (const auto lost = attempt([&] { failure = first() ? lead(failure) : follow(failure); })) failure = lost;
   if (first())
@@ -135,14 +135,14 @@ void Save::Keeper::finish(std::optional<Error> failure) noexcept {
   {
     const std::lock_guard lock(mutex_);
     end_ = {writer_ ? writer_->bytes_written() : 0, writer_ ? writer_->bytes_in_all() : 0, true, true};
-    writer_.reset();  // and its memory
+    writer_.reset();  // also frees its memory
     failure_ = std::move(failure);
     ended_ = true;
   }
   changed_.notify_all();
 }
 
-// Short at first: a small model is saved in less than the longest one.
+// Pauses are short at first: a small model is saved in less than the longest pause.
 void Save::Keeper::pause() {
   pause_ = std::min<std::chrono::microseconds>(longest_pause, pause_ + pause_ / 4 + std::chrono::microseconds(200));
   std::this_thread::sleep_for(pause_);
@@ -184,7 +184,7 @@ void Save::Keeper::note_files() {
   }
 }
 
-// A slow disk takes its time; one that takes nothing has failed.
+// A slow disk may take its time; a disk that takes no bytes has failed.
 void Save::Keeper::watch_disk() {
   if (const uint64_t bytes = writer_->bytes_written(); bytes != moved_bytes_)
     moved_bytes_ = bytes, moved_ = Clock::now();
@@ -247,7 +247,7 @@ std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
   post(SaveState::giving_up);
   await_all_let_go();
   failure = find_failure(failure);
-  // A disk that does not come back removes it when it does.
+  // If the disk does not return, the disk thread removes the folder when it does.
   if (disk_->idle() && (!writer_ || writer_->is_written()))
     attempt([&] { work_on_disk([](SaveFolder &folder) { folder.made.reset(); }); });
   report_.set(*failure);
@@ -260,7 +260,7 @@ bool Save::Keeper::written_by_all() {
   return written_ == team_.size();
 }
 
-// When they have written, it does not matter any more whether they live.
+// Once ranks have written, it does not matter whether they still live.
 void Save::Keeper::await_written_by_all() {
   try {
     wait_until([&] { return written_by_all(); });
@@ -269,7 +269,7 @@ void Save::Keeper::await_written_by_all() {
   }
 }
 
-// The lowest rank's. What a rank has let go of only because another failed is none.
+// Returns the failure of the lowest rank. Ranks that gave up only because another failed do not count.
 std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) const {
   const bool others = failure->status == FSDP_ABORTED && !given_up_.failed();
   if (!others) return failure->rank >= 0 ? *failure : of_rank(*failure, team_.world_rank(0));
@@ -282,7 +282,7 @@ std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) co
   return failure;
 }
 
-// So that no rank writes into what is removed. Not longer than the job lives.
+// Waits until no rank uses the folder, so that no rank writes into a folder that is being removed. Ends with the job.
 void Save::Keeper::await_all_let_go() {
   const auto start = Clock::now();
   attempt([&] {
@@ -298,7 +298,7 @@ void Save::Keeper::await_all_let_go() {
   });
 }
 
-// The disk's thread does it; a disk that does not come back is given up.
+// The disk thread does the work; if the disk does not return, it is given up.
 void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
   const auto start = Clock::now();
   disk_->begin(std::move(work));
@@ -313,7 +313,7 @@ void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
   disk_->result();
 }
 
-// The disk's thread may be alone with it in the end: what it needs it gets.
+// The disk thread may outlive this object, so it gets copies of all that it needs.
 void Save::Keeper::commit() {
   Manifest &manifest = task_->manifest;
   std::map<std::string_view, ManifestFile *> files;
@@ -334,7 +334,7 @@ void Save::Keeper::commit() {
       file.header_sum = reported.header_sum_text();
     }
   }
-  // Something is in every file, or a rank has not written what another has told of it.
+  // Every file must have bytes; if not, a rank has not written what another rank described.
   for (const ManifestFile &file : manifest.files)
     if (!file.bytes)
       fail(FSDP_MISMATCH, "no rank has written {}: a model is to be added on all ranks of its mesh", file.name);
@@ -342,11 +342,11 @@ void Save::Keeper::commit() {
       [text = write_manifest(manifest), name = task_->name, replace = task_->order.choice.replace](SaveFolder &folder) {
         parse_manifest(text, folder.made->shown(manifest_name));
         folder.made->commit(name, text, replace);
-        folder.made.reset();  // here, if it has something to remove
+        folder.made.reset();  // reset on this thread, since it may have files to remove
       });
 }
 
-// The checkpoint is there: what goes wrong now does not change that, and is told.
+// The checkpoint exists. Errors from now on do not change that, and become a warning.
 void Save::Keeper::remove_older() {
   if (task_->order.choice.keep == 0) return;
   const auto failed = attempt([&] {
@@ -355,8 +355,8 @@ void Save::Keeper::remove_older() {
   if (failed) result_.warning = format_text("older ones could not be removed: {}", failed->message);
 }
 
-// Another save of this rank takes the place of what it shows, so all must have read how this one has ended. A rank that
-// shows something of another save has.
+// This rank's next save replaces its post, so all ranks must have read how this save has ended. A rank that posts for
+// another save has read it.
 void Save::Keeper::await_heard() {
   const auto start = Clock::now();
   uint32_t place = 1;
@@ -394,7 +394,7 @@ std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
   return lost;
 }
 
-// The job is lost, but if all have written the first rank commits all the same, as long as it lives.
+// The job is lost, but if all ranks have written, the first rank still commits while it lives.
 std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
   const auto start = Clock::now();
   const uint32_t first_rank = team_.world_rank(0);
@@ -405,7 +405,7 @@ std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
   return end;
 }
 
-// What the first rank says in the end.
+// The first rank's last report.
 std::optional<SaveReport> Save::Keeper::read_end() const noexcept {
   const SaveReport report = read(0);
   if (report.state == SaveState::committed || report.state == SaveState::failed) return report;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's part of a save from when all have seen the folder to its end: the thread that packs, watches over the disk,
-// and hears from the other ranks. It never waits for the disk itself, nor for a caller.
+// A rank's part of a save, from the time when all ranks have seen the folder to its end. Its thread packs, watches the
+// disk thread and reads the reports of other ranks. It never waits for the disk itself or for a caller.
 #pragma once
 
 #include <pthread.h>
@@ -19,15 +19,15 @@
 
 namespace fsdp::checkpoint {
 
-// What a rank has to do.
+// The task of a rank.
 struct SaveTask {
   SaveOrder order;
-  std::string name;  // the checkpoint's, when it is whole
-  std::string id;    // ... until then
+  std::string name;  // the checkpoint's name when it is whole
+  std::string id;    // its id until then
   std::shared_ptr<SaveFolder> folder = std::make_shared<SaveFolder>();
   std::vector<ShardToWrite> shards;
-  std::vector<ShardKind> kinds;  // of the shards
-  Manifest manifest;             // on the first rank; files lack their sizes
+  std::vector<ShardKind> kinds;  // kinds of the shards
+  Manifest manifest;             // on the first rank; the sizes of files are still missing
 };
 
 class Save::Keeper {
@@ -61,7 +61,7 @@ class Save::Keeper {
   void pause();
   template <class Condition>
   void wait_until(Condition condition);
-  // ... of the first rank, and of the others
+  // The work of the first rank; and that of the others.
   std::optional<Error> lead(std::optional<Error> failure);
   bool written_by_all();
   void await_written_by_all();
@@ -82,15 +82,15 @@ class Save::Keeper {
   std::unique_ptr<SaveTask> task_;
   std::shared_ptr<ShardWriter> writer_;  // NULL: this rank has no file
   std::optional<DiskThread> disk_;
-  uint64_t number_ = 0;   // of the save, in reports
-  SaveReport report_;     // this rank's
-  bool heard_ = false;    // on the others: how it ended, from the first
-  uint32_t written_ = 1;  // on the first rank: so many places have written
+  uint64_t number_ = 0;   // number of the save, in reports
+  SaveReport report_;     // this rank's report
+  bool heard_ = false;    // on other ranks: the first rank has said how the save ended
+  uint32_t written_ = 1;  // on the first rank: the number of places that have written
   Clock::time_point looked_, looked_at_ranks_, moved_;
   uint64_t moved_bytes_ = 0;
   std::chrono::microseconds pause_{0};
   SaveResult result_;
-  Failure given_up_;  // by this rank's caller
+  Failure given_up_;  // set when this rank's caller gives up the save
 
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far a rank is with its part of a save, as it shows that to others while all of them train on.
+// The progress of a rank's part of a save, which the rank posts to others while all of them train on.
 //
-//   a rank     writing -> written | failed -> (the first has said how it ended) heard, or left without that
-//   the first  writing -> (written by all) committing -> committed | failed
-//              writing -> (a rank has failed) giving_up -> failed: by then all have let go of the folder
+//   a rank     writing -> written | failed -> heard (the first rank has said how the save ended), or left without that
+//   the first  writing -> (all have written) committing -> committed | failed
+//              writing -> (a rank has failed) giving_up -> failed: by then no rank uses the folder any more
 #pragma once
 
 #include <array>
@@ -22,15 +22,15 @@ namespace fsdp::checkpoint {
 
 enum class SaveState : uint8_t { none, writing, written, giving_up, committing, committed, failed, heard, left };
 
-// Of a rank that is not the first.
+// Has a rank other than the first failed?
 constexpr bool has_failed(SaveState state) { return state == SaveState::failed || state == SaveState::left; }
 
-// A file that is on the disk; of no bytes: the rank has none of the kind.
+// A file that is on the disk; with 0 bytes, the rank has no file of the kind.
 struct ReportedFile {
   uint64_t bytes = 0;
   std::array<uint8_t, 16> header_sum{};
 
-  // From 32 hexadecimal digits, and to them.
+  // These convert the sum from and to 32 hexadecimal digits.
   void set_header_sum(std::string_view digits) noexcept {
     for (size_t i = 0; i < header_sum.size() && 2 * i + 2 <= digits.size(); ++i)
       (void)std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, header_sum[i], 16);
@@ -42,22 +42,21 @@ struct ReportedFile {
   }
 };
 
-// What a rank says that gave up because of another one.
+// The text of a rank that gave up because another rank failed.
 inline constexpr std::string_view failed_elsewhere = "another rank's part of this save has failed";
-
-// What a rank posts in any case.
+// The part of a report that a rank always posts.
 struct SaveWord {
-  uint64_t save = 0;  // which one: what lies there of an earlier one is none of this
+  uint64_t save = 0;  // number of the save: posts of an earlier save are ignored
   SaveState state = SaveState::none;
   uint8_t origin = FSDP_ORIGIN_FSDP;
-  int16_t status = FSDP_OK;  // of giving_up and failed: why
-  int32_t rank = -1;         // ... and which rank's fault it was
+  int16_t status = FSDP_OK;  // with giving_up and failed: the error
+  int32_t rank = -1;         // with giving_up and failed: the rank to blame
   int64_t code = 0;
   std::array<ReportedFile, shard_kinds> files{};
 };
 static_assert(sizeof(SaveWord) <= membership::post_bytes);
 
-// ... and with the text of its failure, if it has one.
+// A report with the text of the rank's failure, if it has one.
 struct SaveReport : SaveWord {
   std::array<char, membership::post_text_bytes> text{};
 
@@ -68,16 +67,16 @@ struct SaveReport : SaveWord {
     text = {};
     std::memcpy(text.data(), message.data(), cut_length(message, text.size() - 1));
   }
-  // There are few places for texts: those are for ranks that have one of their own.
+  // The text to post. There are few places for texts, so ranks that only repeat another rank's failure post none.
   std::string_view posted() const noexcept { return told() == failed_elsewhere ? std::string_view() : told(); }
-  // Of another process: its end is not trusted.
+  // The text. It may come from another process, so its terminator is not trusted.
   std::string_view told() const noexcept { return {text.data(), ::strnlen(text.data(), text.size())}; }
   Error error() const {
     std::string why(told());
     if (why.empty() && status == FSDP_ABORTED) why = failed_elsewhere;
     if (why.empty()) why = "its part of the save has failed, as those of many ranks";
     Error failure(status, why, rank, static_cast<fsdp_origin>(origin), code);
-    failure.ends_context = false;  // that a save has failed is the end of that save alone
+    failure.ends_context = false;  // a failed save ends only that save
     return failure;
   }
 };

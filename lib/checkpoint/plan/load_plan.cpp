@@ -21,7 +21,7 @@ LoadedRows at(LoadedRows rows, const Box &box) {
   return rows;
 }
 
-// What each file has of the rows that are wanted.
+// Adds the wanted rows that each file has.
 void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &files) {
   const Box &own = wanted.kept;
   const bool scalar = own.shape.empty();
@@ -41,7 +41,7 @@ void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &fil
   }
 }
 
-// Of the elements that the model has of it. Parts do not overlap.
+// The number of the model's elements that are stored. Parts do not overlap.
 uint64_t stored_count(const Box &own, const ManifestTensor &stored) {
   uint64_t count = 0;
   for (const ManifestPart &part : stored.parts)
@@ -49,7 +49,7 @@ uint64_t stored_count(const Box &own, const ManifestTensor &stored) {
   return count;
 }
 
-// Empty, or how they differ.
+// Says how the two differ; empty if they do not.
 std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   if (!std::ranges::equal(own.global_shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
@@ -65,7 +65,7 @@ std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   return "";
 }
 
-// Its planes, as they stand behind each other; of other parameters just the tensor.
+// The planes of a frozen quantized parameter, which follow one another; for other parameters only the tensor.
 std::span<const KeptTensor> planes_of(std::span<const KeptTensor> tensors) {
   const auto end = std::ranges::find_if(tensors, [&](const KeptTensor &tensor) {
     return tensor.param != tensors[0].param || tensor.kind != tensors[0].kind;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank reads of a checkpoint: the rows it keeps, from the files that have them. And what
-// does not fit: every rank finds the same, since it compares whole tensors.
+// What a rank reads from a checkpoint: the rows that it keeps, from the files that have them. It also says what does
+// not fit: every rank finds the same, since whole tensors are compared.
 #pragma once
 
 #include <cstdint>
@@ -12,46 +12,41 @@
 
 namespace fsdp::checkpoint {
 
-// A box of a tensor that is in one file, and where its elements go: in their order behind each other from `first` on,
-// or transposed, of a matrix whose columns are the model's rows.
+// A box of a tensor that is in one file, and where its elements go: in their order, one after the other from `first`
+// on. If `transposed`, it is from a matrix whose columns are the model's rows.
 struct LoadedRows {
-  uint32_t tensor;          // in ModelShards::tensors()
-  std::string name;         // in the file
-  const ElementType *type;  // ... of which it must be there
-  Box box;                  // in the stored tensor
-  Box kept;                 // what this rank takes of the stored tensor, of this file and of others
-  uint64_t first = 0;       // element of what the rank keeps
+  uint32_t tensor;          // index in ModelShards::tensors()
+  std::string name;         // name in the file
+  const ElementType *type;  // type that it must have in the file
+  Box box;                  // box in the stored tensor
+  Box kept;                 // the box that this rank takes of the stored tensor, from this file and others
+  uint64_t first = 0;       // position of the first element in this rank's part
   bool transposed = false;
 };
-
 struct LoadedFile {
-  uint32_t file;  // in the manifest, or of those that were given
+  uint32_t file;  // number in the manifest, or among the given files
   std::vector<LoadedRows> rows;
 };
 
 // Names of whole tensors, in the order of the model or of the manifest; the same on every rank.
 struct LoadedTensors {
-  std::vector<std::string> loaded;      // of the model
-  std::vector<std::string> missing;     // the model has it, the checkpoint does not
-  std::vector<std::string> unexpected;  // the other way round
+  std::vector<std::string> loaded;      // tensors of the model that are loaded
+  std::vector<std::string> missing;     // tensors of the model that the checkpoint lacks
+  std::vector<std::string> unexpected;  // tensors of the checkpoint that the model lacks
 };
-
 struct LoadPlan : LoadedTensors {
-  std::vector<LoadedFile> files;   // by number
-  std::vector<uint32_t> shared;    // tensors that ranks read parts of and then give to each other
-  std::vector<std::string> other;  // both have it, in another shape or of numbers that are not converted; for people
-
-  // Codes and scales mean nothing without each other: of a frozen parameter whose planes are missing in part, which may
-  // be left out as a whole alone, `other` tells. After all that is missing is known.
+  std::vector<LoadedFile> files;   // ordered by number
+  std::vector<uint32_t> shared;    // tensors of which ranks read parts, which they then exchange
+  std::vector<std::string> other;  // tensors that both have, with shapes or types that do not fit; for people
+  // Codes and scales mean nothing without each other. Adds to `other` the frozen parameters of which only some planes
+  // are missing; a parameter may only be missing as a whole. Called after everything that is missing is known.
   void refuse_parts(const ModelShards &shards);
 };
-
 struct LoadChoice {
-  bool states = true;        // of the optimizer; else weights alone, and states in the checkpoint are not unexpected
-  bool one_replica = false;  // ranks that keep the same rows read a part of them each
+  bool states = true;        // load optimizer states, too; if not, states in the checkpoint are not unexpected
+  bool one_replica = false;  // ranks that keep the same rows each read a part of them
 };
-
-// `rank` of the mesh.
+// `rank` is the rank in the mesh.
 LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t rank, const LoadChoice &choice = {});
 
 }  // namespace fsdp::checkpoint

@@ -43,7 +43,7 @@ void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const m
                         &param, &bucket, tensor, nullptr});
 }
 
-// Planes of main weights are made again when these are published; a frozen parameter has nothing else.
+// Planes of main weights are not saved, since publishing makes them again. A frozen parameter has only its planes.
 void ModelShards::add_weights(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param) {
   const auto add = [&](std::string name, const memory::PlanePlan &plane) {
     tensors_.push_back(
@@ -57,7 +57,7 @@ void ModelShards::add_weights(const memory::BucketPlan &bucket, uint32_t tensor,
 
 // ---- places ----
 
-// Slots of an inner rank are neighbours, and so are replicas of it.
+// Slots of an inner rank are neighbours, and so are its replicas.
 uint32_t ModelShards::place_of(uint32_t rank) const {
   const layout::Mesh &mesh = spec_.mesh;
   return mesh.inner(rank) * mesh.outer_size + mesh.outer_index(rank);
@@ -75,11 +75,11 @@ ModelShards::Holding ModelShards::holding(Extent extent, uint32_t place) const {
   return {place / count * count, count, writers_of_[static_cast<size_t>(extent)]};
 }
 
-// The largest slice of all planes of an extent, which that many bytes of the full buffers are.
+// Sets, for each extent, how many holders of a slice write it: as many as can each write at least `least` bytes.
 void ModelShards::count_writers(uint64_t least) {
   std::array<uint64_t, 3> bytes{};
   for (const KeptTensor &tensor : tensors_) {
-    if (!tensor.plane) continue;  // few bytes
+    if (!tensor.plane) continue;  // has only a few bytes
     uint64_t &sum = bytes[static_cast<size_t>(tensor.plane->owned)];
     const uint64_t whole = checked_multiply(tensor.element_count(), dtype_size(tensor.plane->dtype), "bytes");
     sum = checked_add(sum, whole, "bytes of a checkpoint");
@@ -102,7 +102,7 @@ RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
   return {slice.tensor_offset / row, slice.count / row};
 }
 
-// Of steps each reads its own.
+// Each rank reads its own number of steps.
 ModelShards::Holder ModelShards::holder(const KeptTensor &tensor, uint32_t rank) const {
   if (!tensor.plane) return {};
   if (tensor.owned() == Extent::whole) return {rank, spec_.mesh.size()};
@@ -126,7 +126,7 @@ std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {
   const layout::SubBucket &sub = tensor.layout().sub_buckets[placement.sub_bucket];
   const uint64_t start = placement.full_offset - sub.full_offset;
   const uint64_t first = start / sub.shard_count, last = (start + placement.count - 1) / sub.shard_count;
-  const uint32_t places = mesh.size() / mesh.slots();  // of a slot
+  const uint32_t places = mesh.size() / mesh.slots();  // number of places of a slot
   const auto begin = static_cast<uint32_t>(first) * places, end = static_cast<uint32_t>(last + 1) * places;
   const uint32_t group = tensor.owned() == Extent::group ? mesh.outer_size : 1;
   return {begin / group * group, static_cast<uint32_t>(round_up(end, group))};

@@ -12,9 +12,9 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr uint32_t files_in_folder = 1024;
-const std::string no_sum(32, '0');  // it is not written yet
+const std::string no_sum(32, '0');  // the file is not written yet
 
-// Those of a kind that `shards` has, with files numbered from the manifest's last on.
+// Adds the model's files and tensors to the manifest, with files numbered after those already there.
 void describe_model(Manifest &manifest, const SavedModel &model, uint32_t number,
                     const std::function<uint32_t(uint32_t)> &place_of) {
   for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
@@ -35,7 +35,7 @@ std::map<std::string, uint32_t> numbers_of(const std::vector<ManifestFile> &file
   return numbers;
 }
 
-// The same rows, of files by their new numbers.
+// The same rows, with the files' new numbers.
 ManifestPart renumber(const ManifestPart &part, std::span<const uint32_t> numbers) {
   ManifestPart renumbered{part.box, {}};
   for (const RowCut &cut : part.cuts)
@@ -54,13 +54,13 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
     fail(FSDP_INVALID_ARGUMENT, "two ranks have parts of {} that are no parts of one tensor: of {} [{}] and of {} [{}]",
          quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
          fmt::join(tensor.shape, ","));
-  // Of a box that several have, all have the same.
+  // If several ranks have a box, they all have the same part.
   for (ManifestPart &part : tensor.parts)
     if (std::ranges::find(there.parts, part.box, &ManifestPart::box) == there.parts.end())
       there.parts.push_back(std::move(part));
 }
 
-// Of one rank's description: nothing in it is a part of something else in it.
+// Checks one rank's description: its names must be unique.
 void require_unique(const Manifest &part) {
   std::set<std::string_view> names;
   for (const ManifestTensor &tensor : part.tensors)
@@ -83,7 +83,7 @@ std::map<std::string, size_t> places_of(const Tensors &tensors) {
 std::string bytes_name(const std::string &name) { return "bytes." + name; }
 std::string bytes_name(const std::string &name, uint32_t rank) { return format_text("bytes.{}.{:05}", name, rank); }
 
-// Weights lie where PyTorch looks for them.
+// Files of weights have the names that PyTorch looks for.
 std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place) {
   if (kind == ShardKind::weights) return shard_name(rank);
   return format_text("{}/{:04}/{}", kind == ShardKind::bytes ? "bytes" : "optimizer", place / files_in_folder,

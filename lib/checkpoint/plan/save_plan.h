@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint of one or more models consists of: pure. A rank has one file of each kind, with its rows of all
-// models that it saves; the rank that leads a model's mesh describes that model, and the first rank puts the
-// descriptions together.
+// The contents of a checkpoint of one or more models: pure. A rank has one file of each kind, with its rows of all
+// models that it saves. The rank that leads a model's mesh describes the model, and the first rank combines the
+// descriptions.
 #pragma once
 
 #include <cstdint>
@@ -17,43 +17,39 @@
 
 namespace fsdp::checkpoint {
 
-// Bytes [first, first + to.size()) of what this rank keeps of a tensor. Called on a thread of the save, in rising
-// order; the bytes do not change meanwhile.
+// Copies bytes [first, first + to.size()) of this rank's part of a tensor to `to`. Called on a thread of the save, in
+// rising order; the bytes do not change meanwhile.
 using ReadKept = std::function<void(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to)>;
 
 struct SavedModel {
   std::shared_ptr<const ModelShards> shards;
   ManifestModel described;
-  uint32_t rank = 0;            // of the model's mesh
-  std::vector<uint32_t> ranks;  // of the job, in the mesh's order
+  uint32_t rank = 0;            // this rank in the model's mesh
+  std::vector<uint32_t> ranks;  // ranks of the job, in the mesh's order
   ReadKept read;
 };
 
-// Bytes of the caller's own.
+// Bytes of the caller.
 struct SavedBytes {
   std::string name;
-  bool per_rank = false;  // else they are the first rank's
+  bool per_rank = false;  // each rank has its own; if false, they are the first rank's
   std::vector<std::byte> data;
 };
-
-// What a rank's bytes are called in their file.
+// The name of bytes in their file: of common bytes, and of a rank's own.
 std::string bytes_name(const std::string &name);
 std::string bytes_name(const std::string &name, uint32_t rank);
-
-// Of a rank of the job, numbered `place` among those that save.
+// The name of the file of a rank of the job, which has number `place` among the ranks that save.
 std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place);
-
-// The part of the manifest that this rank can tell: models whose mesh it leads, and its bytes. Files have no sizes yet.
-// Its keys say which models the rank saves, led by it or not: all ranks of each must say so (check_members).
-// place_of: a rank of the job among those that save.
+// The part of the manifest that this rank knows: the models whose mesh it leads, and its bytes. Files have no sizes
+// yet. The part's keys say which models the rank saves, whether it leads them or not; all ranks of a model must save it
+// (check_members). place_of(rank) is the number of a rank of the job among those that save.
 Manifest describe_part(std::span<const SavedModel> models, std::span<const SavedBytes> bytes, uint32_t rank,
                        const std::function<uint32_t(uint32_t)> &place_of);
 
-// The keys of all ranks' parts, by rank. MISMATCH: a model that not all ranks of its mesh save.
+// Checks the keys of all ranks' parts, by rank. Throws MISMATCH if not all ranks of a model's mesh save the model.
 void check_members(const std::map<uint32_t, std::map<std::string, std::string>> &keys);
-
-// Adds a part to a manifest: files and models of the same name are one, and so are tensors that are parts of one.
-// INVALID_ARGUMENT: of another shape or type, or of another model.
+// Adds a part to a manifest. Files and models with the same name are joined, and so are parts of one tensor. Throws
+// INVALID_ARGUMENT if the parts of a tensor have different shapes or types, or belong to different models.
 void add_part(Manifest &manifest, const Manifest &part);
 
 }  // namespace fsdp::checkpoint

@@ -39,11 +39,11 @@ std::string fill_name(std::string pattern, const std::string &text) {
 
 namespace {
 
-// Rows [begin, end) of ours, of all of it.
+// A tensor of theirs that gives rows [begin, end) of a whole tensor of ours.
 struct Use {
-  Rename rename;  // with the rows counted
+  Rename rename;  // with its row_count filled in
   const SpreadTensor *theirs;
-  std::string name;  // theirs
+  std::string name;  // name of theirs
 
   uint64_t begin() const { return rename.to_row; }
   uint64_t end() const { return rename.to_row + rename.row_count; }
@@ -87,8 +87,8 @@ class WeightPlanner {
   const ModelShards &shards_;
   std::span<const Rename> renames_;
   std::map<std::string, SpreadTensor> theirs_;
-  std::unordered_map<std::string_view, uint32_t> numbers_;  // of our weights
-  std::map<uint32_t, std::vector<Use>> uses_;               // by our number
+  std::unordered_map<std::string_view, uint32_t> numbers_;  // numbers of our weights, by name
+  std::map<uint32_t, std::vector<Use>> uses_;               // key: the number of our tensor
   std::map<uint32_t, std::vector<LoadedRows>> files_;
   LoadPlan plan_;
 };
@@ -105,7 +105,7 @@ void WeightPlanner::find_uses(const std::string &name, const SpreadTensor &their
 
 void WeightPlanner::use(const std::string &ours, Use use) {
   const auto found = numbers_.find(ours);
-  if (found == numbers_.end()) {  // of one name there, several may be wanted here
+  if (found == numbers_.end()) {  // several renames may use one name, which is listed once
     if (plan_.unexpected.empty() || plan_.unexpected.back() != use.name) plan_.unexpected.push_back(use.name);
     return;
   }
@@ -119,7 +119,7 @@ void WeightPlanner::use(const std::string &ours, Use use) {
   uses_[found->second].push_back(std::move(use));
 }
 
-// Empty, or why theirs cannot be those rows of ours.
+// Says why theirs cannot be those rows of ours; empty if it can.
 std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) const {
   const Rename &rename = use.rename;
   const auto theirs = [&](std::string_view what) {
@@ -149,7 +149,7 @@ std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) con
   return "";
 }
 
-// Each row that the model has comes from one place. Uses of others' rows are dropped.
+// Does each row of the model come from exactly one place? Uses for rows that the model does not have are dropped.
 bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
   const Box box = own.box();
   const uint64_t first = first_row_of(box), end = first + rows_of(box.shape);
@@ -173,7 +173,7 @@ bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
   return false;
 }
 
-// What theirs has of rows [begin, end) of ours, and of those columns that the model has.
+// The box of theirs for rows [begin, end) of ours, with the columns that the model has.
 Box WeightPlanner::theirs_of(const KeptTensor &own, const Use &use, uint64_t begin, uint64_t end) {
   Box box = own.box();
   if (box.shape.empty()) return box;

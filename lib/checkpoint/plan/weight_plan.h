@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which weights of files that others wrote go where in a model: by name, or as renames say. Pure, and the same on every
-// rank but for the rows that are its own.
+// Where weights from files of other programs go in a model: by name, or as renames say. Pure, and the same on every
+// rank, except for the rank's own rows.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,24 @@
 
 namespace fsdp::checkpoint {
 
-// What tensors of files that others wrote are called here, and which rows of them are which of ours.
-
-// A tensor of theirs, or rows of it, that is ours, or rows of it. One of theirs may be several of ours, and one of ours
-// several of theirs.
+// The names here of tensors in other programs' files, and which rows of theirs become which rows of ours.
+// A rename maps a tensor of theirs, or rows of it, to a tensor of ours, or rows of it. One of theirs may become several
+// of ours, and several of theirs may become one of ours.
 struct Rename {
   std::string theirs, ours;           // each with at most one '*', which stands for the same text in both
-  uint64_t from_row = 0, to_row = 0;  // of theirs as it is seen here, and of all of ours, whatever box the model has
-  uint64_t row_count = 0;             // 0: all from from_row on
-  bool transposed = false;            // theirs is seen with its rows for columns
+  uint64_t from_row = 0, to_row = 0;  // row of theirs (after transposing), and row of our whole tensor, not of a box
+  uint64_t row_count = 0;             // 0: all rows from from_row on
+  bool transposed = false;            // theirs is read with rows and columns exchanged
 };
-
-// Refuses, by the name of the list, what can be in no list: INVALID_ARGUMENT.
+// Throws INVALID_ARGUMENT, which names the list, for renames that are invalid in any list.
 void check_renames(std::span<const Rename> renames, std::string_view call);
-
-// The text that the '*' of a pattern stands for in a name; "" where it has none and is the name; nothing: no match.
+// Returns the text that the '*' of a pattern stands for in a name. It is "" if the pattern has no '*' and equals the
+// name. Returns nothing if the name does not match.
 std::optional<std::string> match_name(const std::string &pattern, const std::string &name);
-// The name that a pattern makes of that text.
+// Returns the pattern with '*' replaced by the text.
 std::string fill_name(std::string pattern, const std::string &text);
-
-// Files are numbered as they are given. Of missing rows of a tensor the plan's `other` tells, of tensors `missing`.
+// Files are numbered in the order given. The plan's `missing` lists missing tensors; `other` lists tensors with missing
+// rows.
 LoadPlan plan_weights(const ModelShards &shards, std::span<const StoredFile> files, std::span<const Rename> renames,
                       uint32_t rank);
 
