@@ -2,8 +2,8 @@
 // Every field of every struct that callers fill, by a table: what it may be, what is refused, and that 0 is its
 // default. The table is held against bindings/abi/abi.json, so that a field without a line here is an error.
 #include <gtest/gtest.h>
-#include <algorithm>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>

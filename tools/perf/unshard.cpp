@@ -3,6 +3,9 @@
 // Copied: the pull of all shards into private memory, through the C ABI with its streams, and what prefetch of it
 // costs. And the control path alone: unshard and reshard of a group that is gathered already.
 #include <algorithm>
+#include <string>
+
+#include <fmt/format.h>
 
 #include "perf/abi_model.h"
 #include "perf/bench.h"
@@ -139,13 +142,13 @@ class Pass {
 };
 
 // What prefetch costs a caller that does nothing between its visits: the most that it can cost.
-void run_prefetched(Bench &bench, uint64_t bytes, size_t group_count) {
+void run_prefetched(Bench &bench, const std::string &variant, uint64_t bytes, size_t group_count) {
   Pass pass(bench, bytes, group_count, true), other(bench, bytes, group_count, false);
   Measured measured = measure(
       bench, [&] { pass(); }, [&] { other(); });
   measured.seconds /= static_cast<double>(group_count);
   measured.reference /= static_cast<double>(group_count);
-  Line line = make_line(bench, "unshard", "prefetched", "bytes", bytes, measured);
+  Line line = make_line(bench, "unshard", variant.c_str(), "bytes", bytes, measured);
   line.reference = "no prefetch";
   line.more = {{"groups", static_cast<double>(group_count)}};
   bench.report.add(line);
@@ -154,8 +157,10 @@ void run_prefetched(Bench &bench, uint64_t bytes, size_t group_count) {
 void run_prefetched(Bench &bench) {
   constexpr uint64_t max_bytes = uint64_t{512} << 20, small_group = 16 << 10;
   for (const uint64_t bytes : bench.request.shared_sizes())
-    run_prefetched(bench, bytes, std::clamp<size_t>(max_bytes / bytes, 3, 8));
-  for (const size_t group_count : {100, 1000}) run_prefetched(bench, small_group, group_count);
+    run_prefetched(bench, "prefetched", bytes, std::clamp<size_t>(max_bytes / bytes, 3, 8));
+  if (bench.request.min_bytes > small_group || bench.request.max_bytes < small_group) return;
+  for (const size_t group_count : {100, 1000})
+    run_prefetched(bench, fmt::format("{} prefetched", group_count), small_group, group_count);
 }
 
 // The pairs are timed one by one for the tail; their clock is read twice, which is taken out.
