@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The save that is under way in the background, one at most. It lives, and with it its models, until its end has been
-// waited for or its context ends.
+// The save that is under way in the background; there is at most one. The save and its models live until a caller has
+// waited for its end, or until its context ends.
 #pragma once
 
 #include <memory>
@@ -13,16 +13,16 @@ namespace fsdp::engine {
 class OpenSave {
  public:
   virtual ~OpenSave() = default;
-  // The calling thread waits for its end, polling. Throws why there is no checkpoint, also when asked again.
+  // The calling thread waits for the save's end, polling. If there is no checkpoint, every call throws the reason.
   virtual void wait(const char *call) = 0;
-  // Any thread, as all that follows.
+  // This function and those below may be called by any thread.
   virtual void give_up(fsdp_status status, const char *why) noexcept = 0;
   virtual bool under_way() const noexcept = 0;
-  // Models that have been copied are needed no more.
+  // Releases models that have been copied.
   virtual void release_models() = 0;
 };
 
-// Any thread.
+// May be used by any thread.
 class CheckpointSlot {
  public:
   std::shared_ptr<OpenSave> get() const {
@@ -31,10 +31,10 @@ class CheckpointSlot {
   }
   void set(std::shared_ptr<OpenSave> save) {
     const std::lock_guard lock(mutex_);
-    save_.swap(save);  // the one before ends outside the lock
+    save_.swap(save);  // the previous save is destroyed outside the lock
   }
   void forget(const OpenSave *save) noexcept {
-    std::shared_ptr<OpenSave> last;  // ends outside the lock
+    std::shared_ptr<OpenSave> last;  // destroyed outside the lock
     const std::lock_guard lock(mutex_);
     if (save_.get() == save) last = std::move(save_);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's membership in the job. Owns the device and the world; models hold it alive. One thread at a time is
-// inside (CallScope); failure, abort and destroy come from any thread.
+// One rank's membership in the job. A context owns the device and the world, and its models keep it alive. One thread
+// at a time is inside (CallScope); failure, abort and destroy may come from any thread.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ class ForkGuard {
   volatile uint32_t *word_;
 };
 
-// What a context must know of the models made from it.
+// What a context must know about the models made from it.
 class OpenModel {
  public:
   virtual ~OpenModel() = default;
@@ -64,23 +64,23 @@ class Context {
   uint32_t world_size() const noexcept { return world_size_; }
   bool planning() const noexcept { return !world_; }
   bool in_child() const noexcept { return fork_guard_.in_child(); }
-  void check_process() const;  // INVALID_STATE in a forked child
-  // INVALID_HANDLE once the handle is destroyed: what was made from the context can then only be destroyed.
+  void check_process() const;  // throws INVALID_STATE in a forked child
+  // Throws INVALID_HANDLE once the handle is destroyed: objects made from the context can then only be destroyed.
   void check_handle(const char *call) const;
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   bool delays_work() const noexcept { return options_.debug_delay_us != 0; }
-  // Where sealed models say what lies where; empty: nowhere.
+  // The directory in which sealed models say what lies where in memory; empty: none.
   const std::string &views_directory() const noexcept { return flight_log_.views_directory(); }
   device::Device &device() { return *device_; }
-  // Of the device that the options name: a context that only plans knows them without it.
+  // The traits of the device that the options name. A context that only plans knows them without a device.
   const device::Traits &device_traits() const noexcept { return device::traits_of(options_.device); }
   fsdp_device_kind device_kind() const noexcept { return options_.device; }
-  // The model whose calls are recorded into a graph (capture.h); NULL: none. One at a time: what others enqueue
-  // meanwhile could be drawn into that graph.
+  // The model whose calls are recorded into a graph (capture.h); NULL: none. There is one at a time, because work that
+  // other models enqueue meanwhile could become part of the graph.
   const Runtime *captured() const noexcept { return captured_; }
   void set_captured(const Runtime *model) noexcept { captured_ = model; }
   void require_no_other_capture(const Runtime *model, const char *call) const;
-  // Runs it while no thread is inside the context. False: a thread was, and it was not run.
+  // Runs the body if no thread is inside the context. Returns false, without running it, if a thread is inside.
   bool run_alone(const std::function<void()> &body);
   transport::DeviceTransport transport() const noexcept;
   fsdp_device_transport device_transport() const noexcept { return options_.device_transport; }
@@ -91,58 +91,59 @@ class Context {
   trace::FlightRecorder &flight() noexcept { return flight_log_.recorder(); }
   FlightLog &flight_log() noexcept { return flight_log_; }
   void write_flight_record(const std::string &path) const;
-  // The context has failed and a call says so: its flight record is written where the options say, once. On a thread of
-  // the caller's.
+  // Called on a thread of the caller when a call reports that the context has failed. Writes the flight record once,
+  // where the options say.
   void record_failure() noexcept;
-  // Has the context failed, or the job, which this rank may not have waited for since? Then the context has failed with
-  // it. Any thread.
+  // Has the context or the job failed? This rank may not have waited for peers since. If the job has failed, this also
+  // fails the context. May be called by any thread.
   bool look_for_failure() const noexcept;
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
   const Waiter &waiter() const noexcept { return waiter_; }
   bool has_several_models() const noexcept { return has_several_models_.load(std::memory_order_relaxed); }
   transport::World &world() noexcept { return *world_; }
-  // All ranks; collective when it is first asked for.
+  // The team of all ranks. The first call is collective.
   transport::Team &world_team() { return values_.team(world_ranks()); }
   CheckpointSlot &checkpoint_slot() noexcept { return checkpoint_slot_; }
-  // The end of the save that is under way, whatever that is.
+  // Waits for the end of the save that is under way, whatever its result.
   void await_saving();
   void require_world(const char *call) const;
-  void require_open(const char *call) const;  // ... and that is not closed
+  void require_open(const char *call) const;  // like require_world(), and the context must not be closed
   // Collective over the ranks.
   std::unique_ptr<transport::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
-  // The same ranks over the device's memory.
+  // Creates a team of the same ranks over the device's memory.
   std::shared_ptr<transport::Team> create_device_team(std::shared_ptr<transport::Team> team,
                                                       transport::DeviceTransport transport);
-  // A number for the host of each rank.
+  // The number of each rank's host.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
-  // What a rank allocates for messages between these; and what it would if the hosts that the options name were real
-  // ones.
+  // The bytes that a rank allocates for messages between these ranks; and the bytes that it would allocate if the hosts
+  // that the options name were real.
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const;
   uint64_t planned_message_bytes(std::span<const uint32_t> ranks, bool sums) const;
   bool acts_hosts() const noexcept { return world_ && options_.ranks_per_host; }
 
-  // Over the ranks of the mesh, in its order; NULL: over the world.
+  // Reduces over the ranks of the mesh, in its order; NULL: over the world.
   void all_reduce(const layout::Mesh *mesh, double *values, uint64_t count, fsdp_value_op op, const char *call);
-  // The same ranks' values, one beside the other, until the next such call. op: compared; 0: none that adds them up.
+  // Returns the values of the same ranks, one after the other; they are valid until the next such call. `op` is
+  // compared between ranks; 0: the values are not reduced.
   std::span<const ValueReducer::ValueMessage> exchange_values(const layout::Mesh *mesh, const double *values,
                                                               uint64_t count, fsdp_value_op op, const char *call);
   void close();
   void abort(const std::string &reason) noexcept;
-  // What the communicators do not know, they must be told: peers would wait for this rank until their timeout.
+  // Fails the context. `peers_know`: communicators know of the failure. If they do not, peers are told, since they
+  // would otherwise wait for this rank until their timeout.
   void fail_for_good(const Error &error) noexcept;
   void fail_for_good(const Error &error, bool peers_know) noexcept;
-  // The handle is gone: whatever still waits inside ends with an error.
+  // Called when the handle is destroyed: calls that still wait inside end with an error.
   void shut_down() noexcept;
-
-  // Thread-safe: the line is handed to the log hook when the present or next call ends.
+  // Thread-safe. The line is passed to the log hook when the present or the next call ends.
   void log(fsdp_log_level level, const std::string &message) noexcept;
   bool logs(fsdp_log_level level) const noexcept { return log_queue_.takes(level); }
 
   void remember(const Error &error) noexcept;
   std::optional<Error> last_error() const;
 
-  // A close with a model in the middle of a step is an error.
+  // Closing the context while a model is in the middle of a step is an error, so the context knows its models.
   void add_model(const OpenModel *model);
   void remove_model(const OpenModel *model) noexcept;
 
@@ -164,10 +165,10 @@ class Context {
   FlightLog flight_log_;
   LogQueue log_queue_;
   CheckpointSlot checkpoint_slot_;
-  mutable std::mutex mutex_;                // the models and the last error
+  mutable std::mutex mutex_;                // guards the models and the last error
   std::unique_ptr<device::Device> device_;  // may log until it ends
   std::unique_ptr<transport::World> world_;
-  std::vector<uint32_t> world_ranks_;  // once they were asked for
+  std::vector<uint32_t> world_ranks_;  // filled when first needed
   ValueReducer values_;
   std::atomic<const Runtime *> captured_{nullptr};
   std::atomic<bool> inside_{false};
@@ -183,7 +184,7 @@ class Context {
 class CallScope {
  public:
   CallScope(Context &context, const char *call);
-  // The call has done its work; without it the flight recorder takes the error that ends it.
+  // Says that the call has done its work. Without it the flight recorder records the error that ends the call.
   void done() noexcept { context_.flight().leave(); }
   ~CallScope();
   CallScope(const CallScope &) = delete;
@@ -191,7 +192,7 @@ class CallScope {
 
  private:
   Context &context_;
-  const FloatEnvironment standard_;  // scalars are computed on the caller's thread too
+  const FloatEnvironment standard_;  // scalars are also computed on the caller's thread
 };
 
 }  // namespace fsdp::engine

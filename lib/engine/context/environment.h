@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people set for a run whose program they do not touch. The program's own options win.
+// Environment variables for runs of programs that people do not change. The program's own options take precedence.
 #pragma once
 
 #include <string>
@@ -8,15 +8,14 @@
 
 namespace fsdp::engine {
 
-// Where an option is 0 or NULL: FSDP_LOG, FSDP_DEBUG, FSDP_TIMEOUT and FSDP_TRACE. Texts are the environment's own and
-// are read before the call ends. Throws INVALID_ARGUMENT with the variable, its value and what is allowed.
+// Fills options that are 0 or NULL from FSDP_LOG, FSDP_DEBUG, FSDP_TIMEOUT and FSDP_TRACE. Texts point into the
+// environment and are read before the call ends. Throws INVALID_ARGUMENT with the variable, its value and the allowed
+// values.
 void read_environment(fsdp_context_options &options);
-
-// FSDP_DEBUG_VIEWS: where debug mode says what lies where (debug_views.h); empty: nowhere. No option of the program's
-// stands for it, because a user that sets it also preloads what reads it.
+// FSDP_DEBUG_VIEWS: the directory in which debug mode says what lies where (debug_views.h); empty: none. The program
+// has no option for it, because a user that sets it also preloads the handler that reads the file.
 std::string debug_views_directory();
-
-// The log hook of a context whose program has none. rank: a uint32_t, which each line begins with.
+// The log hook of a context whose program has none. `rank` points to a uint32_t, with which each line begins.
 void log_to_standard_error(void *rank, fsdp_log_level level, const char *message);
 
 }  // namespace fsdp::engine

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a context records of its calls, and the files that it writes of that: the flight recorder's, and the trace's
-// where one is kept.
+// The records of a context's calls, and the files that it writes: that of the flight recorder, and the trace if one is
+// kept.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace fsdp::engine {
 
-// Work that does not report its end, so that calls must look for it, and that may have words about it.
+// Work that does not report its end, so that calls must check it. It may have messages for the log.
 class Unsettled {
  public:
   virtual ~Unsettled() = default;
@@ -25,7 +25,7 @@ class Unsettled {
 
 class FlightLog {
  public:
-  // A context that only plans keeps no trace.
+  // `plans`: the context only plans, and keeps no trace.
   FlightLog(const fsdp_context_options &options, uint32_t rank, uint32_t world_size, bool plans);
   FlightLog(const FlightLog &) = delete;
   FlightLog &operator=(const FlightLog &) = delete;
@@ -33,21 +33,22 @@ class FlightLog {
   trace::FlightRecorder &recorder() noexcept { return recorder_; }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
-  // Where sealed models say what lies where; empty: nowhere.
+  // The directory in which sealed models say what lies where in memory; empty: none.
   const std::string &views_directory() const noexcept { return views_directory_; }
-  // What cannot be written is known at once, and not after the failure or the run.
+  // Says which directories cannot be written. It is checked at once, and not after the failure or the run.
   std::vector<std::string> directory_problems() const;
 
   void write_trace(const std::string &path) const;
   void write_record(const std::string &path, const std::optional<Error> &failure) const;
-  // Where the options say: the line for the log; empty: it was written before, or the context only plans.
+  // Writes the flight record where the options say, and returns the line for the log. The line is empty if the record
+  // was written before or the context only plans.
   std::string write_failure(const Error &failure);
-  // ... why there is no trace; empty: there is one, or none is wanted.
+  // Writes the trace. Returns why there is none; empty if there is one or none is wanted.
   std::string write_last_trace() const;
-  // No failure that comes now is written.
+  // Failures from now on are not written.
   void end() noexcept { written_ = true; }
-
-  // Looked at before a record is written, and at the end of each call while a word is expected of one. Any thread.
+  // Adds work that is settled before a record is written, and at the end of each call while the work may have a
+  // message. May be called by any thread.
   void add_unsettled(Unsettled *work);
   void remove_unsettled(Unsettled *work) noexcept;
   void settle() const noexcept;
@@ -58,7 +59,7 @@ class FlightLog {
   const uint32_t rank_, world_size_;
   const bool plans_;
   trace::FlightRecorder recorder_;
-  const std::string record_directory_, trace_directory_, views_directory_;  // empty: nowhere
+  const std::string record_directory_, trace_directory_, views_directory_;  // empty: no file is written
   std::atomic<bool> written_{false};
   std::unique_ptr<trace::Timeline> timeline_;
   std::unique_ptr<trace::CallerSpans> caller_spans_;

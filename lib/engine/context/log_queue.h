@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lines for the caller's log hook. Any thread adds them; they are handed over on the caller's thread.
+// Lines for the caller's log hook. Any thread adds lines; they are passed to the hook on the caller's thread.
 #pragma once
 
 #include <atomic>
@@ -17,14 +17,14 @@ class LogQueue {
  public:
   LogQueue(fsdp_log_hook hook, void *data, fsdp_log_level level) : hook_(hook), data_(data), level_(level) {}
   bool takes(fsdp_log_level level) const noexcept { return hook_ && level <= level_; }
-  // A line is lost where there is no memory for it, or where too many wait.
+  // A line is lost if there is no memory for it, or if too many lines wait.
   void add(fsdp_log_level level, const std::string &message) noexcept {
     if (!takes(level)) return;
     try {
       const std::lock_guard lock(mutex_);
       if (lines_.size() < max_lines) lines_.emplace_back(level, message);
       has_lines_.store(true, std::memory_order_release);
-    } catch (...) {  // a lost line is better than a failed step
+    } catch (...) {  // losing a line is better than failing a step
     }
   }
   void flush() noexcept {

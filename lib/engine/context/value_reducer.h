@@ -18,8 +18,8 @@ class Context;
 
 class ValueReducer {
  public:
-  static constexpr uint64_t max_values = 512;  // of one call
-  // What a rank gives to one.
+  static constexpr uint64_t max_values = 512;  // limit of values in one call
+  // A rank's message in one call.
   struct ValueMessage {
     uint64_t count = 0;
     int64_t op = 0;
@@ -31,30 +31,31 @@ class ValueReducer {
   ValueReducer(const ValueReducer &) = delete;
   ValueReducer &operator=(const ValueReducer &) = delete;
 
-  // Over ranks of the job, in this order.
+  // Reduces over these ranks of the job, in this order.
   void all_reduce(const std::vector<uint32_t> &ranks, double *values, uint64_t count, fsdp_value_op op,
                   const char *call);
-  // The same ranks' values, one beside the other, until the next such call. op: compared; 0: none that adds them up.
+  // Returns the values of these ranks, one after the other; they are valid until the next such call. `op` is compared
+  // between ranks; 0: the values are not reduced.
   std::span<const ValueMessage> exchange(const std::vector<uint32_t> &ranks, const double *values, uint64_t count,
                                          fsdp_value_op op, const char *call);
   void barrier(const std::vector<uint32_t> &ranks, const char *call);
-  // Collective when these ranks are first asked for.
+  // The team of these ranks. The first call for these ranks is collective.
   transport::Team &team(const std::vector<uint32_t> &ranks) { return *find(ranks).team; }
-  // Teams end before their world.
+  // Destroys the teams, which must end before their world.
   void clear() noexcept { teams_.clear(); }
 
  private:
   struct ValueTeam {
     std::unique_ptr<transport::Team> team;
-    std::vector<ValueMessage> messages;  // one a rank, and this rank's own at the end
+    std::vector<ValueMessage> messages;  // one per rank, and this rank's own at the end
   };
   ValueTeam &find(const std::vector<uint32_t> &ranks);
-  // What this rank tells others and hears of them is waited for and recorded.
+  // Runs an exchange with other ranks: the wait is counted and recorded.
   void wait_for_ranks(const char *what, const std::function<void()> &tell);
 
   Context &context_;
   trace::FlightSequence flights_;
-  std::map<std::vector<uint32_t>, ValueTeam> teams_;  // by ranks, in their order
+  std::map<std::vector<uint32_t>, ValueTeam> teams_;  // key: the ranks, in their order
 };
 
 }  // namespace fsdp::engine

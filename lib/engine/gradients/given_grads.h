@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parameters with FSDP_MISSING_GRAD_SKIP have got a gradient in a step, on any rank of the model. Ranks tell a
-// hash of their own bits in the meeting that ends the step. Where all have the same there is nothing more to tell; else
-// the bits of all follow, 64 parameters in 8 bytes a rank.
+// Which parameters with FSDP_MISSING_GRAD_SKIP have got a gradient in a step, on any rank of the model. In the meeting
+// that ends the step, ranks exchange hashes of their bits. If all hashes are equal, nothing more is sent. If not, the
+// bits of all ranks follow, 64 parameters in 8 bytes per rank.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ class GivenGrads {
   explicit GivenGrads(Runtime &runtime);
 
   bool any() const noexcept { return !params_.empty(); }  // are there such parameters?
-  // Of this rank's, as they are now; 0 where there are none.
+  // The hash of this rank's present bits; 0 if there are no such parameters.
   uint64_t hash() noexcept;
-  // Collective over the model: afterwards Contribution::given of these parameters is that of all ranks.
+  // Collective over the model: afterwards Contribution::given of these parameters covers all ranks.
   void share();
 
  private:
@@ -32,8 +32,8 @@ class GivenGrads {
 
   Runtime &runtime_;
   std::vector<SkippingParam> params_;  // in the order of declaration
-  std::vector<uint64_t> bits_;         // this rank's
-  std::vector<uint64_t> all_;          // ... and those of all ranks, one rank after the other
+  std::vector<uint64_t> bits_;         // this rank's bits
+  std::vector<uint64_t> all_;          // the bits of all ranks, one rank after the other
 };
 
 }  // namespace fsdp::engine

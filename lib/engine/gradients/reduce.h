@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients: lending full buffers, and reducing them into the main grads on the reduce stream.
 //
-// The full gradients of a part (group.h) are written by the caller into one buffer, which every peer reads; then it is
-// free again. At most pending_grads transient ones (memory/model_plan.h) are in use: opening another one first drains
-// the oldest that is being reduced. A part is reduced when all of its parameters are complete; what is not is completed
-// by the end of the contribution.
+// The caller writes the full gradients of a part (group.h) into one buffer, which every peer reads; then the buffer is
+// free again. At most pending_grads transient buffers (memory/model_plan.h) are in use: opening another one first
+// drains the oldest that is being reduced. A part is reduced when all of its parameters are complete. The end of the
+// contribution completes the rest.
 #pragma once
 
 #include <span>
@@ -14,7 +14,8 @@
 
 namespace fsdp::engine {
 
-// A full gradient for the caller to write. accumulate: it is to be added to, else all of it to be overwritten.
+// A full gradient for the caller to write. If `accumulate`, the caller must add to it; if not, the caller must
+// overwrite all of it.
 struct LentGrad {
   std::byte *data;
   fsdp_dtype dtype;
@@ -25,49 +26,52 @@ class Reducer {
  public:
   explicit Reducer(Runtime &runtime);
 
-  // flags: FSDP_GRAD_*.
+  // `flags` are FSDP_GRAD_*.
   LentGrad acquire(Group &group, uint64_t param_index, uint32_t flags, fsdp_stream stream,
                    const char *call = "fsdp_acquire_grad");
-  // Those of all parameters, with no data where one is frozen or not trained; until the next call.
+  // Acquires the gradients of all parameters; a frozen or untrained one has no data. The result is valid until the next
+  // call.
   std::span<const LentGrad> acquire_all(Group &group, uint32_t flags, fsdp_stream stream, const char *call);
   void put(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
            uint32_t flags, fsdp_stream stream);
-  // This gradient is complete for this contribution: the caller writes it no more.
+  // This gradient is complete for this contribution: the caller no longer writes it.
   void complete(Group &group, uint64_t param_index, fsdp_stream stream);
   void reduce(Group &group, uint32_t flags, fsdp_stream stream);
-  // The end of a step that misses nothing.
+  // Called at the end of a step that misses nothing.
   void gather_whole();
-  // Ends what was reduced without FSDP_LAST, from the last group to the first; a group that nothing was given for has
+  // Ends groups that were reduced without FSDP_LAST, from the last group to the first. A group without a gradient gets
   // zeros. No gradient may be open.
   void end_groups(fsdp_stream stream);
-  // What a step still misses, as text; empty if nothing. ends_groups: those that can be ended miss nothing.
+  // Says what a step still misses; empty if nothing. With `ends_groups`, groups that can be ended miss nothing.
   std::string list_missing(bool ends_groups) const;
-  // Contributions of this step, of groups whose every contribution is reduced.
+  // The number of contributions in this step, for groups of which every contribution is reduced.
   uint64_t count_reduces() const noexcept;
-  // Debug: gradients that the step has taken fault from now on, or of a device are watched (late_write.cpp).
+  // Debug mode: from now on, writing to gradients that the step has taken faults. On a device these gradients are
+  // watched (late_write.cpp).
   void hide_grads(device::Stream &caller);
-  // What was written into them since, as text; empty if nothing. They are watched no more.
+  // Says what was written to these gradients since; empty if nothing. They are then no longer watched.
   std::string list_late_writes();
-  // A graph writes them without a call.
+  // Stops watching, because a graph writes the gradients without a call.
   void forget_hidden() noexcept;
   void start_step();
-  // What is trained has changed.
+  // Called when the set of trained parameters has changed.
   void forget_cleared() noexcept { cleared_ = false; }
-  // Main grads of parts of which nothing is trained become zeros: of what is trained beside it, sums have made them.
+  // Clears main grads of parts without a trained parameter. In other parts the sums write them.
   void clear_untrained_sums(device::Stream &caller);
-  // The transient buffers.
+  // The state of the transient buffers.
   struct Pool {
     std::vector<uint32_t> reducing;  // parts whose buffer is being reduced, oldest first
-    uint32_t live = 0;               // lent or being reduced
+    uint32_t live = 0;               // number of buffers that are lent or being reduced
   };
   const Pool &pool() const { return pool_; }
   void set_pool(const Pool &pool) { pool_ = pool; }
-  // Of a device: what follows on the stream comes after what wrote lent gradients. A reference to the device's object
-  // of the stream may be of another one then, as after check_writers: there are only so many.
+  // On a device: later work on the stream comes after the work that wrote lent gradients. A reference to the device's
+  // object for the stream may afterwards belong to another stream, since there are only a few such objects. The same is
+  // true after check_writers().
   void await_writers(fsdp_stream stream);
-  // INVALID_STATE if a stream that wrote lent gradients is being captured, into another graph than the model.
+  // Throws INVALID_STATE if a stream that wrote lent gradients is being captured into another graph than the model.
   void check_writers(const Group &group, const char *call) const;
-  // INVALID_STATE unless the step still takes a gradient for every parameter.
+  // Throws INVALID_STATE unless the step still takes a gradient for every parameter.
   void check_takes_all(const char *call) const;
 
  private:
@@ -81,19 +85,19 @@ class Reducer {
   [[noreturn]] void refuse_more(const GradPart &part, const char *call) const;
   [[noreturn]] void refuse_shared(const GradPart &part, const GradPart &other, const char *call) const;
   void drain(GradPart &part, device::Stream &caller);
-  // BUSY if opening what these parameters of the group need would wait for peers (grad_room.cpp).
+  // Throws BUSY if opening the buffers of these parameters would wait for peers (grad_room.cpp).
   void check_drained(Group &group, uint64_t first, uint64_t end, const device::Stream &caller, const char *call);
   bool is_drained(const GradPart &part) const;
   [[noreturn]] void refuse_wait(const GradPart &part, const GradPart &reduced, const char *call) const;
-  // Debug: a late write into a gradient faults on the host.
+  // Debug mode: on the host a late write to a gradient faults.
   void set_access(const GradPart &part, Access access);
   void hide(GradPart &part, device::Stream &caller);
   bool written_late(GradPart &part);
   std::string describe_late_write(const GradPart &part) const;
-  // INVALID_STATE unless these can be lent beside all that are.
+  // Throws INVALID_STATE unless these parts can be lent besides all that are lent already.
   void check_room(std::span<const GradPart> opened, const char *call) const;
   void check_complete(const Group &group) const;
-  // The stream that wrote, or NULL where its order is not of this moment.
+  // The stream that wrote a gradient, or NULL if its work cannot be ordered now.
   device::Stream *writer(fsdp_stream stream) const;
   void wait_for_writers(GradPart &part);
   void chain_writers(GradPart &part);
@@ -112,13 +116,13 @@ class Reducer {
   Pool pool_;
   uint32_t max_live_;
   std::vector<LentGrad> lent_;  // room for the largest group: calls allocate nothing
-  // What acquiring would do to each part: scratch of check_drained.
+  // What acquiring would do to each part: scratch memory of check_drained().
   struct Would {
     bool open = false, drain = false;
   };
   std::vector<Would> would_;
   bool narrow_sum_told_ = false;
-  bool cleared_ = true;  // are main grads of parts of which nothing is trained zeros?
+  bool cleared_ = true;  // main grads of parts without a trained parameter are zeros
 };
 
 }  // namespace fsdp::engine

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A part of a step as a CUDA graph. The caller's stream is captured by the caller; between begin and end the library's
-// calls record into that capture what they would enqueue, and its streams join it by events. What the calls did to the
-// model's state is kept and undone at the end, since nothing of it has happened yet. A replay then is three things:
+// A part of a step as a CUDA graph. The caller captures its stream. Between begin and end, the library's calls record
+// their work into that capture, and the library's streams join it by events. The changes of the calls to the model's
+// state are kept and undone at the end, since none of the work has happened yet. A replay has these steps:
 //
-//   prepare   the state must be the one from before the capture, on every rank; the graph comes after all that the
-//   library
-//             was given; the step's numbers are written to the device
-//   launch    the caller's
-//   commit    the state goes on as the calls of the capture said, and what follows comes after the graph; or
-//   cancel    there was no launch: the state is the one from before the capture still
+//   prepare   on every rank the state must be that from before the capture; the graph is ordered after all work that
+//             the library was given; the step's numbers are written to the device
+//   launch    done by the caller
+//   commit    the state goes on as after the calls of the capture, and later work comes after the graph; or
+//   cancel    there was no launch: the state is still that from before the capture
 //
-// Nothing of the graph may refer to events from before it: begin waits until the library's work is done, and prepare
-// orders what has been enqueued since. Graphs drives it.
+// The graph must not refer to events from before it: begin waits until the library's work is done, and prepare orders
+// the work that was enqueued since. The class Graphs drives captures.
 #pragma once
 
 #include "engine/gradients/optimizer.h"
@@ -19,39 +18,39 @@
 
 namespace fsdp::engine {
 
-// How a call that failed is told to other ranks.
+// The text with which other ranks are told about a failed call.
 std::string describe_failure(const char *call, const Error &error);
 
 class Capture {
  public:
-  // number: of the model's captures, from 1, the same on every rank.
+  // `number` is the capture's number in the model, from 1; it is the same on every rank.
   Capture(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, uint32_t number,
           fsdp_stream stream);
-  // One that was not ended: the state goes back, and the device's capture ends.
+  // If the capture was not ended, the state goes back, and the device's capture ends.
   ~Capture();
   Capture(const Capture &) = delete;
   Capture &operator=(const Capture &) = delete;
 
   uint32_t number() const noexcept { return number_; }
-  // A call has failed, so that the graph lacks something: it is of no use.
+  // Called when a call has failed: the graph then lacks work and cannot be used.
   void spoil(const char *call, const Error &error);
-  // The first such call; empty if there is none.
+  // Describes the first failed call; empty if there is none.
   const std::string &failure() const noexcept { return failure_; }
-  // A step of AdamW is a part of it: its lr and corrections are those of each replay.
+  // The capture contains a step of AdamW, whose lr and corrections are set by each replay.
   void add_step(const fsdp_adamw_options &options);
-  // A norm is found in it, which the host may ask for after each replay.
+  // The capture computes a norm, which the host may ask for after each replay.
   void add_norm(const char *call);
-  // Streams of the library that were forked into the capture come back to the caller's.
+  // Joins streams of the library that were forked into the capture with the caller's stream.
   void join(fsdp_stream stream);
   bool has_step() const noexcept { return has_step_; }
-  // It opens the update window: main weights may be written in it or after it, and not before.
+  // Does the capture open the update window? If so, main weights may be written in it or after it, but not before.
   bool opens_window() const noexcept {
     return !before_.step.window_open && (after_.step.window_open || after_.step.version != before_.step.version);
   }
-  const fsdp_adamw_options &adamw() const noexcept { return adamw_; }  // of that step
-  // Ends it, with the state from before.
+  const fsdp_adamw_options &adamw() const noexcept { return adamw_; }  // options of the step in the capture
+  // Ends the capture and restores the state from before.
   void end();
-  // What of the model is not as it was when the capture began, as text; empty if nothing.
+  // Says how the model differs from its state when the capture began; empty if it does not.
   std::string find_difference() const;
   void enter(double lr, fsdp_stream stream);
   void leave(device::Stream &caller);
@@ -72,12 +71,12 @@ class Capture {
   std::string failure_;
   const char *name_;  // the flight recorder's copy
   Moment before_, after_;
-  CallSequence calls_;        // before
-  std::string step_failure_;  // before
-  KnownNorm norm_;            // before
+  CallSequence calls_;        // before the capture
+  std::string step_failure_;  // before the capture
+  KnownNorm norm_;            // before the capture
   bool has_step_ = false, has_norm_ = false;
-  uint64_t lr_scales_ = 0;  // of that step, as Runtime has them
-  uint64_t trained_;        // ... and which parameters are trained, from the beginning
+  uint64_t lr_scales_ = 0;  // hash of the lr_scales at the step, as in Step
+  uint64_t trained_;        // hash of the trained parameters at the beginning
   fsdp_adamw_options adamw_{};
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sealed model as what a checkpoint is made of and goes into: which of its memory has which of the checkpoint's
-// tensors, and the numbers of steps that belong to them.
+// Saves a sealed model to checkpoints and loads it: which memory has which of the checkpoint's tensors, and the numbers
+// of steps that belong to them.
 #pragma once
 
 #include <functional>
@@ -18,27 +18,28 @@ namespace fsdp::engine {
 
 // The layout of a sealed model as JSON.
 std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &plan);
-// Its mesh and strategies in a line, for people.
+// The model's mesh and strategies in one line, for people.
 std::string describe_mesh(const memory::ModelSpec &spec);
 
 class Checkpoints {
  public:
-  // adamw: the library's optimizer counts steps. Without it, versions that are published count as steps.
+  // `adamw`: the library's optimizer counts steps. If false, published versions count as steps.
   Checkpoints(Runtime &runtime, bool adamw);
   ~Checkpoints();
 
-  // step: of the checkpoint; nothing: the model's own.
+  // `step` is the checkpoint's step; nothing: the model's own.
   void save(const std::string &folder, std::optional<uint64_t> step, checkpoint::SaveChoice choice);
-  // The model as it is now goes into a checkpoint: outside the window.
+  // Adds the model in its present state to a checkpoint. Must be called outside of the update window.
   void add_to(checkpoint::SaveOrder &order, const std::string &name, const char *call);
-  // Before main weights or states may be written: what a save has yet to copy of them it copies first.
+  // watch() notes a save in the background. await_copied() must be called before main weights or states are written: it
+  // waits until the save has copied them.
   void watch(const std::shared_ptr<checkpoint::Save> &save) { save_ = save; }
   void await_copied();
   uint64_t step() const;
   checkpoint::LoadResult load(const char *call, const std::string &folder, const checkpoint::LoadOptions &options);
   checkpoint::LoadResult load_weights(const std::string &path, std::span<const checkpoint::Rename> renames,
                                       const checkpoint::LoadOptions &options);
-  // The last one, as JSON: INVALID_STATE where there was none.
+  // Describes the last load as JSON. Throws INVALID_STATE if there was none.
   std::string describe_load(const char *call) const;
 
  private:
@@ -61,14 +62,14 @@ class Checkpoints {
 
   Runtime &runtime_;
   bool adamw_;
-  std::weak_ptr<checkpoint::Save> save_;  // the last one in the background
-  double saved_steps_ = 0;                // what its states' steps are
-  std::unique_ptr<CopyStream> copies_;    // of a device, once it was saved
-  std::optional<double> steps_;           // that the checkpoint being loaded says the optimizer has made
-  // The step that was loaded, and the version that it is published as.
+  std::weak_ptr<checkpoint::Save> save_;  // the last save in the background
+  double saved_steps_ = 0;                // the optimizer's number of steps in that save
+  std::unique_ptr<CopyStream> copies_;    // on a device, made at the first save
+  std::optional<double> steps_;           // the optimizer's number of steps in the checkpoint that is being loaded
+  // The step that was loaded, and the version as which it is published.
   uint64_t loaded_step_ = 0, loaded_version_ = 1;
   std::string loaded_folder_, loaded_name_;
-  std::string load_text_;  // what describe_load tells
+  std::string load_text_;  // the text of describe_load()
 };
 
 }  // namespace fsdp::engine

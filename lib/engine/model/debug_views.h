@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debug mode: what of a sealed model lies where, for a handler that explains a fault (fsdp-run preloads one; the
-// library installs none). A file that a handler can read where it can call next to nothing: views-PID.txt in the
-// context's directory. Every rank and model of the process adds lines to it, so that addresses of other processes are
-// in other files.
+// Debug mode: says what of a sealed model lies where in memory, for a handler that explains a fault. fsdp-run preloads
+// such a handler; the library installs none. A handler can call almost nothing, but it can read a file: views-PID.txt
+// in the context's directory. Every rank and model of the process adds lines to it; other processes have other files.
 //
-//   BEGIN END KIND RANK MODEL GROUP     addresses in hex, END behind the last byte; the model's number is the flight
-//   record's
+//   BEGIN END KIND RANK MODEL GROUP     addresses in hex, END is behind the last byte; MODEL is as in the flight record
 //
-// KIND is "weights" (mapped, gone while they are not held), "whole-weights" (gone in the update window), "gathered" or
-// "gradient". A gathered copy is poisoned and does not fault by itself. What was there until the model ended is
-// "destroyed". The last line whose range holds an address is the one that counts.
+// KIND is "weights" (mapped, not accessible while they are not held), "whole-weights" (not accessible in the update
+// window), "gathered" or "gradient". A gathered copy is poisoned and does not fault by itself. Memory of a model that
+// has ended is "destroyed". The last line whose range holds an address is valid.
 #pragma once
 
 #include <span>
@@ -22,8 +20,7 @@ namespace fsdp::engine {
 
 class DebugViews {
  public:
-  // Nothing is written where the context has no directory for it. A file that cannot be written is a warning in the
-  // log.
+  // Nothing is written if the context has no directory for it. If the file cannot be written, a warning is logged.
   DebugViews(const Runtime &runtime, uint32_t model) noexcept;
   ~DebugViews();
   DebugViews(const DebugViews &) = delete;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The graphs of a model: at most one capture is under way, and at most one replay is prepared and not yet committed.
-// All ranks meet to end a capture and to prepare a replay, so that none of them waits in a graph that others do not
-// have.
+// All ranks synchronize to end a capture and to prepare a replay, so that no rank waits in a graph that others lack.
 #pragma once
 
 #include <memory>
@@ -23,7 +22,7 @@ class Graphs {
         optimizer_(optimizer),
         checkpoints_(checkpoints),
         meetings_(meetings) {}
-  // A graph that was prepared may have been launched.
+  // Waits, since a prepared graph may have been launched.
   ~Graphs() { await_prepared(); }
   Graphs(const Graphs &) = delete;
   Graphs &operator=(const Graphs &) = delete;
@@ -34,17 +33,17 @@ class Graphs {
   void commit_replay(Capture &capture, fsdp_stream stream);
   void cancel_replay(Capture &capture, fsdp_stream stream);
 
-  // The one under way, or NULL; and its number, or 0.
+  // The capture under way, or NULL; and its number, or 0.
   Capture *capture() const { return capture_.get(); }
   uint32_t number() const { return capture_ ? capture_->number() : 0; }
-  // INVALID_STATE while a replay is prepared. One whose capture is gone is given up.
+  // Throws INVALID_STATE while a replay is prepared. A replay whose capture no longer exists is given up.
   void require_no_replay(const char *call) {
     if (prepared_.number) refuse_prepared(call);
   }
-  // A call ends with the error. A capture in which it was made is of no use. Where the call has waited for too long, a
-  // replay that did not end may be the reason.
+  // Called when a call ends with the error. A capture that contains the call can no longer be used. If the call has
+  // waited for too long, a replay that did not end may be the reason.
   void note_failure(const char *call, Error &error) noexcept;
-  // What is open, as text that says what ends it; empty if nothing.
+  // Describes an open capture or replay and what ends it; empty if there is none.
   std::string describe_open() const;
 
  private:
@@ -63,11 +62,11 @@ class Graphs {
   Checkpoints &checkpoints_;
   Meetings &meetings_;
   std::shared_ptr<Capture> capture_;
-  // What fsdp_end_capture tells the others, unless the ranks have met since; empty: none.
+  // The failure of a begin that fsdp_end_capture tells the others, unless the ranks have met since; empty: none.
   std::string failed_begin_;
-  uint64_t failed_at_ = 0;  // so many meetings there were
+  uint64_t failed_at_ = 0;  // the number of meetings at that time
   struct Prepared {
-    uint32_t number = 0;  // of the capture; 0: none is prepared
+    uint32_t number = 0;  // number of the capture; 0: no replay is prepared
     std::weak_ptr<Capture> capture;
     fsdp_stream stream = nullptr;
   } prepared_;

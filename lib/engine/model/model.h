@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model from its declaration to its end: until the seal it only collects what the caller declares; the seal plans it
-// (memory/model_plan) and makes the runtime and its parts. It decides which calls may reach which of them, and when.
+// A model from its declaration to its end. Until the seal it only collects what the caller declares; the seal plans it
+// (memory/model_plan) and makes the runtime and its parts. The model decides when calls may reach these.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@
 
 namespace fsdp::engine {
 
-// What works on a sealed model's runtime. Each part knows those before it.
+// The parts that work on a sealed model's runtime. Each part knows the parts before it.
 
 struct SealedParts {
   SealedParts(Runtime &runtime, bool adamw)
@@ -49,7 +49,7 @@ class Model : public OpenModel {
   ~Model() override { leave_context(); }
   Model(const Model &) = delete;
   Model &operator=(const Model &) = delete;
-  // The context knows it no more. A class that is made of this one does so first when it ends.
+  // Removes the model from its context. The destructor of a derived class must call it first.
   void leave_context() noexcept { context_->remove_model(this); }
 
   Context &context() const { return *context_; }
@@ -57,7 +57,7 @@ class Model : public OpenModel {
   const memory::ModelSpec &spec() const { return declaration_.spec(); }
 
   void seal();
-  // INVALID_STATE before the seal; so are those below, and in a context that only plans.
+  // This function and those below throw INVALID_STATE before the seal; those below also in a context that only plans.
   const memory::ModelPlan &plan(const char *call) const;
   Gatherer &gatherer(const char *call) { return parts(call).gatherer; }
   Reducer &reducer(const char *call) { return parts(call).reducer; }
@@ -69,26 +69,25 @@ class Model : public OpenModel {
     return sealed.checkpoints;
   }
   Graphs &graphs(const char *call) { return parts(call).graphs; }
-  // These also while a replay is prepared.
+  // These may also be called while a replay is prepared.
   Runtime &runtime(const char *call);
   UpdateWindow &update(const char *call);
 
-  // From the next step on; compared in the model's next meeting.
+  // These take effect from the next step on, and are compared in the model's next meeting.
   void set_lr_scale(const Group &group, uint64_t param_index, double lr_scale);
-  // ... and so is this.
   void set_trainable(const Group &group, uint64_t param_index, bool trainable);
   void load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                  int32_t root);
-  // What this call waits for is told with the model's number, where it could be another model's.
+  // Waits of this call are reported with the model's number if the context has several models.
   void name_waits() const noexcept {
     if (runtime_ && context_->has_several_models()) context_->waiter().set_model(runtime_->teams.number);
   }
   // See Graphs.
   void note_failure(const char *call, Error &error) noexcept;
-  // What keeps the context from closing, as text; empty if nothing.
+  // Says what keeps the context from closing; empty if nothing does.
   std::string unfinished() const override;
   std::string open_graph() const override;
-  // By role, or of FSDP_ROLE_ALL: what the plan says of a rank of the job, and what this one has allocated.
+  // The bytes of a role, or of FSDP_ROLE_ALL: by the plan for a rank of the job, and as allocated by this rank.
   uint64_t role_bytes(fsdp_role role, uint32_t rank) const;
   uint64_t allocated_bytes(fsdp_role role);
   void get_info(fsdp_model_info &info) const;
@@ -110,7 +109,7 @@ class Model : public OpenModel {
   std::unique_ptr<memory::ModelPlan> plan_;
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<SealedParts> parts_;
-  std::optional<DebugViews> views_;  // of what the runtime has: ends before it
+  std::optional<DebugViews> views_;  // describes the runtime's memory, so it ends before the runtime
 };
 
 }  // namespace fsdp::engine

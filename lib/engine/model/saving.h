@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of a context's ranks: what goes into it until it is committed, then how far it is. The context has one
-// under way at most, and keeps it, and its models, until it has ended.
+// A checkpoint of a context's ranks. Until it is committed, it collects its contents; then it tells its progress. The
+// context has at most one save under way, and keeps it and its models until it has ended.
 #pragma once
 
 #include <memory>
@@ -21,28 +21,28 @@ class Saving final : public OpenSave {
  public:
   struct SavingChoice {
     std::string folder;
-    uint64_t step = 0;  // 0: the models'
+    uint64_t step = 0;  // 0: the step of the models
     checkpoint::SaveChoice save = {};
   };
   struct SavingProgress {
-    bool committed = false;  // it was asked to be: what follows counts
+    bool committed = false;  // commit() was called; the fields below are valid only then
     checkpoint::SaveProgress save = {};
     std::string name = {};
     uint64_t step = 0;
-    std::optional<fsdp_status> failure = {};  // of one that has ended
+    std::optional<fsdp_status> failure = {};  // the error if the save has ended with one
   };
 
   Saving(Context &context, SavingChoice choice) : context_(context), choice_(std::move(choice)) {}
   Saving(const Saving &) = delete;
   Saving &operator=(const Saving &) = delete;
 
-  // Until it is committed; INVALID_STATE later, INVALID_ARGUMENT for a name that is there.
+  // Called before the commit; throws INVALID_STATE later, and INVALID_ARGUMENT if the name exists already.
   void add(std::shared_ptr<Model> model, const std::string &name);
   void add_bytes(checkpoint::SavedBytes bytes);
-  // Collective over the job: the save is under way when it returns. self: kept by the context.
+  // Collective over the job. On return the save is under way, and the context keeps `self`.
   static void commit(const std::shared_ptr<Saving> &self, const char *call);
   void wait(const char *call) override;
-  // Any thread.
+  // May be called by any thread.
   SavingProgress progress() const;
   void give_up(fsdp_status status, const char *why) noexcept override;
   bool under_way() const noexcept override;
@@ -63,9 +63,9 @@ class Saving final : public OpenSave {
   std::vector<NamedModel> models_;
   std::vector<checkpoint::SavedBytes> bytes_;
   mutable std::mutex mutex_;
-  std::shared_ptr<checkpoint::Save> save_;  // once it is committed
+  std::shared_ptr<checkpoint::Save> save_;  // set once it is committed
   uint64_t step_ = 0;
-  bool told_ = false;  // the first rank's warning
+  bool told_ = false;  // the first rank's warning was logged
 };
 
 }  // namespace fsdp::engine

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The update window of a sealed model: what opens it, what happens in it to main weights, and what closes it. All ranks
-// meet at each of these.
+// The update window of a sealed model: the calls that open it, change main weights in it, and close it. All ranks take
+// part in each of these calls.
 #pragma once
 
 #include "base/checked.h"
@@ -16,7 +16,7 @@ namespace fsdp::engine {
 
 class UpdateWindow {
  public:
-  // adamw: else the optimizer is the caller's.
+  // `adamw`: the optimizer is AdamW; if false, it is the caller's.
   UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Checkpoints &checkpoints,
                Meetings &meetings, Graphs &graphs, bool adamw)
       : runtime_(runtime),
@@ -33,20 +33,20 @@ class UpdateWindow {
   void begin(fsdp_stream stream);
   void publish(fsdp_stream stream);
   void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);
-  // A whole step from gradients that the caller has. norm: NULL if it was not asked for.
+  // A whole step from gradients that the caller has. `norm` is NULL if it is not wanted.
   void apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm, const fsdp_adamw_options &options,
                    fsdp_stream stream, double *norm);
   void discard(fsdp_stream stream);
 
-  // Neither has a step begun to take gradients, nor has the window those of one.
+  // Requires that no step has begun to take gradients, and that the window has no gradients of a step.
   void require_between_steps(const char *call) const;
-  // The window is open and holds the gradients of a finished step.
+  // Requires that the window is open and has the gradients of a finished step.
   void require_grads(const char *call) const { runtime_.step.require_grads(call); }
-  // ... and the host may wait for what it asks of them. The stream that it asks on.
+  // Requires the same, and that the host may wait for results. Returns the stream for the work.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
-  // The same for a norm. It may be part of a graph if no call waits for it: the host neither reads nor adds it.
+  // The same for a norm. It may be part of a graph if no call waits for it, so that the host neither reads nor adds it.
   device::Stream &require_norm(fsdp_stream stream, bool waits, const char *call);
-  // What a step still has to do before it can end, as text; empty if nothing.
+  // Says what a step still has to do before it can end; empty if nothing.
   std::string list_unfinished() const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gathers and reduces that a rank has called since the ranks met last. Where these are messages, ranks must make
-// the same ones in the same order: a hash of them goes into the meeting, and the calls themselves are kept to tell the
-// first that differs.
+// The gathers and reduces that a rank has called since the ranks last met. If these are messages, all ranks must make
+// the same calls in the same order. A hash of them goes into the meeting, and the calls are kept to report the first
+// difference.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace fsdp::engine {
 
-enum class CallKind : uint32_t { gather, reduce, replay, cancel };  // of two bits
+enum class CallKind : uint32_t { gather, reduce, replay, cancel };  // fits into two bits
 
 struct SequencedCall {
   CallKind kind;
-  // Of a gather its slot's key, of a reduce its part's number; of a replay, and of one that was given up, the
-  // capture's.
+  // For a gather, the slot's key; for a reduce, the part's number; for a replay or its cancel, the capture's number.
   uint32_t group;
   bool operator==(const SequencedCall &) const = default;
 };
 
 class CallSequence {
  public:
-  // The first ones of a step; of a difference after them only the numbers are told.
+  // The number of a step's first calls that are kept. For a difference after them only the numbers of calls are
+  // reported.
   static constexpr uint64_t max_kept = 8192;
 
   CallSequence() { calls_.reserve(max_kept); }
@@ -35,7 +35,7 @@ class CallSequence {
     hash_ = count_ = 0;
     calls_.clear();
   }
-  // Also tells their number: none is 0.
+  // The hash also covers the number of calls; it is 0 exactly if there are none.
   uint64_t hash() const { return count_ ? mix(hash_ + count_) | 1 : 0; }
   uint64_t count() const { return count_; }
   std::span<const SequencedCall> calls() const { return calls_; }

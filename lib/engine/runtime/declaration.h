@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the caller declares of a model, until the seal; then it is what the plan was made of.
+// The caller's declaration of a model. It changes until the seal; after that it is what the plan was made from.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@
 
 namespace fsdp::engine {
 
-// What a group gets where its own options are 0.
+// The values that a group gets if its own options are 0.
 struct GroupDefaults {
   fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
   fsdp_dtype grad_dtype = 0;
@@ -33,27 +33,26 @@ class Declaration {
   bool sealed() const { return sealed_; }
   void require_unsealed(const char *call) const;
 
-  // Each of these is INVALID_STATE once it is sealed.
+  // Each of these throws INVALID_STATE once the model is sealed.
   void add_group(memory::GroupSpec group);
   void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits, uint32_t held_groups);
   void add_state(memory::StateSpec state);
   void set_arena(fsdp_role role, void *data, uint64_t size_bytes);
-  // What a seal would refuse of this rank's declaration, on rank `rank` of the job.
+  // Lists the errors for which a seal would refuse this declaration on rank `rank` of the job.
   std::vector<std::string> list_violations(uint32_t rank, const char *call) const;
-
-  // The seal's own: throws the first violation.
+  // Called by the seal: throws the first violation.
   std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal() { sealed_ = true; }
-  // Afterwards the lr_scale, and whether it is trained, alone may change.
+  // After the seal only the lr_scale and `trained` may change.
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:
-  // How much memory exchanges take, which depends on the largest group.
+  // Plans the memory for exchanges, which depends on the largest group.
   void plan_exchanges();
 
   const Context &context_;
   memory::ModelSpec spec_;
-  uint64_t longest_call_ = 0;  // of its groups
+  uint64_t longest_call_ = 0;  // longest call of a collective of its groups
   fsdp_optimizer optimizer_;
   GroupDefaults defaults_;
   std::unordered_set<std::string> param_names_, group_names_;
@@ -61,8 +60,8 @@ class Declaration {
   bool sealed_ = false;
 };
 
-// verify.cpp: compares what every rank declared; throws MISMATCH naming the first difference. model: its number among
-// those that these ranks have sealed, as the flight record has it.
+// Compares the declarations of all ranks (verify.cpp). Throws MISMATCH, which names the first difference. `model` is
+// its number among the models that these ranks have sealed, as in the flight record.
 void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                          uint32_t model);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a parameter group of a sealed model knows about itself. A group has one slot of gathered weights, or two where
-// the schedule keeps forward and backward apart or planes are gathered by phase. It has one full gradient, or parts of
-// it that are lent, reduced and drained one by one.
+// A parameter group of a sealed model. A group has one slot of gathered weights, or two if the schedule keeps forward
+// and backward apart or planes are gathered by phase. It has one full gradient, or parts of it that are lent, reduced
+// and drained one by one.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace fsdp::engine {
 
-// What a gather copies of the planes of quantized parameters, codes and scales.
+// The bytes that a gather copies of the planes of quantized parameters, codes and scales.
 struct PlaneBytes {
   uint64_t row = 0, column = 0;
 
@@ -29,12 +29,12 @@ struct PlaneBytes {
   }
 };
 
-// What calls change of a slot. States are copied on their own (state.h).
+// The state of a slot that calls change. States are copied separately (moment.h).
 struct SlotState {
   bool gathered = false;            // the gather of this version has been enqueued
-  bool prefetched = false;          // gathered ahead, and no hold has asked for it yet
-  std::array<uint32_t, 5> holds{};  // by phase
-  uint32_t position = 0;            // of the visit that was unsharded last, in the list of its mode
+  bool prefetched = false;          // it was gathered ahead, and no hold has asked for it yet
+  std::array<uint32_t, 5> holds{};  // number of holds, by phase
+  uint32_t position = 0;            // position of the visit that was unsharded last, in the list of its mode
 
   uint32_t hold_count() const { return holds[1] + holds[2] + holds[3] + holds[4]; }
 };
@@ -43,24 +43,23 @@ struct GatherSlot : SlotState {
   uint32_t key = 0;                        // number of the pool request
   std::unique_ptr<device::Event> ready;    // the copies have arrived
   StreamEvents left;                       // the streams that read have passed their reshard
-  std::vector<transport::Gather> gathers;  // copied ones
-  PlaneBytes planes;                       // ... of group.pulled_bytes
-  uint64_t shift = 0;                      // of the buffer that they go to now, where buffers are shared
+  std::vector<transport::Gather> gathers;  // the gathers that copy
+  PlaneBytes planes;                       // the planes' part of group.pulled_bytes
+  uint64_t shift = 0;                      // offset of the present buffer if buffers are shared
   std::vector<uint32_t> overlaps;          // keys whose buffers share bytes with this one
 };
 
 enum class GradStage { idle, lent, reducing };
 
-// What calls change of a part's buffer.
+// The state of a part's buffer that calls change.
 struct PartState {
   GradStage stage = GradStage::idle;
-  std::vector<fsdp_stream> streams;  // all that wrote in this contribution, each once
+  std::vector<fsdp_stream> streams;  // all streams that wrote in this contribution, each once
   transport::Ticket ticket;
-  uint32_t complete_count = 0;  // parameters of it that this contribution has completed
-  bool given = false;           // it is reduced, or was, in this contribution
+  uint32_t complete_count = 0;  // number of its parameters that are complete in this contribution
+  bool given = false;           // in this contribution it is being reduced, or was
 };
-
-// Sums over the outer axis: everywhere, and of slots by turn.
+// Sums over the outer axis: those that go everywhere, and those of slots, by turn.
 struct OuterSums {
   std::vector<transport::Sum> everywhere;
   std::array<std::vector<transport::Sum>, 2> slices;
@@ -68,52 +67,48 @@ struct OuterSums {
 
 struct Group;
 
-// Parameters of a group whose full gradients lie in one buffer, which is lent, reduced and drained: all, or some.
+// The parameters of a group, all or some, whose full gradients lie in one buffer, which is lent, reduced and drained.
 struct GradPart : PartState {
-  uint32_t number = 0;  // in the model
+  uint32_t number = 0;  // number in the model
   Group *group = nullptr;
   const memory::PartPlan *plan = nullptr;
-  std::string name;  // the group's, and that of its first parameter where it is not all of the group
+  std::string name;  // the group's name, with the name of its first parameter if it is not the whole group
   StreamEvents written;
   std::unique_ptr<device::Event> reduced;
-  std::unique_ptr<device::Event> opened;  // of a device: earlier contributions are in a buffer that keeps them
-  // Debug, of a device: every byte of the buffer is 0xFF once the event is done, unless something has written there.
+  std::unique_ptr<device::Event> opened;  // on a device: earlier contributions are in a persistent buffer
+  // Debug mode on a device: every byte of the buffer is 0xFF once the event is done, unless it was written since.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;
-  std::array<std::vector<transport::Sum>, 2> sums;  // by turn; without a partial buffer the first
+  std::array<std::vector<transport::Sum>, 2> sums;  // by turn; without a partial buffer only the first is used
   bool partial = false;                             // inner sums go to a partial buffer
-  bool everywhere = false;                          // ... to whole main grads of every rank
-  OuterSums outer;                                  // where the outer axis adds each contribution of it
+  bool everywhere = false;                          // inner sums go to whole main grads of every rank
+  OuterSums outer;                                  // used if the outer axis adds each contribution of the part
   std::vector<uint32_t> overlaps;                   // parts whose buffers share bytes with this one's
-  uint64_t reduced_bytes = 0;                       // of full gradients that one reduce reads
-  uint64_t all_reduced_bytes = 0;                   // that one all-reduce reads: those, and the other ranks' sums
+  uint64_t reduced_bytes = 0;                       // bytes of full gradients that one reduce reads
+  uint64_t all_reduced_bytes = 0;                   // bytes that one all-reduce reads: also the other ranks' sums
   const char *flight_name = nullptr;                // the flight recorder's copy
   const char *trace_name = nullptr;                 // the timeline's copy; NULL if there is none
-
-  uint32_t trained_count() const;  // of its parameters, those that have a gradient now
+  uint32_t trained_count() const;                   // number of its parameters that have a gradient now
 };
-
-// What calls change of a group's gradient.
+// The state of a group's gradient that calls change.
 struct ContributionState {
-  bool open = false;                 // a gradient of it was acquired, and fsdp_reduce_grad not called since
-  std::vector<uint8_t> acquired;     // parameters written in this contribution
-  std::vector<uint8_t> completed;    // ... and that no one writes any more
-  std::vector<uint8_t> touched;      // ... since the last publish (persistent buffers)
-  std::vector<uint8_t> given;        // parameters that got a gradient since then; in the update window, on any rank
-  std::vector<fsdp_stream> writers;  // the stream that wrote each parameter last
-  uint32_t reduced_count = 0;        // contributions in the main grads
-  uint32_t given_count = 0;          // calls of fsdp_reduce_grad
+  bool open = false;               // a gradient was acquired, and fsdp_reduce_grad was not called since
+  std::vector<uint8_t> acquired;   // parameters written in this contribution
+  std::vector<uint8_t> completed;  // parameters that are complete in this contribution
+  std::vector<uint8_t> touched;    // parameters written since the last publish (persistent buffers)
+  std::vector<uint8_t> given;  // parameters with a gradient since the last publish; in the update window, on any rank
+  std::vector<fsdp_stream> writers;  // for each parameter, the stream that wrote it last
+  uint32_t reduced_count = 0;        // number of contributions in the main grads
+  uint32_t given_count = 0;          // number of calls of fsdp_reduce_grad
   bool last = false;
 };
-
 struct Contribution : ContributionState {
-  std::unique_ptr<device::Event> summed;  // what was given last, over the outer axis too
+  std::unique_ptr<device::Event> summed;  // the last contribution is summed, over the outer axis, too
 };
-
 struct ParamPlace {
-  uint32_t bucket = 0;  // of the model
-  uint32_t tensor = 0;  // in the bucket
-  uint32_t part = 0;    // of the group; of a frozen one it says nothing
+  uint32_t bucket = 0;  // index in the model
+  uint32_t tensor = 0;  // index in the bucket
+  uint32_t part = 0;    // index in the group; unused for a frozen parameter
 };
 
 struct Group {
@@ -125,14 +120,14 @@ struct Group {
   Contribution grad;
   std::span<GradPart> parts;
   bool lends_all = true;  // can its parts be lent at once?
-  OuterSums outer;        // of the last contribution
+  OuterSums outer;        // sums of the last contribution
   std::vector<transport::Gather> outer_weights,
-      outer_grads;                             // over the outer axis: what publishing and finishing gather
-  std::vector<transport::Gather> whole_grads;  // no_shard with an outer axis: the other inner ranks' sums, at the end
-  std::vector<transport::Gather> refresh;      // whole compute weights, at publish
-  uint64_t pulled_bytes = 0;                   // that one gather or refresh copies
-  PlaneBytes refreshed_planes;                 // ... of them by a refresh
-  uint64_t reduced_bytes = 0;                  // of full gradients that the reduces of a contribution read
+      outer_grads;                             // gathers over the outer axis when publishing and when finishing
+  std::vector<transport::Gather> whole_grads;  // no_shard with an outer axis: brings other inner ranks' sums at the end
+  std::vector<transport::Gather> refresh;      // refreshes whole compute weights when publishing
+  uint64_t pulled_bytes = 0;                   // bytes that one gather or refresh copies
+  PlaneBytes refreshed_planes;                 // the planes' part of these bytes in a refresh
+  uint64_t reduced_bytes = 0;                  // bytes of full gradients that the reduces of a contribution read
 
   const char *flight_name = nullptr;  // the flight recorder's copy
   const char *trace_name = nullptr;   // the timeline's copy; NULL if there is none

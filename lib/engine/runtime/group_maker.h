@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the seal prepares of every group, so that a step only walks lists: buffers, spans of collectives, events.
+// Prepares every group at the seal, so that a step only walks lists: buffers, spans of collectives, events.
 #pragma once
 
 #include <vector>

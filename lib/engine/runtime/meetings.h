@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks of a model agree: what ends a step, publishes, discards, captures or replays makes all of them meet.
-// Each says why it came and what it misses. In a run that goes well all say the same, which a hash tells; where they do
-// not, each hears all of it, and so comes to the same verdict and the same words.
+// Meetings, in which the ranks of a model agree. All ranks meet in each call that ends a step, publishes, discards,
+// captures or replays. Each rank says why it came and what it misses. In a run that goes well all say the same, which
+// equal hashes show. If they do not, each rank gets the statements of all, and so all come to the same verdict and
+// text.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +18,23 @@
 
 namespace fsdp::engine {
 
-// What ranks tell each other at the end of a step: why they came, and what they miss.
+// A rank's statement in a meeting: why it came, and what it misses.
 
 enum class Intent : uint32_t { finish = 1, update, publish, step, discard, capture, replay };
 
 struct Meeting {
   Intent intent = Intent::finish;
-  uint32_t sound = 1;   // there are numbers to compare; 0: `missing` says what this rank lacks
-  int64_t blamed = -1;  // ... and this rank of the job is why; -1: the rank that tells it
+  uint32_t sound = 1;   // the numbers can be compared; 0: `missing` says what this rank lacks
+  int64_t blamed = -1;  // the rank of the job that is the reason for `missing`; -1: this rank itself
   uint64_t version = 0;
-  double value = 1;        // the scale of finish_grads, the lr of a step or replay: must be the same on every rank
-  uint64_t reduces = 0;    // contributions of this step that were to be reduced one by one: the same on every rank
-  uint64_t calls = 0;      // a hash of the gathers and reduces since the last update, where these are messages
-  uint64_t capture = 0;    // the number of the one under way, or to be replayed; 0: none
-  uint64_t trained = 0;    // a hash of which parameters are trained: the same on every rank
-  uint64_t given = 0;      // ... of which have a gradient, of those that are skipped without: may differ
-  uint64_t waited_ns = 0;  // for peers, at the end of a step before this meeting; 0: nothing to tell
-  uint64_t flags = 0;      // of fsdp_finish_grads: must be the same on every rank
+  double value = 1;        // scale of finish_grads, or lr of a step or replay: must be the same on every rank
+  uint64_t reduces = 0;    // contributions of this step that are reduced one by one: must be the same on every rank
+  uint64_t calls = 0;      // hash of the gathers and reduces since the last update, if these are messages
+  uint64_t capture = 0;    // number of the capture under way, or of that to be replayed; 0: none
+  uint64_t trained = 0;    // hash of which parameters are trained: must be the same on every rank
+  uint64_t given = 0;      // hash of which skippable parameters have a gradient: may differ
+  uint64_t waited_ns = 0;  // time waited for peers at the end of a step before this meeting; 0: not known
+  uint64_t flags = 0;      // flags of fsdp_finish_grads: must be the same on every rank
   union {
     char missing[424];
     StepNumbers numbers;
@@ -55,60 +56,59 @@ inline const char *intent_call(Intent intent) {
   }
 }
 
-// How the ranks' meetings differ, in words that no rank sees with its own eyes: the first rank of the team is what
-// others are measured by, so that all ranks report the same.
+// How the ranks' statements differ. All statements are compared with that of the team's first rank, so that all ranks
+// report the same text.
 struct Differences {
-  std::string text;       // empty: there are none
-  int32_t rank = -1;      // of the job: the lowest one that differs, in what the text says first
-  bool mismatch = false;  // ranks contradict each other; else one misses something or discards
+  std::string text;       // empty: there are no differences
+  int32_t rank = -1;      // the lowest rank of the job that differs in what the text says first
+  bool mismatch = false;  // ranks contradict each other; if false, a rank misses something or discards
   void add(uint32_t odd, const std::string &what);
 };
-
-// Did all come for the same?
+// Did all ranks come for the same reason?
 bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found);
 void list_missing(std::span<const Meeting> told, const transport::Team &team, Differences &found);
-// What the callers of all ranks do now.
+// Says what the callers of all ranks must do now.
 std::string way_on(std::span<const Meeting> told);
 
 class Meetings {
  public:
   explicit Meetings(Runtime &runtime);
 
-  // What this rank comes with. missing: why it cannot do what it came for; empty: its numbers can be compared.
+  // This rank's arrival. `missing` says why it cannot do what it came for; if empty, its numbers can be compared.
   struct Arrival {
     Intent intent = Intent::finish;
     double value = 1;
     std::string missing = {};
-    int32_t blamed = -1;  // the rank of the job that is why; -1: this one
+    int32_t blamed = -1;  // the rank of the job that is the reason; -1: this rank
     StepNumbers numbers = {};
-    uint64_t reduces = 0;  // of a step that finishes
-    uint64_t given = 0;    // ... and a hash of which parameters have a gradient (given_grads.h)
-    uint32_t capture = 0;  // the number of the one under way, or to be replayed; 0: none
-    uint32_t flags = 0;    // of fsdp_finish_grads
+    uint64_t reduces = 0;  // for a step that finishes: its number of reduces
+    uint64_t given = 0;    // for a step that finishes: hash of which parameters have a gradient (given_grads.h)
+    uint32_t capture = 0;  // number of the capture under way, or of that to be replayed; 0: none
+    uint32_t flags = 0;    // flags of fsdp_finish_grads
   };
-  // Collective over the model. Then check: throws the same on all ranks if they did not come for the same, or one of
-  // them misses something; the step has failed then.
+  // meet() is collective over the model. check() comes next: it throws the same error on all ranks if they did not come
+  // for the same reason, or if one of them misses something. The step has then failed.
   void meet(const Arrival &call);
   void check(Intent intent);
-  // MISMATCH, which fails the context: ranks that have published different numbers of times hold different weights.
+  // Throws MISMATCH, which fails the context, if ranks have published different numbers of times: they then hold
+  // different weights.
   void check_versions();
-  // Did all come for this? Once more with the same words, to pass what follows together.
+  // Did all ranks come for this? meet_again() meets once more with the same statements, so that all ranks go on
+  // together.
   bool all_came_for(Intent intent) const;
   void meet_again();
-  // Of the last one: is there a rank whose collectives cannot end by themselves?
+  // say_sound() says whether this rank's collectives can end by themselves. all_sound(): was that so on all ranks in
+  // the last meeting?
   void say_sound(bool sound) { meetings_.back().sound = sound; }
   bool all_sound() const;
-
-  // Of the last one: has every rank given the same parameters a gradient?
+  // In the last meeting: has every rank given the same parameters a gradient?
   bool all_gave_alike() const;
-
-  uint64_t count() const { return count_; }              // so many were there
-  uint32_t captures() const { return captures_; }        // the highest number that any rank has told of
-  int32_t last_rank() const { return last_rank_; }       // the rank that came last to the end of a step, -1: not known
-  uint64_t last_lag_ns() const { return last_lag_ns_; }  // ... and how long after the first
-
+  uint64_t count() const { return count_; }              // number of meetings so far
+  uint32_t captures() const { return captures_; }        // highest number of a capture that any rank has given
+  int32_t last_rank() const { return last_rank_; }       // rank that came last to the end of a step; -1: not known
+  uint64_t last_lag_ns() const { return last_lag_ns_; }  // how long it came after the first rank
  private:
-  // What all have told, which stands for itself where all have told the same.
+  // The statements of all ranks; a single one if all ranks have said the same.
   std::span<const Meeting> told() const {
     return ballot_.agreed() ? std::span(meetings_).last(1) : std::span(meetings_).first(meetings_.size() - 1);
   }
@@ -118,11 +118,11 @@ class Meetings {
   void compare(Differences &found);
 
   Runtime &runtime_;
-  std::vector<Meeting> meetings_;  // one a rank, where they differ, and this rank's own at the end
-  transport::Ballot ballot_;       // of the last one
+  std::vector<Meeting> meetings_;  // one per rank, if they differ, and this rank's own at the end
+  transport::Ballot ballot_;       // ballot of the last meeting
   uint64_t count_ = 0;
   uint32_t captures_ = 0;
-  uint64_t waited_ns_ = 0;  // for peers at the last end of a step, which the next meeting tells; 0: nothing to tell
+  uint64_t waited_ns_ = 0;  // time waited for peers at the last end of a step, for the next meeting; 0: not known
   int32_t last_rank_ = -1;
   uint64_t last_lag_ns_ = 0;
 };

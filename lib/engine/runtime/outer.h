@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outer axis of a mesh: what its ranks exchange beside the reduces and gathers of the inner axis, on a stream of
-// its own, so that it overlaps with them.
+// The outer axis of a mesh: the exchanges of its ranks besides the reduces and gathers of the inner axis. They run on
+// their own stream, so that they overlap with those.
 //
 //   replicate (HSDP)  each group's inner sums are all-reduced on the last contribution of a step
-//   optim (HFSDP)     ... reduce-scattered; publishing gathers the updated compute weights
+//   optim (HFSDP)     they are reduce-scattered on the last contribution; publishing gathers updated compute weights
 //   shard             inner sums of every contribution are reduce-scattered and added; publishing gathers
 //
-// Gradients were scaled by the inner reduce: this is a plain sum.
+// The inner reduce has scaled the gradients, so the outer sum is a plain sum.
 #pragma once
 
 #include <memory>
@@ -26,12 +26,11 @@ struct OuterStats {
   uint64_t sent_bytes = 0;
 };
 
-// The number of the collectives that are about no group: numbers of all parameters.
+// The group number of collectives that belong to no group, such as those of numbers of all parameters.
 inline constexpr uint32_t no_group = ~uint32_t{0};
-
-// What calls change of it (state.h).
+// The state that calls change (moment.h).
 struct OuterState {
-  uint32_t turn = 0;  // of the buffers of inner sums
+  uint32_t turn = 0;  // which buffer of inner sums is next
   OuterStats stats;
 };
 
@@ -44,24 +43,24 @@ class Outer {
   Outer(const Outer &) = delete;
   Outer &operator=(const Outer &) = delete;
 
-  // Where the group's spans are; storage is complete.
+  // Finds the addresses of the group's spans. The storage must be complete.
   void add_group(Group &group, const Storage &storage);
-
-  // Do inner sums travel as soon as they are there, part by part? Else the last contribution's do, group by group.
+  // Are inner sums of every contribution sent at once, part by part? If not, only those of the last contribution are
+  // sent, group by group.
   bool sums_each() const { return mesh_.outer == layout::OuterAxis::shard; }
-  // Which buffer of inner sums a part gets; the reduce stream waits until the outer axis has read it.
+  // Chooses the buffer of inner sums for a part. The reduce stream waits until the outer axis has read the buffer.
   uint32_t take_turn(const GradPart &part, device::Stream &reduce_stream);
-  // Both come after `reduced`, an event of the reduce stream, and record group.grad.summed.
+  // Both come after the `reduced` event of the reduce stream, and record group.grad.summed.
   void reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version);
   void reduce_group(Group &group, const device::Event &reduced, uint64_t version);
-  // Whole main grads of no_shard groups: brings the slots of other outer ranks, where they are divided.
+  // For whole main grads of no_shard groups: gathers the slots of other outer ranks, if the outer axis divides them.
   void gather_grads(Group &group, uint64_t version);
-  // What other outer ranks have of such numbers, each a piece of so many bytes at its place, after the event.
+  // Gathers numbers from other outer ranks, after the event: each rank has a piece of `bytes` bytes at its place.
   void gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after, uint64_t version);
-  // Brings the updated compute weights of other outer ranks.
+  // Gathers the updated compute weights of other outer ranks.
   void gather_weights(Group &group, uint64_t version);
   bool gathers() const { return gathers_; }
-  // What messages say behind the names of what is summed; stays where it is.
+  // A note that messages add to the names of sums. The text must stay where it is.
   void set_note(const char *note) { note_ = note; }
 
   device::Stream &stream() { return *stream_; }
@@ -72,7 +71,7 @@ class Outer {
   OuterStats stats() const { return state().stats; }
   OuterState state() const;
   void set_state(const OuterState &state);
-  // Done when the outer axis has read that turn's inner sums.
+  // The event that is done when the outer axis has read that turn's inner sums.
   device::Event *partial_free(uint32_t turn) const { return partial_free_[turn].get(); }
 
  private:
@@ -85,8 +84,8 @@ class Outer {
            uint64_t version);
 
   const layout::Mesh &mesh_;
-  uint32_t rank_;   // of the outer team
-  uint32_t inner_;  // of the inner team
+  uint32_t rank_;   // rank in the outer team
+  uint32_t inner_;  // rank in the inner team
   bool gathers_;
   const char *note_ = "";
   std::unique_ptr<transport::Collectives> sums_, weights_;
@@ -94,7 +93,7 @@ class Outer {
   std::unique_ptr<StreamTrace> trace_;
   std::unique_ptr<device::Event> partial_free_[2];
   OuterState state_;
-  uint64_t uncounted_bytes_ = 0;  // that the communicators have counted and the state has not, modulo 2^64
+  uint64_t uncounted_bytes_ = 0;  // bytes that communicators have counted but the state has not, modulo 2^64
 };
 
 }  // namespace fsdp::engine

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replays of graphs that the GPU was given and has not ended. The graph is the caller's launch, so no communicator
-// knows of its collectives, and one that waits for a peer which never launched would wait for ever. No thread watches
-// from outside: each call that meets peers or waits for the GPU looks here, so that those waits end and say which
-// replay is the reason.
+// Replays of graphs that the GPU was given and has not ended. The caller launches the graph, so no communicator knows
+// of its collectives. A collective that waits for a peer which never launched would wait for ever, and no thread
+// watches it. So each call that synchronizes with peers or waits for the GPU checks the replays. Its wait then ends and
+// says which replay is the reason.
 #pragma once
 
 #include <array>
@@ -24,20 +24,21 @@ class Replays final : public Unsettled {
   Replays &operator=(const Replays &) = delete;
 
   void set_flights(trace::FlightSequence flights) { flights_.emplace(flights); }
-  // Events, which cannot be made once the caller captures. Before anything else, of a device alone.
+  // Makes events, which cannot be made once the caller captures. Called before anything else, and only on a device.
   void make_room();
-  // As many are kept. With more under way the caller waits for the oldest: bounded.
+  // A fixed number of replays is kept. If more are under way, the caller waits for the oldest, for a bounded time.
   void await_room();
-  // What follows on the stream comes after what was prepared for a replay that was given up.
+  // Later work on the stream comes after the work that was prepared for a replay that was given up.
   void join(device::Stream &caller) const;
-  // ... and this after the last graph that was launched.
+  // Later work on the stream comes after the last graph that was launched.
   void join_last(device::Stream &stream) const;
-  // The stream has been given all that comes before the graph; then the graph.
+  // prepare(): the stream has been given all work before the graph. commit(): it has been given the graph.
   void prepare(uint32_t capture, const char *name, device::Stream &caller);
   void commit(device::Stream &caller);
-  // TIMEOUT, which fails the context and is told to peers, if the GPU has been at the oldest for the timeout.
+  // Throws TIMEOUT, which fails the context and is told to peers, if the GPU has worked on the oldest replay for the
+  // whole timeout.
   void check();
-  // The oldest that the GPU has come to, as text; empty if there is none.
+  // Describes the oldest replay that the GPU has reached; empty if there is none.
   std::string describe_oldest();
   void settle() noexcept override;
 
@@ -48,7 +49,7 @@ class Replays final : public Unsettled {
     std::unique_ptr<device::Event> begun, ended;
     uint32_t capture = 0;
     const char *name = nullptr;  // the flight recorder's copy
-    uint64_t handle = 0;         // in the flight recorder
+    uint64_t handle = 0;         // handle in the flight recorder
   };
   Replay &at(uint64_t number) { return replays_[number % most]; }
   const Replay &at(uint64_t number) const { return replays_[number % most]; }
@@ -59,9 +60,9 @@ class Replays final : public Unsettled {
   std::optional<trace::FlightSequence> flights_;
   std::mutex mutex_;
   std::array<Replay, most> replays_;
-  uint64_t oldest_ = 0, next_ = 0;  // those between are under way; the next is being prepared
-  uint64_t seen_ = UINT64_MAX;      // the GPU was seen at this one
-  Clock::time_point since_;         // ... first then
+  uint64_t oldest_ = 0, next_ = 0;  // replays from oldest_ up to next_ are under way; next_ is being prepared
+  uint64_t seen_ = UINT64_MAX;      // the replay on which the GPU was last seen to work
+  Clock::time_point since_;         // when it was first seen to work on that
 };
 
 }  // namespace fsdp::engine

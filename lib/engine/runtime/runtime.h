@@ -37,10 +37,9 @@ struct Stats {
   }
 };
 
-// What the caller waits for. publish and peers have one counter, the others one each.
+// What the caller waits for. `publish` and `peers` share one counter; the others have one each.
 enum class WaitKind { gather, reduce, publish, peers, checkpoint };
-
-// An ordered sequence of collectives over the inner axis: those of one do not wait for those of another.
+// An ordered sequence of collectives over the inner axis. Collectives of one sequence do not wait for those of another.
 struct CollectiveStream {
   std::unique_ptr<transport::Collectives> comm;
   std::unique_ptr<device::Stream> stream;
@@ -50,14 +49,13 @@ struct CollectiveStream {
 // Points in the order of streams.
 struct Marks {
   std::unique_ptr<device::Event> published;    // the compute weights of this version are written
-  std::unique_ptr<device::Event> window_work;  // what calls of the update window have given to their streams
-  std::unique_ptr<device::Event> norm;         // the last norm that was asked for is known
-  std::unique_ptr<device::Event> amaxes;       // the scales of what is being published are
+  std::unique_ptr<device::Event> window_work;  // the work that calls of the update window have given to their streams
+  std::unique_ptr<device::Event> norm;         // the last norm that was asked for is computed
+  std::unique_ptr<device::Event> amaxes;       // the scales of the weights that are being published are computed
   std::unique_ptr<device::Event> finished,
-      order;  // of the moment
+      order;  // for momentary use
 };
-
-// In the flight record, beside those of the streams.
+// Sequences in the flight record, besides those of the streams.
 struct Flights {
   std::unique_ptr<trace::FlightSequence> meetings, params;
 };
@@ -74,29 +72,28 @@ class Runtime {
   const memory::ModelSpec &spec;
   const memory::ModelPlan &plan;
   Teams teams;
-  TeamNews team_news;  // before what uses the teams
+  TeamNews team_news;  // declared before the members that use the teams
   std::unique_ptr<Storage> storage;
   std::unique_ptr<transport::Versions> versions;         // NULL: gathers wait for publishing ranks
-  std::unique_ptr<transport::Collectives> control_comm;  // of calls that wait for peers on the calling thread
+  std::unique_ptr<transport::Collectives> control_comm;  // for calls that wait for peers on the calling thread
   CollectiveStream gathers, reduces;
   std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
   Marks marks;
-  CallSequence calls;  // that peers must make too, where collectives leave it to their caller to keep them
+  CallSequence calls;  // calls that peers must make too, if the collectives' traits ask the caller to record them
   std::vector<Group> groups;
-  std::vector<GradPart> parts;  // of full gradients, group by group
+  std::vector<GradPart> parts;  // parts of full gradients, group by group
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
   Flights flights;
   Step step;
-  uint64_t capture_id = 0;  // the graph that calls are recorded into (capture.h), as the device numbers it; 0: none
-  const bool has_graphs;    // of the device: can its streams be captured?
+  uint64_t capture_id = 0;  // the device's number of the graph into which calls are recorded (capture.h); 0: none
+  const bool has_graphs;    // can the device's streams be captured?
   Replays replays;
-  const char *reduce_note = "";  // what messages say behind the names of what is reduced (transport::Tag)
-
+  const char *reduce_note = "";  // a note that messages add to the names of reduces (transport::Tag)
   transport::Team &inner() const { return *teams.inner; }
-  // The ranks that hold different slots: replicas hold the same, and come to the same.
+  // The ranks that hold different slots. Replicas hold the same slots and compute the same results.
   transport::Team &holders() const { return spec.mesh.slices() > 1 ? *teams.all : inner(); }
-  // Of both axes: how what they exchange behaves.
+  // How the collectives of both axes behave.
   const transport::CollectiveTraits &collectives() const { return teams.inner_data->traits(); }
   bool communicates() const { return spec.communicates(); }
   const Bucket &bucket(const ParamPlace &place) const { return storage->buckets()[place.bucket]; }
@@ -104,38 +101,40 @@ class Runtime {
     return plan.buckets[place.bucket].layout.tensors[place.tensor];
   }
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
-  // Where ranks differ their collectives may find it before they meet: then words of it are in what these say.
+  // Notes the trained parameters. If ranks differ, their collectives may fail before they meet; the errors then have a
+  // note about it.
   void set_trained(uint64_t hash, bool all);
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
-  // The caller's stream. INVALID_STATE, before anything is recorded, where it belongs to another capture than the
-  // model: CUDA would take the work into that graph, or lose the order. What follows on it comes after all replays so
-  // far.
+  // The caller's stream. Throws INVALID_STATE, before anything is recorded, if the stream belongs to another capture
+  // than the model: CUDA would take the work into that graph, or lose the order. Later work on the stream comes after
+  // all replays so far.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
-  // True if every rank has published the current version. One atomic load a rank.
+  // True if every rank has published the current version. This costs one atomic load per rank.
   bool version_ready() const noexcept { return !versions || versions->ready(step.version()); }
   // The caller waits until every rank has published this version.
   void await_version();
-  // What follows on the gather stream comes after that. what: for messages.
+  // Later work on the gather stream comes after every rank has published this version. `what` is for messages.
   void await_parts(const char *what, const char *object);
-  // The caller waits for all that the streams of the library have been given.
+  // The caller waits for all work that the library's streams have been given.
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
   void wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group = nullptr);
-  // What follows on the stream comes after what earlier calls of the update window gave to theirs, and the next ones
-  // come after what this one gave to it. The calling thread does it all in that order anyway.
+  // join_window(): later work on the stream comes after the work that earlier calls of the update window gave to their
+  // streams. leave_window(): work of later calls comes after this call's work. The calling thread keeps this order
+  // anyway.
   void join_window(device::Stream &caller) const;
   void leave_window(device::Stream &caller) const;
-  // The calling thread waits for what the stream has been given.
+  // The calling thread waits for the work that the stream has been given.
   void synchronize(device::Stream &stream);
-  // The group's weights go to full buffers, on the gather stream: pulled from where they are, or as messages, of which
-  // one that was given up since is an error.
+  // Gathers the group's weights into full buffers, on the gather stream. They are pulled from their places or sent as
+  // messages. A message that was given up since is an error.
   void gather(std::span<const transport::Gather> gathers, const Group &group);
   std::vector<device::Stream *> library_streams() const;
-  // What streams of the caller's and of the library wait for, of one another.
+  // The events by which streams of the caller and of the library wait for each other.
   std::vector<device::Event *> events() const;
-  // Collectives that cannot complete end.
+  // Ends collectives that cannot complete.
   void abandon();
-  void require_eager(const char *call) const;  // INVALID_STATE in a capture: the call cannot be a part of a graph
+  void require_eager(const char *call) const;  // throws INVALID_STATE in a capture: the call cannot be part of a graph
 
  private:
   void await_pulls();
@@ -146,10 +145,9 @@ class Runtime {
   void make_parts();
   void make_traces();
 
-  uint32_t model_number_ = 0;  // in the timeline
+  uint32_t model_number_ = 0;  // number in the timeline
 };
-
-// A call of the caller's, in the timeline.
+// A call of the caller in the timeline.
 class CallSpan : public trace::Span {
  public:
   CallSpan(const Runtime &runtime, const char *name, const Group *group = nullptr, uint64_t bytes = 0)
@@ -157,7 +155,8 @@ class CallSpan : public trace::Span {
              runtime.step.version(), bytes) {}
 };
 
-// The caller waits, from here to the end of the scope: counted, and an event inside the one of its call.
+// The caller waits from here to the end of the scope. The wait is counted, and is an event inside the event of its
+// call.
 class WaitSpan {
  public:
   WaitSpan(Runtime &runtime, WaitKind what, const Group *group = nullptr);

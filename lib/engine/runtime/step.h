@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the steps of a model have come to on this rank: the version of its weights, the update window, and why a step
-// cannot go on. Every change is a transition below; no other code writes these.
+// The progress of a model's steps on this rank: the version of its weights, the update window, and why a step cannot go
+// on. Every change is a transition below; no other code writes this state.
 //
 //   closed  --open_window-->  open  --raise_version, close_window-->  closed
 //   closed or open  --fail-->  failed  --discard-->  closed, the version as it was
@@ -13,23 +13,22 @@
 
 namespace fsdp::engine {
 
-// The numbers that every rank gives to the calls of an update window and must give alike. Each rank computes with its
-// own, and different ones would make the replicas of a weight drift apart unseen. They travel in the meetings of the
-// model.
+// The numbers that every rank passes to the calls of an update window, and that must be equal on all ranks. Each rank
+// computes with its own, so different numbers would make the replicas of a weight drift apart unnoticed. They are
+// compared in the model's meetings.
 
 enum class ScalingKind : uint64_t { none, scale, clip };
 
 // One scaling of the main grads.
 struct Scaling {
   ScalingKind kind = ScalingKind::none;
-  double number = 0;  // the factor or max_norm
+  double number = 0;  // the factor, or max_norm
   static constexpr double of_the_model = -1;
-  double norm = 0;  // that was clipped: with a further mesh on some ranks alone it is not the same on all
-  // Of bits, but all NaNs are one.
+  double norm = 0;  // the norm that was clipped: it differs if only some ranks used a further mesh
+  // Compares bits, except that all NaNs are equal.
   bool operator==(const Scaling &other) const;
 };
-
-// All of them since the update window opened. The first are kept, and a hash tells whether any differs.
+// All scalings since the update window opened. The first ones are kept, and a hash shows whether any differs.
 class Scalings {
  public:
   static constexpr uint64_t max_kept = 3;
@@ -37,7 +36,7 @@ class Scalings {
   void add(const Scaling &scaling);
   void restart() { *this = {}; }
   uint64_t count() const { return count_; }
-  uint64_t hash() const { return hash_ * 31 + count_; }  // for ranks that cannot be told more
+  uint64_t hash() const { return hash_ * 31 + count_; }  // for exchanges that have no room for more
   const Scaling &kept(uint64_t index) const { return first_[index]; }
   bool operator==(const Scalings &) const = default;
 
@@ -47,28 +46,26 @@ class Scalings {
 };
 
 struct StepNumbers {
-  // Of a step of AdamW, with defaults filled in.
+  // For a step of AdamW, with defaults filled in.
   double beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   uint64_t step = 0;
-  // Of fsdp_apply_grads; -1: the gradients end in another call, which does what it does by itself.
+  // For fsdp_apply_grads; -1: another call finishes the gradients.
   double max_norm = -1;
   uint64_t asks_norm = 0;
   Scalings scalings;
-  uint64_t lr_scales = 0;  // a hash of those that all parameters have
+  uint64_t lr_scales = 0;  // hash of the lr_scales of all parameters
 };
-
-// The numbers of a rank that the first one has otherwise, as text that names both; empty if there is none. Not the
-// lr_scales, of which there is only the hash.
+// Says which numbers of a rank differ from the first rank's, and names both; empty if none do. The lr_scales are not
+// compared, because there is only their hash.
 std::string describe_differences(uint32_t rank, const StepNumbers &given, uint32_t first, const StepNumbers &expected);
-
-// What a graph's calls change of it (state.h).
+// The state that a graph's calls change (moment.h).
 struct StepState {
   uint64_t version = 0;
   bool version_ready = false;  // every rank is known to have published it
   bool window_open = true;     // a sealed model starts in the update window
   bool window_has_grads = false;
   uint64_t adamw_step = 0;
-  Scalings scalings;  // of the main grads in this update window
+  Scalings scalings;  // scalings of the main grads in this update window
 };
 
 class Step : private StepState {
@@ -84,35 +81,34 @@ class Step : private StepState {
   uint64_t lr_scales() const { return lr_scales_; }
   uint64_t trained() const { return trained_; }
 
-  // finish_grads, with gradients, or begin_update.
+  // Called by finish_grads, with gradients, or by begin_update.
   void open_window(bool has_grads);
   void scaled(const Scaling &scaling) { StepState::scalings.add(scaling); }
   void stepped(uint64_t number) { StepState::adamw_step = number; }
-  // The compute weights of the next version are written. ready: every peer has published them already.
+  // The compute weights of the next version are written. `ready`: every peer has published them already.
   uint64_t raise_version() { return ++StepState::version; }
   void close_window(bool ready);
   void see_version() { StepState::version_ready = true; }
   void fail(const std::string &why) { failure_ = why; }
-  // Ranks gave it up together: the weights are those of the version that was published last.
+  // All ranks gave the step up: the weights are those of the last published version.
   void discard();
   void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
   void set_trained(uint64_t hash) { trained_ = hash; }
 
-  // Errors that name the call expected.
+  // These throw errors that name the expected call. Each requires that the step has not failed.
   void require_unfailed(const char *call) const;
-  void require_weights(const char *call) const;  // ... and the window is closed
-  void require_window(const char *call) const;   // ... and it is open
-  void require_grads(const char *call) const;    // ... and has the gradients of a finished step
-
+  void require_weights(const char *call) const;  // also requires that the window is closed
+  void require_window(const char *call) const;   // also requires that the window is open
+  void require_grads(const char *call) const;    // also requires an open window with the gradients of a finished step
   const StepState &state() const { return *this; }
-  // A graph's moments: back to the one before its capture, or on to the one after its replay.
+  // For graphs: goes back to the state before a capture, or on to the state after a replay.
   void set_state(const StepState &state) { static_cast<StepState &>(*this) = state; }
   void set_failure(const std::string &failure) { failure_ = failure; }
 
  private:
   std::string failure_;
-  uint64_t lr_scales_ = 0;  // a hash of those of all parameters
-  uint64_t trained_ = 0;    // ... and of which are trained
+  uint64_t lr_scales_ = 0;  // hash of the lr_scales of all parameters
+  uint64_t trained_ = 0;    // hash of which parameters are trained
 };
 
 }  // namespace fsdp::engine

@@ -20,24 +20,20 @@
 
 namespace fsdp::engine {
 
-// Is there room for a model where its ranks run? The kernel says no by killing, so it is asked before anything is
-// allocated.
-
-// What rank `inner` of the inner axis will allocate in the host's memory, that which it makes for all of its axis
-// included.
+// Checks whether there is room for a model where its ranks run. If there is not, the kernel kills processes, so the
+// check comes before anything is allocated. The bytes that rank `inner` of the inner axis will allocate in the host's
+// memory. They include memory that it makes for its whole axis.
 uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept;
-
-// Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup need more together than that
-// has free.
+// Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup together need more memory than
+// the cgroup has free.
 void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits);
-
-// Why no memory for FSDP_ROLE_GRAD can be handed in where a plan keeps gradients that peers read.
+// Says why memory for FSDP_ROLE_GRAD cannot be passed in if a plan keeps gradients that peers read.
 inline constexpr auto grad_arena_refusal =
     "fsdp_set_arena: main grads of groups with FSDP_STRATEGY_NO_SHARD or FSDP_REDUCE_POLICY_LAST lie in memory that "
     "peers map; "
     "FSDP_ROLE_GRAD cannot be handed in for this model";
 
-// Memory that the caller handed in for a role.
+// Memory that the caller passed in for a role.
 struct CallerArena {
   std::byte *data = nullptr;
   uint64_t size_bytes = 0;
@@ -45,35 +41,37 @@ struct CallerArena {
 
 class Storage {
  public:
-  // Collective over all ranks of the model. early: why this rank cannot go on at all; then every rank throws it.
+  // Collective over all ranks of the model. `early` is an error because of which this rank cannot go on; every rank
+  // then throws it.
   Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
           const Teams &teams, device::Device &device, std::optional<Error> early = {});
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
   const Region &region(memory::RegionId id) const { return regions_[static_cast<size_t>(id)]; }
-  // This rank's part, where it writes; and any inner rank's, as it can be read.
+  // own_part() is this rank's part for writing; part_of() is any inner rank's part for reading.
   std::byte *own_part(memory::RegionId id) const { return region(id).data; }
   const std::byte *part_of(memory::RegionId id, uint32_t inner_rank) const;
-  // Collective: private memory that collectives of the team will name.
+  // Collective: registers private memory that collectives of the team will use.
   void register_with(transport::Team &team) const;
-  // Debug, where its arena protects: what this rank may do with a part's full gradient. Peers read it in views of
-  // their own.
+  // Debug mode, if the arena can protect pages: sets what this rank may do with a part's full gradient. Peers read it
+  // in their own views.
   void set_grad_access(const memory::PartPlan &part, Access access) const;
   bool protects_grads() const;
-  // Debug, where its arena protects: may readers see a group's weights, which lie in memory that is shared?
+  // Debug mode, if the arena can protect pages: sets whether the caller may read a group's weights in shared memory.
   void show_compute(const memory::GroupPlan &group, bool readable) const;
-  // Can what was written in views of a group's weights be taken back, and is it?
+  // restores(): can writes into views of a group's weights be undone? restore() undoes them.
   bool restores(const memory::GroupPlan &group) const;
   void restore(const memory::GroupPlan &group) const;
   void restore_all() const;
-  // The memory that these are about, as this rank writes the one and reads the other.
+  // The memory of a part's full gradient, where this rank writes it; and of a group's weights, where the caller reads
+  // them.
   std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
   std::span<const std::byte> shown_compute(const memory::GroupPlan &group) const;
   // Bytes by role as the allocators report them; [0] is the sum.
   const std::array<uint64_t, 8> &allocated_bytes() const { return allocated_; }
 
  private:
-  // In the host's memory, not counting what the caller has handed in.
+  // The bytes needed in the host's memory, without memory that the caller has passed in.
   uint64_t needed_bytes() const;
   const CallerArena *handed_in(const memory::RegionPlan &plan) const;
   void allocate_own(const memory::RegionPlan &plan, Region &region);
@@ -93,7 +91,7 @@ class Storage {
   const memory::ModelPlan &plan_;
   const std::map<fsdp_role, CallerArena> &callers_;
   transport::Team &host_team_;  // the inner ranks
-  transport::Team &team_;       // ... over memory of the device
+  transport::Team &team_;       // the inner ranks over memory of the device
   device::Device &device_;
   std::array<uint64_t, 8> allocated_{};
   std::array<Region, memory::region_count> regions_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a library stream does: as entries of the flight recorder, and as events of its lane if there is a timeline.
-// Streams that run tasks write the times themselves; of others only their events tell (in_flight.h).
+// Records the work of a library stream: as entries of the flight recorder, and as events of its lane if there is a
+// timeline. Streams that run tasks write the times themselves; for other streams the times come from events (InFlight).
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@
 
 namespace fsdp::engine {
 
-// Points of the caller's streams: an event for each stream in use. Recording one event on two streams makes the second
-// wait for the first, so streams that share one are slow together.
+// Points of the caller's streams, with an event for each stream in use. Recording one event on two streams makes the
+// second stream wait for the first, so streams that share an event slow each other down.
 
 class StreamEvents {
  public:
@@ -28,7 +28,7 @@ class StreamEvents {
     const size_t count = device.traits().host_memory ? 1 : max_streams;  // on the host there is one stream
     for (size_t i = 0; i < count; ++i) entries_.push_back({nullptr, false, device.create_event()});
   }
-  // Of this stream. Streams beyond the most share the last one, unless the work of another is done.
+  // The event of this stream. If there are too many streams, the last event is shared, unless another event is done.
   device::Event &of(fsdp_stream stream) noexcept {
     const auto mine = [=](const Point &point) { return point.used && point.stream == stream; };
     const auto free = [](const Point &point) { return !point.used || point.event->done(); };
@@ -53,16 +53,17 @@ class StreamEvents {
   std::vector<Point> entries_;
 };
 
-// Work of a device's stream, which does not report when it is done: an event is recorded behind it, and the next call
-// that looks completes its entries. A fixed number of both, so that a step allocates nothing.
+// Work of a device's stream, which does not report its end. An event is recorded behind the work, and the next call
+// that finds the event done completes the work's entries. The numbers of events and entries are fixed, so that a step
+// allocates nothing.
 
 class InFlight final : public Unsettled {
  public:
   using Broken = bool (*)(const void *comm);
   struct Tracked {
-    uint64_t handle = 0;  // in the flight recorder
+    uint64_t handle = 0;  // handle in the flight recorder
     trace::TimelineEvent event{};
-    const void *comm = nullptr;  // NULL: it is never skipped
+    const void *comm = nullptr;  // NULL: the work is never skipped
     Broken broken = nullptr;
   };
 
@@ -71,17 +72,17 @@ class InFlight final : public Unsettled {
   InFlight(const InFlight &) = delete;
   InFlight &operator=(const InFlight &) = delete;
 
-  // All that the stream has been given until now includes the entry's work.
+  // Adds an entry whose work the stream has been given.
   void add(device::Stream &stream, const Tracked &entry);
-  // Completes what is done. Nothing once the context has failed: then streams go on without having done their work. Any
-  // thread.
+  // Completes the entries of work that is done. Does nothing once the context has failed, because streams then go on
+  // without doing their work. May be called by any thread.
   void settle() noexcept override;
 
  private:
   static constexpr uint64_t max_marks = 32, max_entries = 512;
   struct Mark {
     std::unique_ptr<device::Event> event;
-    uint64_t end = 0;  // entries before it are done when the event is
+    uint64_t end = 0;  // entries before this one are done when the event is done
   };
   void complete(const Tracked &entry) noexcept;
 
@@ -89,7 +90,7 @@ class InFlight final : public Unsettled {
   std::mutex mutex_;
   std::array<Mark, max_marks> marks_;
   std::vector<Tracked> entries_;
-  uint64_t first_mark_ = 0, next_mark_ = 0;  // those between are pending, oldest first
+  uint64_t first_mark_ = 0, next_mark_ = 0;  // marks from first_mark_ up to next_mark_ are pending, oldest first
   uint64_t first_entry_ = 0, next_entry_ = 0;
   uint64_t last_end_ns_ = 0;
 };
@@ -97,7 +98,7 @@ class InFlight final : public Unsettled {
 struct GradPart;
 struct Group;
 
-// What a collective is about, as the flight recorder and the timeline keep it.
+// The names of a collective's object, as copied by the flight recorder and by the timeline.
 struct Traced {
   const char *in_flight, *in_timeline;
   uint8_t planes = 0;                   // trace::TimelinePlanes
@@ -118,10 +119,10 @@ class StreamTrace {
   StreamTrace(const StreamTrace &) = delete;
   StreamTrace &operator=(const StreamTrace &) = delete;
 
-  // The stream waits until all have published the version. what is for its errors, object for the event.
+  // The stream waits until all ranks have published the version. `what` is for errors, and `object` for the event.
   void await(transport::Versions &versions, uint64_t version, const char *what, const char *object);
-  // The work that is enqueued between the two calls, a collective. Its communicator, if given, knows
-  // whether it was skipped.
+  // A collective is the work that is enqueued between begin() and end(). Its communicator, if given, knows whether the
+  // work was skipped.
   void begin(const char *name, const Traced &of, uint64_t bytes);
   template <class Comm>
   void end(const char *name, const Traced &of, uint64_t bytes, uint64_t version, const Comm &by) {
@@ -132,7 +133,7 @@ class StreamTrace {
     end_of(name, of, bytes, version, nullptr, nullptr);
   }
   void next_round() noexcept { flights_.next_round(); }
-  // Looks which work of a device's stream is done.
+  // Finds out which work of a device's stream is done.
   void settle() noexcept {
     if (in_flight_) in_flight_->settle();
   }
@@ -147,9 +148,9 @@ class StreamTrace {
   trace::Timeline *timeline_;
   trace::TimelineLane lane_;
   trace::FlightSequence flights_;
-  uint64_t handle_ = 0;                  // of the work between begin and end; the caller's
-  uint64_t begin_ns_ = 0;                // the stream's own; where it runs no tasks the caller's
-  std::unique_ptr<InFlight> in_flight_;  // NULL where it does
+  uint64_t handle_ = 0;                  // handle of the work between begin and end; used by the caller
+  uint64_t begin_ns_ = 0;                // used by the stream, or by the caller if the stream runs no tasks
+  std::unique_ptr<InFlight> in_flight_;  // NULL if the stream runs tasks
 };
 
 }  // namespace fsdp::engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a model by what they do together.
+// The teams of a model's ranks.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,13 @@ namespace fsdp::engine {
 class Context;
 
 struct Teams {
-  uint32_t number = 0;                     // of the model, among those of the same ranks: what messages call it
-  std::shared_ptr<transport::Team> all;    // agree on steps; in the mesh's order
-  std::shared_ptr<transport::Team> inner;  // share memory: gather weights, reduce gradients
-  std::shared_ptr<transport::Team> outer;  // exchange what the outer axis divides or replicates; NULL: there is none
-  // The same two over the device's memory: on the host they are the same.
+  uint32_t number = 0;                     // number among the models of the same ranks, for messages
+  std::shared_ptr<transport::Team> all;    // all ranks, in the mesh's order: they agree on steps
+  std::shared_ptr<transport::Team> inner;  // ranks that share memory: they gather weights and reduce gradients
+  std::shared_ptr<transport::Team> outer;  // ranks that exchange over the outer axis; NULL: there is none
+  // The inner and the outer team over the device's memory. On the host they are the same as above.
   std::shared_ptr<transport::Team> inner_data, outer_data;
-
-  // Those over the device's memory, where they are others.
+  // Visits the teams over the device's memory that differ from those above.
   template <class Visit>
   void for_each_data(Visit &&visit) const {
     if (inner_data && inner_data != inner) visit(*inner_data);
@@ -29,11 +28,11 @@ struct Teams {
   }
 };
 
-// "0, 2-5"; and the same, but empty if that is the whole job.
+// list_ranks() returns "0, 2-5", say; name_ranks() returns the same, but an empty text for the whole job.
 std::string list_ranks(const transport::Team &team);
 std::string name_ranks(const transport::Team &team, uint32_t world_size);
 
-// Logs what teams find out after their creation, at the latest when all that uses them has ended.
+// Logs news of teams after their creation, at the latest when everything that uses them has ended.
 class TeamNews {
  public:
   TeamNews(Context &context, const Teams &teams) : context_(context), teams_(teams) {}
@@ -47,31 +46,32 @@ class TeamNews {
   const Teams &teams_;
 };
 
-// Collective over the mesh: all of them; then, once they are known to have the same mesh, its axes. communicates: over
-// the inner one.
+// Collective over the mesh. create_teams() makes the team of all ranks. Once the ranks are known to have the same mesh,
+// create_axes() makes the teams of its axes. `communicates`: ranks communicate over the inner axis.
 Teams create_teams(Context &context, const layout::Mesh &mesh);
 void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates);
 
-// What a rank allocates for what the model's communicators exchange.
+// The memory that a rank allocates for the model's communicators.
 struct TeamMemory {
   uint64_t device_bytes = 0;   // memory of a device, in both axes
   uint64_t message_bytes = 0;  // messages of the host, over the outer axis
-  uint64_t acted_bytes = 0;    // of these, what only real hosts would use
+  uint64_t acted_bytes = 0;    // the part of message_bytes that only real hosts would use
 };
-// Before there are teams: where the transport is chosen at the seal, the most that it can be.
+// The memory before there are teams. If the transport is chosen at the seal, it is the maximum.
 TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec);
-// Of the teams that were made.
+// The memory of existing teams.
 TeamMemory team_memory(const Teams &teams, const Context &context, const memory::ModelSpec &spec);
 
-// CUDA puts the streams of a process and GPU into few hardware queues. Streams of one queue wait for each other, and
-// where they are of ranks that wait for each other too, as threads of one process, that may be a circle that never
-// ends. Lanes of staging see to it that none waits so (device/cuda/lane.h); kernels of NCCL wait for those of peers.
+// CUDA puts the streams of one process on a GPU into few hardware queues, and streams of one queue wait for each other.
+// If the streams belong to ranks that are threads of one process and wait for each other, too, the waits may form a
+// circle that never ends. Lanes of staging avoid such waits (device/cuda/lane.h), but kernels of NCCL wait for those of
+// peers.
 
 class Context;
 struct Teams;
 
-// Collective over the model's ranks, when all streams have been made. Logs a warning on the first of the ranks that
-// share the queues of a GPU over NCCL.
+// Collective over the model's ranks, when all streams have been made. If ranks that use NCCL share the queues of a GPU,
+// the first of them logs a warning.
 void warn_of_queues(Context &context, const Teams &teams);
 
 }  // namespace fsdp::engine

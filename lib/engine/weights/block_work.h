@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels are given to make the planes of whole blocks: of what is published, and of what is loaded.
+// The arguments of kernels that make planes of whole blocks, for publishing and for loading.
 #pragma once
 
 #include <initializer_list>
@@ -11,8 +11,8 @@ namespace fsdp::engine {
 
 using BlockWork = std::variant<device::Mxfp8Quantize, device::Fp8BlockQuantize>;
 
-// Rows of the parameter that this rank has, from fp32 numbers that lie behind each other. Where they are in its planes:
-// elements, and scales in any form.
+// Rows of the parameter that this rank has, made from adjacent fp32 numbers. It says where they are in the planes: the
+// elements, and the scales of any form.
 struct BlockRows {
   const Bucket &bucket;
   const memory::ParamSpec &param;
@@ -23,22 +23,23 @@ BlockWork make_block_work(const memory::ModelSpec &spec, const BlockRows &rows);
 
 void quantize(device::Stream &stream, const BlockWork &work);
 
-// The one walk over what this rank keeps: its part of every parameter in every plane of the kinds that are asked for.
+// The one walk over everything that this rank keeps: its part of every parameter, in every plane of the wanted kinds.
 
 struct PlaneSlice {
   const Group &group;
   uint32_t param_index;
-  uint32_t ordinal;  // of the parameter in the model
+  uint32_t ordinal;  // number of the parameter in the model
   const Bucket &bucket;
-  uint32_t tensor;  // in the bucket
+  uint32_t tensor;  // index in the bucket
   const Plane &plane;
-  layout::Slice slice;  // what of it this rank owns; count 0 where it owns nothing
+  layout::Slice slice;  // the part that this rank owns; its count is 0 if it owns nothing
 
   const memory::ParamSpec &param() const { return group.spec->params[param_index]; }
   std::byte *data() const { return plane.at(slice); }
 };
 
-// Group by group in the order of declaration, frozen parameters too; by parameter, then by kind in the plan's order.
+// Visits group by group in the order of declaration, including frozen parameters. In a group it goes by parameter, and
+// then by kind in the plan's order.
 template <class Visit>
 void for_each_slice(const Runtime &runtime, std::initializer_list<PlaneKind> kinds, Visit &&visit) {
   const layout::Mesh &mesh = runtime.spec.mesh;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Unshard and reshard: holds by phase, prefetch along the schedule, and which group has which pool buffer.
 //
-//   mapped   the full weights are a view of the shared arena: a gather is a change of state, 0 bytes
-//   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer, which
-//   is
-//            planned, or with FSDP_SCHEDULE_ANY chosen by the gather
+//   mapped   the full weights are a view of the shared arena: a gather only changes state and copies 0 bytes
+//   copied   a gather waits for the shards' version, then pulls every rank's slice into the slot's pool buffer,
+//            which is planned or, with FSDP_SCHEDULE_ANY, chosen by the gather
 #pragma once
 
 #include <algorithm>
@@ -17,21 +16,21 @@
 
 namespace fsdp::engine {
 
-// Which gathered weights have which of the buffers of FSDP_SCHEDULE_ANY: pure bookkeeping. Weights whose last hold was
-// returned keep their buffer until others need it, those that have waited longest first.
+// Which gathered weights have which buffer with FSDP_SCHEDULE_ANY: pure bookkeeping. Weights whose last hold was
+// returned keep their buffer until other weights need it. The buffer that has been idle longest is taken first.
 
 class HeldBuffers {
  public:
   struct Buffer {
-    std::optional<uint32_t> key;  // of the slot whose weights are in it
-    uint64_t idle_since = 0;      // counts gathers and returned holds; counts while nothing holds it
+    std::optional<uint32_t> key;  // key of the slot whose weights are in the buffer
+    uint64_t idle_since = 0;      // time, in gathers and returned holds; valid while nothing holds the buffer
   };
 
   explicit HeldBuffers(size_t count) : buffers_(count) {}
 
   size_t count() const { return buffers_.size(); }
   const std::vector<Buffer> &buffers() const { return buffers_; }
-  // One without weights, else the one of those that may go which has been idle longest.
+  // Returns a buffer without weights. If there is none, returns the buffer idle longest of those whose weights may go.
   template <class MayGo>
   std::optional<uint32_t> choose(MayGo may_go) const {
     std::optional<uint32_t> chosen;
@@ -69,24 +68,24 @@ class Gatherer {
   void prefetch(Group &group, fsdp_phase phase, const device::Stream &caller);
   void unshard(Group &group, fsdp_phase phase, fsdp_stream stream);
   void reshard(Group &group, fsdp_phase phase, fsdp_stream stream);
-  // What reads the phase's weights on that stream: behind their gather, and before what will overwrite them.
+  // Enqueues work that reads the phase's weights on that stream: after their gather, and before they are overwritten.
   void read(Group &group, fsdp_phase phase, fsdp_stream stream, const char *call,
             const std::function<void(device::Stream &)> &reads);
-  // Is the group readable, and at which address does a published plane of the bucket start, whole?
+  // readable(): is the group readable? view(): the address at which the whole published plane of the bucket begins.
   bool readable(Group &group, fsdp_phase phase) const;
   const std::byte *view(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
-  // Where the library reads it, whatever the caller has written into a private view.
+  // The address at which the library reads the plane, whatever the caller has written into a private view.
   const std::byte *source(Group &group, fsdp_phase phase, uint32_t bucket, PlaneKind published, uint32_t form) const;
-  // The views of a group show its weights again: those that were copied when they are gathered next.
+  // Makes the views of a group show its weights again. Gathered copies are restored by the next gather.
   void restore(Group &group);
-  // Groups that still have holds, as text; empty if none.
+  // Lists groups that still have holds; empty if there are none.
   std::string list_holds() const;
-  // Lets go of what was gathered without a hold. With force also of what is held.
+  // Drops weights that were gathered and are not held; with `force` also held weights.
   void drop_all(bool force);
   void start_step() { cursors_ = {}; }
-  // Debug: weights that the strategy keeps whole may be read outside of the update window only.
+  // Debug mode: weights that the strategy keeps whole may be read only outside of the update window.
   void show_whole(bool readable);
-  // Where the next visit of a group named more than once is looked for.
+  // Where the search for the next visit of a group with several visits begins.
   struct Cursors {
     uint32_t train = 0, eval = 0;
   };
@@ -100,8 +99,8 @@ class Gatherer {
   void require_form(Group &group, fsdp_phase phase) const;
   void prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller);
   bool is_sooner_here(const Group &group, const device::Stream &caller) const;
-  // Throws if a group with holds has the buffer; drops one without. ahead: of the unshard. here: on the caller's
-  // thread; else it is enqueued.
+  // Gathers the group. Throws if a group with holds has the buffer; drops the weights of one without holds. ahead:
+  // before the unshard. here: on the caller's thread; else the gather is enqueued.
   void gather(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead, bool here);
   bool blocked(const GatherSlot &slot) const;
   std::string advise_residence(const Group &held, const GatherSlot &slot) const;
@@ -125,8 +124,8 @@ class Gatherer {
   const GatherSlot &slot_of(uint32_t key) const { return group_of(key).slots[key % runtime_.plan.visits.slots]; }
 
   Runtime &runtime_;
-  std::vector<std::vector<uint32_t>> positions_;       // in train, by group and phase
-  std::vector<std::vector<uint32_t>> eval_positions_;  // by group
+  std::vector<std::vector<uint32_t>> positions_;       // positions in `train`, by group and phase
+  std::vector<std::vector<uint32_t>> eval_positions_;  // positions in `eval`, by group
   Cursors cursors_;
   HeldBuffers held_;
   const uint64_t longest_unprefetched_;  // bytes of a copy that costs a caller less than a prefetch of it

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compute weights that are codes with scales, made of main weights when these are published. A rank's part of a
-// parameter is whole granules, so no scale of a block needs what another rank has; one of a whole parameter does.
+// Makes compute weights that are codes with scales from main weights when these are published. A rank's part of a
+// parameter is whole granules, so the scale of a block needs no data of other ranks. The scale of a whole parameter
+// does.
 #pragma once
 
 #include <memory>
@@ -13,9 +14,9 @@
 
 namespace fsdp::engine {
 
-// Tells of quantized parameters whose main weights are not finite as they are published, which no call refuses: the
-// scales show it, so that publishing reads nothing more. On a device the words come at the end of the first call in
-// the context that finds the work done, or with the model's end; no call waits for it.
+// Warns of quantized parameters whose main weights are not finite when they are published; no call refuses them. The
+// scales show it, so that publishing reads no more data. On a device the warning comes at the end of the first call in
+// the context that finds the work done, or at the model's end. No call waits for it.
 
 class NonfiniteWeights final : public Unsettled {
  public:
@@ -23,20 +24,21 @@ class NonfiniteWeights final : public Unsettled {
   ~NonfiniteWeights() override;
   NonfiniteWeights(const NonfiniteWeights &) = delete;
   NonfiniteWeights &operator=(const NonfiniteWeights &) = delete;
-  // In the order of what follows, each of which is of this rank's part of a parameter.
+  // Adds the work on this rank's part of a parameter.
   void add(const PlaneSlice &main, const device::Mxfp8Quantize &work);
   void add(const PlaneSlice &main, const device::Fp8BlockQuantize &work);
   void add_amax(const PlaneSlice &main, uint64_t index);
 
-  // Behind what has quantized them on the stream. amaxes: this rank's, of all parameters with one scale.
+  // Counts on the stream, after the work that has quantized the weights. `amaxes` are this rank's amaxes of all
+  // parameters with one scale.
   void count(device::Stream &stream, const float *amaxes);
-  // Tells of the last count, once, if its work is done. Any thread.
+  // Warns of the last count, once, if its work is done. May be called by any thread.
   void settle() noexcept override;
 
  private:
   struct Counted {
     std::string name;
-    uint64_t scales;  // of MXFP8, of which so many were looked at; 0: numbers are counted
+    uint64_t scales;  // for MXFP8, the number of scales that are checked; 0: numbers are counted
     device::Mxfp8Quantize mxfp8;
     device::Fp8BlockQuantize blocks;
   };
@@ -53,23 +55,23 @@ class NonfiniteWeights final : public Unsettled {
   Runtime &runtime_;
   std::vector<Counted> counted_;
   std::vector<Measured> measured_;
-  uint64_t *found_;   // counts, where kernels write them: in memory of the device
-  uint64_t *counts_;  // ... and where the host reads them, all copied at once
+  uint64_t *found_;   // counts in memory of the device, where kernels write them
+  uint64_t *counts_;  // their copy for the host; all are copied at once
   float *amaxes_;
   std::unique_ptr<device::Event> done_;
   std::mutex mutex_;
-  uint64_t version_ = 0;  // whose counts are under way or to be told; 0: none
+  uint64_t version_ = 0;  // version whose counts are under way or not yet reported; 0: none
 };
 
 class Quantizer {
  public:
   explicit Quantizer(Runtime &runtime);
-  // Of all quantized parameters, behind what the stream was given to write their main weights. Collective where some
-  // have one scale for all of their elements.
+  // Quantizes all quantized parameters, after the work of the stream that writes their main weights. Collective if some
+  // parameters have one scale for all of their elements.
   void quantize(device::Stream &stream);
 
  private:
-  // This rank's part of a parameter with one scale, which is that of this number.
+  // This rank's part of a parameter with one scale, and the number of that scale.
   struct WholePart {
     device::Fp8Quantize work;
     uint64_t index;
@@ -89,7 +91,7 @@ class Quantizer {
   // This rank's parts.
   std::vector<BlockWork> blocks_;
   std::vector<WholePart> parts_;
-  std::vector<ScaleCopy> scales_;  // of whole parameters that this rank publishes
+  std::vector<ScaleCopy> scales_;  // scales of whole parameters that this rank publishes
 };
 
 }  // namespace fsdp::engine

@@ -5,7 +5,7 @@
 
 namespace fsdp::engine {
 
-// Collective over the model: MISMATCH names the first parameter that ranks store differently.
+// Collective over the model: throws MISMATCH, which names the first parameter that ranks store differently.
 void check_replicas(Runtime &runtime, fsdp_stream stream);
 
 }  // namespace fsdp::engine
