@@ -32,7 +32,7 @@ device::Options device_options(const fsdp_context_options &options, uint32_t ran
   return device;
 }
 
-// The device of a context that only plans does nothing.
+// Creates the device. The device of a context that only plans does nothing.
 std::unique_ptr<device::Device> create_device(const fsdp_context_options &options, uint32_t rank, bool plans,
                                               const Waiter &waiter, Failure &failure,
                                               std::function<void(const std::string &)> warn) {
@@ -79,13 +79,13 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
           options, rank, plans, waiter_, failure_,
           [this](const std::string &text) { log(FSDP_LOG_WARNING, format_text("rank {}: {}", rank_, text)); })),
       values_(*this, flight_log_.recorder()) {
-  heartbeat_timeout_ms(options_);  // also in a context without heartbeats: a plan finds the errors of its run
+  heartbeat_timeout_ms(options_);  // also checked without heartbeats, so that a plan finds the errors of a run
   options_.rendezvous = options_.flight_directory = options_.trace_directory =
       nullptr;  // the caller's strings need not outlive the call
 }
 
-// Teams and the world refer to the device and the failure: they go first. The device may have something to say; later
-// than in the call that destroys the context, the program may have no log any more.
+// Teams and the world refer to the device and the failure, so they end first. The device ends in this call, because it
+// may log something, and after the call that destroys the context the program may have no log any more.
 Context::~Context() {
   values_.clear();
   world_.reset();
@@ -116,7 +116,7 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   populate_machine_code();
   context->check_directories();
-  // At once: the other ranks may wait until the timeout for a rank that rank 0 refuses.
+  // These lines are logged at once. The other ranks may wait until the timeout for a rank that rank 0 refuses.
   world.log = [&](fsdp_log_level level, const std::string &text) {
     context->log(level, format_text("rank {}: {}", world.rank, text));
     context->log_queue_.flush();
@@ -150,7 +150,7 @@ std::vector<std::shared_ptr<Context>> Context::create_local(uint32_t world_size,
 std::shared_ptr<Context> Context::create_planning(uint32_t world_size, uint32_t rank,
                                                   const fsdp_context_options &options) {
   fsdp_context_options own = options;
-  own.flight_events = 2;  // nothing happens that could be recorded
+  own.flight_events = 2;  // a plan has nothing to record
   own.flight_directory = "";
   return std::shared_ptr<Context>(new Context(own, rank, world_size, true));
 }
@@ -194,7 +194,7 @@ void Context::close() {
   require_world("fsdp_close_context");
   if (closed_)
     fail(FSDP_INVALID_STATE, "fsdp_close_context: rank {} has closed this context before; destroy it", rank_);
-  // First: it may be all that keeps a model.
+  // The save ends first, because it may hold the last reference to a model.
   const auto unsaved = capture_error([&] {
     if (const auto save = checkpoint_slot_.get()) save->wait("fsdp_close_context");
   });
@@ -313,7 +313,7 @@ void Context::all_reduce(const layout::Mesh *mesh, double *values, uint64_t coun
   values_.all_reduce(mesh ? mesh->ranks : world_ranks(), values, count, op, call);
 }
 
-// ---- how it fails for good, and what it leaves behind of that ----
+// ---- how the context fails for good, and what it then writes ----
 
 void Context::check_directories() {
   for (const std::string &problem : flight_log_.directory_problems()) log(FSDP_LOG_WARNING, problem);
@@ -327,7 +327,7 @@ void Context::write_trace_at_end() noexcept {
   flush_log_outside();
 }
 
-// Unless a call is inside, which then does it at its end.
+// Flushes the log, unless a call is inside the context, which then does it at its end.
 void Context::flush_log_outside() noexcept {
   if (inside_.exchange(true, std::memory_order_acquire)) return;
   log_queue_.flush();
@@ -344,7 +344,7 @@ bool Context::look_for_failure() const noexcept {
   if (!failure_.failed() && world_ && !closed_.load(std::memory_order_relaxed) && !in_child()) {
     try {
       world_->check();
-    } catch (...) {  // it has set the failure
+    } catch (...) {  // check() has set the failure
     }
   }
   return failure_.failed();
@@ -357,14 +357,14 @@ void Context::record_failure() noexcept {
     log(FSDP_LOG_ERROR, line);
   } catch (...) {  // out of memory: the failure itself is told by the call
   }
-  flush_log_outside();  // no later call comes so far as to hand the line over
+  flush_log_outside();  // no later call gets so far that it would flush the line
 }
 
 void Context::abort(const std::string &reason) noexcept {
   try {
     failure_.set(Error(FSDP_ABORTED, format_text("rank {} aborted: {}", rank_, reason), static_cast<int32_t>(rank_)));
     if (world_) world_->abort(reason);
-  } catch (...) {  // out of memory for the text: the flag is what matters
+  } catch (...) {  // out of memory for the text, but only the flag matters
     failure_.set(Error(FSDP_ABORTED, {}));
   }
 }
@@ -383,7 +383,7 @@ void Context::shut_down() noexcept {
   handle_destroyed_.store(true, std::memory_order_release);
   give_up_saving();
   if (failure_.failed()) record_failure();
-  flight_log_.end();  // that the handle is gone is no failure
+  flight_log_.end();  // the end of the handle is not a failure
   write_trace_at_end();
   {
     const std::lock_guard lock(mutex_);
@@ -404,7 +404,7 @@ void Context::remember(const Error &error) noexcept {
   try {
     std::lock_guard lock(mutex_);
     last_error_.emplace(error);
-  } catch (...) {  // then the status alone must do
+  } catch (...) {  // out of memory: the caller has only the status
   }
 }
 
@@ -415,7 +415,7 @@ std::optional<Error> Context::last_error() const {
 
 // ---- the save that is under way ----
 
-// Its own handle tells how it ended.
+// Waits for the save. Its error is told by the save's own handle.
 void Context::await_saving() {
   const auto save = checkpoint_slot_.get();
   if (!save) return;
@@ -425,7 +425,7 @@ void Context::await_saving() {
   if (error) log(FSDP_LOG_WARNING, format_text("rank {}: the checkpoint before has failed: {}", rank_, error->message));
 }
 
-// Its models may be all that keeps the context.
+// Gives the save up. Its models may hold the last references to the context.
 void Context::give_up_saving() noexcept {
   const auto save = checkpoint_slot_.get();
   if (!save) return;

@@ -37,7 +37,7 @@ uint32_t parse_seconds(const char *name, const std::string &value) {
 
 }  // namespace
 
-// All are read, also those that an option wins over: what makes no sense is told in every run.
+// Reads all variables, also those that an option overrides, so that a wrong value is reported in every run.
 void read_environment(fsdp_context_options &options) {
   if (const auto level = membership::variable("FSDP_LOG")) {
     const fsdp_log_level parsed = parse_level(*level);
@@ -59,8 +59,8 @@ std::string debug_views_directory() {
   return directory ? directory : "";
 }
 
-// One write a message, so that lines of ranks that share a terminal stay whole. Messages that name this rank in front
-// keep it.
+// Each message is one write, so that lines of ranks that share a terminal stay whole. A message that already begins
+// with this rank's name is not changed.
 void log_to_standard_error(void *rank, fsdp_log_level, const char *message) {
   try {
     const std::string front = format_text("rank {}: ", *static_cast<const uint32_t *>(rank));
@@ -71,7 +71,7 @@ void log_to_standard_error(void *rank, fsdp_log_level, const char *message) {
       text += format_text("{}{}\n", line.starts_with(front) ? "" : front, line);
     }
     std::fwrite(text.data(), 1, text.size(), stderr);
-  } catch (...) {  // a lost line is better than a failed step
+  } catch (...) {  // losing a line is better than failing a step
   }
 }
 

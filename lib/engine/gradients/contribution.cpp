@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The full gradients that callers write: when, where, and on which streams they may.
+// The full gradients that callers write: when they may write, where, and on which streams.
 #include <algorithm>
 
 #include "base/dtype.h"
@@ -23,7 +23,7 @@ void Reducer::check_open(const Group &group, uint64_t param_index, const char *c
          group.name());
 }
 
-// A parameter is written until it is completed, also where its part still waits for others.
+// A parameter may be written until it is completed, also if its part still waits for other parameters.
 void Reducer::check_unfinished(const Group &group, uint64_t param_index, const char *call) const {
   if (group.grad.completed[param_index])
     fail(FSDP_INVALID_STATE,
@@ -62,9 +62,10 @@ void Reducer::open(GradPart &part, device::Stream &caller, const char *call) {
   part.group->grad.open = true;
 }
 
-// Every stream that writes waits for this itself, and not for the stream that came first.
+// Waits until the part's buffer may be written. Each stream that writes waits for this itself, not for the stream that
+// opened the part.
 void Reducer::await_free(GradPart &part, device::Stream &caller) {
-  if (caller.is_calling_thread()) return;  // which has waited when it opened the buffer
+  if (caller.is_calling_thread()) return;  // the thread waited when it opened the buffer
   runtime_.join_window(caller);
   caller.wait(*part.opened);
   if (part.group->plan->persistent_grad) return;
@@ -76,10 +77,10 @@ void Reducer::await_free(GradPart &part, device::Stream &caller) {
   for (const uint32_t number : part.overlaps) await(runtime_.parts[number]);
 }
 
-// What is not trained is in the buffer too, and in the sums of it.
+// Parameters that are not trained have room in the buffer, too, and are summed with it, so this sets them to 0.
 void Reducer::clear_untrained(const GradPart &part, device::Stream &caller) {
   const Group &group = *part.group;
-  if (group.plan->persistent_grad && group.grad.given_count) return;  // it is clear since the first contribution
+  if (group.plan->persistent_grad && group.grad.given_count) return;  // it was cleared for the first contribution
   for (const uint32_t p : part.plan->params) {
     const memory::ParamSpec &param = runtime_.param(group, p);
     if (param.trained) continue;
@@ -89,8 +90,9 @@ void Reducer::clear_untrained(const GradPart &part, device::Stream &caller) {
   }
 }
 
-// Once, since nothing is reduced into them, and all that this rank has of them: the outer axis may add it to what other
-// ranks have. In a capture nothing has happened yet.
+// Clears the sums of untrained parameters. Once is enough, since nothing is reduced into them. All of this rank's part
+// is cleared, because the outer axis may add it to other ranks' parts. In a capture nothing has been done yet, so it
+// does not count.
 void Reducer::clear_untrained_sums(device::Stream &caller) {
   if (cleared_) return;
   runtime_.join_window(caller);
@@ -149,16 +151,16 @@ void Reducer::refuse_shared(const GradPart &part, const GradPart &other, const c
        call, part.name, other.name, other.name);
 }
 
-// Peers have read the buffer: it may be written again.
+// Waits until peers have read the buffer, so that it may be written again.
 void Reducer::drain(GradPart &part, device::Stream &caller) {
   const Group *const group = part.group;
   if (runtime_.communicates() && runtime_.collectives().releases_tickets) {
     if (!runtime_.reduces.comm->released(part.ticket)) {
       const WaitSpan span(runtime_, WaitKind::reduce, group);
       runtime_.reduces.comm->await_release(part.ticket, caller);
-      runtime_.context.failure().check();  // a peer's end releases the buffer too
+      runtime_.context.failure().check();  // the end of a peer also releases the buffer
     }
-    // So does the end of a round that broke, at once: this rank's own stream may still be at it.
+    // The end of a broken round releases the buffer at once, while this rank's own stream may still use it.
     if (runtime_.reduces.comm->broken()) runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
   } else {
     runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
@@ -186,7 +188,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, uint32_t flags, fs
     return std::find(part.streams.begin(), part.streams.end(), own) != part.streams.end();
   };
   if (again && state.writers[param_index] != stream && wrote(state.writers[param_index])) {
-    // The second writer comes after the first, which is none of these if that was in a replay.
+    // The second writer comes after the first. If the first was in a replay, it has no stream here.
     if (device::Stream *first = writer(state.writers[param_index])) {
       first->record(*runtime_.marks.order);
       caller.wait(*runtime_.marks.order);
@@ -213,7 +215,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, uint32_t flags, fs
   return lent;
 }
 
-// Before any of them is lent.
+// Checks, before any of them is lent, that all full gradients of the group can be lent at once.
 void Reducer::check_lends_all(const Group &group, const char *call) const {
   if (!group.lends_all)
     fail(FSDP_INVALID_STATE,
@@ -229,7 +231,8 @@ void Reducer::check_lends_all(const Group &group, const char *call) const {
   check_room(group.parts, call);
 }
 
-// What was lent of a group when the rest found no buffer would look as if it had been written.
+// Checks that there is a buffer for every part before one is lent. Otherwise parts that were lent before the first one
+// without a buffer would look as if they had been written.
 void Reducer::check_room(std::span<const GradPart> opened, const char *call) const {
   size_t lent = pool_.live - pool_.reducing.size();
   for (const GradPart &part : opened) {
@@ -264,7 +267,7 @@ void Reducer::put(Group &group, uint64_t param_index, const void *data, fsdp_dty
   const uint8_t given = group.grad.given[param_index];
   const LentGrad lent = acquire(group, param_index, data ? flags : flags | FSDP_GRAD_ZEROED, stream, call);
   if (!data) {
-    group.grad.given[param_index] = given;  // zeros are none
+    group.grad.given[param_index] = given;  // zeros do not count as a gradient
     return;
   }
   device::Stream &caller = runtime_.context.device().caller_stream(stream);
@@ -304,7 +307,8 @@ void Reducer::check_writers(const Group &group, const char *call) const {
   }
 }
 
-// What other streams have written before a capture is no part of the graph: the replay is ordered after that.
+// The stream to wait for, or NULL. In a capture, writes that other streams made before it are not part of the graph;
+// the replay is ordered after them.
 device::Stream *Reducer::writer(fsdp_stream stream) const {
   device::Stream &found = runtime_.context.device().caller_stream(stream);
   return runtime_.capture_id == 0 || found.capture_id() != 0 ? &found : nullptr;
@@ -320,7 +324,7 @@ void Reducer::wait_for_writers(GradPart &part) {
   }
 }
 
-// The next user of the buffer is ordered after all that wrote into it.
+// Orders the next user of the buffer after all streams that wrote into it.
 void Reducer::chain_writers(GradPart &part) {
   for (const fsdp_stream stream : part.streams) {
     device::Stream *const found = writer(stream);

@@ -39,8 +39,8 @@ bool Optimizer::is_kept(const Shard &shard) const noexcept {
          !runtime_.groups[shard.group].grad.given[shard.param_index];
 }
 
-// What all main grads are measured and scaled by, in a few launches. Of what is not trained they are zeros: one of
-// them stands for all, and the result is written like the others.
+// Lists the main grads, so that all of them are measured and scaled in a few launches. Main grads that are not trained
+// are zeros. One of these zeros stands for all of them, and its result is written like the others.
 void Optimizer::list_grads() noexcept {
   grads_.clear();
   squares_.clear();
@@ -80,7 +80,7 @@ device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
 
 namespace {
 
-// Does b begin where a ends, everywhere?
+// Does b begin where a ends, in every array of the span?
 bool continues(const device::AdamWSpan &a, const device::AdamWSpan &b) {
   const auto follows = [&](const void *end, const void *begin, uint64_t size) {
     return end ? static_cast<const std::byte *>(end) + a.count * size == begin : !begin;
@@ -100,7 +100,7 @@ void add_span(std::vector<device::AdamWSpan> &spans, const device::AdamWSpan &sp
 
 }  // namespace
 
-// What is done to each element depends on nothing else, so neither order nor cuts change a bit.
+// The update of an element depends on no other element, so neither the order of the spans nor the cuts change a bit.
 std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
   std::map<std::pair<double, bool>, std::vector<ShardSpan>> alike;
   for (const Shard &shard : shards_) {
@@ -144,7 +144,8 @@ float *Optimizer::main_grad(const Shard &shard) const {
   return reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::grad).at(shard.slice));
 }
 
-// NULL where the main weights are the compute weights, and where these are codes, which more than an element makes.
+// Where the update writes the compute weights. NULL if the main weights are the compute weights, and if the compute
+// weights are codes, because a code depends on more than one element.
 std::byte *Optimizer::compute(const Shard &shard) const {
   if (shard.bucket->plane(PlaneKind::main).plan->again || shard.bucket->plan->quantization) return nullptr;
   return shard.bucket->plane(PlaneKind::compute).at(shard.slice);
@@ -182,7 +183,7 @@ void Optimizer::multiply_grads(double factor, device::Stream &caller) {
 
 StepNumbers Optimizer::numbers(const fsdp_adamw_options &options) const {
   StepNumbers numbers;
-  numbers.beta1 = options.beta1;  // defaults are filled in
+  numbers.beta1 = options.beta1;  // the defaults are filled in already
   numbers.beta2 = options.beta2;
   numbers.epsilon = options.epsilon;
   numbers.weight_decay = options.weight_decay;
@@ -235,7 +236,8 @@ void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device
   for (const AdamWBatch &batch : batches_) caller.store_step(step++, batch.step);
 }
 
-// What a step keeps may have been loaded in its window.
+// Casts main weights to compute weights. Weights that a step does not update are cast, too, because they may have been
+// loaded in its window.
 void Optimizer::cast_spans(std::span<const device::AdamWSpan> spans, device::Stream &stream) const {
   for (const device::AdamWSpan &span : spans)
     if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
@@ -247,23 +249,25 @@ void Optimizer::cast_weights(device::Stream &stream) {
   quantizer_.quantize(stream);
 }
 
-// What the ranks of a model measure of its main grads together: norms, of further models too, and what is not finite.
+// The ranks of a model measure its main grads together: norms, also with further models, and numbers that are not
+// finite.
 
-// This rank's sum of squares of every parameter. The sum of a parameter of which it has nothing stays 0, because
-// nothing is written there.
+// Writes this rank's sum of squares for every parameter. If the rank has no part of a parameter, nothing is written,
+// and the sum stays 0.
 void Optimizer::measure_squares(double *squares, device::Stream &caller) {
   for (size_t i = 0; i < squares_.size(); ++i) squares_[i].result = squares + measured_ordinals_[i];
   caller.sum_all_squares(squares_);
 }
 
-// Every holder's values go to all_values(), in the order of its ranks.
+// Brings the values of all holders to all_values(), in the order of their ranks.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
   runtime_.holders().all_gather(own, count * sizeof(double), all_values(), what);
 }
 
-// Hands every parameter's values of all slots, in order, to `take`, some parameters at a time.
+// Calls `take` with the values of each parameter from all slots, in the order of slots. Only some parameters are
+// exchanged at a time.
 template <class Take>
 void Optimizer::exchange_values(Take take) {
   const layout::Mesh &mesh = runtime_.spec.mesh;
@@ -293,7 +297,7 @@ std::string describe_limit(double max_norm) {
             model, odd, describe_limit(dispute.limit_of_odd), dispute.first, describe_limit(dispute.limit_of_first));
 }
 
-// What a rank says to ranks of other models: values, as fsdp_exchange_values takes them.
+// What a rank sends to ranks of other models. All members are values as fsdp_exchange_values takes them.
 struct NormMessage {
   double squares, max_norm;
   double disputed = 0, odd = 0, first = 0, scaled_differently = 0, limit_of_odd = 0, limit_of_first = 0;
@@ -313,8 +317,8 @@ static_assert(sizeof(NormMessage) == NormMessage::value_count * sizeof(double));
 
 }  // namespace
 
-// What ranks do with the norm, so that ranks that would scale differently know it before any does. Where callers tell
-// their shares, these come along.
+// Ranks tell each other what they do with the norm, so that a difference is known before any rank scales. If callers
+// give shares of the norm, these are sent along.
 std::optional<NormDispute> Optimizer::meet_for_norm(double max_norm) {
   constexpr size_t told = 3;
   const double share = norm_.callers_tell() ? *norm_.share() : 0;
@@ -333,8 +337,8 @@ std::optional<NormDispute> Optimizer::meet_for_norm(double max_norm) {
   return {};
 }
 
-// Ranks of other models wait for this one's norm also where its own ranks do not agree. So the dispute goes along, and
-// the first one in the mesh's order is what all of its ranks report.
+// Ranks of other models wait for this model's norm even if its own ranks disagree. So a dispute is sent along, and all
+// ranks report the first one in the order of the mesh.
 std::optional<NormDispute> Optimizer::exchange_further(const layout::Mesh &further, double max_norm, double &squares,
                                                        const std::optional<NormDispute> &own) {
   NormMessage mine{squares, max_norm};
@@ -358,7 +362,8 @@ std::optional<NormDispute> Optimizer::exchange_further(const layout::Mesh &furth
   return {};
 }
 
-// Two ranks of the model's own mesh both have the whole model's norm, which would count twice.
+// Checks that `further` contains no other rank of the model's own mesh. Such a rank has the same norm of the whole
+// model, which would then count twice.
 void Optimizer::require_other_parts(const layout::Mesh &further) const {
   const auto &own = runtime_.spec.mesh.ranks;
   for (const uint32_t rank : further.ranks)
@@ -369,7 +374,7 @@ void Optimizer::require_other_parts(const layout::Mesh &further) const {
            rank);
 }
 
-// Each slot's share first, then the slots in order: the same additions for every strategy.
+// Adds within each slot first, and then the slots in order, so that every strategy makes the same additions.
 void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller) {
   const CallSpan span(runtime_, "grad_norm");
   if (further) require_other_parts(*further);
@@ -384,10 +389,10 @@ void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, devic
   known_norm_ = {true, {}};
 }
 
-// The host adds the norms of models, and so waits for this one's.
+// The host adds the norms of several models, so it waits for the norm of this one.
 void Optimizer::measure_further(const layout::Mesh &further, double max_norm, const std::optional<NormDispute> &own,
                                 device::Stream &caller) {
-  if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree it stays the last
+  if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree, it stays the last norm
   double squares = 0;
   if (!own) {
     norm_.find(0, caller);
@@ -420,7 +425,7 @@ void Optimizer::param_grad_norms(device::Stream &caller, double *norms, uint64_t
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
-// What the model's own ranks find is the same on all of them, also on ranks that do not read it.
+// The result is the same on all ranks of the model, also on ranks that do not read the norm.
 void Optimizer::clip_grads(const layout::Mesh *further, double max_norm, device::Stream &caller, double *norm) {
   constexpr auto call = "fsdp_clip_grads";
   if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "{}: max_norm is {}, it must be above 0", call, max_norm);

@@ -24,8 +24,8 @@ void Reducer::set_access(const GradPart &part, Access access) {
   if (runtime_.context.debug() && part.group->plan->trainable) runtime_.storage->set_grad_access(*part.plan, access);
 }
 
-// Ranks complete parameters in an order of their own only within a part: parts are reduced in the order in which they
-// become complete, which the collectives compare.
+// Within a part, each rank may complete parameters in its own order. Parts are reduced in the order in which they
+// become complete, and the collectives check that this order is the same on all ranks.
 void Reducer::complete(Group &group, uint64_t param_index, fsdp_stream stream) {
   constexpr auto call = "fsdp_complete_grad";
   const CallSpan span(runtime_, "complete_grad", &group);
@@ -61,7 +61,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   grad.last = last;
   if (group.plan->persistent_grad && !last) {
     for (GradPart &part : group.parts) {
-      part.stage = GradStage::idle;  // the contributions add up where they are
+      part.stage = GradStage::idle;  // contributions add up in this buffer
       chain_writers(part);
     }
     warn_of_narrow_sum(group);
@@ -71,7 +71,7 @@ void Reducer::reduce(Group &group, uint32_t flags, fsdp_stream stream) {
   end_contribution(group);
 }
 
-// Those that the contribution has not reduced yet.
+// Reduces the parts that the contribution has not reduced yet.
 void Reducer::reduce_parts(Group &group, bool last) {
   const device::Event *reduced = nullptr;
   for (size_t p = group.parts.size(); p-- > 0;) {
@@ -83,8 +83,8 @@ void Reducer::reduce_parts(Group &group, bool last) {
   ++group.grad.reduced_count;
 }
 
-// What the next contributions add is lost where it is small beside a sum of 16 bits. A program that gives grad_dtype
-// has chosen that; the others are told, once a model, by one rank.
+// A later contribution is lost if it is small compared with a sum of 16 bits. A program that sets grad_dtype has chosen
+// that. Other programs are warned, once for each model and by one rank.
 void Reducer::warn_of_narrow_sum(const Group &group) {
   if (narrow_sum_told_ || group.spec->grad_dtype) return;
   const auto narrow = [](const memory::ParamSpec &param) {
@@ -106,7 +106,8 @@ void Reducer::warn_of_narrow_sum(const Group &group) {
                                                                    : "FSDP_REDUCE_POLICY_LAST"));
 }
 
-// reduced: of the part that was reduced last, NULL if that was in another call, which a capture may not reach.
+// `reduced` is the event of the part that was reduced last. It is NULL if that was in another call, whose events a
+// capture may not use.
 void Reducer::sum_outer(Group &group, const device::Event *reduced) {
   if (!reduced) {
     runtime_.reduces.stream->record(*group.parts.front().reduced);
@@ -117,7 +118,7 @@ void Reducer::sum_outer(Group &group, const device::Event *reduced) {
 
 void Reducer::reduce_part(GradPart &part) {
   wait_for_writers(part);
-  // The main grads may still be read by the update that was before.
+  // The update of the step before may still read the main grads.
   runtime_.join_window(*runtime_.reduces.stream);
   const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(part, *runtime_.reduces.stream) : 0;
   if (runtime_.communicates())
@@ -161,7 +162,7 @@ void Reducer::enqueue(GradPart &part, uint32_t turn) {
   runtime_.reduces.trace->end(name, part, bytes, runtime_.step.version(), *runtime_.reduces.comm);
 }
 
-// A world of one: a copy with explicit scale.
+// Reduces in a world of one rank: a copy with an explicit scale.
 void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
   const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
   runtime_.reduces.trace->begin("local_sum", part, part.reduced_bytes);
@@ -171,8 +172,8 @@ void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
   runtime_.reduces.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
 }
 
-// The main grads of no_shard groups are summed slot by slot where there is an outer axis; now they become whole. After
-// the last reduce, so that its sums do not wait for these.
+// If there is an outer axis, the main grads of no_shard groups are summed slot by slot. This makes them whole. It comes
+// after the last reduce, so that the sums of that one do not wait for it.
 void Reducer::gather_whole() {
   if (!runtime_.outer) return;
   for (Group &group : runtime_.groups) {
@@ -200,8 +201,8 @@ void Reducer::end_groups(fsdp_stream stream) {
   }
 }
 
-// Its contributions are in the main grads, but for what waits for the last one. That is the reduce of gradients that
-// have added up where they are, which comes after all that wrote them, and sums over the outer axis.
+// Ends the contributions of a group. They are in the main grads, except for what waits for the last contribution. That
+// is the sums over the outer axis, and the reduce of persistent gradients, which comes after all writes of them.
 void Reducer::end_group(Group &group) {
   group.grad.last = true;
   if (group.plan->persistent_grad) {
@@ -215,7 +216,8 @@ void Reducer::end_group(Group &group) {
   if (runtime_.outer && !runtime_.outer->sums_each()) sum_outer(group, nullptr);
 }
 
-// Each complete at once, from the last to the first: what the gradient pool was planned for.
+// Gives zeros for all parameters, from the last to the first, and completes each at once. The gradient pool was planned
+// for this order.
 void Reducer::give_zeros(Group &group, fsdp_stream stream) {
   for (uint64_t i = group.places.size(); i-- > 0;) {
     if (!runtime_.param(group, i).has_gradient()) continue;
@@ -268,16 +270,18 @@ void Reducer::start_step() {
   runtime_.stats.pending_grads = pool_.live = 0;
 }
 
-// Callers that do not wait for peers: whether full gradient buffers can be lent now, before anything is changed for it.
+// For callers that do not wait for peers, these functions find out whether full gradient buffers can be lent now,
+// before anything is changed for that.
 
-// Would drain() go on at once?
+// Would drain() return at once?
 bool Reducer::is_drained(const GradPart &part) const {
   if (!runtime_.communicates() || !runtime_.collectives().releases_tickets) return part.reduced->done();
   const transport::Collectives &comm = *runtime_.reduces.comm;
   return comm.released(part.ticket) && (!comm.broken() || part.reduced->done());
 }
 
-// One after the other, as acquire() would open them and make_room() make room for each. A GPU waits itself.
+// Checks the parts one after the other, as acquire() would open them and make_room() would make room for each. A GPU
+// stream waits by itself, so nothing is checked for it.
 void Reducer::check_drained(Group &group, uint64_t first, uint64_t end, const device::Stream &caller,
                             const char *call) {
   if (!caller.is_calling_thread() || group.plan->persistent_grad) return;
@@ -308,8 +312,9 @@ void Reducer::refuse_wait(const GradPart &part, const GradPart &reduced, const c
        call, part.name, reduced.name);
 }
 
-// Debug mode: what writes into a gradient that was given back is found. Where memory can be protected it faults. Else
-// the buffer is filled with 0xFF when it is free, and looked at when it is lent again and when the step ends.
+// Debug mode finds writes into a gradient that was given back. If memory can be protected, such a write faults.
+// Otherwise the buffer is filled with 0xFF when it becomes free, and checked when it is lent again and when the step
+// ends.
 
 namespace {
 
@@ -330,7 +335,7 @@ bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtyp
 
 }  // namespace
 
-// Nothing is looked at in a capture, where no bytes are yet.
+// Nothing is checked in a capture, because no bytes are written yet.
 void Reducer::hide(GradPart &part, device::Stream &caller) {
   if (!runtime_.context.debug() || !part.group->plan->trainable) return;
   if (runtime_.storage->protects_grads()) return set_access(part, Access::none);
@@ -356,7 +361,7 @@ bool Reducer::written_late(GradPart &part) {
   return false;
 }
 
-// The step has all sums: what is in transient buffers is not needed any more. Persistent ones may be the main grads.
+// The step has all sums, so transient buffers are no longer needed. Persistent ones may be the main grads.
 void Reducer::hide_grads(device::Stream &caller) {
   for (GradPart &part : runtime_.parts)
     if (!part.group->plan->persistent_grad) hide(part, caller);

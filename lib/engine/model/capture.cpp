@@ -32,7 +32,7 @@ Capture::Capture(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimiz
   fork(caller);
 }
 
-// The library's streams join the capture at once: what they are given first may wait for nothing that is in it.
+// The library's streams join the capture at once, because their first work may wait for nothing in the capture.
 void Capture::fork(device::Stream &caller) {
   try {
     caller.record(*runtime_.marks.order);
@@ -50,7 +50,8 @@ Capture::~Capture() {
 Moment Capture::read() const { return read_state(runtime_, gatherer_, reducer_); }
 void Capture::write(const Moment &state) { write_state(state, runtime_, gatherer_, reducer_); }
 
-// The graph's work cannot refer to what was recorded before it. This is no part of a step, so the host may wait.
+// Waits for the library's streams, because work of the graph cannot wait for events that were recorded before it. A
+// capture is not part of a step, so the host may wait.
 void Capture::await_library() {
   device::Device &device = runtime_.context.device();
   for (device::Stream *stream : runtime_.library_streams()) {
@@ -59,7 +60,7 @@ void Capture::await_library() {
   }
   for (const device::Event *event : runtime_.events())
     if (!event->done()) device.synchronize(*event);
-  if (!runtime_.marks.order->done()) device.synchronize(*runtime_.marks.order);  // between streams of the caller's
+  if (!runtime_.marks.order->done()) device.synchronize(*runtime_.marks.order);  // it orders the caller's own streams
 }
 
 void Capture::join(fsdp_stream stream) {
@@ -109,7 +110,8 @@ void Capture::add_norm(const char *call) {
   has_norm_ = true;
 }
 
-// Eager norms of a context's models take turns in memory of the GPU that a graph would use whenever it runs.
+// The eager norms of all models of a context share GPU memory, one after the other. A graph would use that memory
+// whenever it runs.
 void Capture::require_sole_model(const char *call) const {
   if (runtime_.context.has_several_models())
     fail(FSDP_UNSUPPORTED,
@@ -144,10 +146,10 @@ void Capture::enter(double lr, fsdp_stream stream) {
   runtime_.replays.prepare(number_, name_, caller);
 }
 
-// Whatever follows comes after the graph: on the library's streams from here on, on the caller's from the call on that
-// they are given to (Runtime::caller_stream). So neither what the captured calls recorded nor which streams wrote what
-// is still lent has a meaning, and one record (another for a norm) is enough. CUDA makes the host wait once about 1000
-// commands are pending.
+// All later work comes after the graph. For the library's streams this holds from here on, and for a stream of the
+// caller from the call that it is given to (Runtime::caller_stream). So events that the captured calls recorded have no
+// meaning any more, nor do the streams that wrote lent gradients, and one record (another for a norm) is enough. Few
+// records are good: CUDA makes the host wait once about 1000 commands are pending.
 void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);
   for (device::Stream *library : runtime_.library_streams()) runtime_.replays.join_last(*library);

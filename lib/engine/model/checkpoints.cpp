@@ -20,13 +20,14 @@
 
 namespace fsdp::engine {
 
-// Names are the only free text in it.
+// Names are the only free text in the JSON.
 
 namespace {
 
 using Out = std::back_insert_iterator<std::string>;
 
-// What is published of quantized parameters, as fsdp_get_plane names it; bytes of the whole buffers, with padding.
+// Describes the published planes of quantized parameters, with the names of fsdp_get_plane. Sizes are those of the
+// whole buffers, with padding.
 void describe_planes(Out out, const memory::BucketPlan &bucket) {
   fmt::format_to(out, "\"quantization\": \"{}\", \"planes\": [", quantization_name(bucket.quantization));
   const char *separator = "";
@@ -67,7 +68,7 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   fmt::format_to(out, "]}}");
 }
 
-// Where full gradients are lent by parts, which are as many slots of the pool.
+// Describes the parts in which full gradients are lent. Each part takes one slot of the pool.
 void describe_parts(Out out, const memory::GroupSpec &group, std::span<const memory::PartPlan> parts, uint64_t behind) {
   fmt::format_to(out, "\"full_grad_parts\": [");
   for (const memory::PartPlan &part : parts) {
@@ -140,7 +141,7 @@ using checkpoint::KeptTensor;
 
 namespace {
 
-constexpr double max_steps = 9007199254740992.0;  // what double counts exactly
+constexpr double max_steps = 9007199254740992.0;  // a double counts exactly up to here
 
 constexpr size_t max_told = 20;  // names in a message of the log
 
@@ -156,7 +157,7 @@ std::string list_of(const char *what, const std::vector<std::string> &names) {
   return text + "]";
 }
 
-// The folder's one name, however it was given; what cannot be found out does not matter.
+// One name for the folder, however it was given. Errors are ignored.
 std::string canonical(const std::string &folder) {
   std::error_code ignored;
   return std::filesystem::weakly_canonical(folder, ignored).string();
@@ -193,7 +194,7 @@ struct Checkpoints::CopyStream {
 Checkpoints::Checkpoints(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {}
 Checkpoints::~Checkpoints() = default;
 
-// On a thread of the save.
+// Runs on a thread of the save.
 void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) const {
   if (!tensor.plane) {
     std::memcpy(to.data(), reinterpret_cast<const std::byte *>(&saved_steps_) + first, to.size());
@@ -207,7 +208,7 @@ void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::
     read_device(from, to);
 }
 
-// Its own stream: the caller's go on.
+// Copies on a stream of its own, so that the caller's streams go on.
 void Checkpoints::read_device(const std::byte *from, std::span<std::byte> to) const {
   copies_->stream->copy(to.data(), from, to.size());
   copies_->stream->record(*copies_->copied);
@@ -217,7 +218,7 @@ void Checkpoints::read_device(const std::byte *from, std::span<std::byte> to) co
   }
 }
 
-// The checkpoint that this model has come from, if it is one of the folder.
+// The name of the checkpoint that this model was loaded from, if it is in `folder`; otherwise empty.
 std::string Checkpoints::spared(const std::string &folder) const {
   return !loaded_name_.empty() && canonical(folder) == loaded_folder_ ? loaded_name_ : "";
 }
@@ -229,7 +230,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   runtime_.join_window(caller);
   if (!runtime_.context.device_traits().host_memory) {
     if (!copies_) copies_ = std::make_unique<CopyStream>(runtime_.context.device());
-    order.piece_bytes = checkpoint::Staging::block_bytes;  // few copies of a device
+    order.piece_bytes = checkpoint::Staging::block_bytes;  // so that there are few copies from the device
     caller.record(*copies_->before);
     copies_->stream->wait(*copies_->before);
   }
@@ -279,7 +280,7 @@ void Checkpoints::await_copied() {
 
 // ---- load ----
 
-// Others keep what PyTorch's AdamW counts in one dtype or another.
+// Reads the step count of PyTorch's AdamW, which other programs store in various dtypes.
 void Checkpoints::note_steps(const KeptTensor &tensor, const ElementType &type, std::span<const std::byte> element) {
   double steps = 0;
   if (type.dtype) {
@@ -343,7 +344,7 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
   return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write, read, runtime_.teams.outer.get()});
 }
 
-// What was loaded under which names: a mistyped one is a model that begins from nothing.
+// Logs which names were loaded. With a mistyped name a model would silently begin from nothing.
 void Checkpoints::note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result) {
   const checkpoint::LoadedTensors &tensors = result.tensors;
   runtime_.context.log(FSDP_LOG_INFO,
@@ -370,7 +371,7 @@ checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &fo
     runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: an older checkpoint cannot be read: {}", call, problem));
   if (result.name.empty()) return result;
   if (result.tensors.loaded.empty() &&
-      !result.tensors.missing.empty()) {  // FSDP_LOAD_IF_ANY: there is none of this model
+      !result.tensors.missing.empty()) {  // FSDP_LOAD_IF_ANY: it has no tensor of this model
     note_load(call, std::filesystem::path(canonical(folder)) / result.name, result);
     result.name.clear();
     result.manifest.step = 0;
@@ -380,7 +381,7 @@ checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &fo
   loaded_step_ = result.manifest.step;
   loaded_version_ = runtime_.step.version() + 1;
   std::filesystem::path path = canonical(folder);
-  if (result.name != ".") path /= result.name;  // else the folder is the checkpoint
+  if (result.name != ".") path /= result.name;  // if it is ".", the folder is the checkpoint
   loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
   note_load(call, path, result);
   return result;

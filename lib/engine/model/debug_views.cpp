@@ -10,7 +10,7 @@
 namespace fsdp::engine {
 namespace {
 
-// A line is a line, whatever a group is called.
+// Replaces control characters, so that no name of a group breaks a line.
 std::string printable(std::string name) {
   std::replace_if(
       name.begin(), name.end(), [](unsigned char byte) { return byte < 0x20 || byte == 0x7F; }, '?');
@@ -61,7 +61,7 @@ void DebugViews::write(bool ended) noexcept {
       context_.log(FSDP_LOG_WARNING, format_text("rank {}: faults in views of model {} will not be explained: {}",
                                                  context_.rank(), model_, error.message));
     }
-  } catch (...) {  // out of memory: they will not be either
+  } catch (...) {  // out of memory: the views are not listed
   }
 }
 

@@ -5,7 +5,8 @@
 
 namespace fsdp::engine {
 
-// Ranks agree on the host which parameters a step skips, and a graph has its kernels for all steps.
+// A graph cannot skip parameters: ranks agree on the host which ones a step skips, but a graph has the same kernels for
+// all steps.
 void Graphs::require_no_skips(const char *call) const {
   for (const memory::GroupSpec &group : runtime_.spec.groups)
     for (const memory::ParamSpec &param : group.params)
@@ -37,15 +38,15 @@ void Graphs::begin_capture(fsdp_stream stream) {
   if (failed) throw *failed;
 }
 
-// The others have begun, perhaps, and wait: they are told why their graph is of no use.
+// Other ranks may have begun the capture and now wait. They are told why their graph is of no use.
 void Graphs::end_failed_begin() {
   meetings_.meet(
       {.intent = Intent::capture, .value = 0, .missing = failed_begin_, .capture = meetings_.captures() + 1});
   meetings_.check(Intent::capture);
 }
 
-// The state is put back whatever happens: a capture that failed leaves the model as it was. The library's streams leave
-// it too, so that CUDA's capture can end.
+// The state is restored whatever happens, so a failed capture leaves the model as it was. The library's streams leave
+// the capture, too, so that CUDA's capture can end.
 std::shared_ptr<Capture> Graphs::end_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_end_capture";
   require_no_replay(call);
@@ -86,7 +87,8 @@ std::string Graphs::find_obstacle(const Capture &capture, fsdp_stream stream) {
   return refused ? refused->message : capture.find_difference();
 }
 
-// Ranks that would replay different graphs, or one that cannot, find out before any of them is launched.
+// Ranks that would replay different graphs find that out before any graph is launched. So do all ranks if one of them
+// cannot replay.
 void Graphs::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, fsdp_stream stream) {
   require_no_replay("fsdp_prepare_replay");
   runtime_.replays.await_room();
@@ -123,7 +125,7 @@ void Graphs::commit_replay(Capture &capture, fsdp_stream stream) {
   prepared_ = {};
   const auto failed = capture_error([&] { capture.leave(runtime_.context.device().caller_stream(stream)); });
   if (!failed) return;
-  runtime_.context.fail_for_good(*failed, false);  // the graph is under way, and nothing is ordered behind it
+  runtime_.context.fail_for_good(*failed, false);  // the graph runs, and no later work is ordered after it
   throw *failed;
 }
 
@@ -132,13 +134,14 @@ void Graphs::cancel_replay(Capture &capture, fsdp_stream stream) {
   give_up_replay();
 }
 
-// Peers that do not give it up differ from here on: the next meeting tells.
+// Gives the prepared replay up. If peers do not, their calls differ from here on, and the next meeting reports that.
 void Graphs::give_up_replay() {
   runtime_.calls.add(CallKind::cancel, prepared_.number);
   prepared_ = {};
 }
 
-// Its graph may have been launched: the library's streams, whose end is waited for, come after it.
+// The prepared graph may have been launched. The library's streams are ordered after it, because their end is waited
+// for.
 void Graphs::await_prepared() noexcept {
   if (prepared_.number == 0 || prepared_.capture.expired()) return;
   const auto join = [this] {

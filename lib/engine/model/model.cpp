@@ -25,8 +25,8 @@ void Model::seal() {
   log_granules();
 }
 
-// A rank whose plan fails (a schedule that names no group, say) still meets the others, so that they do not wait for
-// it.
+// A rank whose plan fails (for example because a schedule names no group) still meets the others, so that they do not
+// wait for it.
 void Model::seal_running() {
   const trace::Span span(context_->timeline(), trace::EventKind::call, "seal_model");
   const memory::ModelSpec &spec = declaration_.spec();
@@ -47,7 +47,7 @@ void Model::seal_running() {
   runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), teams);
   runtime_->step.set_lr_scales(hash_lr_scales(spec));
   runtime_->set_trained(hash_trained(spec), true);
-  // Where another rank fails, this one has no parts either: the model is not sealed.
+  // If another rank fails, this one does not keep its parts either, and the model is not sealed.
   std::unique_ptr<SealedParts> parts;
   transport::attempt_together(*team, "fsdp_seal_model",
                               [&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); });
@@ -62,7 +62,7 @@ void Model::seal_running() {
   log_memory();
 }
 
-// What of the declaration was not taken as it is.
+// Logs which granules of the declaration were changed.
 void Model::log_granules() const {
   if (!context_->logs(FSDP_LOG_INFO)) return;
   for (const memory::GroupSpec &group : declaration_.spec().groups)
@@ -73,7 +73,7 @@ void Model::log_granules() const {
                                   param.name, group.name, rows, quantization_name(param.quantization)));
 }
 
-// What the seal has made, for a reader of the log that looks where memory went.
+// Logs the regions that the seal has made, which show where memory went.
 void Model::log_memory() const {
   if (!context_->logs(FSDP_LOG_DEBUG)) return;
   for (const memory::RegionPlan &region : plan_->regions)
@@ -106,7 +106,7 @@ UpdateWindow &Model::update(const char *call) {
   return parts_->update;
 }
 
-// What can fail comes first: a change that failed is none.
+// Steps that can fail come first, so that a failed change changes nothing.
 void Model::set_lr_scale(const Group &group, uint64_t param_index, double lr_scale) {
   constexpr auto call = "fsdp_set_param_lr_scale";
   Runtime &state = runtime(call);
@@ -118,7 +118,7 @@ void Model::set_lr_scale(const Group &group, uint64_t param_index, double lr_sca
   if (param.lr_scale == lr_scale) return;
   Optimizer &optimizer = parts_->optimizer;
   optimizer.adopt(optimizer.make_batches(&param, lr_scale));
-  param.lr_scale = lr_scale == 0 ? 0 : lr_scale;  // no negative zero: equal ones have equal bits
+  param.lr_scale = lr_scale == 0 ? 0 : lr_scale;  // no negative zero, so that equal scales have equal bits
   param.flags = lr_scale == 0 ? param.flags | FSDP_PARAM_LR_ZERO : param.flags & ~uint32_t{FSDP_PARAM_LR_ZERO};
   state.step.set_lr_scales(hash_lr_scales(spec()));
 }
@@ -141,7 +141,7 @@ void Model::set_trainable(const Group &group, uint64_t param_index, bool trainab
   state.set_trained(hash_trained(spec()), trains_all(spec()));
 }
 
-// One that is loaded is given, on all ranks, as if they had had it.
+// A loaded gradient counts as given on all ranks, as if each of them had computed it.
 void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                       int32_t root) {
   params("fsdp_load_grad").load_grad(group, param_index, data, dtype, element_count, root);
@@ -149,7 +149,7 @@ void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp
   parts_->optimizer.list_spans();
 }
 
-// A call that ends so by itself was inside the model; CallScope reports it as one that was not.
+// FSDP_BUSY here comes from a call that was inside the model. CallScope reports it as if the call had not entered.
 void Model::note_failure(const char *call, Error &error) noexcept {
   if (error.status == FSDP_BUSY) context_->flight().leave_failed(FSDP_BUSY);
   if (parts_) parts_->graphs.note_failure(call, error);

@@ -56,7 +56,7 @@ OuterState advance(const OuterState &now, const OuterState &before, const OuterS
   return state;
 }
 
-// Counters go on, and what there is now is as it was after the capture.
+// Adds to the counters what the capture counted. Numbers that are not counters are those after the capture.
 Stats advance(const Stats &now, const Stats &before, const Stats &after) {
   Stats stats = now;
   const auto add = [&](uint64_t Stats::*counter) { stats.*counter += after.*counter - before.*counter; };
@@ -131,7 +131,8 @@ Moment advance(const Moment &now, const Moment &before, const Moment &after) {
   state.outer = advance(now.outer, before.outer, after.outer);
   for (size_t g = 0; g < state.grads.size(); ++g) {
     ContributionState &grad = state.grads[g];
-    // A step that goes on has the contributions from before this graph too; one that ended in it starts again at 0.
+    // If the step goes on, its contributions from before the graph count, too. If it ended in the graph, the count
+    // starts at 0.
     if (after.step.version != before.step.version) continue;
     grad.reduced_count = now.grads[g].reduced_count + (grad.reduced_count - before.grads[g].reduced_count);
     grad.given_count = now.grads[g].given_count + (grad.given_count - before.grads[g].given_count);

@@ -29,7 +29,7 @@ void Saving::add(std::shared_ptr<Model> model, const std::string &name) {
     if (other.name == name)
       fail(FSDP_INVALID_ARGUMENT, "{}: the checkpoint has a model named {} already", call, quote_json(name));
   }
-  model->checkpoints(call);  // sealed, and not one that only plans
+  model->checkpoints(call);  // throws unless the model is sealed and does more than plan
   models_.push_back({std::move(model), name});
 }
 
@@ -41,7 +41,7 @@ void Saving::add_bytes(checkpoint::SavedBytes bytes) {
   bytes_.push_back(std::move(bytes));
 }
 
-// Models that are stepped together are at one step.
+// The step of the checkpoint. Models that are stepped together are at the same step.
 uint64_t Saving::find_step(const char *call) const {
   if (choice_.step) return choice_.step;
   uint64_t step = 0;
@@ -59,7 +59,7 @@ checkpoint::SaveOrder Saving::prepare(const char *call) {
   return order;
 }
 
-// What one rank cannot begin none does: a model that is in its window, say.
+// If one rank cannot begin the save, no rank does. For example, a model may be in its update window.
 void Saving::commit(const std::shared_ptr<Saving> &self, const char *call) {
   Context &context = self->context_;
   self->require_open(call);
@@ -89,7 +89,7 @@ void Saving::wait(const char *call) {
       context_.waiter().poll();
       save_->await_end(poll_period);
     }
-  } catch (Error &error) {  // the wait ends, and nothing else
+  } catch (Error &error) {  // an interrupt ends only this wait
     error.ends_context = error.status != FSDP_INTERRUPTED;
     throw;
   }
@@ -104,9 +104,9 @@ void Saving::end() {
   context_.checkpoint_slot().forget(this);
 }
 
-// They may go when nothing of them is read any more.
+// Releases the models once the save no longer reads them.
 void Saving::release_models() {
-  std::vector<NamedModel> last;  // end outside the lock
+  std::vector<NamedModel> last;  // destroyed outside the lock
   const std::lock_guard lock(mutex_);
   if (save_ && save_->progress().packed) last.swap(models_);
 }

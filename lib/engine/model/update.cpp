@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step. When all have met to finish, no rank holds weights and no gradient buffer is being read: the
-// update window may open.
+// The end of a step. When all ranks have met to finish, no rank holds weights and no gradient buffer is being read, so
+// the update window may open.
 
 #include "engine/model/update.h"
 
@@ -11,7 +11,7 @@
 
 namespace fsdp::engine {
 
-// Everything this rank has enqueued ends: completed, or given up because a peer does not take part.
+// Waits until all work that this rank has enqueued is complete, or given up because a peer does not take part.
 void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   gatherer_.drop_all(false);
   if (runtime_.collectives().step_ends_round) {
@@ -35,7 +35,7 @@ void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   runtime_.leave_window(caller);
 }
 
-// Weights that are kept in place are read by streams of the caller's, of which this is the only word.
+// Waits for the caller's streams that read weights in place. Only the returned holds tell when they are done.
 void UpdateWindow::await_readers(device::Stream &caller) {
   runtime_.join_window(caller);
   for (Group &group : runtime_.groups)
@@ -68,7 +68,7 @@ void UpdateWindow::finish_grads(double scale, uint32_t flags, fsdp_stream stream
   optimizer_.multiply_grads(scale, caller);
 }
 
-// Where ranks have given different parameters a gradient, they tell each other before a step depends on it.
+// If ranks have given gradients for different parameters, they tell each other before a step depends on it.
 void UpdateWindow::open_with_grads(device::Stream &caller) {
   if (given_.any() && !meetings_.all_gave_alike()) given_.share();
   runtime_.step.open_window(true);
@@ -151,7 +151,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
   require_adamw(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
   runtime_.storage->restore_all();
-  // Before a weight is touched: if a rank discards this step instead, all of them still can.
+  // This comes before any weight is changed. If a rank discards the step instead, all of them still can.
   meetings_.meet(
       {.intent = Intent::step, .value = lr, .numbers = optimizer_.numbers(options), .capture = graphs_.number()});
   meetings_.check(Intent::step);
@@ -175,7 +175,8 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   check_grads(grads, call);
   reducer_.check_takes_all(call);
   put_grads(grads, stream);
-  // Known before anything is scaled, and before one rank asks for a norm that the others do not come for.
+  // A difference must be known before anything is scaled, and before one rank waits for a norm that others do not ask
+  // for.
   StepNumbers numbers;
   numbers.max_norm = max_norm;
   numbers.asks_norm = max_norm > 0 || norm;
@@ -190,7 +191,8 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   if (norm) *norm = found;
 }
 
-// In backward order, as a backward pass would give them, each complete at once: what the gradient pool was planned for.
+// Puts the gradients in the order of a backward pass and completes each at once. The gradient pool was planned for this
+// order.
 void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
   uint64_t end = grads.size();
   for (size_t g = runtime_.groups.size(); g-- > 0;) {
@@ -210,7 +212,7 @@ void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream
   }
 }
 
-// All of them before the first is put: a bad call leaves the step as it was.
+// Checks all gradients before the first one is put, so that a wrong call leaves the step as it was.
 void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call) const {
   uint64_t expected = 0;
   for (const auto &group : runtime_.spec.groups)
@@ -241,12 +243,11 @@ void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call
          expected);
 }
 
-// The end of the update window: the compute weights are written, the version rises, and readers are let in.
+// The end of the update window: compute weights are written, the version rises, and readers may read.
 
 namespace {
 
-// The caller may have written main weights here and not there: no version can be trusted any more, and there is no way
-// on.
+// Callers may have written main weights on some ranks only. Then no version can be trusted, and the job cannot go on.
 Error make_fatal(Error error) {
   constexpr std::string_view advice = "; call fsdp_discard_step on every rank to go on";
   error.status = FSDP_MISMATCH;
@@ -262,14 +263,14 @@ void UpdateWindow::publish(fsdp_stream stream) {
   const CallSpan span(runtime_, "publish_weights");
   runtime_.step.require_window(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  runtime_.storage->restore_all();  // before anything has happened that a failure would leave half done
+  runtime_.storage->restore_all();  // first, so that a failure leaves nothing half done
   meetings_.meet({.intent = Intent::publish, .capture = graphs_.number()});
   try {
     meetings_.check(Intent::publish);
   } catch (const Error &error) {
     if (!runtime_.step.version() || graphs_.capture()) throw;
     const Error fatal = make_fatal(error);
-    runtime_.context.fail_for_good(fatal, false);  // peers that go on by discarding would wait for this rank
+    runtime_.context.fail_for_good(fatal, false);  // otherwise peers that discard would wait for this rank
     throw fatal;
   }
   runtime_.join_window(caller);
@@ -277,7 +278,7 @@ void UpdateWindow::publish(fsdp_stream stream) {
   close_window(caller);
 }
 
-// The parts of other outer ranks are written by their communicator: it raises the version when they have come.
+// The outer communicator writes the parts of other outer ranks, and raises the version when they have come.
 device::Stream &UpdateWindow::gather_outer_weights(device::Stream &caller) {
   caller.record(*runtime_.marks.order);
   device::Stream &stream = runtime_.outer->stream();
@@ -286,7 +287,7 @@ device::Stream &UpdateWindow::gather_outer_weights(device::Stream &caller) {
   return stream;
 }
 
-// The compute weights are written: raise the version and let readers in.
+// Called when the compute weights are written. Raises the version and lets readers in.
 void UpdateWindow::close_window(device::Stream &caller) {
   gatherer_.show_whole(true);
   const uint64_t version = runtime_.step.raise_version();
@@ -300,16 +301,17 @@ void UpdateWindow::close_window(device::Stream &caller) {
   }
   runtime_.step.close_window(runtime_.version_ready());
   if (!caller.is_calling_thread())
-    caller.wait(*runtime_.marks.published);  // else await_version waits, because the calling thread must know
+    caller.wait(*runtime_.marks.published);  // a calling thread waits in await_version instead
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
   reducer_.start_step();
   gatherer_.start_step();
 }
 
-// Whole weights that peers have parts of: copied ones are pulled now, mapped ones are there when all have published.
+// Refreshes whole weights of which peers have parts. Copied ones are pulled now. Mapped ones are complete once all
+// ranks have published.
 void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
-  // No inner rank has parts of them, but other outer ranks may.
+  // No other inner rank has parts of the weights, but other outer ranks may.
   if (!runtime_.communicates()) {
     if (runtime_.outer && runtime_.outer->gathers()) runtime_.await_version();
     return;
@@ -334,9 +336,10 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   if (any) runtime_.await_version();
 }
 
-// The end of a step that all ranks give up, and the new round of collectives that begins where any step has ended.
+// The end of a step that all ranks give up, and the new round of collectives that begins after any step.
 
-// Ranks that came to finish or to update learn from this meeting that the step is discarded, fail, and come again.
+// Ranks that came to finish or to update learn from this meeting that the step is discarded. Their call fails, and they
+// come again to discard.
 void UpdateWindow::discard(fsdp_stream stream) {
   constexpr auto call = "fsdp_discard_step";
   runtime_.require_eager(call);
@@ -366,8 +369,8 @@ void UpdateWindow::discard(fsdp_stream stream) {
                                                    runtime_.teams.number, runtime_.step.version()));
 }
 
-// What all ranks have enqueued in steps that ended well, and for a norm, may still be under way, and the weights depend
-// on it, or a read of the norm does. It comes to its end by itself; only what came after it is given up.
+// Work of steps that ended well, and of a norm, may still be under way on all ranks. The weights or a read of the norm
+// depend on it. It ends by itself, so only later work is given up.
 void UpdateWindow::await_ended_steps() {
   if (runtime_.collectives().step_ends_round) return;
   const WaitSpan span(runtime_, WaitKind::reduce);
@@ -375,8 +378,8 @@ void UpdateWindow::await_ended_steps() {
   runtime_.context.device().synchronize(*runtime_.marks.norm);
 }
 
-// A new round of reduces: sequence numbers agree again. Messages of a step that has ended well go on as they are where
-// streams may still be at them.
+// Begins a new round of reduces, so that sequence numbers agree again. Messages of a step that ended well keep their
+// numbers if streams may still use them.
 void UpdateWindow::realign() {
   if (!runtime_.collectives().step_ends_round) {
     runtime_.reduces.trace->next_round();
@@ -388,8 +391,9 @@ void UpdateWindow::realign() {
   if (runtime_.outer) runtime_.outer->next_round();
 }
 
-// All ranks give this step up, and what some of them have enqueued others may not have: where that is so it is given up
-// too, so that the streams can be waited for. Only when those of all ranks are idle may their numbers be realigned.
+// All ranks give this step up. Some of them may have enqueued work that others have not; such work is given up, too, so
+// that the streams can be waited for. The numbers of messages may be realigned only when the streams of all ranks are
+// idle.
 void UpdateWindow::end_messages(fsdp_stream stream) {
   bool sound = true;
   runtime_.teams.for_each_data([&](transport::Team &team) { sound = team.ends_alike() && sound; });
@@ -408,7 +412,7 @@ void UpdateWindow::end_messages(fsdp_stream stream) {
   realign_messages();
 }
 
-// Nothing is under way any more. The exchange is what must be passed before the next collective.
+// Called when nothing is under way. The exchange must be over before the next collective.
 void UpdateWindow::realign_messages() {
   runtime_.reduces.comm->next_round();
   runtime_.gathers.comm->next_round();

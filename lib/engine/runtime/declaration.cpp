@@ -17,7 +17,8 @@ namespace fsdp::engine {
 
 namespace {
 
-// Weights that are released must be gone: nothing is gathered ahead, and a world of one gathers as others do.
+// In debug mode, released weights must be gone. So nothing is gathered ahead, and a world of one rank gathers as others
+// do.
 void set_debug(memory::ModelSpec &spec) {
   spec.debug = spec.force_communication = true;
   spec.prefetches = false;
@@ -138,8 +139,8 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
 
 // -- ranks that declared different models learn it at the seal, not from wrong numbers later --
 //
-// Each writes its declaration as lines. A hash tells whether all agree; only if not the lines travel, to find the first
-// difference.
+// Each rank writes its declaration as lines. A hash tells whether all ranks agree. Only if they do not, the lines are
+// exchanged to find the first difference.
 
 namespace {
 
@@ -212,7 +213,8 @@ size_t first_difference(std::string_view a, std::string_view b) {
   return line;
 }
 
-// Two whole lines with the longest names are more than a message holds: then the start and what differs.
+// Two whole lines with the longest names do not fit into a message. Then this takes the start of the line and the part
+// that differs.
 std::string excerpt(std::string_view line, std::string_view other) {
   constexpr size_t most = 400, head = 120, lead = 40;
   if (line.size() <= most) return std::string(line);
@@ -222,7 +224,7 @@ std::string excerpt(std::string_view line, std::string_view other) {
   return format_text("{}{}{}", line.substr(0, head), from > head ? "..." : "", line.substr(from, most - head));
 }
 
-// The same on every rank: the lowest rank that differs from rank 0, and where.
+// Reports the lowest rank that differs from rank 0, and where. The error is the same on every rank.
 [[noreturn]] void report_difference(transport::Team &team, const std::string &mine, uint32_t model) {
   const auto all = team.all_gather(std::as_bytes(std::span(mine)), "comparing declarations");
   const auto text = [&](size_t r) {

@@ -8,7 +8,8 @@
 namespace fsdp::engine {
 namespace {
 
-// Requests of a pool whose bytes overlap, as lists. Sorted by offset, each is compared with those that start inside it.
+// Lists for each request of a pool the requests whose bytes overlap with it. The requests are sorted by offset, and
+// each one is compared with those that start inside it.
 std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
                                                  std::span<const memory::PoolRequest> requests) {
   std::vector<uint32_t> order;
@@ -35,7 +36,7 @@ float grad_factor(const memory::ModelSpec &spec) {
   }
 }
 
-// NULL: there is none.
+// Returns NULL if the bucket does not have this plane.
 std::byte *place_in(PlaneKind kind, const Bucket &bucket, const layout::SubBucket &sub) {
   return bucket.has(kind) ? bucket.plane(kind).element(sub.full_offset) : nullptr;
 }
@@ -94,14 +95,14 @@ void GroupMaker::make_slots(Group &group) {
         if (!memory::is_gathered(to.plan->kind) || to.plan->slot != s) continue;
         const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
         const uint64_t bytes = add_gather(slot.gathers, bucket, from, to);
-        if (s == 0) group.pulled_bytes += bytes * runtime_.inner().size();  // the other slot has as many
+        if (s == 0) group.pulled_bytes += bytes * runtime_.inner().size();  // the other slot has the same number
         if (bucket.plan->quantization) slot.planes.add(to.plan->index, bytes * runtime_.inner().size());
       }
     }
   }
 }
 
-// Every inner rank's part of a published plane, to a full buffer. Returns the bytes of one part.
+// Adds gathers that bring each inner rank's part of a published plane to a full buffer. Returns the bytes of one part.
 uint64_t GroupMaker::add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
                                 const Plane &to) const {
   const uint64_t number = dtype_size(published.dtype());
@@ -177,7 +178,7 @@ void GroupMaker::add_all_reduce(GradPart &part, const Bucket &bucket, const layo
                           place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
 }
 
-// This inner rank's sums: of all its slots.
+// Adds the sums of this inner rank, which are those of all its slots.
 void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
   const memory::BucketPlan &of = *bucket.plan;
   const uint64_t element = dtype_size(of.grad_dtype);
@@ -194,7 +195,7 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
   }
 }
 
-// After the last sum over the outer axis, the other inner ranks' parts of whole main grads.
+// Adds the gathers that bring the other inner ranks' parts of whole main grads after the last sum over the outer axis.
 void GroupMaker::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
   const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
   const Plane &grad = bucket.plane(PlaneKind::grad);

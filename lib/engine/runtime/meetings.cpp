@@ -14,7 +14,7 @@
 namespace fsdp::engine {
 namespace {
 
-// Of all that ranks may not tell differently.
+// The hash of all that must be the same on all ranks.
 uint64_t hash(Meeting meeting) {
   meeting.waited_ns = 0;
   return XXH3_64bits(&meeting, sizeof meeting);
@@ -55,11 +55,11 @@ void Meetings::meet(const Arrival &call) {
   if (call.intent == Intent::finish) waited_ns_ = std::max<uint64_t>(1, trace::now_ns() - came);
   note_lag();
   ++count_;
-  // Captures are counted here, where all ranks see the same: also one that could not be begun on this rank.
+  // Captures are counted here, because all ranks see the same. A capture that could not begin on this rank counts, too.
   for (const Meeting &one : told()) captures_ = std::max(captures_, static_cast<uint32_t>(one.capture));
 }
 
-// One name for all intents: the meeting itself tells which rank called what.
+// The exchange has the same name for all intents. The meeting itself tells which rank called what.
 void Meetings::exchange() {
   const WaitSpan span(runtime_, WaitKind::peers);
   constexpr auto what = "the end of a step";
@@ -83,7 +83,7 @@ bool Meetings::all_gave_alike() const {
   return std::ranges::all_of(told(), [&](const Meeting &one) { return one.given == told().front().given; });
 }
 
-// Clocks of hosts differ, so ranks tell how long they have waited: the rank that waited least came last.
+// Clocks of hosts differ, so ranks tell how long they have waited. The rank that waited least came last.
 void Meetings::note_lag() {
   const transport::Team &team = *runtime_.teams.all;
   if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
@@ -133,7 +133,8 @@ void Meetings::check_versions() {
 
 namespace fsdp::engine {
 
-// What is said where ranks have met and differ. It follows from what all of them were told, and so is the same on all.
+// The error text if ranks have met and differ. It is made only from what all ranks were told, so it is the same on all
+// of them.
 
 namespace {
 
@@ -147,7 +148,7 @@ std::string describe_capture(const Meeting &meeting) {
   return format_text("{} capture {}", what, meeting.capture);
 }
 
-// Of two that came for the same.
+// Compares what two ranks gave to the same call.
 std::string compare_given(uint32_t rank, const Meeting &other, uint32_t first, const Meeting &of_first) {
   std::string text;
   if (other.value != of_first.value)
@@ -171,8 +172,8 @@ void Differences::add(uint32_t odd, const std::string &what) {
   if (rank < 0) rank = static_cast<int32_t>(odd);
 }
 
-// Each call with the lowest rank that made it. A rank that discards contradicts no other call: it is the wrong moment,
-// and the way on is the same.
+// Names each call with the lowest rank that made it. If a rank discards, other calls only came at the wrong moment, and
+// the advice is the same.
 bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found) {
   const auto odd =
       std::find_if(told.begin(), told.end(), [&](const Meeting &one) { return one.intent != told[0].intent; });
@@ -197,7 +198,7 @@ void list_missing(std::span<const Meeting> told, const transport::Team &team, Di
                 format_text("rank {}: {}", team.world_rank(r), told[r].missing));
 }
 
-// Before the first publish there is no step that could be discarded.
+// The advice how to go on. Before the first publish there is no step that could be discarded.
 std::string way_on(std::span<const Meeting> told) {
   if (std::all_of(told.begin(), told.end(), in_capture))
     return "end the capture with fsdp_end_capture on every rank to go on";
@@ -209,9 +210,9 @@ std::string way_on(std::span<const Meeting> told) {
   return "call fsdp_discard_step on every rank to go on";
 }
 
-// The lowest rank that gave something else than the first, and all that it gave otherwise. Ranks that miss something
-// have told that instead of their numbers. Replicas meet in the last reduce alone: nothing but the count of reduces
-// tells that one had more micro-batches.
+// Finds the lowest rank that gave something else than the first rank, and all that it gave differently. Ranks that miss
+// something have told that instead of their numbers. Replicas meet only in the last reduce, so only the count of
+// reduces shows that one of them had more micro-batches.
 void Meetings::compare(Differences &found) {
   transport::Team &team = *runtime_.teams.all;
   const auto told = this->told();
@@ -236,11 +237,12 @@ void Meetings::compare(Differences &found) {
   }
 }
 
-// Ranks whose gathers and reduces are messages have met, and their sequences of calls differ: which call is the first?
+// Ranks whose gathers and reduces are messages have met, and their sequences of calls differ. This finds the first call
+// that differs.
 
 namespace {
 
-// What travels: the number of calls, then those that were kept.
+// The bytes that are sent: the number of calls, then the calls that were kept.
 std::vector<std::byte> pack(const CallSequence &sequence) {
   const uint64_t count = sequence.count();
   std::vector<std::byte> bytes(sizeof count + sequence.calls().size_bytes());
@@ -288,13 +290,13 @@ std::string describe_difference(const Runtime &state, uint32_t a, const Calls &o
 
 }  // namespace
 
-// Ranks of one inner axis exchange messages with each other. Whether any differ is the same on all ranks, so that all
-// of them come to the exchange.
+// Ranks of one inner axis exchange messages with each other. All ranks know alike whether any of them differ, so all of
+// them come to the exchange.
 void Meetings::compare_calls(Differences &found) {
   const Runtime &state = runtime_;
   const uint32_t size = state.teams.all->size(), inner = state.spec.mesh.inner_size;
   const auto first_of = [&](uint32_t r) { return r - r % inner; };
-  uint32_t odd = 0;  // the lowest that differs; 0: none, since that one is a first one
+  uint32_t odd = 0;  // the lowest rank that differs; 0 if none does, as rank 0 is the first of its axis
   for (uint32_t r = 0; r < size; ++r) {
     if (meetings_[r].intent == Intent::discard) return;
     if (odd == 0 && meetings_[r].calls != meetings_[first_of(r)].calls) odd = r;

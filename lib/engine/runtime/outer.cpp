@@ -14,7 +14,7 @@ transport::Sum plain_sum(float *from, float *to, uint64_t count, bool everywhere
       .from = transport::Part::alone(from), .to = transport::Part::alone(to), .count = count, .everywhere = everywhere};
 }
 
-// Neighbours in memory go as one.
+// Adds a sum. Sums that follow each other in memory become one.
 void add_sum(std::vector<transport::Sum> &sums, float *values, uint64_t count) {
   if (!sums.empty() && sums.back().from.floats() + sums.back().count == values)
     sums.back().count += count;
@@ -34,7 +34,7 @@ uint64_t bytes_of(const std::vector<transport::Gather> &gathers) {
   return bytes;
 }
 
-// This rank's piece is at its place.
+// A gather into `whole`, in which this rank's piece is already at its place.
 transport::Gather gather_in(std::byte *whole, uint64_t bytes, uint32_t rank) {
   return {transport::Part::alone(whole + rank * bytes), whole, bytes};
 }
@@ -55,7 +55,7 @@ Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams
   for (auto &event : partial_free_) event = context.device().create_event();
 }
 
-// Its work refers to everything else here.
+// The stream ends first, because its work refers to the other members.
 Outer::~Outer() { stream_.reset(); }
 
 void Outer::add_group(Group &group, const Storage &storage) {
@@ -73,7 +73,7 @@ void Outer::add_part(Group &group, GradPart &part, const Storage &storage) const
   }
 }
 
-// Where this rank's inner sums are, and which of their slots is its own.
+// Adds the places of this rank's inner sums, and finds which of their slots is its own.
 void Outer::add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, const layout::SubBucket &sub) const {
   const uint32_t slices = bucket.plan->slices;
   const Plane &grad = bucket.plane(PlaneKind::grad);
@@ -94,7 +94,7 @@ void Outer::add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, 
         gather_in(reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float), rank_));
 }
 
-// The slots of this inner rank's part, each published by its own outer rank.
+// Adds the slots of this inner rank's part. Each slot is published by its own outer rank.
 void Outer::add_weights(Group &group, const Plane &plane, uint32_t slices) const {
   const uint64_t number = dtype_size(plane.dtype());
   for (const layout::SubBucket &sub : plane.layout->sub_buckets)

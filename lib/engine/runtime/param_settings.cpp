@@ -25,7 +25,7 @@ uint64_t hash_of(const memory::ModelSpec &spec, T memory::ParamSpec::*setting) n
   return hash;
 }
 
-// Where a rank's bytes came short it is `missing`.
+// The value at `index`, or `missing` if the rank's bytes are too short.
 template <typename T>
 T value_at(const std::vector<std::byte> &bytes, size_t index, T missing) {
   if ((index + 1) * sizeof(T) > bytes.size()) return missing;
@@ -41,7 +41,8 @@ struct SettingDifference {
   T first, odd;
 };
 
-// Collective: both ranks give their values of all parameters. Empty: they are equal.
+// Finds the first parameter for which two ranks have different values. Collective: both ranks give their values of all
+// parameters. Empty if all are equal.
 template <typename T>
 std::optional<SettingDifference<T>> find_difference(const memory::ModelSpec &spec, T memory::ParamSpec::*setting,
                                                     T missing, transport::Team &team, uint32_t first, uint32_t odd,

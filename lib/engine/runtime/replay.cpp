@@ -18,7 +18,7 @@ void Replays::await_room() {
     return next_ - oldest_ == most;
   };
   if (!full()) return;
-  context_.device().synchronize(*at(next_).ended);  // of the oldest
+  context_.device().synchronize(*at(next_).ended);  // the entry of the oldest replay
   settle();
 }
 
@@ -44,7 +44,7 @@ void Replays::commit(device::Stream &caller) {
   ++next_;
 }
 
-// Nothing once the context has failed: then streams go on without having done their work.
+// Completes nothing once the context has failed, because then streams go on without having done their work.
 void Replays::complete() noexcept {
   if (context_.failure().failed()) return;
   for (; oldest_ < next_ && at(oldest_).ended->done(); ++oldest_) flights_->flight().complete(at(oldest_).handle);
@@ -55,7 +55,8 @@ void Replays::settle() noexcept {
   complete();
 }
 
-// Is the GPU at one? What it waits for before that, the caller's own work, does not count: slow is not stuck.
+// Has the GPU begun a replay? While it still does the caller's earlier work, the answer is no, because slow work is not
+// stuck work.
 bool Replays::at_oldest() noexcept {
   complete();
   if (oldest_ == next_ || !at(oldest_).begun->done()) return false;

@@ -44,12 +44,12 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
   if (timeline) model_number_ = timeline->open_model();
-  // What fails the ranks of one inner axis must fail those of the others.
+  // A failure of the ranks of one inner axis must fail the ranks of the others, too.
   if (teams.outer)
     transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { make_inner(); });
   else
     make_inner();
-  // The outer axis waits for all of them, so it comes after.
+  // The outer axis waits for all inner axes, so it comes after them.
   if (teams.outer)
     transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { make_parts(); });
   else
@@ -58,7 +58,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
 }
 
 void Runtime::make_inner() {
-  // What is never sent needs no collectives over the device's memory.
+  // If nothing is ever sent, collectives over the device's memory are not needed.
   transport::Team &data = communicates() ? *teams.inner_data : inner();
   if (communicates()) storage->register_with(data);
   versions = teams.inner_data->create_versions("publish");
@@ -89,8 +89,9 @@ void Runtime::make_traces() {
                                     trace::FlightSequence(flight, Sequence::outer, number));
 }
 
-// Streams first: their work refers to everything else. A model that ends in the middle of a step leaves work that waits
-// for peers: reduces are abandoned, here and on the peers, and a gather that cannot end fails the context.
+// Streams end first, because their work refers to everything else. If the model ends in the middle of a step, work may
+// still wait for peers. Then reduces are abandoned, here and on the peers, and a gather that cannot end fails the
+// context.
 Runtime::~Runtime() {
   if (!gathers.stream->runs_tasks()) end_streams();
   abandon();
@@ -121,9 +122,9 @@ void Runtime::abandon() {
   if (gathers.comm && collectives().gathers_are_collective) gathers.comm->abandon();
 }
 
-// The device reads and writes memory that ends with this object. What all ranks have called comes to its end by itself,
-// so only what has not done so after a while is given up, soon where a step is unfinished. Then the context fails,
-// which ends everything that waits for a peer.
+// The device reads and writes memory that ends with this object. Work that all ranks have called ends by itself, so
+// only work that has not ended after a while is given up. If a step is unfinished, this while is short. Then the
+// context fails, which ends all waits for peers.
 void Runtime::end_streams() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds own_end{2000};
@@ -152,7 +153,8 @@ void Runtime::end_streams() noexcept {
   }
 }
 
-// What this rank has enqueued need not be what its peers have: they may be anywhere in the step.
+// Is this rank in the middle of a step? Then its peers may be anywhere in the step and may not have enqueued the same
+// work.
 bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
     const auto held = [](const GatherSlot &slot) { return slot.gathered || slot.hold_count() > 0; };
@@ -195,7 +197,7 @@ device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) con
   uint64_t id = 0;
   try {
     id = caller.capture_id();
-  } catch (Error &error) {  // CUDA does not even say
+  } catch (Error &error) {  // CUDA cannot tell even that
     error.message = format_text("{}: {}", call, error.message);
     throw;
   }
@@ -294,7 +296,7 @@ WaitSpan::WaitSpan(Runtime &runtime, WaitKind what, const Group *group)
 WaitSpan::~WaitSpan() {
   event_.end_ns = trace::now_ns();
   counter_ += event_.end_ns - event_.begin_ns;
-  // Of a wait that failed the flight recorder keeps what it was for.
+  // After a failed wait, the flight recorder keeps the reason of the wait.
   if (std::uncaught_exceptions() == exceptions_) runtime_.context.flight().end_wait(event_.end_ns);
   if (!runtime_.timeline) return;
   runtime_.timeline->record(event_);
@@ -305,7 +307,8 @@ void Runtime::await_version() {
   if (step.version_ready()) return;
   if (!version_ready()) {
     const WaitSpan span(*this, WaitKind::publish);
-    // Its own part first: over hosts a stream writes it, which may wait for callers that wait for this one.
+    // This rank's own part comes first. Between hosts a stream writes it, and that stream may wait for callers that
+    // wait for this one.
     device::Stream &caller = context.device().caller_stream(nullptr);
     caller.wait(*marks.published);
     versions->await(step.version(), caller, "fsdp_publish_weights (or a step that publishes)");
@@ -348,7 +351,8 @@ void Runtime::wait_idle(device::Stream &stream, WaitKind what, device::Stream &c
   wait(*marks.finished, what, caller);
 }
 
-// The calling thread itself, whatever the device: it meets its peers next, which then write what this rank has pulled.
+// The calling thread itself waits, whatever the device is. It meets its peers next, and they then overwrite what this
+// rank has pulled.
 void Runtime::await_pulls() {
   gathers.stream->record(*marks.finished);
   if (!marks.finished->done()) {
@@ -358,7 +362,7 @@ void Runtime::await_pulls() {
   context.failure().check();
 }
 
-// The outer stream comes after the reduce stream, whose sums it takes.
+// The outer stream is waited for after the reduce stream, because it takes the sums of that one.
 void Runtime::wait_idle(device::Stream &caller) {
   wait_idle(*reduces.stream, WaitKind::reduce, caller);
   if (outer) wait_idle(outer->stream(), WaitKind::reduce, caller);

@@ -14,9 +14,9 @@ namespace fsdp::engine {
 
 namespace {
 
-// What one rank needs under one limit. It travels as it is.
+// The memory that one rank needs under one limit. Ranks exchange it as bytes.
 struct Claim {
-  char boot[40] = {};  // of the kernel: ranks of one host may count as ranks of several
+  char boot[40] = {};  // the kernel's boot id, because ranks of one host may count as ranks of several
   uint64_t device = 0, inode = 0;
   uint64_t limit_bytes = 0, used_bytes = 0, reclaimable_bytes = 0, free_bytes = 0;
   uint64_t bytes = 0;
@@ -45,15 +45,16 @@ std::vector<Claim> make_claims(uint64_t bytes, const std::vector<device::MemoryL
   return claims;
 }
 
-// More than 64 bits is more than there is anywhere; a rank that threw here would leave the others waiting.
+// Sums that do not fit into 64 bits are cut to the largest number, which is more than any memory. A rank that threw
+// here would leave the others waiting.
 constexpr uint64_t no_room = std::numeric_limits<uint64_t>::max();
 uint64_t saturated_add(uint64_t a, uint64_t b) noexcept { return a > no_room - b ? no_room : a + b; }
 uint64_t saturated_multiply(uint64_t a, uint64_t b) noexcept { return b && a > no_room / b ? no_room : a * b; }
 
-// Of all ranks that live under one limit.
+// The sum over all ranks under one limit.
 struct ClaimSum {
   Claim first;
-  uint32_t rank = 0, ranks = 0;  // the first one; how many
+  uint32_t rank = 0, ranks = 0;  // the first rank, and the number of ranks
   uint64_t bytes = 0;
 };
 
@@ -117,10 +118,10 @@ Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
   const auto unread = capture_error([&] { limits = device::read_memory_limits(); });
   if (!early) early = unread;
   check_room(*teams.all, needed_bytes(), limits);
-  // Private memory first: a rank that cannot have it must say so before the others wait for it in a collective.
+  // Private memory comes first. A rank that cannot get it must say so before the others wait for it in a collective.
   if (!early) early = capture_error([this] { allocate_all_own(); });
   transport::share_error(*teams.all, early, "fsdp_seal_model");
-  // The ranks of one inner axis fail alike; those of another must learn it.
+  // The ranks of one inner axis fail alike, and the ranks of the other axes must learn it.
   if (spec_.mesh.outer_size == 1)
     allocate_arenas();
   else
@@ -186,7 +187,7 @@ void Storage::register_with(transport::Team &team) const {
       team.register_memory(regions_[r].data, plan.bytes, plan.what);
 }
 
-// The pool of full gradients lies behind those that stay, in their arena.
+// The pool of full gradients comes after the persistent full gradients, in the same arena.
 void Storage::allocate_arenas() {
   allocate_common(RegionId::mapped_compute);
   allocate_parts(RegionId::whole_compute, 0);
@@ -203,10 +204,10 @@ void Storage::allocate_arenas() {
   if (plan_.region(RegionId::amaxes).reach == Reach::parts) allocate_parts(RegionId::amaxes, 0);
   allocate_parts(RegionId::staging, 0);
   for (const memory::RegionPlan &plan : plan_.regions)
-    if (plan.by_comm) allocated(plan) += plan.bytes;  // the outer axis and the device's teams have made it
+    if (plan.by_comm) allocated(plan) += plan.bytes;  // the outer axis and the device's teams allocated it
 }
 
-// What the caller is shown of compute weights. Where all are copied into a pool, its buffers are.
+// The view that the caller has of a region. Compute weights are shown; if all are copied into a pool, its buffers are.
 View Storage::view_of(RegionId id) const {
   const bool shown = id == RegionId::whole_compute || (id == RegionId::mapped_compute && spec_.mapped());
   return shown && spec_.private_views ? View::copy_on_write : View::read_only;
@@ -225,7 +226,7 @@ void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
   allocated(plan) += region.arena->size_bytes() / team.size();
 }
 
-// Each rank writes its slices of every sub-bucket.
+// The ranges of a region that this rank writes: its slices of every sub-bucket.
 std::vector<transport::Range> Storage::own_ranges(RegionId id) const {
   std::vector<transport::Range> own;
   for (const memory::BucketPlan &bucket : plan_.buckets)
@@ -240,7 +241,7 @@ std::vector<transport::Range> Storage::own_ranges(RegionId id) const {
   return own;
 }
 
-// The first rank also counts what belongs to no rank.
+// Allocates a region that ranks share. The first rank also counts the bytes that belong to no rank.
 void Storage::allocate_common(RegionId id) {
   const memory::RegionPlan &plan = plan_.region(id);
   if (plan.bytes == 0) return;

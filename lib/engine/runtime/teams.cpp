@@ -42,13 +42,13 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
     teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
     teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
   }
-  // One that only has memory needs no transport that must be opened.
+  // A team that only has memory needs no transport that must be opened.
   const auto make_inner = [&] {
     const transport::DeviceTransport needed = communicates ? context.transport() : transport::DeviceTransport::staging;
     teams.inner_data = context.create_device_team(teams.inner, needed);
   };
   if (!teams.outer) return make_inner();
-  // What fails the ranks of one axis, say a host without NCCL, must fail those of the others.
+  // A failure on one axis, for example on a host without NCCL, must fail the ranks of the other axes, too.
   transport::attempt_together(*teams.all, "fsdp_seal_model", make_inner);
   transport::attempt_together(*teams.all, "fsdp_seal_model",
                               [&] { teams.outer_data = context.create_device_team(teams.outer, context.transport()); });
@@ -73,16 +73,16 @@ uint64_t count_device_bytes(const memory::ModelSpec &spec, DeviceTransport inner
   const layout::Mesh &mesh = spec.mesh;
   const uint64_t longest = spec.longest_call();
   return (spec.communicates() ? transport::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
-         // Sums and weights.
+         // The factor 2 is for sums and for weights.
          (mesh.outer_size > 1 ? 2 * transport::device_message_bytes(mesh.outer_size, outer, longest) : 0);
 }
 
-// Parameters (engine/params), and what is not NCCL's: sums and weights.
+// Counts messages of parameters (engine/weights/params), and those of sums and weights that NCCL does not send.
 uint64_t count_messages(DeviceTransport outer, uint64_t sums, uint64_t weights) {
   return outer == DeviceTransport::nccl ? weights : sums + 2 * weights;
 }
 
-// Hosts that are only acted hold what real ones would, so that a plan is true of both.
+// Simulated hosts hold the same memory as real ones, so that a plan is right for both.
 TeamMemory count_team_memory(const Context &context, const layout::Mesh &mesh, DeviceTransport outer,
                              uint64_t device_bytes) {
   if (mesh.outer_size == 1) return {device_bytes, 0, 0};
@@ -94,14 +94,14 @@ TeamMemory count_team_memory(const Context &context, const layout::Mesh &mesh, D
   return {device_bytes, std::max(own, planned), std::max(own, planned) - own};
 }
 
-// Messages between hosts are never NCCL's.
+// Chooses the transport of the outer axis. NCCL never sends messages between hosts.
 DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
   if (mesh.outer_size == 1) return context.transport();
   const std::vector<uint32_t> ranks = outer_ranks(context, mesh);
   const std::vector<uint32_t> hosts = context.hosts_of(ranks);
   const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
   const DeviceTransport transport = context.transport();
-  // A run is refused once its ranks have met; ranks that act hosts, all of one host, may have NCCL between them.
+  // A run is refused once its ranks have met. Simulated hosts are all on one host, so NCCL may connect them.
   if (context.planning() && spans_hosts && transport == DeviceTransport::nccl)
     transport::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
   return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
@@ -121,12 +121,12 @@ TeamMemory team_memory(const Teams &teams, const Context &context, const memory:
 
 namespace {
 
-constexpr long usual_queues = 8, max_queues = 32;  // CUDA's
+constexpr long usual_queues = 8, max_queues = 32;  // limits of CUDA
 
 struct Share {
   uint64_t process;
   int32_t gpu;
-  uint32_t streams;  // that wait for kernels of peers; else 0
+  uint32_t streams;  // streams that wait for kernels of peers, or 0
 };
 
 bool waits_for_kernels(const Teams &teams) {
@@ -137,10 +137,11 @@ bool waits_for_kernels(const Teams &teams) {
   return waits;
 }
 
-// The same for two ranks exactly if they are of one process: process numbers are those of a host, or of a container.
+// A name that two ranks share exactly if they are in the same process. A pid is not enough, because it is unique only
+// within a host or container.
 uint64_t name_process() {
   static const uint64_t name = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
-  return name ^ static_cast<uint64_t>(::getpid());  // a forked process has the parent's
+  return name ^ static_cast<uint64_t>(::getpid());  // a forked process has the parent's name
 }
 
 long count_queues() {

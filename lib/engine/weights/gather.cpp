@@ -24,7 +24,7 @@ constexpr uint64_t short_copy = uint64_t{4} << 20;
 // needs 10 to 20 us to wake up and be waited for. One that shares the caller's core only takes turns with the caller.
 constexpr uint64_t unprefetched = uint64_t{2} << 20, unprefetched_with_spare_cores = uint64_t{1} << 20;
 
-// Training visits of a group, by what they are.
+// The index of a group's training visits of one phase.
 size_t visits_of(uint32_t group, fsdp_phase phase) {
   return 3 * size_t{group} + (phase == FSDP_BACKWARD ? 1 : phase == FSDP_RECOMPUTE ? 2 : 0);
 }
@@ -39,7 +39,7 @@ std::string describe_holds(std::span<const GatherSlot> slots) {
   return text.empty() ? "none" : text;
 }
 
-// No more than there are slots: held_groups may be any number.
+// The number of groups that can be held. It is at most the number of slots, because held_groups may be any number.
 size_t count_held(const Runtime &runtime) {
   size_t slots = 0;
   for (const Group &group : runtime.groups) slots += group.slots.size();
@@ -67,7 +67,8 @@ const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
   return training(phase) ? runtime_.plan.visits.train : runtime_.plan.visits.eval;
 }
 
-// A group that is visited more than once: the next visit from where the pass has come to.
+// The position of this visit in the schedule. If the group is visited more than once, it is the next visit after the
+// current position.
 uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
   const auto &found = training(phase) ? positions_[visits_of(group.index, phase)] : eval_positions_[group.index];
   uint32_t &cursor = training(phase) ? cursors_.train : cursors_.eval;
@@ -79,13 +80,13 @@ uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
         position = candidate;
         break;
       }
-  // A pass that has come to its end starts again.
+  // After its end a pass starts again.
   cursor = position + 1 == visits(phase).size() ? 0 : position + 1;
   return position;
 }
 
 void Gatherer::prefetch(Group &group, fsdp_phase phase, const device::Stream &caller) {
-  // In debug mode a view that was released would show the weights again.
+  // In debug mode nothing is gathered ahead, because a released view would show the weights again.
   if (!group.plan->gathers || runtime_.context.debug()) return;
   GatherSlot &slot = group.slot(phase);
   if (slot.gathered || blocked(slot)) return;
@@ -103,7 +104,7 @@ bool Gatherer::is_sooner_here(const Group &group, const device::Stream &caller) 
 }
 
 void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller) {
-  // A recompute without visits is inside another visit: what comes next is already known from there.
+  // A recompute without visits of its own is inside another visit, which has already gathered what comes next.
   if (!runtime_.spec.prefetches || position == UINT32_MAX) return;
   const auto &lists = training(phase) ? runtime_.plan.visits.train_prefetch : runtime_.plan.visits.eval_prefetch;
   for (const uint32_t next : lists[position]) {
@@ -147,7 +148,7 @@ void Gatherer::read(Group &group, fsdp_phase phase, fsdp_stream stream, const ch
   if (group.plan->copies) runtime_.gathers.stream->wait(left);
 }
 
-// What FORWARD and what BACKWARD gathers are held at once only where the model was planned for it.
+// The planes of FORWARD and of BACKWARD may be held at the same time only if the model was planned for that.
 void Gatherer::require_form(Group &group, fsdp_phase phase) const {
   if (!group.plan->parts_phases || any_order() || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE)
     return;
@@ -173,14 +174,14 @@ void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
   device::Event &left = slot.left.of(stream);
   if (group.plan->copies || !caller.is_calling_thread()) caller.record(left);
   if (!group.plan->gathers) return;
-  // The buffer's next gather runs on the gather stream: it comes after every stream that returned a hold.
+  // The next gather into the buffer runs on the gather stream, after every stream that returned a hold.
   if (group.plan->copies && !left.done()) runtime_.gathers.stream->wait(left);
   if (slot.hold_count()) return;
   held_.set_idle(slot.key);
   if (!keeps(group, slot, phase)) release(group, slot);
 }
 
-// The weights stay where the next visits would gather them again.
+// Do the weights stay in the buffer? They do if the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
   if (any_order()) return group.plan->copies;  // until others need the buffer
@@ -202,7 +203,7 @@ bool Gatherer::blocked(const GatherSlot &slot) const {
   return std::any_of(slot.overlaps.begin(), slot.overlaps.end(), [&](uint32_t key) { return slot_of(key).gathered; });
 }
 
-// Resident weights keep their buffer from a forward visit to the end of the backward one.
+// Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
 std::string Gatherer::advise_residence(const Group &held, const GatherSlot &slot) const {
   if (held.spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED || !slot.holds[FSDP_FORWARD])
     return {};
@@ -211,7 +212,7 @@ std::string Gatherer::advise_residence(const Group &held, const GatherSlot &slot
       held.name());
 }
 
-// There a buffer for BACKWARD serves what recomputes as well.
+// Advice to use FSDP_PLANES_BOTH, with which a buffer for BACKWARD also serves a RECOMPUTE.
 std::string Gatherer::advise_planes(const Group &group, fsdp_phase phase) const {
   if (phase != FSDP_RECOMPUTE || !group.plan->by_phase || runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
     return {};
@@ -233,7 +234,7 @@ void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
     if (slot_of(key).gathered) release(group_of(key), slot_of(key));
 }
 
-// ahead: for a gather ahead, to which what was gathered ahead before, and is not used yet, does not give way.
+// `ahead` is true for a gather ahead. It takes no buffer whose weights were gathered ahead before and are not used yet.
 std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
   return held_.choose([&](uint32_t key) {
     const GatherSlot &other = slot_of(key);
@@ -241,7 +242,7 @@ std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
   });
 }
 
-// In debug mode each slot has bytes of its own, and only their number is limited.
+// In debug mode each slot has its own bytes, and only the number of buffers in use is limited.
 void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead) {
   const auto chosen = choose_buffer(ahead);
   if (!chosen) refuse_buffer(group, phase);
@@ -282,8 +283,8 @@ void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahe
   stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
 }
 
-// A copy that waits for no peer and takes less time than two wake-ups. What waits for peers is the
-// stream's, whose waits are told apart from the caller's.
+// Is this a copy that waits for no peer and takes less time than two wake-ups of a thread? Copies that wait for peers
+// run on the stream, whose waits are counted separately from the caller's.
 bool Gatherer::is_short_copy(const Group &group, const device::Stream &waiting) const {
   return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && runtime_.marks.published->done() &&
          runtime_.version_ready();
@@ -322,16 +323,17 @@ void Gatherer::release(Group &group, GatherSlot &slot) {
   if (runtime_.context.debug() && group.plan->copies) poison(slot);
 }
 
-// Behind the copies on their stream. Where the caller's is the calling thread it is done when the call returns.
+// The poison comes after the copies on their stream. If the caller's stream is the calling thread, it is done when the
+// call returns.
 void Gatherer::poison(const GatherSlot &slot) {
-  // 0xFF bytes are a NaN in every dtype of numbers that we have.
+  // 0xFF bytes are a NaN in every dtype of numbers.
   for (const transport::Gather &gather : slot.gathers)
     runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.inner().size());
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
   if (caller.is_calling_thread()) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
 }
 
-// Copied weights are poisoned instead.
+// Shows or hides weights that are read in place. Copied weights are poisoned instead.
 void Gatherer::set_readable(const Group &group, bool readable) {
   if (!runtime_.context.debug() || group.plan->copies || group.plan->compute.bytes == 0) return;
   runtime_.storage->show_compute(*group.plan, readable);
@@ -354,7 +356,7 @@ const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, 
   return bucket.gathered(published, form, group.plan->slot_of(phase)).shown + group.slot(phase).shift;
 }
 
-// What is gathered of a group that is not held, so that it is gathered again.
+// Drops the gathered weights of a group that is not held, so that they are gathered again.
 void Gatherer::drop(Group &group) {
   const bool held = std::ranges::any_of(group.slots, [](const GatherSlot &slot) { return slot.hold_count() > 0; });
   if (held)
@@ -384,7 +386,7 @@ void Gatherer::drop_all(bool force) {
     }
 }
 
-// What a program wrote into views of weights, which it must not, is taken back: docs/contracts/memory.md.
+// What a program wrote into views of weights, although it must not, is taken back (see docs/contracts/memory.md).
 
 const std::byte *Gatherer::source(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published,
                                   uint32_t form) const {

@@ -17,7 +17,7 @@ Params::Params(Runtime &runtime) : runtime_(runtime) {
     outer_ = runtime.teams.outer->create_collectives("outer parameters", transport::Shape::messages(false));
 }
 
-// Numbers of any dtype for numbers; what is stored otherwise is as it is.
+// Checks the dtype. Numbers may have any dtype of numbers; all other data must have the dtype that is stored.
 void Params::check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, uint64_t element_count) const {
   const fsdp_dtype exact = tensor.stored                   ? tensor.plane.dtype()
                            : is_number(tensor.param.dtype) ? 0
@@ -55,12 +55,13 @@ layout::Slice Params::owned(const Tensor &tensor, uint32_t rank) const {
                           rank);
 }
 
-// Is a part of it on other outer ranks only?
+// Is a part of the parameter only on other outer ranks?
 bool Params::travels(const ParamPlace &place) const {
   return runtime_.spec.mesh.slices() > 1 && !runtime_.plan.buckets[place.bucket].frozen;
 }
 
-// The ranks whose parts make up the parameter: near ones where outer ranks hold the same.
+// The ranks whose parts make up the parameter. If outer ranks hold the same parts, these are the ranks of this inner
+// axis.
 std::vector<uint32_t> Params::holders(const ParamPlace &place) const {
   const layout::Mesh &mesh = runtime_.spec.mesh;
   const uint32_t first = mesh.outer_index(runtime_.teams.all->rank()) * mesh.inner_size;
@@ -82,7 +83,7 @@ void Params::store(const Tensor &tensor, const std::byte *from, fsdp_dtype dtype
                                      plane.dtype(), from + (begin - first) * dtype_size(dtype), dtype, end - begin);
 }
 
-// Without a change of dtype, so that the bits stay.
+// Copies without a change of dtype, so that the bits stay the same.
 void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count) {
   runtime_.context.device().transfer(to, dtype, from, dtype, count);
 }
@@ -93,13 +94,14 @@ void Params::meet(const transport::Tag &tag, device::Stream &caller) {
   runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
 }
 
-// The owner fills its part of the staging memory; where it lies on another outer rank, the outer ranks of its inner
-// index bring it into their own. One barrier says that it is there, another that all ranks have taken it.
+// The owner fills its part of the staging memory. If the owner is on another outer rank, the outer ranks with its inner
+// index copy the part into their own memory. One barrier says that the part is there, and another that all ranks have
+// taken it.
 template <class Fill, class Take>
 void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   device::Stream &caller = runtime_.context.device().calling_thread();
-  // Ranks must agree on all of it, and those that do not get it as text, whose end may be cut off: what is compared is
-  // all of it.
+  // Ranks must agree on the whole text. If they do not, the error shows the text and may cut off its end, but the whole
+  // text is compared.
   const std::string text =
       format_text("{} from rank {} of {}{}", piece.call, runtime_.teams.all->world_rank(piece.shown), piece.name,
                   piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
@@ -178,7 +180,7 @@ void Params::load_rows(Group &group, uint64_t param_index, const void *data, fsd
   rows.store();
 }
 
-// A block is made of all of its numbers, and so is one scale for all.
+// Checks that only whole blocks are written, because the scale of a block depends on all of its numbers.
 void Params::check_blocks(const Tensor &tensor, uint64_t row_offset, uint64_t row_count) const {
   const uint64_t block = memory::block_rows(tensor.param), end = row_offset + row_count;
   if (!block)
@@ -264,7 +266,8 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
         [&](const std::byte *from, uint64_t first, uint64_t count) { store(tensor, from, dtype, first, count); });
 }
 
-// Others need not say what they do not have. Those that do are compared with it as what is brought is.
+// The dtype that the root offers. Other ranks need not give the data. If they do, their dtype and count are compared
+// with the root's.
 fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype,
                            uint64_t element_count, uint32_t root) {
   struct Offer {
@@ -278,7 +281,7 @@ fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void 
     check_data(tensor, data, root);
     offer.dtype = dtype;
   } catch (const Error &error) {
-    refused = error;  // a rank that throws at once would leave the root waiting, which may have the same error
+    refused = error;  // throwing at once would leave the root waiting; the root may have the same error
     if (root == runtime_.teams.all->rank()) refused->rank = static_cast<int32_t>(runtime_.teams.all->world_rank(root));
     offer.status = error.status;
     std::snprintf(offer.reason, sizeof offer.reason, "%s", error.what());
@@ -343,7 +346,7 @@ void Params::read(const Group &group, const Tensor &tensor, void *data, fsdp_dty
     copy_out(tensor, to, dtype, reads);
 }
 
-// Planes come whole, because the rank with the codes need not have the scale, and become numbers here.
+// Reads whole planes and converts them to numbers here, because the rank with the codes may not have the scale.
 void Params::read_converted(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, bool reads) {
   const Bucket &bucket = runtime_.bucket(tensor.place);
   const Tensor codes{tensor.call, tensor.place, bucket.plane(PlaneKind::compute), tensor.param, tensor.name, true};

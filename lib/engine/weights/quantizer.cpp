@@ -45,8 +45,8 @@ void NonfiniteWeights::add(const PlaneSlice &main, const device::Fp8BlockQuantiz
 
 void NonfiniteWeights::add_amax(const PlaneSlice &main, uint64_t index) { measured_.push_back({name_of(main), index}); }
 
-// Where the counts before are still under way, these weights are not looked at: a weight that is not finite stays so.
-// What a graph publishes has no event that tells when it is done.
+// While earlier counts are under way, these weights are not counted; a weight that is not finite stays so and is found
+// later. Weights that a graph publishes are not counted either, because no event tells when the count is done.
 void NonfiniteWeights::count(device::Stream &stream, const float *amaxes) {
   if (counted_.empty() && measured_.empty()) return;
   if (!runtime_.context.logs(FSDP_LOG_WARNING)) return;
@@ -75,7 +75,7 @@ void NonfiniteWeights::settle() noexcept {
   report();
 }
 
-// As with any line of the log, none is better than a failed step.
+// Errors are ignored, because losing a line of the log is better than failing a step.
 void NonfiniteWeights::report() noexcept {
   if (!version_ || !done_->done()) return;
   try {
@@ -87,7 +87,7 @@ void NonfiniteWeights::report() noexcept {
   runtime_.context.flight_log().expect_word(false);
 }
 
-// Finite numbers may be too large for bf16.
+// The name of the numbers that were counted. Finite numbers may be too large for bf16.
 const char *NonfiniteWeights::quantized_weights() const {
   return runtime_.spec.quantize_from == FSDP_BFLOAT16 ? "main weights, as bf16," : "main weights";
 }
@@ -152,7 +152,8 @@ void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) 
   nonfinite_.add_amax(main, index);
 }
 
-// All ranks know all of them; each writes its part of the plane, in the order of the parameters.
+// Adds the scales of a bucket. All ranks know all scales, and each writes its part of the plane, in the order of the
+// parameters.
 void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_t first) {
   const Plane &plane = bucket.plane(PlaneKind::compute_scales);
   for (uint64_t tensor = 0; tensor < plane.layout->tensors.size(); ++tensor) {
@@ -174,7 +175,7 @@ void Quantizer::quantize(device::Stream &stream) {
   nonfinite_.count(stream, amaxes_.own(0));
 }
 
-// Twice over the numbers: the amaxes of all parameters travel at once between.
+// Passes over the numbers twice. Between the passes, the amaxes of all parameters are exchanged at once.
 void Quantizer::quantize_whole(device::Stream &stream) {
   for (const WholePart &part : parts_)
     stream.find_amax(amaxes_.own(part.index), part.work.from, part.work.count, part.work.via_bf16);

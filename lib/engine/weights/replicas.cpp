@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp_check_replicas: hashes of what several ranks store alike. Three numbers a rank travel, one for each set of ranks
-// that may hold the same; only where they differ two ranks send their hashes of every plane, to find the first
-// parameter.
+// fsdp_check_replicas compares hashes of data that several ranks store alike. Each rank sends three numbers, one for
+// each set of ranks that may hold the same data. Only if they differ, two ranks send their hashes of every plane to
+// find the first parameter that differs.
 #include "engine/weights/replicas.h"
 
 #include <algorithm>
@@ -21,7 +21,8 @@
 namespace fsdp::engine {
 namespace {
 
-// Which ranks of the mesh have the same elements: all, those of one inner index, those of one slot.
+// Which ranks of the mesh have the same elements: all ranks, those with the same inner index, or those with the same
+// slot.
 enum class Holders : uint32_t { all, inner, slot };
 constexpr uint32_t holder_kinds = 3;
 
@@ -35,11 +36,11 @@ struct Replica {
 };
 
 struct Difference {
-  uint32_t usual = 0, odd = 0, agreeing = 0;  // ranks of the mesh; how many are as the usual one is
+  uint32_t usual = 0, odd = 0, agreeing = 0;  // two ranks of the mesh; the number of ranks equal to `usual`
   Holders holders = Holders::all;
 };
 
-using Sums = std::array<uint64_t, holder_kinds>;  // of a rank, by kind of holders
+using Sums = std::array<uint64_t, holder_kinds>;  // the sums of a rank by kind of holders
 
 uint32_t share_of(const layout::Mesh &mesh, Holders holders, uint32_t rank) {
   return holders == Holders::all ? 0 : holders == Holders::inner ? mesh.inner(rank) : mesh.slot(rank);
@@ -51,7 +52,7 @@ bool has_peers(const layout::Mesh &mesh, Holders holders) {
                                      : mesh.slots() < mesh.size();
 }
 
-// Memory of a device comes here in pieces.
+// Hashes a plane. Device memory is copied to the host in pieces.
 uint64_t hash_plane(device::Device &device, const std::byte *data, fsdp_dtype dtype, uint64_t count) {
   const uint64_t element = dtype_size(dtype);
   if (device.traits().host_memory) return XXH3_64bits(data, count * element);
@@ -81,14 +82,14 @@ Holders holders_of(Extent extent) {
   return extent == Extent::whole ? Holders::all : extent == Extent::group ? Holders::inner : Holders::slot;
 }
 
-// The same list on every rank, but for the hashes.
+// Lists the replicas. The list is the same on every rank, except for the hashes.
 std::vector<Replica> list_replicas(Runtime &runtime) {
   const layout::Mesh &mesh = runtime.spec.mesh;
   std::vector<Replica> replicas;
   const auto list = [&](const PlaneSlice &own) {
     const memory::PlanePlan &plane = *own.plane.plan;
     if (plane.again) return;
-    // What ranks of one host map is one memory: each looks at its own part.
+    // Ranks of one host map the same memory, so each rank checks its own part.
     const bool common = runtime.plan.region(plane.region).reach == memory::Reach::common;
     const Extent kept = common ? plane.owned : plane.extent;
     if (!has_peers(mesh, holders_of(kept))) return;
@@ -110,8 +111,8 @@ Sums sum_up(const std::vector<Replica> &replicas) {
   return sums;
 }
 
-// The lowest rank that is not as the first one with its share is; where more are as it is than as the first, that one
-// is odd.
+// Finds the lowest rank that differs from the first rank with its share. If more ranks agree with it than with the
+// first rank, the first rank is the odd one.
 std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::vector<Sums> &all, Holders holders) {
   const auto sum = [&](uint32_t rank) { return all[rank][static_cast<uint32_t>(holders)]; };
   std::vector<uint32_t> first(mesh.size(), UINT32_MAX);  // by share

@@ -6,7 +6,7 @@
 
 namespace fsdp::engine {
 
-// From the ranks of the inner axis first, then from those of the outer one where it divides slots.
+// Gathers first from the ranks of the inner axis, and then from those of the outer axis if that divides slots.
 device::Stream &gather_values(Runtime &runtime, const ValuesGather &gather, device::Stream &caller) {
   CollectiveStream &reduces = runtime.reduces;
   const layout::Mesh &mesh = runtime.spec.mesh;
@@ -42,7 +42,8 @@ SharedAmaxes::SharedAmaxes(Runtime &runtime)
       scales_(own_ + count_),
       inverses_(own_ + 2 * count_) {}
 
-// So many at a time that scratch does not grow as parameters times ranks: nearly always all of them.
+// Works on a limited number of parameters at a time, so that scratch does not grow as parameters times ranks. Nearly
+// always this number is all of them.
 void SharedAmaxes::find_scales(device::Stream &caller) {
   const bool power_of_two = runtime_.spec.scale_rounding == FSDP_SCALE_POWER_OF_TWO;
   for (uint64_t first = 0; first < count_; first += memory::amax_chunk) {
@@ -80,8 +81,8 @@ device::Norm *norm_at(std::byte *head) { return reinterpret_cast<device::Norm *>
 
 }  // namespace
 
-// A region begins with this rank's share and the norm. Then the device's has the shares of all and the squares of the
-// parameters; on the host these lie where all that is measured does.
+// Each region begins with this rank's share and the norm. In the device's region the shares of all ranks and the
+// squares of the parameters follow. On the host these are where all measured values are.
 SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
   const layout::Mesh &mesh = runtime.spec.mesh;
   std::byte *const host = runtime.storage->own_part(RegionId::norms);
