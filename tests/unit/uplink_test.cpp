@@ -361,6 +361,30 @@ TEST_F(Uplinks, WordsOfARankThatWasTurnedAwayAreIgnored) {
   expect_told({zero, one, two}, 3, "rank 3 on far died before the job had formed");
 }
 
+// The rank above passes such words on to no other rank, which would blame it for them.
+class Nonsense : public Uplinks, public testing::WithParamInterface<std::vector<std::byte>> {};
+
+TEST_P(Nonsense, NamesTheRankThatSentItAndNotTheRankAbove) {
+  options.size = 5;
+  zero = start(0, "a");
+  one = start(1, "b");
+  await_join(one);
+  FrameStream three_by_hand = come_to_host();
+  introduce(three_by_hand, 3);
+  three_by_hand.queue(share_frame(GetParam()));
+  three_by_hand.flush();
+  expect_told({zero, one}, 3, "rank 3 on far sent what is no message of this version of the library");
+}
+
+std::vector<std::byte> report_of_rank_77() {
+  const uint32_t ranks[] = {2, 77};
+  return message::write(Report{accuse_ranks(FailureKind::failed, ranks, "they failed")});
+}
+INSTANTIATE_TEST_SUITE_P(Uplink, Nonsense, testing::Values(report_of_rank_77(), write_frame(Report::kind, {})),
+                         [](const auto &info) {
+                           return info.index ? "AShortReport" : "AReportOfARankThatTheJobLacks";
+                         });
+
 TEST_F(Uplinks, ARankThatIsAboutToJoinHearsTheVerdict) {
   options.size = 4;
   WorldOptions world = options;
