@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A man in the middle of two ranks passes on what they say, and changes one bit of it. What guards the bytes notices
+// A man in the middle of two ranks passes on what they say, and changes four bits of it. What guards the bytes notices
 // him, and without a guard the sums are wrong without a word.
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -22,7 +22,8 @@ constexpr uint64_t nowhere = UINT64_MAX;
 // A process between the end that connects to it and the end that listens.
 class Middle {
  public:
-  // changed_at: the byte from the connecting end whose lowest bit it changes.
+  // changed_at: the first of four bytes from the connecting end in which it changes a bit. One of four bytes in a row is
+  // the exponent of a float: a smaller change may be lost when the sum is rounded.
   Middle(const Endpoint &to, uint64_t changed_at) : changed_at_(changed_at) {
     std::string problem;
     listener_ = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 4);
@@ -56,10 +57,11 @@ class Middle {
     const ssize_t count = ::recv(from.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (count <= 0) return count < 0 && errno == EAGAIN;
     const auto got = static_cast<uint64_t>(count);
-    if (forth && changed_at_ != nowhere && changed_at_ >= passed_ && changed_at_ < passed_ + got) {
-      bytes[changed_at_ - passed_] ^= 1;
-      changed_.store(true);
-    }
+    for (uint64_t i = 0; forth && i < got; ++i)
+      if (const uint64_t at = passed_ + i; changed_at_ <= at && at - changed_at_ < sizeof(float)) {
+        bytes[i] ^= 0x40;
+        changed_.store(true);
+      }
     if (forth) passed_ += got;
     for (uint64_t gone = 0; gone < got && !over_.load();) {
       const ssize_t sent = ::send(to.get(), bytes.data() + gone, got - gone, MSG_NOSIGNAL);
