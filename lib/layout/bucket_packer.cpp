@@ -89,10 +89,15 @@ std::optional<Position> GapList::place(const Item &item, std::span<const uint64_
 namespace {
 
 constexpr size_t few = 64;
+constexpr size_t granules_tried = 8;
+constexpr int bisections = 8;
+constexpr size_t lengths_tried = 8;
+constexpr uint64_t tolerated = 20;  // one of this many elements may be padding
 
 class Packer {
  public:
-  Packer(std::span<const Item> items, uint32_t ranks) : items_(items), assigned_(items, ranks) {}
+  Packer(std::span<const Item> items, uint32_t ranks, uint64_t least)
+      : items_(items), least_(least), assigned_(items, ranks, least) {}
 
   Packing pack() {
     pack_host(fill_slack());
@@ -142,27 +147,84 @@ class Packer {
     return volume;
   }
 
-  // Makes the host's slice just long enough.
+  // Finds the shortest slice of the host with which every tensor has a place. A tensor's start must be such that
+  // boundaries fall between two of its granules. If a slice is no multiple of the granule, there may be no such start.
+  // So slices that are multiples of the tensors' granules are tried too.
   void pack_host(const Indices &indices) {
     Bin &host = assigned_.buckets[0];
     if (indices.empty() && host.cursor == 0) return;
-    uint64_t least = 1;
-    for (uint32_t i : indices) least = std::max(least, items_[i].granule);
-    uint64_t volume = checked_add(host.cursor, volume_of(indices), "elements of a sub-bucket");
-    if (!indices.empty()) volume -= padded_count(items_[indices.back()]) - items_[indices.back()].count;
+    HostTry shortest;
+    for (const uint64_t granule : list_granules(indices)) shorten(indices, granule, shortest);
+    host.shard = shortest.shard, host.granule = shortest.granule;
+    assigned_.places = std::move(shortest.places);
+  }
+
+  struct HostTry {
+    uint64_t shard = too_many, granule = 1;
+    std::vector<Position> places = {};
+  };
+
+  // Lists the host's own granule, and then common multiples of it and of the tensors' granules, beginning with the
+  // largest of these.
+  std::vector<uint64_t> list_granules(const Indices &indices) const {
+    std::set<uint64_t, std::greater<>> distinct;
+    for (const uint32_t i : indices) distinct.insert(items_[i].granule);
+    const uint64_t own = assigned_.buckets[0].granule;
+    std::vector<uint64_t> granules{own};
+    uint64_t common = own;
+    for (const uint64_t granule : distinct) {
+      if (granules.size() > granules_tried) break;
+      common = saturating_lcm(common, granule);
+      for (const uint64_t next : {saturating_lcm(own, granule), common})
+        if (next != too_many && std::ranges::find(granules, next) == granules.end()) granules.push_back(next);
+    }
+    return granules;
+  }
+
+  // Tries slices that are multiples of the granule. It ends when they are no shorter than `shortest`, the best so far.
+  void shorten(const Indices &indices, uint64_t granule, HostTry &shortest) {
+    const uint64_t least = least_shard(indices);
+    uint64_t volume = host_volume(indices), shard = 0, failed = 0;
     for (uint64_t impatience = 1;; impatience *= 2) {
-      host.shard = assigned_.rule.shard_for(volume, host.granule, 1, least);
-      GapList gaps(smallest());
-      open_gaps(gaps, host, 0);
-      const Indices left = place_all(gaps, indices);
-      if (left.empty()) return;
+      shard = assigned_.rule.shard_for(volume, granule, least);
+      if (shard >= shortest.shard) break;
+      const uint64_t left = try_host(indices, granule, shard, shortest);
+      if (left == 0) break;
+      failed = shard;
       // Starts in phase with the boundaries cost some space, usually far less than the size of a tensor without a
       // place. The loop ends, because a slice that holds everything has no boundary inside.
-      const uint64_t growth = divide_up(volume_of(left), left.size() <= few ? 32 : 1);
-      volume =
-          checked_add(checked_multiply(host.shard, assigned_.rule.ranks, "elements of a sub-bucket"),
-                      checked_multiply(growth, impatience, "elements of a sub-bucket"), "elements of a sub-bucket");
+      volume = checked_add(checked_multiply(shard, assigned_.rule.ranks, "elements of a sub-bucket"),
+                           checked_multiply(left, impatience, "elements of a sub-bucket"), "elements of a sub-bucket");
     }
+    for (int i = 0; failed && i < bisections; ++i) {
+      const uint64_t middle = saturating_round_up(failed + (std::min(shard, shortest.shard) - failed) / 2, granule);
+      if (middle >= shortest.shard) return;
+      if (try_host(indices, granule, middle, shortest)) failed = middle;
+    }
+  }
+
+  uint64_t least_shard(const Indices &indices) const {
+    uint64_t least = std::max<uint64_t>(least_, 1);
+    for (uint32_t i : indices) least = std::max(least, items_[i].granule);
+    return least;
+  }
+
+  uint64_t host_volume(const Indices &indices) const {
+    uint64_t volume = checked_add(assigned_.buckets[0].cursor, volume_of(indices), "elements of a sub-bucket");
+    if (!indices.empty()) volume -= padded_count(items_[indices.back()]) - items_[indices.back()].count;
+    return volume;
+  }
+
+  // If every tensor has a place, keeps the places and returns 0. If not, returns by how many elements the host should
+  // grow.
+  uint64_t try_host(const Indices &indices, uint64_t granule, uint64_t shard, HostTry &shortest) {
+    assigned_.buckets[0].shard = shard;
+    GapList gaps(smallest());
+    open_gaps(gaps, assigned_.buckets[0], 0);
+    const Indices left = place_all(gaps, indices);
+    if (!left.empty()) return divide_up(volume_of(left), left.size() <= few ? 32 : 1);
+    shortest = {shard, granule, assigned_.places};
+    return 0;
   }
 
   // The host comes last: its slices need not end aligned.
@@ -178,11 +240,43 @@ class Packer {
   }
 
   std::span<const Item> items_;
+  uint64_t least_;  // the host's slice has at least this many elements
   HeavyAssignment assigned_;
 };
 
+uint64_t shard_of(const Packing &packing) {
+  uint64_t shard = 0;
+  for (const PackedBucket &bucket : packing.buckets) shard = saturating_add(shard, bucket.shard);
+  return shard;
+}
+
+// Returns a few of the tensors' lengths, the shortest first.
+std::vector<uint64_t> sample_counts(std::span<const Item> items) {
+  std::set<uint64_t> distinct;
+  for (const Item &item : items) distinct.insert(item.count);
+  const std::vector<uint64_t> counts(distinct.begin(), distinct.end());
+  std::vector<uint64_t> some;
+  for (size_t i = 0; i < std::min(counts.size(), lengths_tried); ++i)
+    some.push_back(counts[(i + 1) * counts.size() / std::min(counts.size(), lengths_tried) - 1]);
+  return some;
+}
+
 }  // namespace
 
-Packing pack_buckets(std::span<const Item> items, uint32_t ranks) { return Packer(items, ranks).pack(); }
+// A heavy tensor begins at a common multiple of its granule and the alignment. For long rows of an odd length such
+// multiples are far apart, which may need much padding. Slices that are as long as a tensor may then need less.
+Packing pack_buckets(std::span<const Item> items, uint32_t ranks) {
+  Packing best = Packer(items, ranks, 0).pack();
+  uint64_t elements = 0;
+  for (const Item &item : items) elements = saturating_add(elements, item.count);
+  const uint64_t enough = divide_up(elements, ranks) + elements / ranks / tolerated;
+  if (shard_of(best) <= enough) return best;
+  for (const uint64_t least : sample_counts(items)) {
+    if (least >= shard_of(best)) break;
+    Packing other = Packer(items, ranks, least).pack();
+    if (shard_of(other) < shard_of(best)) best = std::move(other);
+  }
+  return best;
+}
 
 }  // namespace fsdp::layout

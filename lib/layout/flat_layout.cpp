@@ -51,9 +51,11 @@ std::vector<Item> items_of(std::span<const Placement> tensors) {
 // Puts the sub-buckets one after the other, and the tensors at their final places.
 void assemble(FlatLayout &layout, const Packing &packing) {
   for (const PackedBucket &bucket : packing.buckets) {
-    layout.sub_buckets.push_back({bucket.granule, bucket.shard, layout.full_count, layout.shard_count});
+    const uint64_t first = round_up(layout.full_count, alignment, "elements of the full buffer");
+    layout.sub_buckets.push_back({bucket.granule, bucket.shard, first, layout.shard_count});
     layout.shard_count = checked_add(layout.shard_count, bucket.shard, "elements of a shard");
-    layout.full_count = checked_multiply(layout.shard_count, layout.ranks, "elements of the full buffer");
+    const uint64_t count = checked_multiply(bucket.shard, layout.ranks, "elements of the full buffer");
+    layout.full_count = checked_add(first, count, "elements of the full buffer");
   }
   for (size_t i = 0; i < layout.tensors.size(); ++i) {
     Placement &t = layout.tensors[i];
@@ -132,19 +134,22 @@ namespace fsdp::layout {
 
 namespace {
 
-std::string check_sub_buckets(const FlatLayout &layout) {
-  uint64_t shard = 0;
+// Each sub-bucket must begin at the first multiple of `multiple` from the end of the one before on.
+std::string check_sub_buckets(const FlatLayout &layout, uint64_t multiple) {
+  uint64_t shard = 0, full = 0;
   for (size_t b = 0; b < layout.sub_buckets.size(); ++b) {
     const SubBucket &bucket = layout.sub_buckets[b];
-    if (bucket.shard_offset != shard || bucket.full_offset != shard * layout.ranks)
+    if (bucket.shard_offset != shard || bucket.full_offset != divide_up(full, multiple) * multiple)
       return format_text("sub-bucket {} does not follow the one before", b);
     if (bucket.shard_count == 0 || bucket.granule == 0 || bucket.shard_count % bucket.granule != 0)
       return format_text("sub-bucket {}: {} elements a rank are not a multiple of the granule {}", b,
                          bucket.shard_count, bucket.granule);
     shard += bucket.shard_count;
+    full = bucket.full_offset + bucket.shard_count * layout.ranks;
   }
-  if (layout.shard_count != shard || layout.full_count != shard * layout.ranks)
-    return format_text("the sub-buckets have {} elements a rank, the layout says {}", shard, layout.shard_count);
+  if (layout.shard_count != shard || layout.full_count != full)
+    return format_text("the sub-buckets have {} elements a rank and {} in all, the layout says {} and {}", shard, full,
+                       layout.shard_count, layout.full_count);
   return {};
 }
 
@@ -192,7 +197,7 @@ std::string check_overlap(const FlatLayout &layout) {
 std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tensors) {
   if (layout.tensors.size() != tensors.size())
     return format_text("{} tensors are placed, {} were given", layout.tensors.size(), tensors.size());
-  if (std::string broken = check_sub_buckets(layout); !broken.empty()) return broken;
+  if (std::string broken = check_sub_buckets(layout, alignment); !broken.empty()) return broken;
   uint64_t used = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (std::string broken = check_shape(layout.tensors[i], tensors[i], i); !broken.empty()) return broken;
@@ -209,7 +214,7 @@ std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, 
   if (scales.tensors.size() != tensors.size() || scales.ranks != layout.ranks)
     return format_text("scales of {} tensors on {} ranks, elements of {} on {}", scales.tensors.size(), scales.ranks,
                        tensors.size(), layout.ranks);
-  if (std::string broken = check_sub_buckets(scales); !broken.empty()) return format_text("scales: {}", broken);
+  if (std::string broken = check_sub_buckets(scales, 1); !broken.empty()) return format_text("scales: {}", broken);
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Placement &of = layout.tensors[i], &placed = scales.tensors[i];
     const uint64_t granule = of.granule,
@@ -237,7 +242,7 @@ std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &s
   if (scales.tensors.size() != layout.tensors.size() || scales.ranks != layout.ranks)
     return format_text("scales of {} tensors on {} ranks, elements of {} on {}", scales.tensors.size(), scales.ranks,
                        layout.tensors.size(), layout.ranks);
-  if (std::string broken = check_sub_buckets(scales); !broken.empty()) return format_text("scales: {}", broken);
+  if (std::string broken = check_sub_buckets(scales, 1); !broken.empty()) return format_text("scales: {}", broken);
   for (size_t i = 0; i < scales.tensors.size(); ++i)
     if (const Placement &placed = scales.tensors[i]; placed.count != 1 || placed.full_offset >= scales.full_count)
       return format_text("tensor {}: {} scales at {} of {}", i, placed.count, placed.full_offset, scales.full_count);

@@ -2,7 +2,8 @@
 // Where the elements of a bucket of tensors lie: a pure function of (shapes, granules, ranks), the same for every
 // dtype, rank and transport. All numbers count elements.
 //
-//   full buffer   the sub-buckets one after the other; sub-bucket b is `ranks` shards of shard_count_b
+//   full buffer   the sub-buckets one after the other, each at a multiple of `alignment`; sub-bucket b consists
+//                 of `ranks` slices of shard_count_b
 //   shard         the rank's slices of the sub-buckets one after the other
 //
 // Promises: tensors are contiguous, disjoint and in bounds; every tensor starts at a multiple of `alignment` in the
@@ -64,7 +65,7 @@ struct FlatLayout {
   uint32_t ranks = 1;
   std::vector<SubBucket> sub_buckets;
   std::vector<Placement> tensors;  // in the order given
-  uint64_t full_count = 0;         // ranks * shard_count
+  uint64_t full_count = 0;         // elements of the full buffer, to the end of the last sub-bucket
   uint64_t shard_count = 0;
   uint64_t used_count = 0;  // elements that belong to tensors
   uint64_t hash = 0;        // hash of the above and of the declared shapes, stable between builds and machines
@@ -108,19 +109,16 @@ struct ShardRule {
   uint64_t ranks;
   uint64_t allowance;  // extra elements per rank that rounding a slice to a multiple of a power of two may cost
 
-  // The next sub-bucket starts aligned if the slice is a multiple of this number.
-  uint64_t unit() const { return alignment / std::gcd(alignment, ranks); }
-
   // The slice, at least `least` long, with which all ranks together hold `volume`. Slices that are multiples of the
   // alignment are best: a tensor's start can then be chosen such that a boundary falls between two of its granules.
-  uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t unit, uint64_t least) const {
+  uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t least) const {
     const uint64_t needed = std::max(divide_up(volume, ranks), least);
     const auto rounded = [&](uint64_t multiple) {
       return saturating_round_up(needed, saturating_lcm(granule, multiple));
     };
-    const uint64_t shard = rounded(unit);
+    const uint64_t shard = rounded(1);
     for (uint64_t wish : {128, 16, 8, 4, 2}) {
-      const uint64_t wished = rounded(std::lcm(unit, wish));
+      const uint64_t wished = rounded(wish);
       if (wished - shard <= allowance) return wished;
     }
     return shard;

@@ -26,12 +26,13 @@ uint64_t span_of(std::span<const Item> items, std::span<const uint32_t> members)
 
 }  // namespace
 
-HeavyAssignment::HeavyAssignment(std::span<const Item> items, uint32_t ranks)
+HeavyAssignment::HeavyAssignment(std::span<const Item> items, uint32_t ranks, uint64_t least)
     : rule{ranks, elements_of(items) / ranks / 1024},
       buckets(1),
       places(items.size()),
       fillers(items.size()),
       items_(items),
+      least_(least),
       penalty_(rule.allowance / 2) {
   std::iota(fillers.begin(), fillers.end(), 0u);
   std::ranges::stable_sort(fillers, std::greater<>(), [&](uint32_t i) { return items_[i].count; });
@@ -83,7 +84,8 @@ uint64_t HeavyAssignment::slack(const Bin &bucket) const {
 uint64_t HeavyAssignment::host_shard(uint64_t granule, uint64_t heavy, uint64_t slack) const {
   const uint64_t left = filler_volume_ - std::min(filler_volume_, slack);
   const uint64_t volume = saturating_add(heavy, left);
-  return volume == 0 ? 0 : rule.shard_for(volume, granule, 1, left == 0 ? 1 : filler_granule_);
+  const uint64_t least = std::max<uint64_t>(least_, left == 0 ? 1 : filler_granule_);
+  return volume == 0 ? 0 : rule.shard_for(volume, granule, least);
 }
 
 void HeavyAssignment::assign_class(std::span<const uint32_t> members) {
@@ -128,7 +130,7 @@ HeavyAssignment::Outlook HeavyAssignment::outlook(uint32_t bucket, uint64_t gran
     joined.shard = host_shard(joined.granule, joined.cursor, slack_);
     return {saturating_add(shards_, joined.shard), joined.granule, joined.shard};
   }
-  joined.shard = rule.shard_for(saturating_add(joined.cursor, old.reserved), joined.granule, rule.unit(), old.shard);
+  joined.shard = rule.shard_for(saturating_add(joined.cursor, old.reserved), joined.granule, old.shard);
   const uint64_t slack_then = saturating_add(slack_ - slack(old), slack(joined));
   const uint64_t host = host_shard(buckets[0].granule, buckets[0].cursor, slack_then);
   return {saturating_add(saturating_add(shards_ - old.shard, joined.shard), host), joined.granule, joined.shard};

@@ -29,7 +29,8 @@ struct Bin {
 
 class HeavyAssignment {
  public:
-  HeavyAssignment(std::span<const Item> items, uint32_t ranks);
+  // The host's slice has at least `least` elements, so that shorter tensors need not be heavy.
+  HeavyAssignment(std::span<const Item> items, uint32_t ranks, uint64_t least);
 
   ShardRule rule;
   // Bucket 0 is the host: it takes the tensors that have no better place. The length of its slice is still open; the
@@ -59,6 +60,7 @@ class HeavyAssignment {
   uint64_t host_shard(uint64_t granule, uint64_t heavy, uint64_t slack) const;
 
   std::span<const Item> items_;
+  uint64_t least_;    // the host's slice has at least this many elements
   uint64_t penalty_;  // extra elements per rank that saving one bucket may cost
   uint64_t filler_volume_ = 0, filler_granule_ = 1;
   uint64_t shards_ = 0, slack_ = 0;  // sums over all buckets but the host

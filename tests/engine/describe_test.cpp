@@ -183,11 +183,17 @@ TEST(Describe, NumbersAreThoseOfTheModelsInformation) {
           for (const Json &size : param["shape"]) count *= size.get<uint64_t>();
           used += count;
         }
-        for (const Json &sub : bucket["sub_buckets"]) shard += sub["shard_count"].get<uint64_t>();
-        REQUIRE(bucket["shard_count"] == shard && bucket["full_count"] == ranks * shard);
-        REQUIRE(bucket["padding_count"] == ranks * shard - used);
-        padding += ranks * shard - used;
-        gathered += ranks * shard * (bucket["dtype"] == "float32" ? 4 : 2);
+        uint64_t full = 0;
+        for (const Json &sub : bucket["sub_buckets"]) {
+          const uint64_t slice = sub["shard_count"].get<uint64_t>();
+          full = (full + 127) / 128 * 128;  // each begins aligned
+          REQUIRE(sub["full_offset"] == full);
+          full += ranks * slice, shard += slice;
+        }
+        REQUIRE(bucket["shard_count"] == shard && bucket["full_count"] == full);
+        REQUIRE(bucket["padding_count"] == full - used);
+        padding += full - used;
+        gathered += full * (bucket["dtype"] == "float32" ? 4 : 2);
       }
       // Buckets begin at aligned places.
       REQUIRE(text["groups"][g]["gathered_bytes"] >= gathered && text["groups"][g]["gathered_bytes"] < gathered + 4096);

@@ -136,6 +136,71 @@ TEST(FlatLayout, KeepsItsPromisesOnRandomShapes) {
   }
 }
 
+// The shortest slice with which the ranks can have all rows one after the other, if only the tensors are aligned.
+uint64_t slice_of_rows(const Tensors &tensors, uint32_t ranks) {
+  std::vector<uint64_t> rows;
+  uint64_t total = 0, longest = 0;
+  for (const TensorSpec &spec : tensors) {
+    const uint64_t row = spec.shape.size() > 1 ? spec.shape[1] : 1;
+    rows.insert(rows.end(), spec.shape[0], row);
+    if (&spec != &tensors.back()) rows.push_back((alignment - spec.shape[0] * row % alignment) % alignment);
+    longest = std::max(longest, row);
+  }
+  for (const uint64_t row : rows) total += row;
+  const auto is_enough = [&](uint64_t slice) {
+    uint64_t used = 0, full = 0;
+    for (const uint64_t row : rows) {
+      if (used + row > slice) used = 0, ++full;
+      used += row;
+    }
+    return full < ranks;
+  };
+  uint64_t slice = std::max(longest, (total + ranks - 1) / ranks);
+  while (!is_enough(slice)) ++slice;
+  return slice;
+}
+
+double beside_rows(const Tensors &tensors, uint32_t ranks) {
+  const FlatLayout layout = build_flat_layout(tensors, ranks);
+  EXPECT_EQ(validate(layout, tensors), "");
+  return static_cast<double>(layout.full_count) / static_cast<double>(slice_of_rows(tensors, ranks) * ranks);
+}
+
+TEST(FlatLayout, SmallTensorsPadLittleMoreThanTheirRowsDo) {
+  EXPECT_LT(beside_rows(Tensors(6, tensor({128, 128})), 5), 1.01);  // 2.33 where slices cut rows
+  Tensors adapters;
+  for (int layer = 0; layer < 4; ++layer) {
+    adapters.push_back(tensor({8, 4096}));
+    adapters.push_back(tensor({4096, 8}));
+  }
+  EXPECT_LT(beside_rows(adapters, 7), 1.1);
+  EXPECT_LT(beside_rows({tensor({166, 161}), tensor({99, 197})}, 13),
+            1.2);  // 5.3 where slices keep sub-buckets aligned
+  EXPECT_LT(beside_rows(Tensors(8, tensor({5, 201})), 14),
+            1.8);  // 21.7 where rows of tensors longer than a slice are cut
+}
+
+// A tensor that crosses a boundary begins at a multiple of its row and of the alignment at once, which costs more than
+// a tenth in one of 33 small cases.
+TEST(FlatLayout, SmallTensorsPadLittleMoreThanTheirRowsDoInASweep) {
+  Random random(5);
+  int many = 0;
+  double worst = 0;
+  for (int i = 0; i < 4096; ++i) {
+    const auto ranks = static_cast<uint32_t>(2 + random.below(15));
+    const auto size = [&](uint64_t most) { return 8 * (1 + random.below(most / 8)); };
+    Tensors tensors;
+    for (uint64_t n = 1 + random.below(12); n > 0; --n)
+      tensors.push_back(random.below(4) ? tensor({size(300), size(300)}) : tensor({size(1000)}));
+    if (random.below(2)) tensors.assign(tensors.size(), tensors.front());
+    const double ratio = beside_rows(tensors, ranks);
+    many += ratio > 1.1;
+    worst = std::max(worst, ratio);
+  }
+  EXPECT_LT(many, 4096 / 33);
+  EXPECT_LT(worst, 2.1);
+}
+
 TEST(FlatLayout, SlicesCoverRealisticLayers) {
   for (uint32_t ranks : {1u, 2u, 3u, 7u, 8u, 64u, 257u, 1024u}) {
     SCOPED_TRACE(ranks);
@@ -230,7 +295,7 @@ TEST(FlatLayout, HashIsPinned) {
   EXPECT_EQ(build_flat_layout(deepseek_expert_layer(), 256).hash, 10459853960841545661u);
   const Tensors mixed{tensor({1000, 33}), tensor({77, 5}, FSDP_GRANULE_TENSOR), tensor({}),
                       tensor({640, 48}, FSDP_GRANULE_BLOCK, 32)};
-  EXPECT_EQ(build_flat_layout(mixed, 7).hash, 15904577497646920815u);
+  EXPECT_EQ(build_flat_layout(mixed, 7).hash, 2929474216211553933u);
 }
 
 TEST(FlatLayout, HashDiffersWithEveryInput) {
