@@ -99,7 +99,10 @@ class Stream {
   // The same, but the step is read from memory of the device when the work executes: for graphs, whose step changes
   // from replay to replay. store_step writes the step there, in the order of the stream.
   virtual void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) = 0;
+  virtual void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) = 0;
+  virtual void compact_adamw_from(const AdamW *step, std::span<const CompactSpan> spans) = 0;
   virtual void store_step(AdamW *to, const AdamW &step) = 0;
+  virtual void round_randomly(const RandomRounding &work) = 0;
   // These are for one array.
   void scale(float *values, float factor, uint64_t count) {
     const FloatSpan one{values, count};

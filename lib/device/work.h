@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/main_weight.h"
 #include "fsdp.h"
 
 namespace fsdp::device {
@@ -27,6 +28,8 @@ struct AdamW {
   Average first, second;
   float epsilon, weight_decay;     // weight_decay is 0 for NO_DECAY
   float correction1, correction2;  // 1 - beta^step, computed on the host in double
+  uint32_t number;                 // of the step
+  uint64_t seed;                   // for weights that are rounded stochastically
 };
 
 // One piece of AdamW of `count` elements. `compute` may be NULL, or equal to `weight` if the compute weights are fp32.
@@ -37,6 +40,22 @@ struct AdamWSpan {
   float *exp_avg_sq;
   void *compute;
   fsdp_dtype compute_dtype;
+  uint64_t count;
+};
+
+// The same for weights or states that take fewer bits than fp32.
+struct CompactSpan {
+  void *weight;   // as `form` says
+  int16_t *rest;  // for MainForm::split16
+  const float *grad;
+  void *exp_avg, *exp_avg_sq;                 // fp32, or codes where there are scales
+  float *exp_avg_scales, *exp_avg_sq_scales;  // of blocks of state_block elements, the first at the span's start;
+                                              // NULL: the states are fp32
+  void *compute;                              // for MainForm::float32, as in AdamWSpan
+  fsdp_dtype compute_dtype;
+  MainForm form;
+  uint32_t name;  // see RoundingKey; for MainForm::rounded, as the next
+  ElementNumbers numbers;
   uint64_t count;
 };
 

@@ -5,9 +5,11 @@
 
 #include <cstring>
 #include <memory>
+#include <random>
 
 #include "device/host/host_device.h"
 #include "device/host/kernels.h"
+#include "device/state_codes.h"
 
 namespace {
 
@@ -88,13 +90,56 @@ void adamw(benchmark::State &state) {
   const auto count = static_cast<uint64_t>(state.range(0));
   const auto dtype = static_cast<fsdp_dtype>(state.range(1));
   Buffer weight(count * 4), grad(count * 4), m(count * 4), v(count * 4), compute(count * 4);
-  const AdamW step{1e-6f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f};
+  const AdamW step{1e-6f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f, 1, 0};
   const AdamWSpan span{weight.floats(), grad.floats(), m.floats(), v.floats(), dtype ? compute.data() : nullptr,
                        dtype,           count};
   for (auto _ : state) kernels::adamw(step, {&span, 1});
   report(state, count * (dtype == FSDP_BFLOAT16 ? 30 : 28));
 }
 BENCHMARK(adamw)->ArgsProduct({{16, 1 << 14, large / 4}, {0, FSDP_BFLOAT16}});
+
+// Bytes that are read and written for an element: the gradient, the weight, a copy in bf16 of fp32 weights, the states.
+uint64_t compact_bytes(const CompactSpan &span) {
+  const uint64_t weight = span.form == MainForm::rounded ? 4 : span.form == MainForm::split16 ? 8 : 10;
+  return span.count * (4 + weight + (span.exp_avg_scales ? 4 : 16)) + (span.exp_avg_scales ? span.count / 16 : 0);
+}
+
+// Count, form of the weights, states in codes.
+void compact_adamw(benchmark::State &state) {
+  const auto count = static_cast<uint64_t>(state.range(0));
+  const auto form = static_cast<MainForm>(state.range(1));
+  const bool codes = state.range(2) != 0;
+  Buffer weight(count * 4), rest(count * 2), grad(count * 4), m(count * 4), v(count * 4), scales(count + 8);
+  const AdamW step{1e-6f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f, 1, 0};
+  const bool is_split = form == MainForm::split16;
+  const CompactSpan span{weight.data(),
+                         is_split ? reinterpret_cast<int16_t *>(rest.data()) : nullptr,
+                         grad.floats(),
+                         m.data(),
+                         v.data(),
+                         codes ? scales.floats() : nullptr,
+                         codes ? scales.floats() + state_blocks(count) : nullptr,
+                         form == MainForm::float32 ? rest.data() : nullptr,
+                         FSDP_BFLOAT16,
+                         form,
+                         0,
+                         {0, count, 0},
+                         count};
+  std::mt19937 random(1);
+  for (uint64_t i = 0; i < count; ++i) grad.floats()[i] = static_cast<float>(random()) * 0x1p-32f - 0.5f;
+  for (auto _ : state) kernels::compact_adamw(step, {&span, 1});
+  report(state, compact_bytes(span));
+}
+BENCHMARK(compact_adamw)->ArgsProduct({{1 << 14, large / 4}, {0, 1, 2}, {0, 1}});
+
+void round_randomly(benchmark::State &state) {
+  Buffer from(large), to(large / 2);
+  const RandomRounding work{
+      from.floats(), reinterpret_cast<uint16_t *>(to.data()), large / 4, {1, 2, 3}, {0, large / 4, 0}};
+  for (auto _ : state) kernels::round_randomly(work);
+  report(state, large / 4 * 6);
+}
+BENCHMARK(round_randomly);
 
 void sum_squares(benchmark::State &state) {
   Buffer values(large);

@@ -54,6 +54,10 @@ struct Multiply {
 };
 struct MultiplyWide {
   uint64_t operator()(uint32_t a, uint32_t b) const { return uint64_t{a} * b; }
+  uint32_t operator()(uint16_t a, uint16_t b) const { return uint32_t{a} * b; }
+};
+struct MultiplyHigh {
+  uint32_t operator()(uint32_t a, uint32_t b) const { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 };
 struct MultiplyAdd {
   template <class T>
@@ -149,12 +153,17 @@ struct ExtractBits {
   }
 };
 struct InsertBits {
-  uint64_t operator()(uint64_t a, uint64_t into, uint32_t at, uint32_t count) const {
+  template <class T>
+  T operator()(T a, T into, uint32_t at, uint32_t count) const {
+    constexpr uint32_t bits = 8 * sizeof(T);
     at &= 0xff, count &= 0xff;
-    if (at > 63 || count == 0) return into;
-    const uint64_t ones = count > 63 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+    if (at >= bits || count == 0) return into;
+    const T ones = count >= bits ? ~T{0} : (T{1} << count) - 1;
     return (into & ~(ones << at)) | ((a & ones) << at);
   }
+};
+struct CountOnes {
+  uint32_t operator()(uint32_t a) const { return static_cast<uint32_t>(std::popcount(a)); }
 };
 // Bytes of b:a by number; with its top bit a nibble means the byte's sign.
 struct Permute {

@@ -2,14 +2,15 @@
 // What an address means, in each of the four spaces.
 #include <map>
 #include <string>
+#include <utility>
 
 #include "ptx/warp.h"
 
 namespace ptx {
 namespace {
 
-std::map<uintptr_t, size_t> owned;       // begin: bytes
-uintptr_t last_begin = 0, last_end = 0;  // of the one that was last accessed: the next is often there, too
+auto &owned = *new std::map<uintptr_t, size_t>;  // begin: bytes; constants may be given up as the program ends
+uintptr_t last_begin = 0, last_end = 0;          // of the one that was last accessed: the next is often there, too
 
 bool is_owned(uintptr_t first, size_t bytes) {
   if (first < last_begin || first + bytes > last_end) {
@@ -37,6 +38,11 @@ void disown(const void *memory) {
   owned.erase(reinterpret_cast<uintptr_t>(memory));
   last_begin = last_end = 0;
 }
+
+GlobalConstant::GlobalConstant(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {
+  own(bytes_.data(), bytes_.size());
+}
+GlobalConstant::~GlobalConstant() { disown(bytes_.data()); }
 
 std::byte *reach(const Instruction &access, const Warp &warp, unsigned lane) {
   const uint32_t base = access.from[0];

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -54,11 +55,25 @@ struct Constant {
   uint64_t value;
 };
 
+// A constant in global memory, which all kernels of a text may read.
+class GlobalConstant {
+ public:
+  explicit GlobalConstant(std::vector<std::byte> bytes);
+  ~GlobalConstant();
+  GlobalConstant(const GlobalConstant &) = delete;
+  GlobalConstant &operator=(const GlobalConstant &) = delete;
+  const std::byte *data() const { return bytes_.data(); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
 struct Kernel {
   std::string name;
   std::vector<Instruction> code;
   std::vector<Constant> constants;
-  std::vector<uint64_t> parameters;  // the size of each
+  std::vector<std::shared_ptr<const GlobalConstant>> globals;  // whose addresses are among the constants
+  std::vector<uint64_t> parameters;                            // the size of each
   std::vector<uint64_t> parameter_offsets;
   uint64_t parameter_bytes = 0, shared_bytes = 0, local_bytes = 0;
   uint32_t register_bytes = 0;  // of a warp

@@ -136,6 +136,7 @@ void Table::add_predicates() {
 void Table::add_conversions() {
   add<Convert<uint32_t>, uint32_t, uint16_t>("cvt.u32.u16");
   add<Convert<uint16_t>, uint16_t, uint32_t>("cvt.u16.u32");
+  add<Convert<int32_t>, int32_t, int16_t>("cvt.s32.s16");
   add<Convert<uint32_t>, uint32_t, uint64_t>("cvt.u32.u64");
   add<Convert<uint64_t>, uint64_t, uint32_t>("cvt.u64.u32");
   add<Convert<double>, double, float>("cvt.f64.f32");
@@ -154,7 +155,11 @@ Table::Table() {
   add_predicates();
   add_conversions();
   add<MultiplyWide, uint64_t, uint32_t, uint32_t>("mul.wide.u32");
+  add<MultiplyWide, uint32_t, uint16_t, uint16_t>("mul.wide.u16");
+  add<MultiplyHigh, uint32_t, uint32_t, uint32_t>("mul.hi.u32");
+  add<CountOnes, uint32_t, uint32_t>("popc.b32");
   add<ExtractBits, uint32_t, uint32_t, uint32_t, uint32_t>("bfe.u32");
+  add<InsertBits, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>("bfi.b32");
   add<InsertBits, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>("bfi.b64");
   add<Permute, uint32_t, uint32_t, uint32_t, uint32_t>("prmt.b32");
   // Names of our own for what PTX writes by its operands.

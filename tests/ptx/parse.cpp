@@ -76,6 +76,8 @@ class Parser {
     throw Fault(file_ + ":" + std::to_string(line_) + ": " + why + ": " + std::string(statement_));
   }
   void take_line(std::string_view line);
+  void take_block(std::string_view statements);
+  void declare_constant(std::string_view words);
   void begin_kernel(std::string_view line);
   void end_kernel();
   void declare_parameter(std::string_view words);
@@ -88,7 +90,7 @@ class Parser {
   void take_address(std::string_view text, Instruction &instruction);
   std::string name_operation(std::string_view opcode, std::vector<std::string_view> &operands) const;
   void take_operation(std::string_view opcode, std::vector<std::string_view> operands, Instruction &instruction);
-  std::optional<uint64_t> symbol(std::string_view name) const;
+  std::optional<uint64_t> symbol(std::string_view name);
   Register allocate(uint32_t bytes, uint32_t count);
   Register constant(uint64_t value, uint32_t bytes);
   Register find_register(std::string_view name) const;
@@ -102,6 +104,7 @@ class Parser {
   Kernel kernel_;
   std::map<std::string, Named, std::less<>> registers_;
   std::map<std::string, uint64_t, std::less<>> symbols_;
+  std::map<std::string, std::shared_ptr<const GlobalConstant>, std::less<>> globals_;
   std::map<std::string, uint32_t, std::less<>> labels_;
   std::vector<std::pair<size_t, std::string>> branches_;
   std::map<std::pair<uint64_t, uint32_t>, Register> constants_;
@@ -122,9 +125,12 @@ Module Parser::parse() {
 }
 
 void Parser::take_line(std::string_view line) {
-  for (const char *word : {".version", ".target", ".address_size", ".pragma", ".maxntid", "{", ")"})
+  for (const char *word : {".version", ".target", ".address_size", ".pragma", ".maxntid", ")"})
     if (starts(line, word)) return;
+  if (line == "{") return;
+  if (starts(line, "{")) return take_block(line.substr(1, line.size() - 2));
   if (line.find(".entry ") != line.npos) return begin_kernel(line);
+  if (!in_kernel_ && starts(line, ".global ")) return declare_constant(line.substr(8));
   if (!in_kernel_) refuse("unknown outside of a kernel");
   if (line == "}") return end_kernel();
   if (line.back() == ':') {
@@ -139,6 +145,33 @@ void Parser::take_line(std::string_view line) {
   if (first == ".shared") return declare_memory(rest, kernel_.shared_bytes);
   if (first == ".local") return declare_memory(rest, kernel_.local_bytes);
   take_instruction(line);
+}
+
+// " .reg .b32 tmp; mov.b64 {tmp, %r11}, %rd34; ", with a register of its own
+void Parser::take_block(std::string_view statements) {
+  for (size_t end = statements.find(';'); end != statements.npos; end = statements.find(';')) {
+    take_line(trim(statements.substr(0, end)));
+    statements.remove_prefix(end + 1);
+  }
+  if (!trim(statements).empty()) refuse("a statement without an end");
+}
+
+// ".align 4 .b8 NAME[2] = {51, 191};"
+void Parser::declare_constant(std::string_view words) {
+  const auto begin = words.find('{'), end = words.find('}'), bracket = words.find('[');
+  if (begin == words.npos || end == words.npos || bracket == words.npos) refuse("a constant without numbers");
+  const auto type = words.find(".b8 ");
+  if (type == words.npos || bracket < type) refuse("a constant of other than bytes");
+  std::vector<std::byte> bytes;
+  for (const std::string_view one : split(words.substr(begin + 1, end - begin - 1))) {
+    const auto value = number_of(one);
+    if (!value || *value > 255) refuse("no byte: " + std::string(one));
+    bytes.push_back(static_cast<std::byte>(*value));
+  }
+  if (number_of(words.substr(bracket + 1, words.find(']') - bracket - 1)) != bytes.size())
+    refuse("a part of a constant");
+  const std::string_view name = trim(words.substr(type + 4, bracket - type - 4));
+  globals_[std::string(name)] = std::make_shared<GlobalConstant>(std::move(bytes));
 }
 
 void Parser::begin_kernel(std::string_view line) {
@@ -250,20 +283,24 @@ Register Parser::find_register(std::string_view name) const {
   return one;
 }
 
-std::optional<uint64_t> Parser::symbol(std::string_view name) const {
-  const auto found = symbols_.find(name);
-  return found == symbols_.end() ? std::nullopt : std::optional(found->second);
+std::optional<uint64_t> Parser::symbol(std::string_view name) {
+  if (const auto found = symbols_.find(name); found != symbols_.end()) return found->second;
+  const auto global = globals_.find(name);
+  if (global == globals_.end()) return std::nullopt;
+  kernel_.globals.push_back(global->second);
+  return reinterpret_cast<uintptr_t>(global->second->data());
 }
 
 Register Parser::source(std::string_view operand, uint32_t bytes) {
-  if (starts(operand, "%")) {
+  if (starts(operand, "%") || operand == "tmp") {
     const Register found = find_register(operand);
     if (found.bytes != bytes) refuse("an operand of another size: " + std::string(operand));
     return found;
   }
-  const auto value = number_of(operand);
-  if (!value && !symbol(operand)) refuse("an unknown operand: " + std::string(operand));
-  return constant(value ? *value : *symbol(operand), bytes);
+  auto value = number_of(operand);
+  if (!value) value = symbol(operand);
+  if (!value) refuse("an unknown operand: " + std::string(operand));
+  return constant(*value, bytes);
 }
 
 void Parser::take_guard(std::string_view &text, Instruction &instruction) {
@@ -367,9 +404,10 @@ void Parser::take_access(std::string_view opcode, const std::vector<std::string_
     instruction.from[1] = source(operands[2], instruction.bytes).at;
     return;
   }
-  // What is between the space and the type; "wb" is what caches do anyway.
+  // What is between the space and the type; "wb" is what caches do anyway, and "nc" says that the memory is not
+  // written.
   std::string_view form = opcode.substr(2 + std::string_view(space->first).size());
-  if (stores && starts(form, "wb.")) form.remove_prefix(3);
+  if (starts(form, stores ? "wb." : "nc.")) form.remove_prefix(3);
   const bool vector = starts(form, "v2.") || starts(form, "v4.");
   if (form.substr(vector ? 3 : 0) != type || operands.size() != 2) refuse("an access that is not known here");
   instruction.run = loads ? load : store;

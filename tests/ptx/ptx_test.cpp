@@ -91,6 +91,13 @@ class Faults : public ::testing::Test {
     return value;
   }
 
+  static device::AdamW step_of_one() {
+    device::AdamW step{};
+    step.lr = step.correction1 = step.correction2 = 1;
+    step.first = step.second = device::average_of(0.9);
+    return step;
+  }
+
   static double squares() {
     const std::vector<float> given(1000, 2.0f);
     OnGpu values(given.data(), given.size() * sizeof(float)), result(sizeof(double)), scratch(cuda::scratch_bytes);
@@ -113,6 +120,25 @@ TEST_F(Faults, AMissingBarrierIsSeen) {
   EXPECT_EQ(squares(), 4000.0);
   ptx::use(spoilt_kernels("SumPieces", "bar.sync \t0;", ""));
   EXPECT_NE(squares(), 4000.0);
+}
+
+// Of the two barriers of states in codes: one is behind what the threads make together, one behind what they have
+// found.
+TEST_F(Faults, EachMissingBarrierOfCodesIsSeen) {
+  const auto first_code = [] {
+    const float grads[256] = {0.5f};
+    OnGpu weight(1024), grad(grads, 1024), average(256), square(256), scales(8);
+    device::CompactSpan span{};
+    span.weight = weight.data(), span.grad = grad.floats(), span.exp_avg = average.data();
+    span.exp_avg_sq = square.data(), span.count = 256;
+    span.exp_avg_scales = scales.floats(), span.exp_avg_sq_scales = scales.floats() + 1;
+    std::memset(scales.data(), 0, 8);
+    EXPECT_EQ(cuda::compact_adamw(gpu::stream(), step_of_one(), {&span, 1}), 0);
+    return std::to_integer<int>(average.read()[0]);
+  };
+  EXPECT_EQ(first_code(), 255);
+  ptx::use(spoilt_kernels("CodedUpdate", "bar.sync \t0;", ""));
+  EXPECT_NE(first_code(), 255);
 }
 
 TEST_F(Faults, AnAccessThatIsNotAlignedIsRefused) {
@@ -218,6 +244,29 @@ TEST_F(WideAccesses, AdamWReadsAndWritesWideWhereItMay) {
   EXPECT_EQ(update(FSDP_FLOAT32, true).stores, (ByBytes{{16, 4 * packs}}));
   EXPECT_EQ(update(FSDP_BFLOAT16, true).stores, (ByBytes{{8, packs}, {16, 3 * packs}}));
   EXPECT_EQ(update(FSDP_FLOAT16, true).stores, (ByBytes{{8, packs}, {16, 3 * packs}}));
+}
+
+TEST_F(WideAccesses, WeightsAndStatesInFewerBitsAreReadAndWrittenWide) {
+  using device::MainForm;
+  OnGpu weight(count * 4), rest(count * 2), grad(count * 4), average(count * 4), square(count * 4), scales(count);
+  const auto update_compact = [&](MainForm form, bool codes) {
+    device::CompactSpan span{};
+    span.weight = weight.data(), span.rest = reinterpret_cast<int16_t *>(rest.data()), span.grad = grad.floats();
+    span.exp_avg = average.data(), span.exp_avg_sq = square.data(), span.form = form;
+    span.exp_avg_scales = codes ? scales.floats() : nullptr;
+    span.exp_avg_sq_scales = codes ? scales.floats() + count / 256 : nullptr;
+    span.numbers = {0, count, 0}, span.count = codes ? count / 256 * 256 : count;
+    EXPECT_EQ(cuda::compact_adamw(gpu::stream(), {}, {&span, 1}), 0) << ptx::take_fault();
+    return ptx::take_accesses();
+  };
+  EXPECT_EQ(update_compact(MainForm::split16, false).loads, (ByBytes{{8, 2 * packs}, {16, 3 * packs}}));
+  EXPECT_EQ(update_compact(MainForm::split16, false).stores, (ByBytes{{8, 2 * packs}, {16, 2 * packs}}));
+  EXPECT_EQ(update_compact(MainForm::rounded, false).stores, (ByBytes{{8, packs}, {16, 2 * packs}}));
+  const uint64_t coded_blocks = count / 256, coded_packs = coded_blocks * 64;
+  EXPECT_EQ(update_compact(MainForm::float32, true).stores,
+            (ByBytes{{4, 2 * coded_packs + 2 * coded_blocks}, {16, coded_packs}}));
+  EXPECT_EQ(update_compact(MainForm::split16, true).stores,
+            (ByBytes{{4, 2 * coded_packs + 2 * coded_blocks}, {8, 2 * coded_packs}}));
 }
 
 TEST_F(WideAccesses, CastsReadAndWriteWideWhereTheyMay) {

@@ -74,6 +74,9 @@ void __cudaRegisterFunction(void **, const char *function, char *, const char *n
   ptx::registered()[function] = ptx::without_digest(name);
 }
 
+// Constants are in the PTX, see GlobalConstant.
+void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
+
 // What <<<>>> would call; the library launches by cudaLaunchKernelExC alone.
 cudaError_t __cudaPopCallConfiguration(dim3 *, dim3 *, size_t *, void *) { return cudaErrorNotSupported; }
 cudaError_t __cudaGetKernel(cudaKernel_t *, const void *) { return cudaErrorNotSupported; }

@@ -3,6 +3,7 @@
 #include "simulated_cuda/shim.h"
 // The shim comes first.
 #include "device/cuda/adamw_kernel.cu"
+#include "device/cuda/compact_adamw_kernel.cu"
 #include "device/cuda/count_kernels.cu"
 #include "device/cuda/element_kernels.cu"
 #include "device/cuda/float8_kernels.cu"

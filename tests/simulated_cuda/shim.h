@@ -49,13 +49,14 @@ int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUs
                        [=](unsigned block) { run_block(block, threads, [&] { kernel(arguments...); }); });
 }
 
-// Two functions for each thread, with a barrier between them.
+// Two or three functions for each thread, with barriers between them.
 template <class Work>
 int launch_phased(const Work &work, unsigned blocks, unsigned threads, CUstream_st *stream) {
   return launch_blocks(blocks, stream, [=](unsigned block) {
     typename Work::Shared shared;
     run_block(block, threads, [&] { work.first(shared); });
     run_block(block, threads, [&] { work.second(shared); });
+    if constexpr (requires { work.third(shared); }) run_block(block, threads, [&] { work.third(shared); });
   });
 }
 

@@ -37,6 +37,19 @@ class CudaLaunch : public ::testing::Test {
  protected:
   void SetUp() override { launches = 0; }
   void TearDown() override { next_result = cudaSuccess; }
+  CompactSpan compact_span(uint64_t count) {
+    CompactSpan span{};
+    span.weight = span.exp_avg = span.exp_avg_sq = values, span.grad = values, span.count = count;
+    return span;
+  }
+  CompactSpan coded_span(uint64_t count) {
+    CompactSpan span = compact_span(count);
+    span.exp_avg_scales = span.exp_avg_sq_scales = values;
+    return span;
+  }
+  RandomRounding rounding(uint64_t count) {
+    return {values, reinterpret_cast<uint16_t *>(values), count, {}, {0, 8, 0}};
+  }
   float values[8] = {};
   double scratch[cuda::scratch_bytes / sizeof(double)] = {};
   uint64_t count = 0;
@@ -45,6 +58,7 @@ class CudaLaunch : public ::testing::Test {
 
 TEST_F(CudaLaunch, ErrorsAreReturned) {
   const AdamWSpan span{values, values, values, values, nullptr, 0, 8};
+  const CompactSpan compact = compact_span(8);
   AdamW step{};
   next_result = cudaErrorLaunchOutOfResources;
   const int error = cudaErrorLaunchOutOfResources;
@@ -62,9 +76,12 @@ TEST_F(CudaLaunch, ErrorsAreReturned) {
   EXPECT_EQ(cuda::scale_by(nullptr, values, values, 8), error);
   EXPECT_EQ(cuda::adamw(nullptr, step, {&span, 1}), error);
   EXPECT_EQ(cuda::adamw_from(nullptr, &step, {&span, 1}), error);
+  EXPECT_EQ(cuda::compact_adamw(nullptr, step, {&compact, 1}), error);
+  EXPECT_EQ(cuda::compact_adamw_from(nullptr, &step, {&compact, 1}), error);
+  EXPECT_EQ(cuda::round_randomly(nullptr, rounding(8)), error);
   EXPECT_EQ(cuda::store_step(nullptr, &step, step), error);
   EXPECT_EQ(cuda::delay(nullptr, 1), error);
-  EXPECT_EQ(launches, 13);  // what consists of two stops at the first
+  EXPECT_EQ(launches, 16);  // what consists of two stops at the first
 }
 
 TEST_F(CudaLaunch, NoElementsNoLaunch) {
@@ -74,13 +91,20 @@ TEST_F(CudaLaunch, NoElementsNoLaunch) {
   EXPECT_EQ(cuda::scale(nullptr, values, 2, 0), 0);
   EXPECT_EQ(cuda::scale_by(nullptr, values, values, 0), 0);
   EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, {&span, 1}), 0);
+  for (const CompactSpan &compact : {compact_span(0), coded_span(0)})
+    EXPECT_EQ(cuda::compact_adamw(nullptr, AdamW{}, {&compact, 1}), 0);
+  EXPECT_EQ(cuda::round_randomly(nullptr, rounding(0)), 0);
   EXPECT_EQ(launches, 0);
 }
 
 TEST_F(CudaLaunch, SpansAreBatched) {
   const std::vector<AdamWSpan> spans(130, AdamWSpan{values, values, values, values, nullptr, 0, 8});
   EXPECT_EQ(cuda::adamw(nullptr, AdamW{}, spans), 0);
-  EXPECT_EQ(launches, 3);
+  EXPECT_EQ(std::exchange(launches, 0), 3);
+  std::vector<CompactSpan> compact;  // those with codes are launched apart
+  for (size_t s = 0; s < 66; ++s) compact.push_back(s % 2 ? compact_span(8) : coded_span(8));
+  EXPECT_EQ(cuda::compact_adamw(nullptr, AdamW{}, compact), 0);
+  EXPECT_EQ(launches, 4);
 }
 
 TEST_F(CudaLaunch, MatricesOfScalesAreOneLaunch) {
@@ -127,11 +151,11 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   EXPECT_EQ(launches, 12);
 }
 
-// Each of the 63 kernels (tests/gpu/kernels/code_test.py counts them), the copy of 16-bit elements for both of their
+// Each of the 66 kernels (tests/gpu/kernels/code_test.py counts them), the copy of 16-bit elements for both of their
 // types, and what sets a count to 0 for both kinds.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
-  EXPECT_EQ(launches, 65);
+  EXPECT_EQ(launches, 68);
   next_result = cudaErrorLaunchOutOfResources;
   EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
 }

@@ -2,8 +2,8 @@
 // The CUDA kernels for AdamW, norms and counts, against the host's: the same bits.
 #include <memory>
 
+#include "adamw_reference.h"
 #include "cuda_memory.h"
-#include "kernel_reference.h"
 
 namespace fsdp::test {
 namespace {
@@ -11,15 +11,7 @@ namespace {
 using namespace device;
 namespace cuda = device::cuda::kernels;
 
-AdamW make_step(int number) {
-  return {1e-3f,
-          average_of(0.9),
-          average_of(0.999),
-          1e-8f,
-          number % 2 ? 0.1f : 0.0f,
-          static_cast<float>(1 - std::pow(0.9, number)),
-          static_cast<float>(1 - std::pow(0.999, number))};
-}
+AdamW make_step(int number) { return test::make_step(number, number % 2 ? 0.1f : 0.0f); }
 
 enum class Copied { none, itself, fp32, bf16, fp16 };
 constexpr Copied all_copied[] = {Copied::none, Copied::itself, Copied::fp32, Copied::bf16, Copied::fp16};

@@ -334,7 +334,7 @@ TEST_F(CudaStreamTest, NormsOnSeveralStreamsOfTheCaller) {
 TEST_F(CudaStreamTest, AdamWReadsItsStepFromTheDevice) {
   CudaContext context;
   Device &device = *context.device;
-  const AdamW step{0.1F, average_of(0.9), average_of(0.99), 1e-8F, 0.01F, 0.1F, 0.01F};
+  const AdamW step{0.1F, average_of(0.9), average_of(0.99), 1e-8F, 0.01F, 0.1F, 0.01F, 1, 0};
   const auto memory = device.allocate(count * 4 * 8 + sizeof step, "test");
   auto *base = reinterpret_cast<float *>(memory->data());
   auto *stored = reinterpret_cast<AdamW *>(base + 8 * count);
@@ -361,6 +361,50 @@ TEST_F(CudaStreamTest, AdamWReadsItsStepFromTheDevice) {
     EXPECT_EQ(weight, read(device, at));
     EXPECT_EQ(exp_avg, read(device, at + 2 * count));
     EXPECT_EQ(exp_avg_sq, read(device, at + 3 * count));
+  }
+}
+
+TEST_F(CudaStreamTest, CompactAdamWReadsItsStepFromTheDevice) {
+  CudaContext context;
+  Device &device = *context.device;
+  const AdamW step{0.1F, average_of(0.9), average_of(0.99), 1e-8F, 0.01F, 0.1F, 0.01F, 3, 5};
+  const auto memory = device.allocate(count * 4 * 8 + sizeof step, "test");
+  auto *base = reinterpret_cast<float *>(memory->data());
+  auto *stored = reinterpret_cast<AdamW *>(base + 8 * count);
+  const auto stream = device.create_stream("test");
+  const auto done = device.create_event();
+  const auto span = [&](float *at) {
+    CompactSpan one{};
+    one.weight = at, one.grad = at + count, one.exp_avg = at + 2 * count, one.exp_avg_sq = at + 3 * count;
+    one.form = MainForm::rounded, one.name = 7, one.numbers = {11, count, 0}, one.count = count;
+    return one;
+  };
+  // The weights are the first half of their array, in bf16; what they are rounded from stands in the other.
+  for (int i = 0; i < 2; ++i) {
+    write(device, base + i * 4 * count, std::vector<float>(count, 1.0F));
+    write(device, base + (i * 4 + 1) * count, numbers(count, 7));
+  }
+  const CompactSpan given = span(base), from_memory = span(base + 4 * count);
+  stream->round_randomly({base + count, static_cast<uint16_t *>(given.weight), count, {5, 7, 2}, given.numbers});
+  stream->round_randomly(
+      {base + 5 * count, static_cast<uint16_t *>(from_memory.weight), count, {5, 7, 2}, given.numbers});
+  stream->compact_adamw(step, {&given, 1});
+  stream->store_step(stored, step);
+  stream->compact_adamw_from(stored, {&from_memory, 1});
+  stream->record(*done);
+  device.synchronize(*done);
+  std::vector<float> host(count * 4);
+  std::fill_n(host.begin(), count, 1.0F);
+  const std::vector<float> grad = numbers(count, 7);
+  std::copy(grad.begin(), grad.end(), host.begin() + static_cast<std::ptrdiff_t>(count));
+  const CompactSpan expected = span(host.data());
+  kernels::round_randomly({grad.data(), static_cast<uint16_t *>(expected.weight), count, {5, 7, 2}, expected.numbers});
+  kernels::compact_adamw(step, {&expected, 1});
+  for (uint64_t i = 0; i < 4; ++i) {
+    const auto first = host.begin() + static_cast<std::ptrdiff_t>(i * count);
+    const std::vector<float> wanted(first, first + static_cast<std::ptrdiff_t>(count));
+    EXPECT_EQ(wanted, read(device, base + i * count)) << i;
+    EXPECT_EQ(wanted, read(device, base + (4 + i) * count)) << i;
   }
 }
 

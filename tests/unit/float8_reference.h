@@ -157,15 +157,4 @@ inline Fp8Blocks fp8_blocks_of(const std::vector<float> &x, size_t rows, size_t 
   return blocks;
 }
 
-// zlib's.
-inline uint32_t crc32(const void *data, size_t bytes) {
-  uint32_t crc = 0xffffffff;
-  for (size_t i = 0; i < bytes; ++i) {
-    crc ^= static_cast<const uint8_t *>(data)[i];
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
-  }
-  return ~crc;
-}
-inline uint32_t crc32(const std::vector<uint8_t> &bytes) { return crc32(bytes.data(), bytes.size()); }
-
 }  // namespace fsdp::test

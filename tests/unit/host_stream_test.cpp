@@ -51,8 +51,31 @@ TEST_P(HostStream, KernelsInStreamOrder) {
   stream->sum_squares(&squares, b.data(), 1000, 10);
   stream->count_nonfinite(&nonfinite, b.data(), 1000);
   const device::AdamWSpan span{a.data(), grad.data(), m.data(), v.data(), nullptr, 0, 1000};
-  stream->adamw({0.1f, device::average_of(0.9), device::average_of(0.999), 1e-8f, 0, 0.1f, 0.001f}, {&span, 1});
+  stream->adamw({0.1f, device::average_of(0.9), device::average_of(0.999), 1e-8f, 0, 0.1f, 0.001f, 1, 0}, {&span, 1});
+  // The same again, on weights of 2 in bf16: once with the step in the call, once with a step in memory.
+  std::vector<uint16_t> rounded[2] = {std::vector<uint16_t>(1000, 0x4000), std::vector<uint16_t>(1000, 0x4000)};
+  std::vector<float> moments[4];
+  device::CompactSpan compact[2] = {};
+  for (size_t i = 0; i < 2; ++i) {
+    moments[i].resize(1000), moments[i + 2].resize(1000);
+    compact[i].weight = rounded[i].data(), compact[i].grad = grad.data(), compact[i].exp_avg = moments[i].data();
+    compact[i].exp_avg_sq = moments[i + 2].data(), compact[i].form = device::MainForm::rounded;
+    compact[i].numbers = {0, 1000, 0}, compact[i].count = 1000;
+  }
+  const device::AdamW step{0.1f, device::average_of(0.9), device::average_of(0.999), 1e-8f, 0, 0.1f, 0.001f, 1, 9};
+  device::AdamW in_memory{};
+  stream->compact_adamw(step, {compact, 1});
+  stream->store_step(&in_memory, step);
+  stream->compact_adamw_from(&in_memory, {compact + 1, 1});
+  std::vector<float> third(1000, 1.0f / 3);
+  std::vector<uint16_t> of_third(1000);
+  stream->round_randomly({third.data(), of_third.data(), 1000, {9, 0, 1}, {0, 1000, 0}});
   host_.finish(*stream);
+  EXPECT_EQ(rounded[0], rounded[1]);
+  for (const uint16_t weight : rounded[0]) EXPECT_TRUE(weight == 0x3ff3 || weight == 0x3ff4) << weight;
+  for (const uint16_t number : of_third) EXPECT_TRUE(number == 0x3eaa || number == 0x3eab) << number;
+  EXPECT_NE(std::count(of_third.begin(), of_third.end(), 0x3eaa), 0);
+  EXPECT_NE(std::count(of_third.begin(), of_third.end(), 0x3eab), 0);
   EXPECT_EQ(narrow[0], 0x4000);
   EXPECT_EQ(b[499], 4.0f);
   EXPECT_EQ(b[500], 2.0f);

@@ -86,16 +86,6 @@ TEST(KernelMxfp8, TheLargestMagnitudeOfEachBlockIsFound) {
   });
 }
 
-constexpr size_t matrix_rows = 64, matrix_columns = 96;
-
-std::vector<float> matrix() {
-  return filled(matrix_rows * matrix_columns, [](size_t i) {
-    const size_t r = i / matrix_columns, c = i % matrix_columns;
-    const int whole = static_cast<int>((131 * r + 71 * c) % 257) - 128;
-    return std::ldexp(static_cast<float>(whole), static_cast<int>((r / 32 + c / 32) % 7) - 3);
-  });
-}
-
 struct Sums {
   ScaleRule rule;
   uint32_t row, row_scales, column, column_scales;

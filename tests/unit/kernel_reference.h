@@ -123,6 +123,29 @@ class Elements {
   std::vector<uint32_t> words_;
 };
 
+// zlib's.
+inline uint32_t crc32(const void *data, size_t bytes) {
+  uint32_t crc = 0xffffffff;
+  for (size_t i = 0; i < bytes; ++i) {
+    crc ^= static_cast<const uint8_t *>(data)[i];
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return ~crc;
+}
+inline uint32_t crc32(const std::vector<uint8_t> &bytes) { return crc32(bytes.data(), bytes.size()); }
+
+// The matrix of numbers whose results are known, row by row.
+constexpr size_t matrix_rows = 64, matrix_columns = 96;
+inline std::vector<float> matrix() {
+  std::vector<float> numbers;
+  for (size_t r = 0; r < matrix_rows; ++r)
+    for (size_t c = 0; c < matrix_columns; ++c) {
+      const int whole = static_cast<int>((131 * r + 71 * c) % 257) - 128;
+      numbers.push_back(std::ldexp(static_cast<float>(whole), static_cast<int>((r / 32 + c / 32) % 7) - 3));
+    }
+  return numbers;
+}
+
 #if defined(__x86_64__)
 // MXCSR: flush results and inputs to zero, and round down, up or towards zero.
 constexpr unsigned standard_modes = 0x1f80;

@@ -181,7 +181,10 @@ class FullStream final : public device::Stream {
   void find_norm(device::Norm *, const device::NormShares &) override {}
   void scale_all_by(std::span<const device::FloatSpan>, const float *) override {}
   void adamw_from(const device::AdamW *, std::span<const device::AdamWSpan>) override {}
+  void compact_adamw(const device::AdamW &, std::span<const device::CompactSpan>) override {}
+  void compact_adamw_from(const device::AdamW *, std::span<const device::CompactSpan>) override {}
   void store_step(device::AdamW *, const device::AdamW &) override {}
+  void round_randomly(const device::RandomRounding &) override {}
   void quantize_mxfp8(const device::Mxfp8Quantize &) override {}
   void swizzle_scales(const device::Mxfp8Swizzle &) override {}
   void count_nonfinite_scales(uint64_t *, const uint8_t *, uint64_t) override {}

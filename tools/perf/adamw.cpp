@@ -126,6 +126,7 @@ void run_small_tensors(Bench &bench) {
 void run_adamw(Bench &bench) {
   run_kernel(bench, FSDP_FLOAT32);
   run_kernel(bench, FSDP_BFLOAT16);
+  run_compact_adamw(bench);
   run_small_tensors(bench);
 }
 

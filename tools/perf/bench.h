@@ -94,6 +94,7 @@ void run_barrier(Bench &bench);
 void run_unshard(Bench &bench);
 void run_unshard_reshard(Bench &bench);
 void run_adamw(Bench &bench);
+void run_compact_adamw(Bench &bench);  // a part of run_adamw()
 void run_quantize(Bench &bench);
 void run_layout(Bench &bench);
 void run_step(Bench &bench);

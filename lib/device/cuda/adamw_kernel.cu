@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // AdamW of many pieces at once, with the copy for the math; and the step in device memory. The operations and their
-// order are those of host/adamw_kernel.cpp. Least traffic per element: 16 bytes read (weight, gradient, two averages),
+// order are in adamw.h. Least traffic per element: 16 bytes read (weight, gradient, two averages),
 // 12 written, and the copy's 2 or 4. Two packs of each of four arrays are under way per thread: 128 bytes.
+#include "device/cuda/adamw.h"
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
 
@@ -29,31 +30,9 @@ FSDP_DEVICE void publish(Published, void *to, uint64_t index, const Pack<float, 
 template <class Published>
 struct Update {
   const AdamWSpan &span;
-  Average first, second;
-  float lr, decay, correction1, correction2, epsilon;
+  AdamWFormula formula;
 
-  FSDP_DEVICE Update(const AdamW &step, const AdamWSpan &span)
-      : span(span),
-        first(step.first),
-        second(step.second),
-        lr(step.lr),
-        decay(multiplied(step.lr, step.weight_decay)),
-        correction1(step.correction1),
-        correction2(step.correction2),
-        epsilon(step.epsilon) {}
-
-  // weighted: rest times the value.
-  FSDP_DEVICE static float take(const Average &by, float average, float weighted) {
-    return added(multiplied(by.keep, average), subtracted(weighted, multiplied(by.less, average)));
-  }
-
-  FSDP_DEVICE void update(float &weight, float grad, float &m, float &v) const {
-    m = take(first, m, multiplied(first.rest, grad));
-    v = take(second, v, multiplied(multiplied(second.rest, grad), grad));
-    const float decayed = subtracted(weight, multiplied(decay, weight));
-    const float denominator = added(root(divided(v, correction2)), epsilon);
-    weight = subtracted(decayed, divided(multiplied(lr, divided(m, correction1)), denominator));
-  }
+  FSDP_DEVICE Update(const AdamW &step, const AdamWSpan &span) : span(span), formula(step) {}
 
   template <unsigned n, unsigned m>
   FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
@@ -68,7 +47,7 @@ struct Update {
     for (unsigned k = 0; k < m; ++k) {
       const uint64_t i = first + k * step;
       for (unsigned j = 0; j < n; ++j)
-        update(weight[k].lane[j], grad[k].lane[j], average[k].lane[j], square[k].lane[j]);
+        formula.update(weight[k].lane[j], grad[k].lane[j], average[k].lane[j], square[k].lane[j]);
       store_pack<n>(span.exp_avg + i, average[k]);
       store_pack<n>(span.exp_avg_sq + i, square[k]);
       store_pack<n>(span.weight + i, weight[k]);

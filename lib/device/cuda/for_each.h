@@ -46,15 +46,15 @@ struct Filled {
   uint64_t blocks;
 };
 
-// Fills the batch with as many of the given spans as fit into one launch, and skips spans without elements.
+// Fills the batch with as many of the given spans as fit into one launch, and skips spans without blocks.
 template <class Span, unsigned most, class BlocksOf>
 Filled fill(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksOf &blocks_of) {
   constexpr uint64_t max_blocks = 0x7fffffff;
   Filled filled{0, 0};
   for (batch.count = 0; filled.spans < spans.size() && batch.count < most; ++filled.spans) {
     const Span &span = spans[filled.spans];
-    if (span.count == 0) continue;
     const uint64_t blocks = blocks_of(span);
+    if (blocks == 0) continue;
     if (batch.count > 0 && filled.blocks + blocks > max_blocks) break;
     batch.add(span, filled.blocks);
     filled.blocks += blocks;
@@ -82,8 +82,9 @@ int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const Bloc
 //
 // FSDP_LAUNCH(kernel, blocks, threads, stream, arguments...) starts a __global__ function whose threads do not depend
 // on each other. FSDP_LAUNCH_PHASED(work, blocks, threads, stream) runs work.first(shared) in all threads of a block,
-// and then work.second(shared) in all of them. Each block has one uninitialized object of the type Work::Shared. A
-// barrier in a kernel would need threads that the simulation can suspend; two functions do not.
+// and then work.second(shared) in all of them, and then work.third(shared) if there is one. Each block has one
+// uninitialized object of the type Work::Shared. A barrier in a kernel would need threads that the simulation can
+// suspend; several functions do not.
 
 #ifndef FSDP_SIMULATED_CUDA
 #include <cuda_runtime.h>
@@ -107,6 +108,10 @@ __global__ void __launch_bounds__(Work::threads) phased(const __grid_constant__ 
   work.first(shared);
   __syncthreads();
   work.second(shared);
+  if constexpr (requires { work.third(shared); }) {
+    __syncthreads();
+    work.third(shared);
+  }
 }
 
 }  // namespace fsdp::device::cuda

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of the CUDA device, enqueued on one of its streams. For every input the resulting bits are those of
-// the host's kernels, which host/kernels.h defines: casts, add, scale, rank_sum, adamw and norms. Only the payload of a
-// NaN that arithmetic makes is left open, there and here: GPUs write 0x7fffffff, and processors keep an operand's
-// payload.
+// the host's kernels, which host/kernels.h defines: casts, add, scale, rank_sum, adamw, stochastic rounding and norms.
+// Only the payload of a NaN that arithmetic makes is left open, there and here: GPUs write 0x7fffffff, and processors
+// keep an operand's payload.
 //
 // Every call returns what the launch returned, a cudaError_t as int: 0 is success. Work without elements launches
 // nothing. No call allocates or synchronizes; all may be captured into a graph. Pointers are to memory that the device
@@ -88,6 +88,13 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 
 // The same with a step in device memory that is read when the kernels run, as a replayed graph needs it.
 [[nodiscard]] int adamw_from(Stream stream, const AdamW *step, std::span<const AdamWSpan> spans);
+
+// Spans of all forms may be mixed. Those with fp32 states and those with codes are launched separately, up to 32 at
+// once.
+[[nodiscard]] int compact_adamw(Stream stream, const AdamW &step, std::span<const CompactSpan> spans);
+[[nodiscard]] int compact_adamw_from(Stream stream, const AdamW *step, std::span<const CompactSpan> spans);
+
+[[nodiscard]] int round_randomly(Stream stream, const RandomRounding &work);
 
 // Writes the step to device memory in the order of the stream. The step is copied into the launch.
 [[nodiscard]] int store_step(Stream stream, AdamW *to, const AdamW &step);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All functions that kernels may use besides plain C++ and the indices of threads and blocks. They exist under nvcc and
 // in the simulation, which compiles the same kernels for the host. Each arithmetic operation is rounded once, to
-// nearest even, and operations are never contracted, whatever the flags say.
+// nearest even, and operations are never contracted, whatever the flags say. FSDP_TABLE declares constants in the
+// memory of the device.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,13 @@
 #error "the kernels promise exact bits: compile them without --use_fast_math"
 #endif
 #define FSDP_DEVICE __device__ __forceinline__
+#define FSDP_TABLE __device__ constexpr
 #else
 #include <chrono>
 #include <cmath>
 #include <thread>
 #define FSDP_DEVICE inline
+#define FSDP_TABLE constexpr
 #endif
 
 namespace fsdp::device::cuda {

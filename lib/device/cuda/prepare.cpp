@@ -25,6 +25,17 @@ int prepare_pair(Stream stream, void *scratch, fsdp_dtype one, fsdp_dtype other)
   return rank_sum(stream, {base, 0, 1, one, other, at(scratch, 0), 1, 1, false});
 }
 
+int prepare_compact(Stream stream, void *scratch) {
+  CompactSpan span{};
+  span.weight = at(scratch, 0), span.grad = at(scratch, 1), span.exp_avg = at(scratch, 2);
+  span.exp_avg_sq = at(scratch, 3), span.count = 1;
+  CompactSpan coded = span;
+  coded.exp_avg_scales = at(scratch, 4), coded.exp_avg_sq_scales = at(scratch, 5);
+  for (const CompactSpan &one : {span, coded})
+    if (const int error = compact_adamw(stream, AdamW{}, {&one, 1})) return error;
+  return round_randomly(stream, {at(scratch, 0), reinterpret_cast<uint16_t *>(at(scratch, 1)), 1, {}, {0, 1, 0}});
+}
+
 }  // namespace
 
 int prepare(Stream stream, void *scratch) {
@@ -40,7 +51,7 @@ int prepare(Stream stream, void *scratch) {
        {scale(stream, at(scratch, 0), 1, 1), scale_by(stream, at(scratch, 0), at(scratch, 1), 1),
         sum_values(stream, sum, sum, 1), find_norm(stream, norm, {sum, 1, 1, 1, 1}), adamw(stream, AdamW{}, {&span, 1}),
         store_step(stream, step, AdamW{}), sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch),
-        count_nonfinite(stream, count, at(scratch, 0), 1), delay(stream, 0)})
+        count_nonfinite(stream, count, at(scratch, 0), 1), prepare_compact(stream, scratch), delay(stream, 0)})
     if (error) return error;
   return prepare_quantize(stream, scratch);
 }

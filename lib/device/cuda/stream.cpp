@@ -177,8 +177,21 @@ void CudaStream::adamw_from(const AdamW *step, std::span<const AdamWSpan> spans)
   if (!spans.empty()) enqueue("kernel adamw", [&] { return kernels::adamw_from(stream_, step, spans); });
 }
 
+void CudaStream::compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) {
+  if (!spans.empty()) enqueue("kernel compact_adamw", [&] { return kernels::compact_adamw(stream_, step, spans); });
+}
+
+void CudaStream::compact_adamw_from(const AdamW *step, std::span<const CompactSpan> spans) {
+  if (!spans.empty())
+    enqueue("kernel compact_adamw", [&] { return kernels::compact_adamw_from(stream_, step, spans); });
+}
+
 void CudaStream::store_step(AdamW *to, const AdamW &step) {
   enqueue("kernel store_step", [&] { return kernels::store_step(stream_, to, step); });
+}
+
+void CudaStream::round_randomly(const RandomRounding &work) {
+  enqueue("kernel round_randomly", [&] { return kernels::round_randomly(stream_, work); });
 }
 
 // The library's own streams.

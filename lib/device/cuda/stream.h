@@ -56,7 +56,10 @@ class CudaStream : public Stream {
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
+  void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) override;
+  void compact_adamw_from(const AdamW *step, std::span<const CompactSpan> spans) override;
   void store_step(AdamW *to, const AdamW &step) override;
+  void round_randomly(const RandomRounding &work) override;
   uint64_t capture_id() const override;
   // Other code may enqueue work on the stream through the handle, so the stream's last word is forgotten.
   fsdp_stream handle() const noexcept override {

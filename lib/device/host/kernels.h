@@ -59,8 +59,13 @@ Norm find_norm(const NormShares &shares);
 
 uint64_t count_nonfinite(const float *values, uint64_t count);
 
-// See adamw_kernel.cpp for the order of operations.
+// See adamw-inl.h for the order of operations.
 void adamw(const AdamW &step, std::span<const AdamWSpan> spans);
+// Weights and states are as device/main_weight.h and device/state_codes.h define them. A second moment that is above 0
+// gets no code of 0.
+void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans);
+
+void round_randomly(const RandomRounding &work);
 
 // Outputs of at least this size that are not read again are written past the caches.
 constexpr uint64_t streaming_bytes = uint64_t{8} << 20;

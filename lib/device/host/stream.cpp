@@ -105,8 +105,20 @@ void HostStream::adamw_from(const AdamW *step, std::span<const AdamWSpan> spans)
   if (!spans.empty()) run([step, spans] { kernels::adamw(*step, spans); });
 }
 
+void HostStream::compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) {
+  if (!spans.empty()) run([step, spans] { kernels::compact_adamw(step, spans); });
+}
+
+void HostStream::compact_adamw_from(const AdamW *step, std::span<const CompactSpan> spans) {
+  if (!spans.empty()) run([step, spans] { kernels::compact_adamw(*step, spans); });
+}
+
 void HostStream::store_step(AdamW *to, const AdamW &step) {
   run([to, step] { *to = step; });
+}
+
+void HostStream::round_randomly(const RandomRounding &work) {
+  run([work] { kernels::round_randomly(work); });
 }
 
 void HostCallerStream::run(const Task &task) {

@@ -44,7 +44,10 @@ class HostStream : public Stream {
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
+  void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) override;
+  void compact_adamw_from(const AdamW *step, std::span<const CompactSpan> spans) override;
   void store_step(AdamW *to, const AdamW &step) override;
+  void round_randomly(const RandomRounding &work) override;
 };
 
 // The calling thread as a stream. A task's exception goes to the caller and does not fail the context.

@@ -126,7 +126,7 @@ double run(Bench &bench) {
                [&] { return kernels::sum_squares(stream, bench.result, a, n, granule, bench.scratch); });
   bench.line("count_nonfinite", 4,
              [&] { return kernels::count_nonfinite(stream, reinterpret_cast<uint64_t *>(bench.result), a, n); });
-  const AdamW step{1e-3f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f};
+  const AdamW step{1e-3f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f, 1, 0};
   bench.line("adamw, 1000 spans, bf16 copy", 30, [&] { return kernels::adamw(stream, step, bench.spans(1000)); });
   return bench.line("adamw, 1 span, bf16 copy", 30, [&] { return kernels::adamw(stream, step, bench.spans(1)); });
 }
