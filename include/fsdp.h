@@ -542,7 +542,32 @@ typedef int32_t fsdp_optimizer;
 enum {
   FSDP_OPTIMIZER_ADAMW = 1, /* fsdp_step_adamw, with fp32 states "exp_avg" and "exp_avg_sq"; fsdp_add_optimizer_state
                                adds states of the caller's own */
-  FSDP_OPTIMIZER_CALLER = 2 /* an optimizer of the caller's own, with states from fsdp_add_optimizer_state */
+  FSDP_OPTIMIZER_CALLER = 2, /* an optimizer of the caller's own, with states from fsdp_add_optimizer_state */
+  FSDP_OPTIMIZER_ADAMW_8BIT = 3 /* AdamW whose two states are codes of 8 bits, with an fp32 scale (absmax) for each
+                                   block of 256 elements of a parameter: 2.03 bytes an element in place of 8. A step
+                                   decodes the states, computes in fp32 and encodes them. Rows that share a block stay
+                                   on one rank, as if a larger granule were declared. Parameters of fewer than 4,096
+                                   elements keep fp32 states; for a box, the elements of the whole tensor are counted.
+                                   A box also keeps them if its blocks are no blocks of the whole tensor
+                                   (docs/contracts/numerics.md). Source: Dettmers et al., "8-bit Optimizers via
+                                   Block-wise Quantization", 2022 */
+};
+
+/** How the main weights of a parameter with bfloat16 compute weights are kept. Parameters in float32 are their own main
+ *  weights, whatever you choose. With SPLIT16 and NONE no trainable parameter can be float16 or quantized. */
+typedef int32_t fsdp_main_storage;
+enum {
+  FSDP_MAIN_FLOAT32 = 1, /* fp32, beside the compute weights: 4 bytes an element */
+  FSDP_MAIN_SPLIT16 = 2, /* fp32 in two halves, the compute weight and a rest of 16 bits: 2 more bytes an element.
+                            Training is as exact as with FLOAT32. Only the compute weight of a main weight in the middle
+                            between two bf16 numbers may differ: it is rounded away from zero and not to even. The main
+                            weights have no address: fsdp_shard.main_weight is NULL, and load, read and save calls
+                            convert. It is only for the optimizers FSDP_OPTIMIZER_ADAMW and FSDP_OPTIMIZER_ADAMW_8BIT */
+  FSDP_MAIN_NONE = 3     /* none: the optimizer works on the compute weights, and fsdp_shard.main_weight_dtype is
+                            FSDP_BFLOAT16. AdamW computes in fp32 and rounds stochastically: the random bits depend only
+                            on rounding_seed, the parameter's name, the element's number in the parameter (for a box: in
+                            the whole tensor) and the number of the step. A caller's own optimizer rounds with
+                            fsdp_round_stochastic */
 };
 
 enum {
@@ -624,9 +649,14 @@ typedef struct fsdp_model_options {
                                       for all of its parameters. max_pending_groups then counts parts, and fewer are
                                       alive at once if so many do not fit. A single parameter is never divided. Debug
                                       mode needs more memory. 0: no limit, and each group is one part */
+  /* main weights */
+  fsdp_main_storage main_storage;  /* 0: FSDP_MAIN_FLOAT32 */
+  uint32_t reserved;               /* must be 0 */
+  uint64_t rounding_seed;          /* with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on
+                                      every rank */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
-  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Create an empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -709,7 +739,8 @@ typedef int32_t fsdp_role;
 enum {
   FSDP_ROLE_ALL = 0,       /* the sum of all roles, in calls that return bytes */
   FSDP_ROLE_COMPUTE = 1,   /* compute weights at rest (this rank's part; whole where the strategy keeps them whole) */
-  FSDP_ROLE_MAIN = 2,      /* fp32 main weights; 0 bytes if the compute weights are fp32, because both are the same */
+  FSDP_ROLE_MAIN = 2,      /* fp32 main weights, or their rests (FSDP_MAIN_SPLIT16). 0 bytes with FSDP_MAIN_NONE and if
+                              the compute weights are fp32, because main and compute weights are then the same memory */
   FSDP_ROLE_GRAD = 3,      /* fp32 main grads; also full gradients in grad_dtype that are reduced only once a step */
   FSDP_ROLE_OPTIMIZER = 4, /* optimizer state */
   FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 if they are mapped */
@@ -962,8 +993,10 @@ typedef struct fsdp_group_options {
   fsdp_strategy strategy;  /* 0: the model's */
   fsdp_dtype grad_dtype;   /* 0: the model's */
   fsdp_dtype reduce_dtype; /* 0: the model's */
+  fsdp_main_storage main_storage; /* 0: the model's */
+  uint32_t reserved;       /* must be 0 */
 } fsdp_group_options;
-#define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0}
+#define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0, 0, 0}
 
 /**
  * Declare a group of param_count parameters. The descriptors follow each other at a distance of param_stride bytes,
@@ -1363,9 +1396,10 @@ typedef struct fsdp_shard {
   fsdp_group *group;
   uint64_t param_index;
   const char *name;
-  void *main_weight;        /* element_count elements; writable in the update window only */
+  void *main_weight;        /* element_count elements; writable in the update window only. NULL with
+                               FSDP_MAIN_SPLIT16 */
   void *main_grad;          /* element_count elements; complete in the update window */
-  fsdp_dtype main_weight_dtype; /* FSDP_FLOAT32 */
+  fsdp_dtype main_weight_dtype; /* FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16 */
   fsdp_dtype main_grad_dtype;   /* FSDP_FLOAT32 */
   uint64_t element_offset;  /* offset of the first element in the parameter */
   uint64_t element_count;   /* never 0 */
@@ -1390,8 +1424,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, 
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
 /**
- * Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. Collective: no.
- * Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+ * Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
+ * FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
+ * "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, const char *name,
                                                       fsdp_tensor *state);
@@ -1479,6 +1515,22 @@ typedef struct fsdp_adamw_options {
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, const fsdp_adamw_options *options,
                                                  fsdp_stream stream);
+
+/**
+ * Round fp32 numbers to bfloat16 stochastically, for an optimizer of the caller's own on a parameter with
+ * FSDP_MAIN_NONE. A number between two bfloat16 numbers is rounded to the one of greater magnitude with a probability
+ * proportional to its distance from the other. A number that bfloat16 has exactly does not change, and no finite number
+ * becomes Inf. element_offset is the number of the first element in the parameter, as in fsdp_shard. from has count
+ * fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The
+ * random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's
+ * rounding_seed, the parameter's name, the element and the step.
+ * Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its
+ * order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
+ * parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_round_stochastic(fsdp_group *group, uint64_t param_index,
+                                                       uint64_t element_offset, const float *from, void *to,
+                                                       uint64_t count, uint64_t step, fsdp_stream stream);
 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the

@@ -16,9 +16,10 @@ import pathlib
 import struct
 import sys
 
+import compact
 import quantized
 import scenarios
-from training import CONSTANTS, FLOAT32, Group, Model, Param, array, bytes_of, crc, hex_of, rounded
+from training import CONSTANTS, FLOAT32, Group, Model, Param, array, bytes_of, crc, hex_of
 
 TARGET = pathlib.Path(__file__).resolve().parent / "scenarios.txt"
 
@@ -59,18 +60,17 @@ class Run:
 
     def load_param(self, group, index, *values, **keys):
         param = self.at(group, index)
-        data = array(values, param.count, int(keys.get("root", 0)))
-        param.main = data if param.trainable else [rounded(x, param.dtype) for x in data]
+        param.set_main(array(values, param.count, int(keys.get("root", 0))))
 
     def read_param(self, group, index, dtype=FLOAT32):
         return crc(bytes_of(self.at(group, index).main, int(dtype)))
 
     def load_state(self, group, index, name, *values):
         param = self.at(group, index)
-        param.states[name] = array(values, param.count, 0)
+        param.set_state(name, array(values, param.count, 0))
 
     def read_state(self, group, index, name):
-        return crc(bytes_of(self.at(group, index).states[name]))
+        return crc(bytes_of(compact.decode(self.at(group, index).states[name], name)))
 
     def set_param_lr_scale(self, group, index, scale):
         param, zero = self.at(group, index), CONSTANTS["PARAM_LR_ZERO"]
@@ -145,6 +145,10 @@ class Run:
     def step_adamw(self, model, lr, **keys):
         self.named[model].adamw(float(lr), keys)
 
+    def round_stochastic(self, model, group, index, step, *values):
+        param = self.at(group, index)
+        param.main = self.named[model].rounded_at_random(param, array(values, param.count, 0), int(step))
+
     def apply_grads(self, model, lr, max_norm, *values, **keys):
         model = self.named[model]
         for j, param in enumerate(model.trained):
@@ -199,9 +203,13 @@ class Run:
         is_whole = not int(flags) & CONSTANTS["LOAD_WEIGHTS_ONLY"]
         for param in model.params:
             main, states = json.loads(json.dumps(kept[param.name]))
-            param.main, param.states = main, states if is_whole else param.states
+            param.set_main(main)
+            for state in states if is_whole else ():
+                param.set_state(state, states[state])
         model.step = step if is_whole else model.step
-        return f"{step}/{len(model.params) * (4 if is_whole else 1)}"  # with two moments and a count of steps each
+        # With two moments, of codes and scales or of fp32, and a count of steps each.
+        coded = sum(isinstance(state, dict) for param in model.params for state in param.kept()[1].values())
+        return f"{step}/{len(model.params) * 4 + coded if is_whole else len(model.params)}"
 
     def begin_checkpoint(self, checkpoint, folder):
         self.named[checkpoint] = (self.world, folder)

@@ -4,6 +4,7 @@
 Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of include/fsdp.h.
 """
 
+import precision_scenarios
 from scenario_parts import (
     ALL,
     BODY,
@@ -42,32 +43,6 @@ def sum_and_options():
         "get_stats m step ->",
         *[f"get_model_info m {field} ->" for field in ("group_count", "param_count", "element_count")],
     )
-
-
-def low_precision():
-    groups = (("body", 2),)
-    for name, dtype, options in (
-        ("bf16_matches_reference", "BFLOAT16", ""),
-        ("bf16_with_fp32_grads_matches_reference", "BFLOAT16", " grad_dtype=FLOAT32 reduce_dtype=BFLOAT16"),
-        ("fp16_matches_reference", "FLOAT16", ""),
-        ("fp16_with_fp32_grads_matches_reference", "FLOAT16", " grad_dtype=FLOAT32 reduce_dtype=FLOAT16"),
-    ):
-        declared = [f"param w 12 8 dtype={dtype}", "param scale 12", "create_group m body", "seal_model m"]
-        lines = ["create_model m" + options, *declared, *load(groups), "publish_weights m"]
-        for n in range(5):
-            w, scale = (GRADS if options else COARSE).format(n * 31), GRADS.format(n * 77)
-            put = f"put_grad body 0 {w}" + ("" if options else f" dtype={dtype}")
-            lines += [
-                *forward(groups),
-                "unshard body BACKWARD",
-                put if n % 2 == 0 else f"acquire_grad body 0 {w}",
-                f"put_grad body 1 {scale}",
-                "reshard body BACKWARD",
-                "reduce_grad body flags=LAST",
-                "finish_grads m 1",
-                "step_adamw m 0.01",
-            ]
-        yield name, ALL, ending(*lines, *read(groups), f"read_param body 0 dtype={dtype} ->", "check_replicas m")
 
 
 def scalars():
@@ -575,7 +550,7 @@ def any_order():
 def all_scenarios():
     """(name, worlds, calls) of each, in the order of the file."""
     yield from strategies()
-    yield from low_precision()
+    yield from precision_scenarios.all_scenarios()
     yield from scalars()
     yield mxfp8()
     yield from private_views()

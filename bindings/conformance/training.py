@@ -14,6 +14,8 @@ import struct
 import zlib
 from fractions import Fraction
 
+import compact
+
 ABI = pathlib.Path(__file__).resolve().parents[1] / "abi" / "abi.json"
 
 
@@ -26,6 +28,7 @@ def read_constants():
 
 CONSTANTS = read_constants()
 FLOAT32, BFLOAT16, FLOAT16 = CONSTANTS["FLOAT32"], CONSTANTS["BFLOAT16"], CONSTANTS["FLOAT16"]
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def f32(x):
@@ -79,9 +82,30 @@ class Param:
         self.dtype = int(keys.get("dtype", FLOAT32))
         self.flags, self.lr_scale = int(keys.get("flags", 0)), float(keys.get("lr_scale", 1))
         self.main, self.weights = [0.0] * self.count, [0.0] * self.count
-        self.states = {"exp_avg": [0.0] * self.count, "exp_avg_sq": [0.0] * self.count}
+        self.keep_in(CONSTANTS["MAIN_FLOAT32"], False)
         self.skips, self.trained = int(keys.get("missing_grad", 0)) == CONSTANTS["MISSING_GRAD_SKIP"], True
         self.forget()
+
+    def keep_in(self, storage, has_codes):
+        """What main weights and states take, by the options of the group and the model."""
+        self.storage = storage if self.dtype == BFLOAT16 and self.trainable else CONSTANTS["MAIN_FLOAT32"]
+        self.is_coded = has_codes and self.count >= compact.CODED_COUNT
+        self.states = {name: compact.zero_state(self.count, name, self.is_coded) for name in MOMENTS}
+
+    def set_main(self, values):
+        is_rounded = not self.trainable or self.storage == CONSTANTS["MAIN_NONE"]
+        self.main = [rounded(x, self.dtype) for x in values] if is_rounded else values
+
+    def set_state(self, name, values):
+        """Values are fp32, or codes that a checkpoint has."""
+        plain = compact.decode(values, name)
+        if self.is_coded:
+            self.states[name] = values if values is not plain else compact.encode(plain, name)
+        else:
+            self.states[name] = plain
+
+    def compute_weight(self, x):
+        return compact.upper_half(x) if self.storage == CONSTANTS["MAIN_SPLIT16"] else rounded(x, self.dtype)
 
     def forget(self):
         """No gradient of this step yet: neither the ranks' full ones nor the replicas' totals."""
@@ -102,6 +126,8 @@ class Param:
 class Group:
     def __init__(self, model, params, keys):
         self.model, self.params, self.keys = model, params, keys
+        for param in params:
+            param.keep_in(self.option("main_storage", CONSTANTS["MAIN_FLOAT32"]), model.has_codes)
 
     def option(self, name, default=0):
         return int(self.keys.get(name, 0)) or int(self.model.keys.get(name, 0)) or default
@@ -166,6 +192,10 @@ class Model:
         self.groups, self.version, self.step, self.reduces = [], 0, 0, 0
 
     @property
+    def has_codes(self):
+        return int(self.keys.get("optimizer", 0)) == CONSTANTS["OPTIMIZER_ADAMW_8BIT"]
+
+    @property
     def params(self):
         return [param for group in self.groups for param in group.params]
 
@@ -181,7 +211,7 @@ class Model:
 
     def publish(self):
         for param in self.params:
-            param.weights = [rounded(x, param.dtype) for x in param.main]
+            param.weights = [param.compute_weight(x) for x in param.main]
             param.forget()
         self.version += 1
 
@@ -224,10 +254,17 @@ class Model:
         decay = 0 if param.flags & CONSTANTS["PARAM_NO_DECAY"] else f32(lr * f32(float(keys.get("weight_decay", 0))))
         rest1, rest2, epsilon = f32(1 - beta1), f32(1 - beta2), f32(float(keys.get("epsilon", 1e-8)))
         c1, c2 = f32(1 - beta1**self.step), f32(1 - beta2**self.step)
-        first, second = param.states["exp_avg"], param.states["exp_avg_sq"]
+        first, second = (compact.decode(param.states[name], name) for name in MOMENTS)
         for i, g in enumerate(param.grad):
             first[i] = f32(first[i] + f32(f32(rest1 * g) - f32(rest1 * first[i])))
             second[i] = f32(second[i] + f32(f32(f32(rest2 * g) * g) - f32(rest2 * second[i])))
             w = f32(param.main[i] - f32(decay * param.main[i]))
             root = f32(f32(math.sqrt(f32(second[i] / c2))) + epsilon)
             param.main[i] = f32(w - f32(f32(lr * f32(first[i] / c1)) / root))
+        if param.storage == CONSTANTS["MAIN_NONE"]:
+            param.main = self.rounded_at_random(param, param.main, self.step)
+        if param.is_coded:
+            param.states = {name: compact.encode(state, name) for name, state in zip(MOMENTS, (first, second))}
+
+    def rounded_at_random(self, param, values, step):
+        return compact.round_stochastic(values, param.name, int(self.keys.get("rounding_seed", 0)), step)

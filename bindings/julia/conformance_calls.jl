@@ -130,6 +130,14 @@ call(rank, ::Val{:check_grads}, words, keys) = string(Int(FSDP.check_grads(rank.
 # Steps.
 call(rank, ::Val{:step_adamw}, words, keys) =
     FSDP.step_adamw(rank.named[words[1]], parse(Float64, words[2]); numbers(keys)...)
+function call(rank, ::Val{:round_stochastic}, words, keys)
+    data = values_of(rank, words[5:end], elements(rank, words[2], words[3]))
+    for shard in FSDP.shards(rank.named[words[1]])
+        shard.group === rank.named[words[2]] && shard.param_index == param_at(words[3]) || continue
+        own = data[shard.element_offset+1:shard.element_offset+shard.element_count]
+        FSDP.round_stochastic(shard, own, parse(Int, words[4]))
+    end
+end
 function call(rank, ::Val{:apply_grads}, words, keys)
     counts = [prod(param.dims) for name in rank.order for param in rank.params[name] if FSDP.is_trainable(param)]
     grads = [values_of(rank, words[4:end], count; shift = j - 1) for (j, count) in enumerate(counts)]

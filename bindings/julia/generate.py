@@ -27,6 +27,7 @@ PLAIN = {
     "uint64_t": "UInt64",
     "int32_t": "Int32",
     "int64_t": "Int64",
+    "float": "Float32",
     "double": "Float64",
     "char": "UInt8",
     "void": "Cvoid",

@@ -252,6 +252,13 @@ class Rank:
     def step_adamw(self, model, lr, **keys):
         self.named[model].step_adamw(float(lr), **numbers(keys))
 
+    def round_stochastic(self, model, group, index, step, *values):
+        data, group = self.values(values, self.elements(group, index)), self.named[group]
+        for shard in self.named[model].shards():
+            if shard.group is group and shard.param_index == int(index):
+                own = data[shard.element_offset : shard.element_offset + shard.element_count]
+                shard.round_stochastic(own, int(step))
+
     def apply_grads(self, model, lr, max_norm, *values, **keys):
         trained = [
             (group, p) for group, params in self.params.items() for p, param in enumerate(params) if param.is_trainable

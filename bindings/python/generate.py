@@ -49,7 +49,7 @@ def ctype(text, described, returned=False):
         return f"c_char * {array[1]}"
     if text == "char *":
         return "c_char_p"
-    if text in ("void *", "char * const") or text == "fsdp_stream":
+    if text in ("void *", "float *", "char * const") or text == "fsdp_stream":
         return "c_void_p"
     pointed = text.removesuffix("*").strip() if text.endswith("*") else None
     if pointed is None:

@@ -17,7 +17,7 @@ from written_files import write_or_compare  # noqa: E402
 HERE = pathlib.Path(__file__).resolve().parent
 ABI = json.loads((HERE.parent / "abi" / "abi.json").read_text())
 HEAD = "// SPDX-License-Identifier: Apache-2.0\n// Written by bindings/rust/generate.py from bindings/abi/abi.json.\n"
-PLAIN = {"uint32_t": "u32", "uint64_t": "u64", "int32_t": "i32", "int64_t": "i64", "double": "f64", "char": "c_char",
+PLAIN = {"uint32_t": "u32", "uint64_t": "u64", "int32_t": "i32", "int64_t": "i64", "float": "f32", "double": "f64", "char": "c_char",
          "void": "c_void"}
 KEYWORDS = {"type", "ref", "in", "box", "move", "match", "use", "where", "impl", "fn"}
 HOOKS = {hook["name"] for hook in ABI["hooks"]}

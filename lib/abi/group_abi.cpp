@@ -29,6 +29,8 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
     check_pointer(group, call, "group");
     const auto given = read_options(options, call, "fsdp_group_options");
     check_flags(given.flags, FSDP_GROUP_RESIDENT | FSDP_GROUP_ROOT, call, "fsdp_group_options.flags");
+    if (given.reserved)
+      fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_group_options.reserved is {}, it must be 0", call, given.reserved);
     memory::GroupSpec spec;
     spec.name = read_name(name, 255, call, "name");
     spec.params = read_params(params, param_count, param_stride, call);
@@ -43,6 +45,8 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
                          : defaults.reduce_policy                  ? defaults.reduce_policy
                          : spec.strategy == FSDP_STRATEGY_NO_SHARD ? FSDP_REDUCE_POLICY_LAST + 0
                                                                    : FSDP_REDUCE_POLICY_EACH + 0;
+    spec.main_storage = read_enum(given.main_storage, defaults.main_storage, FSDP_MAIN_NONE + 0, call,
+                                  "fsdp_group_options.main_storage");
     spec.resident = given.flags & FSDP_GROUP_RESIDENT;
     spec.root = given.flags & FSDP_GROUP_ROOT;
     const std::lock_guard lock(impl.mutex);

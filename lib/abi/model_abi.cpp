@@ -117,14 +117,19 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     read_outer_strategy(given, spec.mesh, call);
     read_policy(given, *impl, spec, call);
     const auto optimizer =
-        read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_CALLER + 0, call, "optimizer");
+        read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_ADAMW_8BIT + 0, call, "optimizer");
     spec.scale_rounding =
         read_enum(given.scale_rounding, FSDP_SCALE_EXACT + 0, FSDP_SCALE_POWER_OF_TWO + 0, call, "scale_rounding");
     spec.quantize_from = read_enum(given.quantize_from, FSDP_FLOAT32 + 0, FSDP_BFLOAT16 + 0, call, "quantize_from");
     spec.scale_rule = read_enum(given.scale_rule, FSDP_SCALE_ROUND_UP + 0, FSDP_SCALE_FLOOR + 0, call, "scale_rule");
     spec.plane_policy =
         read_enum(given.plane_policy, FSDP_PLANES_BY_PHASE + 0, FSDP_PLANES_BOTH + 0, call, "plane_policy");
+    if (given.reserved)
+      fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, given.reserved);
+    spec.rounding_seed = given.rounding_seed;
     engine::GroupDefaults defaults;
+    defaults.main_storage =
+        read_enum(given.main_storage, FSDP_MAIN_FLOAT32 + 0, FSDP_MAIN_NONE + 0, call, "main_storage");
     defaults.strategy = read_enum(given.strategy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0,
                                   FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0, call, "strategy");
     defaults.grad_dtype = read_enum(given.grad_dtype, 0, FSDP_FLOAT16 + 0, call, "grad_dtype");

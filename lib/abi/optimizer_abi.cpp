@@ -3,6 +3,7 @@
 
 #include "abi/boundary.h"
 #include "abi/options.h"
+#include "engine/gradients/adamw_spans.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
@@ -45,6 +46,26 @@ fsdp_group *group_handle(HandledModel &model, uint32_t index) {
   return model.groups[index];
 }
 
+void check_rounded(const engine::Runtime &runtime, const engine::Group &group, const engine::ParamPlace &place,
+                   const memory::ParamSpec &param, uint64_t step, const char *call) {
+  runtime.step.require_window(call);
+  if (runtime.capture_id)
+    fail(FSDP_INVALID_STATE, "{}: the model is being captured into a graph, whose replays would all round with step {}",
+         call, step);
+  const memory::BucketPlan &bucket = runtime.plan.buckets[place.bucket];
+  if (bucket.frozen || bucket.main_storage != FSDP_MAIN_NONE)
+    fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' {}; only main weights of FSDP_MAIN_NONE are rounded so",
+         call, param.name, group.name(), bucket.frozen ? "is FROZEN" : "has fp32 main weights");
+}
+
+void check_numbers(const float *from, const void *to, uint64_t count, const char *call) {
+  check_pointer(from, call, "from");
+  check_pointer(to, call, "to");
+  const auto first = reinterpret_cast<uintptr_t>(from), second = reinterpret_cast<uintptr_t>(to);
+  if (first < second + count * sizeof(uint16_t) && second < first + count * sizeof(float))
+    fail(FSDP_INVALID_ARGUMENT, "{}: from and to overlap", call);
+}
+
 }  // namespace
 
 extern "C" {
@@ -70,9 +91,10 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     value.group = group_handle(impl, own.group);
     value.param_index = own.param_index;
     value.name = param.name.c_str();
-    value.main_weight = impl.optimizer(call).main_weight(own);
-    value.main_grad = impl.optimizer(call).main_grad(own);
-    value.main_weight_dtype = value.main_grad_dtype = FSDP_FLOAT32;
+    value.main_weight = own.main_weight();
+    value.main_grad = own.main_grad();
+    value.main_weight_dtype = own.main_weight_dtype();
+    value.main_grad_dtype = FSDP_FLOAT32;
     value.element_offset = own.slice.tensor_offset;
     value.element_count = own.slice.count;
     value.row_offset = own.slice.tensor_offset / row;
@@ -91,8 +113,8 @@ fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, 
     check_output(state, call, "fsdp_tensor");
     check_pointer(name, call, "name");
     const engine::Shard &own = impl.optimizer(call).shard(shard_index, call);
-    const engine::Plane &plane = impl.optimizer(call).state(own, name, call);
-    write_output(state, view_of(impl.context(), plane.at(own.slice), {&own.slice.count, 1}, plane.dtype(), 0));
+    const engine::StatePart part = impl.optimizer(call).state(own, name, call);
+    write_output(state, view_of(impl.context(), part.data, {part.count, 1}, part.dtype, 0));
   });
 }
 
@@ -156,6 +178,24 @@ fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, const fsdp_adamw_optio
   constexpr auto call = "fsdp_step_adamw";
   return in_model(model, call, [&](engine::Model &impl) {
     impl.update(call).step_adamw(lr, read_adamw_options(options, lr, call), stream);
+  });
+}
+
+fsdp_status fsdp_round_stochastic(fsdp_group *group, uint64_t param_index, uint64_t element_offset, const float *from,
+                                  void *to, uint64_t count, uint64_t step, fsdp_stream stream) {
+  constexpr auto call = "fsdp_round_stochastic";
+  return in_group(group, call, [&](engine::Model &, engine::Runtime &runtime, engine::Group &impl) {
+    const engine::ParamPlace place = runtime.place(impl, param_index, call);
+    const memory::ParamSpec &param = runtime.param(impl, param_index);
+    check_rounded(runtime, impl, place, param, step, call);
+    if (element_offset > param.element_count || count > param.element_count - element_offset)
+      fail(FSDP_INVALID_ARGUMENT, "{}: {} elements from {} on of parameter '{}' of group '{}', which has {}", call,
+           count, element_offset, param.name, impl.name(), param.element_count);
+    if (!count) return;
+    check_numbers(from, to, count, call);
+    device::RandomRounding numbers{};
+    numbers.from = from, numbers.to = static_cast<uint16_t *>(to), numbers.count = count;
+    engine::round_randomly(runtime, param, numbers, element_offset, step, runtime.caller_stream(stream, call));
   });
 }
 

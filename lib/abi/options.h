@@ -68,6 +68,8 @@ inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cu
 template <>
 inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, max_pending_bytes);
 template <>
+inline constexpr uint64_t first_size<fsdp_group_options> = offsetof(fsdp_group_options, main_storage);
+template <>
 inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
 // A larger struct_size was certainly never set by the caller, so the bytes behind the struct must not be read.

@@ -28,7 +28,7 @@ void check_params(const GroupSpec &group) {
     });
 }
 
-constexpr size_t max_planes = 8;  // enough for AdamW; more planes only cost a reallocation
+constexpr size_t max_planes = 10;  // enough for AdamW; more planes only cost a reallocation
 
 BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<uint32_t> params) {
   const GroupSpec &group = spec.groups[group_index];
@@ -39,6 +39,8 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   bucket.dtype = first.dtype;
   bucket.quantization = first.quantization;
   bucket.frozen = first.frozen();
+  bucket.coded_states = first.coded_states;
+  bucket.main_storage = main_storage_of(group, first.dtype);
   bucket.grad_dtype = group.grad_dtype ? group.grad_dtype : first.dtype;
   bucket.wire_dtype = group.reduce_dtype ? group.reduce_dtype : bucket.grad_dtype;
   std::vector<layout::TensorSpec> tensors;
@@ -48,6 +50,11 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
     bucket.scale_layout = std::make_shared<const layout::FlatLayout>(
         scales_whole_tensors(bucket.quantization) ? layout::build_tensor_scale_layout(bucket.layout)
                                                   : layout::build_scale_layout(bucket.layout, tensors));
+  if (bucket.coded_states) {
+    for (size_t t = 0; t < params.size(); ++t) tensors[t] = coded_tensor_of(group.params[params[t]]);
+    bucket.state_layout =
+        std::make_shared<const layout::FlatLayout>(layout::build_scale_layout(bucket.layout, tensors));
+  }
   bucket.slices = spec.mesh.slices();
   bucket.params = std::move(params);
   return bucket;
@@ -64,15 +71,17 @@ void make_parts(const GroupSpec &group, std::span<const uint32_t> part_of, uint3
     if (!group.params[i].frozen()) plan.parts_of(of_group)[part_of[i]].params.push_back(i);
 }
 
-// One bucket for each (dtype, trainability, quantization, part) of the group, in order of first appearance.
+// One bucket for each (dtype, trainability, quantization, coded states, part) of the group, in order of first
+// appearance.
 void split_group(const ModelSpec &spec, const GradCut &cut, uint32_t group_index, ModelPlan &plan) {
   const GroupSpec &group = spec.groups[group_index];
   const std::vector<uint32_t> part_of = cut_group(group, cut);
   make_parts(group, part_of, group_index, plan);
-  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, uint32_t>;
+  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, bool, uint32_t>;
   std::vector<std::pair<Kind, std::vector<uint32_t>>> kinds;
   for (uint32_t i = 0; i < group.params.size(); ++i) {
-    const Kind kind{group.params[i].dtype, group.params[i].frozen(), group.params[i].quantization, part_of[i]};
+    const ParamSpec &param = group.params[i];
+    const Kind kind{param.dtype, param.frozen(), param.quantization, param.coded_states, part_of[i]};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto &entry) { return entry.first == kind; });
     if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, {}});
     found->second.push_back(i);
@@ -157,8 +166,12 @@ class NameSearch {
       for (const PlanePlan &plane : published_planes(param.dtype, param.quantization))
         take(stored_name(param, plane), format_text("plane {} of {}", plane_name(plane), owner));
     if (param.frozen()) return;
-    for (const StateSpec &state : states)
-      take(stored_name(param, state), format_text("state {} of {}", state.name, owner));
+    for (size_t s = 0; s < states.size(); ++s) {
+      const std::string what = format_text("state {} of {}", states[s].name, owner);
+      const bool coded = param.coded_states && s < adamw_states;
+      take(coded ? coded_name(param, states[s], false) : stored_name(param, states[s]), what);
+      if (coded) take(coded_name(param, states[s], true), "the scales of " + what);
+    }
   }
 
   std::vector<std::string> shared;
@@ -212,8 +225,10 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
           format_text("group '{}' is ROOT, but only FSDP_SCHEDULE_SEQUENTIAL visits such a group first and last; drop "
                       "the flag, or name its visits with FSDP_SCHEDULE_VISITS",
                       group.name));
-    for (const ParamSpec &param : group.params)
+    for (const ParamSpec &param : group.params) {
       if (auto misfit = find_misfit(param, group.name)) violations.push_back(std::move(*misfit));
+      if (auto misfit = find_storage_misfit(param, group)) violations.push_back(std::move(*misfit));
+    }
     ScheduledGroup scheduled;
     scheduled.trainable = group.trainable();
     schedule.groups.push_back(scheduled);
@@ -344,6 +359,10 @@ std::string check_bucket(const BucketPlan &bucket, const GroupSpec &group) {
   if (broken.empty() && bucket.quantization)
     broken = scales_whole_tensors(bucket.quantization) ? validate_tensor_scales(bucket.layout, *bucket.scale_layout)
                                                        : validate_scales(bucket.layout, *bucket.scale_layout, tensors);
+  if (broken.empty() && bucket.coded_states) {
+    for (size_t t = 0; t < tensors.size(); ++t) tensors[t] = coded_tensor_of(group.params[bucket.params[t]]);
+    broken = validate_scales(bucket.layout, *bucket.state_layout, tensors);
+  }
   return broken.empty() ? broken : format_text("a bucket of group '{}': {}", group.name, broken);
 }
 

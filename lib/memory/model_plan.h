@@ -32,12 +32,15 @@ struct BucketPlan {
   fsdp_dtype grad_dtype = FSDP_FLOAT32;  // dtype of full gradients
   fsdp_dtype wire_dtype = FSDP_FLOAT32;  // dtype to which each addend is rounded
   bool frozen = false;
+  bool coded_states = false;  // AdamW's states are codes with scales
+  fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
   // The layout's ranks are the mesh's slots. Planes of Extent::group have the `slices` neighbouring slots of an inner
   // rank together.
   uint32_t slices = 1;
   std::vector<uint32_t> params;  // indices in the group, in the layout's order
   layout::FlatLayout layout;
   std::shared_ptr<const layout::FlatLayout> scale_layout;  // layout of the scales; NULL if nothing is quantized
+  std::shared_ptr<const layout::FlatLayout> state_layout;  // layout of the scales of states; NULL: no state has any
   std::vector<PlanePlan> planes;                           // ordered by kind, then slot, then index
 
   // Returns NULL if the bucket has no such plane.
@@ -50,7 +53,7 @@ struct BucketPlan {
     return static_cast<uint32_t>(std::ranges::count(planes, PlaneKind::compute, &PlanePlan::kind));
   }
   const layout::FlatLayout &layout_of(const PlanePlan &plane) const {
-    return is_scales(plane.kind) ? *scale_layout : layout;
+    return is_scales(plane.kind) ? *scale_layout : plane.kind == PlaneKind::state_scales ? *state_layout : layout;
   }
   // The number of elements of a plane.
   uint64_t count(const PlanePlan &plane) const {

@@ -27,7 +27,8 @@ struct ParamSpec {
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
   fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
-  bool trained = true;  // set by fsdp_set_param_trainable; without meaning for a frozen parameter
+  bool trained = true;        // set by fsdp_set_param_trainable; without meaning for a frozen parameter
+  bool coded_states = false;  // AdamW's states are codes of 8 bits (can_code_states() in memory/plane.h)
   void *user_data = nullptr;
 
   bool is_box() const { return !global_shape.empty(); }
@@ -47,6 +48,7 @@ struct GroupSpec {
   fsdp_dtype reduce_dtype = 0;  // 0: the gradient's dtype
   bool resident = false;
   bool root = false;  // visited first and last in each direction
+  fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
 
   // An upper bound of the bytes in one call of a collective: the whole group in the widest dtype.
   uint64_t longest_call() const {
@@ -67,8 +69,10 @@ struct GroupSpec {
 
 struct StateSpec {
   std::string name;
-  fsdp_dtype dtype;
+  fsdp_dtype dtype;  // of AdamW's states: if they are not in codes
 };
+// The first of a model's states are AdamW's, if it is the optimizer.
+inline constexpr uint32_t adamw_states = 2;
 
 struct ModelSpec {
   layout::Mesh mesh;
@@ -92,6 +96,7 @@ struct ModelSpec {
   fsdp_dtype quantize_from = FSDP_FLOAT32;
   fsdp_scale_rule scale_rule = FSDP_SCALE_ROUND_UP;
   fsdp_plane_policy plane_policy = FSDP_PLANES_BY_PHASE;
+  uint64_t rounding_seed = 0;       // for main weights that are rounded stochastically
   uint64_t save_staging_bytes = 0;  // memory for saves; 0: each save allocates its own
   uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
   // Compute weights and gradients lie in memory of the host, where its ranks can read each other's. If not, the next

@@ -323,27 +323,39 @@ void drop_received(ModelPlan &plan) {
   plan.region(RegionId::received).bytes = 0;
 }
 
-// fp32 compute weights are the main weights: the optimizer works on this rank's part of them.
+void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char *what) {
+  plane.owned = plane.extent;
+  plane.offset = take(plan.region(plane.region), bucket.bytes(plane, what));
+  bucket.planes.push_back(plane);
+}
+
+// If the optimizer works on the compute weights (fp32, or bf16 with or without a rest), this rank's part of them is its
+// main weights.
+void place_main(ModelPlan &plan, BucketPlan &bucket, Extent extent) {
+  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .region = RegionId::main};
+  if (bucket.plane(PlaneKind::compute).dtype != FSDP_FLOAT32 && bucket.main_storage == FSDP_MAIN_FLOAT32)
+    return place_kept(plan, bucket, main, "main weights");
+  main = bucket.plane(PlaneKind::compute);
+  main.kind = PlaneKind::main, main.owned = extent, main.again = true;
+  bucket.planes.push_back(main);
+  if (bucket.main_storage == FSDP_MAIN_SPLIT16)
+    place_kept(plan, bucket,
+               {.kind = PlaneKind::rest, .dtype = FSDP_BFLOAT16, .extent = extent, .region = RegionId::main},
+               "rests of main weights");
+}
+
 void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket) {
   if (bucket.frozen) return;
   const Extent extent = is_whole(spec, bucket) ? Extent::whole : Extent::shard;
-  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .owned = extent, .region = RegionId::main};
-  if (bucket.plane(PlaneKind::compute).dtype == FSDP_FLOAT32) {
-    main = bucket.plane(PlaneKind::compute);
-    main.kind = PlaneKind::main, main.owned = extent, main.again = true;
-  } else {
-    main.offset = take(plan.region(RegionId::main), bucket.bytes(main, "main weights"));
-  }
-  bucket.planes.push_back(main);
-  for (uint32_t s = 0; s < spec.states.size(); ++s) {
-    PlanePlan state{.kind = PlaneKind::state,
-                    .index = static_cast<uint16_t>(s),
-                    .dtype = spec.states[s].dtype,
-                    .extent = extent,
-                    .owned = extent};
-    state.region = RegionId::optimizer;
-    state.offset = take(plan.region(RegionId::optimizer), bucket.bytes(state, "optimizer state"));
-    bucket.planes.push_back(state);
+  place_main(plan, bucket, extent);
+  for (uint16_t s = 0; s < spec.states.size(); ++s) {
+    const bool coded = bucket.coded_states && s < adamw_states;
+    PlanePlan state{.kind = PlaneKind::state, .index = s, .extent = extent, .region = RegionId::optimizer};
+    state.dtype = coded ? FSDP_UINT8 + 0 : spec.states[s].dtype;
+    place_kept(plan, bucket, state, "optimizer state");
+    if (!coded) continue;
+    state.kind = PlaneKind::state_scales, state.dtype = FSDP_FLOAT32;
+    place_kept(plan, bucket, state, "scales of optimizer state");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/checked.h"
+#include "base/dtype.h"
 #include "base/error.h"
 
 namespace fsdp::memory {
@@ -33,15 +34,59 @@ uint64_t product(std::span<const uint64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), uint64_t{1}, std::multiplies<>());
 }
 
-// The number of rows of the first dimension that stay together, so that no block is cut. With more than two dimensions
-// each row consists of whole matrices, and so of whole blocks.
-uint64_t granule_rows(const ParamSpec &param, uint64_t least) {
-  const uint64_t unit = param.shape.size() == 2 ? least : 1;
+// The number of rows of the first dimension that stay together: blocks as they were declared, of whole units.
+uint64_t rows_together(const ParamSpec &param, uint64_t unit) {
+  const uint64_t rows = round_up(param.shape.empty() ? 1 : param.shape.front(), unit, "rows of a granule");
   switch (param.granule) {
-    case FSDP_GRANULE_BLOCK: return std::min(param.granule_rows, round_up(param.shape.front(), unit, "rows"));
-    case FSDP_GRANULE_TENSOR: return round_up(param.shape.front(), unit, "rows of a granule");
+    case FSDP_GRANULE_BLOCK: return std::min(checked_lcm(std::min(param.granule_rows, rows), unit, "a granule"), rows);
+    case FSDP_GRANULE_TENSOR: return rows;
     default: return unit;
   }
+}
+
+uint64_t count_blocks(uint64_t elements) { return divide_up(elements, coded_block); }
+
+uint64_t row_size(const ParamSpec &param) {
+  return param.shape.empty() ? 1 : param.element_count / param.shape.front();
+}
+
+// The number of rows of the first dimension in a granule. A granule cuts no block, neither of the compute weights nor
+// of a state. With more than two dimensions each row consists of whole matrices, and so of whole blocks of the compute
+// weights.
+uint64_t granule_rows_of(const ParamSpec &param) {
+  uint64_t least = 1;
+  if (param.coded_states) least = coded_block / std::gcd(coded_block, row_size(param));
+  if (!param.quantized() || scales_whole_tensors(param.quantization)) return rows_together(param, least);
+  const uint64_t of_weights = param.shape.size() == 2 ? find_quantization(param.quantization).granule_rows : 1;
+  return rows_together(param, std::lcm(least, of_weights));
+}
+
+// The number in the whole tensor of an element of a box.
+uint64_t number_in_tensor(const ParamSpec &param, uint64_t element) {
+  uint64_t number = 0, size = 1;
+  for (size_t d = param.shape.size(); d-- > 0; element /= param.shape[d]) {
+    number += (element % param.shape[d] + param.global_offset[d]) * size;
+    size *= param.global_shape[d];
+  }
+  return number;
+}
+
+// Does each row of the last dimension consist of whole blocks, in the parameter and in the whole tensor? If so, the
+// scales of a state have rows too, and those of a box are parts of the rows of the whole tensor's scales.
+bool has_scale_rows(const ParamSpec &param) {
+  const auto is_whole = [](uint64_t count) { return count % coded_block == 0; };
+  if (param.shape.empty() || !is_whole(param.shape.back())) return false;
+  return !param.is_box() || (is_whole(param.global_shape.back()) && is_whole(param.global_offset.back()));
+}
+
+// If a box is one run of blocks of the whole tensor, returns the number of its first block there. If not, returns
+// nothing.
+std::optional<uint64_t> find_first_block(const ParamSpec &param) {
+  const uint64_t whole_row = product(std::span(param.global_shape).subspan(1));
+  if (!std::ranges::equal(std::span(param.shape).subspan(1), std::span(param.global_shape).subspan(1))) return {};
+  const uint64_t first = param.global_offset.front() * whole_row, end = first + param.element_count;
+  if (first % coded_block || (end % coded_block && end != param.global_shape.front() * whole_row)) return {};
+  return first / coded_block;
 }
 
 // Checkpoints store the planes of a frozen parameter, so the planes of a box must be a part of the whole tensor's
@@ -93,21 +138,75 @@ bool scales_whole_tensors(fsdp_quantization quantization) {
 }
 
 uint64_t raised_granule(const ParamSpec &param) {
-  if (!param.quantized() || scales_whole_tensors(param.quantization) || param.granule != FSDP_GRANULE_ROW) return 0;
-  const uint64_t rows = granule_rows(param, find_quantization(param.quantization).granule_rows);
-  return rows > 1 ? rows : 0;
+  if (param.granule == FSDP_GRANULE_TENSOR || param.shape.empty()) return 0;
+  const uint64_t declared = param.granule == FSDP_GRANULE_BLOCK ? param.granule_rows : 1;
+  const layout::TensorSpec tensor = tensor_of(param);
+  if (tensor.granule != FSDP_GRANULE_BLOCK || declared >= param.shape.front()) return 0;
+  return tensor.granule_rows > declared ? tensor.granule_rows : 0;
 }
 
 // All forms have the same number of scales per granule, so one layout serves all of them.
 layout::TensorSpec tensor_of(const ParamSpec &param) {
-  layout::TensorSpec tensor{param.shape, param.granule, param.granule_rows};
-  if (!param.quantized() || scales_whole_tensors(param.quantization)) return tensor;
-  const Quantization &kind = find_quantization(param.quantization);
-  tensor.granule = FSDP_GRANULE_BLOCK;
-  tensor.granule_rows = granule_rows(param, kind.granule_rows);
+  if (!param.quantized() || scales_whole_tensors(param.quantization))
+    return param.coded_states ? coded_tensor_of(param)
+                              : layout::TensorSpec{param.shape, param.granule, param.granule_rows};
+  layout::TensorSpec tensor{param.shape, FSDP_GRANULE_BLOCK, granule_rows_of(param)};
   tensor.granule_scales = count_scales(param, tensor.granule_rows);
   tensor.scale_count = product(scale_shapes(param).front());
   return tensor;
+}
+
+layout::TensorSpec coded_tensor_of(const ParamSpec &param) {
+  layout::TensorSpec tensor{param.shape, FSDP_GRANULE_BLOCK, granule_rows_of(param)};
+  tensor.granule_scales = tensor.granule_rows * row_size(param) / coded_block;
+  tensor.scale_count = count_blocks(param.element_count);
+  return tensor;
+}
+
+bool can_code_states(const ParamSpec &param) {
+  if (param.frozen()) return false;
+  if (!param.is_box()) return param.element_count >= least_coded_elements;
+  if (product(param.global_shape) < least_coded_elements) return false;
+  return has_scale_rows(param) || find_first_block(param).has_value();
+}
+
+// The dimensions after `cut` are whole. So elements that differ only in the index of `cut` and in later indices lie
+// together in the whole tensor: they are a piece. Pieces that differ only in the index before `cut` lie at equal
+// distances: they are a run.
+std::vector<ElementRun> list_runs(const ParamSpec &param, uint64_t first, uint64_t count) {
+  if (!param.is_box() || param.shape.empty()) return {{0, count, first, std::max<uint64_t>(count, 1), 0}};
+  size_t cut = param.shape.size() - 1;
+  while (cut > 0 && param.shape[cut] == param.global_shape[cut]) --cut;
+  const uint64_t length = product(std::span(param.shape).subspan(cut));
+  const uint64_t pitch = product(std::span(param.global_shape).subspan(cut));
+  const uint64_t run = cut == 0 ? length : length * param.shape[cut - 1];
+  std::vector<ElementRun> runs;
+  for (uint64_t done = 0; done < count;) {
+    const uint64_t at = first + done, piece = length - at % length;
+    // What is left of a piece is a run of its own, so that the next run begins with a whole piece.
+    const uint64_t now = std::min(count - done, piece < length ? piece : run - at % run);
+    runs.push_back({done, now, number_in_tensor(param, at), length, pitch});
+    done += now;
+  }
+  return runs;
+}
+
+bool rounds_randomly(const ModelSpec &spec) {
+  return std::ranges::any_of(spec.groups, [](const GroupSpec &group) {
+    return std::ranges::any_of(group.params, [&](const ParamSpec &param) {
+      return !param.frozen() && main_storage_of(group, param.dtype) == FSDP_MAIN_NONE;
+    });
+  });
+}
+
+std::optional<std::string> find_storage_misfit(const ParamSpec &param, const GroupSpec &group) {
+  if (group.main_storage == FSDP_MAIN_FLOAT32 || param.frozen()) return {};
+  if (!param.quantized() && param.dtype != FSDP_FLOAT16) return {};
+  return format_text(
+      "parameter '{}' of group '{}' is {}: {} is for bfloat16 weights that are not quantized; give the group "
+      "main_storage FSDP_MAIN_FLOAT32",
+      param.name, group.name, param.quantized() ? find_quantization(param.quantization).name : dtype_name(param.dtype),
+      group.main_storage == FSDP_MAIN_SPLIT16 ? "FSDP_MAIN_SPLIT16" : "FSDP_MAIN_NONE");
 }
 
 std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param) {
@@ -139,7 +238,28 @@ uint64_t count_scales(const ParamSpec &param, uint64_t rows) {
   return checked_multiply(divide_up(matrix_rows, block.rows), divide_up(columns, block.columns), "scales of a granule");
 }
 
+namespace {
+
+// If each row consists of whole blocks, the scales have as many dimensions as the parameter. If not, they are one row
+// with the scales of all blocks.
+StoredShape shape_of_state_scales(const ParamSpec &param) {
+  if (has_scale_rows(param)) {
+    StoredShape stored{param.shape, param.global_shape, param.global_offset};
+    for (std::vector<uint64_t> *sizes : {&stored.shape, &stored.global_shape, &stored.global_offset})
+      if (!sizes->empty()) sizes->back() /= coded_block;
+    return stored;
+  }
+  StoredShape stored{{count_blocks(param.element_count)}, {}, {}};
+  if (!param.is_box()) return stored;
+  stored.global_shape = {count_blocks(product(param.global_shape))};
+  stored.global_offset = {find_first_block(param).value()};
+  return stored;
+}
+
+}  // namespace
+
 StoredShape stored_shape(const ParamSpec &param, const PlanePlan &plane) {
+  if (plane.kind == PlaneKind::state_scales) return shape_of_state_scales(param);
   if (!is_scales(plane.kind)) return {param.shape, param.global_shape, param.global_offset};
   StoredShape stored{scale_shapes(param)[plane.index], {}, {}};
   if (!param.is_box()) return stored;
@@ -181,6 +301,10 @@ std::string stored_name(const ParamSpec &param, const PlanePlan &plane) {
 
 std::string stored_name(const ParamSpec &param, const StateSpec &state) {
   return format_text("state.{}.{}", param.name, state.name);
+}
+
+std::string coded_name(const ParamSpec &param, const StateSpec &state, bool scales) {
+  return stored_name(param, state) + (scales ? ".absmax" : ".code");
 }
 
 }  // namespace fsdp::memory

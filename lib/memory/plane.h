@@ -21,8 +21,10 @@ enum class PlaneKind : uint8_t {
   compute_scales,   // scales of quantized compute weights, in the layout of the codes (layout/flat_layout.h)
   gathered,         // a copy of the whole compute weights in the pool; index: form
   gathered_scales,  // a copy of all scales in the pool; index: form
-  main,             // fp32 weights that the optimizer works on
+  main,             // weights that the optimizer works on; with a `rest`, only their upper halves
+  rest,             // the lower halves of fp32 main weights, 16 bits each (FSDP_MAIN_SPLIT16)
   state,            // optimizer state; index: position in the order declared
+  state_scales,     // scales of a state in codes, one for each block; index: that of the state
   grad,             // main grads
   full_grad,        // a full gradient, for the caller to write
   partial,          // sums over the inner axis that the outer axis has yet to add; index: which buffer of the turns
@@ -101,10 +103,10 @@ struct RegionPlan {
 struct PlanePlan {
   PlaneKind kind = PlaneKind::compute;
   uint16_t index = 0;
-  uint8_t slot = 0;  // for gathered kinds: in which of the group's buffers the plane lies
-  fsdp_dtype dtype = FSDP_FLOAT32;
-  Extent extent = Extent::whole;  // which elements the plane has in memory
-  Extent owned = Extent::whole;   // which of these elements this rank writes
+  uint8_t slot = 0;                 // for gathered kinds: in which of the group's buffers the plane lies
+  fsdp_dtype dtype = FSDP_FLOAT32;  // for rests only its size is used
+  Extent extent = Extent::whole;    // which elements the plane has in memory
+  Extent owned = Extent::whole;     // which of these elements this rank writes
   RegionId region = RegionId::local_compute;
   bool again = false;   // another row has the same bytes
   uint64_t offset = 0;  // offset in bytes of the first element, in this rank's part of the region
@@ -140,12 +142,41 @@ bool has_forms(const GroupSpec &group);
 // Has a parameter one scale for all of its elements? If so, its codes are laid out like numbers that are not quantized.
 bool scales_whole_tensors(fsdp_quantization quantization);
 
-// The number of rows that stay together if a ROW granule was declared but a block has more rows; 0: the granule is as
-// declared.
+// The number of rows that stay together if a block has more rows than the granule that was declared, or cuts it; 0: the
+// granule is as declared.
 uint64_t raised_granule(const ParamSpec &param);
 
 // Says where a parameter may be cut, and how many scales each whole granule has.
 layout::TensorSpec tensor_of(const ParamSpec &param);
+
+// Main weights and states in fewer bits than fp32. All of these functions are pure.
+
+// The number of elements that share a scale of a state in codes.
+inline constexpr uint64_t coded_block = 256;
+// Parameters with fewer elements than this keep fp32 states.
+inline constexpr uint64_t least_coded_elements = 4096;
+// Can AdamW's states of the parameter be codes of 8 bits? Blocks are counted from the parameter's first element. The
+// blocks of a box must be blocks of the whole tensor, so that checkpoints can store them.
+bool can_code_states(const ParamSpec &param);
+// The same tensor as tensor_of(), but with the numbers of scales of a state in codes.
+layout::TensorSpec coded_tensor_of(const ParamSpec &param);
+// A run of `count` of a parameter's elements. It begins with element `begin` of the elements that list_runs() was asked
+// for. Element i of the run is element first + i / length * pitch + i % length of the parameter, or of the whole tensor
+// if the parameter is a box.
+struct ElementRun {
+  uint64_t begin, count;
+  uint64_t first, length, pitch;
+};
+// Divides the `count` elements from element `first` on into runs, in ascending order.
+std::vector<ElementRun> list_runs(const ParamSpec &param, uint64_t first, uint64_t count);
+// Says why the main weights of a parameter cannot be stored as the group asks; returns nothing if they can.
+std::optional<std::string> find_storage_misfit(const ParamSpec &param, const GroupSpec &group);
+// The storage of main weights in the buckets of the group whose parameters have this dtype.
+constexpr fsdp_main_storage main_storage_of(const GroupSpec &group, fsdp_dtype dtype) {
+  return dtype == FSDP_BFLOAT16 ? group.main_storage : FSDP_MAIN_FLOAT32 + 0;
+}
+// Are any main weights rounded stochastically?
+bool rounds_randomly(const ModelSpec &spec);
 
 // The shape of the scales of each form, in C order; empty for a parameter without scales.
 std::vector<std::vector<uint64_t>> scale_shapes(const ParamSpec &param);
@@ -161,8 +192,8 @@ uint64_t block_rows(const ParamSpec &param);
 // The number of scales in each form of `rows` rows of the first dimension, which are whole blocks.
 uint64_t count_scales(const ParamSpec &param, uint64_t rows);
 
-// A stored form of a parameter as a tensor: its shape and, for a box, the shape of the whole tensor and the box's
-// offset.
+// A stored form of a parameter, or of one of its states, as a tensor: its shape and, for a box, the shape of the whole
+// tensor and the box's offset.
 struct StoredShape {
   std::vector<uint64_t> shape, global_shape, global_offset;
 };
@@ -176,5 +207,7 @@ std::optional<std::string> find_misfit(const ParamSpec &param, const std::string
 // The name of a published plane of a frozen quantized parameter. Any other published plane has the parameter's name.
 std::string stored_name(const ParamSpec &param, const PlanePlan &plane);
 std::string stored_name(const ParamSpec &param, const StateSpec &state);
+// The name under which a checkpoint has the codes, or the scales, of a state in codes.
+std::string coded_name(const ParamSpec &param, const StateSpec &state, bool scales);
 
 }  // namespace fsdp::memory

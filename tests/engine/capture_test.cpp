@@ -68,6 +68,28 @@ TEST(Capture, GradientsByPartsHaveTheBitsOfWholeGroups) {
   }
 }
 
+// The number of the step, which the random bits depend on, is written to the device before each replay.
+TEST(Capture, WeightsAndStatesInFewerBitsHaveTheBitsOfEagerSteps) {
+  for (const fsdp_main_storage storage : {FSDP_MAIN_FLOAT32, FSDP_MAIN_SPLIT16, FSDP_MAIN_NONE})
+    for (const fsdp_optimizer optimizer : {FSDP_OPTIMIZER_ADAMW, FSDP_OPTIMIZER_ADAMW_8BIT}) {
+      Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+      setup.set_dtype(FSDP_BFLOAT16);
+      setup.groups[0].params.push_back({"coded", {70, 64}, FSDP_BFLOAT16});
+      setup.model.main_storage = storage;
+      setup.model.optimizer = optimizer;
+      const Weights expected = train_eagerly(setup, 2);
+      const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+        Graph graph(rank, stream, [&] {
+          pass(rank, stream, false);
+          pass(rank, stream, true);
+          update(rank, stream, 123.0);  // of no replay
+        });
+        for (int i = 0; i < steps; ++i) graph.replay(lr_of(i));
+      });
+      EXPECT_TRUE(same_bits(weights, expected)) << storage << " " << optimizer;
+    }
+}
+
 // Gathers and reduces are in the graph: NCCL's look-alike takes them as NCCL does.
 TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
   NEEDS_NCCL();

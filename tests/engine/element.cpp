@@ -81,4 +81,13 @@ float round_to(float value, fsdp_dtype dtype) {
   return dtype == FSDP_FLOAT16 ? half_to_float(to_half(value)) : value;
 }
 
+uint32_t crc32(const void *data, size_t bytes) {
+  uint32_t crc = 0xffffffff;
+  for (size_t i = 0; i < bytes; ++i) {
+    crc ^= static_cast<const uint8_t *>(data)[i];
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+  }
+  return ~crc;
+}
+
 }  // namespace harness

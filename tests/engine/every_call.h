@@ -140,6 +140,7 @@ inline std::vector<Call> group_calls(fsdp_group *group) {
       {"fsdp_put_grad", [=] { return fsdp_put_grad(group, 0, data, FSDP_FLOAT32, 32, 0, nullptr); }},
       {"fsdp_complete_grad", [=] { return fsdp_complete_grad(group, 0, 0, nullptr); }},
       {"fsdp_reduce_grad", [=] { return fsdp_reduce_grad(group, FSDP_LAST, nullptr); }},
+      {"fsdp_round_stochastic", [=] { return fsdp_round_stochastic(group, 0, 0, data, data + 32, 1, 1, nullptr); }},
   };
 }
 

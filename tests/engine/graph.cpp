@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "graph.h"
 
+#include "element.h"
+
 #include <cstdlib>
 
 namespace harness {
@@ -109,11 +111,13 @@ void enqueue_grad(Rank &rank, size_t g, size_t p, cudaStream_t stream) {
   int32_t accumulate = 0;
   FSDP(fsdp_get_param(rank.groups[g], p, FSDP_BACKWARD, &weight));
   FSDP(fsdp_acquire_grad(rank.groups[g], p, 0, stream, &grad, &accumulate));
-  CUDA(simulated::enqueue(stream, [from = static_cast<const float *>(weight.data), to = static_cast<float *>(grad.data),
-                                   count = grad.element_count, accumulate] {
-    for (uint64_t i = 0; i < count; ++i)
-      to[i] = (accumulate ? to[i] : 0.0f) + 0.25f * from[i] + 0.001f * static_cast<float>(i % 7);
-  }));
+  CUDA(simulated::enqueue(
+      stream, [from = weight.data, to = grad.data, dtype = weight.dtype, count = grad.element_count, accumulate] {
+        for (uint64_t i = 0; i < count; ++i)
+          store_element(to, dtype, i,
+                        (accumulate ? load_element(to, dtype, i) : 0.0f) + 0.25f * load_element(from, dtype, i) +
+                            0.001f * static_cast<float>(i % 7));
+      }));
 }
 
 void enqueue_grads(Rank &rank, size_t g, cudaStream_t stream) {

@@ -49,7 +49,8 @@ TEST_F(MisusedModel, EnumValuesOutsideOfTheirRangeAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::unshard_mode, 3), "unshard_mode is 3", "[1, 2]");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::view_kind, 3), "view_kind is 3", "[1, 2]");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::reduce_policy, 3), "reduce_policy is 3");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::optimizer, 3), "optimizer is 3");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::optimizer, 4), "optimizer is 4", "[1, 3]");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::main_storage, 4), "main_storage is 4", "[1, 3]");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::flags, 0x100u), "fsdp_model_options.flags", "0x100");
 }
 

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "device.h"
+#include "element.h"
 #include "misuse.h"
 #include "train_as_planned.h"
 
@@ -35,16 +36,6 @@ Scenario mixed(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = 
                   {"second", {mxfp8({"stack", {3, 32, 32}}), mxfp8({"tall", {160, 32}}), {"usual", {24, 24}}}},
                   {"third", {mxfp8({"whole", {64, 32}, FSDP_FLOAT32, FSDP_PARAM_NO_DECAY, FSDP_GRANULE_TENSOR})}}};
   return setup;
-}
-
-// zlib's.
-uint32_t crc32(const void *data, size_t bytes) {
-  uint32_t crc = 0xffffffff;
-  for (size_t i = 0; i < bytes; ++i) {
-    crc ^= static_cast<const uint8_t *>(data)[i];
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
-  }
-  return ~crc;
 }
 
 uint32_t crc_of(Rank &rank, fsdp_phase phase, fsdp_plane plane) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 
+#include "compact_reference.h"
 #include "element.h"
 #include "harness.h"
 
@@ -16,7 +17,8 @@ namespace {
 fsdp_dtype first_of(fsdp_dtype a, fsdp_dtype b, fsdp_dtype c) { return a ? a : b ? b : c; }
 
 // What is computed with when these are the main weights.
-std::vector<float> seen_of(const Scenario &setup, const ParamDef &param, std::vector<float> values, bool backward) {
+std::vector<float> seen_of(const Scenario &setup, const GroupDef &group, const ParamDef &param,
+                           std::vector<float> values, bool backward) {
   const fsdp_model_options &model = setup.model;
   const BlockShape block = block_of(param.quantization, backward);
   if (param.quantization == FSDP_QUANTIZE_MXFP8)
@@ -26,7 +28,8 @@ std::vector<float> seen_of(const Scenario &setup, const ParamDef &param, std::ve
     return dequantize(quantize_blocks(values, param.shape, model.scale_rounding, model.quantize_from,
                                       param.quantization == FSDP_QUANTIZE_FP8),
                       param.shape, block);
-  for (float &value : values) value = round_to(value, param.dtype);
+  const bool is_split = storage_of(setup, group, param) == FSDP_MAIN_SPLIT16;
+  for (float &value : values) value = is_split ? upper_half(value) : round_to(value, param.dtype);
   return values;
 }
 
@@ -113,6 +116,16 @@ struct ReferenceParam {
       weight[i] = decayed - lr * (m[i] / c1) / (std::sqrt(v[i] / c2) + 1e-8f);
       require(!(std::abs(weight[i] - wide) > 1e-6), "the reference's AdamW is that of fp64, but for rounding");
     }
+    keep(step + 1);
+  }
+  // What is left where weights and states have fewer bits than fp32.
+  void keep(uint32_t step) {
+    if (storage_of(setup, group, param) == FSDP_MAIN_NONE)
+      for (uint64_t i = 0; i < weight.size(); ++i)
+        weight[i] = round_randomly(weight[i], setup.model.rounding_seed, param.name, i, step);
+    if (!has_codes(setup, param)) return;
+    encode_and_decode(m, true);
+    encode_and_decode(v, false);
   }
 };
 
@@ -189,6 +202,8 @@ Outcome reference(const Scenario &setup) {
     for (const ParamDef &param : group.params) {
       ReferenceParam p{setup, group, param, static_cast<uint32_t>(params.size()), {}, {}, {}, {}, {}};
       for (uint64_t i = 0; i < param.count(); ++i) p.weight.push_back(initial_weight(p.ordinal, i));
+      if (storage_of(setup, group, param) == FSDP_MAIN_NONE)
+        for (float &weight : p.weight) weight = round_to(weight, FSDP_BFLOAT16);
       p.m.assign(p.weight.size(), 0);
       p.v.assign(p.weight.size(), 0);
       p.grad.assign(p.weight.size(), 0);
@@ -199,10 +214,11 @@ Outcome reference(const Scenario &setup) {
     std::vector<uint64_t> &forward = outcome.versions.emplace_back();
     std::vector<uint64_t> &backward = outcome.backward_versions.emplace_back();
     for (auto &p : params) {
-      p.seen = seen_of(setup, p.param, p.weight, true);
+      p.seen = seen_of(setup, p.group, p.param, p.weight, true);
       backward.push_back(hash_of(p.seen));
-      forward.push_back(p.param.quantization == FSDP_QUANTIZE_MXFP8 ? hash_of(seen_of(setup, p.param, p.weight, false))
-                                                                    : backward.back());
+      forward.push_back(p.param.quantization == FSDP_QUANTIZE_MXFP8
+                            ? hash_of(seen_of(setup, p.group, p.param, p.weight, false))
+                            : backward.back());
     }
   };
   publish();
@@ -225,7 +241,7 @@ Outcome reference(const Scenario &setup) {
   }
   for (auto &p : params) {
     // A frozen parameter is read back as it is kept.
-    if (p.param.flags & FSDP_PARAM_FROZEN) p.weight = seen_of(setup, p.param, p.weight, false);
+    if (p.param.flags & FSDP_PARAM_FROZEN) p.weight = seen_of(setup, p.group, p.param, p.weight, false);
     outcome.weights.push_back(p.weight);
     outcome.grads.push_back(p.grad);
   }
@@ -252,7 +268,7 @@ std::string view_difference(const Scenario &setup, const std::vector<Outcome> &o
   for (const GroupDef &group : setup.groups)
     for (const ParamDef &param : group.params)
       versions.back().push_back(
-          hash_of(seen_of(setup, param, outcomes.at(0).weights.at(versions.back().size()), false)));
+          hash_of(seen_of(setup, group, param, outcomes.at(0).weights.at(versions.back().size()), false)));
   for (auto &hashes : versions) hashes.resize(versions.front().size());
   for (size_t r = 0; r < outcomes.size(); ++r) {
     if (outcomes[r].views.size() != view_count(setup)) return "rank " + std::to_string(r) + ": the number of views";

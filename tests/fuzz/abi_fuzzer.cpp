@@ -197,10 +197,11 @@ bool belongs_to_plans(const std::string &name) {
   return std::ranges::find(declaring, name) != std::end(declaring);
 }
 
-// Names of states are made up, and planes are for parameters that are quantized.
+// Names of states are made up, planes are for parameters that are quantized, and rounding for those without main
+// weights.
 bool is_for_few(const std::string &name) {
   static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane", "fsdp_load_plane",
-                                        "fsdp_swizzle_scales"};
+                                        "fsdp_round_stochastic", "fsdp_swizzle_scales"};
   return std::ranges::find(few, name) != std::end(few);
 }
 

@@ -10,7 +10,8 @@ constexpr uint64_t max_params = 4, param_room = 96;
 
 // Descriptors in memory of any stride up to param_room, with names and shapes of their own.
 struct Params {
-  explicit Params(Rank &rank) : bytes(max_params * 4096 + 8192) {
+  // narrow: as main weights in fewer bits than fp32 need them.
+  Params(Rank &rank, bool narrow) : bytes(max_params * 4096 + 8192), is_narrow(narrow) {
     count = rank.random.below(max_params + 1);
     stride = rank.wild() ? rank.nonsense() : rank.random.one_in(4) ? param_room : sizeof(fsdp_param);
     for (uint64_t i = 0; i < count; ++i) declare(rank, i);
@@ -43,7 +44,9 @@ struct Params {
       param.global_offset = rank.or_null(offsets[i]);
     }
     const bool frozen = param.flags & FSDP_PARAM_FROZEN;
-    const bool fits = param.dimension_count == 2 && !(frozen && param.global_shape);
+    const bool narrow = is_narrow && !frozen && !rank.wild();
+    if (narrow && param.dtype == FSDP_FLOAT16) param.dtype = FSDP_BFLOAT16;
+    const bool fits = param.dimension_count == 2 && !(frozen && param.global_shape) && !narrow;
     const fsdp_quantization kind = rank.random.one_in(2) ? FSDP_QUANTIZE_FP8_BLOCK : FSDP_QUANTIZE_FP8;
     param.quantization = rank.exactly(fits && rank.random.one_in(4) ? kind : 0);
     // Blocks of 32 fit hardly any of these sizes.
@@ -63,6 +66,7 @@ struct Params {
   std::string names[max_params];
   uint64_t shapes[max_params][64], wholes[max_params][64], offsets[max_params][64];
   uint64_t count, stride;
+  bool is_narrow;
   std::vector<ParamFacts> facts;
 };
 
@@ -72,11 +76,16 @@ fsdp_status create_group(Rank &rank) {
   options.strategy = rank.random.one_in(2) ? 0 : rank.choice(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   options.grad_dtype = rank.exactly(0);
   options.reduce_dtype = rank.exactly(0);
+  options.main_storage = rank.random.one_in(8) ? rank.choice(FSDP_MAIN_NONE) : 0;
+  options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
   const Input<fsdp_group_options> input(rank, options);
-  const Params params(rank);
+  fsdp_model *const model = rank.model();
+  const auto known = rank.main_storages.find(model);
+  const fsdp_main_storage of_model = known == rank.main_storages.end() ? 0 : known->second;
+  const fsdp_main_storage storage = options.main_storage ? options.main_storage : of_model;
+  const Params params(rank, storage > FSDP_MAIN_FLOAT32);
   const char *const name = rank.name();
   const std::string kept = name ? name : "";
-  fsdp_model *const model = rank.model();
   fsdp_group *made = nullptr;
   const fsdp_status status = make<fsdp_group>(
       rank, a_group,
@@ -86,7 +95,7 @@ fsdp_status create_group(Rank &rank) {
       },
       &made);
   require(!made || is_stride<fsdp_param>(params.stride), "fsdp_create_group took a stride that cannot be");
-  if (made) rank.groups[made] = {model, params.facts, kept};
+  if (made) rank.groups[made] = {model, params.facts, kept, storage};
   return status;
 }
 

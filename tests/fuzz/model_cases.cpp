@@ -18,17 +18,21 @@ fsdp_status create_model(Rank &rank) {
   options.grad_op = rank.choice(FSDP_GRAD_OP_FACTOR);
   options.reduce_policy = rank.random.one_in(2) ? 0 : rank.choice(FSDP_REDUCE_POLICY_LAST);
   options.grad_factor = rank.real(0.5);
-  options.optimizer = rank.random.one_in(3) ? FSDP_OPTIMIZER_CALLER : rank.exactly(FSDP_OPTIMIZER_ADAMW);
+  const fsdp_optimizer adamw = rank.random.one_in(4) ? FSDP_OPTIMIZER_ADAMW_8BIT : FSDP_OPTIMIZER_ADAMW;
+  options.optimizer = rank.random.one_in(3) ? FSDP_OPTIMIZER_CALLER + 0 : rank.exactly(adamw);
   options.max_pending_groups = rank.number32(0);
   options.max_pending_bytes = rank.number(rank.random.one_in(4) ? uint64_t{4096} << rank.random.below(5) : 0);
   options.prefetch_depth = rank.number32(static_cast<uint32_t>(rank.random.below(3)));
   options.view_kind = rank.choice(FSDP_VIEWS_PRIVATE);
   options.prefetch_bytes = rank.number(0);
+  options.main_storage = rank.random.one_in(3) ? rank.choice(FSDP_MAIN_NONE) : 0;
+  options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
+  options.rounding_seed = rank.number(7);
   const Input<fsdp_model_options> input(rank, options);
   fsdp_model *made = nullptr;
   const fsdp_status status = make<fsdp_model>(
       rank, a_model, [&](auto **out) { return fsdp_create_model(rank.context(), input.pointer(), out); }, &made);
-  if (made) rank.aim.model = made;
+  if (made) rank.aim.model = made, rank.main_storages[made] = options.main_storage;
   return status;
 }
 

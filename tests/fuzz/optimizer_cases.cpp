@@ -104,6 +104,28 @@ fsdp_status step_adamw(Rank &rank) {
   return fsdp_step_adamw(model, rank.real(0.01), options.pointer(), rank.stream());
 }
 
+// Aims at a parameter that has no main weights of its own: they are few.
+ParamFacts aim_at_bfloat16(Rank &rank) {
+  for (const auto &[handle, facts] : rank.groups)
+    for (uint64_t p = 0; facts.model == rank.aim.model && p < facts.params.size(); ++p)
+      if (facts.main_storage == FSDP_MAIN_NONE && facts.params[p].dtype == FSDP_BFLOAT16 && !facts.params[p].frozen) {
+        rank.aim.group = static_cast<fsdp_group *>(const_cast<void *>(handle));
+        rank.aim.param = p;
+        return facts.params[p];
+      }
+  return rank.param();
+}
+
+fsdp_status round_stochastic(Rank &rank) {
+  const ParamFacts facts = aim_at_bfloat16(rank);
+  fsdp_group *const group = rank.group();
+  const uint64_t offset = facts.element_count ? rank.random.below(facts.element_count) : 0;
+  const auto *const from = reinterpret_cast<const float *>(rank.buffer);
+  return fsdp_round_stochastic(group, rank.number(rank.aim.param), rank.number(offset), rank.or_null(from),
+                               rank.or_null(rank.buffer + buffer_bytes / 2), rank.number(facts.element_count - offset),
+                               rank.number(1), rank.stream());
+}
+
 fsdp_status finish_grads(Rank &rank) {
   fsdp_model *const model = rank.model();
   return fsdp_finish_grads(model, rank.real(1), rank.number32(rank.aim.flags), rank.stream());
@@ -128,6 +150,7 @@ const std::vector<Case> &optimizer_cases() {
       {"fsdp_clip_grads", clip_grads},
       {"fsdp_check_grads", check_grads},
       {"fsdp_step_adamw", step_adamw},
+      {"fsdp_round_stochastic", round_stochastic},
       {"fsdp_publish_weights", [](Rank &rank) { return fsdp_publish_weights(rank.model(), rank.stream()); }},
       {"fsdp_begin_update", [](Rank &rank) { return fsdp_begin_update(rank.model(), rank.stream()); }},
       {"fsdp_discard_step", [](Rank &rank) { return fsdp_discard_step(rank.model(), rank.stream()); }},

@@ -36,6 +36,7 @@ struct GroupFacts {
   fsdp_model *model;
   std::vector<ParamFacts> params;
   std::string name{};
+  fsdp_main_storage main_storage = 0;
 };
 
 // What the next call is to be about.
@@ -105,6 +106,7 @@ class Rank {
   Aim aim;
   std::array<std::vector<void *>, kind_count> alive;
   std::map<const void *, GroupFacts> groups;
+  std::map<const void *, fsdp_main_storage> main_storages;  // of models
   unsigned char *buffer, *arena;
 
  private:

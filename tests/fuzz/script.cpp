@@ -61,6 +61,12 @@ void change_grads(Rank &rank) {
   visit_params(rank, "fsdp_read_grad", "fsdp_load_grad");
 }
 
+bool rounds(const Rank &rank) {
+  return std::ranges::any_of(rank.groups, [&](const auto &group) {
+    return group.second.model == rank.aim.model && group.second.main_storage == FSDP_MAIN_NONE;
+  });
+}
+
 void end_step(Rank &rank, bool ends_groups) {
   static constexpr const char *between[] = {"fsdp_scale_grads",   "fsdp_clip_grads",           "fsdp_check_grads",
                                             "fsdp_get_grad_norm", "fsdp_get_param_grad_norms", "fsdp_get_last_norm"};
@@ -68,6 +74,7 @@ void end_step(Rank &rank, bool ends_groups) {
   go_on(rank, "fsdp_finish_grads");
   if (rank.random.one_in(3)) change_grads(rank);
   for (uint64_t i = rank.random.below(4); i > 0; --i) go_on(rank, between[rank.random.below(std::size(between))]);
+  if (rounds(rank)) go_on(rank, "fsdp_round_stochastic");
   go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
   if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");
 }

@@ -73,7 +73,7 @@ AT(fsdp_mesh_options, ranks, 16);
 AT(fsdp_mesh_options, rank_count, 24);
 AT(fsdp_mesh_options, reduction_block_size, 28);
 
-SIZE(fsdp_model_options, 112);
+SIZE(fsdp_model_options, 128);
 AT(fsdp_model_options, struct_size, 0);
 AT(fsdp_model_options, mesh, 8);
 AT(fsdp_model_options, flags, 16);
@@ -96,6 +96,9 @@ AT(fsdp_model_options, quantize_from, 92);
 AT(fsdp_model_options, scale_rule, 96);
 AT(fsdp_model_options, plane_policy, 100);
 AT(fsdp_model_options, max_pending_bytes, 104);
+AT(fsdp_model_options, main_storage, 112);
+AT(fsdp_model_options, reserved, 116);
+AT(fsdp_model_options, rounding_seed, 120);
 
 SIZE(fsdp_visit, 8);
 AT(fsdp_visit, group_index, 0);
@@ -172,12 +175,14 @@ AT(fsdp_param, global_offset, 72);
 AT(fsdp_param, quantization, 80);
 AT(fsdp_param, missing_grad, 84);
 
-SIZE(fsdp_group_options, 24);
+SIZE(fsdp_group_options, 32);
 AT(fsdp_group_options, struct_size, 0);
 AT(fsdp_group_options, flags, 8);
 AT(fsdp_group_options, strategy, 12);
 AT(fsdp_group_options, grad_dtype, 16);
 AT(fsdp_group_options, reduce_dtype, 20);
+AT(fsdp_group_options, main_storage, 24);
+AT(fsdp_group_options, reserved, 28);
 
 SIZE(fsdp_group_info, 48);
 AT(fsdp_group_info, struct_size, 0);

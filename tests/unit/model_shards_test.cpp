@@ -230,6 +230,35 @@ TEST(LoadPlan, TakesAllPlanesOfAFrozenParameterOrNone) {
                                       "\"b.row_scale\" there, \"b.column\", \"b.column_scale\" missing"}));
 }
 
+// The codes of a state mean nothing without their scales; a state that is stored as numbers is encoded.
+TEST(LoadPlan, TakesCodesWithTheirScalesOrNumbers) {
+  memory::ModelSpec spec;
+  spec.mesh = layout::one_axis(2);
+  spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
+  spec.groups.resize(1);
+  spec.groups[0].params = {param("w", {64, 96}, FSDP_BFLOAT16)};
+  spec.groups[0].params[0].coded_states = true;
+  const memory::ModelPlan plan = plan_model(spec);
+  const ModelShards shards(spec, plan);
+  const Manifest whole = manifest_of(shards);
+  const auto at = [](Manifest &manifest, const std::string &name) {
+    return std::ranges::find(manifest.tensors, name, &ManifestTensor::name);
+  };
+  Manifest lacking = whole;
+  lacking.tensors.erase(at(lacking, "state.w.exp_avg.absmax"));
+  EXPECT_EQ(plan_load(shards, lacking, 0).other,
+            (std::vector<std::string>{"the planes of \"state.w.exp_avg\" are loaded together or not at all: "
+                                      "\"state.w.exp_avg.code\" there, \"state.w.exp_avg.absmax\" missing"}));
+  Manifest numbers = lacking;
+  at(numbers, "state.w.exp_avg.code")->type = find_element_type("F32");
+  at(numbers, "state.w.exp_avg.code")->name = "state.w.exp_avg";
+  const LoadPlan encodes = plan_load(shards, numbers, 0);
+  EXPECT_TRUE(encodes.other.empty() && encodes.missing.empty() && encodes.unexpected.empty());
+  EXPECT_EQ(encodes.encoded, (std::vector<std::string>{"state.w.exp_avg.code", "state.w.exp_avg.absmax"}));
+  at(numbers, "state.w.exp_avg")->type = find_element_type("I32");
+  EXPECT_EQ(plan_load(shards, numbers, 0).other.size(), 1);
+}
+
 // Parts of tensor parallelism, each of which ranks have cut by rows; one reads rows of both.
 TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   memory::ModelSpec spec;

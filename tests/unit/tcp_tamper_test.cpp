@@ -22,8 +22,8 @@ constexpr uint64_t nowhere = UINT64_MAX;
 // A process between the end that connects to it and the end that listens.
 class Middle {
  public:
-  // changed_at: the first of four bytes from the connecting end in which it changes a bit. One of four bytes in a row is
-  // the exponent of a float: a smaller change may be lost when the sum is rounded.
+  // changed_at: the first of four bytes from the connecting end in which it changes a bit. One of four bytes in a row
+  // is the exponent of a float: a smaller change may be lost when the sum is rounded.
   Middle(const Endpoint &to, uint64_t changed_at) : changed_at_(changed_at) {
     std::string problem;
     listener_ = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 4);

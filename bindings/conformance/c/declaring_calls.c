@@ -50,6 +50,8 @@ fsdp_status do_create_model(rank_state *state, const line *words) {
   options.max_pending_groups = (uint32_t)key_or(words, "max_pending_groups", 0);
   options.max_pending_bytes = (uint64_t)key_or(words, "max_pending_bytes", 0);
   options.prefetch_depth = (uint32_t)key_or(words, "prefetch_depth", 0);
+  options.main_storage = (fsdp_main_storage)key_or(words, "main_storage", 0);
+  options.rounding_seed = (uint64_t)key_or(words, "rounding_seed", 0);
   fsdp_model *model = NULL;
   const fsdp_status status = fsdp_create_model(state->context, &options, &model);
   bind_name(state, word(words, 1), 'm', model);
@@ -62,6 +64,7 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
   options.strategy = (fsdp_strategy)key_or(words, "strategy", 0);
   options.grad_dtype = (fsdp_dtype)key_or(words, "grad_dtype", 0);
   options.reduce_dtype = (fsdp_dtype)key_or(words, "reduce_dtype", 0);
+  options.main_storage = (fsdp_main_storage)key_or(words, "main_storage", 0);
   fsdp_param params[MOST_PARAMS];
   for (uint64_t p = 0; p < state->declared_count; ++p) {
     const declared_param *from = &state->declared[p];

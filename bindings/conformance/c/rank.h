@@ -111,5 +111,6 @@ fsdp_status do_clip_grads(rank_state *state, const line *words);
 fsdp_status do_check_grads(rank_state *state, const line *words);
 fsdp_status do_step_adamw(rank_state *state, const line *words);
 fsdp_status do_apply_grads(rank_state *state, const line *words);
+fsdp_status do_round_stochastic(rank_state *state, const line *words);
 
 #endif

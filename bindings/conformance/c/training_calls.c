@@ -166,3 +166,29 @@ fsdp_status do_apply_grads(rank_state *state, const line *words) {
   give_double(state, norm);
   return status;
 }
+
+/* ---- a caller's own optimizer -------------------------------------------------------------------------------- */
+
+/* Rounds the elements of the array that lie in one shard into its main weights. */
+static fsdp_status round_shard(rank_state *state, const line *words, const fsdp_shard *shard) {
+  float *values = make_array(state, words, 5, 0, shard->element_offset + shard->element_count, FSDP_FLOAT32);
+  const fsdp_status status =
+      fsdp_round_stochastic(shard->group, shard->param_index, shard->element_offset, values + shard->element_offset,
+                            shard->main_weight, shard->element_count, (uint64_t)integer(words, 4), NULL);
+  free(values);
+  return status;
+}
+
+fsdp_status do_round_stochastic(rank_state *state, const line *words) {
+  const fsdp_model *model = handle(state, words, 1, 'm');
+  const fsdp_group *group = handle(state, words, 2, 'g');
+  uint64_t count = 0;
+  fsdp_status status = fsdp_get_shard_count(model, &count);
+  for (uint64_t s = 0; status == FSDP_OK && s < count; ++s) {
+    fsdp_shard shard = FSDP_SHARD_INIT;
+    status = fsdp_get_shard(model, s, &shard);
+    if (status == FSDP_OK && shard.group == group && shard.param_index == (uint64_t)integer(words, 3))
+      status = round_shard(state, words, &shard);
+  }
+  return status;
+}

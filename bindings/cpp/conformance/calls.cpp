@@ -114,6 +114,8 @@ void Rank::create_model(const Line &line) {
   set(options.max_pending_groups, "max_pending_groups");
   set(options.max_pending_bytes, "max_pending_bytes");
   set(options.prefetch_depth, "prefetch_depth");
+  set(options.main_storage, "main_storage");
+  set(options.rounding_seed, "rounding_seed");
   options.grad_factor = line.key_number("grad_factor");
   models_.insert_or_assign(line.word(1), fsdp::Model(context, options));
 }
@@ -124,6 +126,7 @@ void Rank::create_group(const Line &line) {
   options.strategy = static_cast<fsdp_strategy>(line.key_or("strategy", 0));
   options.grad_dtype = static_cast<fsdp_dtype>(line.key_or("grad_dtype", 0));
   options.reduce_dtype = static_cast<fsdp_dtype>(line.key_or("reduce_dtype", 0));
+  options.main_storage = static_cast<fsdp_main_storage>(line.key_or("main_storage", 0));
   const std::vector<fsdp::Param> params = std::move(declared_);
   declared_.clear();
   const bool is_new = groups_.count(line.word(2)) == 0;
@@ -324,12 +327,25 @@ std::string Rank::apply_grads(const Line &line) {
   return hex_of_double(model(line).apply_grads(grads, line.number(2), line.number(3), adamw_options(line)));
 }
 
+void Rank::round_stochastic(const Line &line) {
+  const fsdp_group *const group = groups_.at(line.word(2)).group.get();
+  for (const fsdp::Shard &shard : model(line).shards()) {
+    if (shard.raw().group != group || shard.raw().param_index != static_cast<std::uint64_t>(line.integer(3))) continue;
+    const std::uint64_t first = shard.raw().element_offset;
+    const std::vector<float> values = make_array(line, 5, 0, first + shard.element_count());
+    shard.round_stochastic({values.data() + first, static_cast<std::size_t>(shard.element_count())},
+                           static_cast<std::uint64_t>(line.integer(4)));
+  }
+}
+
 std::string Rank::end_step(const Line &line) {
   const std::string call = line.word(0);
   if (call == "finish_grads")
     model(line).finish_grads(line.number(2), nullptr, static_cast<std::uint32_t>(line.key_or("flags", 0)));
   else if (call == "step_adamw")
     model(line).step_adamw(line.number(2), adamw_options(line));
+  else if (call == "round_stochastic")
+    round_stochastic(line);
   else if (call == "publish_weights")
     model(line).publish_weights();
   else if (call == "begin_update")

@@ -61,6 +61,7 @@ class Rank {
   std::string use_checkpoint(const Line &line);
   std::string apply_grads(const Line &line);
   std::string all_reduce_values(const Line &line);
+  void round_stochastic(const Line &line);
   void create_model(const Line &line);
   void create_group(const Line &line);
   void load_param(const Line &line);

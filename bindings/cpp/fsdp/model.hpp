@@ -41,7 +41,9 @@ struct FullGrad : fsdp_grad {
   FullGrad(const std::vector<T> &values) : FullGrad(values.data(), dtype_of<T>::value, values.size()) {}
 };
 
-/** What this rank owns of one parameter; main weights may be written in the update window only. */
+/** What this rank owns of one parameter; main weights may be written in the update window only. With
+ *  FSDP_MAIN_SPLIT16 they have no address: main_weight() is empty, and Group::read_param and load_param convert. With
+ *  FSDP_MAIN_NONE they are the compute weights: main_weight<bfloat16>(), which round_stochastic writes. */
 class Shard {
  public:
   Shard(fsdp_model *model, std::uint64_t index) : model_(model), index_(index), raw_(detail::sized<fsdp_shard>()) {
@@ -50,18 +52,34 @@ class Shard {
   std::string name() const { return raw_.name; }
   const fsdp_shard &raw() const noexcept { return raw_; }
   std::uint64_t element_count() const noexcept { return raw_.element_count; }
-  span<float> main_weight() const { return floats(raw_.main_weight); }
-  span<float> main_grad() const { return floats(raw_.main_grad); }
+  template <typename T = float>
+  span<T> main_weight() const {
+    if (raw_.main_weight == nullptr) return {};
+    if (raw_.main_weight_dtype != raw_dtype<T>)
+      detail::refuse(FSDP_INVALID_ARGUMENT,
+                     "the main weights of " + name() + " are of dtype " + std::to_string(raw_.main_weight_dtype));
+    return {static_cast<T *>(raw_.main_weight), static_cast<std::size_t>(raw_.element_count)};
+  }
+  span<float> main_grad() const {
+    return {static_cast<float *>(raw_.main_grad), static_cast<std::size_t>(raw_.element_count)};
+  }
   Tensor state(const std::string &name) const {
     auto tensor = detail::sized<fsdp_tensor>();
     detail::check(fsdp_get_shard_state(model_, index_, name.c_str(), &tensor));
     return Tensor(tensor);
   }
+  /** With FSDP_MAIN_NONE: rounds numbers stochastically into the main weights, from element `offset` of this shard on.
+   *  step is the number of the optimizer's step. On a GPU the numbers are in its memory. */
+  void round_stochastic(span<const float> values, std::uint64_t step, std::uint64_t offset = 0,
+                        fsdp_stream stream = nullptr) const {
+    if (offset > raw_.element_count || values.size() > raw_.element_count - offset)
+      detail::refuse(FSDP_INVALID_ARGUMENT, "more numbers than the shard of " + name() + " has elements");
+    auto *const to = static_cast<std::uint16_t *>(raw_.main_weight);
+    detail::check(fsdp_round_stochastic(raw_.group, raw_.param_index, raw_.element_offset + offset, values.data(),
+                                        to ? to + offset : nullptr, values.size(), step, stream));
+  }
 
  private:
-  span<float> floats(void *data) const {
-    return {static_cast<float *>(data), static_cast<std::size_t>(raw_.element_count)};
-  }
   fsdp_model *model_;
   std::uint64_t index_;
   fsdp_shard raw_;

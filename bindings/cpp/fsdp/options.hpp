@@ -49,6 +49,16 @@ enum class Quantization : fsdp_quantization {
   mxfp8 = FSDP_QUANTIZE_MXFP8,
   fp8_block = FSDP_QUANTIZE_FP8_BLOCK
 };
+enum class Optimizer : fsdp_optimizer {
+  adamw = FSDP_OPTIMIZER_ADAMW,
+  caller = FSDP_OPTIMIZER_CALLER,
+  adamw_8bit = FSDP_OPTIMIZER_ADAMW_8BIT
+};
+enum class MainStorage : fsdp_main_storage {
+  float32 = FSDP_MAIN_FLOAT32,
+  split16 = FSDP_MAIN_SPLIT16,
+  none = FSDP_MAIN_NONE
+};
 enum class MissingGrad : fsdp_missing_grad { zeros = FSDP_MISSING_GRAD_ZEROS, skip = FSDP_MISSING_GRAD_SKIP };
 enum class ScaleRounding : fsdp_scale_rounding { exact = FSDP_SCALE_EXACT, power_of_two = FSDP_SCALE_POWER_OF_TWO };
 enum class ScaleRule : fsdp_scale_rule { round_up = FSDP_SCALE_ROUND_UP, floor = FSDP_SCALE_FLOOR };

@@ -249,6 +249,55 @@ TEST(Training, TheCallersOwnOptimizerWritesItsShards) {
   });
 }
 
+// A matrix in bf16 that is all 1, in the update window.
+struct Narrow {
+  Narrow(fsdp::Context &context, const fsdp::ModelOptions &options) : model(context, options) {
+    group = model.create_group("g", {fsdp::Param("w", {64, 64}, fsdp::DType::bfloat16)});
+    model.seal();
+    group.load_param("w", std::vector<float>(4096, 1.0f));
+  }
+  fsdp::Model model;
+  fsdp::Group group;
+};
+
+TEST(Training, ShardsHaveMainWeightsInFewerBits) {
+  run_ranks(1, [](fsdp::Context &context) {
+    fsdp::ModelOptions options;
+    options.main_storage = FSDP_MAIN_SPLIT16;
+    const Narrow split(context, options);
+    EXPECT_TRUE(split.model.shards()[0].main_weight().empty());
+    options.main_storage = FSDP_MAIN_NONE;
+    Narrow rounded(context, options);
+    const fsdp::Shard shard = rounded.model.shards()[0];
+    EXPECT_THROW((void)shard.main_weight(), fsdp::Error);
+    EXPECT_EQ(shard.main_weight<fsdp::bfloat16>().size(), 4096u);
+    const std::vector<float> numbers(4000, 1.001953125f);
+    shard.round_stochastic({numbers.data(), numbers.size()}, 1, 96);
+    EXPECT_THROW(shard.round_stochastic({numbers.data(), numbers.size()}, 1, 97), fsdp::Error);
+    int raised = 0;
+    for (const float x : rounded.group.read_param<float>("w")) raised += x > 1;
+    EXPECT_TRUE(raised > 800 && raised < 1200) << raised;  // a quarter of them
+    context.close();
+  });
+}
+
+TEST(Training, StatesMayBeCodes) {
+  run_ranks(1, [](fsdp::Context &context) {
+    fsdp::ModelOptions options;
+    options.optimizer = FSDP_OPTIMIZER_ADAMW_8BIT;
+    Narrow net(context, options);
+    net.model.publish_weights();
+    net.model.apply_grads({std::vector<float>(4096, 0.5f)}, 0.125);
+    const fsdp::Shard shard = net.model.shards()[0];
+    EXPECT_EQ(fsdp::span<std::uint8_t>(shard.state("exp_avg"))[4095], 255);
+    const fsdp::span<float> scales = shard.state("exp_avg.absmax");
+    EXPECT_EQ(scales.size(), 16u);
+    EXPECT_EQ(scales[15], 0.05f);
+    EXPECT_EQ(net.group.read_state<float>("w", "exp_avg")[7], 0.05f);
+    context.close();
+  });
+}
+
 TEST(Training, OneCallStepsAsTheSingleCallsDo) {
   run_ranks(2, [](fsdp::Context &context) {
     TwoGroups net(context);

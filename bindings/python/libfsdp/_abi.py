@@ -104,6 +104,12 @@ FSDP_OUTER_OPTIM = 2
 # fsdp_optimizer
 FSDP_OPTIMIZER_ADAMW = 1
 FSDP_OPTIMIZER_CALLER = 2
+FSDP_OPTIMIZER_ADAMW_8BIT = 3
+
+# fsdp_main_storage
+FSDP_MAIN_FLOAT32 = 1
+FSDP_MAIN_SPLIT16 = 2
+FSDP_MAIN_NONE = 3
 
 FSDP_MODEL_NO_PREFETCH = 2048
 FSDP_MODEL_FORCE_COMMUNICATION = 4096
@@ -302,6 +308,9 @@ class fsdp_model_options(Sized):
         ("scale_rule", c_int32),  # 0: FSDP_SCALE_ROUND_UP
         ("plane_policy", c_int32),  # 0: FSDP_PLANES_BY_PHASE
         ("max_pending_bytes", c_uint64),  # limit of the bytes of all transient full gradient buffers. A group that is too large is then divided into parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer are alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more memory. 0: no limit, and each group is one part
+        ("main_storage", c_int32),  # 0: FSDP_MAIN_FLOAT32
+        ("reserved", c_uint32),  # must be 0
+        ("rounding_seed", c_uint64),  # with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
     ]
 
 
@@ -407,6 +416,8 @@ class fsdp_group_options(Sized):
         ("strategy", c_int32),  # 0: the model's
         ("grad_dtype", c_int32),  # 0: the model's
         ("reduce_dtype", c_int32),  # 0: the model's
+        ("main_storage", c_int32),  # 0: the model's
+        ("reserved", c_uint32),  # must be 0
     ]
 
 
@@ -445,9 +456,9 @@ class fsdp_shard(Sized):
         ("group", c_void_p),
         ("param_index", c_uint64),
         ("name", c_char_p),
-        ("main_weight", c_void_p),  # element_count elements; writable in the update window only
+        ("main_weight", c_void_p),  # element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16
         ("main_grad", c_void_p),  # element_count elements; complete in the update window
-        ("main_weight_dtype", c_int32),  # FSDP_FLOAT32
+        ("main_weight_dtype", c_int32),  # FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16
         ("main_grad_dtype", c_int32),  # FSDP_FLOAT32
         ("element_offset", c_uint64),  # offset of the first element in the parameter
         ("element_count", c_uint64),  # never 0
@@ -547,9 +558,9 @@ class fsdp_checkpoint_status(Sized):
 
 
 # What the compiler says of each struct, in bytes.
-SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 112,
+SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 128,
          fsdp_visit: 8, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 88,
-         fsdp_group_options: 24, fsdp_group_info: 48, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
+         fsdp_group_options: 32, fsdp_group_info: 48, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
          fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16, fsdp_loaded: 104, fsdp_rename: 48,
          fsdp_checkpoint_status: 80}
 
@@ -621,7 +632,7 @@ CALLS = {
     "fsdp_load_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], 'Replace a main gradient by full data, as fsdp_load_param replaces weights, for example after a transformation of the whole gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.'),
     "fsdp_get_shard_count": (c_int32, [c_void_p, POINTER(c_uint64)], 'Get the number of shards that this rank owns. It is fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only planned). Since 0.2.'),
     "fsdp_get_shard": (c_int32, [c_void_p, c_uint64, POINTER(fsdp_shard)], "Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the current values, at the time of this call. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2."),
-    "fsdp_get_shard_state": (c_int32, [c_void_p, c_uint64, c_char_p, POINTER(fsdp_tensor)], "Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2."),
+    "fsdp_get_shard_state": (c_int32, [c_void_p, c_uint64, c_char_p, POINTER(fsdp_tensor)], 'Get the address of a named optimizer state of a shard: element_count elements of the state\'s dtype. A state that FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.'),
     "fsdp_get_grad_norm": (c_int32, [c_void_p, c_void_p, c_void_p, POINTER(c_double)], "Get the L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order; padding and copies are not counted. With mesh NULL it is the norm of this model alone. With a mesh it is the norm over several models that are parts of one network (pipeline stages, tensor parallel parts). Each rank of the mesh contributes the norm of its own model, and the squares are added in the mesh's order. No two ranks of the mesh may be ranks of the same model. norm may be NULL, on all ranks or on some; fsdp_get_last_norm returns the norm later. If norm is NULL and no mesh is given, the call waits for no GPU: the ranks synchronize on the host to compare what they ask for, and the norm is computed in stream order. On the host device the calling thread takes the place of the stream. Collective: the model's mesh, and the mesh given. Blocks: peers; also the stream, if norm is not NULL or with a mesh. Window: inside. Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2."),
     "fsdp_get_last_norm": (c_int32, [c_void_p, POINTER(c_double)], 'Get the norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model measured, before clipping; a call in a graph counts when the graph is replayed. Collective: no. Blocks: until the norm is known on this rank. Errors: INVALID_STATE (no norm was measured yet), PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_get_param_grad_norms": (c_int32, [c_void_p, c_void_p, POINTER(c_double), c_uint64], "Get the L2 norm of each parameter's main grad, group by group in declaration order. norm_count must be the number of parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2."),
@@ -629,6 +640,7 @@ CALLS = {
     "fsdp_clip_grads": (c_int32, [c_void_p, c_void_p, c_double, c_void_p, POINTER(c_double)], "Scale all main grads by max_norm / norm if norm > max_norm. If the norm is not finite, the call leaves the gradients alone and returns OK, so test the norm. mesh and a norm of NULL work as in fsdp_get_grad_norm. Work that follows on the stream uses the scaled gradients. Collective: the model's mesh, and the mesh given. Blocks: as fsdp_get_grad_norm. Window: inside. Errors: INVALID_ARGUMENT (max_norm <= 0), INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. All ranks of both meshes get MISMATCH if a rank gave another max_norm or asked only for the norm. Nothing was scaled then, and all ranks can clip again. Since 0.2."),
     "fsdp_check_grads": (c_int32, [c_void_p, c_void_p, POINTER(c_int32), POINTER(c_char_p)], 'Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the name of the first parameter that has some, or to NULL; name may be NULL. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.'),
     "fsdp_step_adamw": (c_int32, [c_void_p, c_double, POINTER(fsdp_adamw_options), c_void_p], "Take one step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish. m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g g; w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) + eps) Here s is the parameter's lr_scale, and c = 1 - beta^step is computed in double and rounded to fp32. Collective: the mesh. Window: closes it. Blocks: peers. The ranks agree to step before any weight is changed. So if a rank discards the step instead, this call fails, and all ranks can still discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step, lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2."),
+    "fsdp_round_stochastic": (c_int32, [c_void_p, c_uint64, c_uint64, c_void_p, c_void_p, c_uint64, c_uint64, c_void_p], "Round fp32 numbers to bfloat16 stochastically, for an optimizer of the caller's own on a parameter with FSDP_MAIN_NONE. A number between two bfloat16 numbers is rounded to the one of greater magnitude with a probability proportional to its distance from the other. A number that bfloat16 has exactly does not change, and no finite number becomes Inf. element_offset is the number of the first element in the parameter, as in fsdp_shard. from has count fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's rounding_seed, the parameter's name, the element and the step. Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the parameter's main storage is not FSDP_MAIN_NONE). Since 0.2."),
     "fsdp_publish_weights": (c_int32, [c_void_p, c_void_p], "Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING a version, with the parameter's name. On the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that finds the work done. A version that a graph published gets no such line, and neither does a version that was published before the result for an earlier version was known. Collective: the mesh. Blocks: peers. Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else instead, or numbers differ. It is fatal on all ranks, because main weights may have been written already. Before the first publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2."),
     "fsdp_begin_update": (c_int32, [c_void_p, c_void_p], 'Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient may be pending. If a rank has one, all ranks get INVALID_STATE, and fsdp_discard_step on all of them is the way to go on. Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_discard_step": (c_int32, [c_void_p, c_void_p], 'Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes the window, and the version stays the same. So in this window main weights must not have been written. Neither must FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different collectives, the communicators are created again. This is impossible while a graph exists that captured the old communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet), PEER_FAILED, TIMEOUT. Since 0.2.'),

@@ -19,7 +19,8 @@ from .tensor import read_numpy
 
 def shard(params, context, no_decay=lambda name, leaf: leaf.ndim < 2, **options):
     """Make a Sharded from a pytree. Each child of the tree's root becomes a group. Keywords are the fields of
-    fsdp_model_options. Each rank loads its own values, so they must be equal on all ranks."""
+    fsdp_model_options, as main_storage=MainStorage.SPLIT16 or optimizer=Optimizer.ADAMW_8BIT. Each rank loads its own
+    values, so they must be equal on all ranks."""
     return Sharded(params, context, no_decay, options)
 
 

@@ -4,12 +4,16 @@
 from . import _abi
 from ._library import check, lib
 from .constants import Dtype
-from .tensor import Tensor
+from .tensor import Tensor, read_grad
 
 
 class Shard:
     """A shard: main_weight and main_grad are arrays of its elements, which may be written in the update window only.
-    The other fields are those of fsdp_shard."""
+    The other fields are those of fsdp_shard.
+
+    With MainStorage.SPLIT16 main_weight is None: group.read_param and load_param convert. With MainStorage.NONE it is
+    of bfloat16, and round_stochastic writes it.
+    """
 
     def __init__(self, model, index):
         self._model, self._index = model, index
@@ -20,7 +24,8 @@ class Shard:
         self.element_offset, self.element_count = found.element_offset, found.element_count
         self.row_offset, self.row_count = found.row_offset, found.row_count
         self.lr_scale, self.flags, self.state_count = found.lr_scale, found.flags, found.state_count
-        self.main_weight = self._array(found.main_weight, found.main_weight_dtype)
+        self._main_address = found.main_weight
+        self.main_weight = found.main_weight and self._array(found.main_weight, found.main_weight_dtype)
         self.main_grad = self._array(found.main_grad, found.main_grad_dtype)
 
     def _array(self, address, dtype):
@@ -28,8 +33,22 @@ class Shard:
             address, (self.element_count,), Dtype(dtype), self._model._handle, self._model.device
         ).array()
 
+    def round_stochastic(self, values, step, offset=0, stream=None):
+        """Round float32 numbers stochastically into main_weight, from element offset of this shard on, for an optimizer
+        of the caller's own with MainStorage.NONE. step is the number of the optimizer's step."""
+        address, dtype, count, _kept = read_grad(values, self._model.context.device)
+        if dtype != Dtype.FLOAT32:
+            raise ValueError(f"numbers of {dtype.name}: float32 is rounded")
+        if not 0 <= offset <= self.element_count - count:
+            raise ValueError(f"{count} numbers from element {offset} on, of a shard of {self.element_count}")
+        to = self._main_address and self._main_address + 2 * offset
+        at = self.element_offset + offset
+        status = lib.round_stochastic(self.group.handle, self.param_index, at, address, to, count, step, stream)
+        self._model.context.check(status)
+
     def state(self, name):
-        """The elements of a named optimizer state."""
+        """The elements of a named optimizer state. Those of an 8-bit state are codes (uint8). Their scales, one for each
+        256 elements, are the state "NAME.absmax"."""
         found = _abi.fsdp_tensor()
         check(lib.get_shard_state(self._model.handle, self._index, name.encode(), found))
         return Tensor(found, self._model._handle).array()

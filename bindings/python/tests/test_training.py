@@ -135,6 +135,48 @@ class Training(unittest.TestCase):
 
         self.assertEqual(fsdp.run_local(2, rank), [[7.0] * 32] * 2)
 
+    def narrow_shard(self, context, **options):
+        """(model, group, its only shard on this rank) of a matrix in bf16, in the update window."""
+        model = context.create_model(**options)
+        group = model.create_group("layer", [fsdp.Param("w", (64, 64), fsdp.Dtype.BFLOAT16)])
+        model.seal()
+        group.load_param("w", floats(*[1.0] * 4096))
+        return model, group, model.shards()[0]
+
+    def test_main_weights_in_fewer_bits(self):
+        with fsdp.create_local_contexts(1)[0] as context:
+            model, group, shard = self.narrow_shard(context, main_storage=fsdp.MainStorage.SPLIT16)
+            with model:
+                self.assertIsNone(shard.main_weight)
+                self.assertEqual(set(flat(group.read_param("w"))), {1.0})
+                with self.assertRaises(fsdp.InvalidArgument):
+                    context.create_model(main_storage=fsdp.MainStorage.SPLIT16, optimizer=fsdp.Optimizer.CALLER)
+            model, group, shard = self.narrow_shard(context, main_storage=fsdp.MainStorage.NONE, rounding_seed=5)
+            with model:
+                self.assertEqual(shard.main_weight.nbytes, 2 * 4096)
+                shard.round_stochastic(floats(*[1.0 + 2**-9] * 4000), step=1, offset=96)
+                found = flat(group.read_param("w"))
+                self.assertEqual(set(found[:96]), {1.0})
+                self.assertEqual(set(found[96:]), {1.0, 1.0078125})
+                self.assertTrue(800 < sum(x > 1 for x in found) < 1200)  # a quarter of them
+                for numbers, offset in ((4000, 97), (1, -1)):
+                    with self.assertRaises(ValueError):
+                        shard.round_stochastic(floats(*[0.0] * numbers), step=1, offset=offset)
+
+    def test_states_in_codes(self):
+        with fsdp.create_local_contexts(1)[0] as context:
+            model, group, shard = self.narrow_shard(context, optimizer=fsdp.Optimizer.ADAMW_8BIT)
+            with model:
+                model.publish_weights()
+                group.put_grad("w", floats(*[0.5] * 4096))
+                group.reduce_grad()
+                model.finish_grads()
+                model.step_adamw(0.5)
+                self.assertEqual(set(bytes(shard.state("exp_avg"))), {255})
+                scales = flat(shard.state("exp_avg.absmax"))
+                self.assertEqual((len(scales), scales[0]), (16, floats(0.05)[0]))
+                self.assertEqual(set(flat(group.read_state("w", "exp_avg"))), {floats(0.05)[0]})
+
     def test_apply_grads_save_and_load(self):
         with tempfile.TemporaryDirectory() as folder:
 

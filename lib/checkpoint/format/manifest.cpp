@@ -86,6 +86,7 @@ ManifestFile parse_file(const JsonValue &value) {
 
 ManifestModel parse_model(const JsonValue &value) {
   ManifestModel model{value["name"].text(), value["description"].text(), 0};
+  if (value.has("rounding_seed")) model.rounding_seed = value["rounding_seed"].unsigned_number();
   const std::string &hash = value["layout_hash"].text();
   const auto [end, error] = std::from_chars(hash.data(), hash.data() + hash.size(), model.layout_hash, 16);
   value["layout_hash"].require(hash.size() == 16 && error == std::errc() && end == hash.data() + hash.size(),
@@ -221,8 +222,9 @@ std::string write_manifest(const Manifest &manifest) {
   std::string text = format_text("{{\"format\":\"{}\",\"version\":{},\"sequence\":{},\"step\":{},\"ranks\":{},\n",
                                  format_name, manifest_version, manifest.sequence, manifest.step, manifest.ranks);
   append_list(text, "models", manifest.models, [&](const ManifestModel &model) {
-    text += format_text(R"({{"name":{},"description":{},"layout_hash":"{:016x}"}})", quote_json(model.name),
-                        quote_json(model.description), model.layout_hash);
+    text += format_text(R"({{"name":{},"description":{},"layout_hash":"{:016x}"{}}})", quote_json(model.name),
+                        quote_json(model.description), model.layout_hash,
+                        model.rounding_seed ? format_text(",\"rounding_seed\":{}", *model.rounding_seed) : "");
   });
   text += ",\n";
   append_list(text, "tensors", manifest.tensors, [&](const ManifestTensor &tensor) { append_tensor(text, tensor); });

@@ -62,6 +62,7 @@ struct ManifestModel {
   std::string name;
   std::string description;  // describes its mesh and strategies, for people
   uint64_t layout_hash = 0;
+  std::optional<uint64_t> rounding_seed = {};  // if main weights are rounded stochastically
 
   bool operator==(const ManifestModel &) const = default;
 };

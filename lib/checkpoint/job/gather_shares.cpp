@@ -138,12 +138,7 @@ class Attempts {
  public:
   template <class Body>
   void attempt(Body body) {
-    if (failure) return;
-    try {
-      body();
-    } catch (const Error &error) {
-      failure = error;
-    }
+    if (!failure) failure = capture_error(body);
   }
   std::optional<Error> failure;
 };

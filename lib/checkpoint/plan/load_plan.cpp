@@ -49,12 +49,12 @@ uint64_t stored_count(const Box &own, const ManifestTensor &stored) {
   return count;
 }
 
-// Says how the two differ; empty if they do not.
-std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
+// Says how the two differ; empty if they do not. `encodes`: numbers are stored, which become codes.
+std::string difference(const KeptTensor &own, const ManifestTensor &stored, bool encodes) {
   if (!std::ranges::equal(own.global_shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
                        fmt::join(own.global_shape(), ", "), fmt::join(stored.shape, ", "));
-  if (!own.is_loaded_from(*stored.type))
+  if (encodes ? !is_converted(*stored.type) : !own.is_loaded_from(*stored.type))
     return format_text("{} is of {} here and of {} in the checkpoint, which is not converted", quote_json(own.name),
                        own.type->name, stored.type->name);
   const Box box = own.box();
@@ -65,10 +65,13 @@ std::string difference(const KeptTensor &own, const ManifestTensor &stored) {
   return "";
 }
 
-// The planes of a frozen quantized parameter, which follow one another; for other parameters only the tensor.
+// The planes of a frozen quantized parameter, or of a state in codes, which follow one another; for other tensors only
+// the tensor.
 std::span<const KeptTensor> planes_of(std::span<const KeptTensor> tensors) {
+  const KeptTensor &first = tensors[0];
+  if (first.kind == ShardKind::optimizer && first.numbers_name.empty()) return tensors.first(1);
   const auto end = std::ranges::find_if(tensors, [&](const KeptTensor &tensor) {
-    return tensor.param != tensors[0].param || tensor.kind != tensors[0].kind;
+    return tensor.param != first.param || tensor.kind != first.kind || tensor.numbers_name != first.numbers_name;
   });
   return tensors.first(static_cast<size_t>(end - tensors.begin()));
 }
@@ -87,12 +90,13 @@ void LoadPlan::refuse_parts(const ModelShards &shards) {
   while (!left.empty()) {
     const auto planes = planes_of(left);
     left = left.subspan(planes.size());
-    if (planes[0].kind != ShardKind::weights) continue;
     std::vector<std::string> there, not_there;
     for (const KeptTensor &plane : planes) (lacking.contains(plane.name) ? not_there : there).push_back(plane.name);
     if (there.empty() || not_there.empty()) continue;
+    const KeptTensor &first = planes[0];
     other.push_back(format_text("the planes of {} are loaded together or not at all: {} there, {} missing",
-                                quote_json(planes[0].param->name), quoted(there), quoted(not_there)));
+                                quote_json(first.numbers_name.empty() ? first.param->name : first.numbers_name),
+                                quoted(there), quoted(not_there)));
   }
 }
 
@@ -106,20 +110,33 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
     const KeptTensor &own = shards.tensors()[i];
     known.insert(own.name);
     if (own.kind == ShardKind::optimizer && !choice.states) continue;
-    const auto found = stored.find(own.name);
+    auto found = stored.find(own.name);
+    const bool encodes = found == stored.end() && !own.numbers_name.empty() && stored.contains(own.numbers_name);
+    if (encodes) {
+      known.insert(own.numbers_name);
+      plan.encoded.push_back(own.name);
+      found = stored.find(own.numbers_name);
+      if (own.is_scales()) {  // they are made with the codes
+        plan.loaded.push_back(own.name);
+        continue;
+      }
+    }
     if (found == stored.end()) {
       plan.missing.push_back(own.name);
-    } else if (std::string text = difference(own, *found->second); !text.empty()) {
+    } else if (std::string text = difference(own, *found->second, encodes); !text.empty()) {
       plan.other.push_back(std::move(text));
     } else {
       plan.loaded.push_back(own.name);
       const RowRange kept = shards.kept_rows(own, rank);
-      const ModelShards::Holder holder = choice.one_replica ? shards.holder(own, rank) : ModelShards::Holder{};
+      // Blocks of codes are made of numbers that one rank has read.
+      const bool shares = choice.one_replica && !encodes;
+      const ModelShards::Holder holder = shares ? shards.holder(own, rank) : ModelShards::Holder{};
       if (holder.count > 1) plan.shared.push_back(i);
       const RowRange share = ModelShards::share_of(kept.count, holder);
       if (share.count == 0) continue;
       const Box box = ModelShards::box_of(own, {kept.first + share.first, share.count});
-      const LoadedRows wanted{i, own.name, found->second->type, {}, box, share.first * (box.count() / share.count)};
+      const LoadedRows wanted{
+          i, found->second->name, found->second->type, {}, box, share.first * (box.count() / share.count)};
       for (const ManifestPart &part : found->second->parts) add_files(part, wanted, files);
     }
   }

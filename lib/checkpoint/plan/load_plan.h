@@ -33,13 +33,15 @@ struct LoadedTensors {
   std::vector<std::string> loaded;      // tensors of the model that are loaded
   std::vector<std::string> missing;     // tensors of the model that the checkpoint lacks
   std::vector<std::string> unexpected;  // tensors of the checkpoint that the model lacks
+  std::vector<std::string> encoded;     // those of the loaded ones that are codes here and numbers in the checkpoint
 };
 struct LoadPlan : LoadedTensors {
   std::vector<LoadedFile> files;   // ordered by number
   std::vector<uint32_t> shared;    // tensors of which ranks read parts, which they then exchange
   std::vector<std::string> other;  // tensors that both have, with shapes or types that do not fit; for people
-  // Codes and scales mean nothing without each other. Adds to `other` the frozen parameters of which only some planes
-  // are missing; a parameter may only be missing as a whole. Called after everything that is missing is known.
+  // Codes and scales mean nothing without each other. Adds to `other` the frozen parameters and the states of which
+  // only some planes are missing; they may only be missing as a whole. Called after everything that is missing is
+  // known.
   void refuse_parts(const ModelShards &shards);
 };
 struct LoadChoice {

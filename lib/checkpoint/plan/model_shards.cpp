@@ -34,13 +34,28 @@ ModelShards::ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan 
 void ModelShards::add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param,
                       bool counts_steps) {
   add_weights(bucket, tensor, param);
-  for (const memory::PlanePlan &plane : bucket.planes)
-    if (plane.kind == PlaneKind::state)
-      tensors_.push_back({stored_name(param, spec_.states[plane.index]), &element_type(plane.dtype),
-                          ShardKind::optimizer, &param, &bucket, tensor, &plane});
+  for (uint32_t index = 0; !param.frozen() && index < spec_.states.size(); ++index)
+    add_state(bucket, tensor, param, index);
   if (counts_steps && !param.frozen())
     tensors_.push_back({format_text("state.{}.step", param.name), find_element_type("F64"), ShardKind::optimizer,
                         &param, &bucket, tensor, nullptr});
+}
+
+// Codes and their scales follow one another.
+void ModelShards::add_state(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param,
+                            uint32_t index) {
+  const memory::StateSpec &state = spec_.states[index];
+  const memory::PlanePlan *const plane = bucket.find(PlaneKind::state, index);
+  const memory::PlanePlan *const scales = bucket.find(PlaneKind::state_scales, index);
+  const auto add = [&](const memory::PlanePlan *kept, std::string name) {
+    tensors_.push_back(
+        {std::move(name), &element_type(kept->dtype), ShardKind::optimizer, &param, &bucket, tensor, kept});
+    if (scales) tensors_.back().numbers_name = stored_name(param, state);
+  };
+  if (!scales) return add(plane, stored_name(param, state));
+  add(plane, coded_name(param, state, false));
+  add(scales, coded_name(param, state, true));
+  tensors_.back().scales = stored_shape(param, *scales);
 }
 
 // Planes of main weights are not saved, since publishing makes them again. A frozen parameter has only its planes.
@@ -50,7 +65,11 @@ void ModelShards::add_weights(const memory::BucketPlan &bucket, uint32_t tensor,
         {std::move(name), &element_type(plane.dtype), ShardKind::weights, &param, &bucket, tensor, &plane});
     if (is_scales(plane.kind)) tensors_.back().scales = stored_shape(param, plane);
   };
-  if (!param.frozen() || !param.quantized()) return add(param.name, bucket.home());
+  if (!param.frozen() || !param.quantized()) {
+    add(param.name, bucket.home());
+    if (bucket.find(PlaneKind::rest)) tensors_.back().type = &element_type(FSDP_FLOAT32);
+    return;
+  }
   for (const memory::PlanePlan &plane : bucket.planes)
     if (is_published(plane.kind)) add(stored_name(param, plane), plane);
 }
@@ -81,7 +100,7 @@ void ModelShards::count_writers(uint64_t least) {
   for (const KeptTensor &tensor : tensors_) {
     if (!tensor.plane) continue;  // has only a few bytes
     uint64_t &sum = bytes[static_cast<size_t>(tensor.plane->owned)];
-    const uint64_t whole = checked_multiply(tensor.element_count(), dtype_size(tensor.plane->dtype), "bytes");
+    const uint64_t whole = checked_multiply(tensor.element_count(), tensor.type->bits / 8, "bytes");
     sum = checked_add(sum, whole, "bytes of a checkpoint");
   }
   for (const Extent extent : {Extent::shard, Extent::group, Extent::whole}) {

@@ -23,11 +23,14 @@ enum class ShardKind : uint8_t { weights, optimizer, bytes };  // `bytes` are th
 inline constexpr size_t shard_kinds = 3;
 // Fewer bytes are not worth a separate file.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;
-// A tensor of the checkpoint: a plane of a parameter; a frozen quantized parameter has a tensor for each of its planes.
+// A tensor of the checkpoint: a plane of a parameter. Three kinds of parameters differ from this:
+//   frozen and quantized      has a tensor for each of its planes
+//   with states in codes      has one for the codes of a state and one for their scales
+//   with SPLIT16 weights      has one tensor of F32 for both halves
 // Without a plane it is the number of steps that the optimizer has made with the parameter, a scalar that every rank
 // keeps.
 struct KeptTensor {
-  std::string name;  // the parameter's, NAME.PLANE, or state.NAME.STATE
+  std::string name;  // the parameter's, NAME.PLANE, state.NAME.STATE, or the latter with .code or .absmax
   const ElementType *type = nullptr;
   ShardKind kind = ShardKind::weights;
   const memory::ParamSpec *param = nullptr;
@@ -35,6 +38,7 @@ struct KeptTensor {
   uint32_t tensor = 0;  // index in the bucket
   const memory::PlanePlan *plane = nullptr;
   memory::StoredShape scales = {};  // shape of a plane of scales
+  std::string numbers_name = {};    // for a state in codes: the name that it has where it is stored as numbers
   // The shape of the model's part.
   std::span<const uint64_t> shape() const {
     if (!plane) return {};
@@ -54,7 +58,9 @@ struct KeptTensor {
   bool is_loaded_from(const ElementType &stored) const {
     return is_loaded(stored, *type) && !(is_scales() && stored.bits > type->bits);
   }
-  bool is_scales() const { return plane && memory::is_scales(plane->kind); }
+  bool is_scales() const {
+    return plane && (memory::is_scales(plane->kind) || plane->kind == memory::PlaneKind::state_scales);
+  }
   const layout::FlatLayout &layout() const { return bucket->layout_of(*plane); }
   uint64_t element_count() const { return plane ? layout().tensors[tensor].count : 1; }
   memory::Extent owned() const { return plane ? plane->owned : memory::Extent::whole; }
@@ -116,6 +122,7 @@ class ModelShards {
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
   void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, bool counts_steps);
   void add_weights(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);
+  void add_state(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, uint32_t index);
   void count_writers(uint64_t least);
   void find_writers(ShardKind kind);
 

@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/dtype.h"
+#include "device/state_codes.h"
 #include "engine/weights/block_work.h"
 
 namespace fsdp::engine {
@@ -22,14 +23,20 @@ Optimizer::Optimizer(Runtime &runtime, bool adamw)
     const layout::Slice counted = memory::slice_of(main.bucket.plan->layout, main.tensor, Extent::shard,
                                                    runtime.spec.mesh, runtime.teams.all->rank());
     if (main.slice.count)
-      shards_.push_back({main.group.index, main.param_index, main.ordinal, &main.bucket, main.slice, counted});
+      shards_.push_back({main.group.index, main.param_index, main.ordinal, &main.bucket, main.tensor, main.slice,
+                         counted, device::state_blocks(main.slice.count)});
   });
+  size_t compact_count = 0;
   kept_.reserve(shards_.size());
+  clear_codes();
   grads_.reserve(shards_.size());
   squares_.reserve(shards_.size());
   measured_ordinals_.reserve(shards_.size());
   list_grads();
-  adopt(make_batches());
+  std::vector<AdamWBatch> batches = make_batches();
+  for (const AdamWBatch &batch : batches) compact_count += batch.compact_shards.size();
+  kept_compact_.reserve(compact_count);
+  adopt(std::move(batches));
 }
 
 bool Optimizer::is_kept(const Shard &shard) const noexcept {
@@ -47,7 +54,7 @@ void Optimizer::list_grads() noexcept {
   measured_ordinals_.clear();
   for (const Shard &shard : shards_) {
     const bool trained = param_of(shard).has_gradient();
-    if (trained) grads_.push_back({main_grad(shard), shard.slice.count});
+    if (trained) grads_.push_back({shard.main_grad(), shard.slice.count});
     if (shard.counted.count == 0) continue;
     const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
     const auto *counted = reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted));
@@ -69,50 +76,32 @@ void Optimizer::list_trained() noexcept {
   list_spans();
 }
 
-device::AdamWSpan Optimizer::span_of(const Shard &shard) const {
-  const auto state = [&](uint32_t index) {
-    return adamw_ ? reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::state, index).at(shard.slice)) : nullptr;
-  };
-  return {main_weight(shard), main_grad(shard), state(0),
-          state(1),           compute(shard),   shard.bucket->plane(PlaneKind::compute).dtype(),
-          shard.slice.count};
+// First moments begin with the code of 0, which is not a byte of 0.
+void Optimizer::clear_codes() {
+  device::Device &device = runtime_.context.device();
+  const std::vector<uint8_t> zeros(65536, device::signed_zero_code);
+  for (const Shard &shard : shards_) {
+    if (!shard.bucket->plan->coded_states) continue;
+    std::byte *const codes = shard.bucket->plane(PlaneKind::state, 0).at(shard.slice);
+    for (uint64_t done = 0; done < shard.slice.count; done += zeros.size())
+      device.transfer(codes + done, FSDP_UINT8, zeros.data(), FSDP_UINT8,
+                      std::min<uint64_t>(zeros.size(), shard.slice.count - done));
+  }
 }
-
-namespace {
-
-// Does b begin where a ends, in every array of the span?
-bool continues(const device::AdamWSpan &a, const device::AdamWSpan &b) {
-  const auto follows = [&](const void *end, const void *begin, uint64_t size) {
-    return end ? static_cast<const std::byte *>(end) + a.count * size == begin : !begin;
-  };
-  return a.compute_dtype == b.compute_dtype && follows(a.weight, b.weight, sizeof(float)) &&
-         follows(a.grad, b.grad, sizeof(float)) && follows(a.exp_avg, b.exp_avg, sizeof(float)) &&
-         follows(a.exp_avg_sq, b.exp_avg_sq, sizeof(float)) &&
-         follows(a.compute, b.compute, dtype_size(a.compute_dtype));
-}
-
-void add_span(std::vector<device::AdamWSpan> &spans, const device::AdamWSpan &span) noexcept {
-  if (!spans.empty() && continues(spans.back(), span))
-    spans.back().count += span.count;
-  else
-    spans.push_back(span);
-}
-
-}  // namespace
 
 // The update of an element depends on no other element, so neither the order of the spans nor the cuts change a bit.
 std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
-  std::map<std::pair<double, bool>, std::vector<ShardSpan>> alike;
+  std::map<std::pair<double, bool>, AdamWBatch> alike;
   for (const Shard &shard : shards_) {
     const memory::ParamSpec &param = param_of(shard);
-    alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].push_back(
-        {&shard, span_of(shard)});
+    alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].add(runtime_, shard,
+                                                                                                     adamw_);
   }
   std::vector<AdamWBatch> batches;
-  for (auto &[key, shards] : alike) {
-    std::ranges::sort(shards, std::less<>(), [](const ShardSpan &one) { return one.span.weight; });
-    batches.push_back({key.first, key.second, {}, std::move(shards), {}});
-    batches.back().spans.reserve(batches.back().shards.size());
+  for (auto &[key, batch] : alike) {
+    batch.lr_scale = key.first, batch.decays = key.second;
+    batch.order();
+    batches.push_back(std::move(batch));
   }
   return batches;
 }
@@ -123,10 +112,11 @@ void Optimizer::adopt(std::vector<AdamWBatch> batches) noexcept {
 }
 
 void Optimizer::list_spans() noexcept {
-  kept_.clear();
+  kept_.clear(), kept_compact_.clear();
   for (AdamWBatch &batch : batches_) {
-    batch.spans.clear();
-    for (const ShardSpan &one : batch.shards) add_span(is_kept(*one.shard) ? kept_ : batch.spans, one.span);
+    batch.spans.clear(), batch.compact.clear();
+    for (const auto &one : batch.shards) append(is_kept(*one.shard) ? kept_ : batch.spans, one.span);
+    for (const auto &one : batch.compact_shards) append(is_kept(*one.shard) ? kept_compact_ : batch.compact, one.span);
   }
 }
 
@@ -136,29 +126,25 @@ const Shard &Optimizer::shard(uint64_t index, const char *call) const {
   return shards_[index];
 }
 
-float *Optimizer::main_weight(const Shard &shard) const {
-  return reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::main).at(shard.slice));
-}
-
-float *Optimizer::main_grad(const Shard &shard) const {
-  return reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::grad).at(shard.slice));
-}
-
-// Where the update writes the compute weights. NULL if the main weights are the compute weights, and if the compute
-// weights are codes, because a code depends on more than one element.
-std::byte *Optimizer::compute(const Shard &shard) const {
-  if (shard.bucket->plane(PlaneKind::main).plan->again || shard.bucket->plan->quantization) return nullptr;
-  return shard.bucket->plane(PlaneKind::compute).at(shard.slice);
-}
-
-const Plane &Optimizer::state(const Shard &shard, const char *name, const char *call) const {
+StatePart Optimizer::state(const Shard &shard, const std::string &name, const char *call) const {
   const auto &states = runtime_.spec.states;
-  for (size_t s = 0; s < states.size(); ++s)
-    if (states[s].name == name) return shard.bucket->plane(PlaneKind::state, static_cast<uint32_t>(s));
+  const auto part_of = [&](PlaneKind kind, size_t index) {
+    const Plane &plane = shard.bucket->plane(kind, static_cast<uint32_t>(index));
+    const layout::Slice slice = memory::slice_of(*plane.layout, shard.tensor, plane.plan->owned, runtime_.spec.mesh,
+                                                 runtime_.teams.all->rank());
+    return StatePart{plane.at(slice), kind == PlaneKind::state ? &shard.slice.count : &shard.scale_count,
+                     plane.dtype()};
+  };
   std::string known;
-  for (const auto &state : states) known += format_text("{}'{}'", known.empty() ? "" : ", ", state.name);
-  fail(FSDP_INVALID_ARGUMENT, "{}: the model has no optimizer state '{}'; it has: {}", call, name,
-       known.empty() ? "none" : known);
+  for (size_t s = 0; s < states.size(); ++s) {
+    const bool coded = shard.bucket->plan->coded_states && s < memory::adamw_states;
+    if (states[s].name == name) return part_of(PlaneKind::state, s);
+    if (coded && states[s].name + ".absmax" == name) return part_of(PlaneKind::state_scales, s);
+    known += format_text("{}'{}'{}", known.empty() ? "" : ", ", states[s].name,
+                         coded ? format_text(", '{}.absmax'", states[s].name) : "");
+  }
+  fail(FSDP_INVALID_ARGUMENT, "{}: the shard of '{}' has no optimizer state '{}'; it has: {}", call,
+       param_of(shard).name, name, known.empty() ? "none" : known);
 }
 
 void Optimizer::synchronize(device::Stream &stream) {
@@ -196,6 +182,8 @@ void Optimizer::make_steps(double lr, const StepNumbers &numbers) {
   device::AdamW adamw{};
   adamw.first = device::average_of(numbers.beta1);
   adamw.second = device::average_of(numbers.beta2);
+  adamw.number = static_cast<uint32_t>(numbers.step);
+  adamw.seed = runtime_.spec.rounding_seed;
   adamw.epsilon = static_cast<float>(numbers.epsilon);
   adamw.correction1 = static_cast<float>(1.0 - std::pow(numbers.beta1, step));
   adamw.correction2 = static_cast<float>(1.0 - std::pow(numbers.beta2, step));
@@ -210,8 +198,11 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device:
   const StepNumbers given = numbers(options);
   runtime_.join_window(caller);
   make_steps(lr, given);
-  for (const AdamWBatch &batch : batches_) caller.adamw(batch.step, batch.spans);
-  cast_spans(kept_, caller);
+  for (const AdamWBatch &batch : batches_) {
+    caller.adamw(batch.step, batch.spans);
+    caller.compact_adamw(batch.step, batch.compact);
+  }
+  cast_kept(caller);
   quantizer_.quantize(caller);
   runtime_.step.stepped(given.step);
 }
@@ -224,8 +215,11 @@ void Optimizer::step_adamw_captured(device::Stream &caller) {
          "sealed; a capture has no room for them",
          batches_.size());
   const device::AdamW *step = steps();
-  for (const AdamWBatch &batch : batches_) caller.adamw_from(step++, batch.spans);
-  cast_spans(kept_, caller);
+  for (const AdamWBatch &batch : batches_) {
+    caller.adamw_from(step, batch.spans);
+    caller.compact_adamw_from(step++, batch.compact);
+  }
+  cast_kept(caller);
   quantizer_.quantize(caller);
   runtime_.step.stepped(runtime_.step.adamw_step() + 1);
 }
@@ -236,16 +230,29 @@ void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device
   for (const AdamWBatch &batch : batches_) caller.store_step(step++, batch.step);
 }
 
+namespace {
+
 // Casts main weights to compute weights. Weights that a step does not update are cast, too, because they may have been
 // loaded in its window.
-void Optimizer::cast_spans(std::span<const device::AdamWSpan> spans, device::Stream &stream) const {
-  for (const device::AdamWSpan &span : spans)
+template <class Span>
+void cast_spans(const std::vector<Span> &spans, device::Stream &stream) {
+  for (const Span &span : spans)
     if (span.compute) stream.cast(span.compute, span.compute_dtype, span.weight, FSDP_FLOAT32, span.count);
 }
 
-void Optimizer::cast_weights(device::Stream &stream) {
-  for (const AdamWBatch &batch : batches_) cast_spans(batch.spans, stream);
+}  // namespace
+
+void Optimizer::cast_kept(device::Stream &stream) const {
   cast_spans(kept_, stream);
+  cast_spans(kept_compact_, stream);
+}
+
+void Optimizer::cast_weights(device::Stream &stream) {
+  for (const AdamWBatch &batch : batches_) {
+    cast_spans(batch.spans, stream);
+    cast_spans(batch.compact, stream);
+  }
+  cast_kept(stream);
   quantizer_.quantize(stream);
 }
 

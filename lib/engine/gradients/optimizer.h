@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work inside the update window: AdamW on this rank's shards (optimizer.cpp), and norms over all ranks (norm.cpp).
+// The work inside the update window: AdamW on this rank's shards, and norms over all ranks.
 #pragma once
 
 #include <optional>
@@ -7,36 +7,12 @@
 #include <utility>
 #include <vector>
 
+#include "engine/gradients/adamw_spans.h"
 #include "engine/weights/quantizer.h"
 #include "engine/weights/shared_values.h"
 
 namespace fsdp::engine {
 
-// A rank's part of a trainable parameter. The optimizer updates `slice`; `counted` is the part of it that this rank
-// counts in norms. With no_shard every rank updates everything, but counts only its virtual shard.
-struct Shard {
-  uint32_t group;
-  uint32_t param_index;
-  uint32_t ordinal;  // number of the parameter in the model
-  const Bucket *bucket;
-  layout::Slice slice;
-  layout::Slice counted;
-};
-
-struct ShardSpan {
-  const Shard *shard;
-  device::AdamWSpan span;
-};
-
-// Shards that are updated alike, in the order of their addresses. `spans` are what a step changes; shards that are
-// adjacent in every plane are one span. Without AdamW the moments are NULL.
-struct AdamWBatch {
-  double lr_scale;
-  bool decays;
-  device::AdamW step{};  // numbers of the last step
-  std::vector<ShardSpan> shards;
-  std::vector<device::AdamWSpan> spans;  // has room for all shards
-};
 // A difference between ranks in their requests for a norm. `odd` is the lowest rank that differs from `first`, the
 // first of the ranks that measure the norm together.
 struct NormDispute {
@@ -44,6 +20,13 @@ struct NormDispute {
   bool scaled_differently;  // they scaled differently before the norm; if false, they gave these limits (0: only the
                             // norm)
   double limit_of_odd, limit_of_first;
+};
+
+// Elements of an optimizer state in memory. The count lies in the shard.
+struct StatePart {
+  std::byte *data;
+  const uint64_t *count;
+  fsdp_dtype dtype;
 };
 
 // The last norm that was asked for.
@@ -58,12 +41,11 @@ class Optimizer {
 
   const std::vector<Shard> &shards() const { return shards_; }
   const Shard &shard(uint64_t index, const char *call) const;
-  float *main_weight(const Shard &shard) const;
-  float *main_grad(const Shard &shard) const;
   // Must weights and states stay as they are? This is so if the parameter is not trained. In the update window of a
   // step it is also so if no rank has given it a gradient, and it was declared to be skipped then.
   bool is_kept(const Shard &shard) const noexcept;
-  const Plane &state(const Shard &shard, const char *name, const char *call) const;
+  // Where this rank's part of a state is. The scales of a state in codes are the state NAME.absmax.
+  StatePart state(const Shard &shard, const std::string &name, const char *call) const;
 
   // `further`: norms of other models are added over the ranks of this mesh; NULL: none are. `norm` is NULL if the host
   // need not wait for the norm.
@@ -114,14 +96,11 @@ class Optimizer {
   template <class Take>
   void exchange_values(Take take);
   void synchronize(device::Stream &stream);
-  std::byte *compute(const Shard &shard) const;
   void make_steps(double lr, const StepNumbers &numbers);
-  device::AdamWSpan span_of(const Shard &shard) const;
-  const memory::ParamSpec &param_of(const Shard &shard) const noexcept {
-    return runtime_.groups[shard.group].spec->params[shard.param_index];
-  }
+  void clear_codes();
+  const memory::ParamSpec &param_of(const Shard &shard) const noexcept { return shard.param(runtime_); }
   void list_grads() noexcept;
-  void cast_spans(std::span<const device::AdamWSpan> spans, device::Stream &stream) const;
+  void cast_kept(device::Stream &stream) const;
   // Scratch memory: one value per parameter for this rank, and then a chunk of parameters for every rank.
   double *own_values() const {
     std::byte *const norms = runtime_.storage->own_part(memory::RegionId::norms);
@@ -139,8 +118,9 @@ class Optimizer {
   KnownNorm known_norm_;
   std::vector<Shard> shards_;
   // The lists have room for all shards, so that they are rebuilt without allocating.
-  std::vector<AdamWBatch> batches_;           // batches of all shards
-  std::vector<device::AdamWSpan> kept_;       // spans that no step changes now
+  std::vector<AdamWBatch> batches_;      // batches of all shards
+  std::vector<device::AdamWSpan> kept_;  // spans that no step changes now
+  std::vector<device::CompactSpan> kept_compact_;
   std::vector<device::FloatSpan> grads_;      // main grads of trained parameters; neighbours are one span
   std::vector<device::SquaresSpan> squares_;  // the counted parts of these; each measurement sets where results go
   std::vector<uint32_t> measured_ordinals_;   // for each of squares_, the number of its parameter in the model

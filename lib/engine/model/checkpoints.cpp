@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/float_environment.h"
 #include "base/text.h"
+#include "memory/plane.h"
 
 namespace fsdp::engine {
 
@@ -45,6 +46,9 @@ void describe_planes(Out out, const memory::BucketPlan &bucket) {
 void describe_bucket(Out out, const memory::GroupSpec &group, const memory::BucketPlan &bucket) {
   fmt::format_to(out, "{{\"dtype\": \"{}\", \"grad_dtype\": \"{}\", \"reduce_dtype\": \"{}\", \"frozen\": {}, ",
                  dtype_name(bucket.dtype), dtype_name(bucket.grad_dtype), dtype_name(bucket.wire_dtype), bucket.frozen);
+  if (bucket.main_storage != FSDP_MAIN_FLOAT32 && !bucket.frozen)
+    fmt::format_to(out, "\"main_storage\": \"{}\", ", bucket.main_storage == FSDP_MAIN_SPLIT16 ? "split16" : "none");
+  if (bucket.coded_states) fmt::format_to(out, "\"states\": \"8bit\", ");
   if (bucket.quantization) describe_planes(out, bucket);
   fmt::format_to(out, "\"shard_count\": {}, \"full_count\": {}, \"padding_count\": {}, \"sub_buckets\": [",
                  bucket.layout.shard_count, bucket.layout.full_count,
@@ -157,6 +161,10 @@ std::string list_of(const char *what, const std::vector<std::string> &names) {
   return text + "]";
 }
 
+std::optional<uint64_t> seed_of(const memory::ModelSpec &spec) {
+  return memory::rounds_randomly(spec) ? std::optional(spec.rounding_seed) : std::nullopt;
+}
+
 // One name for the folder, however it was given. Errors are ignored.
 std::string canonical(const std::string &folder) {
   std::error_code ignored;
@@ -167,9 +175,12 @@ std::string canonical(const std::string &folder) {
 
 checkpoint::ModelShards Checkpoints::shards() const { return {runtime_.spec, runtime_.plan, adamw_}; }
 
+const Bucket &Checkpoints::bucket_of(const KeptTensor &tensor) const {
+  return runtime_.storage->buckets()[static_cast<size_t>(tensor.bucket - runtime_.plan.buckets.data())];
+}
+
 const Plane &Checkpoints::plane_of(const KeptTensor &tensor) const {
-  const Bucket &bucket = runtime_.storage->buckets()[static_cast<size_t>(tensor.bucket - runtime_.plan.buckets.data())];
-  return bucket.planes[static_cast<size_t>(tensor.plane - tensor.bucket->planes.data())];
+  return bucket_of(tensor).planes[static_cast<size_t>(tensor.plane - tensor.bucket->planes.data())];
 }
 
 layout::Slice Checkpoints::slice_of(const KeptTensor &tensor) const {
@@ -200,12 +211,23 @@ void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::
     std::memcpy(to.data(), reinterpret_cast<const std::byte *>(&saved_steps_) + first, to.size());
     return;
   }
+  read_with(tensor, first, to, [this](const std::byte *from, std::span<std::byte> bytes) {
+    if (!copies_)
+      std::memcpy(bytes.data(), from, bytes.size());
+    else
+      read_device(from, bytes);
+  });
+}
+
+// Codes are read as they are.
+void Checkpoints::read_with(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to,
+                            const CompactNumbers::CopyOut &copy) const {
   const Plane &plane = plane_of(tensor);
-  const std::byte *from = plane.at(slice_of(tensor)) + first;
-  if (!copies_)
-    std::memcpy(to.data(), from, to.size());
+  const Bucket &bucket = bucket_of(tensor);
+  if (tensor.numbers_name.empty() && CompactNumbers::has(bucket, plane))
+    CompactNumbers(runtime_, bucket, plane, tensor.tensor, to.size() / sizeof(float) + 2).read_bytes(first, to, copy);
   else
-    read_device(from, to);
+    copy(plane.at(slice_of(tensor)) + first, to);
 }
 
 // Copies on a stream of its own, so that the caller's streams go on.
@@ -239,7 +261,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   const transport::Team &team = *runtime_.teams.all;
   checkpoint::SavedModel model{
       std::make_shared<const checkpoint::ModelShards>(shards()),
-      {name, describe_mesh(runtime_.spec), runtime_.plan.layout_hash},
+      {name, describe_mesh(runtime_.spec), runtime_.plan.layout_hash, seed_of(runtime_.spec)},
       team.rank(),
       {},
       [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) { read(tensor, first, to); }};
@@ -318,11 +340,31 @@ void Checkpoints::write(const KeptTensor &tensor, uint64_t first, const ElementT
                         std::span<const std::byte> elements) {
   if (!tensor.plane) return note_steps(tensor, type, elements);
   const Plane &plane = plane_of(tensor);
+  if (CompactNumbers::has(bucket_of(tensor), plane) && (tensor.numbers_name.empty() || is_converted(type)))
+    return write_compact(tensor, first, type, elements);
   std::byte *to = plane.at(slice_of(tensor)) + first * dtype_size(plane.dtype());
   if (type.dtype)
     runtime_.context.device().transfer(to, plane.dtype(), elements.data(), type.dtype, elements.size() * 8 / type.bits);
   else
     write_float64(plane, to, elements);
+}
+
+void Checkpoints::write_compact(const KeptTensor &tensor, uint64_t first, const ElementType &type,
+                                std::span<const std::byte> elements) {
+  const FloatEnvironment nearest;
+  std::vector<float> values(elements.size() * 8 / type.bits);
+  for (size_t i = 0; !type.dtype && i < values.size(); ++i) {
+    double value = 0;
+    std::memcpy(&value, elements.data() + i * sizeof value, sizeof value);
+    values[i] = static_cast<float>(value);
+  }
+  if (type.dtype)
+    runtime_.context.device().transfer(values.data(), FSDP_FLOAT32, elements.data(), type.dtype, values.size());
+  CompactNumbers numbers(runtime_, bucket_of(tensor), plane_of(tensor), tensor.tensor, values.size());
+  if (tensor.numbers_name.empty())
+    numbers.write(first, values);
+  else
+    encoder_.add(&tensor, numbers, first, values);
 }
 
 checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &take) {
@@ -337,22 +379,43 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
     this->write(tensor, first, type, elements);
   };
   const checkpoint::ReadKept read = [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
-    const Plane &plane = plane_of(tensor);
-    runtime_.context.device().transfer(to.data(), plane.dtype(), plane.at(slice_of(tensor)) + first, plane.dtype(),
-                                       to.size() / dtype_size(plane.dtype()));
+    read_with(tensor, first, to, [this](const std::byte *from, std::span<std::byte> bytes) {
+      runtime_.context.device().transfer(bytes.data(), FSDP_UINT8, from, FSDP_UINT8, bytes.size());
+    });
   };
-  return take({shards, runtime_.plan.layout_hash, [this] { steps_.reset(); }, write, read, runtime_.teams.outer.get()});
+  const auto begin = [this] {
+    steps_.reset();
+    encoder_.clear();
+  };
+  // What a failed load has left in it belongs to tensors of this call.
+  struct Clearing {
+    StateEncoder &encoder;
+    ~Clearing() { encoder.clear(); }
+  } clearing{encoder_};
+  return take({shards, runtime_.plan.layout_hash, begin, write, read, runtime_.teams.outer.get()});
 }
 
 // Logs which names were loaded. With a mistyped name a model would silently begin from nothing.
 void Checkpoints::note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result) {
   const checkpoint::LoadedTensors &tensors = result.tensors;
   runtime_.context.log(FSDP_LOG_INFO,
-                       format_text("{}: {}: {} tensors loaded{}{}", call, from, tensors.loaded.size(),
-                                   some_of("missing", tensors.missing), some_of("unexpected", tensors.unexpected)));
+                       format_text("{}: {}: {} tensors loaded{}{}{}", call, from, tensors.loaded.size(),
+                                   some_of("missing", tensors.missing), some_of("unexpected", tensors.unexpected),
+                                   tensors.encoded.empty() ? "" : some_of("encoded from numbers", tensors.encoded)));
   load_text_ = format_text("{{\"call\":{},\"name\":{},\"step\":{}{}{}{}}}", quote_json(call), quote_json(result.name),
                            result.manifest.step, list_of("loaded", tensors.loaded), list_of("missing", tensors.missing),
                            list_of("unexpected", tensors.unexpected));
+}
+
+// With another seed the model trains as well, but not to the same bits.
+void Checkpoints::note_seed(const char *call, const checkpoint::LoadResult &result,
+                            const std::optional<std::string> &model) const {
+  if (!memory::rounds_randomly(runtime_.spec)) return;
+  for (const checkpoint::ManifestModel &stored : result.manifest.models)
+    if ((!model || stored.name == *model) && stored.rounding_seed &&
+        *stored.rounding_seed != runtime_.spec.rounding_seed)
+      runtime_.context.log(FSDP_LOG_INFO, format_text("{}: the model was trained with rounding_seed {} and has {} here",
+                                                      call, *stored.rounding_seed, runtime_.spec.rounding_seed));
 }
 
 std::string Checkpoints::describe_load(const char *call) const {
@@ -377,6 +440,7 @@ checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &fo
     result.manifest.step = 0;
     return result;
   }
+  note_seed(call, result, options.model);
   if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
   loaded_step_ = result.manifest.step;
   loaded_version_ = runtime_.step.version() + 1;

@@ -11,7 +11,7 @@
 
 #include "checkpoint/job/load.h"
 #include "checkpoint/job/save.h"
-#include "engine/runtime/runtime.h"
+#include "engine/weights/compact_numbers.h"
 #include "memory/model_plan.h"
 
 namespace fsdp::engine {
@@ -54,6 +54,13 @@ class Checkpoints {
   void read_device(const std::byte *from, std::span<std::byte> to) const;
   void write(const checkpoint::KeptTensor &tensor, uint64_t first, const checkpoint::ElementType &type,
              std::span<const std::byte> elements);
+  // Reads bytes of the tensor as a checkpoint has it. `copy` copies from the model's memory.
+  void read_with(const checkpoint::KeptTensor &tensor, uint64_t first, std::span<std::byte> to,
+                 const CompactNumbers::CopyOut &copy) const;
+  void write_compact(const checkpoint::KeptTensor &tensor, uint64_t first, const checkpoint::ElementType &type,
+                     std::span<const std::byte> elements);
+  const Bucket &bucket_of(const checkpoint::KeptTensor &tensor) const;
+  void note_seed(const char *call, const checkpoint::LoadResult &result, const std::optional<std::string> &model) const;
   void write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const;
   void note_steps(const checkpoint::KeptTensor &tensor, const checkpoint::ElementType &type,
                   std::span<const std::byte> element);
@@ -65,6 +72,7 @@ class Checkpoints {
   std::weak_ptr<checkpoint::Save> save_;  // the last save in the background
   double saved_steps_ = 0;                // the optimizer's number of steps in that save
   std::unique_ptr<CopyStream> copies_;    // on a device, made at the first save
+  StateEncoder encoder_;                  // of the checkpoint that is being loaded
   std::optional<double> steps_;           // the optimizer's number of steps in the checkpoint that is being loaded
   // The step that was loaded, and the version as which it is published.
   uint64_t loaded_step_ = 0, loaded_version_ = 1;

@@ -62,15 +62,32 @@ void Model::seal_running() {
   log_memory();
 }
 
-// Logs which granules of the declaration were changed.
+namespace {
+
+std::string describe_granule(const memory::ParamSpec &param, uint64_t rows) {
+  memory::ParamSpec usual = param;
+  usual.coded_states = false;
+  const bool by_states = param.coded_states && memory::raised_granule(usual) != rows;
+  return format_text(
+      "its granule is {} rows, not {}: {} keeps them together", rows,
+      param.granule == FSDP_GRANULE_BLOCK ? param.granule_rows : 1,
+      by_states ? "a block of 256 elements with states in 8 bits" : quantization_name(param.quantization));
+}
+
+}  // namespace
+
+// Logs which parameters are not kept as they were declared.
 void Model::log_granules() const {
   if (!context_->logs(FSDP_LOG_INFO)) return;
+  const auto tell = [&](const memory::GroupSpec &group, const memory::ParamSpec &param, const std::string &text) {
+    context_->log(FSDP_LOG_INFO, format_text("parameter '{}' of group '{}': {}", param.name, group.name, text));
+  };
   for (const memory::GroupSpec &group : declaration_.spec().groups)
-    for (const memory::ParamSpec &param : group.params)
-      if (const uint64_t rows = memory::raised_granule(param))
-        context_->log(FSDP_LOG_INFO,
-                      format_text("parameter '{}' of group '{}': its granule is {} rows, not 1: {} keeps them together",
-                                  param.name, group.name, rows, quantization_name(param.quantization)));
+    for (const memory::ParamSpec &param : group.params) {
+      if (const uint64_t rows = memory::raised_granule(param)) tell(group, param, describe_granule(param, rows));
+      if (declaration_.codes_states() && param.is_box() && !param.frozen() && !param.coded_states)
+        tell(group, param, "its states are fp32, since the blocks of such a box are no blocks of the whole tensor");
+    }
 }
 
 // Logs the regions that the seal has made, which show where memory went.

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "base/dtype.h"
+#include "memory/plane.h"
 #include "transport/exchange.h"
 
 namespace fsdp::engine {
@@ -32,6 +33,7 @@ Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_op
                          GroupDefaults defaults)
     : context_(context), spec_(std::move(spec)), optimizer_(optimizer), defaults_(defaults) {
   if (adamw()) spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
+  require_own_optimizer(defaults_.main_storage, "fsdp_create_model");
   spec_.host_memory = context.device_traits().host_memory;
   if (context.debug()) set_debug(spec_);
   plan_exchanges();
@@ -51,8 +53,19 @@ void Declaration::require_unsealed(const char *call) const {
   if (sealed_) fail(FSDP_INVALID_STATE, "{}: the model is sealed; declare everything before fsdp_seal_model", call);
 }
 
+// The caller would have to know how weights are split.
+void Declaration::require_own_optimizer(fsdp_main_storage storage, const char *call) const {
+  if (storage == FSDP_MAIN_SPLIT16 && !adamw())
+    fail(
+        FSDP_INVALID_ARGUMENT,
+        "{}: main_storage FSDP_MAIN_SPLIT16 is for FSDP_OPTIMIZER_ADAMW and FSDP_OPTIMIZER_ADAMW_8BIT, and the model's "
+        "optimizer is FSDP_OPTIMIZER_CALLER; take FSDP_MAIN_FLOAT32, or FSDP_MAIN_NONE and fsdp_round_stochastic",
+        call);
+}
+
 void Declaration::add_group(memory::GroupSpec group) {
   require_unsealed("fsdp_create_group");
+  require_own_optimizer(group.main_storage, "fsdp_create_group");
   if (group_names_.contains(group.name))
     fail(FSDP_INVALID_ARGUMENT, "fsdp_create_group: the model has a group named '{}' already", group.name);
   std::unordered_set<std::string> names;
@@ -65,6 +78,7 @@ void Declaration::add_group(memory::GroupSpec group) {
            param.name, group.name);
   param_names_.merge(names);
   group_names_.insert(group.name);
+  for (memory::ParamSpec &param : group.params) param.coded_states = codes_states() && memory::can_code_states(param);
   const uint64_t longest = group.longest_call();
   spec_.groups.push_back(std::move(group));
   if (longest <= longest_call_) return;
@@ -89,7 +103,7 @@ void Declaration::add_state(memory::StateSpec state) {
   for (const auto &known : spec_.states)
     if (known.name == state.name)
       fail(FSDP_INVALID_ARGUMENT, "{}: the model has a state '{}' already{}", call, state.name,
-           adamw() && &known < spec_.states.data() + 2 ? ", which FSDP_OPTIMIZER_ADAMW brings" : "");
+           adamw() && &known < spec_.states.data() + memory::adamw_states ? ", which FSDP_OPTIMIZER_ADAMW brings" : "");
   spec_.states.push_back(std::move(state));
 }
 
@@ -149,17 +163,19 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
                                                        fmt::join(param.global_shape, ", "))
                                          : "";
   return format_text(
-      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}", param.name,
-      group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
+      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}",
+      param.name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
       param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
-      param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "");
+      param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "", param.coded_states ? ", states in 8 bits" : "");
 }
 
 void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
-  lines.push_back(format_text(
-      "group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}", group.name,
-      group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy, group.resident, group.root));
+  lines.push_back(
+      format_text("group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}, "
+                  "main storage {}",
+                  group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy, group.resident,
+                  group.root, group.main_storage));
   for (const auto &param : group.params) lines.push_back(describe_param(group, param));
 }
 
@@ -169,16 +185,16 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
                               spec.mesh.replicate_size, spec.mesh.shard_size, spec.mesh.inner_size,
                               static_cast<int>(spec.mesh.outer), spec.mesh.reduction_block,
                               fmt::join(spec.mesh.ranks, ", ")));
-  lines.push_back(
-      format_text("policy: debug {}, unshard mode {}, grad op {}, grad factor {}, prefetches {}, prefetch depth {}, "
-                  "prefetch bytes {}, "
-                  "max pending groups {}, max pending bytes {}, force communication {}, GPUs {}, device transport {}, "
-                  "save staging bytes {}, "
-                  "scale rounding {}, quantize from {}, scale rule {}, plane policy {}, private views {}",
-                  spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
-                  spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication,
-                  !spec.host_memory, spec.device_transport, spec.save_staging_bytes, spec.scale_rounding,
-                  dtype_name(spec.quantize_from), spec.scale_rule, spec.plane_policy, spec.private_views));
+  lines.push_back(format_text(
+      "policy: debug {}, unshard mode {}, grad op {}, grad factor {}, prefetches {}, prefetch depth {}, "
+      "prefetch bytes {}, "
+      "max pending groups {}, max pending bytes {}, force communication {}, GPUs {}, device transport {}, "
+      "save staging bytes {}, "
+      "scale rounding {}, quantize from {}, scale rule {}, plane policy {}, private views {}, rounding seed {}",
+      spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
+      spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication, !spec.host_memory,
+      spec.device_transport, spec.save_staging_bytes, spec.scale_rounding, dtype_name(spec.quantize_from),
+      spec.scale_rule, spec.plane_policy, spec.private_views, spec.rounding_seed));
   lines.push_back(
       format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)

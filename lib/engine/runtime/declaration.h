@@ -20,6 +20,7 @@ struct GroupDefaults {
   fsdp_dtype grad_dtype = 0;
   fsdp_dtype reduce_dtype = 0;
   fsdp_reduce_policy reduce_policy = 0;
+  fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
 };
 
 class Declaration {
@@ -29,7 +30,9 @@ class Declaration {
   const memory::ModelSpec &spec() const { return spec_; }
   const GroupDefaults &defaults() const { return defaults_; }
   const std::map<fsdp_role, CallerArena> &arenas() const { return arenas_; }
-  bool adamw() const { return optimizer_ == FSDP_OPTIMIZER_ADAMW; }
+  // Is the optimizer AdamW, with states in fp32 or in codes?
+  bool adamw() const { return optimizer_ != FSDP_OPTIMIZER_CALLER; }
+  bool codes_states() const { return optimizer_ == FSDP_OPTIMIZER_ADAMW_8BIT; }
   bool sealed() const { return sealed_; }
   void require_unsealed(const char *call) const;
 
@@ -47,6 +50,8 @@ class Declaration {
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:
+  // Throws if the caller's own optimizer cannot work on main weights in this storage.
+  void require_own_optimizer(fsdp_main_storage storage, const char *call) const;
   // Plans the memory for exchanges, which depends on the largest group.
   void plan_exchanges();
 

@@ -73,11 +73,24 @@ std::vector<uint32_t> Params::holders(const ParamPlace &place) const {
   return ranks;
 }
 
-void Params::store(const Tensor &tensor, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count) {
+std::optional<CompactNumbers> Params::compact_numbers(const Tensor &tensor, bool together) {
+  const Bucket &bucket = runtime_.bucket(tensor.place);
+  if (tensor.stored || !CompactNumbers::has(bucket, tensor.plane)) return {};
+  std::optional<CompactNumbers> numbers;
+  attempt(tensor, together,
+          [&] { numbers.emplace(runtime_, bucket, tensor.plane, tensor.place.tensor, tensor.count()); });
+  return numbers;
+}
+
+void Params::store(const Tensor &tensor, std::optional<CompactNumbers> &compact, const std::byte *from,
+                   fsdp_dtype dtype, uint64_t first, uint64_t count) {
   const layout::Slice own = owned(tensor, runtime_.teams.all->rank());
   const uint64_t begin = std::max(first, own.tensor_offset);
   const uint64_t end = std::min(first + count, own.tensor_offset + own.count);
   if (begin >= end) return;
+  if (compact)
+    return compact->write_from(begin - own.tensor_offset, end - begin, from + (begin - first) * dtype_size(dtype),
+                               dtype);
   const Plane &plane = tensor.plane;
   runtime_.context.device().transfer(plane.at(own) + (begin - own.tensor_offset) * dtype_size(plane.dtype()),
                                      plane.dtype(), from + (begin - first) * dtype_size(dtype), dtype, end - begin);
@@ -171,7 +184,10 @@ void Params::load_rows(Group &group, uint64_t param_index, const void *data, fsd
   const CallSpan span(runtime_, "load_chunk", &group, row_count * row * dtype_size(dtype));
   runtime_.join_window(runtime_.caller_stream(nullptr, call));
   const auto *from = static_cast<const std::byte *>(data);
-  if (!tensor.is_converted()) return store(tensor, from, dtype, row_offset * row, row_count * row);
+  if (!tensor.is_converted()) {
+    auto compact = compact_numbers(tensor, false);
+    return store(tensor, compact, from, dtype, row_offset * row, row_count * row);
+  }
   const uint64_t skipped = row_offset * row - own.tensor_offset;
   FrozenLoad rows(runtime_, tensor.param, tensor.place,
                   {own.tensor_offset + skipped, own.full_offset + skipped, own.shard_offset + skipped, row_count * row,
@@ -262,8 +278,10 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
   runtime_.join_window(runtime_.caller_stream(nullptr, call));
   const auto *bytes = static_cast<const std::byte *>(data);
   if (tensor.is_converted()) return load_converted(tensor, bytes, dtype, owner);
-  bring(tensor, bytes, dtype, owner,
-        [&](const std::byte *from, uint64_t first, uint64_t count) { store(tensor, from, dtype, first, count); });
+  auto compact = compact_numbers(tensor, owner && runtime_.teams.all->size() > 1);
+  bring(tensor, bytes, dtype, owner, [&](const std::byte *from, uint64_t first, uint64_t count) {
+    store(tensor, compact, from, dtype, first, count);
+  });
 }
 
 // The dtype that the root offers. Other ranks need not give the data. If they do, their dtype and count are compared
@@ -373,26 +391,33 @@ void Params::copy_out(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, boo
   device::Device &device = runtime_.context.device();
   const ParamPlace &place = tensor.place;
   const Plane &plane = tensor.plane;
+  auto compact = compact_numbers(tensor, !is_here(tensor));
   if (is_here(tensor)) {
-    if (reads)
+    if (reads && compact)
+      compact->read_as(0, tensor.count(), to, dtype);
+    else if (reads)
       device.transfer(to, dtype, plane.at(owned(tensor, runtime_.teams.all->rank())), plane.dtype(), tensor.count());
     return;
   }
-  const uint64_t step = runtime_.plan.region(memory::RegionId::staging).bytes / dtype_size(plane.dtype());
+  const fsdp_dtype shown_dtype = compact ? FSDP_FLOAT32 + 0 : plane.dtype();
+  const uint64_t element = dtype_size(shown_dtype);
+  const uint64_t step = runtime_.plan.region(memory::RegionId::staging).bytes / element;
   for (const uint32_t r : holders(place)) {
     const layout::Slice slice = owned(tensor, r);
     for (uint64_t done = 0; done < slice.count; done += step) {
       const uint64_t count = std::min(step, slice.count - done);
       const uint32_t shown = travels(place) ? r : runtime_.spec.mesh.inner(r);
       stage(
-          {tensor.call, r, shown, travels(place), count * dtype_size(plane.dtype()), plane.dtype(),
-           tensor.name.c_str()},
+          {tensor.call, r, shown, travels(place), count * element, shown_dtype, tensor.name.c_str()},
           [&](std::byte *part) {
-            copy(part, plane.at(slice) + done * dtype_size(plane.dtype()), plane.dtype(), count);
+            if (compact)
+              compact->read_as(done, count, part, shown_dtype);
+            else
+              copy(part, plane.at(slice) + done * element, shown_dtype, count);
           },
           [&](const std::byte *part) {
             if (reads)
-              device.transfer(to + (slice.tensor_offset + done) * dtype_size(dtype), dtype, part, plane.dtype(), count);
+              device.transfer(to + (slice.tensor_offset + done) * dtype_size(dtype), dtype, part, shown_dtype, count);
           });
     }
   }

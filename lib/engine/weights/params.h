@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "engine/runtime/runtime.h"
+#include "engine/weights/compact_numbers.h"
 
 namespace fsdp::engine {
 
@@ -48,6 +48,9 @@ class Params {
     // Are numbers converted to codes and scales, and back?
     bool is_converted() const { return !stored && param.frozen() && param.quantized(); }
   };
+  // Returns nothing if the tensor's plane has the numbers themselves. `together`: all peers call this, and either all
+  // of them get the memory or none goes on.
+  std::optional<CompactNumbers> compact_numbers(const Tensor &tensor, bool together);
   // The part of the tensor that the rank of the mesh owns.
   layout::Slice owned(const Tensor &tensor, uint32_t rank) const;
   Tensor weights_of(Group &group, uint64_t param_index, const char *call);
@@ -73,7 +76,8 @@ class Params {
   // Does this rank have the whole tensor?
   bool is_here(const Tensor &tensor) const;
   // Writes elements [first, first + count) of the parameter from `from`, as far as this rank owns them.
-  void store(const Tensor &tensor, const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count);
+  void store(const Tensor &tensor, std::optional<CompactNumbers> &compact, const std::byte *from, fsdp_dtype dtype,
+             uint64_t first, uint64_t count);
   std::vector<uint32_t> holders(const ParamPlace &place) const;
   bool travels(const ParamPlace &place) const;
   // Bytes of one rank that are shown to all ranks, or to the ranks of its outer index.

@@ -72,7 +72,9 @@ uint64_t hash_plane(device::Device &device, const std::byte *data, fsdp_dtype dt
 std::string describe(const Runtime &runtime, const memory::PlanePlan &plane) {
   switch (plane.kind) {
     case PlaneKind::main: return "main weights";
+    case PlaneKind::rest: return "rests of main weights";
     case PlaneKind::compute_scales: return "scales of compute weights";
+    case PlaneKind::state_scales: return "scales of optimizer state '" + runtime.spec.states[plane.index].name + "'";
     case PlaneKind::state: return "optimizer state '" + runtime.spec.states[plane.index].name + "'";
     default: return "compute weights";
   }
@@ -98,7 +100,10 @@ std::vector<Replica> list_replicas(Runtime &runtime) {
         slice.count == 0 ? 0 : hash_plane(runtime.context.device(), own.plane.at(slice), plane.dtype, slice.count);
     replicas.push_back({&own.group, own.param_index, describe(runtime, plane), holders_of(kept), hash});
   };
-  for_each_slice(runtime, {PlaneKind::main, PlaneKind::state, PlaneKind::compute, PlaneKind::compute_scales}, list);
+  for_each_slice(runtime,
+                 {PlaneKind::main, PlaneKind::rest, PlaneKind::state, PlaneKind::state_scales, PlaneKind::compute,
+                  PlaneKind::compute_scales},
+                 list);
   return replicas;
 }
 

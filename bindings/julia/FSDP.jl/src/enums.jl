@@ -102,6 +102,13 @@ end
 @enum Optimizer::Int32 begin
     OPTIMIZER_ADAMW = LibFSDP.FSDP_OPTIMIZER_ADAMW
     OPTIMIZER_CALLER = LibFSDP.FSDP_OPTIMIZER_CALLER
+    OPTIMIZER_ADAMW_8BIT = LibFSDP.FSDP_OPTIMIZER_ADAMW_8BIT
+end
+
+@enum MainStorage::Int32 begin
+    MAIN_FLOAT32 = LibFSDP.FSDP_MAIN_FLOAT32
+    MAIN_SPLIT16 = LibFSDP.FSDP_MAIN_SPLIT16
+    MAIN_NONE = LibFSDP.FSDP_MAIN_NONE
 end
 
 const MODEL_NO_PREFETCH = LibFSDP.FSDP_MODEL_NO_PREFETCH
@@ -241,6 +248,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_model_options, :quantize_from) => Dtype,
     (LibFSDP.fsdp_model_options, :scale_rule) => ScaleRule,
     (LibFSDP.fsdp_model_options, :plane_policy) => PlanePolicy,
+    (LibFSDP.fsdp_model_options, :main_storage) => MainStorage,
     (LibFSDP.fsdp_visit, :phase) => Phase,
     (LibFSDP.fsdp_param, :dtype) => Dtype,
     (LibFSDP.fsdp_param, :granule) => Granule,
@@ -249,6 +257,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_group_options, :strategy) => Strategy,
     (LibFSDP.fsdp_group_options, :grad_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :reduce_dtype) => Dtype,
+    (LibFSDP.fsdp_group_options, :main_storage) => MainStorage,
     (LibFSDP.fsdp_group_info, :strategy) => Strategy,
     (LibFSDP.fsdp_group_info, :reduce_policy) => ReducePolicy,
     (LibFSDP.fsdp_group_info, :grad_dtype) => Dtype,
@@ -320,6 +329,10 @@ const CONSTANTS = (
     (OUTER_OPTIM, 2),
     (OPTIMIZER_ADAMW, 1),
     (OPTIMIZER_CALLER, 2),
+    (OPTIMIZER_ADAMW_8BIT, 3),
+    (MAIN_FLOAT32, 1),
+    (MAIN_SPLIT16, 2),
+    (MAIN_NONE, 3),
     (MODEL_NO_PREFETCH, 2048),
     (MODEL_FORCE_COMMUNICATION, 4096),
     (SCALE_EXACT, 1),

@@ -104,7 +104,9 @@ check_replicas(model::Model; stream = C_NULL) =
 
 """
 What this rank owns of one parameter: `main_weight` and `main_grad` are vectors over the library's memory, for writing
-in the update window only; other fields are those of `fsdp_shard`, `param_index` from 1, offsets from 0.
+in the update window only; other fields are those of `fsdp_shard`, `param_index` from 1, offsets from 0. With
+`MAIN_SPLIT16` `main_weight` is `nothing`: `read_param` and `load_param` convert. With `MAIN_NONE` it is of `BFloat16`,
+and `round_stochastic` writes it.
 """
 struct Shard
     model::Model
@@ -136,7 +138,7 @@ function shard(model, number)
     found = blank(fsdp_shard)
     check(fsdp_get_shard(model.number, number - 1, found))
     raw = found.memory[]
-    of_memory(data, dtype) = view_of(Tensor(data, element_type(dtype), (Int(raw.element_count),), device_of(model)...,
+    of_memory(data, dtype) = data == C_NULL ? nothing : view_of(Tensor(data, element_type(dtype), (Int(raw.element_count),), device_of(model)...,
         false, model.handle))
     return Shard(model, number, group_of(model, raw.group), raw.param_index + 1, unsafe_string(raw.name),
         of_memory(raw.main_weight, raw.main_weight_dtype), of_memory(raw.main_grad, raw.main_grad_dtype),
@@ -153,10 +155,33 @@ end
 """
     state(shard, name)
 
-A vector over the elements of a named optimizer state: `"exp_avg"` and `"exp_avg_sq"` of AdamW, or the caller's own.
+A vector over the elements of a named optimizer state: `"exp_avg"` and `"exp_avg_sq"` of AdamW, or the caller's own. The
+elements of 8-bit states are codes (`UInt8`). Their scales, one for each 256 elements, are the states `"exp_avg.absmax"`
+and `"exp_avg_sq.absmax"`.
 """
 function state(shard::Shard, name)
     found = blank(fsdp_tensor)
     @call shard.model.state fsdp_get_shard_state(shard.model.number, shard.number - 1, name, found)
     return vec(view_of(Tensor(found.memory[], shard.model.handle)))
 end
+
+"""
+    round_stochastic(shard, numbers, step; offset = 0, stream)
+
+Round `Float32` numbers stochastically into the main weights, from element `offset` of this shard on, counted from 0.
+This is for an optimizer of the caller's own with `MAIN_NONE`. `step` is the number of the optimizer's step.
+"""
+function round_stochastic(shard::Shard, numbers, step; offset = 0, stream = C_NULL)
+    eltype(numbers) === Float32 || throw(ArgumentError("Float32 is rounded, not $(eltype(numbers))"))
+    count = length(numbers)
+    0 <= offset <= shard.element_count - count ||
+        throw(DimensionMismatch("$count numbers from $offset on, of a shard of $(shard.element_count)"))
+    to = address_or_null(shard.main_weight)
+    to == C_NULL || (to += offset * sizeof(BFloat16))
+    GC.@preserve numbers shard @call shard.model.state fsdp_round_stochastic(shard.group.number, shard.param_index - 1,
+        shard.element_offset + offset, Ptr{Float32}(address(numbers)), to, count, step, Ptr{Cvoid}(stream))
+end
+
+address_or_null(::Nothing) = C_NULL
+address_or_null(tensor::Tensor) = tensor.address
+address_or_null(array) = address(array)

@@ -29,6 +29,35 @@
     @test steps == [1, 1]
 end
 
+"A matrix in bf16 that is all 1, not yet published."
+function narrow_model(context; options...)
+    model = create_model(context; options...)
+    group = create_group(model, "g", [Param("w", BFloat16, 64, 64)])
+    seal(model)
+    load_param(group, "w", ones(Float32, 64, 64))
+    return model, group
+end
+
+@testset "main weights and states in fewer bits" begin
+    run_local(1) do context
+        model, group = narrow_model(context; main_storage = FSDP.MAIN_SPLIT16)
+        @test shards(model)[1].main_weight === nothing
+        @test all(==(1), read_param(group, "w"))
+        model, group = narrow_model(context; main_storage = FSDP.MAIN_NONE, rounding_seed = 5)
+        shard = shards(model)[1]
+        @test eltype(shard.main_weight) == BFloat16
+        round_stochastic(shard, fill(1f0 + 2f0^-9, 4000), 1; offset = 96)
+        @test 800 < count(>(1), read_param(group, "w")) < 1200  # a quarter of them
+        @test_throws DimensionMismatch round_stochastic(shard, ones(Float32, 4000), 1; offset = 97)
+        model, group = narrow_model(context; optimizer = FSDP.OPTIMIZER_ADAMW_8BIT)
+        publish_weights(model)
+        apply_grads(model, [fill(0.5f0, 64, 64)], 0.125)
+        @test all(==(255), state(shards(model)[1], "exp_avg"))
+        @test state(shards(model)[1], "exp_avg.absmax") == fill(0.05f0, 16)
+        @test all(==(0.05f0), read_state(group, "w", "exp_avg"))
+    end
+end
+
 @testset "whole gradients are read and replaced" begin
     run_local(2) do context
         model, group = small_model(context)

@@ -37,7 +37,7 @@ def shard(
     missing_grad: what a step does to a parameter for which no rank has a gradient. Default: it leaves the parameter
     unchanged, as torch's optimizers do.
     held_groups: how many groups can be unsharded at once where weights are copied (fsdp_schedule_options).
-    options: the fields of fsdp_model_options.
+    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16 or optimizer=Optimizer.ADAMW_8BIT.
 
     Each rank shards the values of its own module: they must be equal on all ranks.
     """

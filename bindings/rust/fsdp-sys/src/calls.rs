@@ -659,8 +659,10 @@ extern "C" {
     pub fn fsdp_get_shard(model: *const fsdp_model, shard_index: u64, shard: *mut fsdp_shard) -> fsdp_status;
 
     /// ```text
-    /// Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. Collective: no.
-    /// Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+    /// Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
+    /// FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
+    /// "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
+    /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_get_shard_state(model: *const fsdp_model, shard_index: u64, name: *const c_char, state: *mut fsdp_tensor) -> fsdp_status;
@@ -738,6 +740,21 @@ extern "C" {
     /// ```
     #[must_use]
     pub fn fsdp_step_adamw(model: *mut fsdp_model, lr: f64, options: *const fsdp_adamw_options, stream: fsdp_stream) -> fsdp_status;
+
+    /// ```text
+    /// Round fp32 numbers to bfloat16 stochastically, for an optimizer of the caller's own on a parameter with
+    /// FSDP_MAIN_NONE. A number between two bfloat16 numbers is rounded to the one of greater magnitude with a probability
+    /// proportional to its distance from the other. A number that bfloat16 has exactly does not change, and no finite number
+    /// becomes Inf. element_offset is the number of the first element in the parameter, as in fsdp_shard. from has count
+    /// fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The
+    /// random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's
+    /// rounding_seed, the parameter's name, the element and the step.
+    /// Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its
+    /// order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
+    /// parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_round_stochastic(group: *mut fsdp_group, param_index: u64, element_offset: u64, from: *const f32, to: *mut c_void, count: u64, step: u64, stream: fsdp_stream) -> fsdp_status;
 
     /// ```text
     /// Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
@@ -1193,6 +1210,7 @@ mod tests {
             fsdp_clip_grads as *const () as usize,
             fsdp_check_grads as *const () as usize,
             fsdp_step_adamw as *const () as usize,
+            fsdp_round_stochastic as *const () as usize,
             fsdp_publish_weights as *const () as usize,
             fsdp_begin_update as *const () as usize,
             fsdp_discard_step as *const () as usize,

@@ -207,6 +207,12 @@ pub struct fsdp_model_options {
     /// alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more memory. 0: no
     /// limit, and each group is one part
     pub max_pending_bytes: u64,
+    /// 0: FSDP_MAIN_FLOAT32
+    pub main_storage: fsdp_main_storage,
+    /// must be 0
+    pub reserved: u32,
+    /// with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
+    pub rounding_seed: u64,
 }
 
 impl Default for fsdp_model_options {
@@ -426,6 +432,10 @@ pub struct fsdp_group_options {
     pub grad_dtype: fsdp_dtype,
     /// 0: the model's
     pub reduce_dtype: fsdp_dtype,
+    /// 0: the model's
+    pub main_storage: fsdp_main_storage,
+    /// must be 0
+    pub reserved: u32,
 }
 
 impl Default for fsdp_group_options {
@@ -498,11 +508,11 @@ pub struct fsdp_shard {
     pub group: *mut fsdp_group,
     pub param_index: u64,
     pub name: *const c_char,
-    /// element_count elements; writable in the update window only
+    /// element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16
     pub main_weight: *mut c_void,
     /// element_count elements; complete in the update window
     pub main_grad: *mut c_void,
-    /// FSDP_FLOAT32
+    /// FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16
     pub main_weight_dtype: fsdp_dtype,
     /// FSDP_FLOAT32
     pub main_grad_dtype: fsdp_dtype,
@@ -802,7 +812,7 @@ mod tests {
 
     #[test]
     fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 112);
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 128);
         assert_eq!(offset!(fsdp_model_options, struct_size), 0);
         assert_eq!(offset!(fsdp_model_options, mesh), 8);
         assert_eq!(offset!(fsdp_model_options, flags), 16);
@@ -825,6 +835,9 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, scale_rule), 96);
         assert_eq!(offset!(fsdp_model_options, plane_policy), 100);
         assert_eq!(offset!(fsdp_model_options, max_pending_bytes), 104);
+        assert_eq!(offset!(fsdp_model_options, main_storage), 112);
+        assert_eq!(offset!(fsdp_model_options, reserved), 116);
+        assert_eq!(offset!(fsdp_model_options, rounding_seed), 120);
     }
 
     #[test]
@@ -919,12 +932,14 @@ mod tests {
 
     #[test]
     fn fsdp_group_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_group_options>(), 24);
+        assert_eq!(std::mem::size_of::<fsdp_group_options>(), 32);
         assert_eq!(offset!(fsdp_group_options, struct_size), 0);
         assert_eq!(offset!(fsdp_group_options, flags), 8);
         assert_eq!(offset!(fsdp_group_options, strategy), 12);
         assert_eq!(offset!(fsdp_group_options, grad_dtype), 16);
         assert_eq!(offset!(fsdp_group_options, reduce_dtype), 20);
+        assert_eq!(offset!(fsdp_group_options, main_storage), 24);
+        assert_eq!(offset!(fsdp_group_options, reserved), 28);
     }
 
     #[test]

@@ -101,6 +101,12 @@ pub type fsdp_outer_strategy = i32;
 
 pub type fsdp_optimizer = i32;
 
+/// ```text
+/// How the main weights of a parameter with bfloat16 compute weights are kept. Parameters in float32 are their own main
+///  weights, whatever you choose. With SPLIT16 and NONE no trainable parameter can be float16 or quantized.
+/// ```
+pub type fsdp_main_storage = i32;
+
 /// How the factor f is rounded by which weights are multiplied before they become FP8 codes (fsdp_quantization).
 pub type fsdp_scale_rounding = i32;
 
@@ -237,6 +243,10 @@ pub const FSDP_OUTER_NO_SHARD: fsdp_outer_strategy = 1;
 pub const FSDP_OUTER_OPTIM: fsdp_outer_strategy = 2;
 pub const FSDP_OPTIMIZER_ADAMW: fsdp_optimizer = 1;
 pub const FSDP_OPTIMIZER_CALLER: fsdp_optimizer = 2;
+pub const FSDP_OPTIMIZER_ADAMW_8BIT: fsdp_optimizer = 3;
+pub const FSDP_MAIN_FLOAT32: fsdp_main_storage = 1;
+pub const FSDP_MAIN_SPLIT16: fsdp_main_storage = 2;
+pub const FSDP_MAIN_NONE: fsdp_main_storage = 3;
 pub const FSDP_MODEL_NO_PREFETCH: u32 = 2048;
 pub const FSDP_MODEL_FORCE_COMMUNICATION: u32 = 4096;
 pub const FSDP_SCALE_EXACT: fsdp_scale_rounding = 1;

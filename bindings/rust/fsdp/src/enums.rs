@@ -399,6 +399,8 @@ pub enum Optimizer {
     Adamw = sys::FSDP_OPTIMIZER_ADAMW,
     /// `FSDP_OPTIMIZER_CALLER`
     Caller = sys::FSDP_OPTIMIZER_CALLER,
+    /// `FSDP_OPTIMIZER_ADAMW_8BIT`
+    Adamw8bit = sys::FSDP_OPTIMIZER_ADAMW_8BIT,
 }
 
 impl Optimizer {
@@ -407,6 +409,35 @@ impl Optimizer {
         Some(match raw {
             sys::FSDP_OPTIMIZER_ADAMW => Optimizer::Adamw,
             sys::FSDP_OPTIMIZER_CALLER => Optimizer::Caller,
+            sys::FSDP_OPTIMIZER_ADAMW_8BIT => Optimizer::Adamw8bit,
+            _ => return None,
+        })
+    }
+}
+
+/// ```text
+/// How the main weights of a parameter with bfloat16 compute weights are kept. Parameters in float32 are their own main
+///  weights, whatever you choose. With SPLIT16 and NONE no trainable parameter can be float16 or quantized.
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum MainStorage {
+    /// `FSDP_MAIN_FLOAT32`
+    Float32 = sys::FSDP_MAIN_FLOAT32,
+    /// `FSDP_MAIN_SPLIT16`
+    Split16 = sys::FSDP_MAIN_SPLIT16,
+    /// `FSDP_MAIN_NONE`
+    None = sys::FSDP_MAIN_NONE,
+}
+
+impl MainStorage {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_MAIN_FLOAT32 => MainStorage::Float32,
+            sys::FSDP_MAIN_SPLIT16 => MainStorage::Split16,
+            sys::FSDP_MAIN_NONE => MainStorage::None,
             _ => return None,
         })
     }

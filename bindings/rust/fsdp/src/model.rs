@@ -59,6 +59,8 @@ pub struct Model {
     pub(crate) stream: Cell<sys::fsdp_stream>,
     pub(crate) window_open: bool,
     pub(crate) states: Vec<String>,
+    /// AdamW's states, the first two, may be codes with scales.
+    pub(crate) has_codes: bool,
     /// Of gathered weights.
     pub(crate) has_fixed_addresses: bool,
     rank: u32,
@@ -87,6 +89,7 @@ impl Model {
             stream: Cell::new(null_mut()),
             window_open: false,
             states,
+            has_codes: options.optimizer == sys::FSDP_OPTIMIZER_ADAMW_8BIT,
             has_fixed_addresses: true,
             rank: context.rank(),
             number: MADE.fetch_add(1, Ordering::Relaxed),

@@ -334,6 +334,18 @@ impl ModelOptions {
         self
     }
 
+    /// 0: FSDP_MAIN_FLOAT32
+    pub fn main_storage(mut self, main_storage: MainStorage) -> Self {
+        self.raw.main_storage = main_storage as i32;
+        self
+    }
+
+    /// with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
+    pub fn rounding_seed(mut self, rounding_seed: u64) -> Self {
+        self.raw.rounding_seed = rounding_seed;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
         Ok(self.raw)
@@ -379,6 +391,12 @@ impl GroupOptions {
     /// 0: the model's
     pub fn reduce_dtype(mut self, reduce_dtype: Dtype) -> Self {
         self.raw.reduce_dtype = reduce_dtype as i32;
+        self
+    }
+
+    /// 0: the model's
+    pub fn main_storage(mut self, main_storage: MainStorage) -> Self {
+        self.raw.main_storage = main_storage as i32;
         self
     }
 

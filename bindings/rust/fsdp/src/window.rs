@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Plane, Status};
+use crate::enums::{Dtype, Plane, Status};
 use crate::error::{c_path, c_string, check, text, Error, Result};
 use crate::model::{as_root, no_slices};
 use crate::param::find;
+use crate::shard::MainWeight;
 use crate::{sys, AdamwOptions, Element, Group, LoadOptions, Loaded, Mesh, Model, ParamKey, Rename, Shard, State};
 use std::ops::Deref;
 use std::os::raw::c_void;
@@ -156,17 +157,18 @@ impl<'m> Window<'m> {
             return Err(no_slices());
         }
         let raw = self.shard_as_raw(index)?;
-        if raw.main_weight.is_null() || raw.main_grad.is_null() {
+        if raw.main_grad.is_null() {
             return Err(Error::new(Status::InvalidState, "a planning context has no memory"));
         }
-        let states = self.model.states.iter().map(|name| self.shard_state(index, name)).collect::<Result<Vec<_>>>()?;
-        let count = raw.element_count as usize;
-        // SAFETY: count elements each, of this rank alone while the window is open; shards do not overlap.
+        let states = self.shard_states(index)?;
+        // SAFETY: so many elements each, of this rank alone while the window is open; shards do not overlap.
         let (main_weight, main_grad) = unsafe {
-            let slice = |data: *mut c_void| std::slice::from_raw_parts_mut(data.cast::<f32>(), count);
-            (slice(raw.main_weight), slice(raw.main_grad))
+            let main_grad = std::slice::from_raw_parts_mut(raw.main_grad.cast::<f32>(), raw.element_count as usize);
+            (MainWeight::lend(&raw), main_grad)
         };
         Ok(Shard {
+            raw_group: raw.group,
+            stream: self.model.stream.get(),
             group: self.model.group_of(raw.group)?,
             param_index: raw.param_index as usize,
             name: unsafe { text(raw.name) }.unwrap_or_default(),
@@ -179,6 +181,20 @@ impl<'m> Window<'m> {
             lr_scale: raw.lr_scale,
             flags: raw.flags,
         })
+    }
+
+    /// With the scales of those that are codes.
+    fn shard_states(&self, index: u64) -> Result<Vec<State<'_>>> {
+        let mut states = Vec::new();
+        for (number, name) in self.model.states.iter().enumerate() {
+            let state = self.shard_state(index, name)?;
+            let has_scales = self.model.has_codes && number < 2 && state.tensor().dtype() == Dtype::Uint8;
+            states.push(state);
+            if has_scales {
+                states.push(self.shard_state(index, &format!("{name}.absmax"))?);
+            }
+        }
+        Ok(states)
     }
 
     fn shard_state(&self, index: u64, name: &str) -> Result<State<'_>> {

@@ -3,7 +3,9 @@ mod common;
 use common::{adamw, assert_close, ramp, run_ranks, step, two_groups};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fsdp::{Bf16, Dtype, FullGrad, ModelOptions, Optimizer, Param, Phase, Schedule, Status, Strategy, UnshardMode};
+use fsdp::{
+    Bf16, Dtype, FullGrad, MainStorage, ModelOptions, Optimizer, Param, Phase, Schedule, Status, Strategy, UnshardMode,
+};
 
 const STRATEGIES: [Strategy; 4] =
     [Strategy::NoShard, Strategy::Optim, Strategy::OptimGrads, Strategy::OptimGradsParams];
@@ -149,11 +151,11 @@ fn the_callers_own_optimizer_writes_its_shards() {
         grads.get_zeroed("w").unwrap().copy_from_slice(&ramp(8));
         grads.reduce_last().unwrap();
         let mut window = model.finish_grads(1.0).unwrap();
-        for shard in window.shards().unwrap() {
+        for mut shard in window.shards().unwrap() {
             let mut states = shard.states;
             assert_eq!(states[0].name, "momentum");
             let momentum = states[0].get::<f32>().unwrap();
-            for ((w, g), m) in shard.main_weight.iter_mut().zip(shard.main_grad).zip(momentum) {
+            for ((w, g), m) in shard.main_weight.float32().unwrap().iter_mut().zip(shard.main_grad).zip(momentum) {
                 *m += *g;
                 *w -= 2.0 * *m;
             }
@@ -164,6 +166,57 @@ fn the_callers_own_optimizer_writes_its_shards() {
         assert_eq!(model.read_state::<f32>(group, 0, "momentum").unwrap(), ramp(8));
         let on_root = model.read_state_on::<f32>(1, group, 0, "momentum").unwrap();
         assert_eq!(on_root, (context.rank() == 1).then(|| ramp(8)));
+        drop(model);
+        context.close().unwrap();
+    });
+}
+
+/// A matrix in bf16 that is all 1, not yet published.
+fn narrow_model(context: &fsdp::Context, options: ModelOptions) -> (fsdp::Model, fsdp::Group) {
+    let mut model = fsdp::Model::new(context, &options).unwrap();
+    let params = [Param::new("w", &[64, 64]).dtype(Dtype::Bfloat16)];
+    let group = model.create_group("g", &params, &Default::default()).unwrap();
+    model.seal().unwrap().load_param(group, "w", &[1f32; 4096]).unwrap();
+    (model, group)
+}
+
+#[test]
+fn shards_have_main_weights_in_fewer_bits() {
+    run_ranks(1, |context| {
+        let (mut split, group) = narrow_model(&context, ModelOptions::new().main_storage(MainStorage::Split16));
+        assert_eq!(split.window().unwrap().shard(0).unwrap().main_weight.storage(), MainStorage::Split16);
+        assert_eq!(split.read_param::<f32>(group, 0).unwrap(), [1.0; 4096]);
+        let options = ModelOptions::new().main_storage(MainStorage::None).rounding_seed(5);
+        let (mut rounded, group) = narrow_model(&context, options);
+        let mut window = rounded.window().unwrap();
+        let mut shard = window.shard(0).unwrap();
+        assert!(shard.main_weight.float32().is_none());
+        assert_eq!(shard.main_weight.bfloat16().unwrap().len(), 4096);
+        shard.round_stochastic(96, &[1.001953125; 4000], 1).unwrap();
+        let refused = shard.round_stochastic(97, &[1.0; 4000], 1).unwrap_err();
+        assert_eq!(refused.status, Status::InvalidArgument);
+        let raised = rounded.read_param::<f32>(group, 0).unwrap().iter().filter(|x| **x > 1.0).count();
+        assert!((800..1200).contains(&raised), "{raised}"); // a quarter of them
+        drop((split, rounded));
+        context.close().unwrap();
+    });
+}
+
+#[test]
+fn states_may_be_codes() {
+    run_ranks(1, |context| {
+        let (mut model, group) = narrow_model(&context, ModelOptions::new().optimizer(Optimizer::Adamw8bit));
+        model.window().unwrap().publish().unwrap();
+        model.apply_grads(&[FullGrad::new(&[0.5f32; 4096])], 0.125, 0.0, &Default::default()).unwrap();
+        assert_eq!(model.read_state::<f32>(group, 0, "exp_avg").unwrap(), [0.05; 4096]);
+        let mut window = model.begin_update().unwrap();
+        let mut shard = window.shard(0).unwrap();
+        let names: Vec<_> = shard.states.iter().map(|state| state.name.clone()).collect();
+        assert_eq!(names, ["exp_avg", "exp_avg.absmax", "exp_avg_sq", "exp_avg_sq.absmax"]);
+        assert_eq!(shard.states[0].get::<u8>().unwrap()[..], [255; 4096]);
+        assert_eq!(shard.states[1].get::<f32>().unwrap()[..], [0.05; 16]);
+        drop(shard);
+        window.publish().unwrap();
         drop(model);
         context.close().unwrap();
     });

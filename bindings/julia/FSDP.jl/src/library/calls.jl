@@ -821,8 +821,10 @@ Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed)
 
 raw"""
 ```text
-Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. Collective: no.
-Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
+FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
+"exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
 ```
 """
 @inline fsdp_get_shard_state(model, shard_index, name, state) =
@@ -921,6 +923,24 @@ epsilon, weight_decay, step, lr_scale, or scaling of the gradients, which includ
 @inline fsdp_step_adamw(model, lr, options, stream) =
     @waits libfsdp.fsdp_step_adamw(model::Ptr{fsdp_model}, lr::Float64, options::Ptr{fsdp_adamw_options},
         stream::Ptr{Cvoid})::Int32
+
+raw"""
+```text
+Round fp32 numbers to bfloat16 stochastically, for an optimizer of the caller's own on a parameter with
+FSDP_MAIN_NONE. A number between two bfloat16 numbers is rounded to the one of greater magnitude with a probability
+proportional to its distance from the other. A number that bfloat16 has exactly does not change, and no finite number
+becomes Inf. element_offset is the number of the first element in the parameter, as in fsdp_shard. from has count
+fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The
+random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's
+rounding_seed, the parameter's name, the element and the step.
+Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its
+order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
+parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
+```
+"""
+@inline fsdp_round_stochastic(group, param_index, element_offset, from, to, count, step, stream) =
+    @waits libfsdp.fsdp_round_stochastic(group::Ptr{fsdp_group}, param_index::UInt64, element_offset::UInt64,
+        from::Ptr{Float32}, to::Ptr{Cvoid}, count::UInt64, step::UInt64, stream::Ptr{Cvoid})::Int32
 
 raw"""
 ```text

@@ -100,6 +100,12 @@ const FSDP_OUTER_OPTIM = Int32(2)
 const fsdp_optimizer = Int32
 const FSDP_OPTIMIZER_ADAMW = Int32(1)
 const FSDP_OPTIMIZER_CALLER = Int32(2)
+const FSDP_OPTIMIZER_ADAMW_8BIT = Int32(3)
+
+const fsdp_main_storage = Int32
+const FSDP_MAIN_FLOAT32 = Int32(1)
+const FSDP_MAIN_SPLIT16 = Int32(2)
+const FSDP_MAIN_NONE = Int32(3)
 
 const FSDP_MODEL_NO_PREFETCH = UInt32(2048)
 const FSDP_MODEL_FORCE_COMMUNICATION = UInt32(4096)
@@ -361,6 +367,12 @@ struct fsdp_model_options
     # are alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more
     # memory. 0: no limit, and each group is one part
     max_pending_bytes::UInt64
+    # 0: FSDP_MAIN_FLOAT32
+    main_storage::Int32
+    # must be 0
+    reserved::UInt32
+    # with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
+    rounding_seed::UInt64
 end
 
 raw"""
@@ -522,6 +534,10 @@ struct fsdp_group_options
     grad_dtype::Int32
     # 0: the model's
     reduce_dtype::Int32
+    # 0: the model's
+    main_storage::Int32
+    # must be 0
+    reserved::UInt32
 end
 
 raw"""
@@ -567,11 +583,11 @@ struct fsdp_shard
     group::Ptr{fsdp_group}
     param_index::UInt64
     name::Cstring
-    # element_count elements; writable in the update window only
+    # element_count elements; writable in the update window only. NULL with FSDP_MAIN_SPLIT16
     main_weight::Ptr{Cvoid}
     # element_count elements; complete in the update window
     main_grad::Ptr{Cvoid}
-    # FSDP_FLOAT32
+    # FSDP_FLOAT32; FSDP_BFLOAT16 with FSDP_MAIN_NONE; 0 with FSDP_MAIN_SPLIT16
     main_weight_dtype::Int32
     # FSDP_FLOAT32
     main_grad_dtype::Int32
@@ -722,15 +738,15 @@ const LAYOUTS = (
     (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
      120, 124, 128, 136,)),
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
-    (fsdp_model_options, 112, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
-     104,)),
+    (fsdp_model_options, 128, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
+     104, 112, 116, 120,)),
     (fsdp_visit, 8, (0, 4,)),
     (fsdp_schedule_options, 40, (0, 8, 16, 24, 32, 36,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
     (fsdp_param, 88, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84,)),
-    (fsdp_group_options, 24, (0, 8, 12, 16, 20,)),
+    (fsdp_group_options, 32, (0, 8, 12, 16, 20, 24, 28,)),
     (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
     (fsdp_shard, 104, (0, 8, 16, 24, 32, 40, 48, 52, 56, 64, 72, 80, 88, 96, 100,)),

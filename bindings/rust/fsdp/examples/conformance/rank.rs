@@ -2,9 +2,9 @@
 //! One rank of one scenario: its handles by name, what declares, loads, reads and saves. training.rs has the steps.
 use crate::line::Line;
 use fsdp::{
-    sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, Mesh,
-    MeshOptions, MissingGrad, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Schedule, ScheduleKind,
-    Status, ValueOp, F16,
+    sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, MainStorage,
+    Mesh, MeshOptions, MissingGrad, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Schedule,
+    ScheduleKind, Status, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -194,11 +194,12 @@ impl Rank {
             )*};
         }
         set!(strategy: Strategy, outer_strategy: OuterStrategy, unshard_mode: UnshardMode, view_kind: ViewKind, grad_dtype: Dtype,
-             reduce_dtype: Dtype, grad_op: GradOp, reduce_policy: ReducePolicy, optimizer: Optimizer);
+             reduce_dtype: Dtype, grad_op: GradOp, reduce_policy: ReducePolicy, optimizer: Optimizer, main_storage: MainStorage);
         options = options.grad_factor(line.key_number("grad_factor").unwrap_or(0.0));
         options = options.max_pending_groups(line.key_integer("max_pending_groups").unwrap_or(0) as u32);
         options = options.max_pending_bytes(line.key_integer("max_pending_bytes").unwrap_or(0) as u64);
         options = options.prefetch_depth(line.key_integer("prefetch_depth").unwrap_or(0) as u32);
+        options = options.rounding_seed(line.key_integer("rounding_seed").unwrap_or(0) as u64);
         if beyond {
             return self.create_raw_model(line);
         }
@@ -212,6 +213,7 @@ impl Rank {
         let options = sys::fsdp_model_options {
             flags: line.key_integer("flags").unwrap_or(0) as u32,
             strategy: line.key_integer("strategy").unwrap_or(0) as i32,
+            main_storage: line.key_integer("main_storage").unwrap_or(0) as i32,
             ..Default::default()
         };
         let mut made = std::ptr::null_mut();
@@ -236,7 +238,16 @@ impl Rank {
         let declared = std::mem::take(&mut self.declared);
         let params: Vec<Param> = declared.iter().map(Declared::param).collect();
         let flags = line.key_integer("flags").unwrap_or(0) as u32;
-        let options = if flags & sys::FSDP_GROUP_ROOT != 0 { GroupOptions::new().root() } else { GroupOptions::new() };
+        let mut options = GroupOptions::new();
+        if flags & sys::FSDP_GROUP_ROOT != 0 {
+            options = options.root();
+        }
+        let storage = line.key_integer("main_storage");
+        match storage.map(|raw| MainStorage::from_raw(raw as i32)) {
+            Some(None) => return self.create_raw_group(line),
+            Some(Some(storage)) => options = options.main_storage(storage),
+            None => (),
+        }
         let created = self.model(line.word(1))?.create_group(line.word(2), &params, &options);
         let is_known = self.groups.iter().any(|(name, _)| name == line.word(2));
         if created.is_ok() || !is_known {
@@ -245,6 +256,19 @@ impl Rank {
             self.groups.push((line.word(2).to_string(), NamedGroup { model, group, params: declared }));
         }
         created.map(drop)
+    }
+
+    /// With a value that the enum does not have.
+    fn create_raw_group(&mut self, line: &Line) -> Result<()> {
+        let options = sys::fsdp_group_options {
+            main_storage: line.key_integer("main_storage").unwrap_or(0) as i32,
+            ..Default::default()
+        };
+        let name = std::ffi::CString::new(line.word(2)).expect("a name");
+        let param = sys::fsdp_param { name: name.as_ptr(), dtype: sys::FSDP_FLOAT32, ..Default::default() };
+        let (raw, stride) = (self.model(line.word(1))?.as_raw(), std::mem::size_of_val(&param) as u64);
+        let mut made = std::ptr::null_mut();
+        status(unsafe { sys::fsdp_create_group(raw, name.as_ptr(), &param, 1, stride, &options, &mut made) })
     }
 
     // ---- values -------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ impl Rank {
         let model = self.model(line.word(1));
         let x = line.word(2).parse().unwrap_or(0.0);
         Some(match line.word(0) {
+            "round_stochastic" => nothing(self.round_stochastic(line)),
             "publish_weights" => nothing(model.and_then(|model| model.window()?.publish())),
             "step_adamw" => nothing(model.and_then(|model| model.window()?.step_adamw(x, &adamw_options(line)))),
             "scale_grads" => nothing(model.and_then(|model| model.window()?.scale_grads(x))),
@@ -177,6 +178,20 @@ impl Rank {
     }
 
     // ---- the rest -----------------------------------------------------------------------------------------------
+
+    fn round_stochastic(&mut self, line: &Line) -> Result<()> {
+        let (index, step) = (line.integer(3) as usize, line.integer(4) as u64);
+        let count = self.named(line.word(2)).params[index].element_count();
+        let (values, group) = (self.array(line, 5, 0, count), self.named(line.word(2)).group);
+        for mut shard in self.model(line.word(1))?.window()?.shards()? {
+            if Some(shard.group) == group && shard.param_index == index {
+                let first = shard.element_offset as usize;
+                let own = values[first..first + shard.main_grad.len()].to_vec();
+                shard.round_stochastic(0, &own, step)?;
+            }
+        }
+        Ok(())
+    }
 
     fn apply_grads(&mut self, line: &Line) -> Result<String> {
         let params = self.groups.iter().flat_map(|(_, group)| &group.params).filter(|param| !param.is_frozen());
