@@ -25,8 +25,8 @@ A model file lists groups in the order of the forward pass; "{}" in names counts
   {"groups": [
     {"name": "embedding", "params": [{"name": "embedding", "shape": [50257, 768]}]},
     {"name": "layer.{}", "repeat": 12, "params": [{"name": "layer.{}.qkv", "shape": [2304, 768]}]}]}
-Groups may have: strategy, grad_dtype, reduce_dtype, resident. Parameters: dtype, frozen, no_decay, granule,
-granule_rows, quantization.
+Groups may have: strategy, grad_dtype, reduce_dtype, main_storage (as --main), resident. Parameters: dtype, frozen,
+no_decay, granule, granule_rows, quantization.
 
 Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
 )";
@@ -72,6 +72,9 @@ void add_policy_options(CLI::App &app, plan::Policy &policy) {
   add_choice(app, "--unshard", policy.unshard_mode, plan::unshard_modes, "how weights become whole (mapped)");
   add_choice(app, "--reduce", policy.reduce_policy, plan::reduce_policies, "reduce each micro-batch or the last");
   add_choice(app, "--optimizer", policy.optimizer, plan::optimizers, "whose state is counted (adamw)");
+  add_choice(app, "--main", policy.main_storage, plan::main_storages,
+             "what main weights of bf16 weights are in (fp32)");
+  add_choice(app, "--states", policy.states, plan::states, "what AdamW's moments are in (fp32)");
   add_choice(app, "--schedule", policy.schedule, plan::schedules, "order of the passes (sequential)");
   app.add_option("--held-groups", policy.held_groups, "groups of copied weights held at once, of --schedule any (4)")
       ->check(CLI::Range(1, 1 << 20));
@@ -90,7 +93,7 @@ struct Role {
 };
 constexpr Role roles[] = {
     {FSDP_ROLE_COMPUTE, "compute", "compute weights"},
-    {FSDP_ROLE_MAIN, "main", "main weights (fp32)"},
+    {FSDP_ROLE_MAIN, "main", "main weights"},
     {FSDP_ROLE_GRAD, "grad", "main gradients"},
     {FSDP_ROLE_OPTIMIZER, "optimizer", "optimizer state"},
     {FSDP_ROLE_GATHER, "gather", "gather buffers"},
@@ -118,15 +121,31 @@ void print_row(const char *text, uint64_t mine, uint64_t whole) {
              format_share(mine, whole), mine);
 }
 
+// What training keeps of a parameter, in bytes of each of its elements: padding is a part of it.
+constexpr fsdp_role kept_roles[] = {FSDP_ROLE_COMPUTE, FSDP_ROLE_MAIN, FSDP_ROLE_GRAD, FSDP_ROLE_OPTIMIZER};
+
+double bytes_of_element(const plan::Memory &memory, uint64_t element_count) {
+  uint64_t bytes = 0;
+  for (const auto role : kept_roles) bytes += memory.role_bytes[role];
+  return element_count == 0 ? 0 : static_cast<double>(bytes) / static_cast<double>(element_count);
+}
+
+void print_element(const plan::Estimate &estimate) {
+  const auto count = estimate.info.element_count;
+  fmt::print("  an element of the model: {:.4g} bytes of weights, gradients and states; on this rank {:.4g}\n",
+             bytes_of_element(estimate.all_shards, count), bytes_of_element(estimate.largest, count));
+}
+
 void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {
   const auto &memory = estimate.largest;
   const auto &policy = request.policy;
   fmt::print("{}: {} groups, {} parameter tensors, {} parameters\n", model.name, estimate.groups, estimate.params,
              estimate.info.element_count);
-  fmt::print("{} ranks (replicate {} x shard {}), {}, {} weights, unshard {}, prefetch {}\n\n", policy.ranks,
-             policy.replicate, policy.ranks / policy.replicate, plan::name_of(plan::strategies, policy.strategy),
-             plan::name_of(plan::dtypes, policy.compute_dtype), plan::name_of(plan::unshard_modes, policy.unshard_mode),
-             policy.prefetch);
+  fmt::print("{} ranks (replicate {} x shard {}), {}, {} weights, main {}, states {}, unshard {}, prefetch {}\n\n",
+             policy.ranks, policy.replicate, policy.ranks / policy.replicate,
+             plan::name_of(plan::strategies, policy.strategy), plan::name_of(plan::dtypes, policy.compute_dtype),
+             plan::name_of(plan::main_storages, policy.main_storage), plan::name_of(plan::states, policy.states),
+             plan::name_of(plan::unshard_modes, policy.unshard_mode), policy.prefetch);
   fmt::print("  {:<24}{:>12}{:>16}{:>12}{:>22}\n", "role", "per rank", "one unsharded", "share", "bytes per rank");
   for (const auto &role : roles)
     print_row(role.text, memory.role_bytes[role.role], estimate.unsharded.role_bytes[role.role]);
@@ -135,6 +154,7 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
              estimate.info.element_count == 0 ? 0.0
                                               : 100 * static_cast<double>(estimate.info.padding_count) /
                                                     static_cast<double>(estimate.info.element_count));
+  print_element(estimate);
   for (const auto &[name, bytes] : estimate.planes)
     fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
   if (estimate.smallest_total != memory.total())
@@ -154,6 +174,8 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
       {"ranks", request.policy.ranks},
       {"replicate", request.policy.replicate},
       {"strategy", plan::name_of(plan::strategies, request.policy.strategy)},
+      {"main", plan::name_of(plan::main_storages, request.policy.main_storage)},
+      {"states", plan::name_of(plan::states, request.policy.states)},
       {"groups", estimate.groups},
       {"parameter_tensors", estimate.params},
       {"parameter_count", estimate.info.element_count},
@@ -164,6 +186,8 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
       {"gather_lower_bound_bytes", estimate.info.gather_lower_bound_bytes},
       {"reduce_lower_bound_bytes", estimate.info.reduce_lower_bound_bytes},
       {"unsharded_bytes", memory_to_json(estimate.unsharded)},
+      {"element_bytes", bytes_of_element(estimate.all_shards, estimate.info.element_count)},
+      {"rank_element_bytes", bytes_of_element(estimate.largest, estimate.info.element_count)},
   };
   for (const auto &[name, bytes] : estimate.planes) json["plane_bytes"][name] = bytes;
   fmt::print("{}\n", json.dump(2));
@@ -183,6 +207,8 @@ int parse_and_print(int argc, char **argv) {
   if (request.policy.ranks % request.policy.replicate != 0)
     throw std::invalid_argument(
         fmt::format("--ranks {} is not a multiple of --replicate {}", request.policy.ranks, request.policy.replicate));
+  if (request.policy.states != FSDP_OPTIMIZER_ADAMW && request.policy.optimizer != FSDP_OPTIMIZER_ADAMW)
+    throw std::invalid_argument("--states is of --optimizer adamw");
   const auto model =
       request.model_file.empty() ? plan::build_transformer(request.shape) : plan::read_model_file(request.model_file);
   const auto estimate = plan::estimate(model, request.policy);

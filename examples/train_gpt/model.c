@@ -55,6 +55,9 @@ static void declare(struct model *model, const struct options *options) {
   settings.reduce_dtype = (fsdp_dtype)options->reduce_dtype;
   settings.unshard_mode = (fsdp_unshard_mode)options->unshard_mode;
   settings.reduce_policy = (fsdp_reduce_policy)options->reduce_policy;
+  settings.main_storage = model->main_storage;
+  settings.rounding_seed = options->seed;
+  settings.optimizer = model->optimizer;
   settings.prefetch_depth = (uint32_t)options->prefetch;
   if (options->save) settings.save_staging_bytes = 32u << 20; /* planned here, instead of at every save */
   if (options->prefetch == 0) settings.flags |= FSDP_MODEL_NO_PREFETCH;
@@ -112,6 +115,8 @@ void model_create(struct model *model, fsdp_context *context, struct device *dev
   model->device = device;
   model->layers = options->layers;
   model->tied = options->tied != 0;
+  model->main_storage = (fsdp_main_storage)options->main_storage;
+  model->optimizer = (fsdp_optimizer)options->optimizer;
   list_parameters(model, options);
   declare(model, options);
   CHECK(context, fsdp_seal_model(model->handle));
@@ -160,14 +165,28 @@ static uint64_t count_compute_bytes(const struct parameter *parameter) {
   }
 }
 
+/* Of an element beside its compute weight: fp32 compute weights are the main weights, and quantized ones have fp32. */
+static uint64_t get_main_size(const struct model *model, const struct parameter *parameter) {
+  if (parameter->quantization) return sizeof(float);
+  if (parameter->dtype == FSDP_FLOAT32 || model->main_storage == FSDP_MAIN_NONE) return 0;
+  return model->main_storage == FSDP_MAIN_SPLIT16 ? sizeof(int16_t) : sizeof(float);
+}
+
+/* Two moments: fp32, or codes of a byte with an fp32 scale for each 256. Small parameters have fp32. */
+static uint64_t count_state_bytes(const struct model *model, const struct parameter *parameter) {
+  if (model->optimizer != FSDP_OPTIMIZER_ADAMW_8BIT || parameter->count < 4096)
+    return 2 * parameter->count * sizeof(float);
+  return 2 * (parameter->count + (parameter->count + 255) / 256 * sizeof(float));
+}
+
 uint64_t model_count_unsharded_bytes(const struct model *model) {
   uint64_t bytes = 0;
   for (size_t i = 0; i < model->group_count; ++i) {
     const struct parameter_group *group = &model->groups[i];
     for (size_t k = 0; k < group->count; ++k) {
       const struct parameter *parameter = &group->parameters[k];
-      const int are_main = parameter->dtype == FSDP_FLOAT32 && !parameter->quantization; /* fp32 compute weights */
-      bytes += count_compute_bytes(parameter) + parameter->count * (are_main ? 3 : 4) * sizeof(float);
+      bytes += count_compute_bytes(parameter) + parameter->count * (get_main_size(model, parameter) + sizeof(float)) +
+               count_state_bytes(model, parameter);
     }
   }
   return bytes;

@@ -17,6 +17,8 @@ struct model {
   size_t group_count;
   size_t layers;
   int tied;
+  fsdp_main_storage main_storage;
+  fsdp_optimizer optimizer;
   float *converted; /* one group's other weights as fp32; NULL where all are */
 };
 

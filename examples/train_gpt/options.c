@@ -25,12 +25,15 @@ static const struct choice strategies[] = {{"no_shard", FSDP_STRATEGY_NO_SHARD},
                                            {"zero3", FSDP_STRATEGY_OPTIM_GRADS_PARAMS},
                                            {NULL, 0}};
 static const struct choice dtypes[] = {{"fp32", FSDP_FLOAT32}, {"bf16", FSDP_BFLOAT16}, {NULL, 0}};
-static const struct choice quantizations[] = {
-    {"none", 0},
-    {"fp8", FSDP_QUANTIZE_FP8},
-    {"mxfp8", FSDP_QUANTIZE_MXFP8},
-    {"fp8_block", FSDP_QUANTIZE_FP8_BLOCK},
-    {NULL, 0}};
+static const struct choice quantizations[] = {{"none", 0},
+                                              {"fp8", FSDP_QUANTIZE_FP8},
+                                              {"mxfp8", FSDP_QUANTIZE_MXFP8},
+                                              {"fp8_block", FSDP_QUANTIZE_FP8_BLOCK},
+                                              {NULL, 0}};
+static const struct choice main_storages[] = {
+    {"fp32", FSDP_MAIN_FLOAT32}, {"split16", FSDP_MAIN_SPLIT16}, {"none", FSDP_MAIN_NONE}, {NULL, 0}};
+static const struct choice optimizers[] = {
+    {"fp32", FSDP_OPTIMIZER_ADAMW}, {"8bit", FSDP_OPTIMIZER_ADAMW_8BIT}, {NULL, 0}};
 static const struct choice unshard_modes[] = {
     {"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}, {NULL, 0}};
 static const struct choice outer_strategies[] = {{"no_shard", FSDP_OUTER_NO_SHARD},
@@ -85,6 +88,9 @@ static const struct flag flags[] = {
     {"--compute-dtype", CHOICE, FIELD(compute_dtype), 0, dtypes, "of the compute weights (the math itself is fp32)"},
     {"--quantize", CHOICE, FIELD(quantization), 0, quantizations,
      "what the matrices of blocks are stored as (the compute dtype)"},
+    {"--main", CHOICE, FIELD(main_storage), 0, main_storages,
+     "what the main weights of bf16 weights are kept in (fp32); split16: 2 bytes beside them, none: nothing"},
+    {"--states", CHOICE, FIELD(optimizer), 0, optimizers, "what AdamW's two moments are kept in (fp32)"},
     {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,
      "what gradients are rounded to before they are summed; default: fp32"},
     {"--norm", CHOICE, FIELD(norm), 0, norms, "normalization"},
@@ -112,7 +118,7 @@ static void set_defaults(struct options *options) {
   options->prefetch = 1;
   options->lr = 1e-3, options->weight_decay = 0.1, options->clip = 1.0;
   options->strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS, options->compute_dtype = FSDP_FLOAT32;
-  options->norm = LAYER_NORM;
+  options->norm = LAYER_NORM, options->main_storage = FSDP_MAIN_FLOAT32, options->optimizer = FSDP_OPTIMIZER_ADAMW;
 }
 
 static void print_choices(FILE *out, const struct choice *choices) {
@@ -218,6 +224,9 @@ void options_parse(struct options *options, int argc, char **argv) {
   if ((options->resume || options->save_every) && !options->save) {
     fail("--resume and --save-every", "need --save", NULL);
   }
+  if (options->main_storage != FSDP_MAIN_FLOAT32 && options->compute_dtype != FSDP_BFLOAT16) {
+    fail("--main split16 and none", "need --compute-dtype bf16: fp32 weights are their own main weights", NULL);
+  }
   if (options->width % options->heads) fail("--heads", "must divide --width", NULL);
   if (options->width > 1u << 14 || options->context > 1u << 14 || options->batch > 1u << 20 ||
       options->layers > 1u << 12) {
@@ -234,9 +243,13 @@ int options_batch_divides(const struct options *options, uint64_t rank, uint64_t
   return 0;
 }
 
-const char *options_strategy_name(uint64_t strategy) {
-  for (const struct choice *c = strategies; c->name; ++c) {
-    if (c->value == strategy) return c->name;
+static const char *name_of(const struct choice *choices, uint64_t value) {
+  for (const struct choice *c = choices; c->name; ++c) {
+    if (c->value == value) return c->name;
   }
   return "unknown";
 }
+
+const char *options_strategy_name(uint64_t strategy) { return name_of(strategies, strategy); }
+const char *options_main_name(uint64_t main_storage) { return name_of(main_storages, main_storage); }
+const char *options_states_name(uint64_t optimizer) { return name_of(optimizers, optimizer); }

@@ -20,7 +20,7 @@ struct options {
   uint64_t replicas, reduction_block, ranks_per_host; /* of the mesh; 0: the library's defaults */
   uint64_t save_every, keep;
   uint64_t strategy, compute_dtype, quantization, reduce_dtype, unshard_mode, reduce_policy, norm, outer_strategy,
-      transport; /* the enums' values; 0: libfsdp's default */
+      transport, main_storage, optimizer; /* the enums' values; 0: libfsdp's default */
   uint64_t recompute, tied, no_overlap, quiet, in_place, force, graph, resume; /* switches */
   double lr, weight_decay, clip;
   const char *json, *trace, *save;
@@ -36,5 +36,8 @@ int options_batch_divides(const struct options *options, uint64_t rank, uint64_t
 
 /** The name that --strategy takes for a value. */
 const char *options_strategy_name(uint64_t strategy);
+/** ... and --main, and --states. */
+const char *options_main_name(uint64_t main_storage);
+const char *options_states_name(uint64_t optimizer);
 
 #endif

@@ -34,6 +34,10 @@ static void print_header(const struct trainer *trainer) {
   printf("model   %.2f M parameters: %" PRIu64 " layers, width %" PRIu64 ", %" PRIu64 " heads, context %" PRIu64 "\n",
          1e-6 * (double)info.element_count, options->layers, options->width, options->heads, options->context);
   printf("corpus  %zu bytes of %zu files\n", trainer->corpus->size, trainer->corpus->file_count);
+  if (options->main_storage != FSDP_MAIN_FLOAT32 || options->optimizer != FSDP_OPTIMIZER_ADAMW) {
+    printf("adamw   main weights %s, states %s\n", options_main_name(options->main_storage),
+           options_states_name(options->optimizer));
+  }
   printf("step    %" PRIu64 " sequences in %" PRIu64 " micro-batches, %" PRIu64 " steps\n", options->batch,
          options->microbatches, options->steps);
   fflush(stdout);

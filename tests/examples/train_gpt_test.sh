@@ -134,6 +134,28 @@ for flags in '--quantize mxfp8' '--quantize fp8_block' '--quantize fp8'; do
   train threads:2 $wide $flags --unshard copied --recompute
   check "same bits copied and recomputed with $flags" same_bits
 done
+# Main weights and states in fewer bytes: an element of a matrix has 18, 16, 12.03, 10.03, 14 and 8.03 (with gradients).
+train 2 $wide --compute-dtype bf16
+plain=$(numbers)
+for flags in '--main split16' '--states 8bit' '--main split16 --states 8bit' '--main none' '--main none --states 8bit'; do
+  # shellcheck disable=SC2086
+  train 2 $wide --compute-dtype bf16 $flags
+  check "learns with $flags" falls
+  check "... as with fp32 beside them" near_narrow
+  check "... with half of the state on each rank" state_is 50 60
+  expected=$(numbers)
+  [ "$flags" = '--main split16' ] || check '... and other bits' [ "$expected" != "$plain" ]
+  # shellcheck disable=SC2086
+  train threads:2 $wide --compute-dtype bf16 $flags --unshard copied --strategy zero1
+  check "same bits copied and sharded otherwise with $flags" same_bits
+done
+refused() { train 1 "$@" && contains "$(cat log)" "train_gpt: $text"; }
+text='--main takes one of fp32|split16|none, not half'
+check 'what --main takes is said' refused --main half
+text='--states takes one of fp32|8bit, not 4bit'
+check 'what --states takes is said' refused --states 4bit
+text='--main split16 and none need --compute-dtype bf16'
+check 'fp32 weights are their own main weights' refused --main split16
 train 2 --quantize mxfp8
 check 'what does not fit is refused by name' contains "$(cat log)" "parameter 'layers.0.attention.qkv.weight' of group 'layers.0': FSDP_QUANTIZE_MXFP8 needs"
 # trace_shows RANKS: trace.json is JSON, has every rank as a process, and in each what a step consists of.

@@ -34,6 +34,8 @@ check "... with the promised keys" equal "$(lines 'all({"op", "ranks", "bytes", 
 check "... nothing wrong in what was checked" equal "$(lines '{line["wrong"] for line in lines if line["wrong"] is not None}')" '{0}'
 collectives='("all_gather", "reduce_scatter", "all_reduce")'
 check "... every collective was checked" equal "$(lines '{line["wrong"] for line in lines if line["op"] in '"$collectives"'}')" '{0}'
+check "... AdamW on all that weights and states are kept in" equal "$(lines 'sorted({line["dtype"] for line in lines if line["op"] == "adamw"})')" \
+  "['8-bit, bf16 out', '8-bit, none', '8-bit, split16', 'fp32', 'fp32, bf16 out', 'none', 'split16']"
 check "... every time is positive" equal "$(lines 'all(line["time_us"] > 0 for line in lines)')" True
 check "... every ratio is positive" equal "$(lines '{line["ratio"] > 0 for line in lines if line["op"] == "all_gather"}')" '{True}'
 check "... mapped unshards move nothing" equal "$(lines '{line["bytes_moved"] for line in lines if line["variant"] == "mapped" and line["op"] == "unshard"}')" '{0.0}'

@@ -61,7 +61,7 @@ rows=$(sed -n 's/^  \([a-z][a-z0-9() ]*[a-z)]\)  .* \([0-9]*\)$/\1: \2/p' out)
 planned $tiny --json
 check "... with every role and its bytes, as --json has them" equal "$rows" "\
 compute weights: $(value rank_bytes.compute)
-main weights (fp32): $(value rank_bytes.main)
+main weights: $(value rank_bytes.main)
 main gradients: $(value rank_bytes.grad)
 optimizer state: $(value rank_bytes.optimizer)
 gather buffers: $(value rank_bytes.gather)
@@ -70,6 +70,8 @@ control and exchange: $(value rank_bytes.staging)
 total: $(value rank_bytes.total)"
 check "... of which most hold something" [ "$(echo "$rows" | grep -c ': [1-9]')" -ge 6 ]
 
+# near_bytes BYTES WANTED: within 0.5 %, for what is fp32 whatever is chosen, and padding.
+near_bytes() { awk -v x="$1" -v y="$2" 'BEGIN { d = x / y - 1; exit !(d < 0.005 && d > -0.005) }'; }
 small() { planned --layers 4 --width 128 --heads 4 --vocab 512 "$@"; }
 # 4 layers x (4 x 128 x 128 + 2 x 128 x 512 + 2 x 128) + 2 x 512 x 128 + 128
 small --ranks 1 --strategy no_shard --json
@@ -105,6 +107,29 @@ small --ranks 2 --unshard copied --quantize fp8_block --json
 check "codes take less of it than bf16, padding included" sh -c "[ $(value rank_bytes.gather) -lt $((gather * 3 / 4)) ]"
 small --ranks 16384 --json
 check "16384 ranks are planned" equal "$status$(value ranks)" 016384
+
+# Of AdamW with bf16 weights: weights, main weights, gradients and states of an element, and what a half has.
+for row in '18 fp32 fp32' '16 split16 fp32' '12.03 fp32 8bit' '10.03 split16 8bit' '14 none fp32' '8.03 none 8bit'; do
+  # shellcheck disable=SC2086
+  set -- $row
+  planned --layers 2 --width 1024 --heads 8 --vocab 4096 --ranks 2 --main "$2" --states "$3" --json
+  check "an element has $1 bytes with --main $2 and --states $3" near_bytes "$(value element_bytes)" "$1"
+  check "... half of them on each of two ranks" near_bytes "$(python3 -c "print(2 * $(value rank_element_bytes))")" "$1"
+done
+planned --layers 2 --width 1024 --heads 8 --vocab 4096 --ranks 2 --main split16 --states 8bit
+check "... which the table says" contains "$out" "an element of the model: 10.0"
+check "... with what was chosen" contains "$out" "bf16 weights, main split16, states 8bit"
+small --ranks 2 --optimizer none --states 8bit
+check "states of an optimizer that has none are refused" contains "$status $err" "1 fsdp-plan: --states is of"
+
+cat >storage.json <<'JSON'
+{"groups": [
+  {"name": "a", "main_storage": "split16", "params": [{"name": "a", "shape": [512, 128]}]},
+  {"name": "b", "main_storage": "none", "params": [{"name": "b", "shape": [512, 128]}]},
+  {"name": "c", "params": [{"name": "c", "shape": [512, 128]}]}]}
+JSON
+planned --model storage.json --ranks 1 --strategy no_shard --json
+check "groups keep main weights as they say" equal "$(value rank_bytes.main)" $((6 * 65536))
 
 cat >model.json <<'JSON'
 {"groups": [

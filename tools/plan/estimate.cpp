@@ -27,7 +27,8 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.reduce_dtype = policy.reduce_dtype;
   options.unshard_mode = policy.unshard_mode;
   options.reduce_policy = policy.reduce_policy;
-  options.optimizer = policy.optimizer;
+  options.optimizer = policy.optimizer == FSDP_OPTIMIZER_ADAMW ? policy.states : policy.optimizer;
+  options.main_storage = policy.main_storage;
   options.prefetch_depth = policy.prefetch;
   options.save_staging_bytes = policy.save_staging;
   options.max_pending_groups = policy.max_pending_groups;
@@ -55,6 +56,7 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
   options.strategy = group.strategy;
   options.grad_dtype = group.grad_dtype;
   options.reduce_dtype = group.reduce_dtype;
+  options.main_storage = group.main_storage;
   fsdp_group *handle = nullptr;
   check(fsdp_create_group(planned.model.get(), group.name.c_str(), params.data(), params.size(), sizeof(fsdp_param),
                           &options, &handle),
@@ -96,11 +98,11 @@ Memory read_memory(const Planned &planned, uint32_t rank) {
   return memory;
 }
 
-Memory estimate_unsharded(const ModelSpec &spec, Policy policy) {
+Memory estimate_one_rank(const ModelSpec &spec, Policy policy, fsdp_strategy strategy) {
   policy.ranks = policy.replicate = 1;
   policy.outer = 0;
   policy.ranks_per_host = 0;
-  policy.strategy = FSDP_STRATEGY_NO_SHARD;
+  policy.strategy = strategy;
   auto whole = spec;
   for (auto &group : whole.groups) group.strategy = 0;
   return read_memory(seal(whole, policy), 0);
@@ -141,7 +143,8 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
     if (rank == 0 || memory.total() < result.smallest_total) result.smallest_total = memory.total();
   }
   result.planes = read_planes(planned);
-  result.unsharded = estimate_unsharded(spec, policy);
+  result.unsharded = estimate_one_rank(spec, policy, FSDP_STRATEGY_NO_SHARD);
+  result.all_shards = estimate_one_rank(spec, policy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   result.groups = spec.groups.size();
   for (const auto &group : spec.groups) result.params += group.params.size();
   return result;

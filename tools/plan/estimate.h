@@ -23,7 +23,8 @@ struct Estimate {
   Memory largest;             // of the rank with the most bytes
   uint32_t largest_rank = 0;  // in the shard axis
   uint64_t smallest_total = 0;
-  Memory unsharded;  // one rank that keeps everything whole
+  Memory unsharded;   // one rank that keeps everything whole
+  Memory all_shards;  // one rank that keeps every shard, and nothing whole
   // Of quantized parameters: each plane's name, and its bytes on all ranks of a replica, with padding.
   std::vector<std::pair<std::string, uint64_t>> planes;
   uint64_t groups = 0;

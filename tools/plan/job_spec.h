@@ -26,6 +26,7 @@ struct GroupSpec {
   fsdp_strategy strategy = 0;
   fsdp_dtype grad_dtype = 0;
   fsdp_dtype reduce_dtype = 0;
+  fsdp_main_storage main_storage = 0;
   std::vector<ParamSpec> params;
 };
 
@@ -46,6 +47,8 @@ struct Policy {
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
   fsdp_reduce_policy reduce_policy = 0;
   fsdp_optimizer optimizer = FSDP_OPTIMIZER_ADAMW;
+  fsdp_optimizer states = FSDP_OPTIMIZER_ADAMW;  // AdamW with fp32 states or with those of 8 bits
+  fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
   uint32_t held_groups = 0;
   uint32_t prefetch = 1;

@@ -119,6 +119,7 @@ void read_group(const Json &json, const std::string &where, ModelSpec &model) {
   group.strategy = object.word("strategy", strategies);
   group.grad_dtype = object.word("grad_dtype", dtypes);
   group.reduce_dtype = object.word("reduce_dtype", dtypes);
+  group.main_storage = object.word("main_storage", main_storages);
   const auto &params = object.array("params");
   for (size_t p = 0; p < params.size(); ++p)
     group.params.push_back(read_param(params[p], fmt::format("{}[{}]", object.at("params"), p)));
