@@ -89,6 +89,8 @@ def main():
         (4, False, {}),
         (2, True, {}),
         (2, False, {"strategy": fsdp.Strategy.OPTIM_GRADS}),
+        (2, False, {"main_storage": fsdp.MainStorage.SPLIT16}),  # of fp32 weights, which are their own main weights
+        (2, False, {"optimizer": fsdp.Optimizer.ADAMW_8BIT}),  # of parameters that are too small for codes
     ):
         results = train_sharded(world_size, zero_copy, **options)
         losses, full = results[0]
@@ -96,7 +98,7 @@ def main():
         weights = max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree_util.tree_leaves, (full, params))))
         same = all(jax.tree_util.tree_all(jax.tree_util.tree_map(np.array_equal, full, other)) for _, other in results)
         case(
-            f"{world_size} ranks{', zero copy' if zero_copy else ''}{', ZeRO-2' if options else ''}",
+            f"{world_size} ranks{', zero copy' if zero_copy else ''}{''.join(f', {value.name}' for value in options.values())}",
             first < 1e-5 and differ < 1e-5 and weights < 1e-4 and same,
             f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}",
         )

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
-from torch_check import MODES, Report, compare, on_ranks, read_options
+from torch_check import MODES, Report, compare, difference, on_ranks, read_options, train_sharded
 
 import libfsdp as fsdp
 
@@ -473,10 +473,35 @@ def reduces_nothing_without_gradients(mode):
     return found == (0, 6, 6) or f"reduces before, after, at the end: {found}"
 
 
+def in_bf16(module, step, rank):
+    loss = loss_of(module, data_of(step, rank).bfloat16())
+    loss.backward()
+    return loss.detach()
+
+
+def keeps_main_weights_and_states_in_fewer_bytes(mode):
+    """In two halves every bit is that of fp32; rounded, or with states of 8 bits, a module trains nearly alike."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, 512), nn.Tanh(), nn.Linear(512, WIDTH)).bfloat16()
+    losses, weights = train_sharded(module, in_bf16, 4, RATE, mode, ranks=2)
+    split, rounded, codes = (
+        {"main_storage": fsdp.MainStorage.SPLIT16},
+        {"main_storage": fsdp.MainStorage.NONE, "rounding_seed": 1},
+        {"optimizer": fsdp.Optimizer.ADAMW_8BIT},
+    )
+    for options, limit in ((split, 0.0), (rounded, 0.05), (codes, 0.05), ({**split, **codes}, 0.05)):
+        found, values = train_sharded(module, in_bf16, 4, RATE, mode, ranks=2, **options)
+        by_loss, by_weight = difference(found, losses), difference(values.values(), weights.values())
+        if by_loss > limit or by_weight > limit:
+            return f"{options}: losses differ by {by_loss:.1e}, weights by {by_weight:.1e}"
+    return True
+
+
 def main():
     options, report = read_options(), Report()
     others = [waits_for_no_peer, waits_for_no_peer_with_layers_that_are_not_used, agrees_on_late_gradients_of_one_group,
-              adopts_order, keeps_order_that_one_rank_saw, reduces_nothing_without_gradients, gathers_ahead_in_the_order_of_the_last_step]
+              adopts_order, keeps_order_that_one_rank_saw, reduces_nothing_without_gradients, gathers_ahead_in_the_order_of_the_last_step,
+              keeps_main_weights_and_states_in_fewer_bytes]
     for mode in options.modes:
         for name, (make, step_of) in CASES.items():
             for ranks in (1, 2) if mode == "copied" else (2,):
