@@ -55,7 +55,11 @@ void check_rounded(const engine::Runtime &runtime, const engine::Group &group, c
   const memory::BucketPlan &bucket = runtime.plan.buckets[place.bucket];
   if (bucket.frozen || bucket.main_storage != FSDP_MAIN_NONE)
     fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' {}; only main weights of FSDP_MAIN_NONE are rounded so",
-         call, param.name, group.name(), bucket.frozen ? "is FROZEN" : "has fp32 main weights");
+         call, param.name, group.name(),
+         bucket.frozen ? "is FROZEN"
+         : bucket.main_storage == FSDP_MAIN_SPLIT16
+             ? "has fp32 main weights in two halves, which only fsdp_step_adamw updates"
+             : "has fp32 main weights, which take fp32 numbers at fsdp_shard.main_weight");
 }
 
 void check_numbers(const float *from, const void *to, uint64_t count, const char *call) {

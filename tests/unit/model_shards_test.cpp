@@ -259,6 +259,47 @@ TEST(LoadPlan, TakesCodesWithTheirScalesOrNumbers) {
   EXPECT_EQ(plan_load(shards, numbers, 0).other.size(), 1);
 }
 
+// Of the boxes of one tensor some may have saved codes and others numbers, if blocks of the others are none of the
+// whole.
+TEST(LoadPlan, TakesTheFormOfAStateThatHasAllOfABox) {
+  constexpr uint64_t rows = 64, columns = 96, half = rows / 2;
+  const auto model_of = [](std::optional<uint64_t> first, bool coded) {
+    memory::ModelSpec spec;
+    spec.mesh = layout::one_axis(2);
+    spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
+    spec.groups.resize(1);
+    memory::ParamSpec w = param("w", {first ? half : rows, columns}, FSDP_BFLOAT16);
+    w.coded_states = coded;
+    if (first) w.global_shape = {rows, columns}, w.global_offset = {*first, 0};
+    spec.groups[0].params = {std::move(w)};
+    return spec;
+  };
+  const auto plan_of = [](const memory::ModelSpec &spec, const Manifest &manifest) {
+    const memory::ModelPlan plan = plan_model(spec);
+    return plan_load(ModelShards(spec, plan), manifest, 0);
+  };
+  const memory::ModelSpec upper = model_of(0, true), lower = model_of(half, false);
+  const memory::ModelPlan upper_plan = plan_model(upper), lower_plan = plan_model(lower);
+  Manifest both = manifest_of(ModelShards(upper, upper_plan));
+  for (const ManifestTensor &tensor : manifest_of(ModelShards(lower, lower_plan)).tensors) {
+    const auto known = std::ranges::find(both.tensors, tensor.name, &ManifestTensor::name);
+    if (known == both.tensors.end())
+      both.tensors.push_back(tensor);
+    else if (tensor.shape.size() > 1)
+      known->parts.push_back(tensor.parts.front());
+  }
+  for (const memory::ModelSpec &spec : {upper, lower, model_of(half, true)}) {
+    const LoadPlan load = plan_of(spec, both);
+    EXPECT_TRUE(load.other.empty() && load.missing.empty() && load.unexpected.empty()) << load.other.size();
+  }
+  EXPECT_EQ(plan_of(model_of(half, true), both).encoded.size(), 4u);
+  EXPECT_EQ(plan_of(upper, both).encoded.size(), 0u);
+  EXPECT_FALSE(plan_of(model_of({}, true), both).other.empty()) << "neither form has all of the tensor";
+  const LoadPlan as_numbers = plan_of(model_of(0, false), both);
+  ASSERT_EQ(as_numbers.other.size(), 2u);
+  EXPECT_NE(as_numbers.other[0].find("FSDP_LOAD_WEIGHTS_ONLY"), std::string::npos) << as_numbers.other[0];
+}
+
 // Parts of tensor parallelism, each of which ranks have cut by rows; one reads rows of both.
 TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   memory::ModelSpec spec;

@@ -29,12 +29,12 @@ class DocumentMaker {
   bool end_object() { return open_.pop_back(), true; }
   bool end_array() { return open_.pop_back(), true; }
   bool key(std::string &name) {
-    if (open_.back()->contains(name)) refuse_file(file_, "the name \"{}\" comes twice in one object", name);
+    if (open_.back()->contains(name)) refuse_file(file_, "the name \"{}\" comes twice in one object", as_utf8(name));
     name_ = std::move(name);
     return true;
   }
   bool parse_error(size_t position, const std::string &, const std::exception &error) {
-    refuse_file(file_, "its JSON ends being JSON at byte {}: {}", position, error.what());
+    refuse_file(file_, "its JSON ends being JSON at byte {}: {}", position, as_utf8(error.what()));
   }
 
  private:

@@ -14,8 +14,6 @@
 namespace fsdp::checkpoint {
 namespace {
 
-using FileRows = std::map<uint32_t, std::vector<LoadedRows>>;
-
 LoadedRows at(LoadedRows rows, const Box &box) {
   rows.box = box;
   return rows;
@@ -100,51 +98,98 @@ void LoadPlan::refuse_parts(const ModelShards &shards) {
   }
 }
 
+namespace {
+
+// The tensors of a checkpoint by name, and what a tensor of the model is loaded from.
+class Sources {
+ public:
+  explicit Sources(const Manifest &manifest) {
+    for (const ManifestTensor &tensor : manifest.tensors) stored_[tensor.name] = &tensor;
+  }
+  const ManifestTensor *find(const std::string &name) const {
+    const auto found = stored_.find(name);
+    return found == stored_.end() ? nullptr : found->second;
+  }
+  // Codes and scales are loaded as they are, or both are made of numbers. Boxes of one tensor may have been saved in
+  // either form, so the form counts that has all of the model's box.
+  bool encodes(const KeptTensor &own) const {
+    if (own.numbers_name.empty()) return false;
+    const ManifestTensor *const numbers = find(own.numbers_name), *const codes = find(own.numbers_name + ".code");
+    if (!numbers || (codes && has_all(own, *codes))) return false;
+    return !codes || has_all(own, *numbers);
+  }
+  // Is a state wanted as numbers, and there only as codes?
+  bool is_coded_only(const KeptTensor &own) const {
+    if (own.kind != ShardKind::optimizer || !own.plane || !own.numbers_name.empty()) return false;
+    const ManifestTensor *const numbers = find(own.name);
+    return find(own.name + ".code") && !(numbers && has_all(own, *numbers));
+  }
+
+ private:
+  // For codes, and for scales by the box of their codes.
+  static bool has_all(const KeptTensor &own, const ManifestTensor &stored) {
+    Box box = whole(own.param->shape);
+    if (own.param->is_box()) box.offset = own.param->global_offset;
+    const std::vector<uint64_t> &shape = own.param->is_box() ? own.param->global_shape : own.param->shape;
+    return shape == stored.shape && stored_count(box, stored) >= box.count();
+  }
+  std::unordered_map<std::string_view, const ManifestTensor *> stored_;
+};
+
+// The names in a checkpoint that a tensor of the model takes note of: a state's in each of its forms.
+void add_names(const KeptTensor &own, std::unordered_set<std::string> &known) {
+  known.insert(own.name);
+  if (own.kind != ShardKind::optimizer || !own.plane) return;
+  const std::string &numbers = own.numbers_name.empty() ? own.name : own.numbers_name;
+  for (const char *form : {"", ".code", ".absmax"}) known.insert(numbers + form);
+}
+
+}  // namespace
+
+void LoadPlan::add(const ModelShards &shards, uint32_t index, const ManifestTensor &stored, uint32_t rank,
+                   bool one_replica, FileRows &rows) {
+  const KeptTensor &own = shards.tensors()[index];
+  const RowRange kept = shards.kept_rows(own, rank);
+  const ModelShards::Holder holder = one_replica ? shards.holder(own, rank) : ModelShards::Holder{};
+  if (holder.count > 1) shared.push_back(index);
+  const RowRange share = ModelShards::share_of(kept.count, holder);
+  if (share.count == 0) return;
+  const Box box = ModelShards::box_of(own, {kept.first + share.first, share.count});
+  const LoadedRows wanted{index, stored.name, stored.type, {}, box, share.first * (box.count() / share.count)};
+  for (const ManifestPart &part : stored.parts) add_files(part, wanted, rows);
+}
+
 LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t rank, const LoadChoice &choice) {
   LoadPlan plan;
-  std::unordered_map<std::string_view, const ManifestTensor *> stored;
-  for (const ManifestTensor &tensor : manifest.tensors) stored[tensor.name] = &tensor;
-  std::unordered_set<std::string_view> known;
-  FileRows files;
+  const Sources sources(manifest);
+  std::unordered_set<std::string> known;
+  FileRows rows;
   for (uint32_t i = 0; i < shards.tensors().size(); ++i) {
     const KeptTensor &own = shards.tensors()[i];
-    known.insert(own.name);
+    add_names(own, known);
     if (own.kind == ShardKind::optimizer && !choice.states) continue;
-    auto found = stored.find(own.name);
-    const bool encodes = found == stored.end() && !own.numbers_name.empty() && stored.contains(own.numbers_name);
-    if (encodes) {
-      known.insert(own.numbers_name);
-      plan.encoded.push_back(own.name);
-      found = stored.find(own.numbers_name);
-      if (own.is_scales()) {  // they are made with the codes
-        plan.loaded.push_back(own.name);
-        continue;
-      }
-    }
-    if (found == stored.end()) {
-      plan.missing.push_back(own.name);
-    } else if (std::string text = difference(own, *found->second, encodes); !text.empty()) {
-      plan.other.push_back(std::move(text));
-    } else {
+    const bool encodes = sources.encodes(own);
+    const ManifestTensor *const stored = sources.find(encodes ? own.numbers_name : own.name);
+    if (encodes) plan.encoded.push_back(own.name);
+    if (encodes && own.is_scales())  // they are made with the codes
       plan.loaded.push_back(own.name);
-      const RowRange kept = shards.kept_rows(own, rank);
-      // Blocks of codes are made of numbers that one rank has read.
-      const bool shares = choice.one_replica && !encodes;
-      const ModelShards::Holder holder = shares ? shards.holder(own, rank) : ModelShards::Holder{};
-      if (holder.count > 1) plan.shared.push_back(i);
-      const RowRange share = ModelShards::share_of(kept.count, holder);
-      if (share.count == 0) continue;
-      const Box box = ModelShards::box_of(own, {kept.first + share.first, share.count});
-      const LoadedRows wanted{
-          i, found->second->name, found->second->type, {}, box, share.first * (box.count() / share.count)};
-      for (const ManifestPart &part : found->second->parts) add_files(part, wanted, files);
-    }
+    else if (sources.is_coded_only(own))
+      plan.other.push_back(
+          format_text("{} is in codes of 8 bits in the checkpoint (FSDP_OPTIMIZER_ADAMW_8BIT) and in {} "
+                      "here, and codes are not decoded; FSDP_LOAD_WEIGHTS_ONLY loads the weights alone",
+                      quote_json(own.name), own.type->name));
+    else if (!stored)
+      plan.missing.push_back(own.name);
+    else if (std::string text = difference(own, *stored, encodes); !text.empty())
+      plan.other.push_back(std::move(text));
+    else  // blocks of codes are made of numbers that one rank has read
+      plan.loaded.push_back(own.name), plan.add(shards, i, *stored, rank, choice.one_replica && !encodes, rows);
   }
   for (const ManifestTensor &tensor : manifest.tensors)
     if (!known.contains(tensor.name) && (choice.states || !tensor.name.starts_with("state.")))
       plan.unexpected.push_back(tensor.name);
   plan.refuse_parts(shards);
-  for (auto &[file, rows] : files) plan.files.push_back({file, std::move(rows)});
+  for (auto &[file, some] : rows) plan.files.push_back({file, std::move(some)});
   return plan;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct LoadedRows {
   uint64_t first = 0;       // position of the first element in this rank's part
   bool transposed = false;
 };
+using FileRows = std::map<uint32_t, std::vector<LoadedRows>>;  // by the file's number
 struct LoadedFile {
   uint32_t file;  // number in the manifest, or among the given files
   std::vector<LoadedRows> rows;
@@ -43,6 +45,9 @@ struct LoadPlan : LoadedTensors {
   // only some planes are missing; they may only be missing as a whole. Called after everything that is missing is
   // known.
   void refuse_parts(const ModelShards &shards);
+  // Adds the rows of a tensor of the model that `rank` reads from `stored`.
+  void add(const ModelShards &shards, uint32_t index, const ManifestTensor &stored, uint32_t rank, bool one_replica,
+           FileRows &rows);
 };
 struct LoadChoice {
   bool states = true;        // load optimizer states, too; if not, states in the checkpoint are not unexpected

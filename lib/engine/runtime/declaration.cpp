@@ -96,14 +96,20 @@ void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> 
 void Declaration::add_state(memory::StateSpec state) {
   constexpr auto call = "fsdp_add_optimizer_state";
   require_unsealed(call);
+  const char *const optimizer = codes_states() ? "FSDP_OPTIMIZER_ADAMW_8BIT" : "FSDP_OPTIMIZER_ADAMW";
   if (adamw() && state.name == "step")
     fail(FSDP_INVALID_ARGUMENT,
-         "{}: 'step' is what checkpoints call the number of steps of FSDP_OPTIMIZER_ADAMW; give the state another name",
-         call);
+         "{}: 'step' is what checkpoints call the number of steps of {}; give the state another name", call, optimizer);
+  for (const auto &known : spec_.states)
+    if (codes_states() && (state.name == known.name + ".code" || state.name == known.name + ".absmax"))
+      fail(FSDP_INVALID_ARGUMENT,
+           "{}: '{}' is what checkpoints call the codes or scales of a state of {}; give the state another name", call,
+           state.name, optimizer);
   for (const auto &known : spec_.states)
     if (known.name == state.name)
       fail(FSDP_INVALID_ARGUMENT, "{}: the model has a state '{}' already{}", call, state.name,
-           adamw() && &known < spec_.states.data() + memory::adamw_states ? ", which FSDP_OPTIMIZER_ADAMW brings" : "");
+           adamw() && &known < spec_.states.data() + memory::adamw_states ? format_text(", which {} brings", optimizer)
+                                                                          : "");
   spec_.states.push_back(std::move(state));
 }
 
