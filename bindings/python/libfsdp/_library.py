@@ -74,5 +74,15 @@ def make(struct, fields):
         if name not in known:
             raise TypeError(f"{struct.__name__} has no field {name!r}; it has {', '.join(sorted(known))}")
         if value is not None:
-            setattr(filled, name, os.fsencode(value) if isinstance(value, (str, os.PathLike)) else value)
+            set_field(filled, name, value)
     return filled
+
+
+def set_field(filled, name, value):
+    """Set a field of a struct. ctypes cuts numbers that do not fit; here they are refused."""
+    is_number = isinstance(getattr(filled, name), (int, float))
+    if is_number and isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(f"{name} is {value!r}, it must be a number or a member of an enum")
+    setattr(filled, name, os.fsencode(value) if isinstance(value, (str, os.PathLike)) else value)
+    if isinstance(value, int) and is_number and getattr(filled, name) != value:
+        raise OverflowError(f"{name} is {value}, which does not fit into its field of {type(filled).__name__}")

@@ -41,6 +41,8 @@ class Shard:
             raise ValueError(f"numbers of {dtype.name}: float32 is rounded")
         if not 0 <= offset <= self.element_count - count:
             raise ValueError(f"{count} numbers from element {offset} on, of a shard of {self.element_count}")
+        if not 0 <= step < 2**64:
+            raise OverflowError(f"step is {step}, which does not fit into 64 bits")
         to = self._main_address and self._main_address + 2 * offset
         at = self.element_offset + offset
         status = lib.round_stochastic(self.group.handle, self.param_index, at, address, to, count, step, stream)

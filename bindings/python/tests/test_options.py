@@ -32,6 +32,15 @@ CREATE = {
 }
 
 
+class Numbers(unittest.TestCase):
+    def test_what_a_field_cannot_hold_is_refused(self):
+        with fsdp.Context.plan(2) as context:
+            for value, error in ((2**64, OverflowError), (-1, OverflowError), ("seven", TypeError)):
+                with self.assertRaisesRegex(error, "rounding_seed is"):
+                    fsdp.Model(context, rounding_seed=value)
+            fsdp.Model(context, rounding_seed=2**64 - 1).close()
+
+
 class Options(unittest.TestCase):
     def ends_with(self, context, kept):
         gc.collect()
