@@ -24,7 +24,7 @@ def f32(x):
 
 
 def upper_half(x):
-    """The compute weight of SPLIT16: to nearest, ties away from zero. The rest is what is missing."""
+    """The compute weight of SPLIT16: rounded to nearest, ties away from zero. The rest has the bits that it lacks."""
     return float_of((bits_of(x) + 0x8000 & 0xFFFFFFFF) & 0xFFFF0000)
 
 
@@ -82,7 +82,7 @@ def random_halves(name, seed, step, count, first=0):
 
 
 def round_one(x, random):
-    """To bf16. A finite number stays finite."""
+    """Rounds to bf16. A finite number stays finite."""
     bits = bits_of(x)
     moved = bits + random
     if moved & 0x7F800000 == 0x7F800000:
@@ -114,7 +114,8 @@ MIDDLES = {name: [(x + y) / 2 for x, y in zip(values, values[1:])] for name, val
 
 
 def encode(values, name):
-    """Codes and the scale of each block. The nearest code, of two the lower; a positive second moment is none of 0."""
+    """Codes and the scale of each block. The nearest code is taken, the lower of two; a positive second moment never
+    gets code 0."""
     codes, scales = [], []
     for at in range(0, len(values), BLOCK):
         block = values[at : at + BLOCK]

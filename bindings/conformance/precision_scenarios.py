@@ -104,7 +104,8 @@ def codes():
 
 
 def checkpoints():
-    """What is saved in one form loads in it on other ranks, and what is saved in fp32 loads in each."""
+    """A checkpoint of one form loads in that form on other numbers of ranks, and a checkpoint in fp32 loads in each
+    form."""
     forms = {
         "wide": ("", "BFLOAT16", "OPTIMIZER_ADAMW"),
         "split": (" main_storage=MAIN_SPLIT16", "BFLOAT16"),
@@ -120,7 +121,7 @@ def checkpoints():
 
 
 def refused():
-    """What fits together in none of these forms."""
+    """Combinations of options that none of these forms allows."""
     lines = [
         "create_model bad main_storage=4 ! INVALID_ARGUMENT -1",
         "create_model bad main_storage=MAIN_SPLIT16 optimizer=OPTIMIZER_CALLER ! INVALID_ARGUMENT -1",

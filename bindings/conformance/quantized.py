@@ -15,7 +15,7 @@ VALUES = [value_of(code) for code in range(0x7F)]
 
 
 def code_of(x):
-    """The nearest, ties to the even code."""
+    """The nearest code; ties go to the even one."""
     sign, x = (0x80 if math.copysign(1, x) < 0 else 0), abs(x)
     above = bisect.bisect_left(VALUES, x)
     if above == len(VALUES):
@@ -27,7 +27,8 @@ def code_of(x):
 
 
 def scale_of(amax):
-    """The least power of two that is not below amax times the fp32 1/448, biased by 127; of normal numbers and 0."""
+    """The least power of two that is not below amax times the fp32 1/448, biased by 127; amax is 0 or a normal
+    number."""
     product = ctypes.c_float(amax * ctypes.c_float(1 / 448).value).value
     if product == 0:
         return 0
@@ -36,7 +37,8 @@ def scale_of(amax):
 
 
 def planes(values, rows, columns, down):
-    """{number of the plane: its bytes, "scales": (as a matrix of what a GEMM calls rows, its sizes)}; down: COLUMN."""
+    """Returns {number of the plane: its bytes}, and under "scales" a matrix in a GEMM's rows with its sizes. down:
+    COLUMN."""
     blocks = {}
     block_at = lambda i: i // columns // 32 * columns + i % columns if down else i // 32
     for i, x in enumerate(values):

@@ -35,7 +35,7 @@ class Run:
         return getattr(self, words[0])(*words[1:], **keys)
 
     def ignore(self, *words, **keys):
-        """Nothing that a later value would depend on."""
+        """These calls change nothing that a later value depends on."""
 
     set_schedule = seal_model = unshard = reshard = prefetch = restore_view = ignore
     destroy_model = destroy_mesh = destroy_checkpoint = close_context = abort_context = find_group = ignore
@@ -112,7 +112,7 @@ class Run:
             self.named[group].contribute(rank, int(index), data)
 
     def complete_grad(self, group, index):
-        """When it is reduced makes no difference."""
+        """The moment of the reduce makes no difference to any value."""
 
     def reduce_grad(self, group, flags=0):
         self.named[group].reduce(bool(int(flags) & CONSTANTS["LAST"]))
@@ -207,7 +207,7 @@ class Run:
             for state in states if is_whole else ():
                 param.set_state(state, states[state])
         model.step = step if is_whole else model.step
-        # With two moments, of codes and scales or of fp32, and a count of steps each.
+        # Each parameter has two moments (codes and scales, or fp32) and a count of steps.
         coded = sum(isinstance(state, dict) for param in model.params for state in param.kept()[1].values())
         return f"{step}/{len(model.params) * 4 + coded if is_whole else len(model.params)}"
 
@@ -233,7 +233,7 @@ class Run:
 
 
 def execute(line, run):
-    """What the line gives in this run: None where it fails, or nothing is asked."""
+    """The value that the line gives in this run; None if the line fails or asks for no value."""
     call, _, _ = line.partition(" ->")
     words = [word.partition("=") if "=" in word else word for word in call.split()]
     names = [str(CONSTANTS.get(word, word)) for word in words if isinstance(word, str)]

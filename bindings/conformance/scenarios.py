@@ -135,7 +135,7 @@ def accumulation():
 
 
 def ended():
-    """No contribution is the last one, some groups have none at all: fsdp_finish_grads ends them."""
+    """No contribution is marked as the last one, and some groups have none: fsdp_finish_grads ends them all."""
     for policy in ("EACH", "LAST"):
         lines = two_groups(f" reduce_policy=REDUCE_POLICY_{policy}")
         for n in range(4):
@@ -206,7 +206,7 @@ def zeroed():
 
 
 def discarded():
-    """A step that goes wrong in the middle leaves nothing behind, wherever it does."""
+    """A step that fails in the middle leaves nothing behind, wherever it fails."""
     lines = two_groups() + step(TWO, 0)
     lines += [
         "unshard body FORWARD",
@@ -297,7 +297,7 @@ def values():
 
 
 def checkpoints():
-    """Every language loads what another saved, on as many ranks and on others."""
+    """Every language loads what another language saved, on the same and on other numbers of ranks."""
     kept = " strategy=STRATEGY_OPTIM_GRADS"
     lines = two_groups()
     for n in range(3):
@@ -417,7 +417,7 @@ def misuse():
 
 
 def differing():
-    """Ranks that differ: all get the error, with the rank that differs from the first."""
+    """Ranks make different calls: all ranks get the error, with the rank that differs from the first."""
     several = (2, 4)
     lines = [
         *two_groups(),
@@ -450,7 +450,7 @@ def differing():
 
 
 def trainable():
-    """Parameters and a whole group are left out of steps, and come again."""
+    """Parameters and a whole group stop training for some steps, and train again later."""
     adamw = "step_adamw m 0.01 weight_decay=0.1"
     put = f"put_grad body 0 {GRADS.format(5)}"
     lines = [*two_groups(), *step(TWO, 0, adamw), "set_param_trainable body 0 0", put + " ! INVALID_STATE -1"]
@@ -464,7 +464,7 @@ def trainable():
 
 
 def missing():
-    """Without a gradient w1 is skipped and b1 is not; one rank's is enough."""
+    """A step without a gradient for either skips w1 but not b1; a gradient on one rank is enough to train w1."""
     groups, adamw = (("body", 2),), ["finish_grads m 1", "step_adamw m 0.01 weight_decay=0.1"]
     lines = ["create_model m", "param w1 10 8 missing_grad=MISSING_GRAD_SKIP"]
     lines += ["param b1 10 missing_grad=MISSING_GRAD_ZEROS", "create_group m body", "seal_model m"]

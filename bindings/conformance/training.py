@@ -87,7 +87,7 @@ class Param:
         self.forget()
 
     def keep_in(self, storage, has_codes):
-        """What main weights and states take, by the options of the group and the model."""
+        """Chooses how main weights and states are stored, by the options of the group and the model."""
         self.storage = storage if self.dtype == BFLOAT16 and self.trainable else CONSTANTS["MAIN_FLOAT32"]
         self.is_coded = has_codes and self.count >= compact.CODED_COUNT
         self.states = {name: compact.zero_state(self.count, name, self.is_coded) for name in MOMENTS}
@@ -165,7 +165,7 @@ class Group:
             )
 
     def end(self):
-        """What waits for the last contribution is reduced now; what was never given has zeros."""
+        """Reduces gradients that wait for the last contribution; a group without any contribution gets zeros."""
         if all(param.totals is None and not param.local for param in filter(lambda param: param.trainable, self.params)):
             for index, param in enumerate(self.params):
                 for rank in range(self.model.world if param.trainable else 0):
@@ -175,7 +175,8 @@ class Group:
             self.reduce(True)
 
     def sum_replica(self, param, replica):
-        """The ranks of one replica in rank order, each rounded to what travels, then times the factor."""
+        """Adds up the ranks of one replica in their order, each rounded to the dtype that is sent, then multiplies by
+        the factor."""
         size = self.model.world // self.model.replicas
         wire = self.option("reduce_dtype", self.grad_dtype(param))
         ranks = range(replica * size, (replica + 1) * size)

@@ -22,7 +22,7 @@ for ranks in 1 2; do
   check '... each of which learns the weight' equal "$(grep -c '^w\[0\] = \(0\.9\|1\.0\)[0-9]$' out)" "$ranks"
 done
 
-# Each header alone, and all of it with the tests' instances of its templates.
+# Compiles each header alone, and all headers with the template instances of the tests.
 warnings='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wold-style-cast -Wnon-virtual-dtor -Werror'
 for compiler in g++ clang++; do
   if ! $compiler --version >/dev/null 2>&1; then
@@ -41,7 +41,7 @@ for header in "$here"/fsdp/*.hpp; do
   capture g++ -std=c++17 -I"$root/include" -fsyntax-only -x c++ -include "$header" /dev/null
   check "$(basename "$header") includes what it needs" equal "$status $err" '0 '
 done
-# span is what std::span is made of.
+# A std::span can be made from fsdp::span.
 printf '#include <fsdp.hpp>\n#include <span>\nstd::span<const float> f(fsdp::Weights &w) { return w.get<float>(0); }\n' >span.cpp
 capture g++ -std=c++20 -I"$root/include" -I"$here" -fsyntax-only span.cpp
 check 'fsdp::span converts to std::span' equal "$status $err" '0 '

@@ -63,7 +63,7 @@ def read_scenarios(path):
 
 
 def numbers(keys):
-    """Keys as integers, or as doubles where they are written so."""
+    """The values of the keys: integers, or doubles if they are written so."""
     return {
         key: float(value)
         if key in ("grad_factor", "beta1", "beta2", "epsilon", "weight_decay", "lr_scale")

@@ -62,19 +62,19 @@ def build_library():
 
 
 def needed_libraries(library):
-    """What it is linked against and no system promises, with where the linker finds it."""
+    """The libraries that it is linked against and no system promises, each with the path that the linker finds."""
     names = re.findall(r"\(NEEDED\).*\[(.+)\]", run("readelf", "-d", library))
     found = dict(re.findall(r"(\S+) => (\S+)", run("ldd", library)))
     return {name: found[name] for name in names if not PROMISED.fullmatch(name)}
 
 
 def finds_beside(library):
-    """Whether it looks for what it needs in its own folder."""
+    """Whether it looks for other libraries in its own folder."""
     return "$ORIGIN" in run("readelf", "-d", library)
 
 
 def stripped(library, folder, name):
-    """A copy that is named so, without symbols that no program links against."""
+    """A copy of the library with this name, without symbols that no program links against."""
     copy = pathlib.Path(folder) / name
     shutil.copyfile(library, copy)
     run("strip", "--strip-unneeded", copy)

@@ -16,7 +16,7 @@
 
 enum { LAYERS = 2, WIDTH = 48, HEADS = 3, CONTEXT = 32, VOCABULARY = 96, HIDDEN = 4 * WIDTH };
 
-/* Ours, in the order in which they are declared. */
+/* The parameters of this program, in the order in which they are declared. */
 enum {
   NORM1_W,
   NORM1_B,
@@ -90,7 +90,7 @@ static fsdp_group *declare(fsdp_model *model, const char *group_name, const char
   return group;
 }
 
-/* Whole weights until fsdp_reshard. */
+/* Shows whole weights, which stay until fsdp_reshard. */
 static void view(fsdp_group *group, uint64_t count, const float **weights) {
   fsdp_tensor tensors[PER_LAYER];
   check(fsdp_unshard(group, FSDP_EVAL, 0, NULL));
@@ -151,7 +151,7 @@ static void run_layer(float (*x)[WIDTH], int count, const float *const *w) {
   }
 }
 
-/* Of the token after the last one. */
+/* Finds the logits of the token after the last one. */
 static void find_logits(float *logits, fsdp_group *ends, fsdp_group *const *layers, const int *tokens, int count) {
   static float x[CONTEXT][WIDTH];
   const float *end[OUTER], *weights[PER_LAYER];

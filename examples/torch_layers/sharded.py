@@ -131,7 +131,7 @@ class Sharded:
         return c.c_void_p(torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else None)
 
     def step(self, lr, max_norm, scale=1.0):
-        """After the last backward pass. Returns the gradients' norm."""
+        """Takes a step after the last backward pass. Returns the norm of the gradients."""
         norm = c.c_double()
         self.call("fsdp_finish_grads", self.model, c.c_double(scale), c.c_uint32(0), self.stream())
         self.call("fsdp_clip_grads", self.model, None, c.c_double(max_norm), self.stream(), c.byref(norm))

@@ -46,7 +46,7 @@ class Decoder(nn.Module):
         self.head = Head(vocabulary, width)
 
     def layers(self):
-        """In the order of the forward pass."""
+        """(name, module) of each layer, in the order of the forward pass."""
         return [("embedding", self.embedding), *((f"block{i}", b) for i, b in enumerate(self.blocks)), ("head", self.head)]
 
     def forward(self, tokens):

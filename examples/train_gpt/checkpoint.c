@@ -66,7 +66,7 @@ uint64_t checkpoint_resume(struct trainer *trainer) {
   return loaded.step;
 }
 
-/* What went wrong with the one that is being saved while training goes on is told here. */
+/* Waits for the save that runs beside training. An error of that save ends the program here. */
 static void settle(struct trainer *trainer) {
   if (!trainer->saving) return;
   CHECK(trainer->context, fsdp_wait_checkpoint(trainer->saving));
@@ -79,7 +79,7 @@ static void save(struct trainer *trainer) {
   fsdp_save_options settings = FSDP_SAVE_OPTIONS_INIT;
   settle(trainer);
   settings.keep = (uint32_t)options->keep;
-  /* What was passed over when this job went on is made anew. */
+  /* A resumed job may save a step that a damaged checkpoint has: the new one replaces it. */
   if (options->resume) settings.flags = FSDP_SAVE_REPLACE;
   CHECK(trainer->context, fsdp_begin_checkpoint(trainer->context, options->save, &settings, &trainer->saving));
   CHECK(trainer->context, fsdp_add_checkpoint_model(trainer->saving, NULL, trainer->model.handle));

@@ -5,7 +5,7 @@
 
 #include "step.h"
 
-/** Is --save's folder one to begin with? Explains on rank 0 why not and returns 0. */
+/** Can a run begin with --save's folder? Explains on rank 0 why not and returns 0. */
 int checkpoint_folder_is_free(const struct options *options, uint64_t rank);
 
 /** Ctrl-C and SIGTERM ask for a checkpoint and the end, instead of ending the program at once; twice, they end it. */
@@ -17,7 +17,7 @@ uint64_t checkpoint_resume(struct trainer *trainer);
 /** After `done` steps: saves if it is time to. Returns whether a signal asked for the end. Collective. */
 int checkpoint_after_step(struct trainer *trainer, uint64_t done);
 
-/** For a shell that wants to know: 0, or 128 and the signal that asked for the end, on whichever rank. */
+/** The exit status: 0, or 128 plus the signal that asked for the end, on whichever rank it came. */
 int checkpoint_exit_status(void);
 
 #endif

@@ -16,7 +16,8 @@ struct device; /* one rank's; NULL on the host */
 
 /** What a context must be created with so that libfsdp works where the math does. */
 void device_set_context_options(fsdp_context_options *options);
-/** Of the context's rank; the host has none and returns NULL. Ends the program where there is no GPU. */
+/** Creates the device of the context's rank; on the host there is none, and NULL is returned. Ends the program if there
+ * is no GPU. */
 struct device *device_create(fsdp_context *context);
 void device_destroy(struct device *device);
 /** The stream of all the math, for libfsdp's calls; NULL on the host. */
@@ -26,9 +27,9 @@ fsdp_stream device_stream(struct device *device);
 void *device_allocate(struct device *device, size_t size_bytes);
 void device_free(struct device *device, void *memory);
 
-/** To the math's memory, in the order of its work; from may be written again on return. */
+/** Copies to the math's memory, in the order of its work; from may be written again on return. */
 void device_upload(struct device *device, void *to, const void *from, size_t size_bytes);
-/** From the math's memory; waits for all its work so far. */
+/** Copies from the math's memory; waits for all its work so far. */
 void device_download(struct device *device, void *to, const void *from, size_t size_bytes);
 void device_zero(struct device *device, void *memory, size_t size_bytes);
 /** out = in as fp32 */

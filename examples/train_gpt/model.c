@@ -165,7 +165,8 @@ static uint64_t count_compute_bytes(const struct parameter *parameter) {
   }
 }
 
-/* Of an element beside its compute weight: fp32 compute weights are the main weights, and quantized ones have fp32. */
+/* Bytes of main weights for each element: fp32 compute weights are the main weights, and quantized ones have fp32 main
+ * weights beside them. */
 static uint64_t get_main_size(const struct model *model, const struct parameter *parameter) {
   if (parameter->quantization) return sizeof(float);
   if (parameter->dtype == FSDP_FLOAT32 || model->main_storage == FSDP_MAIN_NONE) return 0;

@@ -43,7 +43,7 @@ static void print_header(const struct trainer *trainer) {
   fflush(stdout);
 }
 
-/* Of a run that goes on the lines of the steps before stay: those of steps that were not saved are made anew. */
+/* A run that goes on keeps the lines of the steps before; lines of steps that were not saved are written anew. */
 static FILE *open_json(const char *path, uint64_t first_step) {
   FILE *file = first_step ? fopen(path, "r+") : NULL;
   if (!file) return fopen(path, "w");

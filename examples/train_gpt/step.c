@@ -141,7 +141,7 @@ static void capture_passes(struct trainer *trainer) {
   trainer->graph = device_capture_end(trainer->shape.device);
 }
 
-/* The same passes by one launch. What clips is not in it: the host decides on the norm. */
+/* Runs the same passes in one launch. Clipping is not in it: the host decides by the norm. */
 static void replay_passes(struct trainer *trainer) {
   if (!trainer->graph) capture_passes(trainer);
   CHECK(trainer->context, fsdp_prepare_replay(trainer->capture, 0.0, trainer->stream));

@@ -5,8 +5,8 @@
 
 #include <fsdp.h>
 
-/** Every rank writes its part beside the file. Before training: whether that is possible must not be found out after
- * it. */
+/** Every rank writes its part beside the file. Call it before training, so that a part that cannot be written is found
+ * out early. */
 void trace_write_part(fsdp_context *context, const char *path);
 
 /** Every rank writes its part again, rank 0 makes one file of them and removes them. Collective. */

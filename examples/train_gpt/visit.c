@@ -32,7 +32,7 @@ static const float *read_as_float(struct model *model, const fsdp_tensor *tensor
   return out;
 }
 
-/* What shares a scale. */
+/* Sets the block of elements that share a scale. */
 static void set_block(struct quantized *weights, fsdp_quantization quantization, int columns) {
   switch (quantization) {
     case FSDP_QUANTIZE_MXFP8:
@@ -46,7 +46,7 @@ static void set_block(struct quantized *weights, fsdp_quantization quantization,
   }
 }
 
-/* So are codes, times their scales. What is multiplied by the transpose, as BACKWARD does, reads those of columns. */
+/* Widens codes, times their scales. A product with the transpose, as in BACKWARD, reads the codes of columns. */
 static const float *read_quantized(struct model *model, const struct parameter_group *group, size_t index,
                                    fsdp_phase phase, uint64_t *converted) {
   struct quantized weights = {.codes = FSDP_TENSOR_INIT, .scales = FSDP_TENSOR_INIT};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random calls over the whole public header: right ones and wrong ones in every order, in worlds of one and of two, and
-// in plans. What must hold: no sanitizer's report, no hang, a documented status and never FSDP_INTERNAL, which the
-// thread's last error has too, NULL handles and untouched outputs after a failure. At the end every call has succeeded
-// at least once, in a long run also in each world; and where no wrong calls are made on purpose most succeed, and no
-// context fails.
+// Makes random calls over the whole public header, right ones and wrong ones in every order, in worlds of one and of
+// two ranks and in plans. There must be no sanitizer's report and no hang. Each call returns a documented status that
+// is not FSDP_INTERNAL, and the thread's last error has the same. After a failure handles are NULL and other outputs
+// untouched. At the end every call has succeeded at least once, in a long run also in each world. In rounds without
+// deliberate wrong calls most calls succeed, and no context fails.
 //
 // usage: abi_fuzzer ABI_JSON [--seconds N | --rounds N] [--seed N]
 //
@@ -81,7 +81,8 @@ void play(Rank &rank, Random &random) {
   leave(rank);
 }
 
-// A world of two: both make the same calls, and where they are wild now and then one makes another.
+// Plays a world of two: both ranks make the same calls, and in a wild round one of them makes another call now and
+// then.
 void play_two(uint64_t seed, Random &random, uint64_t wildness) {
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
   options.timeout_ms = wildness == 0 ? patient_ms : hasty_ms;
@@ -89,7 +90,7 @@ void play_two(uint64_t seed, Random &random, uint64_t wildness) {
   fsdp_context *contexts[2] = {};
   require(fsdp_create_local_contexts(2, &options, contexts) == FSDP_OK, "no world of two");
   Elsewhere elsewhere;
-  const uint64_t stray = random.one_in(3) ? random.below(2) : 2;  // which rank has a mind of its own
+  const uint64_t stray = random.one_in(3) ? random.below(2) : 2;  // the rank whose random numbers differ
   const auto live = [&](uint64_t index) {
     Rank rank(seed + (index == stray), elsewhere);
     rank.alone = false;
@@ -119,7 +120,7 @@ void play_one(uint64_t seed, Random &random, uint64_t wildness) {
   play(rank, random);
 }
 
-// A folder with one checkpoint: of a model that no round has, and of some bytes.
+// Saves a folder with one checkpoint: of a model that no round has, and of some bytes.
 void save_first(const char *folder) {
   fsdp_context *context = nullptr;
   fsdp_model *model = nullptr;
@@ -165,7 +166,7 @@ void play_round(uint64_t seed) {
     play_one(seed, random, wildness);
 }
 
-// The header's calls and ours are the same.
+// Whether the header's calls are those of the cases here.
 bool check_names(const char *path) {
   std::ifstream file(path);
   bool same = true;
@@ -189,7 +190,8 @@ uint64_t sum(const Given::Counts &counts) {
   return all;
 }
 
-// What a planning context does as a real one: the header says that all else, which would touch data, is refused.
+// Whether a planning context makes this call as a real one does. The header says that it refuses all calls that touch
+// data.
 bool belongs_to_plans(const std::string &name) {
   static constexpr const char *declaring[] = {
       "fsdp_create_plan_context", "fsdp_create_mesh", "fsdp_create_model", "fsdp_create_group", "fsdp_set_schedule",
@@ -197,15 +199,16 @@ bool belongs_to_plans(const std::string &name) {
   return std::ranges::find(declaring, name) != std::end(declaring);
 }
 
-// Names of states are made up, planes are for parameters that are quantized, and rounding for those without main
-// weights.
+// Few calls of these succeed: states need a name that was made up, planes a quantized parameter, and rounding a
+// parameter without main weights.
 bool is_for_few(const std::string &name) {
   static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane", "fsdp_load_plane",
                                         "fsdp_round_stochastic", "fsdp_swizzle_scales"};
   return std::ranges::find(few, name) != std::end(few);
 }
 
-// What is wrong with how often a call has succeeded in a world; empty: nothing. Most tame calls do, a quarter at least.
+// What is wrong with how often a call has succeeded in a world; empty if nothing is. At least a quarter of the tame
+// calls must succeed.
 std::string problem_of(const std::string &name, const Given &given, int world) {
   const Given::Counts &tame = given.tame[world];
   const bool planned = belongs_to_plans(name), expected = world != plan_world || planned;
@@ -325,7 +328,7 @@ const std::vector<Case> &all_cases() {
   return all;
 }
 
-// The thread's last error is this one, and says something.
+// Checks that the thread's last error has this status, and a text.
 static void check_detail(const char *name, fsdp_status status) {
   fsdp_error error = FSDP_ERROR_INIT;
   require(fsdp_get_last_error(nullptr, &error) == FSDP_OK, "no last error");
@@ -360,7 +363,7 @@ fsdp_status call(Rank &rank, const char *name) {
   return call(rank, *found);
 }
 
-// What ends a context, or makes one, seldom: the round would be over soon.
+// Makes any call, but seldom one that makes or ends a context: the round would be over soon.
 void call_anything(Rank &rank) {
   static constexpr const char *seldom[] = {
       "fsdp_destroy_context",       "fsdp_abort_context",       "fsdp_close_context", "fsdp_create_context",

@@ -9,7 +9,7 @@
 namespace fuzz {
 namespace {
 
-// Never a name that is made up: folders are made.
+// Never returns a made-up name, because calls make folders.
 const char *folder_of(Rank &rank) {
   static constexpr const char *others[] = {nullptr, "", "/dev/null", "/proc/nowhere", "fuzz-checkpoints/in/it", "\xff"};
   return rank.wild() ? others[rank.random.below(std::size(others))] : "fuzz-checkpoints";
@@ -26,7 +26,7 @@ fsdp_status save_model(Rank &rank) {
   return fsdp_save(rank.model(), folder_of(rank), input.pointer());
 }
 
-// Of whichever model was saved last: what fits is taken.
+// Loads whichever model was saved last; tensors that fit are taken.
 fsdp_status load_model(Rank &rank) {
   constexpr uint32_t all = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
                            FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY | FSDP_LOAD_ONE_REPLICA;
@@ -40,7 +40,7 @@ fsdp_status load_model(Rank &rank) {
   return loaded(fsdp_load(rank.model(), folder, input.pointer(), loaded.pointer()));
 }
 
-// Of a checkpoint as of any other files, under names that hardly anything has.
+// Loads weights from a checkpoint as from any other files, under names that hardly any tensor has.
 fsdp_status load_weights(Rank &rank) {
   constexpr uint32_t all = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_IF_ANY;
   constexpr uint32_t transposed = FSDP_RENAME_TRANSPOSED;
@@ -58,7 +58,7 @@ fsdp_status load_weights(Rank &rank) {
            rank.wild() ? rank.flags(transposed) : 0,
            rank.wild() ? 1u : 0u};
   uint64_t stride = rank.number(sizeof(fsdp_rename));
-  // Never further than the array goes.
+  // The stride must not lead beyond the array.
   if (stride > sizeof(fsdp_rename) && stride <= 4096) stride = sizeof(fsdp_rename);
   Output<fsdp_loaded> loaded(rank);
   const char *const folder = folder_of(rank);
@@ -117,11 +117,11 @@ fsdp_status get_checkpoint_status(Rank &rank) {
   return status(fsdp_get_checkpoint_status(rank.checkpoint(), status.pointer()));
 }
 
-// Of what is saved and opened in one call. Another context's save may end at any time in the folder of all others, and
-// then that one is the newest.
+// The folder of checkpoints that are saved and opened in one call. In the folder of all others another context's save
+// may end at any time and be the newest.
 constexpr const char own_folder[] = "fuzz-own";
 
-// A model that can be loaded: saved and opened for that.
+// Loads a model that was saved and opened for that.
 fsdp_status load_saved_model(Rank &rank) {
   fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
   options.flags = FSDP_SAVE_REPLACE;
@@ -151,7 +151,7 @@ fsdp_status load_checkpoint_model(Rank &rank) {
       fsdp_load_checkpoint_model(rank.checkpoint(), model_name(rank), rank.model(), input.pointer(), loaded.pointer()));
 }
 
-// Bytes that can be read: saved and opened for that.
+// Reads bytes that were saved and opened for that.
 fsdp_status read_saved_bytes(Rank &rank) {
   static constexpr char data[] = "bytes";
   fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;

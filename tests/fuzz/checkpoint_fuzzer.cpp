@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parsers of a checkpoint's files: whatever the bytes are, they are read or refused with the file's name, and what
-// was read is written and read again as the same. The first byte says which parser. In the end each parser has read
-// some.
+// Fuzzes the parsers of a checkpoint's files. Whatever the bytes are, they are read or refused with the file's name,
+// and what was read is written and read again as the same. The first byte chooses the parser. At the end each parser
+// has read some inputs.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -21,7 +21,7 @@ using namespace fsdp::checkpoint;
 uint64_t inputs;
 std::array<uint64_t, 5> understood;  // by parser
 
-// Not where a single input is played again.
+// Judges only long runs: a single input that is played again shows too little.
 void look_back() {
   for (size_t i = 0; inputs > 10'000 && i < understood.size(); ++i)
     if (!understood[i]) {
@@ -35,7 +35,7 @@ void require(bool is) {
   if (!is) std::abort();
 }
 
-// A whole file: length, JSON, data.
+// Reads a whole file: length, JSON, data.
 void read_file(std::string_view file) {
   std::array<std::byte, length_bytes> first{};
   if (file.size() < length_bytes) throw fsdp::Error(FSDP_INVALID_ARGUMENT, "fuzzed: too short");
@@ -61,7 +61,7 @@ void read_json(std::string_view json) {
   (void)parse_header(json, length_bytes + json.size() + data_bytes, "fuzzed");
 }
 
-// With the sum that it must end with: no chance finds that.
+// Appends the sum with which a manifest must end: random bytes would never match it.
 void read_manifest(std::string_view text) {
   text = text.substr(0, text.find_last_of('}'));
   const Manifest manifest = parse_manifest(std::string(text) + ",\n\"sum\":\"" + long_sum_of(text) + "\"}\n", "fuzzed");

@@ -42,7 +42,7 @@ fsdp_context_options choose_options(Rank &rank) {
   return options;
 }
 
-// Room for few: a context has threads and memory of its own.
+// Destroys a context if there are three, because each has threads and memory of its own.
 void make_room(Rank &rank) {
   auto &contexts = rank.alive[a_context];
   if (contexts.size() < 3) return;
@@ -153,7 +153,7 @@ fsdp_status get_last_message(Rank &) {
   return FSDP_OK;
 }
 
-// An array with its room: what is behind the ranks that were written stays.
+// Gives an array with its room: elements behind the ranks that were written must stay as they are.
 fsdp_status get_failed_ranks(Rank &rank) {
   uint32_t ranks[8];
   std::fill_n(ranks, 8, 0xA5A5A5A5U);

@@ -108,7 +108,7 @@ fsdp_status load_param(Rank &rank) {
                          rank.flags(0));
 }
 
-// The first parameter of that kind, or else the one that is aimed at: they are few.
+// Finds the first parameter of that kind, since there are few of them; if there is none, keeps the aim.
 uint64_t find_quantized(const Rank &rank, fsdp_group *group, bool frozen, fsdp_param &param) {
   for (uint64_t i = 0; i < max_params && fsdp_get_param_info(group, i, &param) == FSDP_OK; ++i)
     if (frozen ? param.quantization && param.flags & FSDP_PARAM_FROZEN : param.quantization == FSDP_QUANTIZE_MXFP8)
@@ -248,7 +248,7 @@ fsdp_status load_grad(Rank &rank) {
                         rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
 }
 
-// A caller that does not wait may find that peers have not read a buffer yet, and waits then.
+// Waits if the call, told not to wait, found that peers have not read a buffer yet.
 template <class Call>
 fsdp_status wait_if_busy(uint32_t flags, Call &&call) {
   const fsdp_status status = call(flags);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer on what leaders of hosts say to each other. The leader is the library's; each input is what another one
-// says, that knows the secret and is broken or hostile: messages of each kind and of none, bytes that are no frames,
-// datagrams. Nothing is written of what is refused, no number is blamed that is no rank of the job, a connection that
-// carries no message ends with a text, and the leader goes on. Its other neighbour hears its beats, and nothing that
-// makes no sense.
+// libFuzzer on what leaders of hosts say to each other. The leader is the library's. Each input is what another leader
+// says that knows the secret but is broken or hostile: messages of each kind and of none, bytes that are no frames,
+// datagrams. The leader writes nothing of what it refuses and blames only ranks of the job. A connection that carries
+// no message ends with a text, and the leader goes on. Its other neighbour hears its heartbeats, and nothing that makes
+// no sense.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -20,12 +20,12 @@ namespace {
 using namespace fsdp::membership;
 using namespace fsdp::membership::fuzz;
 
-// Of all inputs, so that a leader that refuses all shows.
+// Counts over all inputs, so that a leader that refuses everything shows.
 struct Seen {
   uint64_t inputs, hellos, states, posts, texts, verdicts, reports, beats, ends, scenes[std::size(shapes)];
 } seen;
 
-// Not where a single input is played again.
+// Judges only long runs: a single input that is played again shows too little.
 void look_back() {
   const auto *counts = reinterpret_cast<const uint64_t *>(&seen);
   for (size_t i = 1; seen.inputs > 10'000 && i < sizeof seen / sizeof *counts; ++i)
@@ -36,7 +36,7 @@ void look_back() {
     }
 }
 
-// Zeros behind its end.
+// The bytes of an input, with zeros behind its end.
 class Input {
  public:
   Input(const uint8_t *data, size_t size) : rest_(data, size) {}
@@ -72,8 +72,8 @@ constexpr size_t size_of(uint32_t kind) {
   return 0;
 }
 
-// The kind, its size (0: the right one; else less one), what fills it, and runs of bytes: a mutation of an accusation's
-// end should not need 3 KB of input.
+// Reads a frame as its kind, its size (0: the right size; otherwise the number less one), a byte that fills it, and
+// runs of bytes. A mutation at the end of an accusation then needs no 3 KB of input.
 Frame read_frame(Input &input) {
   const uint32_t said = input.number();
   const uint32_t kind = said < 8 ? static_cast<uint32_t>(tree::LinkKind::hello) + said : said;
@@ -154,7 +154,7 @@ class Play {
     note(frame, views, accused);
     may_blame_ |= frame.kind == Verdict::kind || frame.kind == Report::kind;
   }
-  // The first frame of a connection that the leader has to let in, or has asked to be let in by.
+  // Reads the leader's first frame on a connection that it has to admit, or by which it has asked to be admitted.
   void await_answer() {
     for (int i = 0; i < 3; ++i) scene_.round(1);
     scene_.drain(false);
@@ -168,7 +168,7 @@ class Play {
             static_cast<uint32_t>(hello->bond) <= 1);
     ++seen.hellos;
   }
-  // What this frame may write of the rank; else all stays.
+  // Whether this frame may change what is known of the rank.
   bool may_write(const Frame &frame, uint32_t rank) const {
     if (scene_.plan().node_of[rank] == scene_.plan().node()) return false;
     if (frame.kind == static_cast<uint32_t>(tree::LinkKind::states)) return scene_.tells_of(rank) && names(frame, rank);
@@ -213,7 +213,7 @@ class Play {
     std::memcpy(static_cast<void *>(&accusation), frame.body.data(), sizeof accusation);
     return is_verdict(accusation);
   }
-  // One that is too long is no frame: the link is to blame, and stays open, but for one that is no neighbour's.
+  // A frame that is too long is refused: the link is to blame and stays open, but a connection of no neighbour ends.
   void check_end(const Frame &frame, bool ends) {
     const bool too_long = frame.body.size() > tree::longest;
     require(!ends || !scene_.hostile().open());
@@ -266,7 +266,7 @@ class Play {
     scene_.round(0);
     require(!scene_.host().differs(before));
   }
-  // Those that say nothing meanwhile may be blamed for that.
+  // Neighbours that say nothing meanwhile may be blamed for that.
   void let_time_pass(uint64_t ms) {
     may_blame_ |= ms > 0;
     scene_.round(ms);
@@ -307,7 +307,7 @@ class Play {
 
 }  // namespace
 
-// Half of the time is the allocator's else.
+// Otherwise half of the time would be the allocator's.
 extern "C" const char *__asan_default_options() { return "quarantine_size_mb=4:malloc_context_size=4"; }
 
 extern "C" int LLVMFuzzerInitialize(int *, char ***) { return std::atexit(look_back); }

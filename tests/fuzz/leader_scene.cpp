@@ -56,7 +56,7 @@ namespace {
 constexpr uint32_t limit_ms = 8000, beat_ms = limit_ms / 20;
 constexpr const char *nobody_listens = "127.0.0.1:1";
 
-// Of ranks that live, on a host whose ranks pass nothing to each other.
+// Links of a host whose ranks live and pass nothing to each other.
 class QuietLinks final : public Links {
  public:
   explicit QuietLinks(uint32_t rank) : rank_(rank) {}
@@ -140,7 +140,7 @@ Host::Host(uint32_t node, Fd file)
   find_verdict();
 }
 
-// All that a verdict of which every byte is set changes.
+// Finds the bytes that a verdict can change, by a verdict in which every byte is set.
 void Host::find_verdict() {
   Accusation accusation;
   std::memset(static_cast<void *>(&accusation), 0xff, sizeof accusation);
@@ -201,7 +201,7 @@ Scene::~Scene() {
   hostile_ = FrameStream();
 }
 
-// As after the handshake.
+// Makes a connection in its state after the handshake.
 FrameStream Scene::join(NodeLinks &links, uint32_t node) {
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
@@ -243,7 +243,7 @@ void Scene::prove(Fd socket, Role role, bool greets) {
   round(1);
 }
 
-// Some that cannot be acknowledged stay for ever, once one end has hung up.
+// Gives up after a while: once one end has hung up, some bytes are never acknowledged.
 void Scene::deliver() {
   if (!over_tcp() || !hostile_.open()) return;
   int bytes = 1;
@@ -315,7 +315,7 @@ void Scene::hear_honest() {
   require(honest_.open() || !expects_beats_);
 }
 
-// A leader passes nothing on that it would not believe.
+// A leader passes on nothing that it would not believe itself.
 void Scene::check_heard(const Frame &frame) {
   if (tree::as<tree::Beat>(frame)) return void(++beats_);
   if (const auto report = tree::as<Report>(frame)) return require(is_verdict(report->accusation));
@@ -343,7 +343,7 @@ bool is_verdict(const Accusation &accusation) {
          accusation.rank < static_cast<int32_t>(world_size) && all.contains(accusation.ranks);
 }
 
-// What the ranks of this host report. It is the same from then on.
+// Checks what the ranks of this host report. Once there is a verdict, it stays the same.
 void Scene::check_verdict() {
   if (!control().accused()) return;
   const Accusation verdict = control().verdict();

@@ -39,14 +39,14 @@ class Host {
  public:
   explicit Host(uint32_t node);
   static Host &of(uint32_t node);
-  // All is as it was at first.
+  // Returns everything to its first state.
   void reset();
 
   NodePlan plan;
   Seat &seat() { return *seat_; }
   Control &control() { return seat_->control; }
   std::vector<std::byte> memory() const { return {memory_.data(), memory_.data() + memory_.size_bytes()}; }
-  // But for the verdict.
+  // Whether the memory differs from `before`, but for the verdict.
   bool differs(const std::vector<std::byte> &before) const;
   LeaderListener listener() const { return {door_.duplicate(), datagrams_.duplicate(), {}}; }
   const Fd &door() const { return door_; }
@@ -75,19 +75,19 @@ class Scene {
   const NodePlan &plan() const { return host_.plan; }
   Control &control() { return host_.control(); }
   FrameStream &hostile() { return hostile_; }
-  // All that the hostile one has said is there.
+  // Waits until all that the hostile neighbour has said has arrived.
   void deliver();
-  // Reads what it is told, until its connection ends where that is awaited.
+  // Reads what the hostile neighbour is told; if an end is awaited, until its connection ends.
   void drain(bool ends);
   bool connected() const { return static_cast<bool>(hostile_); }
   // May the other end tell of this rank?
   bool tells_of(uint32_t rank) const;
-  // One round of the leader, so much later; what the honest one hears of it makes sense.
+  // Runs one round of the leader, so much later. What the honest neighbour hears of it must make sense.
   void round(uint64_t ms);
   void send_datagram(std::span<const uint8_t> bytes) const { host_.send_datagram(bytes); }
-  // Behind its mark, and with its proof.
+  // Sends the bytes with the right mark and proof.
   void send_true_datagram(uint32_t from, uint32_t kind, uint64_t number) const;
-  // The fuzzer has said of the honest one that it is dumping core.
+  // Call this when the fuzzer has said of the honest neighbour that it is dumping core.
   void give_honest_up() { expects_beats_ = false; }
   const std::optional<Accusation> &verdict() const { return verdict_; }
   uint64_t beats_heard() const { return beats_; }
@@ -115,7 +115,7 @@ class Scene {
   bool expects_beats_ = true;
 };
 
-// As the contract has it: a failure, of ranks of the job.
+// Whether it is a verdict as the contract has it: a failure that names ranks of the job.
 bool is_verdict(const Accusation &accusation);
 
 }  // namespace fsdp::membership::fuzz

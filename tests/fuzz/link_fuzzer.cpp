@@ -22,7 +22,7 @@ void require(bool well) {
   if (!well) std::abort();
 }
 
-// As a channel: a chunk of an odd number has no place, one that is too long fits nothing.
+// Stands in for a channel: a chunk of an odd number has no place, and one that is too long fits nowhere.
 class Places final : public fsdp::transport::tcp::Sink {
  public:
   bool control(const Header &, const std::byte *payload, uint64_t bytes) override {

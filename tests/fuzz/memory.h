@@ -16,7 +16,8 @@ concept Grows = requires(T value) {
   value.struct_size;
 };
 
-// An options struct, as the fields given, and what follows it up to the largest struct_size that is looked into.
+// An options struct with the given fields, and the bytes behind it up to the largest struct_size that a call looks
+// into.
 template <class T>
 class Input {
  public:
@@ -57,7 +58,7 @@ class Output {
   bool null_;
 };
 
-// What a call must refuse, whatever the array's count.
+// Calls must refuse every other stride, whatever the array's count.
 template <class T>
 bool is_stride(uint64_t stride) {
   return stride >= sizeof(T) && stride <= 4096 && stride % alignof(T) == 0;

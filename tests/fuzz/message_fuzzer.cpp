@@ -18,7 +18,7 @@ using namespace fsdp::transport;
 uint64_t inputs;
 std::array<uint64_t, std::variant_size_v<decltype(message::Parsed::message)>> understood;  // by alternative; 0: not
 
-// Not where a single message is played again.
+// Judges only long runs: a single message that is played again shows too little.
 void look_back() {
   for (size_t i = 1; inputs > 10'000 && i < understood.size(); ++i)
     if (!understood[i]) {
@@ -32,7 +32,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Read one by one and put together again: the body itself, which is kept, shows nothing.
+// Reads the entries one by one and puts them together again: to write the kept body would show nothing.
 std::vector<std::byte> write_entries_again(const message::Entries &entries) {
   message::Entries again(entries.first_rank());
   message::EntryReader reader(entries.body());
@@ -41,7 +41,7 @@ std::vector<std::byte> write_entries_again(const message::Entries &entries) {
   return message::write(again);
 }
 
-// Of a message that was understood: the bytes that say it again.
+// Writes a message that was understood as bytes again.
 std::vector<std::byte> write_again(const message::Parsed &parsed) {
   std::vector<std::byte> bytes;
   std::visit(

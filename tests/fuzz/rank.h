@@ -100,7 +100,8 @@ class Rank {
   uint64_t wildness = 0;  // one argument in so many is nonsense; 0: none
   bool alone = true;      // no other rank can end what this one looks at
   bool plans = false;
-  bool tame = false;  // from the first call to the last no rank of the round makes a wrong one but by chance
+  // No rank of the round makes a wrong call on purpose, from its first call to its last.
+  bool tame = false;
   uint32_t world_size = 1;
   uint32_t timeout_ms = hasty_ms;
   Aim aim;

@@ -7,7 +7,7 @@
 namespace fuzz {
 namespace {
 
-// Now and then any call at all between two of the program's.
+// Makes the program's next call, and now and then any other call before it.
 void go_on(Rank &rank, const char *name) {
   const Aim aim = rank.aim;
   if (rank.wildness && rank.random.one_in(2 + rank.wildness / 4)) call_anything(rank);
@@ -53,7 +53,7 @@ void pass(Rank &rank, fsdp_phase phase, bool last) {
   }
 }
 
-// Of one group, if that is trained.
+// Changes the gradients of one group, if the group is trained.
 void change_grads(Rank &rank) {
   const auto groups = groups_of(rank, rank.aim.model);
   if (groups.empty()) return;
@@ -147,7 +147,7 @@ void train(Rank &rank) {
   }
 }
 
-// Everything is given back, in any order, some of it twice.
+// Gives everything back in any order, and some of it twice.
 void leave(Rank &rank) {
   if (rank.random.one_in(2)) call(rank, "fsdp_close_context");
   rank.wildness = 0;

@@ -44,7 +44,8 @@ void meet_all(fsdp_context *context) {
   FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));
 }
 
-// Others are to learn the cause, not what this rank does because of it: the driver says when all have.
+// Waits until all others have learnt the cause, so that none learns instead what this rank does because of it. The
+// driver says when.
 void await_others(const desync::Case &of) {
   constexpr int longest_ms = 10'000;
   say({{"told", of.name}, {"waits", of.name}});
@@ -53,9 +54,9 @@ void await_others(const desync::Case &of) {
   if (::poll(&entry, 1, longest_ms) > 0) (void)!::read(STDIN_FILENO, &line, 1);
 }
 
-// called_at: the last moment before the calls that differ. alone: they concern other ranks, so this one learns of it in
-// its next call, and of what then happens to the others. All ranks have come to the first meeting when others go on,
-// but one that is held up may still be in it when they fail.
+// called_at is the last moment before the calls that differ. alone means that they concern other ranks only: this rank
+// learns in its next call of them and of what happens to the others. All ranks have come to the first meeting when some
+// go on, but a rank that is held up may still be in it when others fail.
 json call_apart(const desync::Case &of, harness::Rank &rank, const Options &options) {
   json result = {{"case", of.name}, {"alone", false}};
   try {
@@ -73,7 +74,7 @@ json call_apart(const desync::Case &of, harness::Rank &rank, const Options &opti
     if (const std::string problem = problem_of(of, failure); !problem.empty() && !result["alone"])
       result["problem"] = problem;
     await_others(of);
-    // One whose step failed goes on to end it: a peer that still waits must not hang for it.
+    // A rank whose step failed goes on to end it: a peer that still waits must not hang for it.
     if (failure.status == FSDP_INVALID_STATE) fsdp_abort_context(rank.context, "the test ends");
   }
   return result;

@@ -95,7 +95,7 @@ def device_is_of_no_use(network):
 
 
 def trust_in_tcp(network):
-    """auto does not ask for it."""
+    """UCX's TCP may be trusted, but auto takes the library's TCP all the same."""
     trusted = {"FSDP_UCX_TCP": "trusted"}
     for rank in run(network, "auto", environment=trusted):
         assert FORCED in rank.errors, f"not guarded: {rank}"
@@ -122,7 +122,7 @@ def ucx_is_asked_for(network):
 
 
 def ucx_over_tcp(network):
-    """Only by a word of trust, of every rank."""
+    """UCX may use TCP only by a word of trust from every rank."""
     everywhere = dict(without=[0, 1, 2], environment={"FAKE_UCP_DEVICES": "tcp/eth0 self/memory"})
     check_refusal(run(network, "ucx", **everywhere), "FSDP_UNSUPPORTED", 0, ["may use TCP here", "set FSDP_UCX_TCP=trusted on every rank"])
     some = {rank: {"FSDP_UCX_TCP": "trusted"} for rank in (0, 1)}

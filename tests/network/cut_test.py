@@ -39,8 +39,8 @@ def healed_cut(network, node, seconds, expected):
 
 
 def forming_cut(network, node, delay, seconds):
-    """A cut while the ranks meet, connect and exchange for the first time, shorter than any limit: the job forms. Did any of
-    them get so far before it?"""
+    """Cuts the network while the ranks meet, connect and exchange for the first time, for less than any limit: the job
+    forms. Returns whether any rank had come so far before the cut."""
     with Job(network, RANKS_OF_NODES, dict(OPTIONS, heartbeat=15_000, steps=5)) as job:
         time.sleep(delay)
         network.cut(node)
@@ -55,7 +55,8 @@ def forming_cut(network, node, delay, seconds):
 
 
 def lasting_cut(network, node, seconds, options):
-    """After so many seconds of training. How long it took until both sides had named the link. All train on afterwards."""
+    """Cuts after so many seconds of training. Returns the time until both sides had named the link. All ranks train on
+    afterwards."""
     special, port = {}, fresh_port()
     place = [n for n, count in enumerate(RANKS_OF_NODES) for _ in range(count)]
     for rank, at in enumerate(place):

@@ -11,10 +11,11 @@ from job import Clean, Job, check_levels
 
 FEW = ["AnotherGroup", "AnotherOrder", "AnotherMicrobatch", "TheLastReduceLeftOut", "TheLastReduceAndValues",
        "AnotherScale", "ValuesAndClose", "LoadOfAnotherDtype", "AnotherDtype", "AReduceAndSeal", "ValuesAndSealWithOneOther"]
-# What replicas of one rank each do alone is no difference between them.
+# Cases that each replica of one rank goes through alone, so that the ranks do not differ.
 ALONE = ["AReduceAndRead", "StepAndNorm", "NormAndParamNorms", "LoadOfAnotherRoot", "LoadOfAnotherDtype", "LoadAndRead",
          "ReadOfAnotherParameter", "SealAndRead"]
-# Replicas of several ranks: those of the odd one know it from the norm already, and do not come to the step.
+# With replicas of several ranks, those in the odd rank's replica see the difference in the norm already and do not come
+# to the step.
 CLIPS = ["AnotherMaxNorm", "ClipAndNorm"]
 LIMIT_S = 10  # promised: 2; machines that run tests hold threads up. Far less than the timeout
 TIMEOUT_S = 40

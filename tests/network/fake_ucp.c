@@ -13,7 +13,7 @@
 
 static char transports[256];  // UCX_TLS; empty: all
 
-// The linker keeps libucp, whose functions are found by way of this library, only where one is used.
+// The linker keeps libucp only if one of its functions is used; programs find its functions by way of this library.
 void (*const fake_ucp_needs)(ucp_context_h) = ucp_cleanup;
 
 // function: the address of a pointer to it.
@@ -57,7 +57,8 @@ ucs_status_t ucp_config_modify(ucp_config_t *config, const char *name, const cha
   return UCS_OK;
 }
 
-// What messages need over TCP to survive the death of a peer the library leaves out where it takes devices for RDMA.
+// Messages over TCP need these settings to survive the death of a peer. The library leaves them out if it sees devices
+// for RDMA.
 ucs_status_t ucp_init_version(unsigned major, unsigned minor, const ucp_params_t *params, const ucp_config_t *config,
                               ucp_context_h *context) {
   static const char *const settings[][2] = {

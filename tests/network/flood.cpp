@@ -60,7 +60,7 @@ class Datagrams {
   ~Datagrams() { ::close(socket_); }
   Datagrams(const Datagrams &) = delete;
   Datagrams &operator=(const Datagrams &) = delete;
-  // How many have gone.
+  // Returns how many were sent.
   uint64_t send(const sockaddr_in &to, uint64_t count) {
     const size_t bytes = std::min<uint64_t>(count, most) * datagram_bytes;
     const ssize_t sent = ::sendto(socket_, bytes_, bytes, 0, reinterpret_cast<const sockaddr *>(&to), sizeof to);
@@ -73,7 +73,7 @@ class Datagrams {
   char bytes_[most][datagram_bytes];
 };
 
-// They say nothing.
+// Connections that say nothing.
 class Connections {
  public:
   ~Connections() {

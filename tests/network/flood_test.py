@@ -55,7 +55,7 @@ def end_flood(network, stranger):
 
 
 def threads_seconds(process):
-    """Of the processor, by the library's threads of a process so far."""
+    """Seconds of the processor that each of the library's threads of a process has had so far."""
     ticks = {}
     for task in os.listdir(f"/proc/{process.pid}/task"):
         with open(f"/proc/{process.pid}/task/{task}/stat", encoding="utf-8") as file:

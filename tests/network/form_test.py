@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed while the job forms: all others name them at once, though their timeout is longer; only who dies
-before it has said which rank it is, is missing at the timeout. A host's name that is a loopback address on its own
-host. usage: form_test.py RANK_PROGRAM (FSDP_TEST_MANY: 500 kills)"""
+"""Ranks that are killed while the job forms: all others name them at once, though their timeout is longer. Only a rank
+that dies before it has said which rank it is, is missing at the timeout. A host's name that is a loopback address on
+its own host.
+usage: form_test.py RANK_PROGRAM (FSDP_TEST_MANY: 500 kills)"""
 import collections
 import os
 import random
@@ -127,7 +128,8 @@ def own_name():
 
 
 def silent_host():
-    """Its process neither dies nor says anything: others are told of the link long before their timeout."""
+    """A rank whose host is cut off neither dies nor says anything: others are told of the link long before their
+    timeout."""
     options = {"steps": 1, "microbatches": 1, "timeout": 40_000, "heartbeat": 1000}
     with Clean(3) as network, Job(network, [1, 1, 1], options, {2: {"die": "start:0:0"}}) as job:
         job.until(lambda: job.ranks[2].first("killed_in"), 20, "the start")

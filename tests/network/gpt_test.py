@@ -74,7 +74,7 @@ def await_success(ranks, folder):
     assert not any(codes) and None not in codes, f"exit codes {codes} after {SECONDS} s at most\n" + "\n".join(logs)
 
 
-# Norms are summed shard by shard, of which one replica has others.
+# Norms are summed shard by shard, and a mesh of one replica has other shards.
 def same_sums(numbers, one_replica):
     for key in ("losses", "weights"):
         assert numbers[key] == one_replica[key], f"one replica: {key} {numbers[key]} {one_replica[key]}"

@@ -77,7 +77,7 @@ class Job:
         self.selector.register(rank.process.stderr, selectors.EVENT_READ, None)
 
     def variables(self, rank, of, port):
-        """The launcher's, for a job of these ranks."""
+        """The launcher's variables for a job of these ranks."""
         of = list(of)
         here = [r for r in of if self.place[r] == self.place[rank]]
         return dict(self.network.rank_variables(of.index(rank), len(of), here.index(rank), len(here), port),
@@ -160,7 +160,7 @@ class Job:
 
 
 def allowed(seconds):
-    """What a limit is on a machine that wakes processes late."""
+    """The limit, which is longer on a machine that wakes processes late."""
     return seconds + (0 if Job.worst_delay < 0.05 else 10 * Job.worst_delay)
 
 

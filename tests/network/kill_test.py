@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed at random moments, also while the job forms and while it ends: all others are told which, in time;
-nobody hangs; nothing is left; the survivors train on in a job of their own in the same processes.
+"""Ranks that are killed at random moments, also while the job forms and while it ends: all others are told which, in
+time; no rank hangs; nothing is left; the survivors train on in a job of their own in the same processes.
 usage: kill_test.py RANK_PROGRAM (FSDP_TEST_MANY: 200 kills)"""
 import collections
 import os
@@ -85,7 +85,7 @@ def kill_once(network, trial, draw):
     ends = stage in ("close", "destroy")
     options = dict(MESHES[trial % len(MESHES)], steps=steps if ends else 1_000_000, microbatches=1,
                    timeout=TIMEOUT_S * 1000 if early else 20_000, heartbeat=15_000)
-    # While the job forms some wait for the timeout, the others do not: they would miss each other afterwards.
+    # Ranks of a job that is still forming may wait for the timeout or not, so they would miss each other in a new job.
     special = again(Places(network, RANKS_OF_NODES), victim) if not (early or ends) else {}
     special[victim] = {"die": f"{stage}:{steps}:{delay_us}"}
     what = f"kill {trial}: rank {victim} in {stage} after {steps} steps and {delay_us} us"
@@ -125,7 +125,7 @@ def kills():
 
 
 def core_dump(network, victim):
-    """One that crashes holds all its connections until its core is written."""
+    """A rank that crashes holds all its connections until its core is written."""
     options = {"replicate": 2, "shard": 2, "steps": 1_000_000, "microbatches": 1, "timeout": 60_000, "heartbeat": 30_000}
     with tempfile.TemporaryDirectory() as folder:
         with Job(network, RANKS_OF_NODES, options, {victim: {"die": "backward:3:0", "core": folder}}) as job:

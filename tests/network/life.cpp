@@ -43,14 +43,14 @@ std::string hash(const std::vector<harness::View> &views) {
   return hex(hash);
 }
 
-// With reduces under way.
+// Aborts or leaves with reduces under way.
 void quit(fsdp_context *context, const std::string &how) {
   say({{"quit_at", now()}});
   if (how == "leave") throw harness::Failure(FSDP_OK, "leaving", "without a close", -1);
   FSDP(fsdp_abort_context(context, "the test says so"));
 }
 
-// As harness::train, with stages.
+// Trains as harness::train does, and sets the stages.
 void train(harness::Rank &rank, harness::Outcome &outcome, Progress &progress, int pace_ms) {
   const harness::Scenario &setup = rank.setup;
   progress.stage = Stage::load;
@@ -88,7 +88,7 @@ void say(const json &line) {
   if (::write(STDOUT_FILENO, text.data(), text.size()) != static_cast<ssize_t>(text.size())) ::_exit(3);
 }
 
-// In the process itself: no other process knows in time where it is.
+// Kills from inside the process, because no other process knows in time which stage it is at.
 void doom(const std::string &plan, const std::string &core, const Progress &progress) {
   std::istringstream words(plan);
   std::string stage, steps, delay;

@@ -74,7 +74,7 @@ def blocks_change_bits():
     assert plain[0]["weights"] != blocks[0]["weights"], plain[0]["weights"]
 
 
-# Each rank is told, in its own log.
+# Each rank is warned in its own log.
 def dangers_are_logged():
     for threshold, wanted in (("1K", [2]), ("1M", [])):  # FSDP_LOG_WARNING
         with Clean(2) as network, Job(network, [1, 1], {}, environment={"UCX_ZCOPY_THRESH": threshold}) as job:
@@ -84,7 +84,7 @@ def dangers_are_logged():
                 assert levels == wanted, f"{threshold}: {rank.lines}"
 
 
-# On every rank the same, and nothing is left open.
+# Every rank gets the same error, and nothing is left open.
 def tcp_needs_trust():
     with Clean(2) as network, Job(network, [2, 1], {}, environment={"FSDP_UCX_TCP": ""}) as job:
         results = [rank.result for rank in job.collect(60)]
@@ -149,7 +149,7 @@ def guards_change_no_bit():
 KNOCK = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); s.send(b'GET / HTTP/1.1' * 20); s.recv(999)"
 
 
-# A line in the rank's log, by way of its context, and nothing else.
+# A stranger causes one line in the rank's log, by way of its context, and nothing else.
 def strangers_are_logged():
     with Clean(2) as network, Job(network, [1, 1], {"replicate": 2, "shard": 1, "pace": 200, "steps": 8}) as job:
         job.await_training()
@@ -170,7 +170,7 @@ def strangers_are_logged():
 TCP_CASES = [("variables are the same everywhere", variables_are_the_same_everywhere), ("wrong words are told", wrong_words_are_told),
              ("few descriptors are told", few_descriptors_are_told), ("guards change no bit", guards_change_no_bit),
              ("strangers are logged", strangers_are_logged)]
-# UCX has neither, and explicit UCX is not replaced.
+# UCX has neither guard, and an explicit choice of UCX is not replaced.
 def guards_are_tcp_s():
     for guard in ({"FSDP_NET_CHECKSUM": "crc32c"}, {"FSDP_NET_ENCRYPTION": "on"}):
         results = refused([2, 1], environment=guard)
@@ -179,7 +179,7 @@ def guards_are_tcp_s():
         assert "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION" in results[0]["text"], results
 
 
-# What is UCX's own.
+# Cases of UCX alone.
 UCX_CASES = [("guards are TCP's", guards_are_tcp_s), ("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)] +
         (UCX_CASES if tap.OVER_UCX else TCP_CASES))

@@ -45,7 +45,7 @@ def start(network, nodes, options, nccl=NCCL):
 
 
 def outcomes(job, seconds=80):
-    """Of every rank, in their order."""
+    """The outcomes of all ranks, in their order."""
     ranks = [rank for process in job.collect(seconds) for rank in told(process)]
     assert [rank["rank"] for rank in ranks] == list(range(len(ranks))), ranks
     return ranks
@@ -95,7 +95,7 @@ def staging_has_the_same_bits():
         same_bits(ranks, on_one_process(2 * NEAR, dict(options, steps=STEPS, microbatches=MICROBATCHES)))
 
 
-# On each host communicators of NCCL wait for what a neighbour has not begun, and between them messages do.
+# On each host NCCL's communicators wait for calls that a neighbour has not begun, and between hosts messages wait.
 def a_discarded_step_leaves_nothing():
     for options in (HSDP, HFSDP):
         ranks = train(2, dict(options, discard=1))
@@ -116,7 +116,7 @@ def a_node_that_dies_is_named():
 
 
 def refused():
-    """Between nodes NCCL is not offered, whatever there is of it."""
+    """NCCL is not offered between nodes, whichever library there is."""
     for options in (HSDP, HFSDP, {}):
         with Clean(2) as network, start(network, 2, dict(options, gpus="nccl")) as job:
             ranks = outcomes(job, 20)

@@ -70,7 +70,7 @@ json live_one(const harness::Scenario &shared, uint32_t rank, bool discards, std
   return result;
 }
 
-// chosen: none is named, which is NCCL inside a host where it can serve the ranks.
+// chosen: no transport is named, so the library takes NCCL inside a host if NCCL can serve the ranks.
 fsdp_device_transport transport_of(const std::string &gpus) {
   if (gpus == "chosen") return 0;
   return gpus == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;

@@ -2,7 +2,7 @@
 """Nodes for tests: network namespaces of this machine, each with an address of its own, joined by a bridge that lies in a
 namespace of its own too, so that nothing of the machine's network is touched. Needs root and `ip` (iproute2).
 
-A cut takes a node's port off the bridge: packets vanish, nobody is told. Healing puts it back.
+A cut takes a node's port off the bridge: packets vanish, and neither end is told. Healing puts it back.
 """
 import os
 import shutil
@@ -94,7 +94,7 @@ class Nodes:
         _ip("-n", self.hub, "link", "set", f"port{node}", "master", "br0")
 
     def slow_down(self, rate):
-        """What every node sends waits in a queue of a third of a second, whose end is dropped."""
+        """Makes all that nodes send wait in a queue of a third of a second; a full queue drops packets."""
         for node in range(self.count):
             if not shutil.which("tc"):
                 raise Unable("needs tc (package iproute2)")
@@ -105,7 +105,8 @@ class Nodes:
                 raise Unable(f"tc {' '.join(queue)}: {done.stderr.strip()}")
 
     def lengthen(self, node, milliseconds):
-        """The node's cable: what it sends and what it gets arrive so much later. Before anything has begun there."""
+        """Makes the node's cable long: what it sends and what it gets arrives so much later. Call it before anything
+        has begun there."""
         name = self.name(node)
         _ip("-n", self.hub, "link", "del", f"port{node}")  # and its other end
         cable = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay.py"), self.hub,

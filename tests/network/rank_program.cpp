@@ -48,7 +48,7 @@ void set_variables(const std::string &list) {
   }
 }
 
-// Small, and of a mesh that any number of ranks can form.
+// Lives in a new job, which is small and of a mesh that any number of ranks can form.
 json live_again(const Options &options, Progress &progress) {
   set_variables(options.text("again"));
   harness::Scenario scenario = scenario_from(options);

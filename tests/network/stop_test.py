@@ -33,7 +33,7 @@ def short_stop(network, victim, seconds, expected):
 
 
 def long_stop(network, victim):
-    """How long it took until all others had named the victim."""
+    """Returns how long it took until all others had named the victim."""
     with Job(network, RANKS_OF_NODES, dict(OPTIONS, steps=1_000_000)) as job:
         job.await_training()
         stopped = job.signal(victim, signal.SIGSTOP)

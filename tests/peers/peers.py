@@ -63,7 +63,7 @@ class Library:
         run(self.build / "tools/fsdp-ckpt", *arguments)
 
     def rank(self, count, how, source, save, values):
-        """Ranks that take weights, and what they have then: weights, and of those that train the states, too."""
+        """Runs ranks that load weights. Returns the weights that they have then, and the states of those that train."""
         run(self.build / "tools/fsdp-run", "-n", count, self.build / "tests/tools/checkpoint_rank", how, source, save, values)
         rest = np.fromfile(values, np.float32)
         weights, states = {}, {}
@@ -139,7 +139,7 @@ def torch_consolidate(folder, out):
 
 
 def torch_rank(rank, world, port, folder, source):
-    """Writes the source's tensors, of every second one columns, else rows, over all ranks."""
+    """Writes the source's tensors over all ranks: every second tensor by columns, the others by rows."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -176,7 +176,7 @@ def torch_write_distributed(folder, world, source):
 
 
 def with_torch(library, scratch):
-    warnings.simplefilter("ignore")  # that there is one process
+    warnings.simplefilter("ignore")  # about there being only one process
     weights = safetensors.numpy.load_file(scratch / "hf/model.safetensors")
     for count in (1, 3):
         folder = scratch / f"saved{count}/step-0000000002"

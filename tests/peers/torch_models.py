@@ -4,9 +4,9 @@
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_models.py [--steps N] [--mode MODE] [NAME...]
 
-Each model as its library makes it, in training mode without dropout, with weights from a seed. The ranks have batches of
-their own; torch alone takes the mean of their gradients. MODE is mapped, copied or debug; default: all. What a library
-is missing for is skipped with the reason. Reports in the Test Anything Protocol.
+Each model as its library makes it, in training mode without dropout, with weights from a seed. The ranks have batches
+of their own; torch alone takes the mean of their gradients. MODE is mapped, copied or debug; default: all. A model
+whose library is missing is skipped with the reason. Reports in the Test Anything Protocol.
 """
 
 import argparse

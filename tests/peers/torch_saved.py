@@ -51,7 +51,7 @@ class RecomputingReentrant(Block):
 
 
 class Calling(Block):
-    """Its checkpoint runs layers side by side that are not its own, between its first weight and its last."""
+    """Between its first weight and its last its checkpoint runs other layers, side by side."""
 
     others = ()
 
@@ -353,7 +353,7 @@ def one_module_inside_of_another(mode):
 
 
 def views_that_are_kept_too_long_are_told(mode):
-    """By the module, beyond its forward, and by a checkpoint that keeps what each operation came to: also views."""
+    """A module keeps views beyond its forward; a checkpoint keeps what each operation came to, views among them."""
 
     class Keeping(Block):
         def forward(self, h):

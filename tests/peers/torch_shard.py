@@ -384,7 +384,7 @@ class Unused(nn.Module):
 
 
 def waits_for_no_peer_with_layers_that_are_not_used(mode):
-    """That a layer has no gradients is told without a wait, too."""
+    """A layer without gradients is reported without a wait, too."""
     return train_with_exchanges(mode, Unused, late_seconds=1)
 
 

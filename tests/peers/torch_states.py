@@ -92,7 +92,7 @@ def a_full_state_dict_with_one_of_two_names_loads(module, sharded):
 
 
 def loads_within_a_step_are_refused(module, sharded):
-    """In torch's words, and the step goes on."""
+    """The error is in torch's words, and the step goes on."""
     state, found = net().state_dict(), []
     loads = [lambda: module.load_state_dict(state), lambda: sharded.load_full_state_dict(state), lambda: sharded.load("no")]
     backward(module)
@@ -104,7 +104,7 @@ def loads_within_a_step_are_refused(module, sharded):
 
 
 def a_checkpoint_that_does_not_fit(module, sharded):
-    """It is told, and the model goes on."""
+    """Loading it is an error, and the model goes on."""
     with shared_folder(sharded.context) as folder:
         other = libfsdp.torch.shard(nn.Sequential(nn.Linear(3, 3)), sharded.context)
         other.save(folder)

@@ -49,7 +49,7 @@ void max_u32(const Instruction &i, Warp &warp) {
 
 uint64_t take_atomics() { return std::exchange(atomics, 0); }
 
-// What is wider than what it loads is filled with zeros, or the sign.
+// A register that is wider than the loaded value is filled with zeros, or with the sign.
 void load(const Instruction &i, Warp &warp) {
   count(loads, i, warp);
   each_lane(warp.active, [&](unsigned lane) {

@@ -236,7 +236,7 @@ struct AtMost {
     return a <= b;
   }
 };
-// Of the other order of two, of the opposite.
+// Comparisons with the operands swapped, and with the opposite result.
 template <class Op>
 struct Swapped {
   template <class T>

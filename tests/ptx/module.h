@@ -14,7 +14,7 @@
 
 namespace ptx {
 
-// What is wrong with a kernel: an operation that is not written here, an address that is not its own.
+// What is wrong with a kernel: it has an operation that is not written here, or uses an address that is not its own.
 class Fault : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -30,8 +30,8 @@ using Run = void (*)(const Instruction &, Warp &);
 enum class Kind { plain, branch, barrier, leave };
 enum class Space { global, parameter, shared, local };
 
-// Registers are named by where their first lane lies in the warp's. What is written as a number is a register, too,
-// that is filled once.
+// A register is named by the offset of its first lane in the warp's registers. A number in the text is a register, too,
+// which is filled once.
 struct Instruction {
   Kind kind = Kind::plain;
   Run run = nullptr;

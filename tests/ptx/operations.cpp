@@ -15,7 +15,7 @@ namespace {
 template <class T>
 constexpr uint8_t bytes_of = sizeof(T);
 
-// Of all lanes the compiler makes vectors.
+// Runs the operation on all lanes, of which the compiler makes vectors.
 template <class Op, class To, class... From, size_t... k>
 void run_lanes(const Instruction &i, Warp &warp, std::index_sequence<k...>) {
   To *const to = warp.lane<To>(i.to[0]);

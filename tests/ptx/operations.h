@@ -16,13 +16,13 @@ struct Operation {
   std::vector<uint8_t> to, from;
 };
 
-// Of arithmetic, comparisons, moves and conversions.
+// Finds an operation of arithmetic, a comparison, a move or a conversion.
 std::optional<Operation> find_operation(std::string_view name);
 
 // Accesses: their form is in the instruction.
 void load(const Instruction &, Warp &);
 void store(const Instruction &, Warp &);
-void prefetch(const Instruction &, Warp &);  // moves nothing, but from allocated memory
+void prefetch(const Instruction &, Warp &);  // moves nothing, but the memory must be allocated
 std::optional<Run> find_atomic(std::string_view name);
 
 }  // namespace ptx

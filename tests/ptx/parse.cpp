@@ -26,7 +26,7 @@ std::string_view take_word(std::string_view &text) {
   return word;
 }
 
-// At the commas that are in no bracket.
+// Cuts the text at the commas that are in no bracket.
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
   int depth = 0;
@@ -339,7 +339,7 @@ void Parser::take_instruction(std::string_view text) {
   kernel_.code.push_back(instruction);
 }
 
-// Operands that are several are taken apart, under names of our own.
+// Takes operands of several registers apart, and returns a name of our own for the operation.
 std::string Parser::name_operation(std::string_view opcode, std::vector<std::string_view> &operands) const {
   std::string name(opcode);
   if (operands.size() != 2) return name;

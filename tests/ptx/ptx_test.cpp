@@ -57,7 +57,7 @@ std::pair<size_t, size_t> find_kernel(const std::string &text, const std::string
   return {text.npos, text.npos};
 }
 
-// With `to` for each `from` in that kernel.
+// All kernels, with `to` in place of each `from` in the first whose name has `which`.
 ptx::Module spoilt_kernels(const std::string &which, const std::string &from, const std::string &to) {
   ptx::Module all;
   int done = 0;
@@ -74,7 +74,7 @@ ptx::Module spoilt_kernels(const std::string &which, const std::string &from, co
   return all;
 }
 
-// What no fault of a launch passes by.
+// Launches that are wrong, each of which must be noticed.
 class Faults : public ::testing::Test {
  protected:
   void TearDown() override {
@@ -122,8 +122,7 @@ TEST_F(Faults, AMissingBarrierIsSeen) {
   EXPECT_NE(squares(), 4000.0);
 }
 
-// Of the two barriers of states in codes: one is behind what the threads make together, one behind what they have
-// found.
+// States in codes need two barriers: one behind what the threads make together, and one behind what they have found.
 TEST_F(Faults, EachMissingBarrierOfCodesIsSeen) {
   const auto first_code = [] {
     const float grads[256] = {0.5f};
@@ -219,7 +218,7 @@ TEST(Ptx, ChainsAreFetchedAhead) {
   EXPECT_EQ(prefetches(2 * of_launch + 17), 2 * of_launch / 16 + 2);
 }
 
-// Packs of 4 elements, from the first on: no thread has single ones.
+// Arrays of whole packs of 4 elements from their first one on: no thread has single elements.
 class WideAccesses : public ::testing::Test {
  protected:
   static constexpr uint64_t count = 4096 + 4 * 300, packs = count / 4;

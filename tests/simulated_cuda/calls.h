@@ -13,7 +13,7 @@ namespace simulated {
 
 class Calls {
  public:
-  // Counts it; the planned error of this very call, else 0.
+  // Counts the call, and returns its planned error, else 0.
   int count(const char *name);
   uint64_t counted(const char *name) const;
   void plan(const char *name, uint64_t nth, int error);  // nth 0: every one

@@ -19,8 +19,8 @@ cudaError_t submit(Stream &stream, std::function<void()> run, cudaGraphNodeType 
 bool is_legacy(const Stream &stream);
 bool is_capturing(Stream &stream);
 
-// For calls that ask or wait for the stream: not while it, or for the legacy stream one that it waits for, is
-// capturing.
+// For calls that ask or wait for the stream. They are refused while the stream is capturing, and on the legacy stream
+// while a stream that it waits for is.
 cudaError_t refuse_capture(Stream &stream);
 cudaError_t refuse_capture(Device &device);
 // For potentially unsafe calls of this thread.

@@ -47,7 +47,7 @@ bool fits(cudaMemcpyKind kind, const Place &to, const Place &from) {
   return false;
 }
 
-// What was freed since the call is an illegal access then.
+// If memory was freed since the call, the copy is an illegal access.
 bool alive(const Copy &copy) {
   const Memory &memory = runtime().memory;
   return memory.find(copy.to, copy.to_bytes()).inside && memory.find(copy.from, copy.from_bytes()).inside;

@@ -41,7 +41,7 @@ void wait_value(Value *address, Value wanted, unsigned flags) {
   }
 }
 
-// So short a time no sleep is.
+// Spins, since no sleep is so short.
 void spend(std::chrono::nanoseconds time) {
   const Clock::time_point end = Clock::now() + time;
   while (Clock::now() < end) {

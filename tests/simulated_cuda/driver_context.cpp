@@ -42,8 +42,8 @@ CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice index) {
   });
 }
 
-// The last one destroys a context that the runtime does not use, and waits for its work. What it had stays here, and is
-// not found missing.
+// The last release destroys a context that the runtime does not use, and waits for its work. Here what the context had
+// stays usable.
 CUresult CUDAAPI primary_context_release(CUdevice index) {
   return driver_call("cuDevicePrimaryCtxRelease", nothing, [&] {
     Device *device = runtime().device(index);

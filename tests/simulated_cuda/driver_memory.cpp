@@ -116,7 +116,7 @@ CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle) {
   });
 }
 
-// Of what lies there; not of what cudaMalloc gave.
+// The handle of the memory that is mapped there; memory of cudaMalloc has none.
 CUresult CUDAAPI retain_handle(CUmemGenericAllocationHandle *handle, void *pointer) {
   return driver_call("cuMemRetainAllocationHandle", driver_no_capture, [&] {
     VirtualMemory::Owner owner;
@@ -186,7 +186,7 @@ CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
   });
 }
 
-// Until then no access is allowed.
+// Until this call no access to the memory is allowed.
 CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions,
                                    size_t count) {
   return driver_call("cuMemSetAccess", driver_no_capture, [&] {

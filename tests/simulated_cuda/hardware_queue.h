@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA puts the work of all streams of a process and device into a few queues, in the order in which it was enqueued. A
-// queue gives the device one piece after another: it waits at its head for what that piece must come after, and what is
-// behind it waits, too, of whatever stream it is. What has started holds up nothing. That is no order that a program
-// may rely on: it gives no edge to ThreadSanitizer.
+// CUDA puts the work of all streams of a process and device into a few queues, in the order in which it was enqueued.
+// The piece at the head of a queue waits for what it must come after, and all pieces behind it wait, too, whichever
+// their stream. A piece that has started holds up nothing. Programs may not rely on this order, so it gives no edge to
+// ThreadSanitizer.
 #pragma once
 
 #include <algorithm>
@@ -37,8 +37,9 @@ class HardwareQueue {
   const Work *last_ = nullptr;
 };
 
-// Of a device. As many as CUDA_DEVICE_MAX_CONNECTIONS says, of 1 to 32, and 8 without it. CUDA does not say which one a
-// stream gets: here any, so that two may share one however few there are, or where asked the one with the fewest.
+// The queues of a device: as many as CUDA_DEVICE_MAX_CONNECTIONS says, from 1 to 32, and 8 without it. CUDA does not
+// say which queue a stream gets. Here it is any, so that even a few streams may share one, or on request the queue with
+// the fewest streams.
 class HardwareQueues {
  public:
   static constexpr uint64_t usual = 8, most = 32;

@@ -16,7 +16,7 @@
 namespace simulated {
 namespace {
 
-constexpr size_t kept_size = size_t{2} << 20;  // of nearly all of them
+constexpr size_t kept_size = size_t{2} << 20;  // the size of nearly all files
 constexpr size_t max_kept = 32;
 
 // Files whose owner is gone.
@@ -49,7 +49,7 @@ KeptFiles &kept_files() {
   return files;
 }
 
-// By calls, which take a tenth of the time of a mapping's page faults.
+// Fills the file by calls, which take a tenth of the time of a mapping's page faults.
 bool fill(int file, size_t size) {
   static const std::vector<char> bytes(kept_size, static_cast<char>(unwritten));
   for (size_t at = 0; at < size;) {

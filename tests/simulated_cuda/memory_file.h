@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file without a name that memory of the driver's cuMem functions is.
+// The file without a name that backs memory of the driver's cuMem functions.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@ namespace simulated {
 
 class MemoryFile {
  public:
-  // All of it unwritten. number() is -1 where the system has no more.
+  // All its bytes are `unwritten`. number() is -1 if the system has no more memory.
   explicit MemoryFile(size_t size);
   // Memory that was exported as `file`: number() is another number of the same file, or -1.
   static MemoryFile imported(int file);

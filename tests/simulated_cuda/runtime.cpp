@@ -17,7 +17,7 @@ std::atomic<uint64_t> thread_number{0};
 
 std::atomic<uint32_t> generation{1};
 
-// Of this process and those it descends from, since the first look. Every call asks; getpid would be a system call.
+// The forks from which this process descends since the first call. Every CUDA call asks; getpid would be a system call.
 uint32_t forks_so_far() {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
   if (registered != 0) std::abort();

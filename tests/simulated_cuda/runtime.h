@@ -68,8 +68,8 @@ class Runtime {
   int device_count() const { return static_cast<int>(devices_.size()); }
   bool forked() const;
 
-  // NULL, cudaStreamLegacy, cudaStreamPerThread or a handle; nullptr: no such stream. A call of the thread's: counts it
-  // if it is of a device that is not the current one.
+  // NULL, cudaStreamLegacy, cudaStreamPerThread or a handle; nullptr: no such stream. Counts the thread's call if the
+  // stream belongs to another device than the current one.
   Stream *stream(cudaStream_t handle);
   Event *event(cudaEvent_t handle);
   void note_device(const Device &device);

@@ -42,14 +42,14 @@ void set_delay(uint32_t longest_us, uint64_t seed);
 void set_stream_delay(cudaStream_t stream, uint32_t us);
 // Does the stream wait now, with work to do: for other work, a value in memory, or the end of a Hold?
 bool waits(cudaStream_t stream);
-// What the calling thread has created and what is not destroyed yet, oldest first: also the streams that a library made
-// in a call.
+// The streams that the calling thread has created and that still exist, oldest first: also those that a library made in
+// a call.
 std::vector<cudaStream_t> streams_of_this_thread();
 
 // What a word that a stream writes (cuStreamWriteValue) costs it; 1,600 at first.
 void set_word_cost(uint32_t ns);
 
-// So many pieces of work that are not done a stream takes, and a thread that brings more waits; 0: any number; 1,024 at
+// A stream takes so many pieces of work that are not done, and a thread that brings more waits. 0: any number; 1,024 at
 // first.
 void set_stream_room(uint64_t pieces);
 

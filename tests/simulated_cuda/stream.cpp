@@ -72,7 +72,7 @@ Work *Stream::next_of(Work *work) {
   }
 }
 
-// It comes to the head of its hardware queue, and then it waits.
+// The piece first comes to the head of its hardware queue, and then waits for what it must come after.
 void Stream::do_piece(Work &work) {
   if (work.ahead && !work.ahead->has_started()) {
     const StreamWait mark(waits);

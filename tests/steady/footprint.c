@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains a model of 128 MiB of weights for some steps and compares what the kernel charges to the processes
- * (/proc/self/smaps: proportional size, PSS, in which a page that N mappings share counts 1 / N for each) with the
- * plan: what the allocator counted is the plan, to the byte, and training has not changed it. Each process has grown by
- * the plan of its rank, within 1 %: all its memory but the machine code, which is the program's and the system's files,
- * and comes in as it is run. Mapped: the compute weights of all ranks together are one copy, within 2 %. usage:
- * footprint mapped|copied|whole     on one rank of the launcher's
+ * Trains a model of 128 MiB of weights for some steps and compares what the kernel charges to the processes with the
+ * plan. The measure is the proportional size (PSS) in /proc/self/smaps: a page that N mappings share counts 1 / N for
+ * each. What the allocator counted must be the plan, to the byte, and training must not have changed it. Each process
+ * has grown by the plan of its rank, within 1 %. That is all its memory but the machine code, which belongs to the
+ * files of the program and the system and comes in as it is run. With mapped weights the compute weights of all ranks
+ * together are one copy, within 2 %.
+ * usage: footprint mapped|copied|whole     on one rank of the launcher's
  */
 #include <inttypes.h>
 #include <math.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Loaded in front of a program (LD_PRELOAD): counts what each of its steps costs besides time, without a change to the
- * program. A step ends where fsdp_step_adamw returns. Counted from the end of step STEADY_FIRST (default 2) to that of
- * STEADY_LAST (default: the last one): calls of the allocator, of mmap and its kin, of whatever makes a descriptor or a
- * thread; minor page faults; open descriptors. Also what libfsdp has allocated, and what it had planned. When it ends
- * the process writes a line about each step to standard error, with the milliseconds since STEADY_SPAN ends (default 2)
- * before: no wait that this step saw is longer than those (judge.py). With STEADY_TRACE set, each counted call is shown
- * with its callers as it happens. Where ranks are threads, each rank's steps count. glibc only: its own names of the
- * allocator spare a search for them.
+ * program. A step ends where fsdp_step_adamw returns. The hooks count from the end of step STEADY_FIRST (default 2) to
+ * that of STEADY_LAST (default: the last one). They count calls of the allocator and of mmap and the like, calls that
+ * make a descriptor or a thread, minor page faults, and open descriptors. They also ask what libfsdp has allocated, and
+ * what it had planned. When it ends the process writes a line about each step to standard error, with the milliseconds
+ * since STEADY_SPAN ends (default 2) before: no wait that this step saw is longer than those (judge.py). With
+ * STEADY_TRACE set, each counted call is shown with its callers as it happens. If ranks are threads, each rank's steps
+ * count. glibc only: its own names of the allocator spare a search for them.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -56,7 +56,7 @@ static unsigned long first_end = 2, last_end = MOST_ENDS, span = 2;
 static unsigned long step_ends;             /* this and the snapshots: under the mutex */
 static struct snapshot ends[MOST_ENDS + 1]; /* the first one: the start */
 static pthread_mutex_t snapshot_mutex = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local int inside; /* a hook's own calls are nobody's */
+static _Thread_local int inside; /* calls that a hook makes itself are not counted */
 
 static void show(const char *what) {
   void *frames[24];
@@ -157,8 +157,8 @@ NEXT_OPEN(openat, (int folder, const char *path, int flags, ...), folder, path)
 NEXT_OPEN(openat64, (int folder, const char *path, int flags, ...), folder, path)
 
 /*
- * OpenBLAS takes a further buffer, maps it and touches its pages, when for the first time two threads are inside it at
- * once, which may be in any step: one at a time.
+ * When two threads are inside OpenBLAS at once for the first time, it takes a further buffer, maps it and touches its
+ * pages. This may be in any step, so one thread is let in at a time.
  */
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
@@ -204,7 +204,7 @@ static void take(struct snapshot *snapshot) {
   snapshot->faults = usage.ru_minflt;
 }
 
-/* The library's own word for it: what a process is charged is another matter, and the one of footprint.c. */
+/* The library's own count. What a process is charged is compared in footprint.c. */
 static void take_memory(struct snapshot *snapshot, fsdp_model *model) {
   static fsdp_status (*get_allocated)(fsdp_model *, fsdp_role, uint64_t *);
   static fsdp_status (*get_planned)(fsdp_model *, fsdp_role, uint32_t, uint64_t *);

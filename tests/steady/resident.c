@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Unshards and reshards groups whose weights are resident already, PAIRS times, between two markers: writes to the
- * descriptor -1, which fail and do nothing, but stand in the list of system calls of the thread (syscall_test.sh).
+ * Unshards and reshards groups whose weights are resident already, PAIRS times, between two markers. A marker is a
+ * write to the descriptor -1, which fails and does nothing, but stands in the thread's list of system calls
+ * (syscall_test.sh).
  * usage: resident PAIRS MODE [RANKS]     MODE: mapped (published weights), held (copied, and held all the while), whole
  *                                        (FSDP_STRATEGY_NO_SHARD); RANKS: as threads, without a launcher
  */

@@ -136,7 +136,7 @@ echo '[{"theirs": "*", "ours": "*", "transposed": true}]' >turn.json
 check "... transposed" below 112 "$ckpt" consolidate big big-turned --renames turn.json
 check "... verify" below 50 "$ckpt" verify big
 
-# Stopped in the middle of it, when a file shows that it has begun. One that has ended before is begun again.
+# Stops the command in the middle, when a file shows that it has begun; one that has ended before is begun again.
 # killed SIGNAL: sets $status.
 killed() {
   for _ in 1 2 3 4 5 6 7 8 9 10; do

@@ -108,7 +108,8 @@ check "codes take less of it than bf16, padding included" sh -c "[ $(value rank_
 small --ranks 16384 --json
 check "16384 ranks are planned" equal "$status$(value ranks)" 016384
 
-# Of AdamW with bf16 weights: weights, main weights, gradients and states of an element, and what a half has.
+# Bytes of an element for AdamW with bf16 weights: weights, main weights, gradients and states. Each of two ranks has
+# half.
 for row in '18 fp32 fp32' '16 split16 fp32' '12.03 fp32 8bit' '10.03 split16 8bit' '14 none fp32' '8.03 none 8bit'; do
   # shellcheck disable=SC2086
   set -- $row
@@ -142,7 +143,8 @@ planned --model model.json --ranks 2 --json
 check "a model file is read" equal "$status" 0
 check "... with its repeats" equal "$(value groups) $(value parameter_tensors) $(value parameter_count)" "4 7 115072"
 
-# 512 x 512 codes and 4 x 4 fp32 scales; what belongs to no rank of the page behind them counts for the first one.
+# 512 x 512 codes and 4 x 4 fp32 scales. The part of the page behind them that belongs to no rank counts for the first
+# one.
 quantized() {
   printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": %s, "quantization": "%s"}]}]}' "$1" "${2:-fp8_block}" >quantized.json
   planned --model quantized.json --ranks 2 --unshard copied --prefetch 0 --json

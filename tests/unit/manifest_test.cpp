@@ -152,7 +152,7 @@ TEST(Manifest, OfANewerReleaseIsToldSo) {
   }
 }
 
-// Also in its version: that is no newer release.
+// A flipped bit in the version is damage, too, and not a newer release.
 TEST(Manifest, WithAnyFlippedBitIsDamaged) {
   const std::string text = write_manifest(small());
   for (size_t bit = 0; bit < text.size() * 8; ++bit) {

@@ -28,7 +28,7 @@ const Message all[] = {Join{3, 8, 1, "boot/4026531840", "node-a", "10.0.0.1:2950
                        Report{accuse_rank(FailureKind::timeout, 5, "rank 5 is late"), 4},
                        Verdict{accuse_death(6)}};
 
-// What comes of a message that is written and read.
+// Writes the message, reads it, and returns what was read.
 template <class Kind>
 Kind read_back(const Kind &message) {
   const auto parsed = parse(Kind::kind, body(write(message)));
@@ -123,7 +123,7 @@ std::vector<std::byte> noise(uint32_t from, size_t size) {
   return bytes;
 }
 
-// As rank 0 sends them. Returns the bytes of the frames.
+// Writes the entries as rank 0 sends them, in so many frames. Returns the bytes of the frames.
 size_t expect_frames(const std::vector<Said> &said, size_t frame_count) {
   std::vector<Entries> parts;
   for (const Said &one : said) {
@@ -151,7 +151,7 @@ TEST(Message, EntriesComeInFewFrames) {
   expect_frames(said, 5);
 }
 
-// Values get longer and shorter, at the front, within and at the end; and the same comes again.
+// Values get longer and shorter at the front, within and at the end, and the same value comes again.
 TEST(Message, EntriesFollowWhateverIsBeforeThem) {
   std::vector<Said> said;
   for (const std::string_view text :
@@ -191,7 +191,7 @@ TEST(Message, EntriesTakeNoMoreThanThereIs) {
   EXPECT_NE(said(0, 0, 1), "");
 }
 
-// What is between ends with a byte, or begins with one, that the value before has there.
+// The middle of a value must not begin or end with a byte that the value before has in that place.
 TEST(Message, EntriesAreSaidInOneWay) {
   const std::vector<std::byte> before(3, std::byte{'x'});
   const auto said = [&](uint16_t front, uint16_t back, std::string_view between) {

@@ -452,7 +452,7 @@ TEST(ModelPlan, SlicesOfPeersAreReceivedInABufferOfTheLargestGroup) {
   EXPECT_EQ(received(), 0u);
 }
 
-// The error of the plan; empty if there is one.
+// The error of planning; empty if it succeeds.
 std::string overflow_of(const ModelSpec &spec) {
   try {
     plan_model(spec);
@@ -491,7 +491,7 @@ TEST(ModelPlan, SizesThatOverflowNameWhatIsTooLarge) {
   EXPECT_EQ(overflow_of(huge_model({1ull << 59})), "");
 }
 
-// Never less than the weights and states alone, which no alignment makes smaller: a sum that wraps would be.
+// A plan has at least the weights and states, which no alignment makes smaller: a sum that wraps would have less.
 TEST(ModelPlan, NoSumWraps) {
   std::mt19937_64 random(5);
   int planned = 0, refused = 0;

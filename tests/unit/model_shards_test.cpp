@@ -20,7 +20,7 @@ namespace {
 class ModelShardsOn : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Meshes, ModelShardsOn, testing::Range(size_t{0}, size_t{13}));
 
-// Each row by one rank, which has it.
+// Expects each row to be written by one rank, which has it.
 void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shards, uint32_t states) {
   EXPECT_EQ(shards.tensors().size(), 4u * (5 + states * 4));
   for (const KeptTensor &tensor : shards.tensors()) {

@@ -33,7 +33,7 @@ TEST_F(NcclTest, AllCommunicatorsOfAGpuAreAbortedAtOnce) {
   EXPECT_EQ(control().count(Count::aborts), 8);
 }
 
-// What copy engines wait for no abort ends: they are used where they are asked for.
+// No abort ends what copy engines wait for, so they are used only on request.
 TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);
@@ -49,8 +49,8 @@ TEST_F(NcclTest, AGatherOverWindowsNoticesAnAbort) {
   }));
 }
 
-// From 2.29.2 on NCCL takes copy engines for large gathers over windows by itself, on GPUs that can: there windows are
-// used where they are asked for, or where NCCL is kept from it.
+// From 2.29.2 on NCCL itself takes copy engines for large gathers over windows, on GPUs that can. There windows are
+// used only on request, or if NCCL is kept from doing so.
 TEST_F(NcclTest, ALargeGatherOnABlackwellNoticesAnAbort) {
   simulated::set_device_count(2);
   simulated::set_compute_capability(10);
@@ -276,7 +276,7 @@ TEST_F(NcclTest, GraphsDoNotSurviveARoundThatIsAborted) {
   }
 }
 
-// Whose communicator of a process ends last waits for the graphs of all.
+// The rank whose communicator is the last of its process to end waits for the graphs of all.
 TEST_F(NcclTest, TheRankWhoseGraphsHoldAPeersCommunicatorIsNamed) {
   control().set(Knob::abort_rank, 2);
   control().set(Knob::abort_ms, 300);

@@ -24,7 +24,7 @@ TEST_F(NcclTest, AnInitialisationThatHangsEndsOnAllRanks) {
 TEST_F(NcclTest, ARankThatDoesNotComeIsNamed) {
   const auto problems = run_ranks({2, 3000}, [](NcclRank &mine) {
     if (mine.rank() == 0) Bench bench(mine);
-    // Not gone before the other one has given up.
+    // This rank must not be gone before the other one has given up.
     const auto start = std::chrono::steady_clock::now();
     while (!mine.failure.failed() && seconds_since(start) < 20) std::this_thread::sleep_for(1ms);
   });

@@ -145,7 +145,7 @@ class LookAlike : public NcclTest {
   std::vector<std::unique_ptr<Work>> works_;
 };
 
-// Both are told, as of a place in the host that they have in common.
+// Both ranks get the error: slices of a GPU have the same place in the host.
 TEST_F(LookAlike, RanksWithOneGpuOrSlicesOfItAreRefused) {
   for (const int slices : {1, 2}) {
     simulated::set_slices(slices);
@@ -360,7 +360,8 @@ TEST_F(LookAlike, FewerBlocksFindRoom) {
   abort(comms);
 }
 
-// Of one that does not block, while the stream's queue is full and the calling thread goes on.
+// A communicator that does not block launches on NCCL's thread: the calling thread goes on while the stream's queue is
+// full.
 TEST_F(LookAlike, LaunchesAreMadeByAThreadOfNccls) {
   const Comms comms = make(2);
   on(0);
@@ -375,7 +376,7 @@ TEST_F(LookAlike, LaunchesAreMadeByAThreadOfNccls) {
   abort(comms);
 }
 
-// What peers cannot map.
+// No window is made of memory that peers cannot map.
 TEST_F(LookAlike, AWindowIsOfMemoryThatCanBeExported) {
   const Comms parents = make(2), children = split(parents);
   on(0);

@@ -60,7 +60,7 @@ TEST_F(NcclTest, CopyEnginesThatTheEnvironmentAsksNcclForAreWarnedOf) {
   }
 }
 
-// Windows whose kernels notice no abort are of no use where there are none.
+// Windows whose kernels notice no abort serve copy engines alone: without copy engines no window is made.
 TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
   control().set(Knob::version, 22703);
   ::setenv("FSDP_NCCL_COPY_ENGINES", "1", 1);
@@ -73,7 +73,7 @@ TEST_F(NcclTest, CopyEnginesThatNcclDoesNotHaveChangeNothing) {
   }));
 }
 
-// Of one rank, or of all: the others' windows are of no use alone.
+// NCCL refuses the window of one rank, or those of all: the windows of other ranks alone are of no use.
 TEST_F(NcclTest, WhereWindowsAreRefusedThereAreBuffers) {
   for (const int64_t rank : {0, 2}) {
     control().reset();
@@ -169,7 +169,7 @@ TEST_F(NcclTest, AWindowThatOneRankSpoilsHoldsNoRankUp) {
   EXPECT_LT(seconds_since(start), 10);
 }
 
-// Before 2.24 by its address, which the look-alike looks at.
+// Before 2.24 NCCL finds such memory by its address, which the look-alike checks.
 TEST_F(NcclTest, MemoryOfARankIsOpenToTheGpusOfItsProcess) {
   control().set(Knob::version, 22304);
   expect_well(run_ranks({3}, [](NcclRank &mine) { (void)gather_once(mine); }));

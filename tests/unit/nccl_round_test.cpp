@@ -124,7 +124,7 @@ TEST_F(NcclTest, AFailureEndsTheWaitForAnAbort) {
   });
 }
 
-// What aborts it has found nothing to abort, and it is not watched any more.
+// The abort has found nothing to end, and a communicator that is made later would not be watched.
 TEST_F(NcclTest, WhatIsAbortedBeforeItIsMadeIsNotMade) {
   expect_well(run_ranks({1}, [](NcclRank &mine) {
     nccl::Connection connection(nccl::load_library(), {"late", 1, 0}, *mine.device, mine.waiter);
@@ -137,7 +137,8 @@ TEST_F(NcclTest, WhatIsAbortedBeforeItIsMadeIsNotMade) {
   EXPECT_EQ(control().count(Count::communicators), 0);
 }
 
-// Memory has spoilt the first one; the second one, in its place, never comes, and its threads are NCCL's.
+// A window's error has spoilt the first communicator. The second one, made in its place, never comes, and its threads
+// are NCCL's.
 TEST_F(NcclTest, ACommunicatorThatCannotBeMadeAnewIsAborted) {
   ::setenv("FSDP_NCCL_BLOCKING", "0", 1);  // whose error stays
   control().set(Knob::window_error, 1);

@@ -15,9 +15,9 @@ void wait_for_failure(NcclRank &mine, double max_seconds) {
   while (!mine.failure.failed() && seconds_since(start) < max_seconds) std::this_thread::sleep_for(1ms);
 }
 
-// NCCL starts one for each launch of a communicator that does not block. Its own settings are stronger than what
-// communicators ask for, and what is no number is 0 to it; and before 2.26.2 an abort would end what the calling thread
-// launches by taking it apart.
+// NCCL starts a thread for each launch of a communicator that does not block. NCCL's own variables are stronger than
+// what communicators ask for, and a value that is no number counts as 0. Before 2.26.2 an abort would take a launch of
+// the calling thread apart.
 TEST_F(NcclTest, LaunchesStartNoThread) {
   struct Case {
     const char *variable, *value;

@@ -209,8 +209,8 @@ TEST_F(NcclTest, TwoCommunicatorsLaunchInOneOrder) {
   }
 }
 
-// What the ranks of the job tell of their team. Each makes a communicator, where NCCL would refuse what it cannot
-// serve.
+// What the ranks of the job say of their team. Each rank makes a communicator, which NCCL would refuse if it cannot
+// serve the ranks.
 std::vector<Note> first_notes(const NcclJob &job) {
   std::vector<Note> notes(job.size);
   expect_well(run_ranks(job, [&](NcclRank &mine) {
@@ -242,7 +242,7 @@ TEST_F(NcclTest, RanksThatShareAGpuTravelThroughTheHostUnlessNcclMay) {
   expect_words(first_notes(job).at(0).text, {"NCCL 2.32.3 (", "launches are ordered by events"});
 }
 
-// Each has a number of its own, and NCCL knows them by the place of their GPU.
+// Each slice has a device number of its own, but NCCL knows it by the place of its GPU.
 TEST_F(NcclTest, SlicesOfOneGpuTravelThroughTheHostUnlessNcclMay) {
   const NcclJob job{4, 20'000, false, DeviceTransport::automatic};
   simulated::set_slices(2);

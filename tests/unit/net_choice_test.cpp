@@ -154,7 +154,7 @@ TEST(NetChoice, EncryptionIsTheSameEverywhere) {
     EXPECT_NE(error.message.find(word), std::string::npos) << error.message;
 }
 
-// Else every attempt of a job would have the same keys.
+// Without the nonce every attempt of a job would have the same keys.
 TEST(NetChoice, EncryptionNeedsRankZerosNonce) {
   std::vector<RankCard> cards(3, card(NetChoice::tcp, false));
   for (RankCard &one : cards) one.protection.encryption = true;
@@ -181,7 +181,7 @@ TEST(NetChoice, EncryptionIsReadFromTheEnvironment) {
   ::unsetenv("FSDP_NET_ENCRYPTION");
 }
 
-// Of a rank to which nothing is sent it would never be found.
+// A wrong address of a rank to which nothing is sent would never be found.
 TEST(JobCards, WhereMessagesReachARankIsAnAddress) {
   const auto read = [](std::string_view text) {
     const auto bytes = std::as_bytes(std::span(text));

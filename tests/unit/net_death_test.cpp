@@ -67,7 +67,7 @@ void survive(Rank &rank, uint32_t victim, bool early, Microseconds moment, uint6
   }
   const Error error = error_of([&] { send_for_ever(bench, values, sums); });
   if (killer.joinable()) killer.join();
-  // Messages alone may not hear of a death, seldom, where nothing is under way to that rank; a job's monitors do.
+  // Messages alone may seldom miss a death if nothing is under way to that rank; a job's monitors find it.
   const bool late = error.status == FSDP_TIMEOUT && (early || error.rank == static_cast<int32_t>(victim));
   require(error.status == FSDP_PEER_FAILED || late, error.message);
   // Of three, one may only have seen that the other survivor gave up; a rank that waits for one that was never heard of

@@ -267,8 +267,8 @@ struct Talker {
   Ear ear;
 };
 
-// A rank that gives a call up at once has told what it called: within TLS it waits for the thread, which is to end the
-// connection as well.
+// A rank that gives a call up at once has told its peers what it called. Within TLS it waits for the thread that sends
+// this, which is to end the connection as well.
 TEST(NetFailure, WhatWasSaidBeforeAnEndIsHeard) {
   if (over_ucx()) GTEST_SKIP() << "of TCP";
   expect_well(run_threads(2, [](Rank &rank) {

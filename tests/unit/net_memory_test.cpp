@@ -73,7 +73,7 @@ TEST(NetMemory, NoneFailsTheContext) {
   EXPECT_EQ(codes, (std::vector<int>{0, 0}));
 }
 
-// There is none for the link of a peer that has been let in. A rank that connects later meets no remains of it.
+// There is no memory for the link of a peer that has been admitted. A rank that connects later meets no remains of it.
 TEST(NetMemory, NoneForALinkFailsTheContextAlone) {
   if (over_ucx()) GTEST_SKIP() << "of TCP's thread";
   RankOptions options;

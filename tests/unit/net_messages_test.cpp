@@ -107,7 +107,8 @@ TEST(NetMessages, ExchangesBringEachRankTheBytesOfAll) {
   }));
 }
 
-// Their hosts' leaders watch each other then: a cut between two hosts may touch no link of the leaders' tree.
+// The leaders of hosts whose ranks exchange watch each other: a cut between two hosts may touch no link of the leaders'
+// tree.
 TEST(NetMessages, TellTheLeadersWhichRanksExchange) {
   expect_well(run_threads(3, [](Rank &rank) {
     NetRank mine(rank);
@@ -186,7 +187,7 @@ TEST(NetMessages, ScratchIsWhatItSays) {
   }));
 }
 
-// fsdp-info shows the text of the list; what holds is another place's constant.
+// fsdp-info shows the text of the list, but the value in use is a constant of another file.
 TEST(NetOptions, TheListShowsTheChunkThatHolds) {
   ::unsetenv("FSDP_NET_CHUNK_BYTES");
   for (const Setting &one : settings())

@@ -171,7 +171,7 @@ class NodeJob {
     return true;
   }
   void send(uint32_t rank, int signal) { ::kill(pids_[rank], signal); }
-  // False: a rank hangs. besides: it goes on.
+  // Returns false if a rank hangs. besides: a rank that may go on.
   bool collect(double seconds, std::optional<uint32_t> besides = {}) {
     const auto start = std::chrono::steady_clock::now();
     for (pid_t &pid : pids_) {

@@ -95,7 +95,7 @@ TEST(NodeLeader, AllReportTheSameText) {
   job.expect_same_text({0, 1, 2, 4, 5});
 }
 
-// One that crashes neither beats nor ends while its core is written, and its connections stay open.
+// A rank that crashes neither beats nor ends while its core is written, and its connections stay open.
 class CoreDumps : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(NodeLeader, CoreDumps, testing::Values(0, 3, 4), [](const auto &info) {
   return info.param == 0 ? "OfTheCoordinator" : info.param == 3 ? "OfALeader" : "OfARank";
@@ -260,7 +260,7 @@ TEST(NodeLeader, CallersThatWaitForEachOtherAreToldSo) {
              {}, start_ns, 1.5 + at_once);
 }
 
-// The whole time rank 0 waits for a rank that comes late: slow is not dead, and no crossing either.
+// Rank 0 waits the whole time for a rank that comes late: a slow rank is not dead, and its wait crosses no other.
 TEST(NodeLeader, ASlowCallerIsNoFailure) {
   NodeJob job({1, 2}, 1000);
   job.forming_ms = silence_ms;
@@ -494,7 +494,7 @@ class Deputies : public testing::Test {
     control.set_membership(1, Membership::member);
     control.beat(1, 7);
   }
-  // Of so many datagrams node 0 has been told.
+  // Returns the number of datagrams that have come to node 0.
   int told() {
     char bytes[64];
     int count = 0;
@@ -531,7 +531,7 @@ TEST_F(Deputies, ARankThatLeavesForItTellsAtLast) {
   EXPECT_EQ(told(), 1);
 }
 
-// Any rank, at any moment of its work.
+// Any rank may die, at any moment of its work.
 TEST(NodeLeader, DeathsAtRandomMoments) {
   std::minstd_rand random(11);
   double slowest = 0;

@@ -59,7 +59,7 @@ TEST_P(LeftAlone, TheyHearOfALeaderThatIsStopped) {
               3.5 + at_once);
 }
 
-// The refuge is told, and not left for dead.
+// The refuge hears the verdict too, and is not taken for dead.
 TEST_P(LeftAlone, TheyHearWhatOneDecidesAlone) {
   start(silence_ms, [](NodeRank &rank) {
     if (rank.rank != 3) return;

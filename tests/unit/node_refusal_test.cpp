@@ -19,7 +19,8 @@ void say(FrameStream &stream, const M &message) {
   stream.flush();
 }
 
-// Of ranks that the job lacks, to such ranks, or of a membership that there is not: others would refuse it, too.
+// Messages of ranks that the job lacks, to such ranks, or of an unknown membership: other leaders would refuse them,
+// too.
 TEST(NodeTree, NothingThatMakesNoSenseIsPassedOn) {
   Rank rank;
   NodePlan plan{0, {0, 1, 2}, {{0, "h", ""}, {1, "h", ""}, {2, "h", ""}}, "secret", "job"};

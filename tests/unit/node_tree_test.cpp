@@ -84,7 +84,7 @@ TEST(NodeTree, IsTwoLevelsDeepFor2048Hosts) {
   }
 }
 
-// So many states of 8 waiting ranks are said in ten seconds.
+// Counts the states of 8 waiting ranks that are sent in ten seconds.
 uint32_t count_states(uint32_t ranks, bool waits_end) {
   NodePlan plan;
   for (uint32_t r = 0; r < ranks; ++r) plan.node_of.push_back(r / 8);
@@ -164,8 +164,8 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
   EXPECT_LT(waiting, 50'000);
 }
 
-// Those whose way to the root is lost decide alone after a second: before that they have heard it. On a busy machine
-// some hear nothing so soon: another job is tried then.
+// Leaders whose way to the root is lost decide alone after a second, and must hear of the death before that. On a busy
+// machine some hear nothing so soon: another job is tried then.
 void expect_death(
     const std::vector<uint32_t> &nodes, uint32_t degree, uint32_t victim,
     const std::function<void(NodeJob &)> &prepare = [](NodeJob &) {}) {
@@ -254,7 +254,7 @@ TEST_P(Narrow, AnAbortReachesAllNodes) {
   }
 }
 
-// The states of ranks go through all that are between.
+// The states of ranks pass through all nodes between them.
 TEST_P(Narrow, CallersAtItsEndsThatWaitForEachOtherAreToldSo) {
   auto job = make({1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
   job->start([](NodeRank &rank) {
@@ -373,7 +373,7 @@ TEST(NodeTree, ALeaderThatHasProvenTheSecretHasTimeToSpeak) {
   EXPECT_EQ(got, 0) << "who has said nothing was kept: " << std::strerror(errno);
 }
 
-// It has what its parent had open, and lives on.
+// The child has the descriptors that its parent had open, and lives on.
 TEST(NodeTree, ALeaderWhoseChildLivesOnIsDeadAtOnce) {
   for (const uint32_t victim : {0u, 1u}) {
     NodeJob job({1, 1, 1}, silence_ms);
@@ -442,7 +442,7 @@ class ChildLeader : public testing::Test {
   std::unique_ptr<NodeLeader> leader;
 };
 
-// It waits for other children to connect, and does not beat before they have.
+// The parent waits for other children to connect, and does not beat before they have.
 TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
   run_for(1600);
   EXPECT_FALSE(seat->control.accused());
@@ -452,7 +452,7 @@ TEST_F(ChildLeader, GivesAParentThatFormsItsTime) {
   EXPECT_TRUE(seat->control.accused()) << "it has been heard, and is silent";
 }
 
-// Whether that has left too is not known any more.
+// With a silent parent it is not known any more whether the neighbour has left too.
 TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   neighbour->beat(1, 1);
   run_for(100);
@@ -462,7 +462,7 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().copy_text();
 }
 
-// By another way it may be told what was so before.
+// Another way in the tree may bring older news.
 TEST_F(ChildLeader, ANodeThatHasLeftDoesNotComeBack) {
   for (const Membership membership : {Membership::gone, Membership::member}) {
     const tree::StateMap states = {{2, {2, 0, static_cast<uint32_t>(membership), 0, 0}}};
@@ -487,7 +487,7 @@ TEST_P(StrangeRank, IsNotBlamedButTheRankThatNamesIt) {
   EXPECT_TRUE(seat->control.verdict().copy_text().ends_with("sent what is no message of this version of the library"));
 }
 
-// Nor is one of the ranks that died with another.
+// A rank that the job lacks is not blamed as one of a set, either.
 TEST_F(ChildLeader, BlamesNoSetWithARankThatTheJobLacks) {
   Verdict verdict{accuse_rank(FailureKind::died, 2, "ranks 2, 3 died")};
   verdict.accusation.ranks.add(3);
@@ -496,7 +496,7 @@ TEST_F(ChildLeader, BlamesNoSetWithARankThatTheJobLacks) {
   for (const uint32_t blamed : error_of(seat->control.verdict(), 1).ranks) EXPECT_LT(blamed, 3u);
 }
 
-// Its connection stays open until the core is written, and nothing goes up there.
+// The parent's connection stays open until the core is written, and nothing goes up by it.
 TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
   NodePlan root = plan;
   root.rank = 0;
@@ -510,7 +510,7 @@ TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
   EXPECT_FALSE(parent.open());
 }
 
-// A peer has brought it to the rendezvous.
+// A peer has brought the address to the rendezvous.
 TEST(NodeTree, AnAddressThatIsNoneIsFoundBeforeItIsNeeded) {
   Rank rank;
   NodePlan plan = plan_of(0, 3, 1);

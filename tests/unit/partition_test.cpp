@@ -59,7 +59,7 @@ TEST_F(Partition, OfOneOfThreeNodesBlamesItsLinks) {
               {}, cut_ns, 2.0 + 4);
 }
 
-// Neither has a connection to the other in the tree of leaders; their ranks send each other messages.
+// Neither node has a connection to the other in the tree of leaders, but their ranks send each other messages.
 TEST_F(Partition, BetweenTwoThatAreNoNeighboursInTheTreeBlamesTheirLink) {
   build({1, 2, 1}, 2000);
   if (HasFatalFailure()) return;
@@ -102,7 +102,7 @@ TEST_F(Partition, AStoppedLeaderIsNotACutLinkToThoseThatAreNoNeighbours) {
               stopped_ns, 1.5 + 4);
 }
 
-// At moments at which TCP would send again only after the limit.
+// The cut begins at moments at which TCP would send again only after the limit.
 TEST_F(Partition, ThatHealsBeforeTheLimitIsNoFailure) {
   build({2, 1, 1}, 10'000);
   if (HasFatalFailure()) return;

@@ -95,7 +95,7 @@ TEST(PrivateView, IsOneAlsoWhereTheFileIsSealedAgainstFurtherWriters) {
   expect_pages(Pages(4, "/proc/self/pagemap", F_SEAL_FUTURE_WRITE), "sealed against further writers");
 }
 
-// Entries that say of every page about this address that it is there and a file's.
+// Writes entries that say of every page about this address that it is there and belongs to a file.
 void say_all_are_a_files(const std::string &path, const void *address) {
   constexpr uint64_t around = 20'000;
   const std::vector<uint64_t> entries(2 * around, ~uint64_t{0});
@@ -122,7 +122,7 @@ TEST(PrivateView, IsRestoredWhereTheKernelDoesNotSayWhatWasWritten) {
   EXPECT_TRUE(Pages(4).view->finds_copies());
 }
 
-// Runs that begin, go over and end where what is read of pagemap at once does, 1024 pages.
+// Runs begin at, cross and end at the border of what is read from pagemap at once, which is 1024 pages.
 TEST(PrivateView, FindsEveryRunOfPages) {
   const Pages pages(3000);
   const std::pair<uint64_t, uint64_t> runs[] = {{0, 1},    {0, 3000}, {1, 2},     {1022, 1},

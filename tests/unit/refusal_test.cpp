@@ -16,7 +16,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// Has what the others say in time, and takes long to read it.
+// A team that has what the others say in time, but takes long to read it.
 class SlowReader final : public DeviceTeam {
  public:
   SlowReader(Rank &rank, std::atomic<int> &reads)
@@ -49,7 +49,8 @@ class SlowReader final : public DeviceTeam {
   std::atomic<int> &reads_;
 };
 
-// refuse: throws on every rank, as rank 1 asks. exchanges: that tell all ranks that rank 1 does.
+// refuse throws on every rank, as rank 1 asks. exchanges is the number of exchanges in which all ranks learn that rank
+// 1 does.
 void expect_read_by_all(int exchanges, const std::function<void(Team &)> &refuse) {
   std::atomic<int> reads{0};
   const auto problems = run_threads(3, [&](Rank &rank) {

@@ -104,7 +104,7 @@ TEST_F(Rendezvous, ATimeoutNamesTheMissing) {
   }
 }
 
-// Long before the timeout, in the words of the name service, to rank 0 and to the others.
+// Rank 0 and the others are told long before the timeout, in the words of the name service.
 TEST_F(Rendezvous, AHostThatIsNotKnownIsToldAtOnce) {
   options.rendezvous = "tcp://no-such-host.invalid:29555";
   options.timeout_ms = 120'000;
@@ -119,7 +119,7 @@ TEST_F(Rendezvous, AHostThatIsNotKnownIsToldAtOnce) {
   }
 }
 
-// Also where no more than one host has such a kernel.
+// All ranks end, also if only one host has such a kernel.
 TEST_F(Rendezvous, ADeniedCallEndsAllRanksAtOnce) {
   for (const auto &[name, number] : {needed_calls[0], needed_calls[3]})
     for (const uint32_t victim : {0u, 1u}) {

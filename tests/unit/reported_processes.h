@@ -40,7 +40,7 @@ class ReportedProcesses : public testing::Test {
   template <class Body>
   size_t run(Body &&body) {
     const size_t index = processes.size();
-    // Not of the process that had this number before; and one that ends without a word has not succeeded.
+    // Clears the report of a process that had this number before. A process that ends without a word has not succeeded.
     std::memset(static_cast<void *>(&reports[index]), 0, sizeof(Outcome));
     reports[index].status = no_word;
     const pid_t process = ::fork();
@@ -55,7 +55,7 @@ class ReportedProcesses : public testing::Test {
     codes = await_processes(processes);
     processes.clear();
   }
-  // Until that process knows how it has ended, at most twenty seconds.
+  // Waits until that process knows how it has ended, at most twenty seconds.
   void await_end(size_t index) {
     for (int ms = 0; reports[index].ended_ns == 0 && ms < 20'000; ++ms)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -130,7 +130,7 @@ TEST(Safetensors, OddButLegalFilesAreRead) {
   EXPECT_EQ(odd.find("f"), nullptr);
 }
 
-// Only its use can be refused: what it is called is kept for that.
+// Only the use of an unknown type can be refused, so the type's name is kept for that.
 TEST(Safetensors, TensorsOfUnknownTypesHaveTheirBytes) {
   const SafetensorsHeader header = parse(
       R"({"a":{"dtype":"F99","shape":[7],"data_offsets":[0,5]},"b":{"dtype":"U8","shape":[2],"data_offsets":[5,7]}})",

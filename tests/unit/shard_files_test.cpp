@@ -124,7 +124,7 @@ TEST_F(Shards, AreReadAsTheyWereWritten) {
   EXPECT_EQ(file.verify(buffer.bytes()), file.header().data_bytes());
 }
 
-// What the design says of [96,32] in fp32: by three ranks, and read by two.
+// The example of the design: [96,32] in fp32 is written by three ranks, and read by two.
 TEST_F(Shards, OfThreeRanksAreReadByTwo) {
   const Bytes all = random_bytes(96 * 32 * 4, 1);
   for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -161,7 +161,7 @@ TEST_F(Shards, OfThreeRanksAreReadByTwo) {
   EXPECT_EQ(counts[1].read, 4096u);
 }
 
-// Columns of a large tensor: their blocks, once each, and no others.
+// Columns of a large tensor are read by their blocks, once each, and by no others.
 TEST_F(Shards, AreReadByBlocks) {
   const Saved one = saved("w", "F32", {{0, 0, 0}, {40, 256, 128}}, 1);  // 5 MiB: a row is half a block
   write("f", {one});

@@ -95,7 +95,7 @@ inline void fill_values(std::byte *to, fsdp_dtype dtype, uint64_t count, uint32_
   if (count) device::kernels::cast(to, dtype, values.data(), FSDP_FLOAT32, count);
 }
 
-// Of elements from `first` on, added to `before`.
+// Fills in the sums of elements from `first` on, added to `before`.
 FSDP_TEST_ALONE inline void fill_sums(float *to, uint64_t count, uint32_t size, uint64_t first, uint64_t salt,
                                       float factor, float before) {
   for (uint64_t i = 0; i < count; ++i) {

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 class SimulatedQueues : public SimulatedCuda {
  protected:
-  // So many, of which each new stream gets the one with the fewest.
+  // Makes so many queues; each new stream gets the one with the fewest streams.
   static void set_fair_queues(uint64_t count) {
     simulated::set_queues(count);
     simulated::set_fair_queues(true);
@@ -35,7 +35,8 @@ class SimulatedQueues : public SimulatedCuda {
     while (!done(of) && std::chrono::steady_clock::now() < last) std::this_thread::sleep_for(1ms);
     return done(of);
   }
-  // Until all is done, or until what is left waits for what only the test lets go on.
+  // Waits until all is done, or until the rest waits for something that only the test lets go on. Returns whether all
+  // is done.
   static bool comes_by_itself(cudaStream_t of) {
     const auto last = std::chrono::steady_clock::now() + 60s;
     while (!done(of) && !simulated::waits(of) && std::chrono::steady_clock::now() < last)
@@ -67,7 +68,7 @@ TEST_F(SimulatedQueues, WhatWaitsHoldsUpOtherStreams) {
   }
 }
 
-// ... also for what another stream does first.
+// A stream that waits for another one's event at the head of its queue holds the queue up, too.
 TEST_F(SimulatedQueues, AnEventIsWaitedForAtTheHead) {
   set_fair_queues(2);
   int *word = pinned_ints(1), *memory = device_ints(1);
@@ -99,7 +100,7 @@ TEST_F(SimulatedQueues, WhatRunsHoldsUpOnlyItsOwnStream) {
   EXPECT_TRUE(comes(second));
 }
 
-// Does so late a stream share the queue of one that waits?
+// Makes streams until one shares the queue of the first one, which waits: their number is that of the queues.
 TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
   const auto streams_apart = [] {
     simulated::reset();
@@ -123,7 +124,7 @@ TEST_F(SimulatedQueues, ThereAreAsManyAsCudasVariableSays) {
   }
 }
 
-// ... as soon as so much waits in it.
+// A caller is held as soon as the stream has no room for a further piece of work.
 TEST_F(SimulatedQueues, AStreamThatIsFullHoldsItsCaller) {
   for (const uint64_t room : {3, 0}) {
     simulated::reset();
@@ -142,7 +143,7 @@ TEST_F(SimulatedQueues, AStreamThatIsFullHoldsItsCaller) {
   }
 }
 
-// A stream that is destroyed leaves its place to the next one, and what it was given before it.
+// A stream that is destroyed leaves its place in the queue to the next stream, and what it was given is done first.
 TEST_F(SimulatedQueues, DestroyedStreamsCountNoMore) {
   set_fair_queues(2);
   int *word = pinned_ints(1), *memory = device_ints(1);

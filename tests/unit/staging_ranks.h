@@ -55,7 +55,7 @@ struct TwoWays {
   uint32_t size() const { return rank.size(); }
   std::byte *host_part() const { return host_arena->writable() + me() * part_bytes; }
   std::byte *part() const { return arena->writable() + me() * part_bytes; }
-  // Bytes of the part that nothing else has.
+  // Takes bytes of the part that nothing else uses.
   uint64_t take(uint64_t bytes) {
     const uint64_t offset = used;
     used += round_up(std::max<uint64_t>(bytes, 1), 128);

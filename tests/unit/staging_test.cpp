@@ -139,8 +139,8 @@ TEST_F(StagingTest, WhatIsAllocatedIsWhatIsSaid) {
       rank.meet();
       auto gather = team->create_collectives("gather"), reduce = team->create_collectives("reduce");
       rank.meet();
-      // Of two ranks and communicators: where parts are summed, and what each of two streams has for its kernels. The
-      // slots are memory of the host.
+      // Two ranks and communicators have memory in which parts are summed, and memory of each of two streams for its
+      // kernels. The slots are memory of the host.
       const staging::ConveyorSizes sizes;
       require(simulated::allocated_bytes() - before ==
                   2 * 2 * (sizes.part_bytes + 2 * device::cuda::kernels::scratch_bytes),

@@ -54,7 +54,7 @@ void await_end() {
   one_ended.wait(lock, [before = ended] { return ended != before || !active; });
 }
 
-// The system call as it is, or as the fault has it. A part is of the `part` bytes that `less` is told.
+// Makes the system call as it is, or as the fault has it. `less` makes the call for a part of the bytes.
 template <class Whole, class Less>
 long suffer(const char *call, Whole whole, Less less) {
   const Suffering now = next(call);

@@ -195,7 +195,7 @@ TEST(TcpIntroduction, NamesThatDoNotFitAreRefused) {
   }
 }
 
-// What one has written of a right conversation opens no other one: both have numbers of their own.
+// The bytes of a right conversation open no other one, because each has numbers of its own.
 TEST(TcpIntroduction, AReplayGetsNowhere) {
   const Fd listener = listen_at(loopback(), 4);
   const Endpoint place = Endpoint::local(listener);

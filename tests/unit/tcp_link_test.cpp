@@ -46,7 +46,7 @@ Header header_of(Kind kind, uint64_t chunk, uint64_t bytes) {
   return header;
 }
 
-// All that comes is noted.
+// Notes all that comes.
 class Notes final : public Sink {
  public:
   bool control(const Header &header, const std::byte *payload, uint64_t bytes) override {
@@ -89,7 +89,7 @@ OutFrame data_frame(uint64_t sequence, uint64_t chunk, const std::vector<std::by
   return frame;
 }
 
-// Before an end that this rank makes: no data goes any more, and nothing that was said behind it.
+// Before an end that this rank makes, no data goes any more, and nothing that was said behind the data.
 TEST(TcpLink, LastWordsAreThoseBeforeTheData) {
   Pair pair;
   Link out(std::move(pair.near), {0, peer, true}), in(std::move(pair.far), {peer, 0, true});
@@ -107,7 +107,8 @@ TEST(TcpLink, LastWordsAreThoseBeforeTheData) {
   EXPECT_TRUE(in.open()) << in.problem();
 }
 
-// Of a word that has gone in part the rest goes, and behind half a chunk nothing: the peer would take it for data.
+// The rest of a word that has gone in part still goes. Behind half a chunk nothing goes: the peer would take it for
+// data.
 TEST(TcpLink, LastWordsGoOnWhereTheyStopped) {
   const auto body = body_of(1, 100);
   const OutFrame word = control_frame(0, 1, 30);
@@ -196,7 +197,7 @@ TEST(TcpLink, DoesNotMindWhereTheNetworkCuts) {
   }
 }
 
-// Of a call that was given up here.
+// A chunk has no place if its call was given up here.
 TEST(TcpLink, DropsWhatHasNoPlaceAndGoesOn) {
   for (const uint64_t bytes : {1, 4000, 100'000}) {
     Pair pair;

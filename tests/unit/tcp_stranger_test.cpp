@@ -27,7 +27,7 @@ std::vector<std::byte> bytes_at(const void *data, size_t count) {
   return {begin, begin + count};
 }
 
-// The n-th kind of bytes that a stranger sends: noise, other protocols, the proof with a digest of his own, what would
+// The n-th kind of bytes that a stranger sends: noise, other protocols, the proof with a digest of its own, what would
 // follow a proof.
 std::vector<std::byte> kind_of_bytes(uint32_t n, const Endpoint &to) {
   std::minstd_rand random(n + 1);
@@ -224,7 +224,7 @@ class Knock {
     require(got == sizeof message, "the rank has not said enough");
     return message;
   }
-  // The right proof, as if he knew the secret.
+  // Gives the right proof, as if it knew the secret.
   wire::Answer prove(const std::string &secret, uint32_t rank) {
     const auto challenge = hear<wire::Challenge>();
     auto answer = wire::make<wire::Answer>();

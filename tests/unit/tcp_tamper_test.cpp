@@ -173,7 +173,7 @@ TEST(TcpTamper, EncryptionNoticesAChangedBit) {
       << seen.errors[1].message;
 }
 
-// Of the first words within TLS, which come behind the proof and the greeting.
+// The change is in the first words within TLS, which come behind the proof and the greeting.
 TEST(TcpTamper, AHandshakeThatIsChangedIsNotTriedAgain) {
   const Seen seen = sum_through(200, {.encryption = true}, true, 1'000);
   EXPECT_TRUE(seen.changed);

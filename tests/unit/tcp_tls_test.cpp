@@ -181,7 +181,7 @@ TEST(TcpTls, AnotherKeyAndOtherRanksAreRefused) {
   }
 }
 
-// Whatever libssl is configured to: the key of the job has been used, and one of this connection on top.
+// Whatever libssl is configured to, the handshake must use the key of the job, and one of this connection on top.
 TEST(TcpTls, AHandshakeWithoutTheKeyIsRefused) {
   Ends ends(key_of(1), key_of(1), "a", "a");
   ends.library.SSL_session_reused = [](const SSL *) { return 0; };

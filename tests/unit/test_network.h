@@ -32,7 +32,7 @@ class TestNetwork {
   TestNetwork(const TestNetwork &) = delete;
   TestNetwork &operator=(const TestNetwork &) = delete;
 
-  // Here at all: a machine where this is so and works() is not is a failure of the test.
+  // Whether namespaces can be made here. If so, a test fails where works() is false.
   static bool possible() { return ::geteuid() == 0 && std::system("ip netns list >/dev/null 2>&1") == 0; }
   bool works() const { return works_; }
   std::string space(uint32_t host) const { return fmt::format("fsdp-test-{}-{}", id_, host); }
@@ -40,7 +40,7 @@ class TestNetwork {
   // Silent: packets are dropped, no end hears of it.
   bool cut(uint32_t host) { return run("ip link set {} nomaster", port(host)); }
   bool heal(uint32_t host) { return run("ip link set {} master {}", port(host), bridge()); }
-  // The same of these hosts, between each other alone.
+  // The same for these hosts, between each other alone.
   bool part(uint32_t one, uint32_t other) { return isolate(one, "on") && isolate(other, "on"); }
   bool join(uint32_t one, uint32_t other) { return isolate(one, "off") && isolate(other, "off"); }
 

@@ -116,7 +116,7 @@ TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   expect(rank, FSDP_OK);
 }
 
-// It takes others along only once rank 0 has taken itself.
+// A rank takes others along only once rank 0 has admitted it.
 TEST_F(Uplinks, ARankThatIsTurnedAwayHoldsNoOtherBack) {
   options.size = 3;
   WorldOptions wrong = options;
@@ -154,7 +154,7 @@ TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
   EXPECT_NE(word->text.find("another process is rank 2 already"), std::string::npos) << word->text;
 }
 
-// What rank 0 says to one behind another rank is for that one alone, and its rank is free again.
+// What rank 0 says to a process behind another rank is for that process alone, and its rank is free again.
 TEST_F(Uplinks, RankZeroTurnsAwayOneOfAHost) {
   options.size = 3;
   WorldOptions wrong = options;
@@ -202,7 +202,7 @@ TEST_F(Uplinks, ADeathAfterTheRosterIsSeenByAll) {
   }
 }
 
-// The others of its host wait for what it has not sent.
+// The others of its host wait for the descriptors that it has not sent.
 TEST_F(Uplinks, ADeathBeforeItsDescriptorsIsSeenByAll) {
   options.size = 4;
   pause = 500ms;
@@ -258,7 +258,7 @@ TEST_F(Uplinks, OneThatGivesUpTellsThoseThatCameByIt) {
     expect(index, FSDP_TIMEOUT, "rank 0 has not sent the start of the job to rank 1 within 1500 ms");
 }
 
-// ... and what rank 0 makes of it: another one may be to blame.
+// It also passes on what rank 0 makes of that: another rank may be to blame.
 TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
   options.size = 4;
   const Fd listener = listen_at(at, 8);
@@ -280,7 +280,7 @@ TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
   expect_told({two}, 3, "rank 3 died");
 }
 
-// It holds the name of its host, and is stopped: the others go by themselves.
+// A rank that holds the name of its host is stopped: the others connect to rank 0 by themselves.
 TEST_F(Uplinks, ARankThatIsStoppedDoesNotHoldOthersBackForLong) {
   options.size = 3;
   options.timeout_ms = 9000;
@@ -293,7 +293,7 @@ TEST_F(Uplinks, ARankThatIsStoppedDoesNotHoldOthersBackForLong) {
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
-// Another process is this rank, behind another host, when all have come.
+// Another process behind another host has this rank when all have come.
 TEST_F(Uplinks, ARankThatComesWhenAllHaveComeIsToldSo) {
   options.size = 2;
   hold = 1s;
@@ -312,7 +312,7 @@ TEST_F(Uplinks, ARankThatComesWhenAllHaveComeIsToldSo) {
   expect(zero, FSDP_OK);
 }
 
-// A rank that is about to join there hears it, too; one that died lets it try again.
+// If the rank by which it comes dies, a rank that is not admitted yet tries again.
 TEST_F(Uplinks, ARankThatIsNotAdmittedYetBlamesNoOther) {
   options.size = 3;
   WorldOptions world = options;
@@ -336,7 +336,7 @@ TEST_F(Uplinks, ARankThatIsNotAdmittedYetBlamesNoOther) {
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
-// Whose rank another one is by the same way: nothing that it says counts as that one's.
+// A process has the same rank as another one, by the same way: nothing that it says counts as that rank's.
 TEST_F(Uplinks, WordsOfARankThatWasTurnedAwayAreIgnored) {
   options.size = 5;
   zero = start(0, "a");
@@ -401,7 +401,7 @@ TEST_F(Uplinks, ARankThatIsAboutToJoinHearsTheVerdict) {
   EXPECT_NE(told->text.find("have not come to the rendezvous"), std::string::npos) << told->text;
 }
 
-// Another user's process has the name: each goes by itself.
+// Another user's process has the name of the host: each rank connects by itself.
 TEST_F(Uplinks, AStrangerAtTheHostsPlaceHoldsNoRankBack) {
   if (::geteuid() != 0) GTEST_SKIP() << "another user's process is needed: only root can make one";
   options.size = 3;

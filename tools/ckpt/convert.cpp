@@ -21,7 +21,7 @@ using fsdp::checkpoint::ElementType;
 using fsdp::checkpoint::Rename;
 using Json = nlohmann::ordered_json;
 
-// The host device's own arithmetic: what a load would do.
+// Casts by the host device's own arithmetic, as a load would.
 class Caster {
  public:
   fsdp::checkpoint::CastElements function() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Holds threads up at random where they have waited, read, written or let go of a lock: what a busy machine does, but
-// anywhere and at once. Preloaded by hold_up.py. HOLD_UP_EVERY: of so many such places one; HOLD_UP_MS: for at most so
-// long; HOLD_UP_SEED: others.
+// anywhere and at once. Preloaded by hold_up.py. HOLD_UP_EVERY: one of so many such places holds a thread up.
+// HOLD_UP_MS: the longest pause. HOLD_UP_SEED: another seed chooses other places.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

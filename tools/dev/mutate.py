@@ -221,7 +221,7 @@ def draw(covering, arguments):
     for file in covering.files(arguments.room or ROOMS):
         found += mutants.of_text(file, (ROOT / file).read_text(), covering.executable(file))
     random.Random(arguments.seed).shuffle(found)
-    # A file or kind with many is not drawn more often for it than its lines are.
+    # A line with many mutants is drawn no more often than others: one mutant of each line is taken.
     once, first = set(), []
     for mutant in found:
         place = (mutant.file, mutant.line)

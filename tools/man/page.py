@@ -48,7 +48,7 @@ def entries(lines):
 
 
 def split(lines):
-    """What --help has: what it is in a line, the usage, its sections, and the text behind them."""
+    """Takes --help apart: a line about the tool, the usage, its sections, and the text behind them."""
     about, usage, sections, rest = lines[0], "", [], []
     for line in lines[1:]:
         heading = HEADING.fullmatch(line)
@@ -66,7 +66,7 @@ def split(lines):
 
 
 def prose(lines):
-    """Text as it is written: what is indented, examples say, keeps its lines."""
+    """Writes text: lines that are indented, as those of examples, are kept as they are."""
     as_is = False
     for line in lines:
         indented = line.startswith("  ")

@@ -67,7 +67,7 @@ class RawFiles {
   bool direct_ = true;
 };
 
-// Every file below a folder, of each of them a part by each rank.
+// Reads every file below a folder; each rank reads a part of each file.
 void read_raw(const Bench &bench, RawFiles &raw, const std::string &folder) {
   for (const auto &entry : std::filesystem::recursive_directory_iterator(folder)) {
     if (!entry.is_regular_file() || entry.file_size() == 0) continue;
@@ -132,7 +132,7 @@ void add_line(Bench &bench, Line line, const char *reference) {
   bench.report.add(line);
 }
 
-// Bytes of the files that all ranks keep, and have read for that.
+// Bytes that ranks have read, relative to the bytes that they keep.
 double read_over_wanted(Bench &bench, const fsdp_loaded &loaded) {
   const uint64_t read = bench.lab.sum(loaded.read_bytes), wanted = bench.lab.sum(loaded.wanted_bytes);
   return static_cast<double>(read) / static_cast<double>(wanted);
@@ -145,7 +145,7 @@ void add_load(Bench &bench, Saved &saved, Line line, const char *reference, uint
   add_line(bench, line, reference);
 }
 
-// What is in a folder, against the same bytes of its files.
+// Loads what is in a folder, against a read of the same bytes of its files.
 void run_against_raw(Bench &bench, const Scratch &scratch, Saved &saved, const std::string &folder, const char *variant,
                      uint64_t bytes, uint64_t wrong) {
   RawFiles raw;
@@ -156,7 +156,7 @@ void run_against_raw(Bench &bench, const Scratch &scratch, Saved &saved, const s
   add_load(bench, saved, line, raw.is_direct() ? "O_DIRECT read of its files" : "read of its files", wrong);
 }
 
-// Files of one rank, for all of them.
+// Loads files that one rank has written on all ranks.
 void run_onto_others(Bench &bench, const Scratch &scratch, Saved &saved, uint64_t elements) {
   const std::string folder = scratch.file("of-one");
   if (bench.rank() == 0) Saved(bench, 1, elements, folder).save();

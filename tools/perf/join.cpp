@@ -47,7 +47,7 @@ class SharedJoinMemory {
 // libcrypto's start, which takes milliseconds, before there are hosts: each would have a machine of its own for it.
 void start_crypto() { (void)fsdp::membership::authenticate("a secret", "a label", {}); }
 
-// No process listens there yet: rank 0 will.
+// A port at which no process listens yet: rank 0 will.
 std::string free_rendezvous() {
   std::string problem;
   const auto places = fsdp::membership::Endpoint::numeric("127.0.0.1", 0, problem);

@@ -29,8 +29,8 @@ void enter_namespace(const std::string &name) {
   if (!shown) fsdp::fail_errno(errno, "/sys of network namespace '" + name + "'");
 }
 
-// Only what goes through the network is asked for: on one host UCX would find shared memory. A port at the loopback
-// device may be trusted; of others the user has to say so.
+// Asks only for what goes through the network: on one host UCX would find shared memory. A port at the loopback device
+// may be trusted; for other devices the user has to say so.
 void choose_devices(const Request &request) {
   ::setenv("UCX_TLS", "tcp,self", 0);
   if (!request.namespaces.empty() || std::getenv("UCX_NET_DEVICES")) return;

@@ -94,7 +94,8 @@ int run_threads(const Request &request, Peers *peers, LabMemory &memory) {
   return *std::max_element(codes.begin(), codes.end());
 }
 
-// The worst exit status. Only these: the peers' jobs are children too. One that is killed tells the others to stop.
+// Waits for these processes alone, since the peers' jobs are children too. Returns the worst exit status. A process
+// that is killed makes the others stop.
 int await_processes(std::vector<pid_t> processes, LabMemory &memory) {
   int worst = 0;
   while (!processes.empty()) {

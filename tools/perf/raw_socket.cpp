@@ -17,7 +17,7 @@
 namespace perf {
 namespace {
 
-// What one call takes at a time: of 32 KiB to 1 MiB the fastest where both ends share caches.
+// Bytes of one call: of 32 KiB to 1 MiB the fastest where both ends share caches.
 constexpr uint64_t piece = uint64_t{32} << 10;
 
 void check(bool well, const char *what) {

@@ -118,9 +118,10 @@ Compute compute_beside(const Bench &bench, const Passed &communication) {
 
 namespace {
 
-// What is measured of one step after the other. A machine changes its pace. A host that lends two of its threads has
-// them on one core or on two, with half of the caches' and adders' work each or all of it, and moves them at any time.
-// So each step has its compute by the communication just before it, and the time of a flag tells which of them it was.
+// What is measured step by step, because a machine changes its pace. A host that lends two of its threads has them on
+// one core or on two, with half of a core's caches and adders each or all of them, and moves them at any time. So the
+// compute of each step is set by the communication just before it, and the time of a flag tells which of the two it
+// was.
 struct StepTimes {
   std::vector<double> whole, alone, exposed, communication, flag;
   double cpu_seconds = 0;

@@ -38,10 +38,10 @@ class Step {
   bool fill_ = false;
 };
 
-// The communication alone: the pass without compute, the middle one of some.
+// The communication alone: the median of some passes without compute.
 Passed calibrate(Bench &bench, Step &step, int passes = 9);
-// 1.2 times the communication. Where nothing moves in the forward pass it still computes: half of what the backward
-// does.
+// 1.2 times the communication. If nothing moves in the forward pass, it still computes for half as long as the backward
+// pass.
 Compute compute_beside(const Bench &bench, const Passed &communication);
 
 }  // namespace perf

@@ -13,7 +13,8 @@
 namespace perf {
 namespace {
 
-// Compute of a step lasts so many times as long as copying what is saved: else the step is no place to hide it in.
+// The compute of a step lasts so many times as long as copying what is saved: a shorter step could not hide the
+// copying.
 constexpr double copies_in_a_step = 2;
 
 class SavedStep {
@@ -36,7 +37,7 @@ class SavedStep {
   double without(const Compute &times) {
     return bench_.lab.time([&] { steps(times); }, 1);
   }
-  // Until all is copied, beside nothing.
+  // Seconds until all is copied, with nothing beside it.
   double copy_time() {
     fsdp_checkpoint *checkpoint = begin();
     const double start = now();
@@ -77,7 +78,7 @@ class SavedStep {
   std::string folder_;
 };
 
-// So much that the copying fits into a step.
+// Stretches the compute so much that the copying fits into a step.
 Compute stretched(const Bench &bench, Compute times, double copying) {
   const double whole = (times.forward + times.backward) * static_cast<double>(bench.request.depth);
   const double factor = std::max(1.0, copies_in_a_step * copying / whole);

@@ -175,7 +175,7 @@ static void explain(const siginfo_t *info, const void *context) {
     add(&line, ": ");
     describe(&line, &range, access_of(context), info);
     line.text[line.length++] = '\n';
-    if (write(2, line.text, line.length) < 0) errno = 0; /* nobody reads it */
+    if (write(2, line.text, line.length) < 0) errno = 0; /* the reader is gone */
   }
   close(file);
 }

@@ -14,8 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char *file_name = "fsdp-fault-line.so";
 
-// Beside this program where it was built; from where it is installed the way is the same wherever the whole was moved
-// to.
+// In a build folder the library lies beside this program. Once installed, the way to it is the same wherever the whole
+// was moved to.
 std::string find_preload() {
   const fs::path own = fs::read_symlink("/proc/self/exe").parent_path();
   const fs::path installed = own / fs::path(FSDP_PRELOAD_DIRECTORY).lexically_relative(FSDP_BIN_DIRECTORY);
@@ -62,8 +62,8 @@ FaultLines::~FaultLines() {
   if (!directory_.empty()) fs::remove_all(directory_, ignored);
 }
 
-// AddressSanitizer refuses to start behind another library, for that could have taken functions from it; this one has
-// none.
+// AddressSanitizer refuses to start behind another library, because that one could have replaced functions; this one
+// replaces none.
 void FaultLines::add_to(RankProcess::Environment &environment) const {
   if (directory_.empty()) return;
   environment.emplace_back("FSDP_DEBUG_VIEWS", directory_);

@@ -11,7 +11,7 @@ namespace run {
 
 class FaultLines {
  public:
-  // Where it cannot be had, a line on standard error says why: a job needs it for nothing else.
+  // If the handler cannot be had, a line on standard error says why, and the job runs without it.
   FaultLines();
   ~FaultLines();
   FaultLines(const FaultLines &) = delete;

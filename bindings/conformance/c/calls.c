@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other calls, those of models, contexts and checkpoints, and the table of all. */
+/* The other calls (models, contexts and checkpoints), and the table of all calls. */
 #include <stdlib.h>
 #include <string.h>
 

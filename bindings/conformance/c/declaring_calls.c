@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Calls that declare a model, and those that load and read what it keeps. */
+/* Calls that declare a model, and calls that load and read its contents. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
   fsdp_group *group = NULL;
   const fsdp_status status = fsdp_create_group(handle(state, words, 1, 'm'), word(words, 2), params,
                                                state->declared_count, sizeof *params, &options, &group);
-  /* A second group of a name that is taken leaves the first one as it is. */
+  /* If a group has this name already, a call that fails leaves the name with that group. */
   if (status == FSDP_OK || !find_name(state, word(words, 2), 'g')) {
     named *entry = bind_name(state, word(words, 2), 'g', group);
     memcpy(entry->params, state->declared, sizeof entry->params);

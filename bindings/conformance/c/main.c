@@ -119,7 +119,7 @@ static void tell(const rank_run *run, const line *words, fsdp_status status, int
           status == FSDP_OK ? "" : fsdp_get_last_message());
 }
 
-/* False: the status is not the expected one, so the ranks no longer agree on what comes next. */
+/* Returns false if the status is not the expected one: the ranks then no longer agree on what comes next. */
 static bool execute_line(rank_run *run, const line *words) {
   const fsdp_status status = execute_call(&run->state, words);
   if (strcmp(words->words[0], "param") == 0) return true;

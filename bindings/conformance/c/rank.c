@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What calls need of a rank: the words of the line, handles by name, arrays and what they give. */
+/* What the calls of a rank use: words of the line, handles by name, arrays, and the values that calls give. */
 #include "rank.h"
 
 #include <stdlib.h>
@@ -65,7 +65,7 @@ double value_at(const rank_state *state, const line *words, int first, int64_t s
   const int64_t m = integer(words, first + 3), k = integer(words, first + 4);
   return (double)((a * (int64_t)i + b + c * state->rank) % m - m / 2) / (double)((int64_t)1 << k);
 }
-/* An IEEE half of a number that is exact in it, and normal or zero. */
+/* The bits of an IEEE half for a number that is exact in it, and normal or zero. */
 static uint16_t half_bits(uint32_t bits) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   return (uint16_t)((bits >> 16 & 0x8000u) | (magnitude ? (magnitude >> 13) - (112u << 10) : 0));

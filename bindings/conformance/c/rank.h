@@ -29,7 +29,7 @@ typedef struct declared_param {
   double lr_scale;
 } declared_param;
 
-/* A handle by its name. param_count and params: of a group. */
+/* A handle and its name. A group also has param_count and params. */
 typedef struct named {
   char name[TEXT_BYTES];
   char kind; /* 'm'odel, me's'h, 'g'roup, 'c'heckpoint */
@@ -49,11 +49,11 @@ typedef struct rank_state {
   char value[TEXT_BYTES]; /* what the call gave, "-" for nothing */
 } rank_state;
 
-/* Executes a call, or a param line, which is none, and leaves what it gives in state->value. */
+/* Executes a call or a param line (which is no call), and leaves the value that it gives in state->value. */
 fsdp_status execute_call(rank_state *state, const line *words);
 void destroy_handles(rank_state *state);
 
-/* Words: "" and 0 for those that are not there. */
+/* Words of the line: "" or 0 if the line has no such word. */
 const char *word(const line *words, int index);
 int64_t integer(const line *words, int index);
 double number(const line *words, int index);
@@ -61,7 +61,7 @@ const char *find_key(const line *words, const char *key);
 int64_t key_or(const line *words, const char *key, int64_t otherwise);
 double key_number(const line *words, const char *key);
 
-/* Handles by name: NULL for one that is not bound. */
+/* Handles by name: NULL if the name is not bound. */
 named *find_name(rank_state *state, const char *name, char kind);
 void *handle(rank_state *state, const line *words, int index, char kind);
 named *bind_name(rank_state *state, const char *name, char kind, void *handle_made);
@@ -72,7 +72,7 @@ double value_at(const rank_state *state, const line *words, int first, int64_t s
 void *make_array(const rank_state *state, const line *words, int first, int64_t shift, uint64_t count,
                  fsdp_dtype dtype);
 
-/* The CRC-32 of IEEE 802.3, going on from that of what came before (0 at first). */
+/* The CRC-32 of IEEE 802.3 of the data, continued from `before` (0 at first). */
 uint32_t crc32_of(uint32_t before, const void *data, size_t size_bytes);
 void give_crc(rank_state *state, uint32_t crc);
 void give_integer(rank_state *state, uint64_t value);

@@ -34,7 +34,7 @@ std::string crc_of(const std::vector<T> &values) {
   return hex(crc32_of(0, values.data(), values.size() * sizeof(T)), 8);
 }
 
-/** Of an fp32 that is exact in T, and normal or zero. */
+/** The bits in T of an fp32 number that is exact in T, and normal or zero. */
 template <typename T>
 std::uint32_t narrow(std::uint32_t bits) {
   const std::uint32_t magnitude = bits & 0x7fffffffU;
@@ -178,7 +178,7 @@ std::string Rank::declare(const Line &line) {
 
 // ---- values ------------------------------------------------------------------------------------------------------
 
-/** Where types allow no such call, through the handle. */
+/** Loads by the C handle where the types of fsdp.hpp do not allow such a call. */
 void Rank::load_param(const Line &line) {
   NamedGroup &to = group(line);
   const auto index = static_cast<std::uint64_t>(line.integer(2));

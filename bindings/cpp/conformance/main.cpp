@@ -73,7 +73,7 @@ std::vector<Scenario> read_scenarios(const char *path) {
   return scenarios;
 }
 
-/** What a call came to. */
+/** The result of a call. */
 struct Outcome {
   fsdp_status status = FSDP_OK;
   int rank = -1;

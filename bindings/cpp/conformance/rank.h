@@ -85,7 +85,7 @@ class Rank {
   std::vector<fsdp::Param> declared_;                                                 // for the next create_group
 };
 
-/** The CRC-32 of IEEE 802.3, going on from that of what came before. */
+/** The CRC-32 of IEEE 802.3 of the data, continued from `before`. */
 std::uint32_t crc32_of(std::uint32_t before, const void *data, std::size_t size_bytes);
 std::string hex(std::uint64_t value, int digits);
 

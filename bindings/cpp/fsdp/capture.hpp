@@ -26,11 +26,11 @@ class Capture {
     detail::check(status);
     return capture;
   }
-  /** Before each launch; lr counts only if the capture has a step. */
+  /** Call this before each launch; lr counts only if the capture has a step. */
   void prepare_replay(double lr, fsdp_stream stream) { detail::check(fsdp_prepare_replay(get(), lr, stream)); }
-  /** After the launch. */
+  /** Call this after the launch. */
   void commit_replay(fsdp_stream stream) { detail::check(fsdp_commit_replay(get(), stream)); }
-  /** Instead, where the graph was not launched. */
+  /** Call this instead of commit_replay if the graph was not launched. */
   void cancel_replay(fsdp_stream stream) { detail::check(fsdp_cancel_replay(get(), stream)); }
 
   fsdp_capture *get() const noexcept { return raw_.get(); }

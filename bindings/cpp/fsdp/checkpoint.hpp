@@ -26,13 +26,13 @@ enum class CheckpointState : fsdp_checkpoint_state {
 /** A checkpoint that is being saved while training goes on, or one that was opened to be read. A save outlives it. */
 class Checkpoint {
  public:
-  /** For the folder, nothing of it there yet. */
+  /** Begins a checkpoint for the folder; nothing of it is in the folder yet. */
   static Checkpoint begin(const Context &context, const std::string &folder, const SaveOptions &options = {}) {
     fsdp_checkpoint *made = nullptr;
     const fsdp_status status = fsdp_begin_checkpoint(context.get(), folder.c_str(), &options, &made);
     return own(context, made, status);
   }
-  /** The folder's newest, or the checkpoint that the folder is. */
+  /** Opens the folder's newest checkpoint, or the checkpoint that the folder itself is. */
   static Checkpoint open(const Context &context, const std::string &folder) {
     fsdp_checkpoint *made = nullptr;
     const fsdp_status status = fsdp_open_checkpoint(context.get(), folder.c_str(), &made);

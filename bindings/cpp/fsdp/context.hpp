@@ -32,7 +32,8 @@ class Mesh {
 /** One rank's membership in the job. Its end never waits; a good run ends with close(). */
 class Context {
  public:
-  /** Joins the job. Without a world_size the launcher's variables say which; none set: a world of one. */
+  /** Joins the job. Without a world_size the launcher's variables describe the job; if none is set, it is a world of
+   * one. */
   explicit Context(const ContextOptions &options = {}) {
     create(options, [](const fsdp_context_options *raw, fsdp_context **out) { return fsdp_create_context(raw, out); });
   }

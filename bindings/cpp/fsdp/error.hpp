@@ -95,7 +95,7 @@ inline void keep_exception() noexcept {
   message.copy(error.message, sizeof error.message - 1);
   throw Error(error);
 }
-/** Without data a gradient would count as zeros: an empty array is a mistake, and not meant so. */
+/** Refuses an empty array, which is a mistake: without data a gradient would count as zeros. */
 inline void refuse_no_data(const void *data) {
   if (!data)
     refuse(FSDP_INVALID_ARGUMENT, "this gradient has no elements; put_no_grad, or FullGrad(), says that there is none");
@@ -105,7 +105,7 @@ inline void check(fsdp_status status) {
   if (status != FSDP_OK) fail(status);
 }
 
-/** Text from a call with a buffer: its size first, then the text. What it describes may grow in between. */
+/** Text from a call with a buffer: asks for its size, then for the text, which may have grown in between. */
 template <typename Call>
 std::string read_text(Call call) {
   std::uint64_t size_bytes = 0;
@@ -121,7 +121,7 @@ std::string read_text(Call call) {
   }
 }
 
-/** A handle of the library's, given back at the end. */
+/** A handle of the library, which is destroyed with this object. */
 template <typename Raw, void (*destroy)(Raw *)>
 class Handle {
  public:

@@ -20,24 +20,24 @@
 
 namespace fsdp {
 
-/** A parameter to be declared. The fields of fsdp_param but name and shapes, which it owns, are its own. */
+/** A parameter to be declared. It has the fields of fsdp_param, but owns its name and shapes. */
 struct Param : Options<fsdp_param> {
   Param(std::string name_, std::vector<std::uint64_t> shape_, DType dtype_ = DType::float32, std::uint32_t flags_ = 0)
       : own_name(std::move(name_)), own_shape(std::move(shape_)) {
     dtype = static_cast<fsdp_dtype>(dtype_);
     flags = flags_;
   }
-  /** What its compute weights are stored as. */
+  /** Sets how its compute weights are stored. */
   Param &quantize(Quantization to) {
     quantization = static_cast<fsdp_quantization>(to);
     return *this;
   }
-  /** What a step does to it where no rank has given it a gradient. */
+  /** Sets what a step does to it if no rank has given it a gradient. */
   Param &without_grad(MissingGrad what) {
     missing_grad = static_cast<fsdp_missing_grad>(what);
     return *this;
   }
-  /** A box of a larger tensor: that one's shape, and where the box begins. */
+  /** Declares it as a box of a larger tensor, by the shape of that tensor and the offset of the box. */
   Param &global(std::vector<std::uint64_t> shape_, std::vector<std::uint64_t> offset_) {
     if (shape_.size() != own_shape.size() || offset_.size() != own_shape.size())
       detail::refuse(FSDP_INVALID_ARGUMENT, own_name + ": global needs a size and an offset for each dimension");
@@ -81,8 +81,8 @@ class ParamKey {
 
 namespace detail {
 
-/** What the model keeps of a group. Addresses of views are asked for once where they are fixed from the seal on: not
- * with ScheduleKind::any, where each hold may have others. */
+/** What the model keeps of a group. If addresses of views are fixed from the seal on, they are asked for once. With
+ * ScheduleKind::any each hold may have other addresses. */
 struct GroupEntry {
   std::string name;
   std::vector<std::string> names;
@@ -167,7 +167,7 @@ class Weights {
   }
 
  private:
-  // A step that was discarded has forgotten its holds: what would be returned is the hold of a later unshard.
+  // A discarded step has forgotten its holds: a reshard would return the hold of a later unshard.
   fsdp_status return_hold() noexcept {
     if (discards_ != entry_->discards) return FSDP_OK;
     return fsdp_reshard(group_, static_cast<fsdp_phase>(phase_), 0, stream_);
@@ -192,7 +192,7 @@ class Weights {
   std::uint64_t discards_;
 };
 
-/** A full gradient to write into, which ends with the reduce. accumulate: add to it, else overwrite it all. */
+/** A full gradient to write into, until the reduce. accumulate: add to it; otherwise overwrite all of it. */
 struct Grad {
   Tensor tensor;
   bool accumulate = false;
@@ -241,15 +241,15 @@ class Group {
 
   // ---- values
 
-  /** From a whole array; with a root, other ranks may give an empty one. */
+  /** Loads a whole array; with a root, other ranks may give an empty one. */
   template <typename Array>
   void load_param(const ParamKey &key, const Array &values, int root = FSDP_EVERY_RANK) {
     const std::uint64_t index = find(key);
     detail::check(
         fsdp_load_param(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
   }
-  /** A whole plane of a frozen quantized parameter as it is: float8_e4m3 codes, e8m0 or float scales; with a root,
-   * other ranks may give an empty one. */
+  /** Loads a whole plane of a frozen quantized parameter as it is: float8_e4m3 codes, e8m0 or float scales. With a
+   * root, other ranks may give an empty one. */
   template <typename Array>
   void load_plane(const ParamKey &key, Plane plane, const Array &values, int root = FSDP_EVERY_RANK) {
     const void *const data = std::size(values) ? data_of(values) : nullptr;
@@ -262,14 +262,14 @@ class Group {
     detail::check(fsdp_load_state(raw_, index, name.c_str(), data_of(values), dtype_in(values),
                                   count_of(values, index, root), root, 0));
   }
-  /** In place of a whole main gradient, in an update window that has them. */
+  /** Replaces a whole main gradient, in an update window with gradients. */
   template <typename Array>
   void load_grad(const ParamKey &key, const Array &values, int root = FSDP_EVERY_RANK) {
     const std::uint64_t index = find(key);
     detail::check(
         fsdp_load_grad(raw_, index, data_of(values), dtype_in(values), count_of(values, index, root), root, 0));
   }
-  /** Whole rows that this rank owns, from row_offset on. */
+  /** Loads whole rows that this rank owns, from row_offset on. */
   template <typename Array>
   void load_chunk(const ParamKey &key, const Array &values, std::uint64_t row_offset) {
     const std::uint64_t index = find(key), row_size = row_size_of(index);
@@ -278,7 +278,7 @@ class Group {
     detail::check(
         fsdp_load_chunk(raw_, index, data_of(values), dtype_in(values), row_offset, std::size(values) / row_size, 0));
   }
-  /** The whole main weights; with a root, empty on other ranks. */
+  /** Returns the whole main weights; with a root, the result is empty on other ranks. */
   template <typename T>
   std::vector<T> read_param(const ParamKey &key, int root = FSDP_EVERY_RANK) const {
     const std::uint64_t index = find(key);
@@ -293,7 +293,7 @@ class Group {
       return fsdp_read_state(raw_, index, name.c_str(), data, raw_dtype<T>, count, root, 0);
     });
   }
-  /** A whole main gradient, as the optimizer will see it; with a root, empty on other ranks. */
+  /** Returns a whole main gradient, as the optimizer will see it; with a root, the result is empty on other ranks. */
   template <typename T>
   std::vector<T> read_grad(const ParamKey &key, int root = FSDP_EVERY_RANK) const {
     const std::uint64_t index = find(key);
@@ -304,7 +304,7 @@ class Group {
 
   // ---- weights
 
-  /** Show the true weights again after a write through views of them. */
+  /** Shows the true weights again after a write through views of them. */
   void restore_view() { detail::check(fsdp_restore_view(raw_)); }
   void prefetch(Phase phase, fsdp_stream stream = nullptr) {
     detail::check(fsdp_prefetch(raw_, static_cast<fsdp_phase>(phase), 0, stream));
@@ -320,15 +320,15 @@ class Group {
     detail::check(fsdp_get_param(raw_, find(key), static_cast<fsdp_phase>(phase), &tensor));
     return Tensor(tensor);
   }
-  /** A plane of a quantized parameter, without a hold as well. */
+  /** A view of a plane of a quantized parameter, also without a hold. */
   Tensor get_plane(const ParamKey &key, Phase phase, Plane plane) const {
     auto tensor = detail::sized<fsdp_tensor>();
     detail::check(
         fsdp_get_plane(raw_, find(key), static_cast<fsdp_phase>(phase), static_cast<fsdp_plane>(plane), &tensor));
     return Tensor(tensor);
   }
-  /** The scales of an MXFP8 plane in a GEMM's order, into memory of the model's device. Returns the bytes needed; with
-   *  data nullptr that alone. */
+  /** Writes the scales of an MXFP8 plane, in the order in which GEMMs read them, to memory of the model's device.
+   * Returns the bytes needed; with data nullptr it does only that. */
   std::uint64_t swizzle_scales(const ParamKey &key, Phase phase, Plane plane, void *data = nullptr,
                                std::uint64_t size_bytes = 0, fsdp_stream stream = nullptr) const {
     detail::check(fsdp_swizzle_scales(raw_, find(key), static_cast<fsdp_phase>(phase), static_cast<fsdp_plane>(plane),
@@ -345,7 +345,7 @@ class Group {
     detail::check(fsdp_acquire_grad(raw_, find(key), flags, stream, &tensor, &accumulate));
     return {Tensor(tensor), accumulate != 0};
   }
-  /** Those of all parameters, in their order; a frozen one's tensor is false. */
+  /** Returns the gradients of all parameters, in their order; the tensor of a frozen one is false. */
   std::vector<Grad> acquire_grads(std::uint32_t flags = 0, fsdp_stream stream = nullptr) {
     std::vector<fsdp_tensor> tensors(entry().names.size());
     std::vector<std::int32_t> accumulate(tensors.size());
@@ -355,22 +355,22 @@ class Group {
     for (std::size_t i = 0; i < tensors.size(); ++i) grads.push_back({Tensor(tensors[i]), accumulate[i] != 0});
     return grads;
   }
-  /** The caller's own gradient, copied or added. flags: FSDP_GRAD_NO_WAIT. */
+  /** Hands in the caller's own gradient, which is copied or added. flags: FSDP_GRAD_NO_WAIT. */
   template <typename Array>
   void put_grad(const ParamKey &key, const Array &values, fsdp_stream stream = nullptr, std::uint32_t flags = 0) {
     detail::refuse_no_data(data_of(values));
     detail::check(fsdp_put_grad(raw_, find(key), data_of(values), dtype_in(values), std::size(values), flags, stream));
   }
-  /** No gradient: it counts as zeros. */
+  /** Declares that there is no gradient: it counts as zeros. */
   void put_no_grad(const ParamKey &key, fsdp_stream stream = nullptr, std::uint32_t flags = 0) {
     const std::uint64_t index = find(key);
     detail::check(fsdp_put_grad(raw_, index, nullptr, FSDP_FLOAT32, entry().element_count(index), flags, stream));
   }
-  /** Nothing is written into this gradient any more in this contribution. */
+  /** Declares this gradient complete: nothing more is written into it in this contribution. */
   void complete_grad(const ParamKey &key, fsdp_stream stream = nullptr) {
     detail::check(fsdp_complete_grad(raw_, find(key), 0, stream));
   }
-  /** The contribution is complete. flags: FSDP_LAST for the last one of this step. */
+  /** Ends the contribution. flags: FSDP_LAST for the last one of this step. */
   void reduce_grad(std::uint32_t flags = 0, fsdp_stream stream = nullptr) {
     detail::check(fsdp_reduce_grad(raw_, flags, stream));
   }

@@ -29,7 +29,7 @@ struct Rename {
 
 /** A gradient of apply_grads. */
 struct FullGrad : fsdp_grad {
-  /** None: it counts as zeros. */
+  /** No gradient, which counts as zeros. */
   FullGrad() : fsdp_grad{} {}
   FullGrad(const void *data_, DType dtype_, std::uint64_t element_count_)
       : fsdp_grad{data_, element_count_, static_cast<fsdp_dtype>(dtype_), 0} {
@@ -118,8 +118,8 @@ class Model {
     groups_.emplace_back(made, std::move(entry));
     return groups_.back();
   }
-  /** visits are of ScheduleKind::visits; held_groups, how many groups of copied weights are held at once (0: 4), is of
-   *  ScheduleKind::any. */
+  /** visits belongs to ScheduleKind::visits. held_groups belongs to ScheduleKind::any: how many groups of copied
+   * weights are held at once (0 means 4). */
   void set_schedule(ScheduleKind kind, const std::vector<fsdp_visit> &visits = {}, std::uint32_t held_groups = 0) {
     Options<fsdp_schedule_options> options;
     options.held_groups = held_groups;
@@ -135,11 +135,11 @@ class Model {
   void add_optimizer_state(const std::string &name, DType dtype = DType::float32) {
     detail::check(fsdp_add_optimizer_state(get(), name.c_str(), static_cast<fsdp_dtype>(dtype)));
   }
-  /** The memory outlives the model, is aligned to 4096, and not used by anything else. */
+  /** The memory must outlive the model, be aligned to 4096 bytes, and be used by nothing else. */
   void set_arena(Role role, void *data, std::uint64_t size_bytes) {
     detail::check(fsdp_set_arena(get(), static_cast<fsdp_role>(role), data, size_bytes));
   }
-  /** All that the seal would refuse of what this rank has declared, a line each. */
+  /** What the seal would refuse of this rank's declarations, one line for each violation. */
   std::string check() const {
     return detail::read_text([&](char *buffer, std::uint64_t *size) { return fsdp_check_model(get(), buffer, size); });
   }
@@ -197,7 +197,7 @@ class Model {
   // ---- the end of a step
 
   /** Waits for all reduces, multiplies main grads by scale, and opens the update window once every rank has come here.
-   *  flags: FSDP_LAST, on all ranks, where no contribution was the last one. */
+   * flags: FSDP_LAST, on all ranks, if no contribution was marked as the last one. */
   void finish_grads(double scale = 1.0, fsdp_stream stream = nullptr, std::uint32_t flags = 0) {
     detail::check(fsdp_finish_grads(get(), scale, flags, stream));
   }
@@ -207,8 +207,8 @@ class Model {
   }
   void publish_weights(fsdp_stream stream = nullptr) { detail::check(fsdp_publish_weights(get(), stream)); }
   void begin_update(fsdp_stream stream = nullptr) { detail::check(fsdp_begin_update(get(), stream)); }
-  /** Forgets this step, also after an exception in the middle of a pass. Weights that still live return nothing then.
-   */
+  /** Discards this step, also after an exception in the middle of a pass. Weights that still exist then return no
+   * hold. */
   void discard_step(fsdp_stream stream = nullptr) {
     const fsdp_status status = fsdp_discard_step(get(), stream);
     if (status == FSDP_OK)
@@ -241,7 +241,7 @@ class Model {
     detail::check(fsdp_clip_grads(get(), mesh ? mesh->get() : nullptr, max_norm, stream, &norm));
     return norm;
   }
-  /** The first parameter of whose main grads one is Inf or NaN, on any rank; else "". */
+  /** The name of the first parameter whose main grads have Inf or NaN on any rank, or "". */
   std::string check_grads(fsdp_stream stream = nullptr) {
     std::int32_t found = 0;
     const char *name = nullptr;
@@ -274,7 +274,7 @@ class Model {
     detail::check(fsdp_load(get(), folder.c_str(), &options, &loaded));
     return loaded;
   }
-  /** Weights alone, out of safetensors files that any library wrote. */
+  /** Loads only weights, from safetensors files of any library. */
   Loaded load_weights(const std::string &path, const std::vector<Rename> &renames = {},
                       const LoadOptions &options = {}) {
     std::vector<fsdp_rename> raws;

@@ -99,14 +99,14 @@ struct ContextOptions : Options<fsdp_context_options> {
 
 namespace detail {
 
-/** The hooks of a context. Every handle of it keeps them, since calls of each may run them. */
+/** The hooks of a context. Each of its handles keeps them, since any call on a handle may run them. */
 struct Hooks {
   std::function<void(LogLevel, std::string_view)> on_log;
   std::function<bool()> on_interrupted;
 };
 
-/** The hooks of a handle that may still call them while it is destroyed. Assigned a new value, what was there lives on
- * in the other, until the handle beside it has been given back. */
+/** The hooks of a handle, which may still run while the handle is destroyed. A move assignment swaps: the old hooks
+ * live on in the other object until the handle beside it is destroyed. */
 class KeptHooks {
  public:
   KeptHooks() = default;

@@ -71,7 +71,7 @@ inline constexpr fsdp_dtype raw_dtype = static_cast<fsdp_dtype>(dtype_of<std::re
 
 inline std::uint64_t get_dtype_size(DType dtype) { return fsdp_get_dtype_size(static_cast<fsdp_dtype>(dtype)); }
 
-/** Elements one after the other, in memory that is not its own: what std::span is, and convertible to it. */
+/** Consecutive elements in memory that it does not own: a std::span for C++17, and convertible to std::span. */
 template <typename T>
 class span {
  public:
@@ -100,7 +100,7 @@ class Tensor {
   Tensor() : raw_(detail::sized<fsdp_tensor>()) {}
   explicit Tensor(const fsdp_tensor &raw) : raw_(raw) {}
 
-  /** Throws where T is another type, may write what is read-only, or the memory is a GPU's. */
+  /** Throws if T is another type, if T may write what is read-only, or if the memory is a GPU's. */
   template <typename T>
   span<T> as() const {
     if (raw_.dtype != raw_dtype<T> || raw_.device != FSDP_DEVICE_HOST || !raw_.data ||

@@ -32,7 +32,7 @@ capture c++ -std=c++17 -Wall -Wextra -Werror train.cpp $(pkg-config --cflags --l
 check 'pkg-config: it compiles' equal "$status $err" '0 '
 runs "$libraries" ./train
 
-# From C, with libfsdp.a in place of libfsdp.so: nothing of a C++ compiler, and nothing of libfsdp to find at run time.
+# A C program links libfsdp.a in place of libfsdp.so: it needs no C++ compiler, and no libfsdp at run time.
 mkdir "$work/static" && cd "$work/static" || exit 1
 sed -n '/^```c$/,/^```$/{/^```/d;p}' "$root/README.md" | sed -n '/^#include <fsdp.h>$/,$p' >train.c
 # shellcheck disable=SC2046
@@ -51,7 +51,7 @@ check 'Meson, installed: it builds' equal $status 0
 runs "$libraries" build/train
 unset PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
 
-# All of libfsdp would be compiled: what is asked here is whether it is found, and its headers.
+# A build would compile all of libfsdp. The test asks only whether the library and its headers are found.
 consumer meson_subproject
 mkdir subprojects && ln -s "$root" subprojects/fsdp
 printf 'project("consumer", "cpp", default_options: "cpp_std=c++17")\nexecutable("train", "train.cpp", dependencies: dependency("fsdp", fallback: "fsdp"))\n' |
@@ -89,7 +89,7 @@ cmake_project 'find_package(fsdp REQUIRED)'
 capture cmake -B lacking -DCMAKE_PREFIX_PATH="$prefix"
 check '... or that the library is gone' contains "$err" 'libfsdp.so.1 is not there'
 
-# The build that is there stands for the one that would be made.
+# The existing build stands for the one that FetchContent would make.
 consumer fetch_content
 cmake_project 'include(FetchContent)' "FetchContent_Declare(fsdp SOURCE_DIR $root)" 'FetchContent_MakeAvailable(fsdp)'
 capture sh -c "cmake -B build -DFSDP_MESON_BUILD='$build' && cmake --build build"

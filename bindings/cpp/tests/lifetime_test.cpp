@@ -137,7 +137,7 @@ TEST(Lifetime, HooksOutliveTheHandleThatIsAssignedOver) {
   EXPECT_TRUE(had_hooks);
 }
 
-// Not as zeros, which put_no_grad and FullGrad() ask for.
+// An empty array does not count as zeros: put_no_grad and FullGrad() ask for those.
 TEST(Errors, AnEmptyGradientIsOne) {
   run_ranks(1, [](fsdp::Context &context) {
     TwoGroups net(context);
@@ -166,7 +166,7 @@ TEST(Errors, AnErrorHasStatusRankAndMessage) {
   });
 }
 
-/** What rank 0's wait for a peer that never comes ends by. */
+/** The status of rank 0's wait for a peer that never comes. */
 fsdp::Status wait_for_nobody(const fsdp::ContextOptions &options, const std::function<void(fsdp::Context &)> &wait) {
   std::atomic<bool> done{false};
   fsdp::Status found = fsdp::Status::ok;
@@ -195,7 +195,7 @@ TEST(Hooks, WhatAHookThrowsComesOutOfTheCall) {
   options.on_interrupted = []() -> bool { throw std::length_error("of the hook"); };
   const auto wait = [](fsdp::Context &context) {
     EXPECT_THROW(context.all_reduce_value(1, fsdp::ValueOp::sum), std::length_error);
-    EXPECT_EQ(context.rank(), 0u);  // and out of no other
+    EXPECT_EQ(context.rank(), 0u);  // no other call throws
   };
   EXPECT_EQ(wait_for_nobody(options, wait), fsdp::Status::ok);
 }

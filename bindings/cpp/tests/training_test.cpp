@@ -124,7 +124,7 @@ TEST(Training, FrozenPlanesAndBytesAreLoadedAsTheyAre) {
   });
 }
 
-// Of a matrix of 32 x 1 scales the first number is at 0, the second 16 further on.
+// In a matrix of 32 x 1 scales the first scale is at place 0, the second at place 16.
 TEST(Training, ScalesAreSwizzled) {
   run_ranks(1, [](fsdp::Context &context) {
     fsdp::Model model(context);

@@ -99,7 +99,7 @@ waits(run)
         self.assertEqual(process.wait(10), 0)
 
     def test_as_a_line_is_logged(self):
-        """The signal has come when the library logs, for libc's raise() is what it asks whether to go on."""
+        """The signal arrives while the library logs: libc's raise() is the hook that says whether a wait goes on."""
         program = """
 import ctypes, logging, threading
 logging.basicConfig(level=logging.DEBUG)

@@ -365,7 +365,8 @@ class Dlpack(unittest.TestCase):
             model.close()
 
     def test_an_empty_gradient_is_not_none(self):
-        """Nor is one without memory: the library would take both for no gradient, which trains with zeros."""
+        """A gradient without memory or elements is refused too: the library would take it for none, which trains with
+        zeros."""
         unmapped = fsdp.Tensor.of(None, (8, 4), fsdp.Dtype.FLOAT32, None)
         empty = fsdp.Tensor.of(ramp().buffer_info()[0], (0, 4), fsdp.Dtype.FLOAT32, None)
 

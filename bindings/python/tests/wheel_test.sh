@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # The wheel, installed into an empty venv, trains. usage: wheel_test.sh SOURCE_ROOT [LIBRARY]
-# With a LIBRARY that is packed; else it is built as for users, which takes minutes.
+# If LIBRARY is given, it is packed. Otherwise the library is built as for users, which takes minutes.
 set -u
 root=$1
 [ $# -lt 2 ] || { FSDP_WHEEL_LIBRARY=$(realpath "$2") && export FSDP_WHEEL_LIBRARY; }

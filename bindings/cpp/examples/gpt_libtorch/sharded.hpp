@@ -35,12 +35,12 @@ class Layer {
     group_ = model.create_group(name, declared);
   }
 
-  /** In the window after the seal: the part's values become the main weights. */
+  /** Loads the part's values as main weights, in the update window after the seal. */
   void load() {
     for (std::size_t i = 0; i < params_.size(); ++i) group_.load_param(i, floats(params_[i].detach()));
   }
 
-  /** Once weights are published: from here on the parameters are the library's memory. */
+  /** Makes the parameters views of the library's memory. Call it once weights are published. */
   void attach() {
     const fsdp::Weights weights = group_.unshard(fsdp::Phase::eval);
     for (std::size_t i = 0; i < params_.size(); ++i) {
@@ -109,7 +109,7 @@ class Sharded {
     return x;
   }
 
-  /** After the backward pass. */
+  /** Ends the step, after the backward pass. */
   void step_adamw(double lr, const fsdp::AdamwOptions &options) {
     model_.finish_grads();
     model_.step_adamw(lr, options);
