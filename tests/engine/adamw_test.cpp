@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The moments of AdamW after many steps against the same recurrence in fp64, which shares no code with the library.
-// What is left between them is the rounding of fp32 moments, once a step, whatever beta is.
+// The moments of AdamW after many steps are compared with the same recurrence in fp64, which shares no code with the
+// library. The remaining difference is the rounding of fp32 moments, once per step, whatever beta is.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t count = 1024;
 constexpr int step_count = 1000;
-constexpr double tolerance = 1.3e-6;  // of fp32, as relative L2 error
+constexpr double tolerance = 1.3e-6;  // relative L2 error in fp32
 
 Scenario one_parameter() {
   Scenario setup;
@@ -111,7 +111,7 @@ void zero_weights(Rank &rank) {
   FSDP(fsdp_publish_weights(rank.model, stream()));
 }
 
-// An epsilon of 1e-8 halves what a gradient of that size moves; none does not.
+// With an epsilon of 1e-8, a gradient of 1e-8 moves the weight half as far as with an epsilon of 0.
 TEST(AdamWNumbers, AnEpsilonOfZeroIsNone) {
   const Scenario setup = one_parameter();
   for (const bool none : {false, true})

@@ -50,7 +50,7 @@ TEST(Agreement, OneRankDiscardsWhereTheOtherSteps) {
   }
 }
 
-// There is no way on, and both learn it at once.
+// The ranks cannot go on, and both learn it at once.
 TEST(Agreement, OneRankDiscardsWhatTheOtherHasWrittenAndPublishes) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
@@ -125,10 +125,12 @@ TEST(Agreement, AfterAnotherMaxNormRanksClipAgain) {
   });
 }
 
-// What differs is what is compared: a default and its value are the same, and so are one call and those it stands for.
+// Ranks compare what their calls do: a default equals its explicit value, and one call equals the calls that it
+// combines.
 TEST(Agreement, TheSameNumbersInOtherWords) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2, FSDP_UNSHARD_MAPPED);
-  scenario.scale = 0.5;  // what the reference does at the end of a step is here done by fsdp_scale_grads
+  // The reference scales by 0.5 at the end of a step; here fsdp_scale_grads does it.
+  scenario.scale = 0.5;
   scenario.steps = 3;
   const Outcome expected = reference(scenario);
   scenario.scale = 1;
@@ -156,7 +158,7 @@ TEST(Agreement, TheSameNumbersInOtherWords) {
   });
 }
 
-// A rank that passes no data need not (Loads.AreOfTheRootsData).
+// A rank that passes no data need not agree on the dtype (Loads.AreOfTheRootsData).
 TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtypeOfTheirData) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

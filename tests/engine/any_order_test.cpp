@@ -19,7 +19,7 @@ Scenario any_order(uint32_t ranks, uint32_t held_groups, fsdp_unshard_mode mode 
   return setup;
 }
 
-// Groups of one size, so that a buffer is known by what was in it.
+// The groups have one size, so that a test can tell by a buffer's address which group was in it before.
 Scenario equal_layers(uint32_t count, uint32_t held_groups) {
   Scenario setup = any_order(2, held_groups);
   setup.groups = equal_groups(count, 64, 32);
@@ -120,7 +120,7 @@ TEST(AnyOrder, AHoldBeyondHeldGroupsNamesTheHoldersAndTheOption) {
   }
 }
 
-// What was returned stays until its buffer is needed, and the one that was returned first goes first.
+// A returned buffer keeps its weights until it is needed. The buffer that was returned first is taken first.
 TEST(AnyOrder, TheBufferThatWasReturnedFirstIsTaken) {
   const Scenario setup = equal_layers(5, 3);
   run_on_each_rank(setup, [&](Rank &rank) {
@@ -130,7 +130,7 @@ TEST(AnyOrder, TheBufferThatWasReturnedFirstIsTaken) {
     REQUIRE(rank.stats().gathers == 3);
     hold(rank, 2);
     hold(rank, 0);
-    REQUIRE(rank.stats().gathers == 3);  // they are there
+    REQUIRE(rank.stats().gathers == 3);  // all three are still in their buffers
     hold(rank, 3);
     REQUIRE(rank.stats().gathers == 4);
     REQUIRE(address_of(rank, 3) == second);
@@ -167,7 +167,7 @@ TEST(AnyOrder, APrefetchTakesWhatIsFreeAndNothingThatIsWanted) {
   });
 }
 
-// A buffer that was used goes, however long what was gathered ahead has waited.
+// A prefetch takes a buffer that was used and returned, however long a group that was gathered ahead has waited.
 TEST(AnyOrder, APrefetchLeavesWhatWasGatheredAheadBefore) {
   const Scenario setup = equal_layers(3, 2);
   run_on_each_rank(setup, [&](Rank &rank) {

@@ -13,7 +13,7 @@ using namespace harness;
 
 namespace {
 
-// Views as an older or newer caller would have room for: `extra` bytes behind each.
+// An array of views with `extra` bytes after each, as a caller of another version may have it.
 struct Views {
   Views(uint64_t count, uint64_t extra) : stride(sizeof(fsdp_tensor) + extra), bytes(count * stride + 1, 0x5A) {}
   fsdp_tensor *data() { return reinterpret_cast<fsdp_tensor *>(bytes.data()); }
@@ -96,7 +96,8 @@ TEST(Views, OfAGroupAreThoseOfItsParameters) {
             REQUIRE(static_cast<const float *>(one.data)[i] == initial_weight(scenario.ordinal(g, p), i));
           REQUIRE(one.flags == FSDP_TENSOR_READ_ONLY && one.device == FSDP_DEVICE_HOST && one.device_index == 0);
           REQUIRE(one.element_size == fsdp_get_dtype_size(one.dtype));
-          REQUIRE(views.bytes[p * views.stride + sizeof one] == 0x5A);  // what the call does not know is not written
+          // The call does not write bytes that it does not know.
+          REQUIRE(views.bytes[p * views.stride + sizeof one] == 0x5A);
         }
         require_error(fsdp_get_params(rank.groups[g], FSDP_FORWARD, views.data(), count + 1, views.stride),
                       FSDP_INVALID_ARGUMENT, {"tensor_count", "parameters"});
@@ -289,7 +290,7 @@ TEST(Params, ARootAloneReads) {
   });
 }
 
-// Whatever the compute weights are.
+// The types of main weights and main grads do not depend on the dtype of the compute weights.
 TEST(Shards, SayOfWhichTypeTheyAre) {
   for (const fsdp_dtype compute : {FSDP_FLOAT32, FSDP_BFLOAT16, FSDP_FLOAT16}) {
     Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cannot be part of a graph: calls that are refused say why, name themselves and leave no trace, and a capture in
-// which one has failed comes to nothing on every rank.
+// Calls that cannot be part of a graph are refused: they give the reason and their name, and leave no trace. If one
+// fails during a capture, that capture fails on every rank.
 #include <gtest/gtest.h>
 
 #include "capture_calls.h"
@@ -9,7 +9,8 @@ using namespace harness;
 
 namespace {
 
-// What needs the host to wait, or another moment. Each says so, and the capture in which it was made comes to nothing.
+// These calls need the host to wait, or belong to another time of the step. Each says so, and the capture in which it
+// was made fails.
 TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
@@ -129,7 +130,7 @@ TEST(CaptureMisuse, ANormOfAGraphNeedsAContextOfItsOwn) {
   });
 }
 
-// What another model enqueues could be drawn into the graph, or spoil it.
+// Work that another model enqueues could become part of the graph, or spoil it.
 TEST(CaptureMisuse, OtherModelsOfTheContextWait) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -145,7 +146,8 @@ TEST(CaptureMisuse, OtherModelsOfTheContextWait) {
     require_error(fsdp_seal_model(unsealed.model), FSDP_INVALID_STATE, {"fsdp_seal_model", why[0]});
     require_error(fsdp_begin_capture(other.model, stream), FSDP_INVALID_STATE, {"fsdp_begin_capture", why[0]});
     step(rank, stream, 0);
-    fsdp_capture *capture = nullptr;  // those were no calls of the model's
+    // Those calls were not the model's, so the capture stays valid.
+    fsdp_capture *capture = nullptr;
     FSDP(fsdp_end_capture(rank.model, stream, &capture));
     EXPECT_GT(end_cuda_capture(stream), 0u);
     fsdp_destroy_capture(capture);
@@ -172,7 +174,7 @@ TEST(CaptureMisuse, ACallThatFailsSpoilsTheCaptureOfEveryRank) {
   EXPECT_TRUE(same_bits(weights, expected));
 }
 
-// What a graph computes with is fixed when it is captured, so it is compared then.
+// The numbers that a graph computes with are fixed at its capture, so they are compared there.
 TEST(CaptureMisuse, RanksThatCaptureOtherNumbersAreTold) {
   NEEDS_NCCL();
   run(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [&](Rank &rank, cudaStream_t stream) {
@@ -192,7 +194,7 @@ TEST(CaptureMisuse, RanksThatCaptureOtherNumbersAreTold) {
     require_error(fsdp_end_capture(rank.model, stream, &capture), FSDP_MISMATCH,
                   {"fsdp_scale_grads by 2", "fsdp_scale_grads by 3"});
     end_cuda_capture(stream);
-    // Nothing of it is left.
+    // The failed capture leaves nothing behind.
     step(rank, stream, 0.1);
     Graph graph(rank, stream, [&] {
       pass(rank, stream, true);
@@ -225,7 +227,7 @@ TEST(CaptureMisuse, ACaptureThatOneRankCannotEndIsOfNoUseOnAny) {
   });
 }
 
-// ... or not even be begun; the next capture is a good one.
+// A capture also fails on all ranks if one rank cannot begin it. The next capture succeeds.
 TEST(CaptureMisuse, ABeginThatFailsOnOneRankSpoilsThatCaptureOnly) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run(setup, [&](Rank &rank, cudaStream_t stream) {

@@ -141,7 +141,7 @@ void step_with_math_in_graph(Rank &rank, Math &math, cudaStream_t stream, double
 
 using Step = std::function<void(Rank &, Math &, cudaStream_t, double)>;
 
-// Each is called once a rank. The first step is eager: NCCL makes itself ready in it.
+// Each maker is called once on each rank. The first step is eager, because NCCL initializes itself in it.
 void expect_eager_bits(const Scenario &setup, const std::vector<std::function<Step()>> &makers) {
   const auto train = [&](const std::function<Step()> &make) {
     return run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -161,8 +161,8 @@ void expect_eager_bits(const Scenario &setup, const std::vector<std::function<St
         << setup.context.device_transport;
 }
 
-// With gathers and reduces in the graph, and where they are not. Several ranks with the two strategies that exchange
-// most and least of the same things; whole steps of all of them over NCCL are in capture_test.cpp.
+// Scenarios with gathers and reduces in the graph, or outside of it. Several ranks run only the two strategies that
+// exchange the most and the least. Whole steps of all strategies over NCCL are in capture_test.cpp.
 std::vector<Scenario> scenarios(fsdp_strategy strategy, bool inside) {
   std::vector<Scenario> setups = {graph_scenario(strategy)};
   if (strategy != FSDP_STRATEGY_NO_SHARD && strategy != FSDP_STRATEGY_OPTIM_GRADS_PARAMS) return setups;

@@ -9,7 +9,7 @@ using namespace harness;
 
 namespace {
 
-// Between steps, and in the update window.
+// These calls are made between steps, or in the update window.
 std::vector<NamedCall> calls_between_steps() {
   return {
       {"fsdp_prefetch", [](Rank &rank, cudaStream_t s) { return fsdp_prefetch(rank.groups[0], FSDP_FORWARD, 0, s); }},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of steps as CUDA graphs: the bits and the counts of eager ones.
+// Parts of steps that are captured as CUDA graphs have the bits and the counts of eager steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ TEST(Capture, AWholeStepAsAGraphHasTheBitsAndTheCountsOfEagerSteps) {
           Graph graph(rank, stream, [&] {
             pass(rank, stream, false);
             pass(rank, stream, true);
-            update(rank, stream, 123.0);  // of no replay
+            update(rank, stream, 123.0);  // no replay uses this rate
           });
           for (int i = 0; i < steps; ++i) graph.replay(lr_of(i));
         },
@@ -36,7 +36,7 @@ TEST(Capture, AWholeStepAsAGraphHasTheBitsAndTheCountsOfEagerSteps) {
   }
 }
 
-// Part by part, on one rank and on two whose reduces are in the graph too.
+// Gradients are reduced part by part: on one rank, and on two ranks whose reduces are in the graph too.
 TEST(Capture, GradientsByPartsHaveTheBitsOfWholeGroups) {
   for (const uint32_t ranks : {1u, 2u}) {
     if (ranks > 1 && !has_nccl()) continue;
@@ -44,7 +44,8 @@ TEST(Capture, GradientsByPartsHaveTheBitsOfWholeGroups) {
                                      : graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
     Scenario setup = whole;
     setup.complete = true;
-    setup.model.max_pending_bytes = 16384;  // of two of 'l1.wide' alone
+    // There is room for two parts that have 'l1.wide' alone.
+    setup.model.max_pending_bytes = 16384;
     fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
     const Weights expected = train_eagerly(whole, 2), by_parts = train_eagerly(setup, 2, &eager);
     EXPECT_TRUE(same_bits(by_parts, expected)) << "ranks " << ranks;
@@ -82,7 +83,7 @@ TEST(Capture, WeightsAndStatesInFewerBitsHaveTheBitsOfEagerSteps) {
         Graph graph(rank, stream, [&] {
           pass(rank, stream, false);
           pass(rank, stream, true);
-          update(rank, stream, 123.0);  // of no replay
+          update(rank, stream, 123.0);  // no replay uses this rate
         });
         for (int i = 0; i < steps; ++i) graph.replay(lr_of(i));
       });
@@ -124,8 +125,7 @@ void expect_outer_stats(const fsdp_stats &found, const fsdp_stats &expected, con
   EXPECT_EQ(found.outer_sent_bytes, expected.outer_sent_bytes) << what;
 }
 
-// The outer axis has counters and buffers of its own. Two captures, so that what the first one leaves behind would
-// show.
+// The outer axis has counters and buffers of its own. A second capture shows what the first one leaves behind.
 TEST(Capture, ReplicasCaptureTheirOuterAxisToo) {
   NEEDS_NCCL();
   for (const fsdp_strategy strategy : strategies)
@@ -228,8 +228,8 @@ void end_groups_and_update(Rank &rank, cudaStream_t stream, double lr) {
   FSDP(fsdp_step_adamw(rank.model, lr, &options, stream));
 }
 
-// Contributions that end in fsdp_finish_grads: all of the step in one graph, each piece in one of its own, or eagerly
-// after graphs.
+// Contributions end in fsdp_finish_grads: all of the step is in one graph, each piece is in a graph of its own, or the
+// end runs eagerly after graphs.
 void expect_late_ends(const Scenario &setup) {
   const Weights expected = train_eagerly(setup, 2);
   const auto both = [](Rank &rank, cudaStream_t stream) { pass(rank, stream, false), pass(rank, stream, false); };
@@ -269,7 +269,7 @@ void expect_late_ends(const Scenario &setup) {
   const Weights eager = run(setup, [&](Rank &rank, cudaStream_t stream) {
     for (int i = 0; i < steps; ++i) {
       if (setup.ranks <= 2) {
-        const Stream writer;  // which is gone when the step ends
+        const Stream writer;  // destroyed before the step ends
         chain(stream, writer);
         nap(writer, 10);
         both(rank, writer);
@@ -302,8 +302,8 @@ TEST(Capture, MayEndTheGroupsOfAStepOverTwoAxes) {
   }
 }
 
-// Norms that each replay finds anew, some above the limit and some below; what the host asks for is that of the last
-// replay, or of the eager step that came after it.
+// Each replay finds its norm anew; some norms are above the limit and some below. The host asks for the norm of the
+// last replay, or of the eager step after it.
 void expect_clips(const Scenario &setup, const std::function<void(Rank &, cudaStream_t, double)> &clipped_step) {
   std::vector<double> eager, replayed;
   const auto ask = [](Rank &rank, std::vector<double> &norms) {
@@ -317,7 +317,7 @@ void expect_clips(const Scenario &setup, const std::function<void(Rank &, cudaSt
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
     const auto captured = [&] { clipped_step(rank, stream, 0); };
     const Graph unused(rank, stream, captured);
-    double none = 0;  // nothing was done
+    double none = 0;  // no norm was measured
     require_error(fsdp_get_last_norm(rank.model, &none), FSDP_INVALID_STATE, {"no norm was measured yet"});
     clipped_step(rank, stream, lr_of(0));
     Graph graph(rank, stream, captured);

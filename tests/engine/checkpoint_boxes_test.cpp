@@ -41,7 +41,7 @@ std::vector<std::vector<float>> cut_out(std::vector<std::vector<float>> all, con
 
 constexpr Cut cuts[] = {{"rows", 3, 0, 7, 10}, {"columns", 0, 4, 12, 5}, {"both", 5, 2, 4, 7}, {"all", 0, 0, 12, 10}};
 
-// Saved whole, by three ranks: models of boxes of it take their part, and read no other bytes of it.
+// Three ranks save the whole tensor. Models of boxes of it load their part, and read no other bytes of it.
 TEST_F(Checkpoint, OfAWholeTensorIsLoadedByBoxes) {
   std::vector<std::vector<float>> saved;
   run(cut_scenario(3, nullptr), "saved", [&](Rank &rank) {
@@ -63,12 +63,12 @@ TEST_F(Checkpoint, OfAWholeTensorIsLoadedByBoxes) {
         REQUIRE(rank.stats().step == 2);
         clean_step(rank, 2);
       });
-      // In fp32 the weight and two states of each, and on each rank the number of steps of three parameters.
+      // Each fp32 element has a weight and two states. Each rank also has the step numbers of three parameters.
       EXPECT_EQ(wanted, (cut.rows * cut.columns + 7 + 1) * 12 + ranks * 3 * 8) << cut.name;
     }
 }
 
-// A box is saved as what it is of its tensor, and loaded where all that is wanted was saved.
+// A box is saved as a part of its tensor. A load succeeds if all that it wants was saved.
 TEST_F(Checkpoint, OfABoxIsThatPartOfItsTensor) {
   constexpr Cut cut{"saved", 3, 2, 8, 7}, inside{"inside", 4, 3, 5, 6}, beside{"beside", 4, 3, 5, 7};
   std::vector<std::vector<float>> saved;
@@ -95,7 +95,7 @@ TEST_F(Checkpoint, OfABoxIsThatPartOfItsTensor) {
     FSDP(fsdp_publish_weights(rank.model, stream()));
     REQUIRE(same_bits(everything(rank), saved));
   });
-  // Of what was saved as if it were all of it, that is behind its first rows and columns.
+  // The part of the saved box after its first row and first column.
   const auto inner = [&](size_t of_w) {
     std::vector<float> part;
     for (uint64_t r = 1; r < 6; ++r)

@@ -101,7 +101,8 @@ TEST_F(Checkpoint, ADamagedManifestIsCountedAlikeOnAllRanks) {
     for (uint64_t step = 1; step <= 3; ++step) FSDP(save(rank, path, step));
   });
   const std::string manifest = path + "/step-0000000003/checkpoint.json";
-  std::fstream(manifest, std::ios::in | std::ios::out | std::ios::binary).seekp(41).put('9');  // of its version
+  // Changes a byte of the manifest's version.
+  std::fstream(manifest, std::ios::in | std::ios::out | std::ios::binary).seekp(41).put('9');
   run(setup, "loaded", [&](Rank &rank) {
     require_error(load(rank, path), FSDP_INVALID_ARGUMENT,
                   {"rank 0: ", "it may be the newest that is damaged: " + manifest, "FSDP_LOAD_FALLBACK"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folder for checkpoints, what is in it, and what a model holds that goes there.
+// A folder for checkpoints, the files in it, and the weights and states of a model.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -47,7 +47,7 @@ class Resumed : public Checkpoint, public testing::WithParamInterface<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, Resumed, testing::ValuesIn(ways),
                          [](const auto &info) { return std::string(info.param.name); });
 
-// Six steps, or three, and three of another job: the same bits on as many ranks.
+// Six steps have the same bits as three steps and three more of another job with as many ranks.
 TEST_P(Resumed, GoesOnAsIfItHadNotEnded) {
   const Scenario setup = scenario_by(GetParam());
   std::vector<std::vector<float>> straight;
@@ -74,7 +74,7 @@ TEST_P(Resumed, GoesOnAsIfItHadNotEnded) {
   });
 }
 
-// What one way has saved every other way loads: the same weights and states, and AdamW's number of steps.
+// Each way loads what any other way has saved: the same weights and states, and AdamW's number of steps.
 TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
   Way from = GetParam();
   const Scenario setup = scenario_by(from);
@@ -87,7 +87,8 @@ TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
     if (rank.rank == 0) saved = all;
   });
   for (Way to : ways) {
-    to.dtype = from.dtype;  // of frozen parameters the compute weights are kept
+    // A checkpoint keeps the compute weights of frozen parameters.
+    to.dtype = from.dtype;
     run(scenario_by(to), to.name, [&](Rank &rank) {
       FSDP(load(rank, path));
       FSDP(fsdp_publish_weights(rank.model, stream()));
@@ -124,7 +125,7 @@ TEST_P(Resumed, HasTheSameWhereReplicasReadForEachOther) {
     clean_step(rank, 1);
   });
   const Way &way = GetParam();
-  // Others keep each row of the main weights and states once.
+  // Otherwise each row of the main weights and states is kept once.
   const bool replicated = (way.strategy == FSDP_STRATEGY_NO_SHARD && way.ranks > 1) || way.replicas > 1;
   EXPECT_EQ(shared < alone, replicated) << shared << " of " << alone;
 }
@@ -155,7 +156,7 @@ TEST_F(Checkpoint, IsReadOnceByAllReplicasTogether) {
   });
 }
 
-// In the middle of a step, and while groups are held: the version published last.
+// A save in the middle of a step, or while groups are held, contains the version that was published last.
 TEST_F(Checkpoint, InTheMiddleOfAStepIsThatOfItsBeginning) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
   setup.set_dtype(FSDP_BFLOAT16);
@@ -178,7 +179,7 @@ TEST_F(Checkpoint, InTheMiddleOfAStepIsThatOfItsBeginning) {
   EXPECT_EQ(files("third/step-0000000007"), first);
 }
 
-// Without AdamW steps are counted by versions alone, also across jobs.
+// Without AdamW, versions alone count the steps, also across jobs.
 TEST_F(Checkpoint, OfTheCallersOptimizerCountsVersions) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
@@ -243,7 +244,7 @@ TEST_F(Checkpoint, ThatWasLoadedStays) {
   EXPECT_EQ(names(), (std::vector<std::string>{"step-0000000002", "step-0000000004", "step-0000000005"}));
 }
 
-// Without a rename: the same files, removed in the same numbers, and loaded as any other.
+// Without a rename, the files are the same, as many old checkpoints are removed, and the result loads as any other.
 TEST_F(Checkpoint, WithItsNameFromTheStartIsTheSame) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "", [&](Rank &rank) {
@@ -324,7 +325,7 @@ TEST_F(Checkpoint, GivesWeightsAlone) {
   });
 }
 
-// What does not fit is listed, and nothing is written; what is allowed stays as it is.
+// Tensors that do not fit are listed, and nothing is written. Missing tensors that are allowed stay as they are.
 TEST_F(Checkpoint, OfAnotherModelIsRefusedOrTakenInPart) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "saved", [&](Rank &rank) {
@@ -351,7 +352,7 @@ TEST_F(Checkpoint, OfAnotherModelIsRefusedOrTakenInPart) {
   });
 }
 
-// The disk's trouble is told on all ranks; training goes on, and so does the next save.
+// All ranks report the disk's error. Training goes on, and the next save succeeds.
 TEST_F(Checkpoint, ThatFailsLeavesTheJobAsItWas) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, "", [&](Rank &rank) {

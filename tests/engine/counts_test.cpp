@@ -62,7 +62,7 @@ TEST_P(CountTable, HoldsInEveryStep) {
     EXPECT_EQ(outcome.stats.all_reduces, expected.all_reduces);
     EXPECT_EQ(outcome.stats.gathered_groups, 0u);
     EXPECT_EQ(outcome.stats.dropped_prefetches, 0u);
-    // All of a group where buffers are filled; what the peer has where the whole lies here.
+    // A rank that fills a buffer copies the whole group; a rank that has the whole weights copies only its peer's half.
     const uint64_t copied = 64 * 32 * sizeof(float) / (strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS ? 1 : 2);
     EXPECT_EQ(outcome.stats.gathered_bytes, expected.all_gathers * copied);
     EXPECT_EQ(outcome.stats.prefetches > 0, prefetches && strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
@@ -107,7 +107,7 @@ TEST(Counts, AtMostPrefetchDepthPlusOneGroupsAndTwoGradientBuffers) {
     }
 }
 
-// A caller copies a short group sooner than a worker that has to be woken up. What it asks for ahead comes at once.
+// A caller copies a small group sooner than it can wake a worker. A group that it prefetches is copied at once.
 TEST(Counts, SmallGroupsAreCopiedInTheUnshard) {
   for (const uint64_t rows : {64u, 65'536u}) {
     Scenario scenario = equal_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4, 1, FSDP_UNSHARD_COPIED);
@@ -117,7 +117,8 @@ TEST(Counts, SmallGroupsAreCopiedInTheUnshard) {
     run_threads(scenario, [&](uint32_t, fsdp_context *context) {
       Rank rank(context, scenario);
       rank.load();
-      FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, nullptr));  // by its end all ranks have published
+      // When this call returns, all ranks have published.
+      FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
       FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, nullptr));
       const uint64_t before = rank.stats().prefetches;
       forward(rank, nullptr);
@@ -134,8 +135,8 @@ TEST(Counts, SmallGroupsAreCopiedInTheUnshard) {
   }
 }
 
-// NO_PREFETCH stops what the library does on its own, and not what the caller asks for. Copied weights are gathered
-// ahead into the buffers that prefetch_depth planned, and without one only where a buffer is free.
+// NO_PREFETCH stops the library's own prefetches, not the caller's. Copied weights are gathered ahead into the buffers
+// that prefetch_depth planned. If it planned none, that needs a free buffer.
 TEST(Counts, NoPrefetchLeavesExplicitOnesAlone) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
     for (const uint32_t depth : {0u, 1u, 2u}) {
@@ -230,7 +231,7 @@ TEST(Memory, APlanningContextSaysTheSame) {
   }
 }
 
-// What the buffers have beyond the elements, in both places that tell it.
+// Both calls that report padding count what the full buffers have beyond the elements.
 TEST(Memory, PaddingIsWhatFullBuffersHaveBeyondTheElements) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_COPIED);
   scenario.steps = 1;
@@ -300,7 +301,7 @@ TEST(Addresses, AreFixedInEveryStepAndPhase) {
       // Five forward visits, then five backward ones in reverse, in every micro-batch of every step.
       ASSERT_EQ(addresses.size(), 4u * 2 * 10);
       ASSERT_EQ(std::count(addresses.begin(), addresses.end(), 0u), 0);
-      // Where nothing is gathered into buffers each group has its own; a pool has two that take turns.
+      // Without gather buffers each group has its own address. A pool has two buffers that take turns.
       const std::set<uint64_t> different(addresses.begin(), addresses.begin() + 5);
       EXPECT_EQ(different.size(),
                 strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && mode == FSDP_UNSHARD_COPIED ? 2u : 5u);

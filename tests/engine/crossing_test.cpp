@@ -38,7 +38,7 @@ fsdp_status read_param(Rank &rank) {
 fsdp_status seal_another(Rank &rank) {
   static thread_local std::unique_ptr<fsdp_model, decltype(&fsdp_destroy_model)> model(nullptr, fsdp_destroy_model);
   fsdp_model *made = nullptr;
-  // One that comes late hears of the crossing here.
+  // A rank that comes late learns of the crossing here.
   if (const fsdp_status status = fsdp_create_model(rank.context, nullptr, &made)) return status;
   model.reset(made);  // until the thread ends: destroying it now would replace the message of the seal
   return fsdp_seal_model(made);
@@ -94,7 +94,7 @@ TEST_P(Crossing, OfFourRanksOneOfThemLate) {
 
 INSTANTIATE_TEST_SUITE_P(Calls, Crossing, testing::ValuesIn(cases), [](const auto &info) { return info.param.name; });
 
-// Of one name, in one phase, of two models: the numbers tell them apart.
+// Two models have one name and one phase: their numbers tell them apart.
 TEST(CrossingModels, ModelsOfOneNameAreToldApartByNumber) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   scenario.context.timeout_ms = 60'000;
@@ -137,8 +137,8 @@ TEST(NotCrossing, SlowRanksAreWaitedFor) {
   });
 }
 
-// The same calls everywhere, each rank at its own pace around the time between two looks: what a rank still shows of a
-// wait that is over must not be taken for a crossing.
+// All ranks make the same calls, at different paces near the time between two looks. A wait that is over, but still
+// shown, must not count as a crossing.
 TEST(NotCrossing, RanksAtTheirOwnPace) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds of processes whose ranks may die or be late: where each rank is, and what the others were told.
+// Worlds of processes whose ranks may die or be late: the stage of each rank, and the errors of the others.
 #pragma once
 
 #include <poll.h>
@@ -22,8 +22,8 @@
 
 namespace harness {
 
-// Promised: 1 s; machines that run tests hold threads up. Less than the limit of silence and than timeouts, which would
-// end the same waits.
+// The promise is 1 s, but machines that run tests hold threads up. The limit is below the heartbeat limit and the
+// timeouts, which would end the same waits.
 inline constexpr double at_once = 5;
 
 inline void pause_us(uint64_t us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
@@ -42,7 +42,7 @@ struct Seen {
   std::atomic<Stage> killed_in;
 };
 
-// What a rank tells its parent.
+// The result that a rank writes for its parent.
 struct Report {
   fsdp_status status = FSDP_OK;
   int32_t rank = -1;
@@ -147,7 +147,7 @@ inline Scenario mortal_scenario(uint32_t ranks, uint32_t timeout_ms) {
   return scenario;
 }
 
-// A whole life, with its stages for all to see. Throws Failure where a call fails.
+// A whole training run whose stages are visible to all. Throws Failure where a call fails.
 inline void live(const Scenario &scenario, uint32_t rank, const std::string &name, Seen &seen, uint32_t steps,
                  fsdp_context *&context) {
   auto &stage = seen.stage[rank];

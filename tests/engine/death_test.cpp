@@ -62,7 +62,7 @@ std::set<std::string> leftovers() {
   return names;
 }
 
-// Other tests come and go on this machine: what is left is what stays.
+// Other tests begin and end on this machine, so only names that stay count as left over.
 std::string new_leftovers(const std::set<std::string> &before) {
   std::set<std::string> left = leftovers();
   std::erase_if(left, [&](const std::string &name) { return before.contains(name); });
@@ -108,7 +108,7 @@ TEST(Death, AtFiftyMoments) {
         const Scenario scenario = mortal_scenario(ranks, timeout_ms);
         Report report = live_until_failure(scenario, rank, world.name(), seen, life);
         if (rank == victim)
-          for (;;) pause_us(1000);  // it was faster than its death
+          for (;;) pause_us(1000);  // the call failed before the rank was killed
         if (report.status != FSDP_OK) recover(world, rank, victim, seen, report);
         return report;
       });
@@ -173,7 +173,7 @@ void kill_while_forming(World &world, uint32_t victim) {
 TEST(Death, WhileTheJobForms) {
   for (const uint32_t victim : {0u, 1u, 2u}) {
     std::unique_ptr<World> world;
-    // Where a busy machine holds one up until the victim is dead, it or the victim has not joined: that is a timeout.
+    // On a busy machine this rank or the victim may not have joined before the victim dies: that is a timeout.
     for (int tries = 0; tries < 5; ++tries) {
       world = std::make_unique<World>(4);
       kill_while_forming(*world, victim);
@@ -240,7 +240,7 @@ double kill_both(const World &world, uint32_t one, uint32_t other) {
   return now() - start;
 }
 
-// Two at once are one failure: both are named, everywhere.
+// Two deaths at once are one failure: every survivor names both ranks.
 TEST(Death, OfTwoRanksAtOnce) {
   std::unique_ptr<World> world;
   // A rank that finds one dead looks for others for 40 ms: a busy machine may hold up the second death for longer.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debug mode: a view that was released shows poison or cannot be read from the moment on that fsdp_reshard returns, on
-// any number of ranks and in every strategy. It changes no bit of what a legal program computes.
+// Debug mode: from the return of fsdp_reshard on, the released view shows poison or cannot be read, on any number of
+// ranks and in every strategy. Debug mode changes no bit of what a legal program computes.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,7 +49,8 @@ fsdp_tensor view_of(Rank &rank, size_t group, fsdp_phase phase) {
   return view;
 }
 
-// What a program sees that uses a view after its release: nothing, or only NaN. An error text, empty if so.
+// A program that uses a view after its release must see nothing, or only NaN. Returns an error text, empty if that
+// holds.
 std::string find_seen(const fsdp_tensor &view) {
   if (!readable(view.data)) return {};
   const auto *data = static_cast<const volatile float *>(view.data);
@@ -240,7 +241,8 @@ std::vector<LentGrad> expect_lending(Rank &rank, bool last, bool keeps) {
   return old;
 }
 
-// From fsdp_reduce_grad on until the buffer is lent again, whichever group has the buffer meanwhile.
+// A gradient cannot be written from fsdp_reduce_grad on until its buffer is lent again, whichever group uses the buffer
+// meanwhile.
 TEST(Debug, AGradientCannotBeWrittenAfterItsReduce) {
   NEEDS_PROTECTION();
   Sample sample(3);
@@ -275,7 +277,7 @@ TEST(Debug, AGradientCannotBeWrittenAfterItsReduce) {
                 FSDP(fsdp_step_adamw(rank.model, 0.01, nullptr, nullptr));
               gone(old);
             }
-            // Discarded while it is lent, and lent again.
+            // A gradient is discarded while it is lent, and lent again.
             const LentGrad lent = lend(rank, rank.groups.size() - 1, 0);
             REQUIRE(writable(lent.first));
             FSDP(fsdp_discard_step(rank.model, nullptr));
@@ -286,7 +288,7 @@ TEST(Debug, AGradientCannotBeWrittenAfterItsReduce) {
         }
 }
 
-// Part by part, while the rest of the group is written.
+// The parts are completed one by one, while the rest of the group is written.
 TEST(Debug, ACompletedPartCannotBeWritten) {
   NEEDS_PROTECTION();
   for (const uint32_t ranks : {1u, 2u}) {
@@ -300,7 +302,8 @@ TEST(Debug, ACompletedPartCannotBeWritten) {
       const auto complete = [&](uint64_t param) { FSDP(fsdp_complete_grad(rank.groups[0], param, 0, nullptr)); };
       const LentGrad c = lend(rank, 0, 3), bias = lend(rank, 0, 2);
       complete(3);
-      REQUIRE(writable(c.first) && writable(bias.first));  // one part, which the bias keeps open
+      // Both are in one part, which stays open for the bias.
+      REQUIRE(writable(c.first) && writable(bias.first));
       complete(2);
       REQUIRE(!writable(c.first) && !writable(bias.last));
       const LentGrad b = lend(rank, 0, 1);

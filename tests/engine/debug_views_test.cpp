@@ -58,7 +58,7 @@ class DebugViews : public testing::Test {
                 std::to_string(range.model);
     return found;
   }
-  // Of a view that the library lent.
+  // Describes the range of a view that the library lent.
   std::string find(const fsdp_tensor &tensor) const {
     return find(tensor.data, tensor.element_count * fsdp_get_dtype_size(tensor.dtype));
   }
@@ -83,8 +83,8 @@ fsdp_tensor gradient_of(fsdp_group *group, uint64_t param) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-constexpr uint32_t max_ranks =
-    1;  // under ThreadSanitizer ranks share one view of the memory, which the first one would name
+// Under ThreadSanitizer ranks share one view of the memory, and the first rank's range would be found.
+constexpr uint32_t max_ranks = 1;
 #else
 constexpr uint32_t max_ranks = 2;
 #endif

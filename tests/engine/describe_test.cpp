@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp_describe_model says of the layout, against what other calls show of it: chunks, addresses of views and
-// gradients, counts and bytes. That it is the same text on every rank: observe_test.cpp.
+// What fsdp_describe_model says of the layout is compared with what other calls show: chunks, addresses of views and
+// gradients, counts and bytes. observe_test.cpp checks that the text is the same on every rank.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ const char *name_of(fsdp_dtype dtype) {
 
 fsdp_dtype first_of(fsdp_dtype a, fsdp_dtype b, fsdp_dtype c) { return a ? a : b ? b : c; }
 
-// Where a parameter lies: its bucket, and its place there.
+// The bucket of a parameter, and its place in that bucket.
 struct Place {
   Json bucket, param;
 };

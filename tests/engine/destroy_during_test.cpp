@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles are destroyed while a call waits, on one rank only, before what was made from them: ranks that wait are told.
+// One rank destroys handles while a call waits, before the objects that were made from them. Ranks that wait are told.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,7 +15,7 @@ using namespace harness;
 
 namespace {
 
-// A call that waits for a peer, and the same rank's context destroyed by another thread.
+// A call waits for a peer while another thread destroys the context of the same rank.
 struct Waiting {
   std::string name;
   bool seal;
@@ -77,7 +77,7 @@ const Waiting waitings[] = {
     {"Close", true, [](Rank &) {}, [](Rank &rank) { return fsdp_close_context(rank.context); }},
 };
 
-// Is another thread inside the context? A call that would do nothing there asks.
+// Returns whether another thread is inside the context. It makes a call that would do nothing there.
 bool is_busy(fsdp_context *context) {
   fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
   options.shard_size = 999;
@@ -206,7 +206,7 @@ TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
   });
 }
 
-// Nothing of a mesh is needed by models made from it.
+// Models that were made from a mesh do not need the mesh any longer.
 TEST(DestroyMesh, BeforeItsModelsAreDeclared) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {

@@ -89,7 +89,8 @@ inline Body load(int32_t root, fsdp_dtype dtype = FSDP_FLOAT32) {
     FSDP(fsdp_load_param(rank.groups[embed], 0, data.data(), dtype, data.size(), root, 0));
   };
 }
-// With a rank that it may never have heard of: of ranks 0 to 3 on two hosts, one of the other host.
+// The mesh has another rank that this rank may never have heard of: of ranks 0 to 3 on two hosts, one of the other
+// host.
 inline fsdp_mesh *mesh_of_two(Rank &rank) {
   const uint32_t other = rank.rank >= 2 ? rank.rank - 2 : rank.rank ^ 1;
   const uint32_t ranks[] = {std::min(rank.rank, other), std::max(rank.rank, other)};
@@ -100,7 +101,7 @@ inline fsdp_mesh *mesh_of_two(Rank &rank) {
   FSDP(fsdp_create_mesh(rank.context, &options, &mesh));
   return mesh;
 }
-// Another model; kept until the thread ends, since destroying it would replace the message of the seal.
+// Seals another model. It lives until the thread ends, since destroying it would replace the message of the seal.
 inline Body seal(const char *group, fsdp_dtype dtype, fsdp_schedule_kind schedule, const char *second = nullptr,
                  bool with_one_other = false) {
   return [=](Rank &rank) {
@@ -169,7 +170,7 @@ inline const Case cases[] = {
      {"fsdp_finish_grads", "'embed'"},
      discardable},
     {"NoReduceAtAll", then(all, finish), finish, {"fsdp_finish_grads", "'head'"}, discardable},
-    // A stream waits for a reduce that a rank never starts, since its caller waits elsewhere for this rank's.
+    // A stream waits for a reduce that a rank never starts, because its caller waits in another call for this rank.
     {"AReduceAndValues",
      then(all, finish),
      then(reduce({head}), values(1)),
@@ -233,7 +234,7 @@ inline const Case cases[] = {
      then(begin_update, read_first),
      {"fsdp_load_param", "fsdp_read_param"}},
     {"ReadOfAnotherParameter", read_first, read_last, {"of embed.w", "of head.norm"}},
-    // Declarations, compared by the seal.
+    // These cases differ in declarations, which the seal compares.
     {"AnotherGroupName", seal_alpha, seal("beta", FSDP_FLOAT32, FSDP_SCHEDULE_SEQUENTIAL), {"alpha", "beta"}},
     {"AnotherDtype", seal_alpha, seal("alpha", FSDP_BFLOAT16, FSDP_SCHEDULE_SEQUENTIAL), {"float32", "bfloat16"}},
     {"AnotherSchedule", seal_alpha, seal("alpha", FSDP_FLOAT32, FSDP_SCHEDULE_INTERLEAVED), {"schedule"}},

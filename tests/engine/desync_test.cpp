@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that call different things: every rank learns it, with both calls by name, soon after the later one's arrival;
-// none hangs, and none goes on with wrong data. Which calls cross on their callers alone: crossing_test.cpp.
+// Ranks make different calls. Every rank learns it, with the names of both calls, soon after the later call. None
+// hangs, and none goes on with wrong data. crossing_test.cpp has calls that cross only in their callers.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -12,10 +12,10 @@ using namespace desync;
 
 namespace {
 
-// Promised: 2 s; machines that run tests hold threads up. Far less than the timeout.
+// The promise is 2 s, but machines that run tests hold threads up. The limit is far below the timeout.
 constexpr double soon = 10;
 
-// Where one rank discards the step; by its own name, since tests/tsan.supp names it.
+// Makes the calls of a rank that discards the step. It is a function of its own, since tests/tsan.supp names it.
 [[gnu::noinline]] void call_until_discarded(const Body &body, Rank &rank) {
   const SanitizerFrame frame;
   body(rank);
@@ -32,7 +32,7 @@ Report live_apart(const Case &of, const Scenario &scenario, uint32_t r, fsdp_con
   Report report;
   double start = now();
   try {
-    // All have come when others go on, but one that is held up may still be in it when they fail.
+    // All ranks have come when others go on, but a rank that is held up may still be in this call when they fail.
     FSDP(fsdp_all_reduce_values(context, nullptr, std::vector<double>(1).data(), 1, FSDP_VALUE_SUM));
     if (late) pause_ms(300);
     start = now();
@@ -44,7 +44,7 @@ Report live_apart(const Case &of, const Scenario &scenario, uint32_t r, fsdp_con
   }
   report.failed_at = now() - start;
   if (std::find(of.statuses.begin(), of.statuses.end(), report.status) == of.statuses.end()) report.recovered = -1;
-  // One whose step failed goes on to end it: a peer that still waits must not hang for it.
+  // A rank whose step failed aborts the job, so that a peer that still waits does not hang.
   if (report.status == FSDP_INVALID_STATE) fsdp_abort_context(context, "the test ends");
   report.rank = static_cast<int32_t>(r);
   return report;
@@ -127,7 +127,7 @@ TEST_P(DesyncOfNumbers, IsFoundBetweenHosts) {
   part_outer(GetParam(), scenario);
 }
 
-// One of each kind; not those of the norm, which replicas measure by themselves.
+// One case of each kind, except for norms, which replicas measure by themselves.
 std::vector<Case> outer_cases() {
   std::vector<Case> chosen;
   for (const Case &of : number_cases)

@@ -15,7 +15,7 @@
 namespace harness {
 namespace {
 
-// Of libfsdp's simulated build, else of an installed CUDA runtime.
+// Finds the function in libfsdp's simulated build, or else in an installed CUDA runtime.
 template <class Function>
 Function *find(const char *name) {
   if (void *symbol = ::dlsym(RTLD_DEFAULT, name)) return reinterpret_cast<Function *>(symbol);
@@ -53,7 +53,7 @@ fsdp_context_options place(fsdp_context_options options) {
   const char *transport = std::getenv("FSDP_TEST_TRANSPORT");
   options.device = FSDP_DEVICE_CUDA;
   const bool nccl = transport && std::string(transport) == "nccl";
-  // Between hosts, also acted ones, a plan refuses NCCL by its name; what is chosen by itself there is NCCL, too.
+  // Between hosts, also simulated ones, a plan refuses NCCL if it is named. Without a name, NCCL is chosen there.
   if (!nccl || !options.ranks_per_host) options.device_transport = nccl ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;
   return options;
 }
@@ -129,7 +129,7 @@ class Bounce {
 
 thread_local Bounce bounce;
 
-// piece(first, count) for each part that fits into the bounce buffer.
+// Calls piece(first, count) for each part that fits into the bounce buffer.
 template <class Piece>
 void in_pieces(uint64_t bytes, const Piece &piece) {
   for (uint64_t at = 0; at < bytes; at += Bounce::room) piece(at, std::min(bytes - at, Bounce::room));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tests' models lie: on the host, or with FSDP_TEST_DEVICE=cuda on the GPU of whichever CUDA runtime this
-// process has, which may be the simulated one. The programs are the same: the runtime is found by name.
+// Places the tests' models on the host or, with FSDP_TEST_DEVICE=cuda, on the GPU of the process's CUDA runtime, which
+// may be simulated. The test programs are the same, because the runtime's functions are found by name.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ fsdp_model_options place(fsdp_model_options options);
 // The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use
 // the stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
 fsdp_stream stream();
-// Ranks that are threads have a GPU each, where there are so many; else they share the current one. use_gpu makes that
-// of a rank the calling thread's.
+// Returns whether there is a GPU for each rank that is a thread; otherwise the ranks share the current one. use_gpu
+// makes a rank's GPU the calling thread's current one.
 bool has_gpu_for_each(uint32_t ranks);
 void use_gpu(uint32_t rank);
 // What the calling thread makes from now on lies on the host, whatever the environment says.
 void stay_on_host(bool host);
-// From wherever models lie to memory of the host, in the order of that stream; done when it returns.
+// Copies from the models' memory to host memory, in the order of stream(). The copy is complete on return.
 void copy_out(void *to, const void *from, uint64_t bytes);
 // The elements as floats.
 std::vector<float> load_elements(const void *data, fsdp_dtype dtype, uint64_t count);

@@ -21,7 +21,7 @@ uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// By looking for the nearest multiple of the last place, which doubles have exactly. Whatever is too large is infinite.
+// Finds the nearest multiple of the last place, which is exact in double. A value that is too large becomes infinite.
 uint16_t to_half(float value) {
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const double magnitude = std::fabs(static_cast<double>(value));
@@ -42,7 +42,7 @@ float e4m3_to_float(uint8_t code) {
   return code >> 7 ? -magnitude : magnitude;
 }
 
-// As to_half does, but what is too large becomes the largest.
+// As to_half, but a value that is too large becomes the largest finite one.
 uint8_t to_e4m3(float value) {
   const uint8_t sign = std::signbit(value) ? 0x80 : 0;
   const double magnitude = std::fabs(static_cast<double>(value));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What people set for a run whose program they do not touch: FSDP_LOG, FSDP_DEBUG, FSDP_TRACE, FSDP_TIMEOUT. Each is
-// seen by its effect, the program's own options win over it, and what makes no sense is refused by name.
+// Variables for runs whose program cannot be changed: FSDP_LOG, FSDP_DEBUG, FSDP_TRACE, FSDP_TIMEOUT. Each has its
+// effect, the program's own options win over it, and a value that makes no sense is refused by name.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -126,7 +126,7 @@ TEST_F(EnvironmentLog, OptionsAreStrongerThanTheVariable) {
   EXPECT_FALSE(kept.empty());  // the level is that of the environment
 }
 
-// Is a view that was given back full of NaN?
+// Returns whether a released view is full of NaN.
 bool poisons(const Scenario &setup) {
   bool poisoned = true;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

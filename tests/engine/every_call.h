@@ -43,7 +43,7 @@ inline std::vector<Call> context_calls(fsdp_context *context) {
       {"fsdp_create_model", [=] { return fsdp_create_model(context, nullptr, &model); }}};
 }
 
-// live: of a context that is there; NULL will do where the model is no such handle.
+// `live` is a checkpoint of a live context. It may be NULL if `model` is not a valid handle.
 inline std::vector<Call> model_calls(fsdp_model *model, fsdp_checkpoint *live) {
   static fsdp_group *group = nullptr;
   static fsdp_model_info info = FSDP_MODEL_INFO_INIT;

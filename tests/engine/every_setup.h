@@ -22,8 +22,8 @@ inline Scenario setup_over(Axes axes, fsdp_strategy strategy, uint32_t ranks) {
   return setup;
 }
 
-// Under a sanitizer each nth of them, and each fifth over a simulated GPU, which takes five times as long. Modes, which
-// are flags of the context, with two ranks.
+// Uses every n-th setup under a sanitizer, and every fifth over a simulated GPU, which takes five times as long. Modes
+// are flags of the context, and are tried with two ranks.
 inline void for_every_setup(unsigned nth, std::initializer_list<uint32_t> modes,
                             const std::function<void(const Scenario &)> &use) {
   Sample sample(nth);

@@ -75,7 +75,7 @@ TEST(Experts, AreSummedOverTheirRanksAndDividedByTheDenseOnes) {
   EXPECT_EQ(difference(dense, dense_outcomes), "");
 }
 
-// Each wrong list is refused with what is wrong about it.
+// Each wrong list is refused with a message that says what is wrong.
 TEST(MeshOptions, EachWrongListIsRefusedWithItsReason) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -111,7 +111,7 @@ TEST(MeshOptions, EachWrongListIsRefusedWithItsReason) {
   });
 }
 
-// Three axes are none of this release's, and uneven hosts neither.
+// This release supports neither three axes nor uneven hosts.
 TEST(MeshOptions, RefuseHostsThatCutAnAxisUnevenly) {
   for (const uint32_t ranks_per_host : {3u, 1u}) {
     Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
@@ -156,7 +156,8 @@ TEST(JobRanks, AreMeantByAModelOfSomeOfThem) {
       require_error(fsdp_get_chunk(rank.groups[0], 0, of, &chunk), FSDP_INVALID_ARGUMENT,
                     {"rank " + std::to_string(of)});
     const std::unique_ptr<fsdp_mesh, decltype(&fsdp_destroy_mesh)> mesh(make_mesh(context, {3, 1}), fsdp_destroy_mesh);
-    for (int turn = 0; turn < 2; ++turn) {  // what ranks have waited is told in the meeting that follows
+    // The next meeting reports how long ranks have waited.
+    for (int turn = 0; turn < 2; ++turn) {
       reduce_all(rank, 1);
       double together = 1;
       FSDP(fsdp_all_reduce_values(context, mesh.get(), &together, 1, FSDP_VALUE_SUM));
@@ -180,7 +181,7 @@ TEST(JobRanks, AreMeantByAModelOfSomeOfThem) {
   });
 }
 
-// Hosts of two: blocks are theirs, and no others.
+// Each host has two ranks, so blocks of any other size are refused.
 TEST(ReductionBlocks, OverHostsAreThoseOfTheHosts) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, FSDP_UNSHARD_MAPPED);
   setup.context.ranks_per_host = 2;

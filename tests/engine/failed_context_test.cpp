@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every call of a context that was destroyed, or whose job another rank has aborted while this one did not wait.
+// Every call is made on a context that was destroyed, or whose job another rank aborted while this one did not wait.
 #include <set>
 #include <string>
 #include <thread>
@@ -32,7 +32,7 @@ class Pair {
     fsdp_destroy_model(model);
     for (fsdp_context *context : contexts) fsdp_destroy_context(context);
   }
-  // Of rank 0, through the handles whose context may be destroyed.
+  // The calls of rank 0, through handles whose context may be destroyed.
   std::vector<Call> calls() const {
     std::vector<Call> all = model_calls(model, checkpoint);
     for (const auto &more : {group_calls(group), checkpoint_calls(checkpoint, model)})
@@ -72,7 +72,7 @@ TEST(DestroyedContext, IsToldWhereAnotherContextIsGivenItsModel) {
                "context of rank 0", "destroyed");
 }
 
-// These answer from any thread while another call runs, and whatever has become of the job.
+// These calls answer from any thread while another call runs, even if the job has ended.
 const std::set<std::string> answer_always = {
     "fsdp_abort_context",     "fsdp_get_rank",         "fsdp_get_world_size", "fsdp_get_last_error",
     "fsdp_get_context_error", "fsdp_get_failed_ranks", "fsdp_write_trace",    "fsdp_write_flight_record",
@@ -86,7 +86,7 @@ std::vector<Call> all_calls(const Pair &pair) {
   return all;
 }
 
-// Each with a job of its own: the first call that sees the failure makes it known to all that follow.
+// Each call has a job of its own, because the first call that sees the failure makes it known to all that follow.
 TEST(AbortedJob, IsSeenByEveryCallThatDoesWork) {
   const size_t count = all_calls(Pair()).size();
   for (size_t i = 0; i < count; ++i) {
@@ -135,7 +135,7 @@ TEST(DestroyedContext, OfAnotherRankIsNoFailureOfARankThatWaitsForNoPeer) {
                "rank 1 aborted: destroyed its context without fsdp_close_context");
 }
 
-// A context that was closed has left the job: what becomes of the others is no failure of its own.
+// A closed context has left the job, so a later failure of the job is not its own.
 TEST(AbortedJob, IsNoFailureOfAContextThatWasClosed) {
   fsdp_context *contexts[2] = {};
   FSDP(fsdp_create_local_contexts(2, nullptr, contexts));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every field of every struct that callers fill, by a table: what it may be, what is refused, and that 0 is its
-// default. The table is held against bindings/abi/abi.json, so that a field without a line here is an error.
+// A table lists every field of every struct that callers fill: its legal values, the refused ones, and that 0 means its
+// default. It is compared with bindings/abi/abi.json, so that a field without a line here is an error.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,8 @@ struct Field {
 
 const double unknown_flag = 1, next_flag = 1u << 31;
 
-// Pointers, and what only another field makes count, have neither. struct_size: options_test and misuse_*_test.
+// Pointers, and fields that count only with another field, have neither kind of value. struct_size is tested by
+// options_test and misuse_*_test.
 const std::map<std::string, std::vector<Field>> table = {
     {"fsdp_context_options",
      {{"struct_size", {}, {0, 8}},
@@ -281,7 +282,7 @@ TEST(Fields, TakeWhatIsLegalAndNameWhatIsNot) {
   check_fields("fsdp_mesh_options", fsdp_mesh_options(FSDP_MESH_OPTIONS_INIT), calls);
 }
 
-// A step with these options, from weights that are always the same; what the weights then are.
+// Makes a step with these options, always from the same weights, and returns the new weights.
 std::vector<float> step_with(const fsdp_adamw_options &options, fsdp_status *status = nullptr, uint32_t param_flags = 0,
                              double lr_scale = 0, std::string *message = nullptr) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
@@ -308,7 +309,7 @@ std::vector<float> step_with(const fsdp_adamw_options &options, fsdp_status *sta
 }
 
 TEST(Fields, EachOptionOfAdamWIsChecked) {
-  std::string message;  // threads have messages of their own
+  std::string message;  // each thread has a message of its own
   const auto step = [&](const fsdp_adamw_options &options) {
     fsdp_status status = FSDP_OK;
     step_with(options, &status, 0, 0, &message);
@@ -365,8 +366,8 @@ TEST(Fields, AZeroIsTheDefaultAndAFlagMeansZero) {
   EXPECT_NE(step_with(zero), step_with(zero, nullptr, FSDP_PARAM_LR_ZERO));
 }
 
-// What one rank leaves 0 and another one writes out is one model, and with another value it is none: ranks compare what
-// they have declared when they seal it.
+// If one rank leaves a field 0 and another writes its default, the models are the same; another value makes them
+// differ. The seal compares what the ranks have declared.
 struct Default {
   const char *of, *field;
   double meant, other;
@@ -439,7 +440,7 @@ TEST(Fields, AZeroIsWhatTheHeaderSays) {
   }
 }
 
-// Of contexts' bits others may be made: no call but those that make a context takes them.
+// Other families may share some bits of FSDP_CONTEXT_*, because only calls that make a context take those flags.
 TEST(Flags, HaveBitsThatNothingElseHas) {
   constexpr uint32_t shared = FSDP_CONTEXT_DEBUG | FSDP_CONTEXT_NO_OVERLAP | FSDP_CONTEXT_TRACE;
   uint32_t seen = 0, seen_shared = 0;
@@ -460,7 +461,7 @@ TEST(Flags, HaveBitsThatNothingElseHas) {
   EXPECT_NE(seen, 0u);
 }
 
-// What the header says of them is what they are: it names each pair that shares a bit, and no other flag.
+// The header names each pair of flags that shares a bit, and no other flag.
 TEST(Flags, ShareBitsOnlyWhereTheHeaderSaysSo) {
   std::string rule;
   std::ifstream header(std::filesystem::path(FSDP_TEST_ABI).parent_path() / "../../include/fsdp.h");

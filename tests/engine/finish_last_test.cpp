@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps whose contributions end in fsdp_finish_grads (FSDP_LAST): the bits of those that end one by one; groups that
-// nothing was given for; and what is refused.
+// Steps whose contributions end in fsdp_finish_grads (FSDP_LAST) have the bits of steps whose contributions end one by
+// one. Also tested are groups without gradients, and calls that are refused.
 #include <gtest/gtest.h>
 
 #include "every_setup.h"
@@ -53,7 +53,8 @@ std::vector<std::vector<float>> shard_grads(const Rank &rank) {
   return grads;
 }
 
-// A step in which group `left_out` (a number beyond: none) has `given` contributions, and the others one.
+// A step in which group `left_out` has `given` contributions, and every other group one. A number beyond all groups
+// leaves out none.
 void half_step(Rank &rank, size_t left_out, uint32_t given, bool zeros) {
   for (size_t g = rank.groups.size(); g-- > 0;) {
     const bool chosen = g == left_out;
@@ -68,8 +69,8 @@ void half_step(Rank &rank, size_t left_out, uint32_t given, bool zeros) {
   }
 }
 
-// One that was never given anything, in the first step or after others: as if it had been given zeros, whatever other
-// groups were given and however often.
+// A group without contributions, in the first step or a later one, counts as if it had been given zeros. It does not
+// matter which other groups were given, or how often.
 TEST(FinishLast, CountsWhatWasNotGivenAsZeros) {
   for_every_setup(9, step_modes, [&](Scenario setup) {
     setup.model.grad_op = FSDP_GRAD_OP_SUM;
@@ -119,7 +120,7 @@ TEST(FinishLast, AloneIsAStepOfZeros) {
   }
 }
 
-// What was reduced with FSDP_LAST is not reduced again: neither its bits nor the number of reduces are others.
+// A group that was reduced with FSDP_LAST is not reduced again: its bits and the number of reduces stay the same.
 TEST(FinishLast, LeavesGroupsThatHaveEnded) {
   for (const Axes axes : every_axes)
     for (const fsdp_strategy strategy : strategies) {
@@ -168,7 +169,7 @@ TEST(FinishLast, ComparesTheNumberOfContributions) {
   });
 }
 
-// While a peer that cannot end the step still sums what this rank gave, and throws the sum away (tests/tsan.supp).
+// A peer that cannot end the step may still sum what this rank gave, and then discards the sum (tests/tsan.supp).
 [[gnu::noinline]] fsdp_status finish_spoilt_step(Rank &rank) {
   const SanitizerFrame frame;
   return fsdp_finish_grads(rank.model, 1, FSDP_LAST, nullptr);
@@ -198,7 +199,7 @@ TEST(FinishLast, NamesGradientsThatAreOpen) {
   }
 }
 
-// Whatever that flag would have changed there.
+// All ranks must give the flag, also where it would change nothing.
 TEST(FinishLast, MustBeGivenByAllRanks) {
   for (const Axes axes : every_axes)
     for (const fsdp_strategy strategy : strategies)

@@ -91,7 +91,8 @@ TEST_F(Flight, IsWrittenByTheFirstCallThatReturnsTheFailure) {
   EXPECT_EQ(meeting["state"], "failed");
 }
 
-// One that did not wait was inside and has ended, which is not so where another thread is inside.
+// A call that did not wait was inside the context, and is recorded with its end. A call that is refused because another
+// thread is inside is not.
 TEST_F(Flight, TellsThatACallWasBusy) {
   const Scenario setup = scenario(2, nullptr);
   std::atomic<bool> asked{false};
@@ -120,7 +121,7 @@ TEST_F(Flight, TellsThatACallWasBusy) {
   EXPECT_FALSE(record.contains("wait"));
 }
 
-// What fsdp_finish_grads reduces for the caller is what a backward pass would have, in its order.
+// fsdp_finish_grads reduces the same groups, in the same order, as a backward pass would.
 TEST_F(Flight, TellsWhatTheEndOfAStepReduces) {
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
     Scenario setup = scenario(2, nullptr);
@@ -236,7 +237,7 @@ TEST_F(Flight, OfAnotherThreadSaysWhatTheCallerWaitsFor) {
     if (r == 0)
       observer = std::thread([&, context] {
         const double end = now() + 10;
-        // That this one fails is not how the other thread's call ended.
+        // The failure of this write must not be recorded as the end of the other thread's call.
         EXPECT_EQ(fsdp_write_flight_record(context, path("no/such").c_str()), FSDP_SYSTEM);
         do {
           pause_ms(20);

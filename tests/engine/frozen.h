@@ -20,14 +20,14 @@ inline ParamDef frozen(ParamDef param, fsdp_quantization quantization) {
   return param;
 }
 
-// One group of one parameter.
+// A model of one group with one parameter.
 inline Scenario frozen_setup(const ParamDef &param, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode);
   setup.groups = {{"g", {param}}};
   return setup;
 }
 
-// Of many magnitudes; the largest of all comes last.
+// Values of many magnitudes; the largest comes last.
 inline std::vector<float> awkward_values(uint64_t count, uint32_t seed) {
   std::vector<float> values(count);
   for (uint64_t i = 0; i < count; ++i)

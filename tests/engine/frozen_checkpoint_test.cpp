@@ -78,7 +78,7 @@ TEST_F(FrozenCheckpoint, ComesBackBitForBitWhereverItWasSaved) {
   }
 }
 
-// What training makes of main weights is not in it, what it cannot make is.
+// A checkpoint does not contain what is computed from main weights, but all that is not.
 TEST_F(FrozenCheckpoint, NamesPlanesAndTheirTypes) {
   Scenario setup = based(2);
   ParamDef own{"own", {32, 32}};
@@ -190,7 +190,7 @@ TEST_F(FrozenCheckpoint, TakesPlanesOfOthersByTheirNames) {
   });
 }
 
-// Codes beside old scales would be other weights: a rename that was forgotten is not passed over.
+// Codes with old scales would be other weights, so a load fails if the rename of one plane was forgotten.
 TEST_F(FrozenCheckpoint, PlanesAreMissingTogether) {
   const ParamDef theirs = frozen({"w", {64, 64}}, FSDP_QUANTIZE_MXFP8),
                  ours = frozen({"ours", {64, 64}}, FSDP_QUANTIZE_MXFP8);
@@ -219,7 +219,7 @@ TEST_F(FrozenCheckpoint, PlanesAreMissingTogether) {
   });
 }
 
-// Codes are no numbers, and numbers no codes.
+// Codes cannot be loaded as numbers, and numbers cannot be loaded as codes.
 TEST_F(FrozenCheckpoint, RefusesWhatIsNotTheSame) {
   const ParamDef codes = frozen({"w", {64, 64}}, FSDP_QUANTIZE_FP8);
   run(frozen_setup(codes, 1), "saved", [&](Rank &rank) {

@@ -41,7 +41,7 @@ Scenario adapted(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode)
 
 class FrozenBase : public testing::TestWithParam<std::tuple<uint32_t, fsdp_strategy>> {};
 
-// All views of all versions, and what is read in the end: the base has the bits that it was loaded with.
+// In all views of all versions, and when it is read at the end, the base has the bits that were loaded.
 TEST_P(FrozenBase, StaysWhatItIsWhileAdaptersTrain) {
   const auto [ranks, strategy] = GetParam();
   if ((is_sanitized() || on_gpu()) && ranks != 3) GTEST_SKIP() << "sanitizers and GPUs have one number of ranks";
@@ -80,7 +80,7 @@ TEST(FrozenBases, OverTwoAxesInProcessesAndInDebugMode) {
   EXPECT_EQ(train_as_planned(debug), "");
 }
 
-// Codes and scales once, no main weights, no states.
+// A frozen base keeps its codes and scales once, and has no main weights and no states.
 TEST(FrozenBases, KeepCodesAndScalesAlone) {
   Scenario setup = frozen_setup(frozen({"w", {256, 256}}, FSDP_QUANTIZE_FP8_BLOCK), 2);
   setup.steps = 0;
@@ -97,7 +97,7 @@ struct Options {
   fsdp_dtype from;
 };
 
-// Beside a trained twin of the same numbers, in one model. What is not a number is among them now and then.
+// The planes equal those of a trained twin with the same numbers in the same model. Some runs include Inf and NaN.
 TEST(FrozenPlanes, AreThoseOfAPublishFromEveryDtype) {
   Sample sample(7);
   for (const fsdp_quantization quantization : quantizations)
@@ -220,8 +220,7 @@ TEST(FrozenPlanes, AreLoadedBitForBit) {
         }
 }
 
-// Each rank its own rows, in two parts of whole blocks; a stack by its matrices.
-// The root alone knows what it has, and all hear what is wrong with it. Names are compared to their ends.
+// Only the root knows what it has, and all ranks learn what is wrong with it. Names are compared to their ends.
 TEST(Loads, AreOfTheRootsData) {
   const std::string long_name = "transformer.layers.10.self_attention.query.weight.";
   Scenario setup;
@@ -253,6 +252,7 @@ TEST(Loads, AreOfTheRootsData) {
   });
 }
 
+// Each rank loads its own rows, in two parts of whole blocks. A stack is loaded matrix by matrix.
 TEST(FrozenPlanes, AreMadeOfWholeBlocksOfRows) {
   for (const std::vector<uint64_t> &shape : {std::vector<uint64_t>{544, 160}, {6, 128, 32}})
     for (const fsdp_quantization quantization : {FSDP_QUANTIZE_MXFP8, FSDP_QUANTIZE_FP8_BLOCK})
@@ -282,15 +282,15 @@ TEST(FrozenPlanes, AreMadeOfWholeBlocksOfRows) {
       }
 }
 
-// By the end of the seal.
+// The number of allocations until the end of the seal.
 uint64_t allocations_of(const Scenario &setup) {
   std::atomic<uint64_t> count = 0;
   run(setup, "sealed", [&](Rank &rank) { count = rank.stats().allocations; });
   return count;
 }
 
-// The n-th allocation is the load's: what was there stays, and the next one succeeds. A rank that has nothing of the
-// parameter needs no memory, and learns it where ranks load together.
+// The n-th allocation is made by the load and fails: the old planes stay, and the next load succeeds. A rank that
+// stores no part of the parameter needs no memory, but learns of the failure if the ranks load together.
 TEST(FrozenPlanes, StayWhereMemoryEnds) {
   const ParamDef w = frozen({"w", {100, 8}}, FSDP_QUANTIZE_FP8_BLOCK);
   const std::vector<float> values = awkward_values(800, 1);
@@ -375,7 +375,7 @@ TEST(FrozenMisuse, PlanesThatTheParameterLacksAreRefused) {
 
 class FrozenDeclared : public Declared {};
 
-// A checkpoint could not say what the planes of such boxes are parts of.
+// A checkpoint could not say of which part of the tensor the planes of such boxes are.
 TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
   static constexpr uint64_t shape[] = {64, 64}, global[] = {256, 200}, fits[] = {64, 96}, cuts[] = {64, 112},
                             odd[] = {64, 128}, odd_shape[] = {128, 72}, whole[] = {0, 0}, even[] = {256, 224};
@@ -415,7 +415,7 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
       "the box does not cut, but it is [64, 128) of global_shape[0], which is 256\n");
 }
 
-// What could be trained and never saved: told before any rank trains.
+// Such parameters could be trained but never saved, so the ranks learn it before they train.
 TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
   static constexpr uint64_t shape[] = {32, 32};
   fsdp_param base = param("w"), scales = param("v.column_scale"), other = param("v"), fits = param("w.column");
@@ -424,7 +424,7 @@ TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
   base.quantization = FSDP_QUANTIZE_FP8, other.quantization = FSDP_QUANTIZE_MXFP8;
   FSDP(add_group("g", {base, scales, fits, param("m")}));
   FSDP(add_group("h", {other, param("w.row"), param("state.m.exp_avg")}));
-  // What is trained is saved as it is trained, and what is not quantized as it is.
+  // A trained parameter is saved as main weights, and one that is not quantized as it is.
   fsdp_param trained = base, kept = param("k");
   trained.name = "q", trained.flags = 0;
   kept.flags = FSDP_PARAM_FROZEN;
@@ -457,7 +457,7 @@ TEST_F(FrozenDeclared, BytesAreFrozenAndNothingElse) {
   FSDP(add_group("g", {bytes}));
 }
 
-// Codes of the caller's own, in and out, beside what is trained.
+// The caller's own codes are loaded and read unchanged, beside trained parameters.
 TEST(FrozenBytes, AreWhatTheyWere) {
   for (uint32_t ranks = 1; ranks <= 3; ++ranks)
     for (const auto mode : unshard_modes) {

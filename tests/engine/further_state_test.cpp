@@ -33,7 +33,7 @@ class AveragedRank : public Rank {
       }
     return all;
   }
-  // By shards, as a caller would.
+  // Updates the average shard by shard, as a caller would.
   void average() const {
     uint64_t count = 0;
     FSDP(fsdp_get_shard_count(model, &count));
@@ -55,7 +55,7 @@ class AveragedRank : public Rank {
   }
 };
 
-// From whole weights, without the library.
+// Computes the averages from whole weights, without the library.
 std::vector<std::vector<float>> expected_averages(const Scenario &setup, uint32_t steps) {
   std::vector<std::vector<float>> averages;
   for (uint32_t step = 0; step < steps; ++step) {
@@ -77,7 +77,7 @@ std::vector<std::vector<float>> expected_averages(const Scenario &setup, uint32_
 
 using FurtherState = Checkpoint;
 
-// Saved by three ranks, gone on with by others: weights, AdamW's states and the average are those of one run.
+// Three ranks save and other numbers of ranks go on: weights, AdamW's states and the average are those of one run.
 TEST_F(FurtherState, GoesOnOnOtherRanks) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 2u, 4u}) {
@@ -121,7 +121,8 @@ TEST_F(FurtherState, GoesOnOnOtherRanks) {
     }
 }
 
-// What a checkpoint lacks is an error that names it, or stays as it is; what a model lacks is unexpected.
+// A state that the checkpoint lacks is an error that names it, or stays as it is. A state that the model lacks is
+// unexpected.
 TEST_F(FurtherState, AStateThatIsMissingIsNamedOrStays) {
   const Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   for (const bool saves : {false, true})
@@ -188,7 +189,7 @@ TEST(AdamWStates, OfTheCallerAreReadAndLoadedWhole) {
   });
 }
 
-// In role OPTIMIZER, where a plan and a run have the same bytes.
+// The states count in role OPTIMIZER, and the plan and the run have the same bytes.
 TEST(AdamWStates, OfTheCallerAreCounted) {
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = setup_of(strategy, 2);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step of a model of 48 layers costs in calls into CUDA, counted over the simulated one and NCCL's look-alike:
-// a table, and bounds. Counts tell what a GPU's streams and the calling thread have to do besides the math; how long it
-// takes they do not.
+// The CUDA calls that a step of a model of 48 layers makes, counted over the simulated CUDA and NCCL's look-alike: a
+// table, and bounds. The counts show how much the GPU's streams and the calling thread do besides the math. They do not
+// show how long it takes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ uint64_t calls(std::initializer_list<const char *> names) {
   return count;
 }
 
-// Of all ranks so far.
+// The counts of all ranks so far.
 Counts count_all() {
   const std::array<uint64_t, kinds> seen = {
       simulated::kernels(),
@@ -66,12 +66,12 @@ Counts count_all() {
 
 struct Row {
   const char *name;
-  double times;  // what is told is of one of so many
+  double times;  // the number of calls by which the counts are divided
   Counts most;
   Counts counts{};
 };
 
-// A value that leaves the norm finite; one kernel of the caller's, which is taken off what is counted.
+// Writes a value that leaves the norm finite. It uses one kernel of the caller, which the counts leave out.
 void write_grads(Rank &rank, size_t g) {
   for (size_t p = 0; p < 2; ++p) {
     fsdp_tensor grad = FSDP_TENSOR_INIT;
@@ -105,8 +105,8 @@ void meet(Rank &rank) {
 
 std::optional<simulated::Hold> hold;
 
-// No rank is in a part while another one is not, and no work of the GPU is done before the part ends: what is waited
-// for does not depend on how fast that is.
+// All ranks begin and end a part together, and no work of the GPU is done before the part ends. So the counts of waits
+// do not depend on how fast the GPU is.
 void count(Rank &rank, Row *row, const std::function<void()> &part) {
   REQUIRE(cudaStreamSynchronize(static_cast<cudaStream_t>(stream())) == cudaSuccess);
   meet(rank);
@@ -154,7 +154,7 @@ TEST(GpuCounts, AStepOf48LayersCostsFewCalls) {
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
-    for (int i = 0; i < 2; ++i) step(rank, nullptr);  // what is made at first is made
+    for (int i = 0; i < 2; ++i) step(rank, nullptr);  // makes all that is made only once
     step(rank, &rows);
     REQUIRE(cudaStreamSynchronize(static_cast<cudaStream_t>(stream())) == cudaSuccess);
     FSDP(fsdp_close_context(context));

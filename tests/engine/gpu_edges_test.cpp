@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Over simulated GPUs, one edge a test: what comes after a stream that is late, where a whole program
-// (gpu_order_test.cpp) would not show it, because other edges or its own calls order it too. Which edge it is stands in
-// docs/contracts/streams-and-threads.md.
+// Over simulated GPUs, each test checks one edge of the order: what must come after a late stream. A whole program
+// (gpu_order_test.cpp) would not show a missing edge, because other edges or its own calls order the work too.
+// docs/contracts/streams-and-threads.md lists the edges.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void finish(Rank &rank, cudaStream_t stream, float value = 2) {
   FSDP(fsdp_finish_grads(rank.model, 1, 0, stream));
 }
 
-// Its work has been enqueued when this returns, and takes a while.
+// Enqueues a step whose update takes a while, and returns before it is done.
 void step_late(Rank &rank, cudaStream_t late) {
   finish(rank, late);
   nap(late, late_ms);
@@ -84,7 +84,7 @@ TEST(GpuEdges, ParametersAreLoadedAfterTheUpdate) {
       });
 }
 
-// What is saved is what the late update writes: what is loaded again is the same.
+// A checkpoint has the weights that the late update writes: a load gives the same weights.
 TEST(GpuEdges, ACheckpointIsOfWhatTheUpdateWrites) {
   for (const fsdp_strategy strategy : strategies) {
     std::string path = "/var/tmp/gpu-edges-XXXXXX";
@@ -108,7 +108,7 @@ TEST(GpuEdges, ACheckpointIsOfWhatTheUpdateWrites) {
   }
 }
 
-// On another stream, and on the same one: the host waits for what it asks.
+// The norm is asked for on another stream and on the same one; the host waits for the scaling in both cases.
 TEST(GpuEdges, NormsAreThoseAfterAScaling) {
   for (const fsdp_strategy strategy : strategies)
     for (const bool same : {false, true})
@@ -153,7 +153,7 @@ TEST(GpuEdges, ViewsSayThatTheyAreOfAGpu) {
   });
 }
 
-// In the order of the stream that reshard is given: nothing before, NaN after.
+// The poison comes in the order of the stream that reshard is given: readers before it see the weights, later ones NaN.
 TEST(GpuEdges, ReleasedViewsArePoisonedInDebugMode) {
   const Scenario setup = order_scenario(Layout::debug, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -255,7 +255,7 @@ TEST(GpuEdges, WeightsInPlaceAreWrittenAfterTheirReaders) {
     });
 }
 
-// Replicas of one rank each: nothing is refreshed, and what the others have updated the outer axis puts in its place.
+// Each replica has one rank: nothing is refreshed, and the outer axis writes the other replicas' updates in place.
 TEST(GpuEdges, WeightsInPlaceAreReadAfterThoseOfOtherReplicas) {
   for (const fsdp_strategy strategy : strategies) {
     if (strategy == FSDP_STRATEGY_NO_SHARD) continue;  // every replica updates all of it
@@ -301,7 +301,8 @@ TEST(GpuEdges, NumbersAreRealignedWhenAllRanksAreIdle) {
     std::unique_ptr<StandStill> still;
     if (r == 1) {
       FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, own));
-      pause_ms(100);  // it waits by now
+      // Rank 1 waits by now.
+      pause_ms(100);
       still = std::make_unique<StandStill>("fsdp-gather", setup.ranks, 300);
     }
     FSDP(fsdp_all_reduce_values(context, nullptr, &one, 1, FSDP_VALUE_SUM));
@@ -350,7 +351,7 @@ TEST(GpuEdges, ARoundWaitsForALateRank) {
   }
 }
 
-// Its memory goes away for a stream that does not wait: a kernel that reads it then ends the process.
+// The model's memory goes away on a stream that does not wait. A kernel that read it then would end the process.
 TEST(GpuEdges, AModelIsDestroyedAfterItsReaders) {
   for (const fsdp_strategy strategy : strategies) {
     const Scenario setup = order_scenario(Layout::flat, strategy);

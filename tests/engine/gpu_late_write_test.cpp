@@ -26,7 +26,7 @@ Scenario watched(fsdp_dtype dtype, uint64_t rows = 16) {
   return setup;
 }
 
-// One byte at the end of what was lent, by a kernel.
+// A kernel writes one byte at the end of the lent gradient.
 void write_late(void *last) {
   require(simulated::enqueue(static_cast<cudaStream_t>(stream()),
                              [last] { *static_cast<unsigned char *>(last) = 0x3F; }) == cudaSuccess,
@@ -90,7 +90,7 @@ TEST(LateWrite, BetweenStepsIsToldWhenTheGradientIsLentAgain) {
 // Group 1's buffer is drained when group 0 needs one; the byte comes afterwards, and all ranks learn it where the step
 // ends.
 TEST(LateWrite, WithinAStepIsToldToAllRanksWhereItEnds) {
-  // More than a piece that is looked through at once.
+  // The gradient has more bytes than one piece of the search.
   Scenario setup = watched(FSDP_FLOAT32, 70'000);
   setup.model.max_pending_groups = 1;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What models on GPUs are planned to take is what they take, whichever transport they name, and where none is named
-// what the seal has chosen. NCCL is its look-alike; all of it runs on the simulated CUDA.
+// Models on GPUs take the memory that was planned, for the transport that they name or, without a name, for the one
+// that the seal chose. NCCL is a look-alike, and all tests run on the simulated CUDA.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -52,7 +52,7 @@ void expect_as_planned(const Scenario &setup, const std::string &what) {
   }
 }
 
-// Of this process, whose tests follow each other.
+// Sets the variable for this process, in which several tests run one after another.
 void let_nccl_share_gpus(bool allowed) { ::setenv("NCCL_MULTI_RANK_GPU_ENABLE", allowed ? "1" : "0", 1); }
 
 TEST(GpuMemory, ATransportThatIsNamedIsPlannedExactly) {
@@ -97,7 +97,7 @@ TEST(GpuMemory, MemoryOfReplicasIsAsPlanned) {
     }
 }
 
-// What a run would refuse is not planned.
+// A plan refuses what a run would refuse.
 TEST(GpuMemory, APlanRefusesNcclBetweenHosts) {
   let_nccl_share_gpus(true);
   Scenario setup = memory_scenario(4, FSDP_TRANSPORT_NCCL);
@@ -141,8 +141,8 @@ TEST(GpuMemory, WhatTheSealChoosesIsToldAfterwards) {
   }
 }
 
-// What ranks that share a GPU are warned of at their seals, where CUDA has so many queues; NULL: as many as it has
-// usually.
+// The warnings at the seals of ranks that share a GPU, if CUDA has `queues` queues. NULL stands for CUDA's default
+// number.
 std::string lines_of(uint32_t ranks, fsdp_device_transport transport, const char *queues) {
   queues ? ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues, 1) : ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
   Scenario setup = memory_scenario(ranks, transport);
@@ -161,14 +161,14 @@ std::string lines_of(uint32_t ranks, fsdp_device_transport transport, const char
   return log.second;
 }
 
-// Over NCCL any two of their streams may share a queue; over staging that does no harm.
+// Any two streams of these ranks may share a queue. Over NCCL they are warned; over staging it does no harm.
 TEST(GpuMemory, RanksThatShareTheQueuesOfAGpuOverNcclAreWarned) {
   let_nccl_share_gpus(true);
   const std::string lines = lines_of(2, FSDP_TRANSPORT_NCCL, nullptr);
   for (const char *word : {"2 ranks are threads of one process and share GPU 0 over NCCL", "into 8 queues",
                            "CUDA_DEVICE_MAX_CONNECTIONS, at most 32", "FSDP_TRANSPORT_STAGING"})
     EXPECT_NE(lines.find(word), std::string::npos) << lines;
-  EXPECT_EQ(lines.find("2 ranks are"), lines.rfind("2 ranks are")) << lines;  // one of them
+  EXPECT_EQ(lines.find("2 ranks are"), lines.rfind("2 ranks are")) << lines;  // only one rank warns
   EXPECT_NE(lines_of(2, FSDP_TRANSPORT_NCCL, "99").find("into 32 queues"), std::string::npos);
   EXPECT_EQ(lines_of(1, FSDP_TRANSPORT_NCCL, "1"), "");
   EXPECT_EQ(lines_of(5, FSDP_TRANSPORT_STAGING, "1"), "");
@@ -181,7 +181,7 @@ TEST(GpuMemory, RanksOnOneGpuThatNcclRefusesAreWarned) {
   const std::string lines = lines_of(2, 0, nullptr);
   for (const char *word : {"ranks 0 and 1 share a GPU", "device_index", "FSDP_TRANSPORT_STAGING"})
     EXPECT_NE(lines.find(word), std::string::npos) << lines;
-  EXPECT_EQ(lines.find("share a GPU"), lines.rfind("share a GPU")) << lines;  // one of them
+  EXPECT_EQ(lines.find("share a GPU"), lines.rfind("share a GPU")) << lines;  // only one rank warns
   EXPECT_EQ(lines_of(2, FSDP_TRANSPORT_STAGING, nullptr), "");
   let_nccl_share_gpus(true);
 }
@@ -218,8 +218,8 @@ uint64_t slot_bytes(const Scenario &setup) {
   return std::min((largest * 8 + setup.ranks * 4 * kib + 64 * kib - 1) / (64 * kib) * 64 * kib, 4 * 1024 * kib);
 }
 
-// What CUDA was asked for. Staging has 4 slots for gathers and 4 for reduces of each of two ranks, in memory that each
-// of them pins as it sees it. With NCCL there are none. Events have pinned words too.
+// The memory that the library reports is what it asked CUDA for. Staging has 4 slots for gathers and 4 for reduces of
+// each of two ranks, in memory that each rank pins in its own view. NCCL has no slots. Events have pinned words too.
 TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
   let_nccl_share_gpus(true);
   constexpr uint64_t ranks = 2, views = 2;
@@ -260,7 +260,8 @@ TEST(GpuMemory, WhichGpuARankHasIsLogged) {
 TEST(GpuMemory, WhatAStuckGpuKeepsIsLoggedOnce) {
   Scenario setup = memory_scenario(1, FSDP_TRANSPORT_STAGING);
   setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
-  setup.context.timeout_ms = 1200;  // its end waits for that three times
+  // The end of the context waits three times as long.
+  setup.context.timeout_ms = 1200;
   Lines lines;
   setup.context.log = keep_line;
   setup.context.log_data = &lines;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms over simulated GPUs that no caller waits for: when they are found, what is scaled by them, and in which order.
+// Norms over simulated GPUs for which no caller waits: when they are found, what they scale, and in which order.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,7 +22,7 @@ struct Case {
 // A second test runs them so.
 bool by_nccl() { return std::getenv("FSDP_NCCL_LIBRARY") != nullptr; }
 
-// Of gradients that are alike everywhere: sums of their squares are exact.
+// The norm of gradients that are equal everywhere; the sums of their squares are exact.
 double norm_of(const Scenario &setup, double value) {
   uint64_t elements = 0;
   for (const GroupDef &group : setup.groups)
@@ -117,7 +117,8 @@ TEST_P(GpuNorm, ManyThatAreNotWaitedForKeepTheirOrder) {
   for (const Late late : {Late::nobody, Late::reduces, Late::outer}) {
     const bool has_outer = setup.mesh.replicate_size > 1 || setup.context.ranks_per_host;
     if (late == Late::outer && !has_outer) continue;
-    if (late != Late::nobody && by_nccl()) continue;  // which stream is which is known of staging
+    // Only over staging is it known which stream is which.
+    if (late != Late::nobody && by_nccl()) continue;
     run(GetParam(), [&](Rank &rank, const LibraryStreams &library, cudaStream_t one, cudaStream_t other) {
       if (rank.rank == 1 || setup.ranks == 1) library.delay(late);
       float value = 2;
@@ -137,7 +138,7 @@ TEST_P(GpuNorm, ManyThatAreNotWaitedForKeepTheirOrder) {
   }
 }
 
-// It ends by itself; nothing of it is left in the steps that follow.
+// The norm is still found; later steps contain nothing of it.
 TEST_P(GpuNorm, OfAStepThatIsDiscardedIsStillFound) {
   const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
   run(GetParam(), [&](Rank &rank, const LibraryStreams &library, cudaStream_t one, cudaStream_t other) {

@@ -49,8 +49,9 @@ class Program {
     FSDP(fsdp_step_adamw(rank_.model, 0.125, nullptr, first));
   }
 
-  // What is lent at last has the buffer that the next step lends first, to another group. What was read in a step that
-  // is given up means nothing. Ranks that have not made their calls would be told of the discard in them.
+  // The gradient that is lent last is in the buffer that the next step first lends to another group. What a discarded
+  // step has read does not count. The ranks first meet, because a discard would otherwise fail calls that a rank has
+  // still to make.
   void discard_step(uint32_t step) {
     to_ = &given_up_;
     for (size_t g = 0; g < 2; ++g) look(g, FSDP_FORWARD, reader(g));
@@ -100,7 +101,8 @@ class Program {
     }));
   }
 
-  // Parameters by turns on two streams, the first one once more on the other: what comes later makes a difference.
+  // Writes the parameters on two streams in turn, and the first one once more on the other stream. The order of these
+  // two writes matters.
   void give(size_t g, uint32_t step, uint32_t m) {
     const size_t turn = g + step + m;
     for (size_t p = 0; p < rank_.def(g).params.size(); ++p)

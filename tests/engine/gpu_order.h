@@ -46,11 +46,11 @@ struct Seen {
   Weights last;
 };
 
-// One program of several steps; on one stream where `apart` is false. discards: each step comes after one that was
-// given up in the middle, with gradients that are lent and reduces that are under way. By rank.
+// Runs one program of several steps, on one stream if `apart` is false. With `discards`, each step follows one that was
+// discarded in the middle, with lent gradients and unfinished reduces. Returns the result of each rank.
 std::vector<Seen> run_program(const Scenario &setup, bool apart, Late late, bool discards = false);
 
-// Where the two begin to differ; empty if they do not.
+// Tells where the two results begin to differ; empty if they are equal.
 std::string compare(const std::vector<Seen> &expected, const std::vector<Seen> &found);
 
 }  // namespace order

@@ -28,8 +28,8 @@ TEST_P(GpuOrder, NoBitChangesWhicheverStreamIsLate) {
   }
 }
 
-// The calls of a step that is discarded have enqueued work that is late, and the GPU may still be at the step before,
-// which has ended well. That one is not given up, and the next one comes after it all.
+// The calls of a discarded step have enqueued work that is late, and the GPU may still run the step before, which has
+// ended well. The discard must not undo that step, and the next step comes after all of this work.
 class GpuDiscard : public testing::TestWithParam<fsdp_strategy> {};
 
 TEST_P(GpuDiscard, NothingIsLeftAndTheStepBeforeStaysWhicheverStreamIsLate) {

@@ -43,7 +43,7 @@ void write(Rank &rank, size_t g, size_t p, cudaStream_t stream, float value, std
   }));
 }
 
-// Until so many kernels have run, or for so long.
+// Waits until `wanted` kernels have run, or for `seconds`.
 bool await(const std::atomic<int> &count, int wanted, double seconds) {
   const double start = now();
   while (count < wanted && now() - start < seconds) pause_ms(1);
@@ -100,7 +100,7 @@ TEST(GpuStreams, WritersDoNotWaitForEachOther) {
   for (const bool slow_first : {true, false}) expect_apart(streams_scenario(2), slow_first);
 }
 
-// More streams than there are events for: they share some, and what they wrote is there all the same.
+// There are more streams than events, so some share an event. All that they wrote is reduced nevertheless.
 TEST(GpuStreams, ManyWritersAreAllWaitedFor) {
   Scenario setup = streams_scenario(1);
   setup.model.max_pending_groups = 2;
@@ -124,7 +124,7 @@ TEST(GpuStreams, ManyWritersAreAllWaitedFor) {
   });
 }
 
-// What kernels find in the weights of all groups, by group, each behind a nap on one of these streams.
+// Returns what kernels read from the weights of each group. Each kernel runs after a nap on one of these streams.
 std::vector<std::vector<std::byte>> look(Rank &rank, const std::vector<Stream> &streams, int nap_ms) {
   std::vector<std::vector<std::byte>> found(groups);
   for (size_t g = 0; g < groups; ++g) {
@@ -164,7 +164,7 @@ Scenario swizzled_scenario() {
   return setup;
 }
 
-// A scale for each row.
+// Publishes weights so that each row has a scale of its own.
 void publish_rows(Rank &rank) {
   std::vector<float> values(64 * 96);
   for (size_t i = 0; i < values.size(); ++i) values[i] = std::ldexp(1.0F, static_cast<int>(i / 96 % 50));
@@ -179,13 +179,14 @@ void swizzle(Rank &rank, const Placed &to, fsdp_stream on) {
 }
 
 void expect_rows(const Placed &seen) {
-  std::vector<uint8_t> wanted(512, 0);  // 3 scales for each of 64 rows, of which 32 stand 16 bytes apart
+  // Each of 64 rows has 3 scales. Rows in the same half are 16 bytes apart.
+  std::vector<uint8_t> wanted(512, 0);
   for (size_t row = 0; row < 64; ++row)
     for (size_t c = 0; c < 3; ++c) wanted[row % 32 * 16 + row / 32 * 4 + c] = static_cast<uint8_t>(row % 50 + 119);
   EXPECT_EQ(std::memcmp(seen.data(), wanted.data(), 512), 0);
 }
 
-// On a stream of their own, while the gather is held up.
+// The swizzle runs on another stream, while the gather is held up.
 TEST(GpuStreams, ScalesAreSwizzledOnceTheyAreGathered) {
   Scenario setup = swizzled_scenario();
   setup.context.debug_delay_us = 30'000;

@@ -89,7 +89,7 @@ TEST(Gpu, AShardAxisOverHostsHasTheBitsOfTheHost) {
   }
 }
 
-// Each alone, so that one that hangs is named.
+// Each option has a test of its own, so that one that hangs is named.
 class GpuOptions : public testing::TestWithParam<const char *> {};
 
 TEST_P(GpuOptions, OptionsOfTheGpuChangeNoBit) {
@@ -263,8 +263,7 @@ TEST(Gpu, ASteadyStepNeitherAllocatesNorSynchronizes) {
   }
 }
 
-// The same calls on a stream of the caller's for each part of a step: what one writes and another reads is ordered by
-// the library.
+// Each part of a step uses another stream of the caller. The library orders what one stream writes and another reads.
 TEST(Gpu, StreamsThatTakeTurnsHaveTheBitsOfOne) {
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = gpu_scenario(strategy, 2);

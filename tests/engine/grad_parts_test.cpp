@@ -48,7 +48,7 @@ Scenario by_parts(Scenario setup, uint64_t bytes) {
   return setup;
 }
 
-// In a planning context.
+// Uses the model in a planning context.
 template <class Use>
 void plan(const Scenario &setup, const Use &use) {
   fsdp_context_options options = place(setup.context);
@@ -70,7 +70,7 @@ uint64_t planned_pool(const Scenario &setup) {
   return bytes;
 }
 
-// What a seal says would do where `bytes` are too little.
+// The least number of bytes that is enough, according to the seal's error for `bytes`.
 uint64_t least_bytes(const Scenario &setup, uint64_t bytes = 1) {
   try {
     planned_pool(by_parts(setup, bytes));
@@ -96,7 +96,7 @@ void complete(Rank &rank, size_t g, const std::vector<size_t> &params) {
   }
 }
 
-// NCCL knows no blocks of hosts: what it adds over them has the same bits only as what it adds otherwise.
+// NCCL does not sum in blocks of hosts, so its sums over hosts can only be compared with other sums of NCCL.
 bool has_reference(const Scenario &setup) {
   const char *const transport = std::getenv("FSDP_TEST_TRANSPORT");
   return !setup.context.ranks_per_host || !on_gpu() || !transport || std::string(transport) != "nccl";
@@ -127,7 +127,8 @@ void expect_same_training(const Scenario &setup, std::initializer_list<uint64_t>
   for (const uint64_t bytes : limits) expect_same_training(setup, whole, bytes);
 }
 
-// From the least that does to what whole groups take: gradients of every strategy that reduces each contribution.
+// The limits go from the least that is enough to the size of whole groups, for every strategy that reduces each
+// contribution.
 TEST(GradParts, HaveTheBitsOfWholeGroups) {
   Sample sample(3);
   for (const fsdp_strategy strategy : strategies)
@@ -155,7 +156,7 @@ TEST(GradParts, WithClippingHaveTheReferencesBits) {
   EXPECT_EQ(difference(setup, train_threads(setup)), "");
 }
 
-// Over two axes: replicas that hold all, that divide the optimizer's state, and a shard axis over hosts.
+// Replicas hold everything or divide the optimizer's state, and a shard axis goes over hosts.
 TEST(GradParts, HaveTheBitsOfWholeGroupsOverTwoAxes) {
   Sample sample(2);
   unsigned number = 0;
@@ -210,7 +211,7 @@ TEST(GradParts, InDebugModeHaveBuffersOfTheirOwn) {
   }
 }
 
-// A layer's gradients in one third of what two layers take.
+// The gradients of a layer take one third of the memory of two layers.
 TEST(GradParts, OfAUsualLayerTakeAThird) {
   for (const uint32_t ranks : {2u, 4u, 8u})
     for (const uint64_t width : {64u, 256u, 768u}) {
@@ -313,7 +314,7 @@ TEST(GradParts, OfRootGroupsStayOpenBesidesThoseOfLayers) {
   }
 }
 
-// apply_grads takes whatever cut there is; a step that is given up half-way leaves nothing.
+// apply_grads works with any cut, and a step that is discarded half-way leaves nothing behind.
 TEST(GradParts, AreAppliedInOneCallAndDiscarded) {
   Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   std::vector<std::vector<float>> weights[2];
@@ -373,7 +374,8 @@ TEST(GradParts, InDifferentOrdersAreToldByName) {
       EXPECT_NE(error.find(word), std::string::npos) << word << " is not in: " << error;
 }
 
-// One that completes part by part, and one that leaves a part's end to fsdp_reduce_grad, call the same.
+// One rank completes part by part, another leaves the end of a part to fsdp_reduce_grad: their collectives are the
+// same.
 TEST(GradParts, AreTakenByTheReduceWhereTheyWereNotCompleted) {
   Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup = by_parts(setup, planned_pool(setup) / 2);

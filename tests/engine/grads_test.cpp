@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients in any order, none of them, all at once; their norms, and what is not finite.
+// Gradients in any order, without any of them, or all at once; their norms; and gradients that are not finite.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@ using namespace harness;
 
 namespace {
 
-// On three ranks, their weights loaded, for every strategy.
+// Runs the body on three ranks with loaded weights, for every strategy.
 void on_every_strategy(const std::function<void(Rank &)> &body) {
   for (const fsdp_strategy strategy : {1, 2, 3, 4}) {
     const Scenario scenario = scenario_of(strategy, 3);
@@ -25,7 +25,7 @@ void on_every_strategy(const std::function<void(Rank &)> &body) {
   }
 }
 
-// Of all that this rank owns; some rank owns each element.
+// Compares all gradients that this rank owns. Each element has a rank that owns it.
 void expect_grads(Rank &rank, const std::function<float(const fsdp_shard &)> &expected) {
   double owned = 0;
   for (const fsdp_shard &shard : rank.shards()) {
@@ -165,7 +165,7 @@ TEST(Grads, ApplyGradsEqualsTheCallsItStandsFor) {
   }
 }
 
-// There is no factor that makes such gradients small: those that are finite keep their bits, and the norm tells.
+// No factor makes such gradients small. Finite gradients keep their bits, and the norm shows the problem.
 TEST(Grads, ANormThatIsNotFiniteClipsNothing) {
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()})
     on_every_strategy([bad](Rank &rank) {
@@ -190,7 +190,7 @@ TEST(Grads, ANormThatIsNotFiniteClipsNothing) {
       FSDP(fsdp_clip_grads(rank.model, nullptr, 0.5, nullptr, &norm));
       REQUIRE(std::isinf(bad) ? std::isinf(norm) : std::isnan(norm));
       REQUIRE(same_bits(grads(), before));
-      fsdp_mesh *further = make_mesh(rank.context, {rank.rank});  // as over the meshes of others
+      fsdp_mesh *further = make_mesh(rank.context, {rank.rank});  // as the mesh of other models
       FSDP(fsdp_clip_grads(rank.model, further, 0.5, nullptr, &norm));
       fsdp_destroy_mesh(further);
       REQUIRE(std::isinf(bad) ? std::isinf(norm) : std::isnan(norm));

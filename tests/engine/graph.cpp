@@ -90,7 +90,7 @@ bool has_nccl() {
   return library && *library;
 }
 
-// Of weights that have one scale: what tells the codes apart, times that.
+// The gradient of weights with one scale: a number that depends on the codes, times the scale.
 void enqueue_grad_of_codes(Rank &rank, size_t g, size_t p, cudaStream_t stream) {
   fsdp_tensor codes = FSDP_TENSOR_INIT, scale = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 0;

@@ -28,10 +28,9 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// What follows on `later` comes after all that `earlier` was given; it joins the capture of `earlier`, or joins it to
-// its own.
+// Orders later work on `later` after all work of `earlier` so far. One of the streams joins the capture of the other.
 void chain(cudaStream_t earlier, cudaStream_t later);
-// What follows on the stream is late by so much.
+// Delays later work on the stream by `ms`.
 void nap(cudaStream_t stream, int ms);
 
 // Work in a stream that ends when the test says so. Longer than any timeout here it never takes.
@@ -69,7 +68,7 @@ class Graph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// A capture that is begun and ended by hand, for those that come to nothing.
+// Begins a capture that the test ends by hand, for captures that fail.
 void begin_capture(Rank &rank, cudaStream_t stream);
 // fsdp_end_capture must fail with all of the words. CUDA's capture ends too, its graph is dropped.
 void end_spoilt_capture(Rank &rank, cudaStream_t stream, const std::vector<std::string> &words);
@@ -96,7 +95,7 @@ double lr_of(int step);
 
 using Weights = std::vector<std::vector<float>>;
 
-// train makes the steps on every rank; what it leaves on rank 0.
+// Makes the steps of `train` on every rank, and returns the weights of rank 0.
 Weights run(const Scenario &setup, const std::function<void(Rank &, cudaStream_t)> &train, fsdp_stats *stats = nullptr);
 Weights train_eagerly(const Scenario &setup, int passes, fsdp_stats *stats = nullptr);
 

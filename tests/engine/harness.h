@@ -124,7 +124,7 @@ struct Scenario {
   bool eval = false;       // a forward pass between steps
   bool put = false;        // hand gradients in with fsdp_put_grad
   bool complete = false;   // and complete each, from a group's last parameter on
-  bool ends_late = false;  // no contribution is the last one but by fsdp_finish_grads
+  bool ends_late = false;  // contributions end only in fsdp_finish_grads
   double clip = 0;
   double scale = 1;
   double weight_decay = 0.01;
@@ -174,7 +174,7 @@ struct Outcome {
   std::vector<uint64_t> addresses;  // of every parameter seen in every visit, in order
   uint32_t version = 0;             // that was published last
   std::vector<View> views;          // in every visit, in order
-  // Of the reference: a hash for each version and parameter, of what BACKWARD reads and of what the other phases read.
+  // The reference has hashes for each version and parameter: of what BACKWARD reads, and of what the other phases read.
   std::vector<std::vector<uint64_t>> versions, backward_versions;
   std::string error;
 };
@@ -197,7 +197,7 @@ class Rank {
   Stats stats() const;
   // The compute weights as floats; of a quantized parameter what its planes stand for.
   std::vector<float> view(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
-  // Of a quantized parameter, as they are stored: of MXFP8 those of the phase.
+  // The planes of a quantized parameter as they are stored. MXFP8 has planes for each phase.
   Blocks planes(size_t group, size_t param, fsdp_phase phase, uint64_t *address = nullptr) const;
 
   const Scenario &setup;
@@ -224,7 +224,7 @@ void update(Rank &rank);
 void clean_step(Rank &rank, uint32_t step);
 // Gives every parameter of the group a gradient of one value.
 void put_all(Rank &rank, size_t group, float value);
-// ... of every group, and reduces them: what fsdp_finish_grads ends.
+// Does the same for every group, and reduces the gradients. fsdp_finish_grads ends that step.
 void reduce_all(Rank &rank, float value);
 // A mesh of one axis.
 fsdp_mesh *make_mesh(fsdp_context *context, const std::vector<uint32_t> &ranks);

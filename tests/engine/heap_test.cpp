@@ -93,7 +93,7 @@ TEST(Heap, ABusyGradientTakesLittle) {
   });
 }
 
-// What is trained changes no memory, so nothing can be missing.
+// fsdp_set_param_trainable allocates nothing, so it cannot run out of memory.
 TEST(Heap, WhatIsTrainedChangesWithoutAny) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 1);
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {

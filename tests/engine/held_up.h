@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes late: a rank that is held up inside of a call, between what it waits for and what it does next; threads of
-// the library that stand still wherever they are.
+// Ways to make ranks and threads late: a rank is held up inside a call, between a wait and the work after it; or
+// threads of the library stand still wherever they are.
 #pragma once
 
 #include <signal.h>
@@ -23,7 +23,7 @@ inline void await(const std::atomic<bool> &flag) {
   for (const double begin = now(); !flag; pause_ms(1)) REQUIRE(now() - begin < 60);
 }
 
-// By a hook that the rank's wait asks. One such rank at a time.
+// The rank's wait asks a hook, which holds it up. Only one rank at a time can be held up.
 struct HeldUp {
   static inline thread_local bool mine = false;
   static inline std::atomic<bool> now{false};
@@ -33,12 +33,12 @@ struct HeldUp {
     pause_ms(150);
     return 0;
   }
-  // Before the ranks begin.
+  // Call it before the ranks begin.
   static void arm(Scenario &setup) {
     setup.context.interrupted = hook;
     now = false;
   }
-  // Before the call: that rank comes first, and the others when it is held up.
+  // Call it before the call under test: the rank with `held` goes first, and the others follow when it is held up.
   static void enter(bool held) {
     if (held)
       mine = true;

@@ -61,8 +61,8 @@ TEST(Holds, ATiedEmbeddingIsVisitedFirstAndLast) {
   }
 }
 
-// The caller would wait for two wake-ups, which take longer than the copy. A long one goes on beside what the caller
-// asks for next.
+// For a short copy the caller would wait for two wake-ups, which take longer than the copy. A long copy runs while the
+// caller goes on.
 TEST(Holds, AShortCopyWakesNoThread) {
   for (const bool is_short : {true, false}) {
     Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
@@ -163,9 +163,9 @@ TEST(Holds, ARecomputeHoldKeepsTheGroupAsABackwardOneDoes) {
       }
 }
 
-// What is gathered ahead in a backward pass is the group before, also where the recompute comes first, and its hold is
-// returned before or after the one of the backward pass is taken. Each group is gathered once in each direction, and
-// nothing in vain.
+// In a backward pass the group before is gathered ahead, also if the recompute comes first. The recompute's hold is
+// returned before or after the backward hold is taken. Each group is gathered once in each direction, and no gather is
+// unused.
 void expect_backward_order(fsdp_unshard_mode mode, bool returned_before) {
   Scenario scenario;
   scenario.ranks = 2;
@@ -231,7 +231,7 @@ TEST(Holds, ADeviationFromTheScheduleNamesBothGroups) {
   });
 }
 
-// What the error of the test above advises.
+// The error of the test above advises to do this.
 TEST(Holds, AResidentGroupMayBeHeldAllTheWay) {
   Scenario scenario;
   scenario.ranks = 2;

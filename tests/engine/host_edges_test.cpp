@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// On the host, one edge a test: what comes after a rank or a stream of the library that is late, where whole programs
-// would not show it. Which edge it is stands in docs/contracts/streams-and-threads.md.
+// On the host, each test checks one edge of the order: what must come after a late rank or a late stream of the
+// library. Whole programs would not show a missing edge. docs/contracts/streams-and-threads.md lists the edges.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void expect_weights(Rank &rank, float expected) {
   }
 }
 
-// It waits for what the last rank has not published yet, and is short.
+// The gather is short, but waits for weights that the last rank has not published yet.
 TEST(HostEdges, AGatherThatWaitsForPeersIsItsStreams) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
@@ -235,7 +235,7 @@ TEST(HostEdges, ARankThatWaitsForAPartOfAnotherHostDoesNotBlameItself) {
   }
 }
 
-// Several pieces of the staging memory for each rank's part.
+// Each rank's part needs several pieces of the staging memory.
 Scenario staged_scenario() {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   setup.groups = equal_groups(1, 2048, 1024);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training in which a step leaves some parameters as they are, in three ways that must come to the same bits. They are
-// not trained (fsdp_set_param_trainable), they are skipped without a gradient (FSDP_MISSING_GRAD_SKIP), or they are
-// given zeros, and weights and states are written back behind the step. The last one knows nothing of the others.
+// Training in which a step leaves some parameters as they are, in three ways that must give the same bits. The
+// parameters are not trained (fsdp_set_param_trainable), or skipped without a gradient (FSDP_MISSING_GRAD_SKIP). Or
+// they are given zeros, and their weights and states are written back after the step; this way does not use the other
+// two.
 #pragma once
 
 #include <functional>
@@ -16,7 +17,7 @@ enum class Way { untrained, skipped, restored };
 
 using Values = std::vector<std::vector<float>>;  // one a parameter, in the order of declaration
 
-// Of one rank: what there was behind every step.
+// The values and states of one rank after every step.
 struct KeptTraining {
   std::vector<Values> weights, averages, squares, grads;
   std::vector<std::vector<double>> norms;  // of the model, then of each parameter
@@ -24,7 +25,7 @@ struct KeptTraining {
   std::string error;
 };
 
-// Is this parameter left as it is by that step?
+// Returns whether the step leaves this parameter as it is.
 using Keeps = std::function<bool(uint32_t step, uint32_t ordinal)>;
 
 std::vector<KeptTraining> train_kept(Scenario setup, Way way, const Keeps &keeps);
@@ -38,7 +39,7 @@ struct KeptSetup {
   Scenario scenario;
 };
 std::vector<KeptSetup> kept_setups();
-// In each of them, of which every fifth is taken: what is left as it is in this way is as if it were written back.
+// Runs every fifth of these setups. Parameters that are kept in this way must be as if they were written back.
 void expect_as_restored(Way way, const Keeps &keeps);
 
 }  // namespace harness

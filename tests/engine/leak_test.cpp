@@ -42,8 +42,8 @@ uint64_t status_kib(const std::string &key) {
   return 0;
 }
 
-// In use, of all heaps: what is free in them and in the stacks of threads that have ended, which depends on which
-// threads ran side by side, is not counted.
+// The bytes in use in all heaps. Free memory of heaps, and stacks of ended threads, are not counted, because they
+// depend on which threads ran at the same time.
 uint64_t allocated_bytes() {
   const auto info = ::mallinfo2();
   return info.uordblks + info.hblkhd;

@@ -90,7 +90,7 @@ class LoadWeights : public testing::Test {
   }
   ~LoadWeights() override { fs::remove_all(path); }
 
-  // As the model has them: the expected whole weights, in declaration order.
+  // The expected whole weights of the model, in declaration order.
   static std::vector<std::vector<float>> expected() {
     std::vector<std::vector<float>> all = {values(0, 11 * width), values(0, 11 * width)};
     for (uint64_t layer = 0; layer < 2; ++layer) {
@@ -100,7 +100,7 @@ class LoadWeights : public testing::Test {
     }
     return all;
   }
-  // In their names, our shapes.
+  // The tensors of a file that has the model's names and shapes.
   static std::vector<Given> ours(const std::string &type = "F32") {
     const Scenario setup = model(1);
     const auto all = expected();
@@ -124,7 +124,7 @@ class LoadWeights : public testing::Test {
     return fsdp_load_weights(rank.model, from.c_str(), renames.data(), renames.size(), sizeof(fsdp_rename), &options,
                              loaded);
   }
-  // On ranks of several numbers and strategies.
+  // Loads on several numbers of ranks and with several strategies.
   void expect_loaded(const std::string &from, const std::vector<fsdp_rename> &renames = {}, uint32_t flags = 0) const {
     for (const auto &[ranks, strategy] : {std::pair{1u, FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0},
                                           {3u, FSDP_STRATEGY_OPTIM_GRADS_PARAMS + 0},
@@ -237,7 +237,7 @@ TEST_F(LoadWeights, OfACacheOfLinks) {
   expect_refused(snapshot, {}, {"/model-00001-of-00001.safetensors: cannot be opened: No such file"}, FSDP_SYSTEM);
 }
 
-// All are read, alone and beside others; with ALLOW_MISSING none is passed over.
+// All files are read, alone and beside others; ALLOW_MISSING does not skip any of them.
 TEST_F(LoadWeights, OfFilesWithOddNames) {
   const std::vector<Given> given = ours();
   for (const std::string name : {"model (1)", "a+b", "a@b", "m\xc3\xa4", ".hidden", "-x"}) {
@@ -267,12 +267,12 @@ TEST_F(LoadWeights, OfUnknownTypesAreRefusedWhereTheyAreUsed) {
   expect_refused(path, {}, {"different: \"embed\" is of \"F99\", which this release does not know"});
 }
 
-// A scale that was rounded would be another one: those of fewer bits are what they were, of more they are refused.
+// A rounded scale would be another scale. Scales with fewer bits are loaded exactly, scales with more bits are refused.
 TEST_F(LoadWeights, OfScalesIsExact) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = {{"g", {{"w", {4, 6}, FSDP_FLOAT32, FSDP_PARAM_FROZEN}}}};
   setup.groups[0].params[0].quantization = FSDP_QUANTIZE_FP8;
-  const Given codes{"w.row", "F8_E4M3", {4, 6}, std::string(24, '\x38')};  // ones
+  const Given codes{"w.row", "F8_E4M3", {4, 6}, std::string(24, '\x38')};  // codes of 1
   const std::vector<std::string> types{"F32", "BF16", "F16", "F64"};
   for (const std::string &type : types)
     write_file(path + "/" + type + ".safetensors", {codes, {"w.row_scale", type, {1, 1}, encode({1.625f}, type)}});
@@ -308,7 +308,7 @@ TEST_F(LoadWeights, OfAFolderWithAnIndex) {
   for (const Given &one : second) index["weight_map"][one.name] = "model-00002-of-00002.safetensors";
   std::ofstream(path + "/model.safetensors.index.json") << index.dump();
   expect_loaded(path);
-  // Without the index there would be two of each.
+  // Without the index, each tensor would be in two files.
   fs::rename(path + "/model.safetensors.index.json", path + "/other.json");
   expect_refused(path, {}, {"rank 0: ", "comes twice, in two files or more"});
   fs::remove(path + "/not-in-the-index.safetensors");
@@ -320,7 +320,7 @@ TEST_F(LoadWeights, OfAFolderWithAnIndex) {
                   "path of a file inside this folder"});
 }
 
-// q, k and v of theirs are rows of ours; a transposed one, as GPT-2 has it; the head is the embedding.
+// Their q, k and v become rows of our qkv, one tensor is transposed as in GPT-2, and our head is their embedding.
 TEST_F(LoadWeights, OfOtherNamesFusedAndTransposed) {
   const auto all = expected();
   std::vector<Given> given = {{"wte.weight", "BF16", {11, width}, encode(all[0], "BF16")}};
@@ -375,7 +375,7 @@ TEST_F(LoadWeights, OfTheirFusedTensorsIsDivided) {
   }
 }
 
-// As PyTorch's distributed checkpoint cuts tensors: rows, and columns of tensor parallelism.
+// The tensors are cut as PyTorch's distributed checkpoint cuts them: in rows, and in columns for tensor parallelism.
 TEST_F(LoadWeights, OfPartsOfTensors) {
   const auto all = expected();
   std::vector<Given> given = ours(), left, right;
@@ -398,7 +398,7 @@ TEST_F(LoadWeights, OfPartsOfTensors) {
   expect_loaded(path);
   fs::remove(path + "/shard-00002-model-00001-of-00001.safetensors");
   expect_refused(path, {}, {"\"embed\" has shape [11, 6] here; \"embed\" has [11, 2]"});
-  offsets[1]["embed"] = {{"saved_offsets", {0, 3}}};  // a column is nowhere
+  offsets[1]["embed"] = {{"saved_offsets", {0, 3}}};  // no file has one of the columns
   write_file(path + "/shard-00002-model-00001-of-00001.safetensors", right, metadata(1));
   expect_refused(path, {}, {"tensor \"embed\" of shape [11, 7] is not whole: its files have 66 of its elements"});
   offsets[1]["embed"] = {{"saved_offsets", {0, 1}}};
@@ -537,7 +537,7 @@ TEST_F(LoadWeights, GoesToBoxesOfTheTensors) {
             take("straight.safetensors", {});
             take("turned.safetensors", {rename("qkv", "qkv", 0, 0, 0, FSDP_RENAME_TRANSPOSED)});
             take("three.safetensors", three);
-            // Only what the box has needs to come.
+            // Only the box's own rows and columns are needed.
             if (box.row >= width)
               take("three.safetensors", {three[1], three[2], rename("q", "nothing")}, FSDP_LOAD_ALLOW_UNEXPECTED);
             rank.load();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learning rates of parameters: what a step does with them, what a descriptor says of them, and ranks that set others.
+// Learning rates of parameters: their effect in a step, their value in a descriptor, and ranks that set different ones.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -96,7 +96,7 @@ TEST(LrScale, ZeroIsInTheDescriptorWithItsFlag) {
   });
 }
 
-// Any thread may ask: what it gets was true at one moment.
+// Any thread may ask, and gets a value that was true at one moment.
 TEST(LrScale, IsReadWholeWhileItChanges) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 1);
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
@@ -134,7 +134,7 @@ TEST(LrScale, MustBeAlikeOnEveryRank) {
   });
 }
 
-// What is compared is what they are, and not how they came to it.
+// The ranks compare the learning rates, not the calls that set them.
 TEST(LrScale, CanBeMadeAlikeAgain) {
   for (const fsdp_strategy strategy : {1, 4}) {
     const Scenario scenario = scenario_of(strategy, 2);
@@ -149,10 +149,11 @@ TEST(LrScale, CanBeMadeAlikeAgain) {
         FSDP(fsdp_discard_step(rank.model, nullptr));
       }
       FSDP(fsdp_set_param_lr_scale(rank.groups[0], 0, 0.5));
-      if (r) {  // there and back
+      // Changes a rate and restores it.
+      if (r) {
         FSDP(fsdp_set_param_lr_scale(rank.groups[2], 0, 7));
         FSDP(fsdp_set_param_lr_scale(rank.groups[2], 0, 1));
-        FSDP(fsdp_set_param_lr_scale(rank.groups[1], 0, 1));  // what it is
+        FSDP(fsdp_set_param_lr_scale(rank.groups[1], 0, 1));  // its rate already
       }
       step_by(rank, 0.01);
       const std::vector<float> after = rank.read(0, 0), other_after = rank.read(2, 0);
@@ -163,7 +164,7 @@ TEST(LrScale, CanBeMadeAlikeAgain) {
   }
 }
 
-// There is no step to discard yet: the way on is to publish again.
+// There is no step to discard yet, so the ranks publish again.
 TEST(LrScale, CanBeMadeAlikeBeforeTheFirstPublish) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

@@ -139,7 +139,7 @@ TEST_F(Acceptors, EachOfManyAddressesHasItsLeastTime) {
   }
 }
 
-// Those that have had it make room: else silent strangers would keep all others out.
+// Strangers that had their time make room, because silent strangers would otherwise keep all others out.
 TEST_F(Acceptors, StrangersThatHadTheirTimeMakeRoom) {
   for (uint32_t i = 0; i < 14; ++i) add_strangers(50, others + i);
   const Fd guest = connect(far);

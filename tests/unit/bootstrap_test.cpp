@@ -153,7 +153,7 @@ TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
   EXPECT_STREQ(told->text, "rank 2 died before the job had formed");
 }
 
-// About to join when another one dies, but not yet proven: else it would look for rank 0 until its timeout.
+// The rank is in the handshake when another one dies. Without an answer it would look for rank 0 until its timeout.
 TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   options.size = 4;
   options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told
@@ -174,7 +174,7 @@ TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   expect(one, FSDP_PEER_FAILED, "rank 2 died");
 }
 
-// Its process lives, so its pidfd says nothing.
+// The process of the rank lives, so its pidfd shows nothing.
 TEST_F(Bootstrap, ARankThatGivesUpIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1);
@@ -238,7 +238,7 @@ TEST_F(Bootstrap, WrongRanksAreToldAndTheJobForms) {
   wrong.timeout_ms = 500;
   size_t other_secret = start(wrong);
   for (const size_t index : {again, other_size, other_secret}) await_end(index);
-  // One whose time is over while rank 0 is about to refuse it says only that: another one tries.
+  // If the time of this rank ends while rank 0 is about to refuse it, it reports only that. So another one tries.
   for (int tries = 0; tries < 5 && std::strstr(reports[other_secret].text, "rank 0 has not sent"); ++tries)
     await_end(other_secret = start(wrong));
   const size_t two = start(2);
@@ -251,7 +251,7 @@ TEST_F(Bootstrap, WrongRanksAreToldAndTheJobForms) {
 
 TEST_F(Bootstrap, ASecondRankZeroIsTold) {
   const size_t zero = start(0U);
-  connect();  // it listens
+  connect();  // rank 0 listens
   WorldOptions second = options;
   second.timeout_ms = 300;
   const size_t again = start(second);

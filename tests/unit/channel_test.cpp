@@ -24,7 +24,7 @@ using messages::Stage;
 
 constexpr uint64_t key = 7, chunk_bytes = 61440;
 
-// Rank 0's; what goes out is noted, and gone at once.
+// The transport of rank 0. It records what is sent, and treats it as sent at once.
 class PlayedTransport final : public messages::Transport {
  public:
   PlayedTransport() : Transport(0) {}
@@ -56,7 +56,7 @@ class PlayedTransport final : public messages::Transport {
   Receiver &receiver() { return *receivers_.find(key); }
 
   std::atomic<int> calls{0};
-  std::vector<std::pair<uint32_t, uint64_t>> answers;  // to which rank, of which question
+  std::vector<std::pair<uint32_t, uint64_t>> answers;  // the ranks that were answered, with the question's number
   messages::Ended told{};                              // last, of this rank's end
   bool keeps_data = false;                             // until it is cut; and there is memory for one message only
   int under_way = 0;
@@ -83,7 +83,8 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
     std::thread call([&] {
       try {
         well = channel.run(launch, false);
-      } catch (const Error &) {  // what the test has found is told by it
+      } catch (const Error &) {
+        // The test itself reports what it has found.
       }
     });
     while (transport.calls.load() == 0) std::this_thread::yield();
@@ -126,7 +127,7 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
       const Place place = place_of(change);
       if (place.to || !place.misfit) problem += std::string(" a chunk ") + what + " is taken;";
     }
-    // Of calls that were given up, or have not begun here: dropped, and no fault of the peer's.
+    // Chunks of calls that were discarded, or have not begun here, are dropped; they are no fault of the peer.
     for (void (*change)(Header &) :
          {+[](Header &header) { ++header.number; }, +[](Header &header) { ++header.round; }}) {
       const Place place = place_of(change);

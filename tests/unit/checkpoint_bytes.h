@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that files are made of in tests, and what an operation said when it failed.
+// Bytes of which tests make files, and the message of a failed operation.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights from one form of files to another: which rows become which, and that every element comes where it belongs,
-// whatever the boxes it is kept in; nothing half-made is left behind.
+// Weights are converted from one form of files to another. Every element must come to its row, whatever boxes it is
+// kept in, and nothing half-made may be left behind.
 #include "checkpoint_converting.h"
 
 namespace fsdp::checkpoint {
@@ -33,7 +33,7 @@ TEST_F(Convert, RowsOfManyRanksAreOneTensorAgain) {
   EXPECT_EQ(read(at("out")), tensors);
 }
 
-// Of two windows, out of the boxes of three ranks.
+// The tensors take two windows each, and come from the boxes of three ranks.
 TEST_F(Convert, TransposedTensorsAreTurnedBackByWindows) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer takes half a minute for 15 million elements, which one thread turns one by one";
@@ -54,7 +54,8 @@ TEST_F(Convert, ARowThatIsLongerThanAWindowIsTurnedInParts) {
   EXPECT_EQ(read(at("out")).at("tall"), turned(tensors.at("tall")));
 }
 
-// q, k and v are one here, and transposed there; the embedding is two here; what is two here is one there, also turned.
+// Our qkv is three transposed tensors of theirs, our two embeddings are one of theirs, and other pairs of ours are one
+// of theirs, also transposed.
 const std::vector<Rename> fused = {{.theirs = "h.*.q", .ours = "layer.*.qkv", .transposed = true},
                                    {.theirs = "h.*.k", .ours = "layer.*.qkv", .to_row = 40, .transposed = true},
                                    {.theirs = "h.*.v", .ours = "layer.*.qkv", .to_row = 56, .transposed = true},
@@ -87,7 +88,7 @@ TEST_F(Convert, FusedAndTransposedTensorsGoThereAndBack) {
   EXPECT_EQ(read(at("out")), theirs);
 }
 
-// Trained apart, they are no longer one tensor.
+// The tied tensors were trained separately, so they are no longer one tensor.
 TEST_F(Convert, TiedTensorsThatDifferAreRefused) {
   Tensors ours{{"embed", random_tensor("F32", {50, 8}, 1)}};
   ours["head"] = ours["embed"];
@@ -119,7 +120,8 @@ TEST_F(Convert, FloatsAreRoundedAsLoadsDoAndOthersStay) {
   EXPECT_EQ(read(at("out")), (Tensors{{"f", halves}, {"d", narrowed}, {"i", mask}}));
 }
 
-// Whatever the weights become: a rounded scale would be another one. What is only called like one is no scale.
+// Scales stay whatever the weights become, since a rounded scale would be another one. A tensor that only has the name
+// of a scale is none.
 TEST_F(Convert, CodesAndTheirScalesStay) {
   const Tensor codes = random_tensor("F8_E4M3", {4, 6}, 1), bytes = random_tensor("U8", {5}, 2);
   const float exact = 1.001F;
@@ -265,7 +267,7 @@ TEST_F(Convert, DamagedAndIncompleteCheckpointsAreNotConsolidated) {
   save_cut({{"a", random_tensor("F32", {40, 100}, 1)}}, 4);
   flip(at("runs/step-0000000003/" + shard_name(1)), 4096 + 7);
   EXPECT_SAYS(consolidate_to("out"), shard_name(1) + ": bytes 4096 to 8096, of \"a\", are not what was written there");
-  // Its rows are the last ones: without the manifest that could not be known.
+  // The file has the last rows, so only the manifest shows that they are missing.
   fs::remove(at("runs/step-0000000003/" + shard_name(3)));
   EXPECT_SAYS(consolidate_to("out"), shard_name(3) + " is missing");
   EXPECT_EQ(names(), std::vector<std::string>{"runs"});
@@ -278,7 +280,7 @@ TEST_F(Convert, TensorsThatWereSavedInPartAreNotConsolidated) {
   EXPECT_EQ(names(), std::vector<std::string>{"runs"});
 }
 
-// One that has its name from the start on is none before its manifest is there.
+// A folder that has its final name from the start is no checkpoint before it has a manifest.
 TEST_F(Convert, WhatIsStillWrittenIsNoDamage) {
   const Folder folder = Folder::make(at("runs"));
   const NewCheckpoint made(folder, step_name(5));
@@ -338,7 +340,7 @@ TEST_F(Convert, NoFailureLeavesHalfAFolder) {
   EXPECT_EQ(read(at("out")), fused_tensors());
 }
 
-// Which of them is the newest is not known; what is certainly older does not matter.
+// It is not known which of them is the newest. A damaged checkpoint that is certainly older does not matter.
 TEST_F(Convert, TheNewestIsNotConsolidatedWhereADamagedOneMayBeIt) {
   write_foreign(at("a.safetensors"), fused_tensors());
   import("a.safetensors", {}, 4);

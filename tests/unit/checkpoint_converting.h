@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints and weights of others that are turned into each other: what their tests share.
+// Conversions between checkpoints and weights of others: what their tests share.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ inline FSDP_TEST_ALONE void turn(std::byte *to, const std::byte *from, uint64_t 
       for (uint64_t i = 0; i < size; ++i) to[(c * rows + r) * size + i] = from[(r * columns + c) * size + i];
 }
 
-// The definition of a transposed matrix.
+// Transposes a matrix by the definition.
 inline Tensor turned(const Tensor &tensor) {
   Tensor result{tensor.type, {tensor.shape[1], tensor.shape[0]}, Bytes(tensor.bytes.size())};
   turn(result.bytes.data(), tensor.bytes.data(), tensor.shape[0], tensor.shape[1],
@@ -68,7 +68,7 @@ inline Tensor rows_of(const Tensor &tensor, uint64_t first, uint64_t count) {
   return result;
 }
 
-// As the format's description has it, without the library.
+// Writes a file as the format's description demands, without the library.
 inline void write_foreign(const fs::path &path, const Tensors &tensors) {
   std::string header = "{", data;
   for (const auto &[name, tensor] : tensors) {
@@ -157,7 +157,7 @@ class Convert : public testing::Test {
     }
     made.commit(step_name(3), write_manifest(manifest), false);
   }
-  // What is there beside what was there before.
+  // The names of entries that were not there before.
   std::vector<std::string> names(const std::string &folder = "") const {
     std::vector<std::string> all;
     for (const auto &entry : fs::directory_iterator(at(folder))) all.push_back(entry.path().filename());

@@ -104,7 +104,7 @@ TEST_F(CheckpointJob, OfADiskThatHangsIsNoDeath) {
 
 // ---- boxes ----
 
-// Of a tensor of [40, 6], beside one that each model has whole.
+// A model with a box of a tensor of [40, 6], and a tensor that each model has whole.
 memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
   memory::ModelSpec spec;
   spec.mesh = layout::one_axis(ranks);

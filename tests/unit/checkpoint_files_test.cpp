@@ -108,7 +108,8 @@ TEST_P(Files, AreOnTheDiskBeforeTheirName) {
   EXPECT_EQ(std::ranges::count(after, "pwrite"), 0);
 }
 
-// A disk that cannot keep what was written: whichever it says so of, nothing gets the name; but of the name itself.
+// The disk cannot keep what was written. Whichever fsync says so, no checkpoint gets the name, except if it is the
+// fsync of the name itself.
 TEST_P(Files, ThatDoNotReachTheDiskAreNoCheckpoint) {
   save(path, 1, 1);
   for (int at = 0; at < 6; ++at) {
@@ -190,7 +191,7 @@ TEST_P(Files, SurviveADeathAtEveryCall) {
       EXPECT_EQ(whole_steps(runs)[0], 3u);
       for (const auto &entry : fs::directory_iterator(runs)) {
         const std::string name = entry.path().filename();
-        // What was replaced has no owner: it goes after a day.
+        // A replaced checkpoint has no owner: it is removed after a day.
         const bool replaced = at % 2 == 0 && !fs::exists(entry.path() / owner_name);
         EXPECT_TRUE(name.starts_with("step-") || name.starts_with(".new-") || replaced) << name;
       }
@@ -245,7 +246,8 @@ TEST_P(Files, HaveNoOwnerThatHasNoLockYet) {
   EXPECT_EQ(failed, 0);
 }
 
-// Without its manifest it is nothing, and left alone as long as its owner lives; other folders always are.
+// Without its manifest the folder is no checkpoint. It is left alone as long as its owner lives, and other folders
+// always are.
 TEST_P(Files, OfALivingJobWithANameAreLeftAlone) {
   const Folder folder = Folder::make(path);
   save(path, 1, 1);
@@ -297,7 +299,8 @@ TEST_P(Files, WithANameSurviveEveryFailedCall) {
 }
 
 #ifndef __SANITIZE_THREAD__  // a process dies, and of one thread
-// Also of the removal of an older one. What a dead job has left the next save removes, whatever it was at.
+// The removal of an older checkpoint is included. The next save removes what a dead job has left, at whatever call it
+// died.
 TEST_P(Files, WithANameSurviveADeathAtEveryCall) {
   const int calls = calls_of_a_named_save(path + "/count");
   const std::string runs = path + "/runs";

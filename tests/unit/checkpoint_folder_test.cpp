@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders of checkpoints: what is listed, what cannot be read, which job owns what, what is removed. On a disk and in
-// memory.
+// Folders of checkpoints on a disk and in memory: which checkpoints are listed or cannot be read, which job owns them,
+// and which are removed.
 #include "checkpoint_folders.h"
 
 namespace fsdp::checkpoint {
@@ -20,11 +20,12 @@ TEST_P(Files, OfAFolderAreListedTheNewestFirst) {
   EXPECT_EQ(problems.size(), 2u);
 }
 
-// What can become of a manifest, or of the calls that read it, and a word of why it cannot be read then.
+// A way in which a manifest or a call that reads it fails, and a word of the error text.
 struct UnreadableManifest {
   const char *name, *word;
   void (*damage)(const std::string &manifest);
-  SystemFault fault = {};  // of the first checkpoint's manifest, by the number of the call
+  // The call to fail, counted for the first checkpoint's manifest.
+  SystemFault fault = {};
 };
 
 void flip(const std::string &file, const std::string &before, char to) {
@@ -63,8 +64,8 @@ const UnreadableManifest unreadable_manifests[] = {
     {"EACCES", "Permission denied", nullptr, {Way::fails, 2, EACCES, "openat"}},
     {"EACCES_folder", "cannot be opened as a folder: Permission denied", nullptr, {Way::fails, 1, EACCES, "openat"}}};
 
-// The others are listed, and it is told whether the one may be the newest: by its sequence if that can be seen, else by
-// its step, and by the time of its files.
+// The other checkpoints are listed. The list also tells whether the unreadable one may be the newest: by its sequence
+// if that can be read, otherwise by its step and the time of its files.
 TEST_P(Files, WithAManifestThatCannotBeReadLeaveTheOthers) {
   for (const UnreadableManifest &one : unreadable_manifests)
     for (const uint64_t damaged : {10, 20, 30}) {
@@ -103,7 +104,7 @@ TEST_P(Files, WithAManifestThatCannotBeReadLeaveTheOthers) {
     }
 }
 
-// Where the newest cannot be read for a while, and neither can what was saved after it.
+// For a while, neither the newest checkpoint nor those saved after it can be read.
 TEST_P(Files, GetHigherSequencesThanAllThatCannotBeRead) {
   const Folder folder = Folder::make(path);
   for (const uint64_t step : {10, 20, 30, 40}) {
@@ -146,7 +147,7 @@ TEST_P(Files, OfALowerStepMayBeTheNewestAllTheSame) {
   EXPECT_EQ(newer_than(30), 10u);  // with its sequence told it is older; without, its step says otherwise
 }
 
-// It is whole or damaged, whatever owner is in it: not to be removed, and not passed over in silence.
+// The checkpoint is whole or damaged, whatever owner is in it. So it is not removed, and it is listed.
 TEST_P(Files, OfACheckpointThatItsOwnerIsStillInAreNotRemoved) {
   save(path, 1, 5, false, true);
   const std::string inside = path + "/" + step_name(5) + "/";
@@ -164,14 +165,14 @@ TEST_P(Files, OfACheckpointThatItsOwnerIsStillInAreNotRemoved) {
   EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{step_name(5)});
 }
 
-// Not what the last call on the way says, which finds nothing there.
+// The error is not the one of the last call on the way, which finds nothing there.
 TEST_P(Files, OfAFolderThatMayNotBeMadeSayWhy) {
   const FaultScope fault({Way::fails, -1, EACCES, "mkdirat"});
   const Error error = error_of([&] { Folder::make(path + "/a/b"); });
   EXPECT_EQ(error.status, FSDP_SYSTEM);
   EXPECT_EQ(error.origin_code, EACCES);
   EXPECT_TRUE(has(error, path + "/a: making the folder: Permission denied"));
-  EXPECT_EQ(error_of([&] { Folder::make(path); }).status, FSDP_OK);  // it is there
+  EXPECT_EQ(error_of([&] { Folder::make(path); }).status, FSDP_OK);  // the folder exists
 }
 
 TEST_P(Files, BehindLinksAreReadOnRequest) {
@@ -239,7 +240,7 @@ TEST_P(Files, OfACheckpointAreRemovedWithItsNameFirst) {
   EXPECT_EQ(entries(path), 1u);
 }
 
-// A link inside leads nowhere: what it names stays.
+// A link inside a folder is not followed: its target stays.
 TEST_P(Files, BehindLinksAreNotRemoved) {
   fs::create_directories(path + "/outside/inner");
   put("outside/inner/kept", "x");

@@ -98,7 +98,7 @@ inline void save(const std::string &path, uint64_t sequence, uint64_t step, bool
   checkpoint.commit(step_name(step), write_manifest(manifest_of(sequence, step)), replace);
 }
 
-// What must hold at any time: each checkpoint that has a name is whole.
+// Returns the steps of all checkpoints that have a name. At any time each of them must be whole.
 inline std::vector<uint64_t> whole_steps(const std::string &path) {
   std::vector<UnreadableCheckpoint> problems;
   std::vector<uint64_t> steps;

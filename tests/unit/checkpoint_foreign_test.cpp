@@ -21,7 +21,7 @@ TEST_F(Convert, LinksOfOthersAreFollowed) {
   EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(at("out/config.json"))));
   fs::remove(at("hub/blobs/0a"));
   EXPECT_SAYS(import("hub/snapshots/abc", {}, 3), "abc/model.safetensors: cannot be opened: No such file");
-  // In a checkpoint of ours a link is damage, though it leads to the very file.
+  // In our own checkpoints a link counts as damage, even if it leads to the right file.
   const std::string shard = at("runs/step-0000000002/") + shard_name(0);
   fs::rename(shard, at("moved"));
   fs::create_symlink(at("moved"), shard);
@@ -35,7 +35,7 @@ TEST_F(Convert, LinksOfOthersAreFollowed) {
               "checkpoint.json: is a symbolic link, which is not followed here");
 }
 
-// What a file may be called is not for us to say; where an index says it, it stays inside its folder.
+// A file may have any name. If an index gives the name, it must stay inside the index's folder.
 TEST_F(Convert, OddNamesAreReadAndCopied) {
   fs::create_directories(at("hf/a folder"));
   const Tensors all = some_tensors();

@@ -23,7 +23,8 @@ TEST_F(CheckpointJob, IsLoadedOnEveryMesh) {
   EXPECT_EQ(names().size(), all.size());
 }
 
-// Of what ranks have parts of; what all of them have lies among the parts of those that wrote it.
+// All tensors are divided between ranks. Tensors that all ranks have would lie among the parts of the ranks that wrote
+// them.
 TEST_F(CheckpointJob, ReadsLittleMoreThanItWants) {
   const auto sharded = [](uint32_t ranks) {
     memory::ModelSpec spec = model(mesh(ranks, 1, layout::OuterAxis::none), 60'000);
@@ -106,7 +107,7 @@ TEST_F(CheckpointJob, ThatWasLoadedCanBeSpared) {
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(2), step_name(4)}));
 }
 
-// Whatever a rank has otherwise, all are told what, and nothing is written or read.
+// In whatever a rank differs, all ranks learn in what, and nothing is written or read.
 TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);
@@ -164,8 +165,8 @@ TEST_F(CheckpointJob, OfAModelForOtherRanksIsRefused) {
   }));
 }
 
-// A call of any rank fails, each in turn: all ranks report the same, the one before is still there, nothing else is,
-// and the next save is well.
+// Each call of any rank fails in turn. All ranks report the same error, only the checkpoint before is left, and the
+// next save succeeds.
 TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);
@@ -197,7 +198,8 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
     for (const std::string &problem : problems) EXPECT_EQ(problem, problems[0]) << call << " " << at;
     expect_well(load_on(three, fs::exists(path + "/" + step_name(2)) ? 2 : 1));
     fs::remove_all(path + "/" + step_name(2));
-    left += names().size() > 1;  // where what failed was the removing
+    // More than one name is left if the removal failed.
+    left += names().size() > 1;
     Folder(path).remove_leftovers();
     EXPECT_EQ(names(), std::vector<std::string>{step_name(1)}) << call << " " << at;
   }
@@ -246,7 +248,8 @@ TEST_F(CheckpointJob, TheRankThatFailsIsHeardAmongThoseThatGiveUp) {
     const auto read = order.models[0].read;
     order.models[0].read = [&, read](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
       if (rank.rank() == ranks - 1) fail(FSDP_SYSTEM, "this tensor cannot be read");
-      if (rank.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(40));  // they hear of it meanwhile
+      // These ranks hear of the failure meanwhile.
+      if (rank.rank() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(40));
       read(tensor, first, to);
     };
     errors[rank.rank()] = transport::test::error_of([&] { save(ranks_of(rank), std::move(order)); });
@@ -308,7 +311,8 @@ TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
       {"not the sum of what stands before it",
        [](const std::string &file) {
          std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
-         stream.seekp(41).put('0');  // of its version
+         // Changes its version.
+         stream.seekp(41).put('0');
        }},
       {"is no regular file",
        [](const std::string &file) {
@@ -347,11 +351,12 @@ TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
   }
 }
 
-// What one rank alone cannot read leads to the next older one, too.
+// If one rank alone cannot read a manifest, all ranks go to the next older checkpoint, too.
 TEST_F(CheckpointJob, AManifestThatOneRankCannotReadIsPassedOverByAll) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
   for (const uint64_t step : {1, 2}) save_on(two, step);
-  const FaultScope fault({SystemFault::Way::fails, 2, EIO, "pread"});  // behind those of the first rank's list
+  // The fault comes after the calls of the first rank's list.
+  const FaultScope fault({SystemFault::Way::fails, 2, EIO, "pread"});
   expect_well(run_threads(2, [&](Rank &rank) {
     Part part(model(two), rank.rank());
     const LoadResult result = load(*rank.team, rank.waiter, path, part.loaded(), {.fall_back = true});
@@ -476,7 +481,7 @@ TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
 
 const transport::test::RankOptions impatient{.timeout_ms = 1500, .device = {}};
 
-// The processor is training's.
+// Training needs the processor, so the wait must sleep.
 TEST_F(CheckpointJob, IsAwaitedAsleepWhereAnotherRankIsSlow) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
   const std::clock_t processor = std::clock();
@@ -498,7 +503,7 @@ TEST_F(CheckpointJob, IsAwaitedAsleepWhereAnotherRankIsSlow) {
   EXPECT_LT(static_cast<double>(std::clock() - processor) / CLOCKS_PER_SEC, took / 4);
 }
 
-// One rank's disk is slow: the others wait longer than they would for a rank that is silent.
+// One rank's disk is slow. The others wait longer than they would for a silent rank.
 TEST_F(CheckpointJob, OfASlowDiskTakesItsTime) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   const auto start = std::chrono::steady_clock::now();

@@ -82,7 +82,7 @@ struct Part {
       fill_values(here.data(), here.size(), first_value(name, seed), begin);
     });
   }
-  // Empty, or where it is something else.
+  // Returns "", or where a byte differs.
   std::string difference(uint64_t seed) {
     std::string text;
     for_each_tensor([&](const std::string &name, uint64_t begin, std::span<std::byte> here) {

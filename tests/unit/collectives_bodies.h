@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of every transport do: gathers and sums against plain loops.
+// Bodies that the tests of every transport share: gathers and sums are compared with plain loops.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -80,14 +80,15 @@ struct Addends {
   float factor = 1;
 };
 
-// Of an order of its own whole numbers, which any order adds alike: fp32 alone may have one.
+// A transport that sums in an order of its own gets whole numbers, whose sum is the same in any order. Only fp32 may be
+// summed so.
 inline float addend(const Rig &rig, const Addends &kind, uint32_t rank, uint64_t i) {
   if (rig.transport.own_order && std::min(dtype_size(kind.dtype), dtype_size(kind.wire)) == 4)
     return static_cast<float>((rank * 7 + i * 3) % 17) - 5;
   return fsdp::test::round_to(rough_value(rank, i, 3), kind.dtype);
 }
 
-// Where a sum goes: to memory of its own, or into its addends, everywhere or to this rank's slice.
+// A sum is written to memory of its own or over its addends. It goes everywhere, or only to this rank's slice.
 enum class Target { elsewhere, in_place };
 
 struct Summing {
@@ -105,13 +106,13 @@ struct Summing {
     if (rig.transport.on_gpu && sum.sent_dtype() != kind.dtype) sum.rounded = rounded.own;
     if (rig.transport.on_gpu) sum.received = received.own;
   }
-  // What is there when a sum is added to it: of a sum everywhere what the rank has whose slice it is.
+  // The value to which a sum is added. If the sum goes everywhere, the value is that of the rank that has the slice.
   static float before(uint32_t rank, uint64_t i) { return static_cast<float>(3 + i % 5 + 8 * rank); }
   void fill(const Rig &rig) {
     for (uint64_t i = 0; i < count; ++i) fsdp::test::write(from.own, kind.dtype, i, addend(rig, kind, rig.me(), i));
     for (uint64_t i = 0; i <= count; ++i) result.floats()[i] = before(rig.me(), i);
   }
-  // A block's ranks are added, scaled, and then added to what is there: of plain sums each rank is a block.
+  // The ranks of a block are added and scaled, and then added to the result. In a plain sum each rank is a block.
   float expected(const Rig &rig, uint64_t i, float result, bool accumulate) const {
     const uint32_t block = rig.plain() ? 1 : rig.block_ranks();
     for (uint32_t first = 0; first < rig.size(); first += block) {

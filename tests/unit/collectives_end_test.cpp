@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every transport promises: waits for a slow rank, rounds that end, and how calls end when a rank does not come.
+// Promises of every transport: waits for a slow rank, ends of rounds, and the end of calls when a rank does not come.
 #include "collectives_bodies.h"
 #include "transport/call/round.h"
 
@@ -43,7 +43,7 @@ TEST_P(Conformance, ABarrierWaitsForAll) {
   });
 }
 
-// Where streams run tasks that is the stream's time, else the time of the thread that enqueues.
+// Delays the stream if it runs tasks, otherwise the thread that enqueues.
 void linger(Rig &rig) {
   const auto nap = [] { std::this_thread::sleep_for(late / 10); };
   if (rig.stream->runs_tasks())
@@ -69,7 +69,8 @@ TEST_P(Conformance, AReaderHasTheVersionThatItAwaitedUntilTheRanksMeet) {
       if (rig.me() == (version + 1) % 3) linger(rig);
       rig.collectives->gather_stable({&gather, 1}, {1, "read"}, *rig.stream);
       rig.finish();
-      for (uint32_t r = 0; versions && !rig.plain() && r < rig.size(); ++r)  // mapped: where it was written
+      // Mapped parts are read where they were written.
+      for (uint32_t r = 0; versions && !rig.plain() && r < rig.size(); ++r)
         require_byte(own.at(1000).of(r)[0], static_cast<std::byte>(version * 3 + r), "a mapped version", r);
       rig.rank.meet();
       std::memset(own.own, 0xFF, 1024);
@@ -113,7 +114,7 @@ TEST_P(Conformance, AfterQuiesceNothingIsEnqueuedInTheRound) {
   });
 }
 
-// What cannot be taken back is cut, on all ranks: as a step is discarded.
+// Ends a round as a discarded step does: all ranks cut the work that they cannot take back.
 void end_abandoned(Rig &rig) {
   const char sound = rig.team->ends_alike();
   std::vector<char> all(rig.size());

@@ -18,7 +18,7 @@ namespace fsdp::transport::test {
 
 struct Rig;
 
-// What a transport is, and what it cannot do. A new one is a row of the table below.
+// The properties of a transport, and its limits. A new transport is a row of the table below.
 struct Transport {
   const char *name;
   Shape shape;
@@ -57,7 +57,7 @@ inline std::shared_ptr<Team> team_over(std::shared_ptr<Net> net, uint32_t rank, 
   return std::make_shared<HybridTeam>(std::move(net), std::move(places), nullptr, messages_key);
 }
 
-// Bytes of every rank. Where there are arenas they lie in one, behind something else.
+// Memory of every rank. If there are arenas, it is in one of them, after other data.
 struct Block {
   static constexpr uint64_t begin = 192;
 
@@ -83,7 +83,7 @@ struct Block {
   std::byte *own;
 };
 
-// One rank of it.
+// One rank of the rig.
 struct Rig {
   Rig(Rank &of, const Transport &transport) : rank(of), transport(transport) {
     std::shared_ptr<Team> host(std::shared_ptr<void>(), rank.team.get());

@@ -54,7 +54,7 @@ TEST_P(Conformance, SumsEverywhere) {
   });
 }
 
-// As the engine does with gradients that are kept where they are summed.
+// The engine sums so where gradients stay in their place.
 TEST_P(Conformance, SumsInPlaceHaveTheRightBits) {
   run(3, [](Rig &rig) {
     for (const uint64_t slice : {256, 9004})
@@ -91,8 +91,8 @@ TEST_P(Conformance, ManySumsAreOneCall) {
   });
 }
 
-// Of each rank's slice what the others send it, and where all have the sum its slice to all others. Nothing is sent
-// where ranks read each other's memory.
+// A rank sends its addends of the other ranks' slices. If all ranks get the sum, it also sends the sum of its own slice
+// to them. Where ranks read each other's memory, nothing is sent.
 TEST_P(Conformance, CountsWhatItsRankSends) {
   run(3, [](Rig &rig) {
     const bool sends = rig.plain() || rig.transport.nccl;

@@ -33,12 +33,12 @@ TEST(ControlMemory, IsSmallInALargeJob) {
   EXPECT_NEAR(each(eight_with_first), 34 + 104, 0.5);
 }
 
-// Of one host, of which rank 0 is not one, or is.
+// The control memory of one host, to which rank 0 belongs if `first` is true.
 class HostsMemory : public testing::Test {
  protected:
   static constexpr uint32_t size = 600;
   explicit HostsMemory(bool first = false) : file(Control::create(size, {3, first})), control(file, size) {}
-  // In a process that dies at the end of `body`, or in the middle.
+  // Runs the body in a process that dies at its end, or in the middle of it.
   void run_and_kill(const std::function<void(Control &)> &body) {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -96,7 +96,7 @@ class WaitingCallers : public HostsMemory {
     control.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
     return count;
   }
-  // As a rank that waits in a circle.
+  // Tells a text as a rank does that waits in a circle.
   void tell(uint32_t rank, uint32_t number = 1) { tell(control, rank, number, "text of " + std::to_string(rank)); }
   static void tell(Control &control, uint32_t rank, uint32_t number, std::string_view text) {
     control.waits()[rank].looks = uint64_t{number} << 32 | 1;
@@ -127,7 +127,7 @@ TEST_F(WaitingCallers, TellTheirTextsInACircleAlone) {
   EXPECT_EQ(texts(), 2u);
 }
 
-// Through a stream, and in a second wait.
+// The texts come through a stream, and again in a second wait.
 TEST_F(WaitingCallers, TellTheTextOfEachWait) {
   ShownWait one = wait_of(1), two = wait_of(2);
   for (const char *what : {"gather of 'a'", "gather of 'b'"}) {
@@ -283,7 +283,7 @@ TEST_F(MirroredWaits, ATextFollowsTheStateOfItsWait) {
 }
 
 TEST_F(MirroredWaits, TheTextOfAnotherWaitIsToldAtOnce) {
-  plan.node_of = {0, 0, 1, 1};  // of so few ranks much is told
+  plan.node_of = {0, 0, 1, 1};  // with so few ranks, many texts are told
   RemoteStates few(control, plan);
   for (const uint32_t number : {1, 2}) {
     tell(1, number);
@@ -371,7 +371,7 @@ class PostingRanks : public HostsMemory {
   static void post(Control &control, uint32_t rank, uint64_t word, std::string_view text) {
     control.posts().store(rank, std::as_bytes(std::span(&word, 1)), text, std::nullopt);
   }
-  // "word text"; empty: there is nothing.
+  // Returns "word text", or "" if there is nothing.
   std::string read(uint32_t rank) {
     uint64_t word = 0;
     std::array<char, post_text_bytes> text;
@@ -412,7 +412,7 @@ TEST_F(PostingRanksWithTheFirst, TellTheTextsOfTheLowest) {
       << "the places of what is not shown any more";
 }
 
-// It may live, and write on.
+// The rank may live and go on writing, so it keeps its place.
 TEST_F(PostingRanksWithTheFirst, KeepAPlaceThatTheyWrite) {
   run_and_kill([](Control &its) { post(its, 5, 1, deadly()); });
   for (uint32_t r = 100; r < 99 + PostTexts::places; ++r) post(r, r, "why");

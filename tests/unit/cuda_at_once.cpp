@@ -119,7 +119,7 @@ TEST_F(CudaLaunch, SumsAndScalingsAreBatched) {
   for (double &one : sums) squares.push_back({&one, values, 8, 1});
   EXPECT_EQ(cuda::sum_squares(nullptr, squares, scratch), 0);
   EXPECT_EQ(std::exchange(launches, 0), 4);
-  // A sum that one launch has no room for: each further one adds what the one before has left.
+  // One launch has no room for such a sum: each further launch adds to the result of the one before.
   for (const auto &[pieces, expected] : {std::pair{32768, 2}, {32769, 3}, {65536, 3}, {65537, 4}}) {
     const std::vector<float> many(static_cast<size_t>(pieces));
     EXPECT_EQ(cuda::sum_squares(nullptr, &sum, many.data(), many.size(), 1, scratch), 0);

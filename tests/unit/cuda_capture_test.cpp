@@ -180,7 +180,8 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
 }
 
 #ifdef FSDP_TEST_SIMULATED_CUDA
-// What an error has ended cannot be asked whether it is done, until the program ends it too.
+// A stream of a capture that an error has broken cannot be asked whether it is done, until the program ends the
+// capture.
 TEST_F(CudaCaptureTest, AStreamThatEndsInABrokenOneIsGivenBackAfterIt) {
   const uint64_t bytes = simulated::allocated_bytes();
   begin();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whatever the calling thread's current GPU is, the library's calls are made on its own, and the thread finds
-// everything as it was: its current GPU, that it has none, and its captures.
+// The library makes its calls on its own GPU, whatever the calling thread's current GPU is. The thread finds everything
+// as it was: its current GPU, or that it has none, and its captures.
 #include "cuda_everything.h"
 
 #include <cudaTypedefs.h>
@@ -94,7 +94,7 @@ class OpenCapture {
       });
     while (!is_open()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // Was it ended by a call?
+  // Ends the capture, and finds out whether a call had ended it.
   void end() {
     end_ = true;
     if (here_) end_here();

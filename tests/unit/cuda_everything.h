@@ -10,7 +10,7 @@
 
 namespace fsdp::device {
 
-// Of the device's GPU, whichever is current.
+// A stream of the device's GPU, whichever GPU is current.
 class StreamOf {
  public:
   explicit StreamOf(const Device &device) {
@@ -69,7 +69,7 @@ inline void use_all(Device &device) {
   device.transfer(on_gpu, FSDP_FLOAT32, values.data(), FSDP_FLOAT32, count);
   Stream &caller = device.caller_stream(nullptr);
   caller.scale(on_gpu, 2, count);
-  // So that there is something to wait for.
+  // Enqueues a delay, so that there is work to wait for.
   device.with_current([] { (void)cuda::kernels::delay(nullptr, 2000); });
   caller.record(*event);
   stream->wait(*event);

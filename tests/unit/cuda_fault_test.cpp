@@ -18,7 +18,7 @@ void use_all(const Options &options = {}, int32_t index = 0) {
   use_all(*context.device);
 }
 
-// Whose failure is no error: what gives back, a look that changes nothing, and what has another way.
+// Returns whether a failure of this call is no error: it gives something back, only looks, or has an alternative.
 bool may_fail_silently(const std::string &name, uint64_t nth) {
   for (const char *silent : {"cudaFree", "cudaFreeHost", "cudaEventDestroy", "cudaStreamDestroy", "cudaHostUnregister",
                              "cudaThreadExchangeStreamCaptureMode", "cudaGetLastError", "cuMemUnmap",
@@ -29,7 +29,7 @@ bool may_fail_silently(const std::string &name, uint64_t nth) {
     const char *name;
     uint64_t first, last;
   };
-  // Of the memory plan: handles for the fabric, files, and peers' access.
+  // These calls of the memory plan try handles for the fabric, files and access by peers.
   for (const Trial &trial :
        {Trial{"cuMemCreate", 1, 3}, Trial{"cuMemRelease", 1, 2}, Trial{"cuDeviceGetAttribute", 4, 4},
         Trial{"cuMemAddressReserve", 1, 1}, Trial{"cuMemMap", 1, 1}, Trial{"cuMemSetAccess", 1, 1}})
@@ -37,7 +37,7 @@ bool may_fail_silently(const std::string &name, uint64_t nth) {
   return false;
 }
 
-// What a destructor asks for may fail it, without an error.
+// Returns whether destructors make this call. If it fails there, no error is reported.
 bool is_asked_by_destructors(const std::string &name) {
   for (const char *call :
        {"cuCtxGetCurrent", "cuCtxPushCurrent", "cudaStreamGetCaptureInfo", "cudaEventRecord", "cuStreamWriteValue32"})
@@ -52,7 +52,7 @@ void expect_nothing_left() {
 }
 
 void expect_error(const std::string &name, int error, const Failed &failed) {
-  // Whatever the first count of GPUs fails with: there is none to be used.
+  // If the first count of GPUs fails, the error is always that there is no GPU to use.
   const bool first_count = name == "cudaGetDeviceCount" && failed.message.find("which GPUs reach") == std::string::npos;
   const auto status = first_count ? FSDP_UNSUPPORTED : cuda::status_of(static_cast<cudaError_t>(error));
   EXPECT_EQ(status, failed.status) << failed.message;
@@ -167,7 +167,7 @@ TEST_F(CudaFaultTest, MemoryHasHandlesForTheFabricWhereThatIsAllowed) {
   expect_described("by cuMemCreate, exportable; not over the fabric, since cuMemCreate failed with");
   simulated::set_fabric(true);
   expect_described("by cuMemCreate, exportable, also over the fabric");
-  EXPECT_EQ(simulated::calls("cuMemCreate"), 5u);  // two and one trials, and memory twice
+  EXPECT_EQ(simulated::calls("cuMemCreate"), 5u);  // two trials, one trial, and two allocations
 }
 
 TEST_F(CudaFaultTest, WhereGpusCannotLetEachOtherInTheyAreAlone) {

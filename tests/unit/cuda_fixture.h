@@ -33,7 +33,7 @@ inline void start_cuda() {
 #endif
 }
 
-// CUDA calls of the tests themselves.
+// Checks a CUDA call that a test makes itself.
 #define CUDA_OK(call) ASSERT_EQ(cudaSuccess, call)
 
 struct CudaContext {
@@ -56,7 +56,8 @@ class OwnStream {
     EXPECT_EQ(cudaSuccess, cudaStreamCreateWithFlags(&stream_, flags));
   }
   ~OwnStream() {
-    if (cudaStreamDestroy(stream_) != cudaSuccess) cudaStreamDestroy(stream_);  // once it may be made to fail
+    // A test may make the first call fail.
+    if (cudaStreamDestroy(stream_) != cudaSuccess) cudaStreamDestroy(stream_);
   }
   OwnStream(const OwnStream &) = delete;
   OwnStream &operator=(const OwnStream &) = delete;
@@ -93,7 +94,7 @@ class GpuHeld {
   std::atomic<bool> *go_;
 };
 
-// What fails, and with which words; FSDP_OK if nothing does.
+// The error of a call: its status and message; FSDP_OK if nothing fails.
 struct Failed {
   fsdp_status status = FSDP_OK;
   fsdp_origin origin = 0;

@@ -13,10 +13,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Of tests of timeouts. Contexts are made under it too, by threads that a busy machine may hold up.
+// The timeout of tests that wait for it. Contexts are also made under it, by threads that a busy machine may hold up.
 constexpr uint32_t limit_ms = 3000;
 
-// Done within 10 s, whatever became of the context?
+// Returns whether the stream is done within 10 s, whatever became of the context.
 bool goes_on(const Stream &stream) {
   for (int i = 0; i < 2000; ++i) {
     if (cudaStreamQuery(stream.handle()) == cudaSuccess) return true;
@@ -101,7 +101,7 @@ TEST_F(CudaLaneTest, ALaterRecordMovesNoWait) {
 }
 
 #ifdef FSDP_TEST_SIMULATED_CUDA
-// What enqueues may be kept by CUDA while another thread waits there for the GPU, which may wait for this lane.
+// CUDA may hold a thread that enqueues while another thread waits there for the GPU, which may wait for this lane.
 TEST_F(CudaLaneTest, EnqueuesNothingOnItsThread) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
@@ -119,7 +119,8 @@ TEST_F(CudaLaneTest, EnqueuesNothingOnItsThread) {
   context.device->synchronize(*event);
 }
 
-// A stream that waits for the host could hold up, in a queue of CUDA's, what another rank's stream brings the host.
+// Streams of two ranks may share a queue of CUDA. A stream that waits for the host could then hold up another rank's
+// stream that brings the host its data.
 TEST_F(CudaLaneTest, WhereContextsShareAGpuTheCallerWaitsInPlaceOfTheStream) {
   CudaContext context, other;
   Device &device = *context.device;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tests of the CUDA kernels run them: over the memory of this process in the simulation (unit), over a GPU's
-// in tests/gpu/kernels. The tests are the same.
+// The memory for tests of the CUDA kernels: memory of this process in the simulation (unit), memory of a GPU in
+// tests/gpu/kernels. The tests are the same.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 
 namespace fsdp::test {
 
-// Defined by the program.
+// Each test program defines these functions.
 namespace gpu {
 void *allocate(size_t bytes);  // aligned to 256
 void release(void *memory);
@@ -55,7 +55,7 @@ class OnGpu {
   std::byte *memory_;
 };
 
-// A kernel's launch has gone well.
+// Checks that a kernel was launched without an error.
 #define ASSERT_LAUNCHED(call) ASSERT_EQ(call, 0)
 
 }  // namespace fsdp::test

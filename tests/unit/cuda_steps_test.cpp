@@ -73,7 +73,7 @@ struct Arrays {
   }
 };
 
-// Some steps over all the arrays in one call, on both.
+// Makes some steps over all arrays in one call, on the host and on the GPU.
 void check(std::vector<std::unique_ptr<Arrays>> &arrays, int steps) {
   std::vector<AdamWSpan> host, gpu;
   for (auto &a : arrays) host.push_back(a->host_span()), gpu.push_back(a->gpu_span());
@@ -175,7 +175,7 @@ TEST(CudaSumValues, CountsInTheirOrder) {
   }
 }
 
-// By hand: the shares of slots in their order, whose ranks are not; the root; the factor in fp32.
+// Known results: the shares are added in the order of slots, which is not that of ranks; the root; the factor in fp32.
 TEST(CudaFindNorm, OrderRootAndFactor) {
   struct Expected {
     std::vector<double> shares;
@@ -230,7 +230,7 @@ TEST(CudaScaleBy, FactorsInMemory) {
     }
 }
 
-// More than one launch takes, some empty; of counts, granules and places that do not fit together.
+// More sums than one launch takes, some of them empty. Their counts, granules and places do not fit together.
 struct ManyFloats {
   std::vector<Elements> host;
   std::vector<std::unique_ptr<OnGpu>> gpu;

@@ -42,7 +42,8 @@ TEST_F(CudaStreamTest, MemoryIsZeroedAndAlignedToPages) {
   EXPECT_EQ(nullptr, context.device->allocate(0, "test")->data());
 }
 
-// A chain over two library streams and a late caller's stream: each step doubles or adds what the step before wrote.
+// A chain over two library streams and a late stream of the caller: each step doubles, or adds to, the result of the
+// step before.
 void run_chain(const Options &options) {
   CudaContext context(options);
   OwnStream own;
@@ -116,8 +117,7 @@ TEST_F(CudaStreamTest, AnEventRecordedOnTwoStreamsIsDoneAfterBoth) {
   EXPECT_TRUE(event->done());
 }
 
-// The wrappers of callers' streams are few, and the streams may be many and short-lived.
-// What the host sees of a record is not what it saw of one before, also where other code has enqueued work between.
+// The host must not take a record for an earlier one, also if other code has enqueued work between the two.
 TEST_F(CudaStreamTest, ARecordIsDoneAfterWhatWasEnqueuedByItsHandle) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");
@@ -133,7 +133,7 @@ TEST_F(CudaStreamTest, ARecordIsDoneAfterWhatWasEnqueuedByItsHandle) {
   context.device->synchronize(*before);
 }
 
-// ... nor what another stream has come to, while the event's record before is not done.
+// An event that moves to another stream is not done before both of its records are.
 TEST_F(CudaStreamTest, AnEventThatMovesIsDoneAfterBothOfItsRecords) {
   CudaContext context;
   const auto stream = context.device->create_stream("test"), other = context.device->create_stream("other");
@@ -148,8 +148,8 @@ TEST_F(CudaStreamTest, AnEventThatMovesIsDoneAfterBothOfItsRecords) {
 }
 
 #ifdef FSDP_TEST_SIMULATED_CUDA
-// A stream writes a word for the host once, however many records come one after the other; work, a wait, a lane and a
-// call for the handle come between.
+// Several records in a row share one word that the stream writes for the host. Between other records come work, a wait,
+// a lane or a call for the handle.
 TEST_F(CudaStreamTest, RecordsThatNothingIsBetweenShareAWord) {
   CudaContext context;
   const auto stream = context.device->create_stream("test"), other = context.device->create_stream("other");
@@ -248,7 +248,7 @@ TEST_F(CudaStreamTest, AWordIsNotCountedRound) {
   }
 }
 
-// Streams of the program's own: what it has enqueued between is not known.
+// On a stream of the program, it is not known what the program has enqueued between two records.
 TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
   CudaContext context;
   const OwnStream own;
@@ -263,6 +263,7 @@ TEST_F(CudaStreamTest, RecordsOnAStreamOfTheCallerShareNoWord) {
 }
 #endif
 
+// The wrappers of callers' streams are few, although these streams may be many and short-lived.
 TEST_F(CudaStreamTest, ManyStreamsOfTheCaller) {
   CudaContext context;
   const auto memory = context.device->allocate(4, "test");
@@ -306,7 +307,7 @@ TEST_F(CudaStreamTest, KernelsGiveTheBitsOfTheHost) {
   EXPECT_EQ(sum, read(device, values));
 }
 
-// One scratch serves all streams of the caller.
+// All streams of the caller use one scratch memory.
 TEST_F(CudaStreamTest, NormsOnSeveralStreamsOfTheCaller) {
   CudaContext context;
   Device &device = *context.device;
@@ -379,7 +380,7 @@ TEST_F(CudaStreamTest, CompactAdamWReadsItsStepFromTheDevice) {
     one.form = MainForm::rounded, one.name = 7, one.numbers = {11, count, 0}, one.count = count;
     return one;
   };
-  // The weights are the first half of their array, in bf16; what they are rounded from stands in the other.
+  // The weights are the first half of their array, in bf16. The other half has the numbers from which they are rounded.
   for (int i = 0; i < 2; ++i) {
     write(device, base + i * 4 * count, std::vector<float>(count, 1.0F));
     write(device, base + (i * 4 + 1) * count, numbers(count, 7));

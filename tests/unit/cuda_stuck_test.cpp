@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU whose work does not end, over the simulated runtime, whose cudaFree and its like then never return. What is
-// destroyed returns, leaves what is in use, says so once, and gives it back if the GPU goes on after all.
+// The work of a GPU does not end, over the simulated runtime, whose cudaFree and similar calls then never return.
+// Destroy calls return, leave memory in use alone, log it once, and give it back if the GPU goes on after all.
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -106,7 +106,7 @@ TEST_F(CudaStuckTest, ItsEndIsNotWaitedForAndIsToldOnce) {
   go_on();
 }
 
-// What another thread destroys meanwhile waits without what this one needs.
+// A destroy on another thread waits without holding what this thread needs.
 TEST_F(CudaStuckTest, OtherThreadsGoOnMeanwhile) {
   constexpr uint32_t long_ms = 8000;
   CudaContext context(options(), long_ms);
@@ -150,7 +150,7 @@ TEST_F(CudaStuckTest, WhatComesBackLeavesNothing) {
   EXPECT_TRUE(ends([&] { much.reset(); }));
   EXPECT_LT(at_first, simulated::allocated_bytes());
   go_on();
-  // Whatever ends looks again; on a busy machine the first look may come before the work that was late.
+  // Each destroy looks again. On a busy machine the first look may come before the late work has ended.
   const auto since = steady_clock::now();
   do {
     const auto event = context->device->create_event();
@@ -184,7 +184,7 @@ TEST_F(CudaStuckTest, WorkOfTheProgramIsNotWaitedForEither) {
   go_on();
 }
 
-// An event's word is given out again only when nothing comes to write it any more.
+// An event's word is used again only when no work remains that writes it.
 TEST_F(CudaStuckTest, EventsAfterItAreNotDoneTooEarly) {
   CudaContext context(options(), patience_ms);
   const auto stream = context.device->create_stream("test");

@@ -18,7 +18,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-constexpr uint32_t for_refuge = 8 + 8;  // guests; first nodes to turn to
+constexpr uint32_t for_refuge = 8 + 8;  // guests of a refuge; refuges to try
 
 void expect_words(const Error &error, std::initializer_list<const char *> words) {
   for (const char *word : words)
@@ -31,7 +31,7 @@ TEST(Descriptors, AreNeededByLeaders) {
     EXPECT_EQ(need_of_leader(node, 3).messages, 2) << node;
   }
   EXPECT_EQ(need_of_leader(0, 2).control, 1) << "there is no other one to turn to";
-  // In a tree of degree 64; in circles of four, the first ones of which meet in a circle, and so on.
+  // The tree has degree 64. The circles have four hosts each, and their first hosts form circles again.
   EXPECT_EQ(need_of_leader(0, 2048).control, 64 + for_refuge);
   EXPECT_EQ(need_of_leader(31, 2048).control, 1 + 63 + for_refuge) << "the last of the second level";
   EXPECT_EQ(need_of_leader(2047, 2048).control, 1 + for_refuge);
@@ -41,7 +41,7 @@ TEST(Descriptors, AreNeededByLeaders) {
   EXPECT_EQ(need_of_leader(5, 16).messages, 15) << "few meet at once";
 }
 
-// The counts that the tree and the circles give are those of what they are made of.
+// The counts that the tree and the circles give are the numbers of their connections.
 TEST(Descriptors, AreCountedAsTheyAreNeeded) {
   for (const uint32_t hosts : {1, 2, 15, 16, 17, 64, 65, 66, 255, 257, 4097})
     for (uint32_t host = 0; host < hosts; ++host) {
@@ -156,7 +156,7 @@ TEST(Descriptors, AreCheckedForEachPeer) {
     Crowd crowd(rank, 300);
     rlimit usual{};
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
-    // Those on their way to nowhere come and go.
+    // Connections to unreachable addresses come and go.
     rlimit low = usual;
     low.rlim_cur = count_descriptors().open + spare_descriptors + 100;
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
@@ -176,7 +176,7 @@ TEST(Descriptors, AreCheckedForEachPeer) {
   EXPECT_EQ(problems[0], "");
 }
 
-// Of a rank that speaks for its host in a mesh, too.
+// This holds also for a rank that exchanges for its host in a mesh.
 TEST(Descriptors, AreCheckedForExchanges) {
   const auto problems = run_threads(1, [](Rank &rank) {
     Crowd crowd(rank, 300);

@@ -59,7 +59,7 @@ class Environment {
   }
 };
 
-// These, with some set to other values, or taken away by "-".
+// Returns the variables with some changed, or removed where the value is "-".
 inline Variables changed(Variables variables, const Variables &change) {
   for (const auto &[name, value] : change) {
     if (value == "-")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launcher's variables say, and what the socket's name and the job's secret are made of.
+// The meaning of the launcher's variables, the socket's name and the job's secret.
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -119,7 +119,7 @@ TEST_F(SecretFile, ASecretFilesFirstLineIsTheSecret) {
   }
 }
 
-// As ssh refuses a key.
+// ssh refuses such a key, too.
 TEST_F(SecretFile, ThatOthersMayReadIsRefused) {
   for (const auto &[mode, text] : {std::pair<mode_t, const char *>{0644, "mode 0644"},
                                    {0604, "mode 0604"},
@@ -149,7 +149,7 @@ TEST_F(SecretFile, ThatIsNoFileIsRefusedAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(4));
 }
 
-// As Kubernetes mounts them with fsGroup.
+// Kubernetes mounts secrets in this way with fsGroup.
 TEST_F(SecretFile, ThatAGroupOfThisProcessMayReadIsRead) {
   for (const mode_t mode : {0440, 0640}) {
     write("from a file", mode);
@@ -220,7 +220,7 @@ TEST_F(LinkedSecret, ThatLeadsNowhereIsRefused) {
   expect_refused(folder / "inner", {"not a regular file"});
 }
 
-// What a core dump would leave out, by the kernel's own words.
+// Returns whether a core dump would contain the memory, according to the kernel.
 bool is_dumped(const void *data) {
   std::ifstream maps("/proc/self/smaps");
   const auto at = reinterpret_cast<uintptr_t>(data);

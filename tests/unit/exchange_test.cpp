@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks tell each other in ballots: what comes out of a fold, how often they meet for it, and which rank is named.
+// What ranks tell each other in ballots: the result when ballots are merged, how often ranks meet, and which rank is
+// named.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +30,7 @@ std::vector<Saying> random_sayings(uint32_t count, std::mt19937_64 &random) {
   return sayings;
 }
 
-// Looked for rank by rank, as a rank with all of them would.
+// Finds the result rank by rank, as a rank would that had all ballots.
 void expect_ballot(const std::vector<Saying> &all, const Ballot &found, const std::string &where) {
   uint32_t odd = Ballot::nobody, troubled = Ballot::nobody, last = 0;
   uint64_t most = 0;
@@ -51,7 +52,7 @@ TEST(Ballot, ComesToTheSameInAnyOrderAndGrouping) {
     const std::vector<Saying> sayings = random_sayings(1 + random() % 9, random);
     std::vector<Ballot> left;
     for (uint32_t r = 0; r < sayings.size(); ++r) left.push_back(Ballot::of(r, sayings[r]));
-    while (left.size() > 1) {  // any two of them
+    while (left.size() > 1) {  // merges two random ballots
       std::shuffle(left.begin(), left.end(), random);
       left[0].add(left.back());
       left.pop_back();
@@ -60,7 +61,7 @@ TEST(Ballot, ComesToTheSameInAnyOrderAndGrouping) {
   }
 }
 
-// Hosts as threads that meet in circles and nowhere else.
+// Hosts that are threads and meet only in circles.
 class CircleRoom {
  public:
   // The first one's, whatever the others have.
@@ -123,7 +124,7 @@ TEST(Circles, BringOneBallotToEveryHost) {
     }
 }
 
-// Of all hosts, in one thread: level by level up, and down again.
+// All hosts in one thread, level by level up and down again.
 class ByteHosts {
  public:
   ByteHosts(uint32_t hosts, uint32_t size) : hosts_(hosts), size_(size) {
@@ -299,7 +300,7 @@ class ShortNet final : public Net {
   const std::string none_;
 };
 
-// What it told next would be taken for what it owes: its circle waits for the ballot that comes back.
+// Its circle waits for the ballot that comes back, and would take the host's next message for it.
 TEST(HybridTeam, TellsNothingAfterAMeetingThatBrokeOff) {
   for (int fails_at = 0; fails_at < 5; ++fails_at) {
     const auto net = std::make_shared<ShortNet>(fails_at);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files for people: whole or not at all, readable by no other user, and never in the place of what is no file.
+// Files for people: they are complete or not there at all, no other user can read them, and they never replace
+// something that is not a file.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -115,7 +116,7 @@ TEST_F(ReplacedFile, ASizeLimitIsAnErrorAndLeavesNothing) {
   EXPECT_EQ(files(), 0u);
 }
 
-// One that the program has blocked and has not looked at yet is still there.
+// A signal that the program has blocked and not handled yet is still pending.
 TEST_F(ReplacedFile, ASignalOfTheProgramsStays) {
   sigset_t one, before, pending;
   sigemptyset(&one);

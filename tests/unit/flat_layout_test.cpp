@@ -383,7 +383,7 @@ TEST(FlatLayout, NoSumWraps) {
   EXPECT_GT(refused, 500);
 }
 
-// As quantized parameters are: granules of so many rows, with so many scales each.
+// A tensor as quantized parameters have it: granules of `granule_rows` rows with `granule_scales` scales each.
 TensorSpec scaled(std::vector<uint64_t> shape, uint64_t granule_rows, uint64_t granule_scales, uint64_t scale_count) {
   TensorSpec spec = tensor(std::move(shape), FSDP_GRANULE_BLOCK, granule_rows);
   spec.granule_scales = granule_scales;
@@ -437,7 +437,8 @@ TEST(ScaleLayout, AnySizesOnAnyRanks) {
   }
 }
 
-// One for each tensor, wherever that is: three ranks have two of five each, the last has one and room for another.
+// Each tensor has one scale, on whichever rank it is. Three ranks have two of five scales each: the last one has one
+// scale and room for another.
 TEST(ScaleLayout, OfWholeTensors) {
   Tensors tensors;
   for (const uint64_t rows : {1, 7, 40, 3, 900}) tensors.push_back(tensor({rows, 24}));

@@ -24,7 +24,7 @@ struct Float8Format {
 };
 constexpr Float8Format e4m3{device::Float8::e4m3, 3, 7, 0x7e, 0x7f}, e5m2{device::Float8::e5m2, 2, 15, 0x7b, 0x7e};
 
-// Of a finite code.
+// The value of a finite code.
 inline double value_of(uint8_t code, const Float8Format &f) {
   const int magnitude = code & 0x7f, top = 1 << f.mantissa_bits;
   const int exponent = magnitude / top, mantissa = magnitude % top;
@@ -44,7 +44,7 @@ inline const std::vector<double> &finite_values(const Float8Format &f) {
   return values[f.mantissa_bits - 2];
 }
 
-// What is called for each number of each test, and reads one table, is not instrumented.
+// Tests call these functions for each number, and they only read one table, so they are not instrumented.
 #define FSDP_TEST_BARE __attribute__((no_sanitize("address", "undefined")))
 
 // The nearest of the finite codes, of two the even one; its sign as well.

@@ -31,7 +31,7 @@ class FormTree : public testing::Test {
     others = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).at(0), 16);
     ASSERT_TRUE(others) << std::strerror(errno);
   }
-  // Of two nodes with a rank each.
+  // The plan of two nodes with one rank each.
   NodePlan plan(uint32_t rank, uint32_t forming_ms = 5000) const {
     NodePlan plan;
     plan.rank = rank;
@@ -94,15 +94,15 @@ class FormTree : public testing::Test {
 
 TEST_F(FormTree, ConnectsAgain) {
   auto guest = form(1);
-  next_connection();  // and its end
+  next_connection();  // the connection ends at once
   next_connection();
   expect_links(guest);
 }
 
-// It has said its hello, and does not take that for enough.
+// The guest has sent its hello, and does not take that for enough.
 TEST_F(FormTree, ConnectsAgainUntilItIsAnswered) {
   auto guest = form(1);
-  hear_hello();  // and the connection's end
+  hear_hello();  // the connection ends after the hello
   expect_links(guest);
 }
 
@@ -130,7 +130,8 @@ TEST_F(FormTree, SaysWhyItNeverCould) {
       << text;
 }
 
-// A process between two leaders says something for one of them: no rank has died, and none is to blame. Both say so.
+// A process between two leaders sends a frame in the name of one of them. No rank has died, none is to blame, and both
+// say so.
 TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   auto guest = form(1), host = form(0);
   auto of_guest = guest.get(), of_host = host.get();

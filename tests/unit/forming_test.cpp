@@ -20,7 +20,7 @@ class Forming : public Rendezvous {
     for (const pid_t process : processes) ::kill(process, SIGKILL);
     Rendezvous::TearDown();
   }
-  // Ranks 0 and 1 are processes, 2 and 3 of far hosts made by hand.
+  // Ranks 0 and 1 are processes. Ranks 2 and 3 are made by hand, and belong to far hosts.
   void start_two() {
     zero = start(0U);
     one = start(1);
@@ -223,7 +223,7 @@ double cpu_seconds(pid_t process) {
   return (user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
-// Its listener stays readable: it may not spin over that, and takes the connections when it can.
+// Rank 0's listener stays readable. Rank 0 must not spin over that, and accepts the connections when it can.
 TEST_F(Forming, WithoutDescriptorsRankZeroWaits) {
 #ifdef __SANITIZE_ADDRESS__  // UndefinedBehaviorSanitizer looks at objects through a pipe
   GTEST_SKIP() << "a sanitizer needs descriptors";

@@ -137,7 +137,8 @@ TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   FrameStream stream = let_in(accept_from(listener));
   const auto brought = hear<message::Card>(stream);
   ASSERT_TRUE(brought);
-  RankCard card = read_card(brought->bytes).value();  // of bytes that stay
+  // The bytes must live as long as the card.
+  RankCard card = read_card(brought->bytes).value();
   card.asked = NetChoice::ucx;
   card.ucx = card.tcp;
   const auto changed = write_card(card);
@@ -152,7 +153,7 @@ TEST_F(FormingWorld, WhatTheRosterSaysOfARankIsWhatItBrought) {
   EXPECT_EQ(told->accusation.rank, 1);
 }
 
-// The same of what rank 0 says, before the roster and after it.
+// The same for forged messages of rank 0, before the roster and after it.
 TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
   options.size = 2;
   const LeaderListener leader = open_leader_listener("127.0.0.1");
@@ -187,8 +188,8 @@ TEST_F(FormingWorld, ForgedWordsOfRankZeroBlameNoRank) {
   }
 }
 
-// One rank misses the word, or all do: every rank reports it alike, and of no rank it is said that its own error says
-// why.
+// One rank lacks FSDP_UCX_TCP=trusted, or all ranks do. Every rank reports the same error, and the report of no rank
+// refers to the rank's own error for the reason.
 TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   options.size = 3;
   ::setenv("FSDP_NET", "ucx", 1);
@@ -212,7 +213,7 @@ TEST_F(FormingWorld, WithoutTrustInTcpAllRanksSayTheSame) {
   ::unsetenv("FSDP_NET");
 }
 
-// The key of the connections comes from it. Ranks without one meet at loopback addresses.
+// The key of the connections is derived from the secret. Ranks without a secret meet at loopback addresses.
 TEST_F(FormingWorld, EncryptionNeedsASecret) {
   ::setenv("FSDP_NET_ENCRYPTION", "on", 1);
   options.size = 2;

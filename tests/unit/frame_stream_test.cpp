@@ -34,7 +34,7 @@ class Tcp : public testing::Test {
     return accept_from(listener);
   }
   Limit limit(std::chrono::milliseconds time) const { return {std::chrono::steady_clock::now() + time, waiter}; }
-  // How both ends judge each other.
+  // Returns what each end says about the other: "" or a problem.
   std::pair<std::string, std::string> both(const std::string &host_secret, const std::string &guest_secret,
                                            const std::string &host_label = "x", const std::string &guest_label = "x") {
     std::string of_host, of_guest;
@@ -47,7 +47,8 @@ class Tcp : public testing::Test {
     return {of_host, of_guest};
   }
 
-  const StreamKeys keys{};  // of both ends, where it does not matter what is between them
+  // Both ends use these keys in tests where no process is between them.
+  const StreamKeys keys{};
   Failure failure;
   Waiter waiter{failure, nullptr, nullptr, 10'000};
   std::string problem;
@@ -201,7 +202,7 @@ class Between : public Tcp {
   void pass_on(const std::vector<std::byte> &bytes) const {
     ASSERT_EQ(::send(guest.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   }
-  // How many frames are heard; the stream has ended over what came behind them.
+  // Returns how many frames are received. The stream has ended because of the bytes after them.
   size_t heard_before_the_end() {
     size_t count = 0;
     while (to.receive(limit(5s))) ++count;
@@ -260,7 +261,8 @@ TEST_F(Between, AFrameWithoutATagIsNotHeard) {
   EXPECT_EQ(heard_before_the_end(), 0U);
 }
 
-// Of every byte: of the head, where the length is that of another frame, of the body and of the tag.
+// A bit is changed in bytes of the head (where the length may become that of another frame), of the body and of the
+// tag.
 class ABit : public Between, public testing::WithParamInterface<size_t> {};
 TEST_P(ABit, ThatIsChangedEndsIt) {
   auto frame = frames_of(guest_keys)[0];

@@ -115,8 +115,8 @@ TEST(HandleTable, ManyHandlesAliveAtOnceAreFound) {
   }
 }
 
-// A call keeps what it uses, and does not keep other threads from destroying the handle; the last call to end gives it
-// back.
+// A call keeps the object that it uses, but other threads may destroy the handle meanwhile. The last call to end gives
+// the object back.
 TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
   HandleTable table;
   auto mine = object();
@@ -142,7 +142,7 @@ TEST(HandleTable, WhatIsPinnedLivesAsLongAsThePins) {
   }
   EXPECT_TRUE(watch.expired());
   table.add(HandleKind::group, object());
-  EXPECT_EQ(table.slot_count(), 2u);  // now it was
+  EXPECT_EQ(table.slot_count(), 2u);  // the slot was free again
 }
 
 // A thread that finds a handle gets its object and no other; exactly one remove gets it.

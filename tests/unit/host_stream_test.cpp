@@ -212,10 +212,10 @@ TEST(HostWorker, ThreadsAreNamedBlockSignalsAndEnd) {
   EXPECT_EQ(fsdp::test::await_library_threads(0), 0u);
 }
 
-// Where a task ran.
+// The thread and the number of a task.
 struct Ran {
   std::thread::id thread;
-  int at = 0;  // the how many-th it was
+  int at = 0;  // position in the order of tasks
 };
 
 TEST(HostWorker, ABorrowedStreamWorksOnTheCallingThreadUntilItIsGivenBack) {
@@ -295,7 +295,8 @@ TEST(HostWorker, WakesFromSleep) {
   Host host;
   auto stream = host.stream("idle");
   for (int i = 0; i < 20; ++i) {
-    std::this_thread::sleep_for(std::chrono::microseconds(i * 100));  // from spinning into sleeping
+    // With longer pauses the worker goes from spinning to sleeping.
+    std::this_thread::sleep_for(std::chrono::microseconds(i * 100));
     int value = 0;
     stream->run([&value] { value = 1; });
     host.finish(*stream);

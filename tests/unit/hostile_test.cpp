@@ -95,7 +95,7 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
     answer.head.version = 7;
     send(sockets.back(), &answer, sizeof answer);
   }
-  // What a rank said on one connection, said again on the next.
+  // A rank's answer from one connection is sent again on the next.
   std::array<std::byte, sizeof(wire::Answer)> recorded{};
   {
     const Fd socket = connect();
@@ -113,7 +113,8 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
     send(socket, recorded.data(), recorded.size());
     wire::Proof proof;
     await_readable(socket, 5000);
-    EXPECT_EQ(::recv(socket.get(), &proof, sizeof proof, 0), static_cast<ssize_t>(sizeof proof));  // it was right there
+    // The original answer was right on its own connection.
+    EXPECT_EQ(::recv(socket.get(), &proof, sizeof proof, 0), static_cast<ssize_t>(sizeof proof));
   }
   const Fd again = connect();
   send(again, recorded.data(), recorded.size());
@@ -141,7 +142,7 @@ TEST_F(Hostile, NonsenseBehindTheProof) {
       case 1: send_frame(streams.back(), 1, UINT32_MAX, noise); break;     // longer than any message
       case 2: send_frame(streams.back(), 1, message::longest, {}); break;  // announced and never sent
       case 3: streams.back().queue(1, noise); break;
-      case 4: streams.back().queue(message::share(message::Start{3, {}})); break;  // rank 0's to say
+      case 4: streams.back().queue(message::share(message::Start{3, {}})); break;  // only rank 0 may send this
       default: join(streams.back(), 77);
     }
   }

@@ -72,8 +72,8 @@ TEST(KernelAdamW, FirstStepMovesByTheLearningRate) {
   EXPECT_NEAR(weight[2], -1e-3, 1e-7);
 }
 
-// Thirty times longer than the average remembers: what is wrong with beta or with its rest is all there, and roundings,
-// which go either way, are averaged out.
+// The test runs thirty times longer than the average remembers. An error in beta, or in the part of beta that fp32
+// leaves out, shows in full. Roundings go either way and average out.
 TEST(KernelAdamW, AveragesHaveNoBiasAfterTheirMemory) {
   if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
   constexpr size_t count = 256;

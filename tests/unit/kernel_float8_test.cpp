@@ -137,7 +137,7 @@ TEST(KernelFloat8, Every16BitInputOnEveryTarget) {
     }
 }
 
-// From first on, `step` apart, and the same with the other sign.
+// Every value from `first` on, `step` apart, with both signs.
 void check_sweep(uint64_t first, uint64_t step, size_t count) {
   std::vector<float> from(2 * count);
   for (size_t i = 0; i < count; ++i) {

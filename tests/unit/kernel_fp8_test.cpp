@@ -26,7 +26,8 @@ TEST(KernelFp8, CurrentScalingOfTwoShards) {
   });
 }
 
-// Of each tensor the largest that any rank has; Inf is the largest of all, 0 where a rank has nothing.
+// Each tensor's scale comes from the largest amax of any rank. Inf is the largest of all; a rank without a part of the
+// tensor has 0.
 TEST(KernelFp8, ScalesOfWhatRanksHave) {
   const float amaxes[3][4] = {{2, 0, 0x1p-149f, 1}, {4, 0, 0, HUGE_VALF}, {3, 7, 0, 9}};
   float scales[4], inverses[4];

@@ -60,7 +60,7 @@ const Case cases[] = {{0, 0, 0, 0, 0},
                       {HUGE_VALF, 254, 0x7e, 255, 0x7f},
                       {std::nanf(""), 255, 0x7f, 255, 0x7f}};
 
-// One number in a tile of zeros, either sign, anywhere in it.
+// One number of either sign is anywhere in a tile of zeros.
 TEST(KernelMxfp8, TheLargestMagnitudeOfEachBlockIsFound) {
   on_every_target([] {
     for (const Case &c : cases)
@@ -192,7 +192,7 @@ TEST(KernelMxfp8, ZerosKeepTheirSigns) {
   check(filled(32 * 64, [](size_t i) { return i % 3 ? 0.0f : -0.0f; }), 32, 64);
 }
 
-// A tile without zeros, one number of which is or is not a subnormal code. It changes nothing of what is beside it.
+// The tile has no zeros, and one of its numbers is, or is not, a subnormal code. The other numbers must not change.
 TEST(KernelMxfp8, OneNumberBelowTheOthers) {
   constexpr size_t at = 17 * 64 + 40;
   std::vector<float> x(32 * 64, 448.0f);
@@ -271,7 +271,7 @@ TEST(KernelMxfp8, DequantizesEveryCodeByEveryScale) {
   });
 }
 
-// 4 scales of rows 0, 32, 64, 96, 1, 33 ... of each tile; the COL form is that of the transpose.
+// Each tile has 4 scales of rows 0, 32, 64, 96, 1, 33 ...; the COL form is that of the transpose.
 std::vector<uint8_t> swizzled(const std::vector<uint8_t> &scales, size_t rows, size_t columns) {
   std::vector<uint8_t> to;
   for (size_t tile = 0; tile < rows; tile += 128)

@@ -75,7 +75,7 @@ TEST(KernelRandomRounding, ANumberIsRoundedUpAsOftenAsItIsAboveTheLowerOne) {
     }
     EXPECT_EQ(up, 16430u);
     for (const uint16_t to : round_numbers(std::vector<float>(4096, 1.0078125f), {42, name_of_bias, 1}, {0, 4096, 0}))
-      ASSERT_EQ(to, 0x3f81);  // bf16 has this number
+      ASSERT_EQ(to, 0x3f81);  // bf16 can represent this number, so it is not rounded
   });
 }
 

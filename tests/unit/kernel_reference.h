@@ -23,7 +23,7 @@
 
 namespace fsdp::test {
 
-// Any binary format of 16 bits: rounds to nearest even by looking at what is cut off.
+// Converts to any binary format of 16 bits. It rounds to nearest even by looking at the bits that are cut off.
 inline uint16_t narrow(float value, int exponent_bits) {
   const int mantissa_bits = 15 - exponent_bits;
   const auto u = std::bit_cast<uint32_t>(value);
@@ -123,7 +123,7 @@ class Elements {
   std::vector<uint32_t> words_;
 };
 
-// zlib's.
+// The CRC-32 of zlib.
 inline uint32_t crc32(const void *data, size_t bytes) {
   uint32_t crc = 0xffffffff;
   for (size_t i = 0; i < bytes; ++i) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantizing where the kernels change their way: at the ends of pages that are read side by side, of vectors and of
-// tiles, and where so much is written that it goes past the caches. The codes are those of the definitions. Large
-// inputs repeat themselves, so that the definitions are asked once for each of their numbers; no length of a page, of a
-// vector or of a line divides the period.
+// Quantizing where the kernels change their method: at the ends of pages that are read side by side, of vectors and of
+// tiles, and where so much is written that it bypasses the caches. The codes must be those of the definitions. Large
+// inputs repeat themselves, so that the definitions compute each number once. No length of a page, vector or line
+// divides the period.
 #include <functional>
 
 #include "float8_reference.h"
@@ -19,7 +19,7 @@ class Codes {
     begin_ = line + (line - reinterpret_cast<uintptr_t>(bytes_.data()) % line) + offset;
   }
   uint8_t *data() { return bytes_.data() + begin_; }
-  // In the order of their numbers, of which expected(i) is a period's.
+  // Compares all codes with one period of expected codes; expected(i) gives row i of them.
   ::testing::AssertionResult are(const std::function<const uint8_t *(size_t row)> &expected, size_t columns) {
     for (size_t i = 0; i < bytes_.size(); ++i) {
       if (i == begin_) i += count_;
@@ -40,7 +40,7 @@ class Codes {
   size_t count_, begin_;
 };
 
-// Blocks beside each other are of other magnitudes.
+// Neighbouring blocks have different magnitudes.
 std::vector<float> numbers(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<float> x(count);
@@ -57,8 +57,8 @@ std::vector<float> repeated(const std::vector<float> &period, size_t count) {
   return x;
 }
 
-// Four pages of 1,024 numbers twice, two times 64 numbers, and five: each of them is the largest once, and what is
-// beside them is larger.
+// Four pages of 1,024 numbers twice, two times 64 numbers, and five numbers. Each number is the largest once, and the
+// numbers just outside are larger.
 TEST(KernelStreaming, AmaxLooksAtEachNumberAndAtNoOther) {
   constexpr size_t count = 2 * 4096 + 2 * 64 + 5;
   std::vector<float> x(count + 2, 0.5f);
@@ -141,7 +141,7 @@ void check_large_blocks(const BlocksCase &c) {
   });
 }
 
-// Of 8 MiB, where rows are whole lines: some of 64 numbers have half a block at their end.
+// The planes have 8 MiB, and rows are whole lines. Some rows end with half a block of 64 numbers.
 TEST(KernelStreaming, Fp8BlocksPastTheCaches) {
   if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
   for (const BlocksCase &c :
@@ -184,7 +184,7 @@ void check_large_planes(const PlanesCase &c) {
   });
 }
 
-// Of 8 MiB for both planes, where both are whole lines. Columns beyond the last 64 are a tile of half the width.
+// Both planes together have 8 MiB, and both have whole lines. Columns after the last 64 form a tile of half the width.
 TEST(KernelStreaming, Mxfp8PastTheCaches) {
   if (sanitized) GTEST_SKIP() << "nothing that a sanitizer sees";
   for (const PlanesCase &c :

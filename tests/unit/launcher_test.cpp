@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each launcher's variables mean, which launcher counts, and what is said about those that are missing.
+// The meaning of each launcher's variables, which launcher counts, and the errors about variables that are missing.
 #include "environment_fixture.h"
 #include "membership/launch/launchers.h"
 #include "transport/names.h"

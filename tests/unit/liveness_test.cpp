@@ -54,7 +54,7 @@ TEST_F(SilentRanks, AreCountedInLooks) {
   EXPECT_TRUE(pulse.silent(everybody).empty()) << "it beats again";
 }
 
-// One that was stopped itself, or whose machine was suspended.
+// The rank itself was stopped, or its machine was suspended.
 TEST_F(SilentRanks, AreNotKnownToARankThatDidNotLook) {
   Pulse pulse(*control, 0, 1000);
   control->beat(1, 7);
@@ -179,7 +179,7 @@ TEST_F(SilentRanks, ThatHaveLeftAreNotDead) {
   }
 }
 
-// Rank 0 leads, and says nothing: it may have died in the middle of it.
+// Rank 0 is the leader and does not answer: it may have died while it decided.
 TEST_F(SilentRanks, ASuspicionThatTheLeaderDoesNotAnswerBecomesTheVerdict) {
   const auto begin = std::chrono::steady_clock::now();
   control->set_leader(0);
@@ -199,7 +199,7 @@ TEST_F(SilentRanks, ASuspicionThatTheLeaderDoesNotAnswerBecomesTheVerdict) {
   EXPECT_EQ(control->verdict().what(), "rank 2 has not come");
 }
 
-// What rank 2 sent, some time after the word that it left.
+// A message of rank 2 that comes some time after rank 2 has left.
 class LateMessage final : public Awaited {
  public:
   explicit LateMessage(int ms) : at_(std::chrono::steady_clock::now() + std::chrono::milliseconds(ms)) {}
@@ -244,7 +244,7 @@ TEST_F(Leaver, OfAnotherNodeIsNotWaitedForLong) {
   EXPECT_EQ(await(10'000), FSDP_PEER_FAILED);
 }
 
-// By a thread that looks now and then, and waits in no call: a save's.
+// The watch belongs to a thread that only looks now and then, and waits in no call, such as a save's.
 TEST_F(Leaver, IsAnErrorOnlyToRanksThatWaitForIt) {
   control->set_membership(2, Membership::left);
   Watch watch(*control, links, pulse, 0, waiter, failure);
@@ -261,7 +261,7 @@ TEST_F(Leaver, IsAnErrorOnlyToRanksThatWaitForIt) {
   }
 }
 
-// It comes between the last look and the end of the time.
+// The message comes between the last look and the end of the time.
 class LastMoment final : public Awaited {
  public:
   bool come() override { return ++looks_ == 2; }
@@ -273,7 +273,8 @@ class LastMoment final : public Awaited {
   std::string text() const override { return "the last moment"; }
 
  private:
-  int looks_ = -1'000'000;  // of the wait before it sleeps
+  // These looks belong to the wait before it sleeps.
+  int looks_ = -1'000'000;
 };
 
 TEST_F(Leaver, WhatComesAtTheLastMomentHasCome) {
@@ -419,7 +420,7 @@ TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   EXPECT_STREQ(dead.what(), "ranks 0, 3 died");
 }
 
-// A rank's own failure names it; what it says of others stays as it is. Texts of both are for logs.
+// A rank's own error names that rank. What it says of other ranks stays as it is. The texts of both are for logs.
 TEST(Accusation, NamesTheRankOfAnOwnErrorAndThatOfAnother) {
   const Accusation own = accuse_for(Error(FSDP_SYSTEM, "no\nmemory"), 2, "a");
   EXPECT_EQ(own.kind, FailureKind::failed);
@@ -453,8 +454,7 @@ TEST(Coordinator, NamesEachCutLinkOnce) {
                "for 8.0 s: the network between them is cut");
 }
 
-// Beats by UDP were missed before a neighbour in the tree said why.
-// Heard as often as it beats, a look of 400 ms late each time: nothing is wrong. Two beats lost are.
+// If beats come as often as they are sent, with each look 400 ms late, nothing is wrong. Two lost beats raise doubt.
 TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
   for (const auto &[beat_ms, doubted_ms] : {std::pair(125u, 1200u), {500u, 1200u}, {1000u, 2400u}, {2000u, 4800u}}) {
     Silence silence;
@@ -470,6 +470,7 @@ TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
   }
 }
 
+// Beats by UDP were missed before a neighbour in the tree told the reason.
 TEST(Coordinator, TakesSilenceForWhatANeighbourKnowsItToBe) {
   const NodePlan plan = three_nodes();
   for (const FailureKind kind : {FailureKind::stopped, FailureKind::died}) {

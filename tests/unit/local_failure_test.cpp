@@ -84,7 +84,7 @@ TEST(Failure, ARankThatLeftInGoodOrderIsNamedByRanksThatWaitForIt) {
   EXPECT_EQ(seen[1].error.status, FSDP_OK);
 }
 
-// Its caller, and no stream of its own, is what the version lacks.
+// The version misses rank 1's caller, not a stream of that rank.
 TEST(Failure, ARankThatWaitsElsewhereIsMissedByRanksThatAwaitItsVersion) {
   const auto seen = failing_threads(3, [](Rank &rank) {
     auto versions = rank.team->create_versions("weights");

@@ -164,7 +164,8 @@ TEST(Arena, CountedAllocationFailsOnAllRanks) {
 }
 
 TEST(LocalWorld, GivesEverythingBack) {
-  expect_well(run_threads(2, collectives_body));  // what the C library keeps
+  // Makes the C library allocate once what it keeps.
+  expect_well(run_threads(2, collectives_body));
   const Holdings before = Holdings::without_threads();
   EXPECT_EQ(before.mappings, 0U);
   for (int i = 0; i < 3; ++i) expect_well(run_threads(4, collectives_body));
