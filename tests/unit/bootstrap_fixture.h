@@ -32,7 +32,7 @@ struct RanksByHand {
       if (::connect(socket.get(), address.get(), address.length()) == 0) return socket;
       std::this_thread::sleep_for(10ms);
     }
-    ADD_FAILURE() << "nobody listens";
+    ADD_FAILURE() << "rank 0 does not listen";
     return socket;
   }
   // The next message, if it is one of this kind.

@@ -58,7 +58,7 @@ TEST_P(Conformance, AReaderHasTheVersionThatItAwaitedUntilTheRanksMeet) {
   run(3, [](Rig &rig) {
     const auto versions = rig.team->create_versions("weights");
     require(rig.team->traits().gathers_are_collective != static_cast<bool>(versions),
-            "who pulls has versions, and nobody else");
+            "versions exist if and only if gathers are not collective");
     const Block own = rig.block(1024), whole = rig.block(3 * 1024);
     const Gather gather{own.at(), whole.own, 1024};
     for (uint32_t version = 1; version <= 12; ++version) {

@@ -390,7 +390,7 @@ TEST_F(PostingRanks, HaveRoomForThoseOfTheHostAndTheFirst) {
   for (const uint32_t rank : {7u, 0u, 8u, 9u}) post(rank, 10 + rank, "why");
   for (const uint32_t rank : {7u, 0u, 8u, 9u}) EXPECT_EQ(read(rank), std::to_string(10 + rank) + " why");
   post(10, 1);
-  EXPECT_EQ(read(10), "") << "nobody here reads it";
+  EXPECT_EQ(read(10), "") << "no rank of this host reads it";
   post(8, 2);
   EXPECT_EQ(read(8), "2 ");
 }

@@ -167,7 +167,7 @@ TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
   EXPECT_TRUE(from.send(1, std::vector<std::byte>(101), limit(5s)));
   EXPECT_FALSE(to.receive(limit(5s)));
   EXPECT_EQ(to.problem(), "a frame announces 101 bytes, at most 100 are allowed");
-  EXPECT_EQ(to.code(), EBADMSG) << "whoever has announced it";
+  EXPECT_EQ(to.code(), EBADMSG) << "whichever process has announced it";
 }
 
 // Two ends that have proven the secret to each other, and a process between them that has all that they say.
