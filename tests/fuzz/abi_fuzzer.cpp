@@ -199,11 +199,11 @@ bool belongs_to_plans(const std::string &name) {
   return std::ranges::find(declaring, name) != std::end(declaring);
 }
 
-// Few calls of these succeed: states need a name that was made up, planes a quantized parameter, and rounding a
-// parameter without main weights.
+// Few calls of these succeed: states need a name that was made up, planes a quantized parameter, rounding a parameter
+// without main weights, and restored views those of a model whose views may be written.
 bool is_for_few(const std::string &name) {
-  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane", "fsdp_load_plane",
-                                        "fsdp_round_stochastic", "fsdp_swizzle_scales"};
+  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane",        "fsdp_load_plane",
+                                        "fsdp_restore_view",        "fsdp_round_stochastic", "fsdp_swizzle_scales"};
   return std::ranges::find(few, name) != std::end(few);
 }
 
