@@ -121,7 +121,7 @@ void print_row(const char *text, uint64_t mine, uint64_t whole) {
              format_share(mine, whole), mine);
 }
 
-// What training keeps of a parameter, in bytes of each of its elements: padding is a part of it.
+// The roles whose memory grows with the parameters. Their bytes per element include padding.
 constexpr fsdp_role kept_roles[] = {FSDP_ROLE_COMPUTE, FSDP_ROLE_MAIN, FSDP_ROLE_GRAD, FSDP_ROLE_OPTIMIZER};
 
 double bytes_of_element(const plan::Memory &memory, uint64_t element_count) {
@@ -207,6 +207,10 @@ int parse_and_print(int argc, char **argv) {
   if (request.policy.ranks % request.policy.replicate != 0)
     throw std::invalid_argument(
         fmt::format("--ranks {} is not a multiple of --replicate {}", request.policy.ranks, request.policy.replicate));
+  if (request.policy.main_storage != FSDP_MAIN_FLOAT32 && request.policy.compute_dtype == FSDP_FLOAT32)
+    throw CLI::ValidationError("--main",
+                               "split16 and none are for --compute-dtype bf16: fp32 weights are their own "
+                               "main weights");
   if (request.policy.states != FSDP_OPTIMIZER_ADAMW && request.policy.optimizer != FSDP_OPTIMIZER_ADAMW)
     throw std::invalid_argument("--states is of --optimizer adamw");
   const auto model =

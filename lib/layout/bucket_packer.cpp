@@ -164,8 +164,8 @@ class Packer {
     std::vector<Position> places = {};
   };
 
-  // Lists the host's own granule, and then common multiples of it and of the tensors' granules, beginning with the
-  // largest of these.
+  // Lists the granules that are tried: first the host's own, then its common multiples with the tensors' granules. The
+  // largest granules of tensors come first.
   std::vector<uint64_t> list_granules(const Indices &indices) const {
     std::set<uint64_t, std::greater<>> distinct;
     for (const uint32_t i : indices) distinct.insert(items_[i].granule);

@@ -71,6 +71,11 @@ uint64_t number_in_tensor(const ParamSpec &param, uint64_t element) {
   return number;
 }
 
+// The number of elements of the parameter, or of the whole tensor if it is a box.
+uint64_t whole_count(const ParamSpec &param) {
+  return param.is_box() ? product(param.global_shape) : param.element_count;
+}
+
 // Does each row of the last dimension consist of whole blocks, in the parameter and in the whole tensor? If so, the
 // scales of a state have rows too, and those of a box are parts of the rows of the whole tensor's scales.
 bool has_scale_rows(const ParamSpec &param) {
@@ -164,10 +169,12 @@ layout::TensorSpec coded_tensor_of(const ParamSpec &param) {
 }
 
 bool can_code_states(const ParamSpec &param) {
-  if (param.frozen()) return false;
-  if (!param.is_box()) return param.element_count >= least_coded_elements;
-  if (product(param.global_shape) < least_coded_elements) return false;
-  return has_scale_rows(param) || find_first_block(param).has_value();
+  if (param.frozen() || whole_count(param) < least_coded_elements) return false;
+  return !param.is_box() || has_scale_rows(param) || find_first_block(param).has_value();
+}
+
+bool cuts_coded_blocks(const ParamSpec &param) {
+  return !param.frozen() && whole_count(param) >= least_coded_elements && !can_code_states(param);
 }
 
 // The dimensions after `cut` are whole. So elements that differ only in the index of `cut` and in later indices lie

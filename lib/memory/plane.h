@@ -158,6 +158,8 @@ inline constexpr uint64_t least_coded_elements = 4096;
 // Can AdamW's states of the parameter be codes of 8 bits? Blocks are counted from the parameter's first element. The
 // blocks of a box must be blocks of the whole tensor, so that checkpoints can store them.
 bool can_code_states(const ParamSpec &param);
+// Are the states of a box fp32 only because its blocks would not be blocks of the whole tensor?
+bool cuts_coded_blocks(const ParamSpec &param);
 // The same tensor as tensor_of(), but with the numbers of scales of a state in codes.
 layout::TensorSpec coded_tensor_of(const ParamSpec &param);
 // A run of `count` of a parameter's elements. It begins with element `begin` of the elements that list_runs() was asked

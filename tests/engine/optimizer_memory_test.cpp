@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <mutex>
 
 #include "element.h"
 #include "misuse.h"
@@ -107,6 +108,23 @@ TEST_P(OptimizerMemoryKept, AnUntrainedParameterStaysAsItIs) {
     FSDP(fsdp_set_param_trainable(rank.groups[0], 0, 1));
     step(true);
     REQUIRE(!same_bits({rank.read(0, 0)}, {before}));
+  });
+}
+
+// A step publishes also what it does not update: the window may have loaded it.
+TEST_P(OptimizerMemoryKept, WeightsLoadedInTheWindowOfAStepAreItsComputeWeights) {
+  Scenario setup = one_parameter("w", 5120, GetParam(), seed);
+  setup.groups[0].params.push_back({"x", {5120}, FSDP_BFLOAT16});
+  run(setup, "loaded", [](Rank &rank) {
+    rank.load();
+    FSDP(fsdp_set_param_trainable(rank.groups[0], 0, 0));
+    FSDP(fsdp_finish_grads(rank.model, 1, FSDP_LAST, stream()));  // with gradients of zeros
+    const std::vector<float> values(5120, 0.625F);
+    FSDP(fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, 5120, FSDP_EVERY_RANK, 0));
+    FSDP(fsdp_step_adamw(rank.model, 0.01, nullptr, stream()));
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_EVAL, 0, stream()));
+    REQUIRE(same_bits({rank.view(0, 0, FSDP_EVAL)}, {values}));
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_EVAL, 0, stream()));
   });
 }
 
@@ -332,6 +350,102 @@ TEST(OptimizerMemoryBoxes, AreRoundedAsPartsOfTheWhole) {
   ASSERT_EQ(of_box.size(), rows * some);
   for (uint64_t i = 0; i < of_box.size(); ++i)
     EXPECT_EQ(of_box[i], of_whole[i / some * columns + i % some + first]) << i;
+}
+
+// ---- replicas ----
+
+// What differs lies in the planes that only the new forms have: weights differ in their lower halves alone.
+std::string find_drift(const Form &form, const char *state, float first, float second) {
+  Scenario setup = one_parameter("w", 5120, form, 0);
+  setup.model.strategy = FSDP_STRATEGY_NO_SHARD;
+  std::vector<std::string> errors;
+  run_threads(
+      setup,
+      [&](uint32_t, fsdp_context *context) {
+        const Rank rank(context, setup);
+        const std::vector<float> values(5120, rank.rank == 0 ? first : second);
+        FSDP(state ? fsdp_load_state(rank.groups[0], 0, state, values.data(), FSDP_FLOAT32, 5120, FSDP_EVERY_RANK, 0)
+                   : fsdp_load_param(rank.groups[0], 0, values.data(), FSDP_FLOAT32, 5120, FSDP_EVERY_RANK, 0));
+        FSDP(fsdp_publish_weights(rank.model, stream()));
+        FSDP(fsdp_check_replicas(rank.model, 0, stream()));
+      },
+      &errors);
+  return errors.at(0);
+}
+
+TEST(OptimizerMemoryReplicas, DriftIsFoundInEachPlane) {
+  EXPECT_EQ(find_drift(forms[1], nullptr, 1.0F, 1.0F), "");
+  EXPECT_NE(find_drift(forms[1], nullptr, 1.0F, 1.001F).find("the rests of main weights of rank"), std::string::npos);
+  EXPECT_EQ(find_drift(forms[0], "exp_avg", 0.5F, 0.5F), "");
+  EXPECT_NE(find_drift(forms[0], "exp_avg", 0.5F, -0.5F).find("optimizer state 'exp_avg'"), std::string::npos);
+  EXPECT_NE(find_drift(forms[0], "exp_avg_sq", 0.5F, 0.25F).find("scales of optimizer state 'exp_avg_sq'"),
+            std::string::npos);
+}
+
+// ---- what is told ----
+
+struct Told {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  static void hook(void *data, fsdp_log_level level, const char *line) {
+    auto *const told = static_cast<Told *>(data);
+    const std::lock_guard lock(told->mutex);
+    if (level == FSDP_LOG_INFO) told->lines.emplace_back(line);
+  }
+  void listen(Scenario &setup) {
+    setup.context.log = hook, setup.context.log_data = this, setup.context.log_level = FSDP_LOG_INFO;
+  }
+  // The part of a line from the word on; empty if no line has it.
+  std::string find(const std::string &word) const {
+    for (const std::string &line : lines)
+      if (line.find(word) != std::string::npos) return line.substr(line.find(word));
+    return {};
+  }
+};
+
+TEST(OptimizerMemoryLog, TellsWhatIsNotKeptAsDeclared) {
+  Told told;
+  Scenario setup = one_parameter("rows", 0, forms[0], 0);
+  const auto box = [](const char *name, uint64_t rows) {
+    return ParamDef{name, {rows, 512}, FSDP_BFLOAT16, 0, 0, 0, 0, {rows, 1024}, {0, 128}};
+  };
+  setup.groups[0].params = {{"rows", {64, 96}, FSDP_BFLOAT16},
+                            {"blocks", {64, 96}, FSDP_BFLOAT16, 0, FSDP_GRANULE_BLOCK, 12},
+                            {"usual", {64, 256}, FSDP_BFLOAT16},
+                            quantized({"mx", {64, 96}, FSDP_BFLOAT16}, FSDP_QUANTIZE_MXFP8),
+                            box("cut", 24),
+                            box("small", 3)};
+  told.listen(setup);
+  run(setup, "told", [](Rank &rank) { rank.load(); });
+  const auto line = [&](const char *name) { return told.find("parameter '" + std::string(name) + "'"); };
+  const std::string by_states = ": a block of 256 elements with states in 8 bits keeps them together";
+  EXPECT_EQ(line("rows"), "parameter 'rows' of group 'all': its granule is 8 rows, not 1" + by_states);
+  EXPECT_EQ(line("blocks"), "parameter 'blocks' of group 'all': its granule is 24 rows, not 12" + by_states);
+  EXPECT_EQ(line("usual"), "");
+  EXPECT_EQ(line("mx"), "parameter 'mx' of group 'all': its granule is 32 rows, not 1: mxfp8 keeps them together");
+  EXPECT_NE(line("cut").find("its states are fp32, since the blocks of such a box"), std::string::npos) << line("cut");
+  EXPECT_EQ(line("small"), "") << "it is too small for codes, whatever its blocks are";
+}
+
+TEST_F(Checkpoint, OfAnotherSeedOrOfNumbersIsTold) {
+  Scenario saved = one_parameter("w", 5120, {"", FSDP_MAIN_NONE, FSDP_OPTIMIZER_ADAMW}, 7);
+  run(saved, "saved", [&](Rank &rank) {
+    rank.load();
+    clean_step(rank, 0);
+    FSDP(save(rank, path));
+  });
+  for (const uint64_t other : {7u, 8u}) {
+    Told told;
+    Scenario loaded = one_parameter("w", 5120, forms[4], other);
+    told.listen(loaded);
+    run(loaded, "loaded", [&](Rank &rank) {
+      FSDP(load(rank, path));
+      FSDP(fsdp_publish_weights(rank.model, stream()));
+    });
+    EXPECT_EQ(told.find("the model was trained"),
+              other == 7 ? "" : "the model was trained with rounding_seed 7 and has 8 here");
+    EXPECT_NE(told.find("4 encoded from numbers: \"state.w.exp_avg.code\""), "");
+  }
 }
 
 // ---- what is refused ----

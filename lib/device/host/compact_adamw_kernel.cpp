@@ -12,8 +12,8 @@
 
 namespace fsdp::device::kernels {
 
-// Looks up one code at a time. It is compiled once, for the baseline processor: with gather instructions, compilers
-// make slower code of it.
+// Looks up one code at a time. It is compiled once, for the baseline processor, because compilers use gather
+// instructions where a processor has them, and these are slower.
 void look_up_states(const StateMap &map, const uint8_t *codes, size_t count, float *values);
 
 }  // namespace fsdp::device::kernels

@@ -85,7 +85,7 @@ void Model::log_granules() const {
   for (const memory::GroupSpec &group : declaration_.spec().groups)
     for (const memory::ParamSpec &param : group.params) {
       if (const uint64_t rows = memory::raised_granule(param)) tell(group, param, describe_granule(param, rows));
-      if (declaration_.codes_states() && param.is_box() && !param.frozen() && !param.coded_states)
+      if (declaration_.codes_states() && memory::cuts_coded_blocks(param))
         tell(group, param, "its states are fp32, since the blocks of such a box are no blocks of the whole tensor");
     }
 }
