@@ -122,6 +122,8 @@ check "... which the table says" contains "$out" "an element of the model: 10.0"
 check "... with what was chosen" contains "$out" "bf16 weights, main split16, states 8bit"
 small --ranks 2 --optimizer none --states 8bit
 check "states of an optimizer that has none are refused" contains "$status $err" "1 fsdp-plan: --states is of"
+small --ranks 2 --compute-dtype fp32 --main split16
+check "main weights beside fp32 weights are refused" contains "$status $err" "1 fsdp-plan: --main: split16 and none are for"
 
 cat >storage.json <<'JSON'
 {"groups": [
