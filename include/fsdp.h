@@ -702,7 +702,11 @@ typedef struct fsdp_visit {
   uint32_t group_index;
   fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered
                        ahead as well; without such visits a recompute belongs to a BACKWARD visit */
+  uint32_t piece;   /* 0: the whole group; FSDP_PIECE(p): its piece p. If any visit names a piece of the group, each of
+                       its pieces has a buffer of its own, planned for the visits of the piece and of the group */
 } fsdp_visit;
+/** The number in fsdp_visit.piece that names piece p of a group. */
+#define FSDP_PIECE(p) ((uint32_t)(p) + 1u)
 
 typedef struct fsdp_schedule_options {
   uint64_t struct_size;
@@ -966,8 +970,11 @@ typedef struct fsdp_param {
   const uint64_t *global_offset;
   fsdp_quantization quantization; /* 0: none */
   fsdp_missing_grad missing_grad; /* 0: FSDP_MISSING_GRAD_ZEROS */
+  uint32_t piece;          /* number of the piece of the group that the parameter is in. The first parameter's is 0, and
+                              each next one's is the same or one more. fsdp_unshard_piece gathers a piece by itself. A
+                              piece has its own layout, which is even over all ranks */
 } fsdp_param;
-#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
 /** In C, writes a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
@@ -978,13 +985,23 @@ typedef struct fsdp_param {
  *  the end of the enclosing { } block: a descriptor made in a loop's body must not be used after that iteration. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
-  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0 }
+  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #endif
 
 enum {
   FSDP_GROUP_RESIDENT = 1u << 16, /* stays gathered from its forward to its backward visit; not with INTERLEAVED */
   FSDP_GROUP_ROOT = 1u << 22      /* visited first and last in each direction, like tied embeddings; only with
                                      SEQUENTIAL */
+};
+
+/** Does the backward computation of a group read its weights? */
+typedef int32_t fsdp_backward_weights;
+enum {
+  FSDP_BACKWARD_WEIGHTS_GATHERED = 1, /* yes */
+  FSDP_BACKWARD_WEIGHTS_NONE = 2      /* no: an embedding, a bias, a scale that is recomputed. BACKWARD visits of the
+                                         group gather nothing, no prefetch and no buffer is planned for them, and a
+                                         BACKWARD hold is INVALID_STATE. Gradients are as with other groups. Not with
+                                         FSDP_GROUP_RESIDENT */
 };
 
 typedef struct fsdp_group_options {
@@ -994,7 +1011,7 @@ typedef struct fsdp_group_options {
   fsdp_dtype grad_dtype;   /* 0: the model's */
   fsdp_dtype reduce_dtype; /* 0: the model's */
   fsdp_main_storage main_storage; /* 0: the model's */
-  uint32_t reserved;       /* must be 0 */
+  fsdp_backward_weights backward_weights; /* 0: FSDP_BACKWARD_WEIGHTS_GATHERED */
 } fsdp_group_options;
 #define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0, 0, 0}
 
@@ -1264,6 +1281,29 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase pha
  * Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STATE (no such hold). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
+
+/**
+ * Make the weights of one piece of a group readable, as fsdp_unshard does for all of its pieces, and take a hold of the
+ * piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase, and a hold of
+ * fsdp_unshard counts as one of each piece. What is gathered already costs nothing: a piece of a group that is
+ * unsharded, and in fsdp_unshard the pieces that are held. If visits name the group's pieces (fsdp_visit.piece), each
+ * piece has a buffer that is planned for its own visits, and the next visits are gathered ahead. If not, the group has
+ * one buffer, which is taken by the first hold and given up after the last. Gradients belong to the whole group.
+ * fsdp_get_param needs a hold of the parameter's piece. flags must be 0.
+ * Collective: no; on a CUDA device the shard axis, and the ranks' calls are compared with the pieces' numbers. Blocks:
+ * as fsdp_unshard. Window: outside.
+ * Errors: as fsdp_unshard; INVALID_ARGUMENT (the group has no such piece). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase phase,
+                                                    uint32_t flags, fsdp_stream stream);
+
+/**
+ * Return a hold of fsdp_unshard_piece, as fsdp_reshard does for the whole group. flags must be 0.
+ * Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_ARGUMENT (no such piece), INVALID_STATE
+ * (no such hold; a hold of fsdp_unshard is returned by fsdp_reshard). Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase phase,
+                                                    uint32_t flags, fsdp_stream stream);
 
 /**
  * Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this

@@ -41,12 +41,12 @@ static_assert(sizeof(fsdp_tensor) == 56 && offsetof(fsdp_tensor, device_index) =
 static_assert(sizeof(fsdp_context_options) == 144 && offsetof(fsdp_context_options, debug_failed_allocation) == 136);
 static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
 static_assert(sizeof(fsdp_model_options) == 128 && offsetof(fsdp_model_options, rounding_seed) == 120);
-static_assert(sizeof(fsdp_visit) == 8 && offsetof(fsdp_visit, phase) == 4);
+static_assert(sizeof(fsdp_visit) == 12 && offsetof(fsdp_visit, piece) == 8);
 static_assert(sizeof(fsdp_schedule_options) == 40 && offsetof(fsdp_schedule_options, reserved) == 36);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
 static_assert(sizeof(fsdp_stats) == 256 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
-static_assert(sizeof(fsdp_param) == 88 && offsetof(fsdp_param, missing_grad) == 84);
-static_assert(sizeof(fsdp_group_options) == 32 && offsetof(fsdp_group_options, reserved) == 28);
+static_assert(sizeof(fsdp_param) == 96 && offsetof(fsdp_param, piece) == 88);
+static_assert(sizeof(fsdp_group_options) == 32 && offsetof(fsdp_group_options, backward_weights) == 28);
 static_assert(sizeof(fsdp_group_info) == 48 && offsetof(fsdp_group_info, reduce_dtype) == 44);
 static_assert(sizeof(fsdp_chunk) == 40 && offsetof(fsdp_chunk, row_count) == 32);
 static_assert(sizeof(fsdp_shard) == 104 && offsetof(fsdp_shard, state_count) == 100);

@@ -29,8 +29,6 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
     check_pointer(group, call, "group");
     const auto given = read_options(options, call, "fsdp_group_options");
     check_flags(given.flags, FSDP_GROUP_RESIDENT | FSDP_GROUP_ROOT, call, "fsdp_group_options.flags");
-    if (given.reserved)
-      fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_group_options.reserved is {}, it must be 0", call, given.reserved);
     memory::GroupSpec spec;
     spec.name = read_name(name, 255, call, "name");
     spec.params = read_params(params, param_count, param_stride, call);
@@ -47,8 +45,16 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
                                                                    : FSDP_REDUCE_POLICY_EACH + 0;
     spec.main_storage = read_enum(given.main_storage, defaults.main_storage, FSDP_MAIN_NONE + 0, call,
                                   "fsdp_group_options.main_storage");
+    spec.backward_weights =
+        read_enum(given.backward_weights, FSDP_BACKWARD_WEIGHTS_GATHERED + 0, FSDP_BACKWARD_WEIGHTS_NONE + 0, call,
+                  "fsdp_group_options.backward_weights") == FSDP_BACKWARD_WEIGHTS_GATHERED;
     spec.resident = given.flags & FSDP_GROUP_RESIDENT;
     spec.root = given.flags & FSDP_GROUP_ROOT;
+    if (spec.resident && !spec.backward_weights)
+      fail(FSDP_INVALID_ARGUMENT,
+           "{}: group '{}' has FSDP_GROUP_RESIDENT, which keeps weights for BACKWARD, and FSDP_BACKWARD_WEIGHTS_NONE; "
+           "drop one of them",
+           call, spec.name);
     const std::lock_guard lock(impl.mutex);
     if (impl.ended) refuse_handle(model, call, "model");
     // Memory is reserved first: once the model has the group, nothing may fail. The capacity doubles, since otherwise

@@ -70,6 +70,10 @@ inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_o
 template <>
 inline constexpr uint64_t first_size<fsdp_group_options> = offsetof(fsdp_group_options, main_storage);
 template <>
+inline constexpr uint64_t first_size<fsdp_param> = offsetof(fsdp_param, piece);
+template <>
+inline constexpr uint64_t first_size<fsdp_visit> = offsetof(fsdp_visit, piece);
+template <>
 inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
 // A larger struct_size was certainly never set by the caller, so the bytes behind the struct must not be read.

@@ -88,6 +88,18 @@ void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *cal
          field_of(index, param, "quantization"), param.quantization);
 }
 
+// Pieces are numbered in the order of the parameters, without a gap.
+void check_piece(const memory::ParamSpec &param, std::span<const memory::ParamSpec> before, const char *call) {
+  const uint32_t least = before.empty() ? 0 : before.back().piece, most = before.empty() ? 0 : least + 1;
+  if (param.piece >= least && param.piece <= most) return;
+  const Field field = field_of(before.size(), param, "piece");
+  if (before.empty())
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, but the first parameter of a group is in piece 0", call, field,
+         param.piece);
+  fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, but after a parameter of piece {} it must be {} or {}", call, field,
+       param.piece, least, least, most);
+}
+
 memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *call) {
   const fsdp_param given = read_options(at, call, Field("params", index, nullptr, nullptr));
   memory::ParamSpec param;
@@ -114,6 +126,7 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
   param.user_data = given.user_data;
   read_quantization(given, index, param, call);
   read_missing_grad(given, index, param, call);
+  param.piece = given.piece;
   if (param.dtype == FSDP_UINT8) check_bytes(param, index, call);
   return param;
 }
@@ -126,11 +139,9 @@ const memory::ParamSpec &param_of(const HandledGroup &group, uint64_t index, con
   return spec.params[index];
 }
 
-void require_readable(engine::Model &model, const engine::Runtime &runtime, engine::Group &group, fsdp_phase phase,
-                      const char *call) {
-  if (model.gatherer(call).readable(group, phase)) return;
-  fail(FSDP_INVALID_STATE, "{}: group '{}' is not readable now; {}", call, group.name(),
-       runtime.step.window_open() ? "the update window is open: publish first" : "call fsdp_unshard first");
+void require_readable(engine::Model &model, engine::Group &group, uint32_t piece, fsdp_phase phase, const char *call) {
+  const std::string reason = model.gatherer(call).find_unreadable(group, piece, phase);
+  if (!reason.empty()) fail(FSDP_INVALID_STATE, "{}: group '{}' is not readable now; {}", call, group.name(), reason);
 }
 
 // A published plane as the engine identifies it.
@@ -261,7 +272,9 @@ std::vector<memory::ParamSpec> read_params(const fsdp_param *params, uint64_t co
     if (at->struct_size > stride)
       fail(FSDP_INVALID_ARGUMENT, "{}: params[{}].struct_size is {}, but param_stride is {}", call, i, at->struct_size,
            stride);
-    specs.push_back(read_param(at, i, call));
+    memory::ParamSpec param = read_param(at, i, call);
+    check_piece(param, specs, call);
+    specs.push_back(std::move(param));
   }
   return specs;
 }
@@ -310,6 +323,7 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
     value.user_data = spec.user_data;
     value.quantization = spec.quantization;
     value.missing_grad = spec.missing_grad;
+    value.piece = spec.piece;
     if (spec.is_box()) value.global_shape = spec.global_shape.data(), value.global_offset = spec.global_offset.data();
     write_output(param, value);
   });
@@ -340,7 +354,7 @@ fsdp_status fsdp_get_param(fsdp_group *group, uint64_t param_index, fsdp_phase p
     check_phase(phase, call);
     runtime.place(impl, param_index, call);
     require_quantized(runtime, impl, param_index, false, call);
-    require_readable(model, runtime, impl, phase, call);
+    require_readable(model, impl, impl.places[param_index].piece, phase, call);
     write_output(tensor, weight_view(model, runtime, impl, param_index, phase, call));
   });
 }
@@ -354,7 +368,7 @@ fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t param_index, fsdp_phase p
     runtime.place(impl, param_index, call);
     const Published which = read_plane(runtime, impl, param_index, plane, call);
     require_held(runtime, impl, param_index, phase, which, call);
-    require_readable(model, runtime, impl, phase, call);
+    require_readable(model, impl, impl.places[param_index].piece, phase, call);
     write_output(tensor, plane_view(model, runtime, impl, param_index, phase, which, call));
   });
 }
@@ -383,7 +397,7 @@ fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_ph
     const uint64_t given = *size_bytes;
     if (data && given >= needed) {
       require_held(runtime, impl, param_index, phase, which, call);
-      require_readable(model, runtime, impl, phase, call);
+      require_readable(model, impl, impl.places[param_index].piece, phase, call);
     }
     *size_bytes = needed;
     if (!data) return;
@@ -395,7 +409,8 @@ fsdp_status fsdp_swizzle_scales(fsdp_group *group, uint64_t param_index, fsdp_ph
         model.gatherer(call).source(impl, phase, place.bucket, which.kind, which.form) +
         plane_offset(runtime, place, which));
     work.to = static_cast<uint8_t *>(data);
-    model.gatherer(call).read(impl, phase, stream, call, [&](device::Stream &reader) { reader.swizzle_scales(work); });
+    model.gatherer(call).read(impl, place.piece, phase, stream, call,
+                              [&](device::Stream &reader) { reader.swizzle_scales(work); });
   });
 }
 
@@ -405,7 +420,7 @@ fsdp_status fsdp_get_params(fsdp_group *group, fsdp_phase phase, fsdp_tensor *te
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
     check_tensors(impl, tensors, tensor_count, tensor_stride, "tensor", call);
     check_phase(phase, call);
-    require_readable(model, runtime, impl, phase, call);
+    for (uint32_t p = 0; p < impl.piece_count(); ++p) require_readable(model, impl, p, phase, call);
     for (uint64_t i = 0; i < tensor_count; ++i)
       write_element(tensors, i, tensor_stride, weight_view(model, runtime, impl, i, phase, call));
   });

@@ -10,6 +10,19 @@
 using namespace fsdp;
 using namespace fsdp::abi;
 
+namespace {
+
+void check_piece(const engine::Group &group, uint32_t piece, const char *call) {
+  if (piece < group.piece_count()) return;
+  if (group.piece_count() == 1)
+    fail(FSDP_INVALID_ARGUMENT, "{}: piece {} of group '{}', whose parameters are all in piece 0 (fsdp_param.piece)",
+         call, piece, group.name());
+  fail(FSDP_INVALID_ARGUMENT, "{}: piece {} of group '{}', which has the pieces 0 to {}", call, piece, group.name(),
+       group.piece_count() - 1);
+}
+
+}  // namespace
+
 extern "C" {
 
 fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream) {
@@ -31,7 +44,7 @@ fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fs
     check_flags(flags, 0, call, "flags");
     runtime.step.require_weights(call);
     model.context().flight().describe(impl.flight_name, phase);
-    model.gatherer(call).unshard(impl, phase, stream);
+    model.gatherer(call).unshard(impl, engine::Gatherer::whole_group, phase, stream);
   });
 }
 
@@ -41,7 +54,32 @@ fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fs
     check_phase(phase, call);
     check_flags(flags, 0, call, "flags");
     model.context().flight().describe(impl.flight_name, phase);
-    model.gatherer(call).reshard(impl, phase, stream);
+    model.gatherer(call).reshard(impl, engine::Gatherer::whole_group, phase, stream);
+  });
+}
+
+fsdp_status fsdp_unshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase phase, uint32_t flags,
+                               fsdp_stream stream) {
+  constexpr auto call = "fsdp_unshard_piece";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &runtime, engine::Group &impl) {
+    check_piece(impl, piece, call);
+    check_phase(phase, call);
+    check_flags(flags, 0, call, "flags");
+    runtime.step.require_weights(call);
+    model.context().flight().describe(impl.flight_name, phase);
+    model.gatherer(call).unshard(impl, piece, phase, stream);
+  });
+}
+
+fsdp_status fsdp_reshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase phase, uint32_t flags,
+                               fsdp_stream stream) {
+  constexpr auto call = "fsdp_reshard_piece";
+  return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
+    check_piece(impl, piece, call);
+    check_phase(phase, call);
+    check_flags(flags, 0, call, "flags");
+    model.context().flight().describe(impl.flight_name, phase);
+    model.gatherer(call).reshard(impl, piece, phase, stream);
   });
 }
 

@@ -36,6 +36,7 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   BucketPlan bucket;
   bucket.planes.reserve(max_planes);
   bucket.group = group_index;
+  bucket.piece = first.piece;
   bucket.dtype = first.dtype;
   bucket.quantization = first.quantization;
   bucket.frozen = first.frozen();
@@ -71,27 +72,33 @@ void make_parts(const GroupSpec &group, std::span<const uint32_t> part_of, uint3
     if (!group.params[i].frozen()) plan.parts_of(of_group)[part_of[i]].params.push_back(i);
 }
 
-// One bucket for each (dtype, trainability, quantization, coded states, part) of the group, in order of first
+// One bucket for each (dtype, trainability, quantization, coded states, piece, part) of the group, in order of first
 // appearance.
 void split_group(const ModelSpec &spec, const GradCut &cut, uint32_t group_index, ModelPlan &plan) {
   const GroupSpec &group = spec.groups[group_index];
   const std::vector<uint32_t> part_of = cut_group(group, cut);
   make_parts(group, part_of, group_index, plan);
-  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, bool, uint32_t>;
+  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, bool, uint32_t, uint32_t>;
+  constexpr size_t part_in_kind = 5;
   std::vector<std::pair<Kind, std::vector<uint32_t>>> kinds;
   for (uint32_t i = 0; i < group.params.size(); ++i) {
     const ParamSpec &param = group.params[i];
-    const Kind kind{param.dtype, param.frozen(), param.quantization, param.coded_states, part_of[i]};
+    const Kind kind{param.dtype, param.frozen(), param.quantization, param.coded_states, param.piece, part_of[i]};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto &entry) { return entry.first == kind; });
     if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, {}});
     found->second.push_back(i);
   }
   for (auto &[kind, params] : kinds) {
     const auto number = static_cast<uint32_t>(plan.buckets.size());
-    plan.groups[group_index].buckets.push_back(number);
+    GroupPlan &of_group = plan.groups[group_index];
+    of_group.buckets.push_back(number);
     plan.buckets.push_back(make_bucket(spec, group_index, std::move(params)));
-    if (!plan.buckets[number].frozen)
-      plan.parts_of(plan.groups[group_index])[std::get<uint32_t>(kind)].buckets.push_back(number);
+    const BucketPlan &bucket = plan.buckets[number];
+    PiecePlan &piece = of_group.pieces[bucket.piece];
+    piece.buckets.push_back(number);
+    piece.element_count += bucket.layout.used_count;
+    piece.padding_count += bucket.layout.full_count - bucket.layout.used_count;
+    if (!bucket.frozen) plan.parts_of(of_group)[std::get<part_in_kind>(kind)].buckets.push_back(number);
   }
 }
 
@@ -103,6 +110,7 @@ uint32_t place_in_list(const PlanePlan &plane) {
 void plan_group(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan, uint32_t group) {
   check_params(spec.groups[group]);
   const auto &params = spec.groups[group].params;
+  plan.groups[group].pieces.resize(spec.groups[group].piece_count());
   if (std::ranges::any_of(params, &ParamSpec::quantized))
     for (const ParamSpec &param : params) plan.groups[group].scale_shapes.push_back(scale_shapes(param));
   split_group(spec, cut, group, plan);
@@ -231,6 +239,7 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
     }
     ScheduledGroup scheduled;
     scheduled.trainable = group.trainable();
+    scheduled.piece_count = group.piece_count();
     schedule.groups.push_back(scheduled);
   }
   for (std::string &shared : find_shared_names(spec)) violations.push_back(std::move(shared));

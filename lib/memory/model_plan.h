@@ -2,9 +2,10 @@
 // Where every byte of a model lies on every rank: a pure function of the declaration. The engine allocates exactly what
 // the plan says.
 //
-//   group    parameters that are gathered together, in buckets
+//   group    parameters that are declared together, in buckets
+//   piece    parameters of a group that are gathered together: all, or some (fsdp_param.piece)
 //   part     parameters of a group whose full gradients are lent and reduced together: all, or some (grad_parts.h)
-//   bucket   parameters of one part with the same dtype, trainability and quantization, in a flat layout
+//   bucket   parameters of one piece and part with the same dtype, trainability and quantization, in a flat layout
 //   plane    one stored form of a bucket's elements: a row of a table (plane.h)
 //   region   memory that planes lie in: also a row of a table
 #pragma once
@@ -26,7 +27,7 @@
 namespace fsdp::memory {
 
 struct BucketPlan {
-  uint32_t group = 0;
+  uint32_t group = 0, piece = 0;
   fsdp_dtype dtype = FSDP_FLOAT32;       // dtype of the parameters
   fsdp_quantization quantization = 0;    // quantization of the compute weights; 0: they are numbers of `dtype`
   fsdp_dtype grad_dtype = FSDP_FLOAT32;  // dtype of full gradients
@@ -64,7 +65,7 @@ struct BucketPlan {
   uint64_t bytes(const PlanePlan &plane, const char *what) const;
 };
 
-// The bytes of a group in a region in which all of its buckets lie together.
+// The bytes of a piece or a part in a region in which all of its buckets lie together.
 struct GroupBytes {
   RegionId region = RegionId::local_compute;
   uint64_t offset = 0;
@@ -79,6 +80,13 @@ struct PartPlan {
   GroupBytes full_grad;           // whole pages in debug mode
 };
 
+struct PiecePlan {
+  std::vector<uint32_t> buckets;  // indices in the model
+  GroupBytes compute;             // whole pages if the weights are shown apart
+  uint64_t gathered_bytes = 0;    // size of a copy of the full weights
+  uint64_t element_count = 0, padding_count = 0;
+};
+
 struct GroupPlan {
   bool gathers = false;       // unshard must gather (ZeRO-3 that communicates)
   bool copies = false;        // unshard gathers by copying into a pool buffer
@@ -89,11 +97,17 @@ struct GroupPlan {
   bool persistent_grad = false;  // the group keeps its full gradient buffer for ever
   std::vector<uint32_t> buckets;
   uint32_t first_part = 0, part_count = 0;                       // its parts in the model, at least one
-  GroupBytes compute;                                            // whole pages if the weights are shown apart
-  uint64_t gathered_bytes = 0;                                   // size of a copy of the full weights
+  std::vector<PiecePlan> pieces;                                 // at least one
+  bool by_piece = false;                                         // each piece is gathered into a buffer of its own
   std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form; empty: no scales
 
   uint32_t slot_of(fsdp_phase phase) const { return gather_slot(slots, by_phase, phase); }
+  RegionId compute_region() const { return pieces.front().compute.region; }
+  uint64_t gathered_bytes() const {
+    uint64_t bytes = 0;
+    for (const PiecePlan &piece : pieces) bytes += piece.gathered_bytes;
+    return bytes;
+  }
 };
 
 struct ModelPlan {

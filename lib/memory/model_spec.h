@@ -27,6 +27,7 @@ struct ParamSpec {
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
   fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
+  uint32_t piece = 0;         // number of the piece of the group with which it is gathered
   bool trained = true;        // set by fsdp_set_param_trainable; without meaning for a frozen parameter
   bool coded_states = false;  // AdamW's states are codes of 8 bits (can_code_states() in memory/plane.h)
   void *user_data = nullptr;
@@ -47,7 +48,8 @@ struct GroupSpec {
   fsdp_dtype grad_dtype = 0;    // 0: each parameter's dtype
   fsdp_dtype reduce_dtype = 0;  // 0: the gradient's dtype
   bool resident = false;
-  bool root = false;  // visited first and last in each direction
+  bool root = false;             // visited first and last in each direction
+  bool backward_weights = true;  // can BACKWARD hold its weights?
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
 
   // An upper bound of the bytes in one call of a collective: the whole group in the widest dtype.
@@ -58,6 +60,8 @@ struct GroupSpec {
       elements = std::min(elements + std::min(param.element_count, max_counted), max_counted);
     return elements * widest;
   }
+  // Pieces are numbered from 0, and their numbers do not fall in the order of the parameters.
+  uint32_t piece_count() const { return params.empty() ? 1 : params.back().piece + 1; }
   bool trainable() const {
     for (const auto &param : params)
       if (!param.frozen()) return true;

@@ -146,8 +146,13 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const GroupPlan &group = plan.groups[g];
     ScheduledGroup scheduled;
-    scheduled.gathered_bytes = group.copies ? group.gathered_bytes : 0;
-    scheduled.prefetch_bytes = group.gathers ? group.gathered_bytes : 0;
+    scheduled.piece_count = static_cast<uint32_t>(group.pieces.size());
+    scheduled.buffers.clear();
+    const auto add_buffer = [&](uint64_t bytes) {
+      scheduled.buffers.push_back({group.copies ? bytes : 0, group.gathers ? bytes : 0});
+    };
+    for (size_t p = 0; group.by_piece && p < group.pieces.size(); ++p) add_buffer(group.pieces[p].gathered_bytes);
+    if (!group.by_piece) add_buffer(group.gathered_bytes());
     scheduled.grad_bytes.clear();
     for (const PartPlan &part : plan.parts_of(group))
       scheduled.grad_bytes.push_back(group.persistent_grad ? 0 : part.full_grad.bytes);
@@ -155,6 +160,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
     scheduled.root = spec.groups[g].root;
     scheduled.by_phase = group.by_phase;
     scheduled.trainable = group.trainable;
+    scheduled.backward_weights = spec.groups[g].backward_weights;
     schedule.groups.push_back(scheduled);
   }
   return schedule;
@@ -167,30 +173,47 @@ void place_gathered(ModelPlan &plan) {
   for (BucketPlan &bucket : plan.buckets)
     for (PlanePlan &plane : bucket.planes)
       if (is_gathered(plane.kind))
-        plane.offset += plan.gather_pool.offsets[plan.visits.slots * bucket.group + plane.slot];
+        plane.offset += plan.gather_pool.offsets[plan.visits.key(bucket.group, bucket.piece, plane.slot)];
 }
 
-// Adds the rows for each buffer of the group. In a group by phase, each buffer has one form of the parameters that are
-// quantized in two forms.
-void add_gathered(ModelPlan &plan, GroupPlan &group) {
-  for (uint32_t slot = 0; slot < group.slots; ++slot) {
-    uint64_t end = 0;
-    for (const uint32_t b : group.buckets) {
-      BucketPlan &bucket = plan.buckets[b];
-      const bool by_phase = group.by_phase && bucket.forms() == 2;
-      for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {
-        const PlanePlan published = bucket.planes[i];
-        if (!is_published(published.kind) || (by_phase && published.index != slot)) continue;
-        PlanePlan gathered{
-            .kind = gathered_from(published.kind), .index = published.index, .slot = static_cast<uint8_t>(slot)};
-        gathered.dtype = published.dtype;
-        gathered.region = RegionId::gathered;
-        gathered.offset = take(end, bucket.bytes(gathered, "full weights"), "full weights");
-        if (group.copies) bucket.planes.push_back(gathered);
-      }
-    }
-    group.gathered_bytes = std::max(group.gathered_bytes, end);
+// Adds the rows of one bucket in a buffer, of which `end` bytes are taken. In a group by phase, each buffer has one
+// form of the parameters that are quantized in two forms.
+void add_gathered(const GroupPlan &group, uint32_t slot, BucketPlan &bucket, uint64_t &end) {
+  const bool by_phase = group.by_phase && bucket.forms() == 2;
+  for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {
+    const PlanePlan published = bucket.planes[i];
+    if (!is_published(published.kind) || (by_phase && published.index != slot)) continue;
+    PlanePlan gathered{
+        .kind = gathered_from(published.kind), .index = published.index, .slot = static_cast<uint8_t>(slot)};
+    gathered.dtype = published.dtype;
+    gathered.region = RegionId::gathered;
+    gathered.offset = take(end, bucket.bytes(gathered, "full weights"), "full weights");
+    if (group.copies) bucket.planes.push_back(gathered);
   }
+}
+
+// In a buffer for the whole group the pieces lie one after the other, at the same places in each slot's buffer.
+void add_gathered(ModelPlan &plan, GroupPlan &group) {
+  uint64_t begin = 0;
+  for (PiecePlan &piece : group.pieces) {
+    uint64_t longest = begin;
+    for (uint32_t slot = 0; slot < group.slots; ++slot) {
+      uint64_t end = begin;
+      for (const uint32_t b : piece.buckets) add_gathered(group, slot, plan.buckets[b], end);
+      longest = std::max(longest, end);
+    }
+    const bool last = &piece == &group.pieces.back();
+    if (group.pieces.size() > 1 && !last) longest = round_up(longest, buffer_alignment, "full weights");
+    piece.gathered_bytes = longest - begin;
+    begin = group.by_piece ? 0 : longest;
+  }
+}
+
+// Does a visit name a piece of the group? Then its pieces have buffers of their own.
+bool is_by_piece(const ModelSpec &spec, uint32_t group) {
+  return spec.groups[group].piece_count() > 1 && spec.schedule == FSDP_SCHEDULE_VISITS &&
+         std::ranges::any_of(spec.visits,
+                             [&](const fsdp_visit &visit) { return visit.group_index == group && visit.piece != 0; });
 }
 
 // The number of kinds of parameters. Parameters of one kind share the numbers of a step of AdamW.
@@ -237,18 +260,16 @@ void name_regions(ModelPlan &plan) {
   plan.region(Id::messages).by_comm = plan.region(Id::device_messages).by_comm = true;
 }
 
-void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
-  GroupPlan &group = plan.groups[g];
-  group.compute.region = choose_home(spec, spec.groups[g]);
-  group.gathers = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && spec.communicates();
-  group.copies = group.gathers && !spec.mapped();
-  RegionPlan &region = plan.region(group.compute.region);
-  const bool sharded = group.compute.region == RegionId::sharded_compute;
+// Places the published planes of a piece's buckets one after the other.
+void place_piece(const ModelSpec &spec, ModelPlan &plan, const GroupSpec &group, PiecePlan &piece) {
+  piece.compute.region = choose_home(spec, group);
+  RegionPlan &region = plan.region(piece.compute.region);
+  const bool sharded = piece.compute.region == RegionId::sharded_compute;
   uint64_t home = 0, own = 0;
-  for (const uint32_t b : group.buckets) {
+  for (const uint32_t b : piece.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     for (PlanePlan plane : published_planes(bucket.dtype, bucket.quantization)) {
-      plane.region = group.compute.region;
+      plane.region = piece.compute.region;
       plane.extent = sharded ? Extent::group : Extent::whole;
       plane.owned = is_whole(spec, bucket) ? Extent::whole : Extent::group;
       plane.offset = take(home, bucket.bytes(plane, region.what), region.what);
@@ -258,21 +279,29 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
       own = checked_add(own, bucket.bytes(part, region.what), region.what);
     }
   }
-  // A group in a common region starts on a page, so that debug mode can take away only its pages and a private view's
+  // A piece in a common region starts on a page, so that debug mode can take away only its pages and a private view's
   // pages can be restored. In whole_compute it does so if whole weights are shown apart.
   const bool paged =
-      region.reach == Reach::common || (spec.shows_apart() && group.compute.region == RegionId::whole_compute);
-  group.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
-  group.compute.offset = take(region, group.compute.bytes, paged ? page_bytes : buffer_alignment);
+      region.reach == Reach::common || (spec.shows_apart() && piece.compute.region == RegionId::whole_compute);
+  piece.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
+  piece.compute.offset = take(region, piece.compute.bytes, paged ? page_bytes : buffer_alignment);
   if (region.reach == Reach::common) region.own_bytes = checked_add(region.own_bytes, own, region.what);
-  for (const uint32_t b : group.buckets)
+  for (const uint32_t b : piece.buckets)
     for (PlanePlan &plane : plan.buckets[b].planes)
-      if (is_published(plane.kind)) plane.offset = checked_add(plane.offset, group.compute.offset, region.what);
+      if (is_published(plane.kind)) plane.offset = checked_add(plane.offset, piece.compute.offset, region.what);
+}
+
+void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
+  GroupPlan &group = plan.groups[g];
+  group.by_piece = is_by_piece(spec, g);
+  group.gathers = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && spec.communicates();
+  group.copies = group.gathers && !spec.mapped();
+  for (PiecePlan &piece : group.pieces) place_piece(spec, plan, spec.groups[g], piece);
   // This holds on one rank too, so that a program that runs on one rank runs on many.
   group.parts_phases = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && !spec.groups[g].resident &&
                        spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
   group.by_phase = group.gathers && group.parts_phases;
-  group.slots = gather_slots(spec.schedule, group.by_phase);
+  group.slots = gather_slots(spec.schedule, group.by_phase, spec.groups[g].backward_weights);
   add_gathered(plan, group);
 }
 

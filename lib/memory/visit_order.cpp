@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -14,9 +15,19 @@ namespace {
 
 constexpr uint32_t train_mode = 0, eval_mode = 1;
 
-// Positions in the list of training visits.
+// Positions of the visits of a group, or of those that read one buffer, in the list of training visits.
 struct GroupVisits {
   uint32_t first_forward = never, last_forward = never, first_backward = never, last_backward = never;
+
+  void add(uint32_t position, fsdp_phase phase) {
+    if (phase == FSDP_FORWARD) {
+      first_forward = std::min(first_forward, position);
+      last_forward = position;
+    } else if (phase == FSDP_BACKWARD) {
+      first_backward = std::min(first_backward, position);
+      last_backward = position;
+    }
+  }
 };
 
 // Adds the visits of one direction: the root groups in `order`, the other groups in `order`, and then the root groups
@@ -25,7 +36,7 @@ void add_direction(const std::vector<uint32_t> &order, const ScheduleSpec &spec,
                    std::vector<fsdp_visit> &visits) {
   const auto add = [&](auto begin, auto end, bool root) {
     for (; begin != end; ++begin)
-      if (spec.groups[*begin].root == root) visits.push_back({*begin, phase});
+      if (spec.groups[*begin].root == root) visits.push_back({*begin, phase, 0});
   };
   add(order.begin(), order.end(), true);
   add(order.begin(), order.end(), false);
@@ -52,31 +63,30 @@ std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
   }
 }
 
+std::string count_pieces(uint32_t count) {
+  return count == 1 ? "one piece" : format_text("the pieces 0 to {}", count - 1);
+}
+
 // Reports in `violations` what is wrong. Visits with an unknown group or phase are ignored. A BACKWARD visit before the
 // group's first FORWARD visit is reported and still counted.
 std::vector<GroupVisits> find_first_and_last_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
                                                     std::vector<std::string> &violations) {
   std::vector<GroupVisits> found(spec.groups.size());
   for (uint32_t i = 0; i < visits.size(); ++i) {
-    const auto [group, phase] = visits[i];
+    const auto [group, phase, piece] = visits[i];
     if (group >= found.size()) {
       violations.push_back(format_text("visit {}: group {} is outside [0, {})", i, group, found.size()));
       continue;
     }
-    GroupVisits &of_group = found[group];
-    if (phase == FSDP_FORWARD) {
-      of_group.first_forward = std::min(of_group.first_forward, i);
-      of_group.last_forward = i;
-    } else if (phase == FSDP_BACKWARD) {
-      if (of_group.first_forward == never)
-        violations.push_back(format_text("visit {}: BACKWARD of group {} before its first FORWARD", i, group));
-      of_group.first_backward = std::min(of_group.first_backward, i);
-      of_group.last_backward = i;
-    } else if (phase != FSDP_RECOMPUTE) {
+    if (piece > spec.groups[group].piece_count)
+      violations.push_back(format_text("visit {}: FSDP_PIECE({}) of group {}, which has {}", i, piece - 1, group,
+                                       count_pieces(spec.groups[group].piece_count)));
+    if (phase != FSDP_FORWARD && phase != FSDP_BACKWARD && phase != FSDP_RECOMPUTE)
       violations.push_back(format_text("visit {}: phase {} is none of FORWARD, BACKWARD and RECOMPUTE", i, phase));
-    } else if (of_group.first_forward == never) {
-      violations.push_back(format_text("visit {}: RECOMPUTE of group {} before its first FORWARD", i, group));
-    }
+    else if (phase != FSDP_FORWARD && found[group].first_forward == never)
+      violations.push_back(format_text("visit {}: {} of group {} before its first FORWARD", i,
+                                       phase == FSDP_BACKWARD ? "BACKWARD" : "RECOMPUTE", group));
+    found[group].add(i, phase);
   }
   for (size_t g = 0; g < found.size(); ++g)
     if (spec.groups[g].trainable && found[g].last_backward == never)
@@ -96,10 +106,16 @@ class Builder {
   explicit Builder(const ScheduleSpec &spec) : spec_(spec) {
     order_.train = training_visits(spec);
     const bool by_phase = std::ranges::any_of(spec.groups, &ScheduledGroup::by_phase);
-    order_.slots = gather_slots(spec.kind, by_phase);
+    order_.slots = gather_slots(spec.kind, by_phase, true);
+    order_.buffers = BufferNumbers(spec.groups);
     found_ = check_visits(spec, order_.train);
-    for (const fsdp_visit &visit : order_.train)
-      if (visit.phase == FSDP_FORWARD) order_.eval.push_back({visit.group_index, FSDP_EVAL});
+    of_buffer_.resize(order_.buffers.count());
+    for (uint32_t i = 0; i < order_.train.size(); ++i) {
+      const fsdp_visit &visit = order_.train[i];
+      if (visit.phase == FSDP_FORWARD) order_.eval.push_back({visit.group_index, FSDP_EVAL, visit.piece});
+      const auto [begin, end] = order_.buffers.of(visit);
+      for (uint32_t buffer = begin; buffer < end; ++buffer) of_buffer_[buffer].add(i, visit.phase);
+    }
   }
 
   VisitOrder build() {
@@ -144,18 +160,18 @@ class Builder {
     if (order_.shared) order_.gathered.assign(order_.shared, {largest, {{train_mode, 0, UINT64_MAX}}, 0});
   }
 
-  PoolRequest &gathered(uint32_t group, fsdp_phase phase) {
-    return order_.gathered[order_.slots * group + gather_slot(spec_, group, phase)];
+  PoolRequest &gathered(uint32_t buffer, uint32_t group, fsdp_phase phase) {
+    return order_.gathered[order_.slots * buffer + gather_slot(spec_, group, phase)];
   }
 
   void request_buffers() {
     for (const ScheduledGroup &group : spec_.groups) {
-      order_.gathered.push_back({group.gathered_bytes, {}, 0});
-      // The backward pass advances independently of the forward pass of another micro-batch.
-      if (interleaved())
-        order_.gathered.push_back({group.gathered_bytes, {}, 1});
-      else if (order_.slots == 2)
-        order_.gathered.push_back({group.by_phase ? group.gathered_bytes : 0, {}, 0});
+      const bool twice = gather_slots(spec_.kind, group.by_phase, group.backward_weights) == 2;
+      for (const GatherBuffer &buffer : group.buffers) {
+        order_.gathered.push_back({buffer.bytes, {}, 0});
+        // The backward pass advances independently of the forward pass of another micro-batch.
+        if (order_.slots == 2) order_.gathered.push_back({twice ? buffer.bytes : 0, {}, interleaved() ? 1u : 0u});
+      }
       for (const uint64_t bytes : group.grad_bytes) order_.grads.push_back({bytes, {}, 0});
     }
   }
@@ -165,22 +181,31 @@ class Builder {
                   std::vector<std::vector<uint32_t>> &prefetch) {
     const auto chain = visits.subspan(start, count);
     PrefetchWindow window = open_windows(chain, spec_, resident_from(mode, start));
-    for (uint32_t i = 0; i < count; ++i) {
-      const auto [group, phase] = chain[i];
-      gathered(group, phase).live.push_back({mode, start + window.begins[i], start + i + 1ull});
+    for (const BufferRead &read : window.reads) {
+      const uint64_t i = read.position, end = start + i + 1;
+      const auto [group, phase, piece] = chain[i];
+      gathered(read.buffer, group, phase).live.push_back({mode, start + read.begin, end});
       if (spec_.recompute && spec_.groups[group].by_phase && phase == FSDP_BACKWARD)
-        gathered(group, FSDP_RECOMPUTE).live.push_back({mode, start + i, start + i + 1ull});
-      for (uint32_t &ahead : window.ahead[i]) ahead += start;
-      prefetch.push_back(std::move(window.ahead[i]));
+        gathered(read.buffer, group, FSDP_RECOMPUTE).live.push_back({mode, start + i, end});
+    }
+    for (std::vector<uint32_t> &positions : window.ahead) {
+      for (uint32_t &ahead : positions) ahead += start;
+      prefetch.push_back(std::move(positions));
     }
   }
 
-  // For each group, the position in the chain after which the group stays gathered.
+  template <class Visit>
+  void for_each_resident(Visit &&visit) const {
+    for (uint32_t g = 0; g < spec_.groups.size(); ++g)
+      for (uint32_t p = 0; spec_.groups[g].resident && p < spec_.groups[g].buffers.size(); ++p)
+        visit(g, order_.buffers.number(g, p));
+  }
+
+  // For each buffer, the position in the chain after which it stays gathered.
   std::vector<uint32_t> resident_from(uint32_t mode, uint32_t start) const {
-    std::vector<uint32_t> from(spec_.groups.size(), never);
+    std::vector<uint32_t> from(of_buffer_.size(), never);
     if (mode == eval_mode || start != 0) return from;
-    for (size_t g = 0; g < from.size(); ++g)
-      if (spec_.groups[g].resident) from[g] = found_[g].first_forward;
+    for_each_resident([&](uint32_t, uint32_t buffer) { from[buffer] = of_buffer_[buffer].first_forward; });
     return from;
   }
 
@@ -188,15 +213,15 @@ class Builder {
   // last forward visit, it stays until the pass ends. With INTERLEAVED it stays for ever, because the forward pass of
   // another micro-batch may begin before the backward pass.
   void keep_residents() {
-    for (uint32_t g = 0; g < spec_.groups.size(); ++g) {
-      const GroupVisits &visits = found_[g];
-      if (!spec_.groups[g].resident || visits.first_forward == never) continue;
+    for_each_resident([&](uint32_t group, uint32_t buffer) {
+      const GroupVisits &visits = of_buffer_[buffer];
+      if (visits.first_forward == never) return;
       const bool returned =
           !interleaved() && visits.last_backward != never && visits.last_backward > visits.last_forward;
       const uint64_t begin = interleaved() ? 0 : visits.first_forward;
       const uint64_t end = returned ? visits.last_backward + 1ull : order_.train.size();
-      gathered(g, FSDP_FORWARD).live.push_back({train_mode, begin, end});
-    }
+      gathered(buffer, group, FSDP_FORWARD).live.push_back({train_mode, begin, end});
+    });
   }
 
   // Makes all buffers live all the time.
@@ -209,14 +234,35 @@ class Builder {
     return static_cast<uint32_t>(std::ranges::count_if(group.grad_bytes, [](uint64_t bytes) { return bytes != 0; }));
   }
 
+  // For each position, the position of the BACKWARD visit that opens the gradients there. Visits of a group's pieces
+  // that follow each other are one visit of the group, until a piece comes again.
+  std::vector<uint32_t> find_openings() const {
+    std::vector<uint32_t> openings;
+    std::set<uint32_t> pieces;  // pieces whose gradients the visits since the last opening write
+    uint32_t opening = never;
+    for (uint32_t i = 0; i < order_.train.size(); ++i) {
+      const auto &[group, phase, piece] = order_.train[i];
+      if (i == 0 || piece == 0 || order_.train[i - 1].group_index != group) pieces.clear();
+      if (phase == FSDP_BACKWARD && (pieces.empty() || !pieces.insert(piece).second)) {
+        opening = i;
+        pieces.clear();
+        if (piece) pieces.insert(piece);
+      }
+      openings.push_back(phase == FSDP_BACKWARD ? opening : i);
+    }
+    return openings;
+  }
+
   // Time counts the transient gradients that backward visits open. A group's last part is opened first, and opening one
   // gradient too many drains the oldest. Which parts the first of several visits opens is not known.
   void plan_grads() {
+    const std::vector<uint32_t> openings = find_openings();
     std::vector<uint64_t> time;  // time at each position
     uint64_t now = 0;
-    for (const auto &[group, phase] : order_.train) {
-      time.push_back(now);
-      if (phase == FSDP_BACKWARD) now += count_grads(spec_.groups[group]);
+    for (uint32_t i = 0; i < order_.train.size(); ++i) {
+      const fsdp_visit &visit = order_.train[i];
+      time.push_back(openings[i] == i ? now : time[openings[i]]);
+      if (visit.phase == FSDP_BACKWARD && openings[i] == i) now += count_grads(spec_.groups[visit.group_index]);
     }
     const uint64_t pending = std::max(spec_.pending_grads, 1u);
     size_t end = 0;
@@ -224,11 +270,12 @@ class Builder {
       const auto &[first, last] = std::pair(found_[g].first_backward, found_[g].last_backward);
       end += spec_.groups[g].grad_bytes.size();
       if (last == never) continue;
-      if (first != last) order_.open_grads += count_grads(spec_.groups[g]);
+      const bool once = openings[first] == openings[last];
+      if (!once) order_.open_grads += count_grads(spec_.groups[g]);
       for (size_t k = 0, opened = 0; k < spec_.groups[g].grad_bytes.size(); ++k) {
         PoolRequest &request = order_.grads[end - 1 - k];
         if (request.bytes == 0) continue;
-        request.live.push_back({train_mode, time[first] + (first == last ? opened : 0), time[last] + opened + pending});
+        request.live.push_back({train_mode, time[first] + (once ? opened : 0), time[last] + opened + pending});
         ++opened;
       }
     }
@@ -236,7 +283,7 @@ class Builder {
 
   const ScheduleSpec &spec_;
   VisitOrder order_;
-  std::vector<GroupVisits> found_;
+  std::vector<GroupVisits> found_, of_buffer_;  // by group, and by buffer
 };
 
 }  // namespace
@@ -254,57 +301,78 @@ namespace {
 class Windows {
  public:
   Windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec, std::span<const uint32_t> resident_from)
-      : visits_(visits), spec_(spec), resident_from_(resident_from), previous_(visits.size(), never) {
-    std::vector<uint32_t> last(2 * spec.groups.size(), never);
+      : visits_(visits), spec_(spec), resident_from_(resident_from) {
+    const BufferNumbers numbers(spec.groups);
+    std::vector<uint32_t> last(2 * size_t{numbers.count()}, never);
+    for (const ScheduledGroup &group : spec.groups)
+      for (const GatherBuffer &buffer : group.buffers) prefetch_bytes_.push_back(buffer.prefetch_bytes);
     for (uint32_t i = 0; i < visits.size(); ++i) {
-      const auto [group, phase] = visits[i];
-      previous_[i] = std::exchange(last[2 * group + gather_slot(spec, group, phase)], i);
+      first_.push_back(reads_.size());
+      const auto [group, phase, piece] = visits[i];
+      if (phase == FSDP_BACKWARD && !spec.groups[group].backward_weights) continue;
+      const auto [begin, end] = numbers.of(visits[i]);
+      for (uint32_t b = begin; b < end; ++b)
+        reads_.push_back({i, b, std::exchange(last[2 * b + gather_slot(spec, group, phase)], i), i});
     }
+    first_.push_back(reads_.size());
   }
 
-  // The positions that the visit at `position` gathers ahead. A resident group that is gathered already is skipped.
-  std::vector<uint32_t> open(uint32_t position) const {
+  PrefetchWindow open() {
+    PrefetchWindow result;
+    for (BufferRead &read : reads_)
+      if (stays(read)) read.begin = read.previous;
+    for (uint32_t i = 0; i < visits_.size(); ++i) result.ahead.push_back(look_ahead(i));
+    for (uint32_t i = 0; i < visits_.size(); ++i)
+      for (const uint32_t next : result.ahead[i])
+        for (BufferRead &read : reads_of(next)) read.begin = std::min(read.begin, i);
+    result.reads = std::move(reads_);
+    return result;
+  }
+
+ private:
+  std::span<BufferRead> reads_of(uint32_t i) { return std::span(reads_).subspan(first_[i], first_[i + 1] - first_[i]); }
+
+  // The positions that the visit at `position` gathers ahead. Resident weights that are gathered already are skipped.
+  std::vector<uint32_t> look_ahead(uint32_t position) {
     std::vector<uint32_t> ahead;
     uint64_t left = spec_.prefetch_bytes == 0 ? UINT64_MAX : spec_.prefetch_bytes;  // saturates at 0
     uint32_t depth = spec_.prefetch_depth;
     for (uint32_t i = position + 1; i < visits_.size() && depth > 0; ++i) {
-      if (resident_from_[visits_[i].group_index] < i) continue;
+      const std::span<BufferRead> reads = reads_of(i);
+      if (std::ranges::all_of(reads, [&](const BufferRead &read) { return resident_from_[read.buffer] < i; })) continue;
       --depth;
-      // A nearer visit inside the window gathers the same group.
-      if (previous_[i] != never && previous_[i] > position) continue;
-      const uint64_t bytes = spec_.groups[visits_[i].group_index].prefetch_bytes;
-      if (stays(i) || bytes <= left) ahead.push_back(i);
+      // Nearer visits inside the window gather the same weights.
+      const auto nearer = [&](const BufferRead &read) { return read.previous != never && read.previous > position; };
+      if (std::ranges::all_of(reads, nearer)) continue;
+      uint64_t bytes = 0;
+      for (const BufferRead &read : reads) bytes += prefetch_bytes_[read.buffer];
+      if (bytes <= left || std::ranges::all_of(reads, [&](const BufferRead &read) { return stays(read); }))
+        ahead.push_back(i);
       // A visit that does not fit also uses up the limit, so that no visit further ahead overtakes it.
       left -= std::min(left, bytes);
     }
     return ahead;
   }
 
-  // Is the group still gathered since its previous visit? If that was near enough, the buffer was kept, and there is
-  // nothing to limit.
-  bool stays(uint32_t i) const { return previous_[i] != never && i - previous_[i] <= spec_.prefetch_depth; }
-  uint32_t previous(uint32_t i) const { return previous_[i]; }
+  // Are the weights still gathered since the previous visit that read them? If that was near enough, the buffer was
+  // kept, and there is nothing to limit.
+  bool stays(const BufferRead &read) const {
+    return read.previous != never && read.position - read.previous <= spec_.prefetch_depth;
+  }
 
- private:
   std::span<const fsdp_visit> visits_;
   const ScheduleSpec &spec_;
   std::span<const uint32_t> resident_from_;
-  std::vector<uint32_t> previous_;  // the visit before this one that used the same buffer
+  std::vector<uint64_t> prefetch_bytes_;  // by buffer
+  std::vector<BufferRead> reads_;         // in order of position
+  std::vector<size_t> first_;             // for each position, the index of its first read; one more at the end
 };
 
 }  // namespace
 
 PrefetchWindow open_windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec,
                             std::span<const uint32_t> resident_from) {
-  const Windows windows(visits, spec, resident_from);
-  PrefetchWindow result;
-  for (uint32_t i = 0; i < visits.size(); ++i) {
-    result.begins.push_back(windows.stays(i) ? windows.previous(i) : i);
-    result.ahead.push_back(windows.open(i));
-  }
-  for (uint32_t i = 0; i < visits.size(); ++i)
-    for (uint32_t next : result.ahead[i]) result.begins[next] = std::min(result.begins[next], i);
-  return result;
+  return Windows(visits, spec, resident_from).open();
 }
 
 }  // namespace fsdp::memory

@@ -13,14 +13,48 @@
 
 namespace fsdp::memory {
 
+// The buffer of a group's gathered weights or, if visits name the group's pieces, of one piece.
+struct GatherBuffer {
+  uint64_t bytes = 0;           // 0: the group is not gathered into a buffer
+  uint64_t prefetch_bytes = 0;  // bytes by which a gather counts against the limit of prefetches
+};
+
 struct ScheduledGroup {
-  uint64_t gathered_bytes = 0;          // size of the buffer that a gather fills; 0: no buffer is needed
-  uint64_t prefetch_bytes = 0;          // bytes by which a gather of this group counts against the limit of prefetches
+  std::vector<GatherBuffer> buffers = std::vector<GatherBuffer>(1);  // one for the group, or one for each of its pieces
+  uint32_t piece_count = 1;
   std::vector<uint64_t> grad_bytes{0};  // size of each part's transient full gradient; 0: frozen or persistent
   bool resident = false;
   bool root = false;      // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction
   bool by_phase = false;  // BACKWARD gathers other planes than the other phases do, into a separate buffer
   bool trainable = true;
+  bool backward_weights = true;  // do BACKWARD visits read weights?
+};
+
+// Numbers the buffers of all groups, and says which of them a visit reads.
+class BufferNumbers {
+ public:
+  BufferNumbers() = default;
+  explicit BufferNumbers(std::span<const ScheduledGroup> groups) {
+    for (const ScheduledGroup &group : groups)
+      first_.push_back(first_.back() + static_cast<uint32_t>(group.buffers.size()));
+  }
+
+  struct Numbers {
+    uint32_t begin, end;
+  };
+
+  uint32_t count() const { return first_.back(); }
+  bool by_piece(uint32_t group) const { return first_[group + 1] - first_[group] > 1; }
+  uint32_t number(uint32_t group, uint32_t piece) const { return first_[group] + (by_piece(group) ? piece : 0); }
+  Numbers of(const fsdp_visit &visit) const {
+    if (visit.piece == 0 || !by_piece(visit.group_index))
+      return {first_[visit.group_index], first_[visit.group_index + 1]};
+    const uint32_t number = first_[visit.group_index] + visit.piece - 1;
+    return {number, number + 1};
+  }
+
+ private:
+  std::vector<uint32_t> first_{0};
 };
 
 struct ScheduleSpec {
@@ -41,33 +75,38 @@ struct VisitOrder {
   std::vector<fsdp_visit> eval;  // forward visits, phase FSDP_EVAL
   // For position i of each list: positions of the same list whose groups are to be gathered ahead, nearest first.
   std::vector<std::vector<uint32_t>> train_prefetch, eval_prefetch;
-  // Pool requests. Each group has `slots` gathered buffers: buffer `slot` of a group has the key slots * group + slot.
-  // With FSDP_SCHEDULE_ANY there are instead `shared` buffers of one size, and any key may take any of them, unless
-  // every buffer is apart.
+  // Pool requests. Each buffer of gathered weights is there `slots` times, and key() says which request it is. With
+  // FSDP_SCHEDULE_ANY there are instead `shared` buffers of one size, and any key may take any of them, unless every
+  // buffer is apart.
+  BufferNumbers buffers;
   uint32_t slots = 1;
   uint32_t shared = 0;
   uint32_t held_groups = UINT32_MAX;  // maximum of keys that may be gathered at once
   std::vector<PoolRequest> gathered;
   std::vector<PoolRequest> grads;  // by group and part
   uint32_t open_grads = 0;         // transient full gradients that stay open between several BACKWARD visits
+
+  uint32_t key(uint32_t group, uint32_t piece, uint32_t slot) const {
+    return slots * buffers.number(group, piece) + slot;
+  }
 };
 
 // Which of its buffers a group uses in a phase. With INTERLEAVED a group has one for each direction. Groups by phase
-// have a second one for BACKWARD.
+// have a second one for BACKWARD. Groups without weights in BACKWARD have one.
 constexpr uint32_t gather_slot(uint32_t slots, bool by_phase, fsdp_phase phase) {
   return slots == 2 && (phase == FSDP_BACKWARD || (phase == FSDP_RECOMPUTE && !by_phase)) ? 1 : 0;
 }
-constexpr uint32_t gather_slots(fsdp_schedule_kind kind, bool by_phase) {
-  return kind == FSDP_SCHEDULE_INTERLEAVED || by_phase ? 2 : 1;
+constexpr uint32_t gather_slots(fsdp_schedule_kind kind, bool by_phase, bool backward_weights) {
+  return backward_weights && (kind == FSDP_SCHEDULE_INTERLEAVED || by_phase) ? 2 : 1;
 }
 inline uint32_t gather_slot(const ScheduleSpec &spec, uint32_t group, fsdp_phase phase) {
-  const bool by_phase = spec.groups[group].by_phase;
-  return gather_slot(gather_slots(spec.kind, by_phase), by_phase, phase);
+  const ScheduledGroup &of = spec.groups[group];
+  return gather_slot(gather_slots(spec.kind, of.by_phase, of.backward_weights), of.by_phase, phase);
 }
 
-// Says what is wrong with the visits: a group out of range, or a phase other than FORWARD, BACKWARD and RECOMPUTE. Also
-// wrong are a trainable group without BACKWARD visit, and a BACKWARD or RECOMPUTE visit before the group's first
-// FORWARD visit.
+// Says what is wrong with the visits: a group or a piece out of range, or a phase other than FORWARD, BACKWARD and
+// RECOMPUTE. Also wrong are a trainable group without BACKWARD visit, and a BACKWARD or RECOMPUTE visit before the
+// group's first FORWARD visit.
 std::vector<std::string> find_violations(const ScheduleSpec &spec);
 // Throws INVALID_ARGUMENT with the first violation if there are any.
 VisitOrder build_visit_order(const ScheduleSpec &spec);
@@ -77,13 +116,20 @@ VisitOrder build_visit_order(const ScheduleSpec &spec);
 
 inline constexpr uint32_t never = UINT32_MAX;  // the position of a visit that does not exist
 
-struct PrefetchWindow {
-  std::vector<std::vector<uint32_t>> ahead;  // for each position: positions to gather ahead, nearest first
-  std::vector<uint32_t> begins;              // for each position: the position from which its group is gathered
+// A buffer that a visit reads.
+struct BufferRead {
+  uint32_t position, buffer;
+  uint32_t previous;  // the visit before this one that read the buffer in the same slot
+  uint32_t begin;     // the position from which the buffer is filled for this visit
 };
 
-// `visits` is one chain: the passes do not overlap. resident_from[group] is the position of the visit after which a
-// group stays gathered, or `never` if it does not stay gathered.
+struct PrefetchWindow {
+  std::vector<std::vector<uint32_t>> ahead;  // for each position: positions to gather ahead, nearest first
+  std::vector<BufferRead> reads;             // in order of position
+};
+
+// `visits` is one chain: the passes do not overlap. resident_from[buffer] is the position of the visit after which a
+// buffer stays gathered, or `never` if it does not stay gathered.
 PrefetchWindow open_windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec,
                             std::span<const uint32_t> resident_from);
 

@@ -64,7 +64,7 @@ BENCHMARK_CAPTURE(plan_layout, experts, expert_tensors())->Arg(8)->Arg(256)->Arg
 ScheduleSpec deep_model(bool equal) {
   ScheduleSpec spec;
   for (uint64_t g = 0; g < count; ++g)
-    spec.groups.push_back({.gathered_bytes = equal ? 4096 : 4096 + 64 * (g % 7), .grad_bytes = {8192}});
+    spec.groups.push_back({.buffers = {{equal ? 4096 : 4096 + 64 * (g % 7), 0}}, .grad_bytes = {8192}});
   return spec;
 }
 

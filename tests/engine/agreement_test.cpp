@@ -211,8 +211,8 @@ TEST(Agreement, EvalPassesPrefetchAlongAScheduleThatNamesAGroupTwice) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   scenario.prefetch_small_groups();
   scenario.schedule = FSDP_SCHEDULE_VISITS;
-  for (const uint32_t g : {0u, 1u, 0u, 2u, 3u}) scenario.visits.push_back({g, FSDP_FORWARD});
-  for (const uint32_t g : {3u, 2u, 0u, 1u, 0u}) scenario.visits.push_back({g, FSDP_BACKWARD});
+  for (const uint32_t g : {0u, 1u, 0u, 2u, 3u}) scenario.visits.push_back({g, FSDP_FORWARD, 0});
+  for (const uint32_t g : {3u, 2u, 0u, 1u, 0u}) scenario.visits.push_back({g, FSDP_BACKWARD, 0});
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, scenario);
     rank.load();

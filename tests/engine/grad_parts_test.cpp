@@ -241,8 +241,8 @@ TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
     Scenario setup = layers(strategy, ranks, width);
     if (!backward.empty()) {
       setup.schedule = FSDP_SCHEDULE_VISITS;
-      for (const uint32_t g : {0u, 1u, 2u}) setup.visits.push_back({g, FSDP_FORWARD});
-      for (const uint32_t g : backward) setup.visits.push_back({g, FSDP_BACKWARD});
+      for (const uint32_t g : {0u, 1u, 2u}) setup.visits.push_back({g, FSDP_FORWARD, 0});
+      for (const uint32_t g : backward) setup.visits.push_back({g, FSDP_BACKWARD, 0});
     }
     const uint64_t least = least_bytes(setup);
     EXPECT_LE(least, (planned_pool(setup) + 4095) / 4096 * 4096) << "in whole pages";

@@ -79,6 +79,7 @@ struct ParamDef {
   std::vector<uint64_t> global_shape = {}, global_offset = {};  // empty: it is no box of a larger tensor
   fsdp_quantization quantization = 0;
   fsdp_missing_grad missing_grad = 0;
+  uint32_t piece = 0;
 
   uint64_t count() const {
     uint64_t product = 1;
@@ -96,6 +97,8 @@ struct GroupDef {
   std::string name;
   std::vector<ParamDef> params;
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+
+  uint32_t pieces() const { return params.empty() ? 1 : params.back().piece + 1; }
 };
 
 inline constexpr fsdp_strategy strategies[] = {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS,
@@ -123,6 +126,7 @@ struct Scenario {
   bool recompute = false;
   bool eval = false;       // a forward pass between steps
   bool put = false;        // hand gradients in with fsdp_put_grad
+  bool by_piece = false;   // gather the pieces of a group one by one, in BACKWARD from the last one on
   bool complete = false;   // and complete each, from a group's last parameter on
   bool ends_late = false;  // contributions end only in fsdp_finish_grads
   double clip = 0;
@@ -214,6 +218,8 @@ class Rank {
 float gradient(uint32_t rank, uint32_t step, uint32_t microbatch, uint32_t param, uint64_t element, float weight);
 float initial_weight(uint32_t param, uint64_t element);
 
+// Visits of all groups, forward and back, each of one piece.
+std::vector<fsdp_visit> visits_of_pieces(const std::vector<GroupDef> &groups);
 void forward(Rank &rank, Outcome *outcome);
 void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome);
 void backward_group(Rank &rank, size_t group, uint32_t step, uint32_t microbatch, Outcome *outcome);

@@ -166,16 +166,16 @@ TEST_F(MisusedModel, SchedulesThatCannotBeAreRefused) {
   EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_schedule(model, FSDP_SCHEDULE_SEQUENTIAL, &newer.options),
                Newer<fsdp_schedule_options>::byte());
   // These are found by the seal, when all groups are known; the schedule can then be corrected.
-  EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {2, FSDP_FORWARD}}));
+  EXPECT_WORKS(schedule({{0, FSDP_FORWARD, 0}, {2, FSDP_FORWARD, 0}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 1", "group 2 is outside [0, 2)");
-  EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {0, FSDP_EVAL}}));
+  EXPECT_WORKS(schedule({{0, FSDP_FORWARD, 0}, {0, FSDP_EVAL, 0}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 1", "phase 4");
-  EXPECT_WORKS(schedule({{0, FSDP_BACKWARD}}));
+  EXPECT_WORKS(schedule({{0, FSDP_BACKWARD, 0}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "visit 0", "BACKWARD of group 0",
                "before its first FORWARD");
-  EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {1, FSDP_FORWARD}, {0, FSDP_BACKWARD}}));
+  EXPECT_WORKS(schedule({{0, FSDP_FORWARD, 0}, {1, FSDP_FORWARD, 0}, {0, FSDP_BACKWARD, 0}}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "group 1", "no BACKWARD visit");
-  EXPECT_WORKS(schedule({{0, FSDP_FORWARD}, {1, FSDP_FORWARD}, {1, FSDP_BACKWARD}, {0, FSDP_BACKWARD}}));
+  EXPECT_WORKS(schedule({{0, FSDP_FORWARD, 0}, {1, FSDP_FORWARD, 0}, {1, FSDP_BACKWARD, 0}, {0, FSDP_BACKWARD, 0}}));
   EXPECT_WORKS(fsdp_seal_model(model));
 }
 

@@ -246,9 +246,9 @@ TEST(Mxfp8, RecomputeVisitsAreGatheredAhead) {
   for (GroupDef &group : setup.groups) group.params[0].quantization = FSDP_QUANTIZE_MXFP8;
   setup.schedule = FSDP_SCHEDULE_VISITS;
   setup.steps = 2;
-  for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, FSDP_FORWARD});
+  for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, FSDP_FORWARD, 0});
   for (uint32_t g = 3; g-- > 0;)
-    setup.visits.push_back({g, FSDP_RECOMPUTE}), setup.visits.push_back({g, FSDP_BACKWARD});
+    setup.visits.push_back({g, FSDP_RECOMPUTE, 0}), setup.visits.push_back({g, FSDP_BACKWARD, 0});
   const auto expected = reference(setup).weights;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);

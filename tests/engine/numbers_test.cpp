@@ -81,10 +81,10 @@ TEST(RootGroup, IsVisitedFirstAndLast) {
   listed.prefetch_small_groups();
   listed.schedule = FSDP_SCHEDULE_VISITS;
   const auto groups = static_cast<uint32_t>(listed.groups.size());
-  for (uint32_t g = 0; g <= groups; ++g) listed.visits.push_back({g % groups, FSDP_FORWARD});
-  listed.visits.push_back({0, FSDP_BACKWARD});
-  for (uint32_t g = groups; g-- > 1;) listed.visits.push_back({g, FSDP_BACKWARD});
-  listed.visits.push_back({0, FSDP_BACKWARD});
+  for (uint32_t g = 0; g <= groups; ++g) listed.visits.push_back({g % groups, FSDP_FORWARD, 0});
+  listed.visits.push_back({0, FSDP_BACKWARD, 0});
+  for (uint32_t g = groups; g-- > 1;) listed.visits.push_back({g, FSDP_BACKWARD, 0});
+  listed.visits.push_back({0, FSDP_BACKWARD, 0});
   const auto walk = [](const Scenario &scenario) {
     std::vector<uint64_t> seen;
     run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
@@ -145,7 +145,7 @@ TEST(CheckModel, TellsAllViolationsAtOnce) {
     FSDP(fsdp_set_schedule(model, FSDP_SCHEDULE_INTERLEAVED, nullptr));
     const std::string flags = violations_of(model);
     REQUIRE(flags.find("group 'a' is RESIDENT") == 0 && flags.find("\ngroup 'b' is ROOT") != std::string::npos);
-    const fsdp_visit visits[] = {{5, FSDP_FORWARD}, {0, FSDP_BACKWARD}, {1, FSDP_EVAL}};
+    const fsdp_visit visits[] = {{5, FSDP_FORWARD, 0}, {0, FSDP_BACKWARD, 0}, {1, FSDP_EVAL, 0}};
     fsdp_schedule_options schedule = FSDP_SCHEDULE_OPTIONS_INIT;
     schedule.visits = visits;
     schedule.visit_count = 3;

@@ -112,9 +112,9 @@ TEST(PlanePhases, RecomputedSegmentsAreGatheredAhead) {
     setup.prefetch_small_groups();
     setup.schedule = FSDP_SCHEDULE_VISITS;
     setup.steps = 2;
-    for (uint32_t g = 0; g < count; ++g) setup.visits.push_back({g, FSDP_FORWARD});
-    for (uint32_t g = 0; g < count; ++g) setup.visits.push_back({g, FSDP_RECOMPUTE});
-    for (uint32_t g = count; g-- > 0;) setup.visits.push_back({g, FSDP_BACKWARD});
+    for (uint32_t g = 0; g < count; ++g) setup.visits.push_back({g, FSDP_FORWARD, 0});
+    for (uint32_t g = 0; g < count; ++g) setup.visits.push_back({g, FSDP_RECOMPUTE, 0});
+    for (uint32_t g = count; g-- > 0;) setup.visits.push_back({g, FSDP_BACKWARD, 0});
     const auto expected = reference(setup).weights;
     run_threads(setup, [&](uint32_t, fsdp_context *context) {
       Rank rank(context, setup);
@@ -148,8 +148,8 @@ TEST(PlanePhases, ResidentGroupsStayThroughTheirRecompute) {
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   setup.schedule = FSDP_SCHEDULE_VISITS;
   for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_RECOMPUTE})
-    for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, phase});
-  for (uint32_t g = 3; g-- > 0;) setup.visits.push_back({g, FSDP_BACKWARD});
+    for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, phase, 0});
+  for (uint32_t g = 3; g-- > 0;) setup.visits.push_back({g, FSDP_BACKWARD, 0});
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();
@@ -170,9 +170,9 @@ TEST(PlanePhases, ARecomputeLeavesItsWeightsToTheVisitBehind) {
   Scenario setup = layers(2, 3, 0, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   setup.schedule = FSDP_SCHEDULE_VISITS;
-  for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, FSDP_FORWARD});
+  for (uint32_t g = 0; g < 3; ++g) setup.visits.push_back({g, FSDP_FORWARD, 0});
   for (uint32_t g = 3; g-- > 0;)
-    setup.visits.push_back({g, FSDP_RECOMPUTE}), setup.visits.push_back({g, FSDP_BACKWARD});
+    setup.visits.push_back({g, FSDP_RECOMPUTE, 0}), setup.visits.push_back({g, FSDP_BACKWARD, 0});
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
     rank.load();

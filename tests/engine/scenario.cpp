@@ -55,6 +55,14 @@ std::vector<GroupDef> equal_groups(uint32_t count, uint64_t rows, uint64_t colum
   return groups;
 }
 
+std::vector<fsdp_visit> visits_of_pieces(const std::vector<GroupDef> &groups) {
+  std::vector<fsdp_visit> visits;
+  for (uint32_t g = 0; g < groups.size(); ++g)
+    for (uint32_t p = 0; p < groups[g].pieces(); ++p) visits.push_back({g, FSDP_FORWARD, FSDP_PIECE(p)});
+  for (size_t i = visits.size(); i-- > 0;) visits.push_back({visits[i].group_index, FSDP_BACKWARD, visits[i].piece});
+  return visits;
+}
+
 Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode) {
   Scenario scenario;
   scenario.ranks = ranks;

@@ -122,7 +122,7 @@ const Case cases[] = {
     {"ScheduleThatCannotBePlanned",
      [](Declaration &d) {
        d.scenario.schedule = FSDP_SCHEDULE_VISITS;
-       d.scenario.visits = {{0, FSDP_FORWARD}};
+       d.scenario.visits = {{0, FSDP_FORWARD, 0}};
      },
      "schedule: kind 1", "schedule: kind 3"},
     {"HeldGroups",

@@ -5,6 +5,7 @@
 #endif
 
 #include <algorithm>
+#include <numeric>
 
 #include "device.h"
 #include "harness.h"
@@ -32,12 +33,49 @@ void tell(const Rank &rank, size_t g, fsdp_phase phase, bool held) {
   if (rank.setup.visited) rank.setup.visited(rank, g, phase, held);
 }
 
+// A hold of a whole group, or of one of its pieces.
+class Hold {
+ public:
+  static constexpr uint32_t whole = UINT32_MAX;
+
+  Hold(Rank &rank, size_t g, uint32_t piece, fsdp_phase phase) : rank_(rank), g_(g), piece_(piece), phase_(phase) {
+    if (piece == whole)
+      FSDP(fsdp_unshard(rank.groups[g], phase, 0, stream()));
+    else
+      FSDP(fsdp_unshard_piece(rank.groups[g], piece, phase, 0, stream()));
+  }
+  void give_back() {
+    tell(rank_, g_, phase_, true);
+    if (piece_ == whole)
+      FSDP(fsdp_reshard(rank_.groups[g_], phase_, 0, stream()));
+    else
+      FSDP(fsdp_reshard_piece(rank_.groups[g_], piece_, phase_, 0, stream()));
+    tell(rank_, g_, phase_, false);
+  }
+  bool has(size_t p) const { return piece_ == whole || rank_.def(g_).params[p].piece == piece_; }
+
+ private:
+  Rank &rank_;
+  size_t g_;
+  uint32_t piece_;
+  fsdp_phase phase_;
+};
+
+// What a visit of the group holds, one after the other.
+std::vector<uint32_t> pieces_of(const Rank &rank, size_t g) {
+  if (!rank.setup.by_piece) return {Hold::whole};
+  std::vector<uint32_t> pieces(rank.def(g).pieces());
+  std::iota(pieces.begin(), pieces.end(), 0u);
+  return pieces;
+}
+
 void visit_forward(Rank &rank, size_t g, fsdp_phase phase, Outcome *outcome) {
-  FSDP(fsdp_unshard(rank.groups[g], phase, 0, stream()));
-  for (size_t p = 0; p < rank.def(g).params.size(); ++p) look(rank, g, p, phase, outcome);
-  tell(rank, g, phase, true);
-  FSDP(fsdp_reshard(rank.groups[g], phase, 0, stream()));
-  tell(rank, g, phase, false);
+  for (const uint32_t piece : pieces_of(rank, g)) {
+    Hold hold(rank, g, piece, phase);
+    for (size_t p = 0; p < rank.def(g).params.size(); ++p)
+      if (hold.has(p)) look(rank, g, p, phase, outcome);
+    hold.give_back();
+  }
 }
 
 void give_grad(Rank &rank, size_t g, size_t p, const std::vector<float> &values) {
@@ -62,24 +100,37 @@ void forward(Rank &rank, Outcome *outcome) {
   for (size_t g = 0; g < rank.groups.size(); ++g) visit_forward(rank, g, FSDP_FORWARD, outcome);
 }
 
+namespace {
+
+void backward_param(Rank &rank, size_t g, size_t p, fsdp_phase phase, uint32_t step, uint32_t microbatch,
+                    Outcome *outcome) {
+  std::vector<float> values = look(rank, g, p, phase, outcome);
+  if (rank.def(g).params[p].flags & FSDP_PARAM_FROZEN) return;
+  const uint32_t ordinal = rank.setup.ordinal(g, p);
+  for (uint64_t e = 0; e < values.size(); ++e) values[e] = gradient(rank.rank, step, microbatch, ordinal, e, values[e]);
+  give_grad(rank, g, p, values);
+  if (rank.setup.complete) FSDP(fsdp_complete_grad(rank.groups[g], p, 0, stream()));
+}
+
+}  // namespace
+
+// The made-up gradients depend on the weights. If BACKWARD cannot read them, they are held for a RECOMPUTE.
 void backward_group(Rank &rank, size_t g, uint32_t step, uint32_t microbatch, Outcome *outcome) {
   const Scenario &setup = rank.setup;
-  FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
-  if (setup.recompute) visit_forward(rank, g, FSDP_RECOMPUTE, outcome);
-  const size_t count = rank.def(g).params.size();
-  for (size_t i = 0; i < count; ++i) {
-    const size_t p = setup.complete ? count - 1 - i : i;
-    std::vector<float> values = look(rank, g, p, FSDP_BACKWARD, outcome);
-    if (rank.def(g).params[p].flags & FSDP_PARAM_FROZEN) continue;
-    const uint32_t ordinal = setup.ordinal(g, p);
-    for (uint64_t e = 0; e < values.size(); ++e)
-      values[e] = gradient(rank.rank, step, microbatch, ordinal, e, values[e]);
-    give_grad(rank, g, p, values);
-    if (setup.complete) FSDP(fsdp_complete_grad(rank.groups[g], p, 0, stream()));
+  const bool has_weights = rank.def(g).options.backward_weights != FSDP_BACKWARD_WEIGHTS_NONE;
+  const fsdp_phase phase = has_weights ? FSDP_BACKWARD : FSDP_RECOMPUTE;
+  std::vector<uint32_t> pieces = pieces_of(rank, g);
+  std::ranges::reverse(pieces);
+  for (const uint32_t piece : pieces) {
+    Hold hold(rank, g, piece, phase);
+    if (setup.recompute && !setup.by_piece) visit_forward(rank, g, FSDP_RECOMPUTE, outcome);
+    const size_t count = rank.def(g).params.size();
+    for (size_t i = 0; i < count; ++i) {
+      const size_t p = setup.complete ? count - 1 - i : i;
+      if (hold.has(p)) backward_param(rank, g, p, phase, step, microbatch, outcome);
+    }
+    hold.give_back();
   }
-  tell(rank, g, FSDP_BACKWARD, true);
-  FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream()));
-  tell(rank, g, FSDP_BACKWARD, false);
   const bool last = microbatch + 1 == setup.microbatches && !setup.ends_late;
   FSDP(fsdp_reduce_grad(rank.groups[g], last ? FSDP_LAST : 0, stream()));
 }

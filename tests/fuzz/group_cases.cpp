@@ -57,6 +57,8 @@ struct Params {
     }
     if (frozen && !param.quantization && rank.random.one_in(4)) param.dtype = FSDP_UINT8;
     param.missing_grad = rank.choice(FSDP_MISSING_GRAD_SKIP);
+    piece += i && rank.random.one_in(4);
+    param.piece = rank.number32(piece);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
         {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});
@@ -66,6 +68,7 @@ struct Params {
   std::string names[max_params];
   uint64_t shapes[max_params][64], wholes[max_params][64], offsets[max_params][64];
   uint64_t count, stride;
+  uint32_t piece = 0;
   bool is_narrow;
   std::vector<ParamFacts> facts;
 };
@@ -77,7 +80,7 @@ fsdp_status create_group(Rank &rank) {
   options.grad_dtype = rank.exactly(0);
   options.reduce_dtype = rank.exactly(0);
   options.main_storage = rank.random.one_in(8) ? rank.choice(FSDP_MAIN_NONE) : 0;
-  options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
+  options.backward_weights = rank.random.one_in(8) ? rank.choice(FSDP_BACKWARD_WEIGHTS_NONE) : 0;
   const Input<fsdp_group_options> input(rank, options);
   fsdp_model *const model = rank.model();
   const auto known = rank.main_storages.find(model);
@@ -303,6 +306,10 @@ fsdp_status in_phase(Rank &rank, fsdp_status (*call)(fsdp_group *, fsdp_phase, u
   return call(rank.group(), rank.exactly(rank.aim.phase), rank.flags(0), rank.stream());
 }
 
+fsdp_status in_piece(Rank &rank, fsdp_status (*call)(fsdp_group *, uint32_t, fsdp_phase, uint32_t, fsdp_stream)) {
+  return call(rank.group(), rank.number32(rank.aim.piece), rank.exactly(rank.aim.phase), rank.flags(0), rank.stream());
+}
+
 }  // namespace
 
 const std::vector<Case> &group_cases() {
@@ -339,6 +346,8 @@ const std::vector<Case> &group_cases() {
       {"fsdp_prefetch", [](Rank &rank) { return in_phase(rank, fsdp_prefetch); }},
       {"fsdp_unshard", [](Rank &rank) { return in_phase(rank, fsdp_unshard); }},
       {"fsdp_reshard", [](Rank &rank) { return in_phase(rank, fsdp_reshard); }},
+      {"fsdp_unshard_piece", [](Rank &rank) { return in_piece(rank, fsdp_unshard_piece); }},
+      {"fsdp_reshard_piece", [](Rank &rank) { return in_piece(rank, fsdp_reshard_piece); }},
       {"fsdp_restore_view", [](Rank &rank) { return fsdp_restore_view(rank.group()); }},
       {"fsdp_acquire_grad", acquire_grad},
       {"fsdp_acquire_grads", acquire_grads},

@@ -45,7 +45,8 @@ fsdp_status set_schedule(Rank &rank) {
   fsdp_visit visits[128];
   for (auto &visit : visits)
     visit = {static_cast<uint32_t>(rank.number(rank.random.below(3))),
-             rank.exactly(static_cast<int32_t>(1 + rank.random.below(2)))};
+             rank.exactly(static_cast<int32_t>(1 + rank.random.below(2))),
+             rank.random.one_in(3) ? rank.number32(1) : 0};
   fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
   options.visits = rank.or_null(visits);
   options.visit_count = std::min<uint64_t>(rank.number(6), 8);

@@ -45,6 +45,7 @@ struct Aim {
   fsdp_model *model = nullptr;
   fsdp_group *group = nullptr;
   uint64_t param = 0;
+  uint32_t piece = 0;
   fsdp_phase phase = FSDP_FORWARD;
   uint32_t flags = 0;
 };

@@ -100,9 +100,10 @@ AT(fsdp_model_options, main_storage, 112);
 AT(fsdp_model_options, reserved, 116);
 AT(fsdp_model_options, rounding_seed, 120);
 
-SIZE(fsdp_visit, 8);
+SIZE(fsdp_visit, 12);
 AT(fsdp_visit, group_index, 0);
 AT(fsdp_visit, phase, 4);
+AT(fsdp_visit, piece, 8);
 
 SIZE(fsdp_schedule_options, 40);
 AT(fsdp_schedule_options, struct_size, 0);
@@ -159,7 +160,7 @@ AT(fsdp_stats, checkpoint_stall_ns, 232);
 AT(fsdp_stats, gathered_row_bytes, 240);
 AT(fsdp_stats, gathered_column_bytes, 248);
 
-SIZE(fsdp_param, 88);
+SIZE(fsdp_param, 96);
 AT(fsdp_param, struct_size, 0);
 AT(fsdp_param, name, 8);
 AT(fsdp_param, shape, 16);
@@ -174,6 +175,7 @@ AT(fsdp_param, global_shape, 64);
 AT(fsdp_param, global_offset, 72);
 AT(fsdp_param, quantization, 80);
 AT(fsdp_param, missing_grad, 84);
+AT(fsdp_param, piece, 88);
 
 SIZE(fsdp_group_options, 32);
 AT(fsdp_group_options, struct_size, 0);
@@ -182,7 +184,7 @@ AT(fsdp_group_options, strategy, 12);
 AT(fsdp_group_options, grad_dtype, 16);
 AT(fsdp_group_options, reduce_dtype, 20);
 AT(fsdp_group_options, main_storage, 24);
-AT(fsdp_group_options, reserved, 28);
+AT(fsdp_group_options, backward_weights, 28);
 
 SIZE(fsdp_group_info, 48);
 AT(fsdp_group_info, struct_size, 0);

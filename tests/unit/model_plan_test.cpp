@@ -273,7 +273,7 @@ TEST(ModelPlan, FormsAreGatheredByPhase) {
         EXPECT_EQ(group.by_phase, by_phase);
         EXPECT_EQ(group.slots, by_phase || interleaved ? 2u : 1u);
         // On 3 ranks 64 x 96 has 3 granules of 32 rows, and a scale for 32 codes; planes begin at multiples of 512.
-        EXPECT_EQ(group.gathered_bytes, by_phase ? 9216u + 288 : 9216u + 512 + 9216 + 288);
+        EXPECT_EQ(group.gathered_bytes(), by_phase ? 9216u + 288 : 9216u + 512 + 9216 + 288);
         const BucketPlan &bucket = plan.buckets[0];
         EXPECT_EQ(bucket.forms(), 2u);
         EXPECT_EQ(std::ranges::count(bucket.planes, PlaneKind::gathered, &PlanePlan::kind), by_phase      ? 2
@@ -392,10 +392,10 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
   spec.mesh = layout::one_axis(1);
   spec.host_memory = false;
   const ModelPlan plan = plan_model(spec);
-  EXPECT_EQ(plan.groups[0].compute.region, RegionId::local_compute);
+  EXPECT_EQ(plan.groups[0].pieces.front().compute.region, RegionId::local_compute);
   EXPECT_EQ(plan.region(RegionId::gathered).bytes, 0u);
   spec.force_communication = true;
-  EXPECT_EQ(plan_model(spec).groups[0].compute.region, RegionId::sharded_compute);
+  EXPECT_EQ(plan_model(spec).groups[0].pieces.front().compute.region, RegionId::sharded_compute);
 }
 
 // One buffer for all groups, as large as the largest needs; none where nothing is rounded or the transport rounds.

@@ -15,7 +15,7 @@ namespace {
 
 ScheduleSpec layers(uint32_t count, uint32_t depth = 1) {
   ScheduleSpec spec;
-  spec.groups.assign(count, {.gathered_bytes = 1024, .prefetch_bytes = 1024, .grad_bytes = {2048}});
+  spec.groups.assign(count, {.buffers = {{1024, 1024}}, .grad_bytes = {2048}});
   spec.prefetch_depth = depth;
   return spec;
 }
@@ -34,30 +34,38 @@ uint32_t live_count(const std::vector<PoolRequest> &requests, uint32_t mode, uin
 // one of the next visits is to the same group. What is gathered must be live in the plan.
 void play(const ScheduleSpec &spec, const VisitOrder &order, const std::vector<fsdp_visit> &visits,
           const std::vector<std::vector<uint32_t>> &prefetch, uint32_t mode) {
-  const auto key = [&](uint32_t i) {
-    return order.slots * visits[i].group_index + gather_slot(spec, visits[i].group_index, visits[i].phase);
+  const auto keys = [&](uint32_t i) {
+    const auto [group, phase, piece] = visits[i];
+    std::set<uint32_t> read;
+    if (phase == FSDP_BACKWARD && !spec.groups[group].backward_weights) return read;
+    for (uint32_t p = 0; p < spec.groups[group].piece_count; ++p)
+      if (piece == 0 || piece == FSDP_PIECE(p)) read.insert(order.key(group, p, gather_slot(spec, group, phase)));
+    return read;
   };
+  const bool whole = std::ranges::none_of(spec.groups, [](const auto &g) { return g.buffers.size() > 1; });
   const uint32_t residents =
       static_cast<uint32_t>(std::ranges::count_if(spec.groups, [](const auto &g) { return g.resident; }));
   std::set<uint32_t> gathered;
   ASSERT_EQ(prefetch.size(), visits.size());
   for (uint32_t i = 0; i < visits.size(); ++i) {
-    gathered.insert(key(i));
+    gathered.merge(keys(i));
     uint32_t before = i;
     for (uint32_t next : prefetch[i]) {
       ASSERT_GT(next, before);  // nearest first
       before = next;
-      gathered.insert(key(next));
+      gathered.merge(keys(next));
     }
     for (uint32_t k : gathered) ASSERT_TRUE(live_at(order.gathered[k], mode, i)) << "key " << k << " at " << i;
-    if (spec.kind != FSDP_SCHEDULE_INTERLEAVED) {
+    if (spec.kind != FSDP_SCHEDULE_INTERLEAVED && whole) {
       ASSERT_LE(live_count(order.gathered, mode, i), spec.prefetch_depth + 1 + residents) << "at " << i;
     }
     const bool resident = mode == 0 && visits[i].phase == FSDP_FORWARD && spec.groups[visits[i].group_index].resident;
-    bool again = false;
-    for (uint32_t next = i + 1; next < visits.size() && next <= i + spec.prefetch_depth; ++next)
-      again = again || key(next) == key(i);
-    if (!again && !resident) gathered.erase(key(i));
+    for (const uint32_t key : keys(i)) {
+      bool again = resident;
+      for (uint32_t next = i + 1; next < visits.size() && next <= i + spec.prefetch_depth; ++next)
+        again = again || keys(next).contains(key);
+      if (!again) gathered.erase(key);
+    }
   }
 }
 
@@ -133,7 +141,7 @@ TEST(VisitOrder, ByteLimitBoundsWhatIsAhead) {
 
 TEST(VisitOrder, ByteLimitLetsNothingOvertake) {
   ScheduleSpec spec = layers(4, 3);
-  spec.groups[1].prefetch_bytes = 5000;
+  spec.groups[1].buffers[0].prefetch_bytes = 5000;
   spec.prefetch_bytes = 4096;
   const VisitOrder order = build_visit_order(spec);
   EXPECT_EQ(order.train_prefetch[0], (std::vector<uint32_t>{}));
@@ -150,7 +158,7 @@ TEST(VisitOrder, ByteLimitDoesNotTouchKeptWeights) {
 
 TEST(VisitOrder, MappedGroupsNeedNoBuffer) {
   ScheduleSpec spec = layers(5);
-  for (ScheduledGroup &group : spec.groups) group.gathered_bytes = 0;
+  for (ScheduledGroup &group : spec.groups) group.buffers[0].bytes = 0;
   EXPECT_EQ(plan_pool(build_visit_order(spec).gathered, 256).size_bytes, 0u);
 }
 
@@ -203,8 +211,9 @@ TEST(VisitOrder, InterleavedResidentNeverSharesItsForwardBuffer) {
 ScheduleSpec tied_embedding() {
   ScheduleSpec spec = layers(4);
   spec.kind = FSDP_SCHEDULE_VISITS;
-  spec.visits = {{0, FSDP_FORWARD},  {1, FSDP_FORWARD},  {2, FSDP_FORWARD},  {3, FSDP_FORWARD},  {0, FSDP_FORWARD},
-                 {0, FSDP_BACKWARD}, {3, FSDP_BACKWARD}, {2, FSDP_BACKWARD}, {1, FSDP_BACKWARD}, {0, FSDP_BACKWARD}};
+  spec.visits = {{0, FSDP_FORWARD, 0},  {1, FSDP_FORWARD, 0},  {2, FSDP_FORWARD, 0},  {3, FSDP_FORWARD, 0},
+                 {0, FSDP_FORWARD, 0},  {0, FSDP_BACKWARD, 0}, {3, FSDP_BACKWARD, 0}, {2, FSDP_BACKWARD, 0},
+                 {1, FSDP_BACKWARD, 0}, {0, FSDP_BACKWARD, 0}};
   return spec;
 }
 
@@ -261,8 +270,8 @@ TEST(VisitOrder, GroupsByPhaseHaveTwoBuffers) {
   ScheduleSpec spec = layers(2);
   spec.groups[0].by_phase = spec.groups[1].by_phase = true;
   spec.kind = FSDP_SCHEDULE_VISITS;
-  spec.visits = {{0, FSDP_FORWARD},  {1, FSDP_FORWARD},   {1, FSDP_RECOMPUTE},
-                 {1, FSDP_BACKWARD}, {0, FSDP_RECOMPUTE}, {0, FSDP_BACKWARD}};
+  spec.visits = {{0, FSDP_FORWARD, 0},  {1, FSDP_FORWARD, 0},   {1, FSDP_RECOMPUTE, 0},
+                 {1, FSDP_BACKWARD, 0}, {0, FSDP_RECOMPUTE, 0}, {0, FSDP_BACKWARD, 0}};
   const VisitOrder order = build_visit_order(spec);
   EXPECT_EQ(order.train_prefetch[3], (std::vector<uint32_t>{4}));
   EXPECT_EQ(order.train_prefetch[4], (std::vector<uint32_t>{5}));
@@ -280,22 +289,61 @@ TEST(VisitOrder, KeepsItsPromisesOnRandomVisits) {
     spec.pending_grads = 1 + random() % 3;
     if (random() % 3 == 0) spec.prefetch_bytes = random() % 5000;
     for (ScheduledGroup &group : spec.groups) {
-      group.gathered_bytes = 1 + random() % 5000;
-      group.prefetch_bytes = group.gathered_bytes;
-      group.grad_bytes = {random() % 4 ? 2 * group.gathered_bytes : 0};
+      const uint64_t bytes = 1 + random() % 5000;
+      group.buffers = {{bytes, bytes}};
+      group.grad_bytes = {random() % 4 ? 2 * bytes : 0};
       group.resident = random() % 5 == 0;
       group.by_phase = !group.resident && random() % 3 == 0;
+      group.backward_weights = group.resident || random() % 5 != 0;
+      group.piece_count = 1 + random() % 3;
+      if (spec.kind == FSDP_SCHEDULE_VISITS && random() % 2)
+        group.buffers.resize(group.piece_count, {bytes / 2, bytes});
     }
-    for (uint32_t g = 0; g < spec.groups.size(); ++g) spec.visits.push_back({g, FSDP_FORWARD});
-    for (uint32_t i = random() % 4; i-- > 0;)
-      spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()), FSDP_FORWARD});
-    for (uint32_t g = 0; g < spec.groups.size(); ++g) spec.visits.push_back({g, FSDP_BACKWARD});
-    for (uint32_t i = random() % 4; i-- > 0;)
-      spec.visits.push_back({static_cast<uint32_t>(random() % spec.groups.size()),
-                             random() % 2 ? FSDP_BACKWARD + 0 : FSDP_RECOMPUTE + 0});
-    std::shuffle(spec.visits.begin() + static_cast<ptrdiff_t>(spec.groups.size()), spec.visits.end(), random);
+    const auto visit = [&](uint32_t group, fsdp_phase phase) {
+      const bool whole = random() % 3 == 0;
+      for (uint32_t p = 0; p < spec.groups[group].piece_count; ++p)
+        if (p == 0 || !whole) spec.visits.push_back({group, phase, whole ? 0 : FSDP_PIECE(p)});
+    };
+    const auto any = [&] { return static_cast<uint32_t>(random() % spec.groups.size()); };
+    for (uint32_t g = 0; g < spec.groups.size(); ++g) visit(g, FSDP_FORWARD);
+    const auto forward = static_cast<ptrdiff_t>(spec.visits.size());
+    for (uint32_t i = random() % 4; i-- > 0;) visit(any(), FSDP_FORWARD);
+    for (uint32_t g = 0; g < spec.groups.size(); ++g) visit(g, FSDP_BACKWARD);
+    for (uint32_t i = random() % 4; i-- > 0;) visit(any(), random() % 2 ? FSDP_BACKWARD + 0 : FSDP_RECOMPUTE + 0);
+    std::shuffle(spec.visits.begin() + forward, spec.visits.end(), random);
     ASSERT_NO_FATAL_FAILURE(check(spec));
   }
+}
+
+// Two layers of a large and a small piece. Each piece lives from the visit before its own one on.
+TEST(VisitOrder, PiecesThatVisitsNameLiveForTheirOwnVisits) {
+  ScheduleSpec spec = layers(2);
+  spec.kind = FSDP_SCHEDULE_VISITS;
+  for (ScheduledGroup &group : spec.groups) group.piece_count = 2, group.buffers = {{4096, 4096}, {1024, 1024}};
+  for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_BACKWARD})
+    for (const uint32_t g : {0u, 1u})
+      for (const uint32_t p : {0u, 1u}) spec.visits.push_back({g, phase, FSDP_PIECE(p)});
+  const VisitOrder order = build_visit_order(spec);
+  ASSERT_EQ(order.gathered.size(), 4u);
+  EXPECT_EQ(order.key(1, 1, 0), 3u);
+  for (uint32_t time = 1; time < 8; ++time)
+    for (uint32_t key = 0; key < 4; ++key)
+      EXPECT_EQ(live_at(order.gathered[key], 0, time), key == time % 4 || (time < 7 && key == (time + 1) % 4))
+          << key << " at " << time;
+  EXPECT_EQ(plan_pool(order.gathered, 512).size_bytes, 4096u + 1024);  // of whole groups 10240
+  EXPECT_EQ(order.open_grads, 0u);  // the two BACKWARD visits of a group open its gradients once
+}
+
+TEST(VisitOrder, AGroupWithoutWeightsInBackwardLivesInForwardOnly) {
+  ScheduleSpec spec = layers(3);
+  spec.groups[0].backward_weights = false;
+  const VisitOrder order = build_visit_order(spec);
+  for (uint32_t time = 0; time < 6; ++time) EXPECT_EQ(live_at(order.gathered[0], 0, time), time == 0) << time;
+  EXPECT_EQ(order.train_prefetch, (std::vector<std::vector<uint32_t>>{{1}, {2}, {3}, {4}, {}, {}}));
+  spec.kind = FSDP_SCHEDULE_INTERLEAVED;
+  const VisitOrder both = build_visit_order(spec);
+  EXPECT_EQ(both.gathered[both.key(0, 0, 1)].bytes, 0u);
+  EXPECT_EQ(both.gathered[both.key(1, 0, 1)].bytes, 1024u);
 }
 
 TEST(VisitOrder, OfNothingIsEmpty) {
@@ -320,12 +368,19 @@ TEST(VisitOrder, RejectsWhatMakesNoSense) {
   spec.visits[2].group_index = 4;
   EXPECT_EQ(error_of(spec), "visit 2: group 4 is outside [0, 4)");
   spec = tied_embedding();
+  spec.visits[2].piece = FSDP_PIECE(1);
+  EXPECT_EQ(error_of(spec), "visit 2: FSDP_PIECE(1) of group 2, which has one piece");
+  spec.groups[2].piece_count = 3;
+  EXPECT_EQ(error_of(spec), "");
+  spec.visits[2].piece = FSDP_PIECE(3);
+  EXPECT_EQ(error_of(spec), "visit 2: FSDP_PIECE(3) of group 2, which has the pieces 0 to 2");
+  spec = tied_embedding();
   spec.visits[2].phase = FSDP_EVAL;
   EXPECT_EQ(error_of(spec), "visit 2: phase 4 is none of FORWARD, BACKWARD and RECOMPUTE");
   spec.visits[2].phase = FSDP_RECOMPUTE;
   EXPECT_EQ(error_of(spec), "visit 2: RECOMPUTE of group 2 before its first FORWARD");
   spec = tied_embedding();
-  spec.visits.insert(spec.visits.begin() + 6, {3, FSDP_RECOMPUTE});
+  spec.visits.insert(spec.visits.begin() + 6, {3, FSDP_RECOMPUTE, 0});
   EXPECT_EQ(error_of(spec), "");
   spec = tied_embedding();
   spec.visits.erase(spec.visits.begin() + 8);

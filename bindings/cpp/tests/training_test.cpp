@@ -380,7 +380,7 @@ TEST(Training, APlanAnswersWithoutMemory) {
   fsdp::Context context = fsdp::Context::plan(8, 3, options);
   fsdp::Model model(context);
   fsdp::Group group = model.create_group("g", {fsdp::Param("w", {64, 2}).global({128, 2}, {64, 0})});
-  model.set_schedule(fsdp::ScheduleKind::visits, {{0, FSDP_FORWARD}, {0, FSDP_BACKWARD}});
+  model.set_schedule(fsdp::ScheduleKind::visits, {{0, FSDP_FORWARD, 0}, {0, FSDP_BACKWARD, 0}});
   model.seal();
   EXPECT_EQ(group.chunk("w", 3).row_offset, 24u);
   EXPECT_EQ(group.param_info("w").global_shape[0], 128u);

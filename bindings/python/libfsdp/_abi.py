@@ -170,6 +170,10 @@ FSDP_MISSING_GRAD_SKIP = 2
 FSDP_GROUP_RESIDENT = 65536
 FSDP_GROUP_ROOT = 4194304
 
+# fsdp_backward_weights
+FSDP_BACKWARD_WEIGHTS_GATHERED = 1
+FSDP_BACKWARD_WEIGHTS_NONE = 2
+
 # fsdp_plane
 FSDP_PLANE_ROW = 1
 FSDP_PLANE_ROW_SCALE = 2
@@ -321,6 +325,7 @@ class fsdp_visit(Structure):
     _fields_ = [
         ("group_index", c_uint32),
         ("phase", c_int32),  # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead as well; without such visits a recompute belongs to a BACKWARD visit
+        ("piece", c_uint32),  # 0: the whole group; FSDP_PIECE(p): its piece p. If any visit names a piece of the group, each of its pieces has a buffer of its own, planned for the visits of the piece and of the group
     ]
 
 
@@ -406,6 +411,7 @@ class fsdp_param(Sized):
         ("global_offset", POINTER(c_uint64)),
         ("quantization", c_int32),  # 0: none
         ("missing_grad", c_int32),  # 0: FSDP_MISSING_GRAD_ZEROS
+        ("piece", c_uint32),  # number of the piece of the group that the parameter is in. The first parameter's is 0, and each next one's is the same or one more. fsdp_unshard_piece gathers a piece by itself. A piece has its own layout, which is even over all ranks
     ]
 
 
@@ -417,7 +423,7 @@ class fsdp_group_options(Sized):
         ("grad_dtype", c_int32),  # 0: the model's
         ("reduce_dtype", c_int32),  # 0: the model's
         ("main_storage", c_int32),  # 0: the model's
-        ("reserved", c_uint32),  # must be 0
+        ("backward_weights", c_int32),  # 0: FSDP_BACKWARD_WEIGHTS_GATHERED
     ]
 
 
@@ -559,7 +565,7 @@ class fsdp_checkpoint_status(Sized):
 
 # What the compiler says of each struct, in bytes.
 SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 128,
-         fsdp_visit: 8, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 88,
+         fsdp_visit: 12, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 96,
          fsdp_group_options: 32, fsdp_group_info: 48, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
          fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16, fsdp_loaded: 104, fsdp_rename: 48,
          fsdp_checkpoint_status: 80}
@@ -621,6 +627,8 @@ CALLS = {
     "fsdp_prefetch": (c_int32, [c_void_p, c_int32, c_uint32, c_void_p], 'Start gathering a group ahead of its unshard. The schedule does this on its own; make this call if the order differs from the schedule. If the group is gathered already, the call costs nothing. It does nothing if no buffer is free, or with FSDP_CONTEXT_DEBUG. On the host device the calling thread copies a short group (docs/contracts/memory.md) at once, which takes less time than waking another thread. flags must be 0. Collective: no (the rank pulls what peers have published); on a CUDA device the shard axis. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.'),
     "fsdp_unshard": (c_int32, [c_void_p, c_int32, c_uint32, c_void_p], 'Make the full compute weights readable for work that follows on the stream, and take a hold. If the group is gathered already, the call costs nothing; otherwise it gathers the group, which happens once per version and release. A RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are gathered by phase (fsdp_plane_policy). flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published this version). Window: outside. Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes by phase), PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_reshard": (c_int32, [c_void_p, c_int32, c_uint32, c_void_p], 'Return a hold of the phase given. When the last hold is returned, the group gives up its buffer once the work on all streams that returned holds is done. flags must be 0. After fsdp_discard_step, which takes back all holds, the call fails with INVALID_STATE and changes nothing; a scope that ends after the discard may ignore this error. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STATE (no such hold). Since 0.2.'),
+    "fsdp_unshard_piece": (c_int32, [c_void_p, c_uint32, c_int32, c_uint32, c_void_p], "Make the weights of one piece of a group readable, as fsdp_unshard does for all of its pieces, and take a hold of the piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase, and a hold of fsdp_unshard counts as one of each piece. What is gathered already costs nothing: a piece of a group that is unsharded, and in fsdp_unshard the pieces that are held. If visits name the group's pieces (fsdp_visit.piece), each piece has a buffer that is planned for its own visits, and the next visits are gathered ahead. If not, the group has one buffer, which is taken by the first hold and given up after the last. Gradients belong to the whole group. fsdp_get_param needs a hold of the parameter's piece. flags must be 0. Collective: no; on a CUDA device the shard axis, and the ranks' calls are compared with the pieces' numbers. Blocks: as fsdp_unshard. Window: outside. Errors: as fsdp_unshard; INVALID_ARGUMENT (the group has no such piece). Since 0.2."),
+    "fsdp_reshard_piece": (c_int32, [c_void_p, c_uint32, c_int32, c_uint32, c_void_p], 'Return a hold of fsdp_unshard_piece, as fsdp_reshard does for the whole group. flags must be 0. Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_ARGUMENT (no such piece), INVALID_STATE (no such hold; a hold of fsdp_unshard is returned by fsdp_reshard). Since 0.2.'),
     "fsdp_restore_view": (c_int32, [c_void_p], 'Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this for all groups. Weights that are mapped, or that the strategy keeps whole, need FSDP_VIEWS_PRIVATE: the written pages show the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to communicate.) Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks: local work. Window: either. Memory: the copies of written pages are freed. Errors: INVALID_STATE (copied weights that are held; other weights with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.'),
     "fsdp_acquire_grad": (c_int32, [c_void_p, c_uint64, c_uint32, c_void_p, POINTER(fsdp_tensor), POINTER(c_int32)], 'Borrow the full gradient of a parameter to write into, in grad_dtype. If *accumulate is 0, overwrite all of it; if it is 1, add to it. With FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. A second call before fsdp_reduce_grad (for a tied or twice-used parameter) gives 1 and orders the second stream after the first. The view ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad. Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups), BUSY (FSDP_GRAD_NO_WAIT). If a buffer must be drained, the errors of its reduce: MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_acquire_grads": (c_int32, [c_void_p, c_uint32, c_void_p, POINTER(fsdp_tensor), c_uint64, c_uint64, POINTER(c_int32)], "Borrow the full gradients of all trainable parameters of a group at once, each as by fsdp_acquire_grad. grads is an array of grad_count elements, the group's number of parameters. accumulate is an array of the same length, or NULL with FSDP_GRAD_ZEROED. A parameter that is frozen or not trained has data NULL and accumulate 0. struct_size is set as in fsdp_get_params. Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and INVALID_STATE if max_pending_bytes has no room for all gradients at once. Since 0.2."),

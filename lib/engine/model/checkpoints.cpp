@@ -85,6 +85,16 @@ void describe_parts(Out out, const memory::GroupSpec &group, std::span<const mem
   fmt::format_to(out, "], ");
 }
 
+// Describes the pieces that are gathered by themselves. `by_piece`: each has a buffer of its own.
+void describe_pieces(Out out, const memory::GroupPlan &group) {
+  fmt::format_to(out, "\"pieces_have_buffers\": {}, \"pieces\": [", group.by_piece);
+  for (const memory::PiecePlan &piece : group.pieces)
+    fmt::format_to(out, "{}{{\"compute_offset\": {}, \"gathered_bytes\": {}, \"elements\": {}, \"padding\": {}}}",
+                   &piece == group.pieces.data() ? "" : ", ", piece.compute.offset, piece.gathered_bytes,
+                   piece.element_count, piece.padding_count);
+  fmt::format_to(out, "], ");
+}
+
 void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelPlan &plan, size_t g) {
   const memory::GroupPlan &group = plan.groups[g];
   const bool lent = group.trainable && !group.persistent_grad;
@@ -95,9 +105,10 @@ void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelP
   fmt::format_to(out,
                  "  {{\"name\": {}, \"strategy\": {}, \"compute_offset\": {}, \"gathered_bytes\": {}, "
                  "\"full_grad_bytes\": {}, \"full_grad_offset\": {}, ",
-                 quote_json(spec.groups[g].name), spec.groups[g].strategy, group.compute.offset, group.gathered_bytes,
-                 full_grad_bytes, parts.front().full_grad.offset + behind);
+                 quote_json(spec.groups[g].name), spec.groups[g].strategy, group.pieces.front().compute.offset,
+                 group.gathered_bytes(), full_grad_bytes, parts.front().full_grad.offset + behind);
   if (parts.size() > 1) describe_parts(out, spec.groups[g], parts, behind);
+  if (group.pieces.size() > 1) describe_pieces(out, group);
   fmt::format_to(out, "\"buckets\": [");
   for (size_t b = 0; b < group.buckets.size(); ++b) {
     if (b) fmt::format_to(out, ",\n    ");

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 
 #include "trace/file.h"
 
@@ -36,13 +37,16 @@ void DebugViews::find_ranges(const Runtime &runtime) {
   const Storage &storage = *runtime.storage;
   for (const Group &group : runtime.groups) {
     const std::string name = printable(group.name());
+    std::set<uint32_t> keys;
     if (group.plan->copies)
-      for (const GatherSlot &slot : group.slots)
-        add({storage.own_part(memory::RegionId::gathered) + runtime.plan.gather_pool.offsets[slot.key],
-             group.plan->gathered_bytes},
-            "gathered", name);
-    else if (group.plan->compute.bytes)
-      add(storage.shown_compute(*group.plan), group.plan->gathers ? "weights" : "whole-weights", name);
+      for (const GatherSlot &slot : group.slots) keys.insert(slot.key);
+    for (const uint32_t key : keys)
+      add({storage.own_part(memory::RegionId::gathered) + runtime.plan.gather_pool.offsets[key],
+           runtime.plan.visits.gathered[key].bytes},
+          "gathered", name);
+    for (const memory::PiecePlan &piece : group.plan->pieces)
+      if (!group.plan->copies && piece.compute.bytes)
+        add(storage.shown_compute(piece), group.plan->gathers ? "weights" : "whole-weights", name);
     for (const GradPart &part : group.parts)
       if (part.plan->full_grad.bytes) add(storage.full_grad(*part.plan), "gradient", printable(part.name));
   }

@@ -18,7 +18,7 @@ std::string compare_slot(const SlotState &expected, const SlotState &found, cons
   if (expected.gathered != found.gathered)
     return format_text("group '{}' {} gathered, and {} then", group.name(), found.gathered ? "is" : "is not",
                        expected.gathered ? "was" : "was not");
-  if (expected.holds != found.holds)
+  if (expected.holds != found.holds || expected.piece_holds != found.piece_holds)
     return format_text("group '{}' has {} holds, and {} then", group.name(), found.hold_count(), expected.hold_count());
   return {};
 }

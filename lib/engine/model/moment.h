@@ -14,7 +14,7 @@ namespace fsdp::engine {
 
 struct Moment {
   StepState step;
-  Gatherer::Cursors cursors;
+  VisitCursor::Positions cursors;
   Reducer::Pool pool;
   std::vector<SlotState> slots;  // slots of all groups
   std::vector<ContributionState> grads;

@@ -318,8 +318,8 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   }
   bool copies = false, any = false;
   for (Group &group : runtime_.groups) {
-    const bool own =
-        group.spec->strategy == FSDP_STRATEGY_NO_SHARD || group.plan->compute.region == memory::RegionId::local_compute;
+    const bool own = group.spec->strategy == FSDP_STRATEGY_NO_SHARD ||
+                     group.plan->compute_region() == memory::RegionId::local_compute;
     if (group.plan->gathers || own) continue;
     any = true;
     ++runtime_.stats.gathers;
@@ -327,10 +327,10 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
     if (!copies) runtime_.await_parts("the refresh of whole weights", nullptr);
     copies = true;
     const Traced traced(group, group.refreshed_planes.traced());
-    runtime_.gathers.trace->begin("all_gather", traced, group.pulled_bytes);
+    runtime_.gathers.trace->begin("all_gather", traced, group.refreshed_bytes);
     runtime_.gather(group.refresh, group);
-    runtime_.gathers.trace->end("all_gather", traced, group.pulled_bytes, runtime_.step.version());
-    runtime_.stats.add_all_gather(group.pulled_bytes, group.refreshed_planes);
+    runtime_.gathers.trace->end("all_gather", traced, group.refreshed_bytes, runtime_.step.version());
+    runtime_.stats.add_all_gather(group.refreshed_bytes, group.refreshed_planes);
   }
   if (copies) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
   if (any) runtime_.await_version();

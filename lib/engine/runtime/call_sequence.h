@@ -10,11 +10,12 @@
 
 namespace fsdp::engine {
 
-enum class CallKind : uint32_t { gather, reduce, replay, cancel };  // fits into two bits
+// join: a gather of a further piece in the launch of the gather before it.
+enum class CallKind : uint32_t { gather, reduce, replay, cancel, join };
 
 struct SequencedCall {
   CallKind kind;
-  // For a gather, the slot's key; for a reduce, the part's number; for a replay or its cancel, the capture's number.
+  // For a gather, the slot's number; for a reduce, the part's number; for a replay or its cancel, the capture's number.
   uint32_t group;
   bool operator==(const SequencedCall &) const = default;
 };
@@ -27,7 +28,7 @@ class CallSequence {
 
   CallSequence() { calls_.reserve(max_kept); }
   void add(CallKind kind, uint32_t group) {
-    hash_ = mix(hash_ ^ (uint64_t{group} << 2 | static_cast<uint64_t>(kind)));
+    hash_ = mix(hash_ ^ (uint64_t{group} << 3 | static_cast<uint64_t>(kind)));
     ++count_;
     if (calls_.size() < max_kept) calls_.push_back({kind, group});
   }

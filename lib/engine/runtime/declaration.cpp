@@ -169,19 +169,20 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
                                                        fmt::join(param.global_shape, ", "))
                                          : "";
   return format_text(
-      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}",
+      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}",
       param.name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
       param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
-      param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "", param.coded_states ? ", states in 8 bits" : "");
+      param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "", param.coded_states ? ", states in 8 bits" : "",
+      param.piece ? format_text(", piece {}", param.piece) : "");
 }
 
 void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
   lines.push_back(
       format_text("group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}, "
-                  "main storage {}",
+                  "main storage {}, backward weights {}",
                   group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy, group.resident,
-                  group.root, group.main_storage));
+                  group.root, group.main_storage, group.backward_weights));
   for (const auto &param : group.params) lines.push_back(describe_param(group, param));
 }
 
@@ -204,7 +205,7 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
   lines.push_back(
       format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)
-    lines.push_back(format_text("visit: group {}, phase {}", visit.group_index, visit.phase));
+    lines.push_back(format_text("visit: group {}, phase {}, piece {}", visit.group_index, visit.phase, visit.piece));
   for (const auto &state : spec.states)
     lines.push_back(format_text("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));
   for (const auto &group : spec.groups) describe_group(lines, group);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A parameter group of a sealed model. A group has one slot of gathered weights, or two if the schedule keeps forward
-// and backward apart or planes are gathered by phase. It has one full gradient, or parts of it that are lent, reduced
-// and drained one by one.
+// and backward apart or planes are gathered by phase. Each of its pieces is gathered into a slot by itself. It has one
+// full gradient, or parts of it that are lent, reduced and drained one by one.
 #pragma once
 
 #include <array>
@@ -31,20 +31,30 @@ struct PlaneBytes {
 
 // The state of a slot that calls change. States are copied separately (moment.h).
 struct SlotState {
-  bool gathered = false;            // the gather of this version has been enqueued
-  bool prefetched = false;          // it was gathered ahead, and no hold has asked for it yet
-  std::array<uint32_t, 5> holds{};  // number of holds, by phase
-  uint32_t position = 0;            // position of the visit that was unsharded last, in the list of its mode
+  bool gathered = false;                   // the gather of this version has been enqueued
+  bool prefetched = false;                 // it was gathered ahead, and no hold has asked for it yet
+  using Counts = std::array<uint32_t, 5>;  // by phase
+  Counts holds{}, piece_holds{};           // number of holds of the whole group, and of the piece by itself
+  uint32_t position = 0;                   // position of the visit that was unsharded last, in the list of its mode
 
-  uint32_t hold_count() const { return holds[1] + holds[2] + holds[3] + holds[4]; }
+  uint32_t hold_count(fsdp_phase phase) const {
+    return holds[static_cast<size_t>(phase)] + piece_holds[static_cast<size_t>(phase)];
+  }
+  uint32_t hold_count() const {
+    return hold_count(FSDP_FORWARD) + hold_count(FSDP_BACKWARD) + hold_count(FSDP_RECOMPUTE) + hold_count(FSDP_EVAL);
+  }
 };
 
+// The weights of one piece of a group in one of its slots.
 struct GatherSlot : SlotState {
+  uint32_t piece = 0;
+  uint32_t number = 0;                     // number in the model, the same on every rank
   uint32_t key = 0;                        // number of the pool request
   std::unique_ptr<device::Event> ready;    // the copies have arrived
   StreamEvents left;                       // the streams that read have passed their reshard
   std::vector<transport::Gather> gathers;  // the gathers that copy
-  PlaneBytes planes;                       // the planes' part of group.pulled_bytes
+  uint64_t pulled_bytes = 0;               // bytes that the gathers copy
+  PlaneBytes planes;                       // the planes' part of these bytes
   uint64_t shift = 0;                      // offset of the present buffer if buffers are shared
   std::vector<uint32_t> overlaps;          // keys whose buffers share bytes with this one
 };
@@ -109,6 +119,7 @@ struct ParamPlace {
   uint32_t bucket = 0;  // index in the model
   uint32_t tensor = 0;  // index in the bucket
   uint32_t part = 0;    // index in the group; unused for a frozen parameter
+  uint32_t piece = 0;   // index in the group
 };
 
 struct Group {
@@ -116,7 +127,7 @@ struct Group {
   const memory::GroupSpec *spec = nullptr;
   const memory::GroupPlan *plan = nullptr;
   std::vector<ParamPlace> places;
-  std::vector<GatherSlot> slots;
+  std::vector<GatherSlot> slots;  // slot by slot, each with all pieces
   Contribution grad;
   std::span<GradPart> parts;
   bool lends_all = true;  // can its parts be lent at once?
@@ -125,8 +136,8 @@ struct Group {
       outer_grads;                             // gathers over the outer axis when publishing and when finishing
   std::vector<transport::Gather> whole_grads;  // no_shard with an outer axis: brings other inner ranks' sums at the end
   std::vector<transport::Gather> refresh;      // refreshes whole compute weights when publishing
-  uint64_t pulled_bytes = 0;                   // bytes that one gather or refresh copies
-  PlaneBytes refreshed_planes;                 // the planes' part of these bytes in a refresh
+  uint64_t refreshed_bytes = 0;                // bytes that one refresh copies
+  PlaneBytes refreshed_planes;                 // the planes' part of these bytes
   uint64_t reduced_bytes = 0;                  // bytes of full gradients that the reduces of a contribution read
 
   const char *flight_name = nullptr;  // the flight recorder's copy
@@ -134,7 +145,12 @@ struct Group {
 
   const char *name() const { return spec->name.c_str(); }
   bool trained() const { return spec->trained(); }
-  GatherSlot &slot(fsdp_phase phase) { return slots[plan->slot_of(phase)]; }
+  size_t piece_count() const { return plan->pieces.size(); }
+  // The pieces in the slot that the phase uses, or in slot number `slot`.
+  std::span<GatherSlot> pieces_in(uint32_t slot) {
+    return std::span(slots).subspan(slot * piece_count(), piece_count());
+  }
+  std::span<GatherSlot> pieces(fsdp_phase phase) { return pieces_in(plan->slot_of(phase)); }
   GradPart &part_of(uint64_t param_index) { return parts[places[param_index].part]; }
 };
 

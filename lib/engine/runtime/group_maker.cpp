@@ -56,7 +56,8 @@ void GroupMaker::make_groups() {
     group.places.resize(group.spec->params.size());
     for (const uint32_t b : group.plan->buckets)
       for (uint32_t t = 0; t < runtime_.plan.buckets[b].params.size(); ++t)
-        group.places[runtime_.plan.buckets[b].params[t]] = {b, t};
+        group.places[runtime_.plan.buckets[b].params[t]] = {
+            .bucket = b, .tensor = t, .piece = runtime_.plan.buckets[b].piece};
     make_slots(group);
     make_grads(group);
     make_refresh(group);
@@ -82,22 +83,28 @@ void GroupMaker::find_part_overlaps() {
 }
 
 void GroupMaker::make_slots(Group &group) {
-  group.slots.resize(group.plan->slots);
-  for (uint32_t s = 0; s < group.slots.size(); ++s) {
-    GatherSlot &slot = group.slots[s];
-    slot.key = runtime_.plan.visits.slots * group.index + s;
-    slot.ready = runtime_.context.device().create_event();
-    slot.left.create(runtime_.context.device());
-    if (!group.plan->copies) continue;
-    for (const uint32_t b : group.plan->buckets) {
-      const Bucket &bucket = runtime_.storage->buckets()[b];
-      for (const Plane &to : bucket.planes) {
-        if (!memory::is_gathered(to.plan->kind) || to.plan->slot != s) continue;
-        const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
-        const uint64_t bytes = add_gather(slot.gathers, bucket, from, to);
-        if (s == 0) group.pulled_bytes += bytes * runtime_.inner().size();  // the other slot has the same number
-        if (bucket.plan->quantization) slot.planes.add(to.plan->index, bytes * runtime_.inner().size());
-      }
+  group.slots.resize(group.plan->slots * group.piece_count());
+  for (uint32_t s = 0; s < group.plan->slots; ++s)
+    for (uint32_t p = 0; p < group.piece_count(); ++p) {
+      GatherSlot &slot = group.pieces_in(s)[p];
+      slot.piece = p;
+      slot.number = slot_count_++;
+      slot.key = runtime_.plan.visits.key(group.index, p, s);
+      slot.ready = runtime_.context.device().create_event();
+      slot.left.create(runtime_.context.device());
+      if (group.plan->copies) add_gathers(group, s, slot);
+    }
+}
+
+void GroupMaker::add_gathers(const Group &group, uint32_t number, GatherSlot &slot) const {
+  for (const uint32_t b : group.plan->pieces[slot.piece].buckets) {
+    const Bucket &bucket = runtime_.storage->buckets()[b];
+    for (const Plane &to : bucket.planes) {
+      if (!memory::is_gathered(to.plan->kind) || to.plan->slot != number) continue;
+      const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
+      const uint64_t bytes = add_gather(slot.gathers, bucket, from, to) * runtime_.inner().size();
+      slot.pulled_bytes += bytes;
+      if (bucket.plan->quantization) slot.planes.add(to.plan->index, bytes);
     }
   }
 }
@@ -204,14 +211,14 @@ void GroupMaker::add_whole_grads(Group &group, const Bucket &bucket, const layou
 }
 
 void GroupMaker::make_refresh(Group &group) {
-  if (group.plan->compute.region != memory::RegionId::whole_compute || group.spec->strategy == FSDP_STRATEGY_NO_SHARD)
+  if (group.plan->compute_region() != memory::RegionId::whole_compute || group.spec->strategy == FSDP_STRATEGY_NO_SHARD)
     return;
   for (const uint32_t b : group.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     for (const Plane &plane : bucket.planes) {
       if (!memory::is_published(plane.plan->kind)) continue;
       const uint64_t bytes = add_gather(group.refresh, bucket, plane, plane) * (runtime_.inner().size() - 1);
-      group.pulled_bytes += bytes;
+      group.refreshed_bytes += bytes;
       if (bucket.plan->quantization) group.refreshed_planes.add(plane.plan->index, bytes);
     }
   }

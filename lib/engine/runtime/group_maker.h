@@ -15,6 +15,7 @@ class GroupMaker {
 
  private:
   void make_slots(Group &group);
+  void add_gathers(const Group &group, uint32_t number, GatherSlot &slot) const;
   void make_grads(Group &group);
   void make_part(Group &group, uint32_t number);
   void find_part_overlaps();
@@ -26,6 +27,7 @@ class GroupMaker {
                       const Plane &to) const;
 
   Runtime &runtime_;
+  uint32_t slot_count_ = 0;
 };
 
 }  // namespace fsdp::engine

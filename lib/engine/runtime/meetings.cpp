@@ -263,6 +263,19 @@ struct Calls {
   }
 };
 
+std::string describe_gather(const Runtime &state, const SequencedCall &call) {
+  for (const Group &group : state.groups)
+    for (size_t s = 0; s < group.slots.size(); ++s) {
+      const GatherSlot &slot = group.slots[s];
+      if (slot.number != call.group) continue;
+      return format_text("gathered {}group '{}'{}{}",
+                         group.piece_count() > 1 ? format_text("piece {} of ", slot.piece) : std::string(),
+                         group.name(), s >= group.piece_count() ? " for BACKWARD" : "",
+                         call.kind == CallKind::join ? " in the same call" : "");
+    }
+  return "gathered a group that there is not";
+}
+
 std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   if (index >= calls.kept.size()) return calls.count > calls.kept.size() ? "something later" : "nothing more";
   const SequencedCall &call = calls.kept[index];
@@ -271,9 +284,7 @@ std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   if (call.kind == CallKind::reduce)
     return call.group < state.parts.size() ? format_text("reduced group '{}'", state.parts[call.group].name)
                                            : "a group that there is not";
-  const uint32_t slots = state.plan.visits.slots, group = call.group / slots;
-  if (group >= state.groups.size()) return "a group that there is not";
-  return format_text("gathered group '{}'{}", state.groups[group].name(), call.group % slots ? " for BACKWARD" : "");
+  return describe_gather(state, call);
 }
 
 std::string describe_difference(const Runtime &state, uint32_t a, const Calls &of_a, uint32_t b, const Calls &of_b) {

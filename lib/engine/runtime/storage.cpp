@@ -260,22 +260,22 @@ const std::byte *Storage::part_of(RegionId id, uint32_t inner_rank) const {
   return region(id).arena->data() + region(id).arena_offset + inner_rank * region(id).stride;
 }
 
-void Storage::show_compute(const memory::GroupPlan &group, bool readable) const {
-  const Region &home = region(group.compute.region);
+void Storage::show_compute(const memory::PiecePlan &piece, bool readable) const {
+  const Region &home = region(piece.compute.region);
   if (!home.arena || !home.arena->protects()) return;
-  home.arena->protect(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes,
+  home.arena->protect(home.arena_offset + team_.rank() * home.stride + piece.compute.offset, piece.compute.bytes,
                       readable);
 }
 
-bool Storage::restores(const memory::GroupPlan &group) const {
-  const Region &home = region(group.compute.region);
-  return !group.compute.bytes ? spec_.private_views : home.arena && home.arena->restores();
+bool Storage::restores(const memory::PiecePlan &piece) const {
+  const Region &home = region(piece.compute.region);
+  return !piece.compute.bytes ? spec_.private_views : home.arena && home.arena->restores();
 }
 
-void Storage::restore(const memory::GroupPlan &group) const {
-  const Region &home = region(group.compute.region);
-  if (group.compute.bytes)
-    home.arena->restore(home.arena_offset + team_.rank() * home.stride + group.compute.offset, group.compute.bytes);
+void Storage::restore(const memory::PiecePlan &piece) const {
+  const Region &home = region(piece.compute.region);
+  if (piece.compute.bytes)
+    home.arena->restore(home.arena_offset + team_.rank() * home.stride + piece.compute.offset, piece.compute.bytes);
 }
 
 void Storage::restore_all() const {
@@ -300,8 +300,8 @@ std::span<const std::byte> Storage::full_grad(const memory::PartPlan &part) cons
   return {own_part(part.full_grad.region) + part.full_grad.offset, part.full_grad.bytes};
 }
 
-std::span<const std::byte> Storage::shown_compute(const memory::GroupPlan &group) const {
-  return {region(group.compute.region).shown + group.compute.offset, group.compute.bytes};
+std::span<const std::byte> Storage::shown_compute(const memory::PiecePlan &piece) const {
+  return {region(piece.compute.region).shown + piece.compute.offset, piece.compute.bytes};
 }
 
 void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {

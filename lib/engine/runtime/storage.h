@@ -58,15 +58,15 @@ class Storage {
   void set_grad_access(const memory::PartPlan &part, Access access) const;
   bool protects_grads() const;
   // Debug mode, if the arena can protect pages: sets whether the caller may read a group's weights in shared memory.
-  void show_compute(const memory::GroupPlan &group, bool readable) const;
+  void show_compute(const memory::PiecePlan &piece, bool readable) const;
   // restores(): can writes into views of a group's weights be undone? restore() undoes them.
-  bool restores(const memory::GroupPlan &group) const;
-  void restore(const memory::GroupPlan &group) const;
+  bool restores(const memory::PiecePlan &piece) const;
+  void restore(const memory::PiecePlan &piece) const;
   void restore_all() const;
   // The memory of a part's full gradient, where this rank writes it; and of a group's weights, where the caller reads
   // them.
   std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
-  std::span<const std::byte> shown_compute(const memory::GroupPlan &group) const;
+  std::span<const std::byte> shown_compute(const memory::PiecePlan &piece) const;
   // Bytes by role as the allocators report them; [0] is the sum.
   const std::array<uint64_t, 8> &allocated_bytes() const { return allocated_; }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 namespace fsdp::engine {
 
@@ -24,119 +25,145 @@ constexpr uint64_t short_copy = uint64_t{4} << 20;
 // needs 10 to 20 us to wake up and be waited for. One that shares the caller's core only takes turns with the caller.
 constexpr uint64_t unprefetched = uint64_t{2} << 20, unprefetched_with_spare_cores = uint64_t{1} << 20;
 
-// The index of a group's training visits of one phase.
-size_t visits_of(uint32_t group, fsdp_phase phase) {
-  return 3 * size_t{group} + (phase == FSDP_BACKWARD ? 1 : phase == FSDP_RECOMPUTE ? 2 : 0);
-}
-
+// Holds of the whole group are counted in each of its pieces, so those of the first piece say how many there are.
 std::string describe_holds(std::span<const GatherSlot> slots) {
   std::string text;
+  const auto add = [&](std::string_view piece, fsdp_phase phase, uint32_t count) {
+    if (count) text += format_text("{}{}{} x {}", text.empty() ? "" : ", ", piece, phase_name(phase), count);
+  };
   for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase) {
-    uint32_t count = 0;
-    for (const GatherSlot &slot : slots) count += slot.holds[static_cast<size_t>(phase)];
-    if (count) text += format_text("{}{} x {}", text.empty() ? "" : ", ", phase_name(phase), count);
+    uint32_t whole = 0;
+    for (const GatherSlot &slot : slots)
+      if (slot.piece == slots.front().piece) whole += slot.holds[static_cast<size_t>(phase)];
+    add("", phase, whole);
+    for (const GatherSlot &slot : slots)
+      add(format_text("piece {} ", slot.piece), phase, slot.piece_holds[static_cast<size_t>(phase)]);
   }
   return text.empty() ? "none" : text;
 }
 
-// The number of groups that can be held. It is at most the number of slots, because held_groups may be any number.
+// The number of keys that can be held. It is at most the number of slots, because held_groups may be any number.
 size_t count_held(const Runtime &runtime) {
   size_t slots = 0;
-  for (const Group &group : runtime.groups) slots += group.slots.size();
+  for (const Group &group : runtime.groups) slots += group.plan->slots;
   return std::min<size_t>(runtime.plan.visits.held_groups, slots);
 }
 
-std::string describe_holds(const GatherSlot &slot) { return describe_holds(std::span(&slot, 1)); }
+uint64_t missing_bytes(std::span<const GatherSlot> slots) {
+  uint64_t bytes = 0;
+  for (const GatherSlot &slot : slots)
+    if (!slot.gathered) bytes += slot.pulled_bytes;
+  return bytes;
+}
+
+bool all_gathered(std::span<const GatherSlot> slots) { return std::ranges::all_of(slots, &GatherSlot::gathered); }
+
+std::string name_of(const Group &group, uint32_t piece) {
+  return piece == VisitCursor::whole_group || group.piece_count() == 1
+             ? format_text("group '{}'", group.name())
+             : format_text("piece {} of group '{}'", piece, group.name());
+}
 
 }  // namespace
 
+std::string Gatherer::Request::name() const { return name_of(group, piece); }
+
+std::string Gatherer::Owner::name() const {
+  return name_of(*group, slots.size() == 1 ? slots.front().piece : whole_group);
+}
+
 Gatherer::Gatherer(Runtime &runtime)
     : runtime_(runtime),
+      cursor_(runtime.plan.visits, static_cast<uint32_t>(runtime.groups.size())),
       held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0),
       longest_unprefetched_(runtime.context.world().has_spare_cores() ? unprefetched_with_spare_cores : unprefetched) {
-  const auto &train = runtime.plan.visits.train;
-  positions_.resize(3 * runtime.groups.size());
-  for (uint32_t i = 0; i < train.size(); ++i) positions_[visits_of(train[i].group_index, train[i].phase)].push_back(i);
-  eval_positions_.resize(runtime.groups.size());
-  for (uint32_t i = 0; i < runtime.plan.visits.eval.size(); ++i)
-    eval_positions_[runtime.plan.visits.eval[i].group_index].push_back(i);
-  for (const Group &group : runtime.groups) set_readable(group, false);  // a sealed model starts in the update window
-}
-
-const std::vector<fsdp_visit> &Gatherer::visits(fsdp_phase phase) const {
-  return training(phase) ? runtime_.plan.visits.train : runtime_.plan.visits.eval;
-}
-
-// The position of this visit in the schedule. If the group is visited more than once, it is the next visit after the
-// current position.
-uint32_t Gatherer::find_position(const Group &group, fsdp_phase phase) {
-  const auto &found = training(phase) ? positions_[visits_of(group.index, phase)] : eval_positions_[group.index];
-  uint32_t &cursor = training(phase) ? cursors_.train : cursors_.eval;
-  if (found.empty()) return UINT32_MAX;
-  uint32_t position = found.front();
-  if (found.size() > 1)
-    for (const uint32_t candidate : found)
-      if (candidate >= cursor) {
-        position = candidate;
-        break;
+  size_t longest = 0;
+  for (Group &group : runtime.groups) {
+    for (uint32_t s = 0; s < group.plan->slots; ++s) {
+      size_t launch = 0;
+      for (GatherSlot &slot : group.pieces_in(s)) {
+        launch += slot.gathers.size();
+        if (owners_.size() <= slot.key) owners_.resize(slot.key + 1);
+        Owner &owner = owners_[slot.key];
+        owner = {&group, owner.group ? group.pieces_in(s) : std::span(&slot, 1)};
       }
-  // After its end a pass starts again.
-  cursor = position + 1 == visits(phase).size() ? 0 : position + 1;
-  return position;
+      if (group.piece_count() > 1) longest = std::max(longest, launch);
+    }
+    for (uint32_t p = 0; p < group.piece_count(); ++p)
+      set_readable(group, p, false);  // a sealed model starts in the update window
+  }
+  launch_.reserve(longest);
+}
+
+Gatherer::Request Gatherer::ask(Group &group, uint32_t piece, fsdp_phase phase) {
+  const std::span<GatherSlot> all = group.pieces(phase);
+  return {group, piece == whole_group ? all : all.subspan(piece, 1), piece, phase};
 }
 
 void Gatherer::prefetch(Group &group, fsdp_phase phase, const device::Stream &caller) {
+  const Request asked = ask(group, whole_group, phase);
+  require_backward_weights(asked);
+  prefetch(asked, caller);
+}
+
+// Returns false if nothing was gathered.
+bool Gatherer::prefetch(const Request &asked, const device::Stream &caller) {
   // In debug mode nothing is gathered ahead, because a released view would show the weights again.
-  if (!group.plan->gathers || runtime_.context.debug()) return;
-  GatherSlot &slot = group.slot(phase);
-  if (slot.gathered || blocked(slot)) return;
-  if (any_order() && group.plan->copies && !choose_buffer(true)) return;
-  const CallSpan span(runtime_, "prefetch", &group);
-  gather(group, slot, phase, true, is_sooner_here(group, caller));
-  slot.prefetched = true;
-  ++runtime_.stats.prefetches;
+  if (!asked.group.plan->gathers || runtime_.context.debug() || all_gathered(asked.slots)) return false;
+  if (std::ranges::any_of(asked.slots, [&](const GatherSlot &slot) { return !slot.gathered && blocked(slot); }))
+    return false;
+  if (any_order() && asked.group.plan->copies && !held_.has(asked.slots.front().key) && !choose_buffer(true))
+    return false;
+  const CallSpan span(runtime_, "prefetch", &asked.group);
+  gather(asked, true, is_sooner_here(asked, caller));
+  return true;
 }
 
 // Delays of debug mode shake out races of the worker, so there it makes all copies that are ahead.
-bool Gatherer::is_sooner_here(const Group &group, const device::Stream &caller) const {
-  return group.plan->copies && group.pulled_bytes <= longest_unprefetched_ && !runtime_.context.delays_work() &&
-         is_short_copy(group, caller);
+bool Gatherer::is_sooner_here(const Request &asked, const device::Stream &caller) const {
+  return asked.group.plan->copies && missing_bytes(asked.slots) <= longest_unprefetched_ &&
+         !runtime_.context.delays_work() && is_short_copy(asked, caller);
 }
 
 void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller) {
   // A recompute without visits of its own is inside another visit, which has already gathered what comes next.
-  if (!runtime_.spec.prefetches || position == UINT32_MAX) return;
-  const auto &lists = training(phase) ? runtime_.plan.visits.train_prefetch : runtime_.plan.visits.eval_prefetch;
-  for (const uint32_t next : lists[position]) {
-    const fsdp_visit &visit = visits(phase)[next];
-    Group &group = runtime_.groups[visit.group_index];
-    // The unshard copies such a group as soon, into a buffer that is taken for a shorter time.
-    if (!is_sooner_here(group, caller)) prefetch(group, visit.phase, caller);
+  if (!runtime_.spec.prefetches || position == VisitCursor::no_position) return;
+  for (const uint32_t next : cursor_.ahead(phase, position)) {
+    const fsdp_visit &visit = cursor_.visits(phase)[next];
+    const uint32_t piece = visit.piece ? visit.piece - 1 : whole_group;
+    const Request asked = ask(runtime_.groups[visit.group_index], piece, visit.phase);
+    // The unshard copies such weights as soon, into a buffer that is taken for a shorter time.
+    if (!is_sooner_here(asked, caller)) prefetch(asked, caller);
   }
 }
 
-void Gatherer::unshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
+void Gatherer::unshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stream stream) {
   const CallSpan span(runtime_, "unshard", &group);
-  device::Stream &caller = runtime_.caller_stream(stream, "fsdp_unshard");
-  GatherSlot &slot = group.slot(phase);
-  require_form(group, phase);
+  const char *const call = piece == whole_group ? "fsdp_unshard" : "fsdp_unshard_piece";
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  const Request asked = ask(group, piece, phase);
+  require_backward_weights(asked);
+  require_form(asked);
   if (group.plan->gathers) {
-    if (!slot.gathered) gather(group, slot, phase, false, is_short_copy(group, caller));
-    const uint32_t position = find_position(group, phase);
-    if (phase != FSDP_RECOMPUTE || position != UINT32_MAX) slot.position = position;
+    if (!all_gathered(asked.slots)) gather(asked, false, is_short_copy(asked, caller));
+    const uint32_t position = cursor_.advance(group.index, piece, phase, asked.slots.front().position);
+    if (phase != FSDP_RECOMPUTE || position != VisitCursor::no_position)
+      for (GatherSlot &slot : asked.slots) slot.position = position;
     prefetch_after(phase, position, caller);
-    if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
-    slot.prefetched = false;
+    for (GatherSlot &slot : asked.slots) {
+      if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
+      slot.prefetched = false;
+    }
   }
   if (!group.plan->copies) runtime_.join_window(caller);
   runtime_.await_version();
-  ++slot.holds[static_cast<size_t>(phase)];
+  for (GatherSlot &slot : asked.slots) ++(asked.whole() ? slot.holds : slot.piece_holds)[static_cast<size_t>(phase)];
 }
 
-void Gatherer::read(Group &group, fsdp_phase phase, fsdp_stream stream, const char *call,
+void Gatherer::read(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stream stream, const char *call,
                     const std::function<void(device::Stream &)> &reads) {
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  GatherSlot &slot = group.slot(phase);
+  GatherSlot &slot = group.pieces(phase)[piece];
   if (group.plan->copies)
     runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
   else
@@ -148,178 +175,257 @@ void Gatherer::read(Group &group, fsdp_phase phase, fsdp_stream stream, const ch
   if (group.plan->copies) runtime_.gathers.stream->wait(left);
 }
 
+void Gatherer::require_backward_weights(const Request &asked) const {
+  if (asked.phase != FSDP_BACKWARD || asked.group.spec->backward_weights) return;
+  fail(
+      FSDP_INVALID_STATE,
+      "{}: group '{}' was created with FSDP_BACKWARD_WEIGHTS_NONE, so its weights are not there in BACKWARD; hold them "
+      "for RECOMPUTE, or create the group with FSDP_BACKWARD_WEIGHTS_GATHERED",
+      asked.unshard_call(), asked.group.name());
+}
+
 // The planes of FORWARD and of BACKWARD may be held at the same time only if the model was planned for that.
-void Gatherer::require_form(Group &group, fsdp_phase phase) const {
+void Gatherer::require_form(const Request &asked) const {
+  const auto &[group, slots, piece, phase] = asked;
   if (!group.plan->parts_phases || any_order() || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE)
     return;
   const fsdp_phase other = phase == FSDP_RECOMPUTE ? FSDP_BACKWARD : FSDP_RECOMPUTE;
-  if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || !group.slot(other).holds[static_cast<size_t>(other)])
-    return;
+  const auto held = [&](const GatherSlot &slot) { return slot.hold_count(other) > 0; };
+  const Request others = ask(group, piece, other);
+  if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || std::ranges::none_of(others.slots, held)) return;
   fail(FSDP_INVALID_STATE,
-       "fsdp_unshard: group '{}': {} needs its {} planes while {} holds the {} ones; create the model with "
+       "{}: {}: {} needs its {} planes while {} holds the {} ones; create the model with "
        "FSDP_PLANES_BY_PHASE_AND_RECOMPUTE, or {}",
-       group.name(), phase_name(phase), phase == FSDP_BACKWARD ? "COLUMN" : "ROW", phase_name(other),
-       other == FSDP_BACKWARD ? "COLUMN" : "ROW",
+       asked.unshard_call(), asked.name(), phase_name(phase), phase == FSDP_BACKWARD ? "COLUMN" : "ROW",
+       phase_name(other), other == FSDP_BACKWARD ? "COLUMN" : "ROW",
        phase == FSDP_BACKWARD ? "return the RECOMPUTE hold first" : "recompute before unsharding for BACKWARD");
 }
 
-void Gatherer::reshard(Group &group, fsdp_phase phase, fsdp_stream stream) {
+void Gatherer::reshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stream stream) {
   const CallSpan span(runtime_, "reshard", &group);
-  device::Stream &caller = runtime_.caller_stream(stream, "fsdp_reshard");
-  GatherSlot &slot = group.slot(phase);
-  if (slot.holds[static_cast<size_t>(phase)] == 0)
-    fail(FSDP_INVALID_STATE, "fsdp_reshard: group '{}' has no {} hold to return; its holds are: {}", group.name(),
-         phase_name(phase), describe_holds(group.slots));
-  --slot.holds[static_cast<size_t>(phase)];
-  device::Event &left = slot.left.of(stream);
-  if (group.plan->copies || !caller.is_calling_thread()) caller.record(left);
-  if (!group.plan->gathers) return;
-  // The next gather into the buffer runs on the gather stream, after every stream that returned a hold.
-  if (group.plan->copies && !left.done()) runtime_.gathers.stream->wait(left);
-  if (slot.hold_count()) return;
-  held_.set_idle(slot.key);
-  if (!keeps(group, slot, phase)) release(group, slot);
+  const char *const call = piece == whole_group ? "fsdp_reshard" : "fsdp_reshard_piece";
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  const Request asked = ask(group, piece, phase);
+  const auto counts = [&](GatherSlot &slot) -> uint32_t & {
+    return (asked.whole() ? slot.holds : slot.piece_holds)[static_cast<size_t>(phase)];
+  };
+  if (counts(asked.slots.front()) == 0)
+    fail(FSDP_INVALID_STATE, "{}: {} has no {} hold to return{}; its holds are: {}", call, asked.name(),
+         phase_name(phase), advise_return(asked), describe_holds(asked.whole() ? std::span(group.slots) : asked.slots));
+  for (GatherSlot &slot : asked.slots) --counts(slot);
+  for (GatherSlot &slot : asked.slots) {
+    device::Event &left = slot.left.of(stream);
+    if (group.plan->copies || !caller.is_calling_thread()) caller.record(left);
+    if (!group.plan->gathers) continue;
+    // The next gather into the buffer runs on the gather stream, after every stream that returned a hold.
+    if (group.plan->copies && !left.done()) runtime_.gathers.stream->wait(left);
+    if (slot.hold_count()) continue;
+    if (!owners_[slot.key].held()) held_.set_idle(slot.key);
+    if (!keeps(group, slot, phase)) release(group, slot);
+  }
+}
+
+// Advice for a hold that was taken by the call for a piece and is returned by that for the group, or the reverse.
+std::string Gatherer::advise_return(const Request &asked) const {
+  const auto held = [&](const GatherSlot &slot) { return slot.hold_count(asked.phase) > 0; };
+  if (std::ranges::none_of(asked.slots, held)) return {};
+  return asked.whole() ? " of fsdp_unshard: return the holds of its pieces with fsdp_reshard_piece"
+                       : " of fsdp_unshard_piece: return the hold of fsdp_unshard with fsdp_reshard";
 }
 
 // Do the weights stay in the buffer? They do if the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
   if (any_order()) return group.plan->copies;  // until others need the buffer
-  const bool visited = phase != FSDP_RECOMPUTE || !positions_[visits_of(group.index, phase)].empty();
+  const bool visited = phase != FSDP_RECOMPUTE || cursor_.has_visits(group.index, phase);
   if (!visited) return !group.plan->by_phase;  // it is inside a BACKWARD visit, or before one, which reads these planes
   if ((phase == FSDP_FORWARD || phase == FSDP_RECOMPUTE) && group.spec->resident) return true;
-  if (slot.position == UINT32_MAX) return false;
-  const auto &list = visits(phase);
+  if (slot.position == VisitCursor::no_position) return false;
+  const auto &list = cursor_.visits(phase);
   const uint32_t depth = std::max(runtime_.spec.prefetch_depth, phase == FSDP_RECOMPUTE ? 1U : 0U);
   for (uint32_t ahead = 1; ahead <= depth && slot.position + ahead < list.size(); ++ahead) {
     const fsdp_visit &next = list[slot.position + ahead];
-    const Group &other = runtime_.groups[next.group_index];
-    if (&other == &group && other.plan->slot_of(next.phase) == group.plan->slot_of(phase)) return true;
+    if (next.group_index != group.index || (next.piece && next.piece != slot.piece + 1)) continue;
+    if (next.phase == FSDP_BACKWARD && !group.spec->backward_weights) continue;
+    if (group.plan->slot_of(next.phase) == group.plan->slot_of(phase)) return true;
   }
   return false;
 }
 
 bool Gatherer::blocked(const GatherSlot &slot) const {
-  return std::any_of(slot.overlaps.begin(), slot.overlaps.end(), [&](uint32_t key) { return slot_of(key).gathered; });
+  return std::ranges::any_of(slot.overlaps, [&](uint32_t key) { return owners_[key].gathered(); });
 }
 
 // Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
-std::string Gatherer::advise_residence(const Group &held, const GatherSlot &slot) const {
-  if (held.spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED || !slot.holds[FSDP_FORWARD])
+std::string Gatherer::advise_residence(const Owner &held) const {
+  if (held.group->spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
+      std::ranges::none_of(held.slots, [](const GatherSlot &slot) { return slot.hold_count(FSDP_FORWARD) > 0; }))
     return {};
   return format_text(
       ", or create group '{}' with FSDP_GROUP_RESIDENT, which leaves it its buffer until its backward visit ends",
-      held.name());
+      held.group->name());
 }
 
 // Advice to use FSDP_PLANES_BOTH, with which a buffer for BACKWARD also serves a RECOMPUTE.
-std::string Gatherer::advise_planes(const Group &group, fsdp_phase phase) const {
-  if (phase != FSDP_RECOMPUTE || !group.plan->by_phase || runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
+std::string Gatherer::advise_planes(const Request &asked) const {
+  if (asked.phase != FSDP_RECOMPUTE || !asked.group.plan->by_phase ||
+      runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
     return {};
   return ", or create the model with FSDP_PLANES_BOTH: by phase a RECOMPUTE has the buffer of forward passes";
 }
 
-void Gatherer::evict(Group &group, GatherSlot &slot, fsdp_phase phase) {
+// Throws if a held group or piece has bytes of the slot's buffer, or if the request gathers two pieces into the same
+// bytes.
+void Gatherer::require_buffer(const Request &asked, const GatherSlot &slot) const {
   for (const uint32_t key : slot.overlaps) {
-    GatherSlot &other = slot_of(key);
-    if (!other.gathered || other.hold_count() == 0) continue;
-    fail(
-        FSDP_INVALID_STATE,
-        "fsdp_unshard: group '{}' ({}) needs the buffer that group '{}' holds ({}); return that hold with fsdp_reshard "
-        "first, or give fsdp_set_schedule the order of visits in which both are held at once{}{}",
-        group.name(), phase_name(phase), group_of(key).name(), describe_holds(other),
-        advise_residence(group_of(key), other), advise_planes(group, phase));
+    const Owner &other = owners_[key];
+    const bool asked_too =
+        other.slots.data() >= asked.slots.data() && other.slots.data() < asked.slots.data() + asked.slots.size();
+    if (asked_too)
+      fail(FSDP_INVALID_STATE,
+           "{}: {} ({}) is gathered whole, and the pieces {} and {} share a buffer, because fsdp_set_schedule only has "
+           "visits of pieces in which they are not held at once; add a visit of the whole group",
+           asked.unshard_call(), asked.name(), phase_name(asked.phase), slot.piece, other.slots.front().piece);
+    if (!other.held()) continue;
+    fail(FSDP_INVALID_STATE,
+         "{}: {} ({}) needs the buffer that {} holds ({}); return that hold with {} first, or give fsdp_set_schedule "
+         "the order of visits in which both are held at once{}{}",
+         asked.unshard_call(), asked.name(), phase_name(asked.phase), other.name(), describe_holds(other.slots),
+         other.slots.front().holds == SlotState::Counts{} ? "fsdp_reshard_piece" : "fsdp_reshard",
+         advise_residence(other), advise_planes(asked));
   }
-  for (const uint32_t key : slot.overlaps)
-    if (slot_of(key).gathered) release(group_of(key), slot_of(key));
+}
+
+void Gatherer::evict(const GatherSlot &slot) {
+  for (const uint32_t key : slot.overlaps) release(owners_[key]);
 }
 
 // `ahead` is true for a gather ahead. It takes no buffer whose weights were gathered ahead before and are not used yet.
 std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
   return held_.choose([&](uint32_t key) {
-    const GatherSlot &other = slot_of(key);
-    return other.hold_count() == 0 && !(ahead && other.prefetched);
+    const Owner &other = owners_[key];
+    return !other.held() && !(ahead && std::ranges::any_of(other.slots, &GatherSlot::prefetched));
   });
 }
 
-// In debug mode each slot has its own bytes, and only the number of buffers in use is limited.
-void Gatherer::take_buffer(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead) {
+// The pieces of a group share its buffer. In debug mode each slot has its own bytes, and only the number of buffers in
+// use is limited.
+void Gatherer::take_buffer(const Request &asked, bool ahead) {
+  const uint32_t key = asked.slots.front().key;
+  if (held_.has(key)) return;
   const auto chosen = choose_buffer(ahead);
-  if (!chosen) refuse_buffer(group, phase);
-  if (const auto key = held_.buffers()[*chosen].key) release(group_of(*key), slot_of(*key));
-  held_.take(*chosen, slot.key);
+  if (!chosen) refuse_buffer(asked);
+  if (const auto other = held_.buffers()[*chosen].key) release(owners_[*other]);
+  held_.take(*chosen, key);
   if (!runtime_.plan.visits.shared) return;
   const uint64_t shift = runtime_.plan.gather_pool.offsets[*chosen];
-  for (transport::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
-  slot.shift = shift;
+  for (GatherSlot &slot : owners_[key].slots) {
+    for (transport::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
+    slot.shift = shift;
+  }
 }
 
-void Gatherer::refuse_buffer(const Group &group, fsdp_phase phase) const {
+void Gatherer::refuse_buffer(const Request &asked) const {
   std::string holders;
   for (const HeldBuffers::Buffer &buffer : held_.buffers())
-    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", group_of(*buffer.key).name(),
-                           describe_holds(slot_of(*buffer.key)));
+    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", owners_[*buffer.key].group->name(),
+                           describe_holds(owners_[*buffer.key].slots));
   fail(FSDP_INVALID_STATE,
-       "fsdp_unshard: group '{}' ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with "
-       "fsdp_reshard first, or raise held_groups in fsdp_schedule_options",
-       group.name(), phase_name(phase), held_.count(), holders);
+       "{}: {} ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with fsdp_reshard first, or "
+       "raise held_groups in fsdp_schedule_options",
+       asked.unshard_call(), asked.name(), phase_name(asked.phase), held_.count(), holders);
 }
 
-void Gatherer::gather(Group &group, GatherSlot &slot, fsdp_phase phase, bool ahead, bool here) {
-  if (group.plan->copies) {
-    if (any_order())
-      take_buffer(group, slot, phase, ahead);
-    else
-      evict(group, slot, phase);
+void Gatherer::gather(const Request &asked, bool ahead, bool here) {
+  if (asked.group.plan->copies) {
+    if (any_order()) {
+      take_buffer(asked, ahead);
+    } else {
+      for (const GatherSlot &slot : asked.slots)
+        if (!slot.gathered) require_buffer(asked, slot);
+      for (const GatherSlot &slot : asked.slots)
+        if (!slot.gathered) evict(slot);
+    }
     if (here)
-      copy_here(group, slot);
+      copy_here(asked);
     else
-      enqueue_copies(group, slot);
+      enqueue_copies(asked);
   }
-  set_readable(group, true);
-  slot.gathered = true;
   Stats &stats = runtime_.stats;
-  ++stats.gathers;
-  stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
+  if (std::ranges::none_of(asked.group.pieces(asked.phase), &GatherSlot::gathered))
+    stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
+  for (GatherSlot &slot : asked.slots) {
+    if (slot.gathered) continue;
+    set_readable(asked.group, slot.piece, true);
+    slot.gathered = true;
+    slot.prefetched = ahead;
+    ++stats.gathers;
+    stats.prefetches += ahead;
+  }
 }
 
 // Is this a copy that waits for no peer and takes less time than two wake-ups of a thread? Copies that wait for peers
 // run on the stream, whose waits are counted separately from the caller's.
-bool Gatherer::is_short_copy(const Group &group, const device::Stream &waiting) const {
-  return waiting.is_calling_thread() && group.pulled_bytes <= short_copy && runtime_.marks.published->done() &&
+bool Gatherer::is_short_copy(const Request &asked, const device::Stream &waiting) const {
+  return waiting.is_calling_thread() && missing_bytes(asked.slots) <= short_copy && runtime_.marks.published->done() &&
          runtime_.version_ready();
 }
 
 // Copies on the caller's thread and counts the time as wait time, because the caller would wait for this copy anyway.
-void Gatherer::copy_here(Group &group, GatherSlot &slot) {
+void Gatherer::copy_here(const Request &asked) {
   const device::BorrowedStream borrowed(*runtime_.gathers.stream);
   std::optional<WaitSpan> exposed;
-  if (borrowed) exposed.emplace(runtime_, WaitKind::gather, &group);
-  enqueue_copies(group, slot);
+  if (borrowed) exposed.emplace(runtime_, WaitKind::gather, &asked.group);
+  enqueue_copies(asked);
 }
 
-void Gatherer::enqueue_copies(Group &group, GatherSlot &slot) {
+// All copies are one launch of the communicator.
+void Gatherer::enqueue_copies(const Request &asked) {
+  const Group &group = asked.group;
+  std::span<const transport::Gather> gathers;
+  PlaneBytes planes;
+  launch_.clear();
+  for (const GatherSlot &slot : asked.slots) {
+    if (slot.gathered) continue;
+    planes.row += slot.planes.row, planes.column += slot.planes.column;
+    gathers = slot.gathers;
+    if (asked.slots.size() == 1) break;
+    launch_.insert(launch_.end(), slot.gathers.begin(), slot.gathers.end());
+    gathers = launch_;
+  }
+  const uint64_t bytes = missing_bytes(asked.slots);
   device::Stream &stream = *runtime_.gathers.stream;
   StreamTrace &trace = *runtime_.gathers.trace;
   runtime_.await_parts(group.name(), group.trace_name);
-  const Traced traced(group, slot.planes.traced());
-  trace.begin("all_gather", traced, group.pulled_bytes);
-  runtime_.gather(slot.gathers, group);
-  trace.end("all_gather", traced, group.pulled_bytes, runtime_.step.version());
-  stream.record(*slot.ready);
-  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::gather, slot.key);
-  runtime_.stats.add_all_gather(group.pulled_bytes, slot.planes);
+  const Traced traced(group, planes.traced());
+  trace.begin("all_gather", traced, bytes);
+  runtime_.gather(gathers, group);
+  trace.end("all_gather", traced, bytes, runtime_.step.version());
+  CallKind kind = CallKind::gather;
+  for (const GatherSlot &slot : asked.slots) {
+    if (slot.gathered) continue;
+    stream.record(*slot.ready);
+    if (runtime_.collectives().records_calls) runtime_.calls.add(std::exchange(kind, CallKind::join), slot.number);
+  }
+  runtime_.stats.add_all_gather(bytes, planes);
+}
+
+void Gatherer::release(const Owner &owner) {
+  for (GatherSlot &slot : owner.slots)
+    if (slot.gathered) release(*owner.group, slot);
 }
 
 void Gatherer::release(Group &group, GatherSlot &slot) {
   slot.gathered = false;
-  held_.give_back(slot.key);
+  if (!owners_[slot.key].gathered()) held_.give_back(slot.key);
   if (slot.prefetched) ++runtime_.stats.dropped_prefetches;
   slot.prefetched = false;
-  --runtime_.stats.gathered_groups;
-  const bool other_gathered =
-      std::any_of(group.slots.begin(), group.slots.end(), [](const auto &s) { return s.gathered; });
-  if (!other_gathered) set_readable(group, false);
+  const size_t of_slot = static_cast<size_t>(&slot - group.slots.data()) / group.piece_count();
+  if (std::ranges::none_of(group.pieces_in(static_cast<uint32_t>(of_slot)), &GatherSlot::gathered))
+    --runtime_.stats.gathered_groups;
+  const bool gathered = std::ranges::any_of(
+      group.slots, [&](const GatherSlot &other) { return other.piece == slot.piece && other.gathered; });
+  if (!gathered) set_readable(group, slot.piece, false);
   if (runtime_.context.debug() && group.plan->copies) poison(slot);
 }
 
@@ -334,26 +440,33 @@ void Gatherer::poison(const GatherSlot &slot) {
 }
 
 // Shows or hides weights that are read in place. Copied weights are poisoned instead.
-void Gatherer::set_readable(const Group &group, bool readable) {
-  if (!runtime_.context.debug() || group.plan->copies || group.plan->compute.bytes == 0) return;
-  runtime_.storage->show_compute(*group.plan, readable);
+void Gatherer::set_readable(const Group &group, uint32_t piece, bool readable) {
+  const memory::PiecePlan &plan = group.plan->pieces[piece];
+  if (!runtime_.context.debug() || group.plan->copies || plan.compute.bytes == 0) return;
+  runtime_.storage->show_compute(plan, readable);
 }
 
 void Gatherer::show_whole(bool readable) {
   for (const Group &group : runtime_.groups)
-    if (!group.plan->gathers) set_readable(group, readable);
+    for (uint32_t p = 0; p < group.piece_count() && !group.plan->gathers; ++p) set_readable(group, p, readable);
 }
 
-bool Gatherer::readable(Group &group, fsdp_phase phase) const {
-  if (!group.plan->gathers) return !runtime_.step.window_open();
-  return group.slot(phase).hold_count() > 0;
+std::string Gatherer::find_unreadable(Group &group, uint32_t piece, fsdp_phase phase) const {
+  if (phase == FSDP_BACKWARD && !group.spec->backward_weights)
+    return "it was created with FSDP_BACKWARD_WEIGHTS_NONE, so its weights are not there in BACKWARD";
+  const bool held = group.plan->gathers ? group.pieces(phase)[piece].hold_count() > 0 : !runtime_.step.window_open();
+  if (held) return {};
+  if (runtime_.step.window_open()) return "the update window is open: publish first";
+  if (group.piece_count() == 1) return "call fsdp_unshard first";
+  return format_text("call fsdp_unshard, or fsdp_unshard_piece with piece {}, first", piece);
 }
 
 const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published,
                                 uint32_t form) const {
   const Bucket &bucket = runtime_.storage->buckets()[index];
   if (!group.plan->copies) return bucket.plane(published, form).shown;
-  return bucket.gathered(published, form, group.plan->slot_of(phase)).shown + group.slot(phase).shift;
+  return bucket.gathered(published, form, group.plan->slot_of(phase)).shown +
+         group.pieces(phase)[bucket.plan->piece].shift;
 }
 
 // Drops the gathered weights of a group that is not held, so that they are gathered again.
@@ -370,18 +483,22 @@ void Gatherer::drop(Group &group) {
 
 std::string Gatherer::list_holds() const {
   std::string text;
-  for (const Group &group : runtime_.groups)
-    for (const GatherSlot &slot : group.slots)
-      if (slot.hold_count())
-        text += format_text("{}group '{}' is still held ({}): call fsdp_reshard", text.empty() ? "" : "; ",
-                            group.name(), describe_holds(slot));
+  for (const Group &group : runtime_.groups) {
+    const auto whole = [](const GatherSlot &slot) { return slot.holds != SlotState::Counts{}; };
+    const auto piece = [](const GatherSlot &slot) { return slot.piece_holds != SlotState::Counts{}; };
+    const bool by_whole = std::ranges::any_of(group.slots, whole), by_piece = std::ranges::any_of(group.slots, piece);
+    if (by_whole || by_piece)
+      text += format_text("{}group '{}' is still held ({}): call {}{}{}", text.empty() ? "" : "; ", group.name(),
+                          describe_holds(group.slots), by_whole ? "fsdp_reshard" : "",
+                          by_whole && by_piece ? " and " : "", by_piece ? "fsdp_reshard_piece" : "");
+  }
   return text;
 }
 
 void Gatherer::drop_all(bool force) {
   for (Group &group : runtime_.groups)
     for (GatherSlot &slot : group.slots) {
-      if (force) slot.holds = {};
+      if (force) slot.holds = slot.piece_holds = {};
       if (slot.gathered && slot.hold_count() == 0) release(group, slot);
     }
 }
@@ -396,8 +513,11 @@ const std::byte *Gatherer::source(Group &group, fsdp_phase phase, uint32_t index
 
 void Gatherer::restore(Group &group) {
   if (group.plan->copies) return drop(group);
-  if (runtime_.storage->restores(*group.plan)) return runtime_.storage->restore(*group.plan);
-  const bool shared = group.plan->compute.region != memory::RegionId::local_compute;
+  if (runtime_.storage->restores(group.plan->pieces.front())) {
+    for (const memory::PiecePlan &piece : group.plan->pieces) runtime_.storage->restore(piece);
+    return;
+  }
+  const bool shared = group.plan->compute_region() != memory::RegionId::local_compute;
   fail(FSDP_INVALID_STATE,
        "fsdp_restore_view: group '{}': the model was created with view_kind FSDP_VIEWS_READ_ONLY, and its weights are "
        "not "

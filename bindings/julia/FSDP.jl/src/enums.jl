@@ -179,6 +179,11 @@ end
 const GROUP_RESIDENT = LibFSDP.FSDP_GROUP_RESIDENT
 const GROUP_ROOT = LibFSDP.FSDP_GROUP_ROOT
 
+@enum BackwardWeights::Int32 begin
+    BACKWARD_WEIGHTS_GATHERED = LibFSDP.FSDP_BACKWARD_WEIGHTS_GATHERED
+    BACKWARD_WEIGHTS_NONE = LibFSDP.FSDP_BACKWARD_WEIGHTS_NONE
+end
+
 @enum Plane::Int32 begin
     PLANE_ROW = LibFSDP.FSDP_PLANE_ROW
     PLANE_ROW_SCALE = LibFSDP.FSDP_PLANE_ROW_SCALE
@@ -258,6 +263,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_group_options, :grad_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :reduce_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :main_storage) => MainStorage,
+    (LibFSDP.fsdp_group_options, :backward_weights) => BackwardWeights,
     (LibFSDP.fsdp_group_info, :strategy) => Strategy,
     (LibFSDP.fsdp_group_info, :reduce_policy) => ReducePolicy,
     (LibFSDP.fsdp_group_info, :grad_dtype) => Dtype,
@@ -371,6 +377,8 @@ const CONSTANTS = (
     (MISSING_GRAD_SKIP, 2),
     (GROUP_RESIDENT, 65536),
     (GROUP_ROOT, 4194304),
+    (BACKWARD_WEIGHTS_GATHERED, 1),
+    (BACKWARD_WEIGHTS_NONE, 2),
     (PLANE_ROW, 1),
     (PLANE_ROW_SCALE, 2),
     (PLANE_COLUMN, 3),

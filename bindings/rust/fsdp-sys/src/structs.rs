@@ -235,6 +235,9 @@ pub struct fsdp_visit {
     /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead as
     /// well; without such visits a recompute belongs to a BACKWARD visit
     pub phase: fsdp_phase,
+    /// 0: the whole group; FSDP_PIECE(p): its piece p. If any visit names a piece of the group, each of its pieces
+    /// has a buffer of its own, planned for the visits of the piece and of the group
+    pub piece: u32,
 }
 
 impl Default for fsdp_visit {
@@ -409,6 +412,10 @@ pub struct fsdp_param {
     pub quantization: fsdp_quantization,
     /// 0: FSDP_MISSING_GRAD_ZEROS
     pub missing_grad: fsdp_missing_grad,
+    /// number of the piece of the group that the parameter is in. The first parameter's is 0, and each next one's is
+    /// the same or one more. fsdp_unshard_piece gathers a piece by itself. A piece has its own layout, which is even
+    /// over all ranks
+    pub piece: u32,
 }
 
 impl Default for fsdp_param {
@@ -434,8 +441,8 @@ pub struct fsdp_group_options {
     pub reduce_dtype: fsdp_dtype,
     /// 0: the model's
     pub main_storage: fsdp_main_storage,
-    /// must be 0
-    pub reserved: u32,
+    /// 0: FSDP_BACKWARD_WEIGHTS_GATHERED
+    pub backward_weights: fsdp_backward_weights,
 }
 
 impl Default for fsdp_group_options {
@@ -842,9 +849,10 @@ mod tests {
 
     #[test]
     fn fsdp_visit_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_visit>(), 8);
+        assert_eq!(std::mem::size_of::<fsdp_visit>(), 12);
         assert_eq!(offset!(fsdp_visit, group_index), 0);
         assert_eq!(offset!(fsdp_visit, phase), 4);
+        assert_eq!(offset!(fsdp_visit, piece), 8);
     }
 
     #[test]
@@ -913,7 +921,7 @@ mod tests {
 
     #[test]
     fn fsdp_param_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_param>(), 88);
+        assert_eq!(std::mem::size_of::<fsdp_param>(), 96);
         assert_eq!(offset!(fsdp_param, struct_size), 0);
         assert_eq!(offset!(fsdp_param, name), 8);
         assert_eq!(offset!(fsdp_param, shape), 16);
@@ -928,6 +936,7 @@ mod tests {
         assert_eq!(offset!(fsdp_param, global_offset), 72);
         assert_eq!(offset!(fsdp_param, quantization), 80);
         assert_eq!(offset!(fsdp_param, missing_grad), 84);
+        assert_eq!(offset!(fsdp_param, piece), 88);
     }
 
     #[test]
@@ -939,7 +948,7 @@ mod tests {
         assert_eq!(offset!(fsdp_group_options, grad_dtype), 16);
         assert_eq!(offset!(fsdp_group_options, reduce_dtype), 20);
         assert_eq!(offset!(fsdp_group_options, main_storage), 24);
-        assert_eq!(offset!(fsdp_group_options, reserved), 28);
+        assert_eq!(offset!(fsdp_group_options, backward_weights), 28);
     }
 
     #[test]

@@ -162,6 +162,9 @@ pub type fsdp_quantization = i32;
 /// ```
 pub type fsdp_missing_grad = i32;
 
+/// Does the backward computation of a group read its weights?
+pub type fsdp_backward_weights = i32;
+
 pub type fsdp_plane = i32;
 
 pub type fsdp_bytes_owner = i32;
@@ -285,6 +288,8 @@ pub const FSDP_MISSING_GRAD_ZEROS: fsdp_missing_grad = 1;
 pub const FSDP_MISSING_GRAD_SKIP: fsdp_missing_grad = 2;
 pub const FSDP_GROUP_RESIDENT: u32 = 65536;
 pub const FSDP_GROUP_ROOT: u32 = 4194304;
+pub const FSDP_BACKWARD_WEIGHTS_GATHERED: fsdp_backward_weights = 1;
+pub const FSDP_BACKWARD_WEIGHTS_NONE: fsdp_backward_weights = 2;
 pub const FSDP_PLANE_ROW: fsdp_plane = 1;
 pub const FSDP_PLANE_ROW_SCALE: fsdp_plane = 2;
 pub const FSDP_PLANE_COLUMN: fsdp_plane = 3;

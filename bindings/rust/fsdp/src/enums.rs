@@ -712,6 +712,28 @@ impl MissingGrad {
     }
 }
 
+/// Does the backward computation of a group read its weights?
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum BackwardWeights {
+    /// `FSDP_BACKWARD_WEIGHTS_GATHERED`
+    Gathered = sys::FSDP_BACKWARD_WEIGHTS_GATHERED,
+    /// `FSDP_BACKWARD_WEIGHTS_NONE`
+    None = sys::FSDP_BACKWARD_WEIGHTS_NONE,
+}
+
+impl BackwardWeights {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_BACKWARD_WEIGHTS_GATHERED => BackwardWeights::Gathered,
+            sys::FSDP_BACKWARD_WEIGHTS_NONE => BackwardWeights::None,
+            _ => return None,
+        })
+    }
+}
+
 /// `fsdp_plane` of fsdp.h.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

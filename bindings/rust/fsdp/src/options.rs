@@ -400,6 +400,12 @@ impl GroupOptions {
         self
     }
 
+    /// 0: FSDP_BACKWARD_WEIGHTS_GATHERED
+    pub fn backward_weights(mut self, backward_weights: BackwardWeights) -> Self {
+        self.raw.backward_weights = backward_weights as i32;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_group_options> {
         Ok(self.raw)

@@ -673,6 +673,35 @@ Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STA
 
 raw"""
 ```text
+Make the weights of one piece of a group readable, as fsdp_unshard does for all of its pieces, and take a hold of the
+piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase, and a hold of
+fsdp_unshard counts as one of each piece. What is gathered already costs nothing: a piece of a group that is
+unsharded, and in fsdp_unshard the pieces that are held. If visits name the group's pieces (fsdp_visit.piece), each
+piece has a buffer that is planned for its own visits, and the next visits are gathered ahead. If not, the group has
+one buffer, which is taken by the first hold and given up after the last. Gradients belong to the whole group.
+fsdp_get_param needs a hold of the parameter's piece. flags must be 0.
+Collective: no; on a CUDA device the shard axis, and the ranks' calls are compared with the pieces' numbers. Blocks:
+as fsdp_unshard. Window: outside.
+Errors: as fsdp_unshard; INVALID_ARGUMENT (the group has no such piece). Since 0.2.
+```
+"""
+@inline fsdp_unshard_piece(group, piece, phase, flags, stream) =
+    @waits libfsdp.fsdp_unshard_piece(group::Ptr{fsdp_group}, piece::UInt32, phase::Int32, flags::UInt32,
+        stream::Ptr{Cvoid})::Int32
+
+raw"""
+```text
+Return a hold of fsdp_unshard_piece, as fsdp_reshard does for the whole group. flags must be 0.
+Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_ARGUMENT (no such piece), INVALID_STATE
+(no such hold; a hold of fsdp_unshard is returned by fsdp_reshard). Since 0.2.
+```
+"""
+@inline fsdp_reshard_piece(group, piece, phase, flags, stream) =
+    @returns libfsdp.fsdp_reshard_piece(group::Ptr{fsdp_group}, piece::UInt32, phase::Int32, flags::UInt32,
+        stream::Ptr{Cvoid})::Int32
+
+raw"""
+```text
 Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this
 for all groups. Weights that are mapped, or that the strategy keeps whole, need FSDP_VIEWS_PRIVATE: the written pages
 show the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered

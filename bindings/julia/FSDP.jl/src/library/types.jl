@@ -166,6 +166,10 @@ const FSDP_MISSING_GRAD_SKIP = Int32(2)
 const FSDP_GROUP_RESIDENT = UInt32(65536)
 const FSDP_GROUP_ROOT = UInt32(4194304)
 
+const fsdp_backward_weights = Int32
+const FSDP_BACKWARD_WEIGHTS_GATHERED = Int32(1)
+const FSDP_BACKWARD_WEIGHTS_NONE = Int32(2)
+
 const fsdp_plane = Int32
 const FSDP_PLANE_ROW = Int32(1)
 const FSDP_PLANE_ROW_SCALE = Int32(2)
@@ -386,6 +390,9 @@ struct fsdp_visit
     # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead
     # as well; without such visits a recompute belongs to a BACKWARD visit
     phase::Int32
+    # 0: the whole group; FSDP_PIECE(p): its piece p. If any visit names a piece of the group, each of its
+    # pieces has a buffer of its own, planned for the visits of the piece and of the group
+    piece::UInt32
 end
 
 struct fsdp_schedule_options
@@ -522,6 +529,10 @@ struct fsdp_param
     quantization::Int32
     # 0: FSDP_MISSING_GRAD_ZEROS
     missing_grad::Int32
+    # number of the piece of the group that the parameter is in. The first parameter's is 0, and each next
+    # one's is the same or one more. fsdp_unshard_piece gathers a piece by itself. A piece has its own layout,
+    # which is even over all ranks
+    piece::UInt32
 end
 
 struct fsdp_group_options
@@ -536,8 +547,8 @@ struct fsdp_group_options
     reduce_dtype::Int32
     # 0: the model's
     main_storage::Int32
-    # must be 0
-    reserved::UInt32
+    # 0: FSDP_BACKWARD_WEIGHTS_GATHERED
+    backward_weights::Int32
 end
 
 raw"""
@@ -740,12 +751,12 @@ const LAYOUTS = (
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
     (fsdp_model_options, 128, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
      104, 112, 116, 120,)),
-    (fsdp_visit, 8, (0, 4,)),
+    (fsdp_visit, 12, (0, 4, 8,)),
     (fsdp_schedule_options, 40, (0, 8, 16, 24, 32, 36,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
-    (fsdp_param, 88, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84,)),
+    (fsdp_param, 96, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88,)),
     (fsdp_group_options, 32, (0, 8, 12, 16, 20, 24, 28,)),
     (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
