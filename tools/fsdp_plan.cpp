@@ -25,8 +25,8 @@ A model file lists groups in the order of the forward pass; "{}" in names counts
   {"groups": [
     {"name": "embedding", "params": [{"name": "embedding", "shape": [50257, 768]}]},
     {"name": "layer.{}", "repeat": 12, "params": [{"name": "layer.{}.qkv", "shape": [2304, 768]}]}]}
-Groups may have: strategy, grad_dtype, reduce_dtype, main_storage (as --main), resident. Parameters: dtype, frozen,
-no_decay, granule, granule_rows, quantization.
+Groups may have: strategy, grad_dtype, reduce_dtype, main_storage (as --main), backward_weights (gathered or none),
+resident. Parameters: dtype, frozen, no_decay, granule, granule_rows, quantization, piece.
 
 Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
 )";
@@ -75,7 +75,10 @@ void add_policy_options(CLI::App &app, plan::Policy &policy) {
   add_choice(app, "--main", policy.main_storage, plan::main_storages,
              "what main weights of bf16 weights are in (fp32)");
   add_choice(app, "--states", policy.states, plan::states, "what AdamW's moments are in (fp32)");
-  add_choice(app, "--schedule", policy.schedule, plan::schedules, "order of the passes (sequential)");
+  auto *schedule = add_choice(app, "--schedule", policy.schedule, plan::schedules, "order of the passes (sequential)");
+  app.add_flag("--by-piece", policy.by_piece,
+               "gather pieces of groups one by one; without --model a layer has two, attention and feed-forward")
+      ->excludes(schedule);
   app.add_option("--held-groups", policy.held_groups, "groups of copied weights held at once, of --schedule any (4)")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--save-staging", policy.save_staging, "memory for checkpoints on their way to the disk (none)")
@@ -154,6 +157,9 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
              estimate.info.element_count == 0 ? 0.0
                                               : 100 * static_cast<double>(estimate.info.padding_count) /
                                                     static_cast<double>(estimate.info.element_count));
+  if (estimate.pieces.count)
+    fmt::print("  pieces: {}; the most padding has {}, {:.4f} % of its parameters\n", estimate.pieces.count,
+               estimate.pieces.worst, 100 * estimate.pieces.worst_padding);
   print_element(estimate);
   for (const auto &[name, bytes] : estimate.planes)
     fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
@@ -190,6 +196,10 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
       {"rank_element_bytes", bytes_of_element(estimate.largest, estimate.info.element_count)},
   };
   for (const auto &[name, bytes] : estimate.planes) json["plane_bytes"][name] = bytes;
+  if (estimate.pieces.count)
+    json["pieces"] = {{"count", estimate.pieces.count},
+                      {"worst_padding", estimate.pieces.worst_padding},
+                      {"worst", estimate.pieces.worst}};
   fmt::print("{}\n", json.dump(2));
 }
 
@@ -213,6 +223,7 @@ int parse_and_print(int argc, char **argv) {
                                "main weights");
   if (request.policy.states != FSDP_OPTIMIZER_ADAMW && request.policy.optimizer != FSDP_OPTIMIZER_ADAMW)
     throw std::invalid_argument("--states is of --optimizer adamw");
+  request.shape.by_piece = request.policy.by_piece;
   const auto model =
       request.model_file.empty() ? plan::build_transformer(request.shape) : plan::read_model_file(request.model_file);
   const auto estimate = plan::estimate(model, request.policy);

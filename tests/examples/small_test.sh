@@ -18,7 +18,7 @@ output() {
   } | LC_ALL=C sort
 }
 
-for name in hello_rank shard_and_gather own_optimizer flat_step frozen_base pipeline_1f1b; do
+for name in hello_rank shard_and_gather own_optimizer flat_step frozen_base fused pipeline_1f1b; do
   check "$name with 2 processes" equal "$(output "$run" -n 2 --no-prefix "$examples/$name")" "$(cat "$here/expected/$name.txt")"
 done
 check 'hello_rank with 2 threads' equal "$(output "$examples/hello_rank" 2)" "$(cat "$here/expected/hello_rank.txt")"
@@ -28,11 +28,15 @@ ends_well() {
   found=$(output "$@")
   lacks "$found" 'status ' && contains "$found" "$last"
 }
-for name in shard_and_gather own_optimizer flat_step frozen_base pipeline_1f1b; do
+for name in shard_and_gather own_optimizer flat_step frozen_base fused pipeline_1f1b; do
   last=$(grep "^$name: ok, ." "$here/expected/$name.txt") || echo "# no last line in expected/$name.txt"
   [ $name = pipeline_1f1b ] || check "$name alone" ends_well "$examples/$name"
   check "$name with 3 processes" ends_well "$run" -n 3 --no-prefix "$examples/$name"
 done
+# A layer that keeps a view too long reads NaN in debug mode.
+kept=$(output "$run" -n 2 --debug --no-prefix "$examples/fused" --keep)
+check 'debug mode shows a view that is kept too long' equal "$kept" \
+  'fused: while it was held the weight was -1.250, after the reshard the view shows NaN'
 # Saved on the way, and gone on with: the same last digits as in one go.
 enter_scratch
 for name in own_optimizer frozen_base; do

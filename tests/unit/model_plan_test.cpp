@@ -398,6 +398,45 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
   EXPECT_EQ(plan_model(spec).groups[0].pieces.front().compute.region, RegionId::sharded_compute);
 }
 
+// Two layers of attention (4 matrices of 4096 x 4096) and a feed-forward layer (3 of 4096 x 11008) in bf16.
+ModelSpec layers_of_pieces(bool pieces, bool visited) {
+  ModelSpec spec;
+  spec.mesh = layout::one_axis(8);
+  spec.unshard_mode = FSDP_UNSHARD_COPIED;
+  for (const std::string name : {"a", "b"}) {
+    GroupSpec group;
+    group.name = name;
+    for (uint32_t m = 0; m < 7; ++m) {
+      group.params.push_back(param(name + std::to_string(m), {4096, m < 4 ? 4096u : 11008u}, FSDP_BFLOAT16));
+      group.params.back().piece = pieces && m >= 4 ? 1 : 0;
+    }
+    spec.groups.push_back(group);
+  }
+  spec.schedule = FSDP_SCHEDULE_VISITS;
+  for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_BACKWARD})
+    for (const uint32_t g : {0u, 1u})
+      for (const uint32_t p : {0u, 1u})
+        if (visited || p == 0) spec.visits.push_back({g, phase, visited ? FSDP_PIECE(p) : 0});
+  return spec;
+}
+
+TEST(ModelPlan, PiecesThatVisitsNameNeedRoomForTwoOfThem) {
+  constexpr uint64_t attention = 4 * 4096 * 4096 * 2, feed_forward = 3 * 4096 * 11008 * 2;
+  for (const bool pieces : {false, true}) {
+    const ModelSpec whole = layers_of_pieces(pieces, false);
+    EXPECT_EQ(plan_model(whole).gather_pool.size_bytes, 2 * (attention + feed_forward));
+    EXPECT_EQ(validate(plan_model(whole), whole), "");
+  }
+  const ModelSpec spec = layers_of_pieces(true, true);
+  const ModelPlan plan = plan_model(spec);
+  EXPECT_EQ(plan.gather_pool.size_bytes, attention + feed_forward);
+  EXPECT_EQ(plan.gather_pool.size_bytes, 404'750'336u);
+  EXPECT_EQ(plan.padding_count, 0u);
+  EXPECT_EQ(plan.groups[1].pieces[0].gathered_bytes, attention);
+  EXPECT_EQ(plan.groups[1].pieces[1].gathered_bytes, feed_forward);
+  EXPECT_EQ(validate(plan, spec), "");
+}
+
 // One buffer for all groups, as large as the largest needs; none where nothing is rounded or the transport rounds.
 TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();

@@ -49,6 +49,7 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
     param.granule = spec.granule;
     param.granule_rows = spec.granule_rows;
     param.quantization = spec.quantization;
+    param.piece = spec.piece;
     params.push_back(param);
   }
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
@@ -57,10 +58,23 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
   options.grad_dtype = group.grad_dtype;
   options.reduce_dtype = group.reduce_dtype;
   options.main_storage = group.main_storage;
+  options.backward_weights = group.backward_weights;
   fsdp_group *handle = nullptr;
   check(fsdp_create_group(planned.model.get(), group.name.c_str(), params.data(), params.size(), sizeof(fsdp_param),
                           &options, &handle),
         planned.context.get());
+}
+
+// Visits piece after piece, forward and back.
+std::vector<fsdp_visit> list_visits(const ModelSpec &spec) {
+  std::vector<fsdp_visit> visits;
+  for (uint32_t g = 0; g < spec.groups.size(); ++g) {
+    const auto &params = spec.groups[g].params;
+    const uint32_t last = params.empty() ? 0 : params.back().piece;
+    for (uint32_t p = 0; p <= last; ++p) visits.push_back({g, FSDP_FORWARD, FSDP_PIECE(p)});
+  }
+  for (size_t i = visits.size(); i-- > 0;) visits.push_back({visits[i].group_index, FSDP_BACKWARD, visits[i].piece});
+  return visits;
 }
 
 Planned seal(const ModelSpec &spec, const Policy &policy) {
@@ -86,7 +100,12 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
   for (const auto &group : spec.groups) add_group(planned, group, policy);
   fsdp_schedule_options schedule_options = FSDP_SCHEDULE_OPTIONS_INIT;
   schedule_options.held_groups = policy.held_groups;
-  check(fsdp_set_schedule(model, policy.schedule, &schedule_options), context);
+  const std::vector<fsdp_visit> visits = policy.by_piece ? list_visits(spec) : std::vector<fsdp_visit>();
+  schedule_options.visits = visits.data();
+  schedule_options.visit_count = visits.size();
+  schedule_options.visit_stride = sizeof(fsdp_visit);
+  check(fsdp_set_schedule(model, policy.by_piece ? FSDP_SCHEDULE_VISITS + 0 : policy.schedule, &schedule_options),
+        context);
   check(fsdp_seal_model(model), context);
   return planned;
 }
@@ -108,13 +127,32 @@ Memory estimate_one_rank(const ModelSpec &spec, Policy policy, fsdp_strategy str
   return read_memory(seal(whole, policy), 0);
 }
 
-std::vector<std::pair<std::string, uint64_t>> read_planes(const Planned &planned) {
+nlohmann::json describe(const Planned &planned) {
   uint64_t size = 0;
   check(fsdp_describe_model(planned.model.get(), nullptr, &size), planned.context.get());
   std::string text(size, '\0');
   check(fsdp_describe_model(planned.model.get(), text.data(), &size), planned.context.get());
+  return nlohmann::json::parse(text.c_str());
+}
+
+Pieces read_pieces(const nlohmann::json &described) {
+  Pieces pieces;
+  for (const auto &group : described.at("groups")) {
+    const auto of_group = group.value("pieces", nlohmann::json::array());
+    for (size_t p = 0; p < of_group.size(); ++p) {
+      ++pieces.count;
+      const auto elements = of_group[p].at("elements").get<double>(), padding = of_group[p].at("padding").get<double>();
+      if (padding / elements < pieces.worst_padding || (pieces.count > 1 && padding / elements == pieces.worst_padding))
+        continue;
+      pieces.worst_padding = padding / elements;
+      pieces.worst = "piece " + std::to_string(p) + " of group '" + group.at("name").get<std::string>() + "'";
+    }
+  }
+  return pieces;
+}
+
+std::vector<std::pair<std::string, uint64_t>> read_planes(const nlohmann::json &described) {
   std::vector<std::pair<std::string, uint64_t>> planes;
-  const auto described = nlohmann::json::parse(text.c_str());
   for (const auto &group : described.at("groups"))
     for (const auto &bucket : group.at("buckets"))
       for (const auto &plane : bucket.value("planes", nlohmann::json::array())) {
@@ -142,7 +180,9 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
     }
     if (rank == 0 || memory.total() < result.smallest_total) result.smallest_total = memory.total();
   }
-  result.planes = read_planes(planned);
+  const nlohmann::json described = describe(planned);
+  result.planes = read_planes(described);
+  result.pieces = read_pieces(described);
   result.unsharded = estimate_one_rank(spec, policy, FSDP_STRATEGY_NO_SHARD);
   result.all_shards = estimate_one_rank(spec, policy, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   result.groups = spec.groups.size();

@@ -18,6 +18,12 @@ struct Memory {
   uint64_t total() const { return role_bytes[FSDP_ROLE_ALL]; }
 };
 
+struct Pieces {
+  uint64_t count = 0;
+  double worst_padding = 0;  // of the piece with the largest share of padding, which the name tells
+  std::string worst;
+};
+
 struct Estimate {
   fsdp_model_info info;
   Memory largest;             // of the rank with the most bytes
@@ -27,6 +33,7 @@ struct Estimate {
   Memory all_shards;  // one rank that keeps every shard, and nothing whole
   // Of quantized parameters: each plane's name, and its bytes on all ranks of a replica, with padding.
   std::vector<std::pair<std::string, uint64_t>> planes;
+  Pieces pieces;  // of groups with several pieces
   uint64_t groups = 0;
   uint64_t params = 0;
 };

@@ -18,6 +18,7 @@ struct ParamSpec {
   fsdp_granule granule = 0;
   uint64_t granule_rows = 0;
   fsdp_quantization quantization = 0;
+  uint32_t piece = 0;
 };
 
 struct GroupSpec {
@@ -27,6 +28,7 @@ struct GroupSpec {
   fsdp_dtype grad_dtype = 0;
   fsdp_dtype reduce_dtype = 0;
   fsdp_main_storage main_storage = 0;
+  fsdp_backward_weights backward_weights = 0;
   std::vector<ParamSpec> params;
 };
 
@@ -50,6 +52,7 @@ struct Policy {
   fsdp_optimizer states = FSDP_OPTIMIZER_ADAMW;  // AdamW with fp32 states or with those of 8 bits
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
   fsdp_schedule_kind schedule = FSDP_SCHEDULE_SEQUENTIAL;
+  bool by_piece = false;  // the pieces of groups are gathered one by one
   uint32_t held_groups = 0;
   uint32_t prefetch = 1;
   uint32_t max_pending_groups = 2;
@@ -68,6 +71,7 @@ struct TransformerShape {
   bool gated = false;                  // gate and up projections (SwiGLU) instead of one
   bool tied = false;                   // the head uses the embedding's weights
   fsdp_quantization quantization = 0;  // of the layers' matrices
+  bool by_piece = false;               // a layer has two pieces, attention and the feed-forward layer
 };
 
 // Throws std::invalid_argument.

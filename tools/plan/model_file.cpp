@@ -102,6 +102,9 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   param.granule = object.word("granule", granules);
   param.granule_rows = object.number("granule_rows", 0);
   param.quantization = object.word("quantization", quantizations);
+  const uint64_t piece = object.number("piece", 0);
+  if (piece > UINT32_MAX) fail(object.at("piece"), "must be below 2^32, is {}", piece);
+  param.piece = static_cast<uint32_t>(piece);
   object.refuse_unknown();
   return param;
 }
@@ -120,6 +123,7 @@ void read_group(const Json &json, const std::string &where, ModelSpec &model) {
   group.grad_dtype = object.word("grad_dtype", dtypes);
   group.reduce_dtype = object.word("reduce_dtype", dtypes);
   group.main_storage = object.word("main_storage", main_storages);
+  group.backward_weights = object.word("backward_weights", backward_weights);
   const auto &params = object.array("params");
   for (size_t p = 0; p < params.size(); ++p)
     group.params.push_back(read_param(params[p], fmt::format("{}[{}]", object.at("params"), p)));

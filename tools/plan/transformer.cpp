@@ -26,10 +26,12 @@ GroupSpec build_layer(const TransformerShape &shape, uint64_t index) {
   group.params.push_back(matrix(name + ".key", kv_width, shape.width));
   group.params.push_back(matrix(name + ".value", kv_width, shape.width));
   group.params.push_back(matrix(name + ".output", shape.width, shape.width));
+  const size_t attention = group.params.size();
   group.params.push_back(norm(name + ".ffn_norm", shape.width));
   if (shape.gated) group.params.push_back(matrix(name + ".gate", shape.ffn, shape.width));
   group.params.push_back(matrix(name + ".up", shape.ffn, shape.width));
   group.params.push_back(matrix(name + ".down", shape.width, shape.ffn));
+  for (size_t p = attention; shape.by_piece && p < group.params.size(); ++p) group.params[p].piece = 1;
   for (ParamSpec &param : group.params)
     if (param.shape.size() == 2) param.quantization = shape.quantization;
   return group;

@@ -23,6 +23,7 @@ void Model::seal() {
   plan_ = declaration_.make_plan();
   declaration_.seal();
   log_granules();
+  log_padding();
 }
 
 // A rank whose plan fails (for example because a schedule names no group) still meets the others, so that they do not
@@ -59,6 +60,7 @@ void Model::seal_running() {
                 format_text("sealed a model of {} groups, {} elements, {} bytes on this rank", spec.groups.size(),
                             plan_->element_count, runtime_->storage->allocated_bytes()[0]));
   log_granules();
+  log_padding();
   log_memory();
 }
 
@@ -88,6 +90,22 @@ void Model::log_granules() const {
       if (declaration_.codes_states() && memory::cuts_coded_blocks(param))
         tell(group, param, "its states are fp32, since the blocks of such a box are no blocks of the whole tensor");
     }
+}
+
+// Logs which pieces of groups are padded much. A piece has its own layout, which is even over all ranks.
+void Model::log_padding() const {
+  constexpr uint64_t tolerated = 20;  // one of this many elements may be padding
+  if (!context_->logs(FSDP_LOG_INFO)) return;
+  for (size_t g = 0; g < plan_->groups.size(); ++g) {
+    const std::vector<memory::PiecePlan> &pieces = plan_->groups[g].pieces;
+    for (size_t p = 0; pieces.size() > 1 && p < pieces.size(); ++p)
+      if (pieces[p].padding_count > pieces[p].element_count / tolerated)
+        context_->log(
+            FSDP_LOG_INFO,
+            format_text("piece {} of group '{}' has {} elements and {} of padding; put its parameters into a "
+                        "larger piece if that is too much",
+                        p, declaration_.spec().groups[g].name, pieces[p].element_count, pieces[p].padding_count));
+  }
 }
 
 // Logs the regions that the seal has made, which show where memory went.

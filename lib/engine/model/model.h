@@ -102,6 +102,7 @@ class Model : public OpenModel {
   [[noreturn]] void refuse_parts(const char *call) const;
   void seal_running();
   void log_granules() const;
+  void log_padding() const;
   void log_memory() const;
 
   std::shared_ptr<Context> context_;
