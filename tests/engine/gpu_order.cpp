@@ -34,9 +34,9 @@ class Program {
 
   void step(uint32_t step) {
     for (uint32_t m = 0; m < microbatches; ++m) {
-      for (size_t g = 0; g < groups(); ++g) look(g, FSDP_FORWARD, reader(g));
+      for (size_t g = 0; g < groups(); ++g) visit(g, FSDP_FORWARD, g);
       for (size_t g = groups(); g-- > 0;) {
-        look(g, FSDP_BACKWARD, reader(g + 1));
+        visit(g, FSDP_BACKWARD, g + 1);
         give(g, step, m);
       }
       if (late_ == Late::rank && rank_.rank == 1) pause_ms(nap_ms);
@@ -54,7 +54,7 @@ class Program {
   // still to make.
   void discard_step(uint32_t step) {
     to_ = &given_up_;
-    for (size_t g = 0; g < 2; ++g) look(g, FSDP_FORWARD, reader(g));
+    for (size_t g = 0; g < 2; ++g) visit(g, FSDP_FORWARD, g);
     to_ = &seen_.weights;
     for (const size_t g : {3u, 2u}) give(g, step, 0);
     for (const size_t p : {0u, 1u}) write(1, p, writer(1), 1, [](uint64_t) { return 1000.0f; });
@@ -78,17 +78,32 @@ class Program {
     if (late_ == Late::writer && who == Late::writers && stream == writer(1)) nap(stream, 2 * nap_ms);
   }
 
-  // What a kernel finds between unshard and reshard, for the comparison at the end.
-  void look(size_t g, fsdp_phase phase, cudaStream_t stream) {
-    FSDP(fsdp_unshard(rank_.groups[g], phase, 0, stream));
+  // Holds the group, or its pieces one by one on two streams in turn.
+  void visit(size_t g, fsdp_phase phase, size_t turn) {
+    if (!rank_.setup.by_piece) {
+      FSDP(fsdp_unshard(rank_.groups[g], phase, 0, reader(turn)));
+      look(g, 0, rank_.def(g).pieces(), phase, reader(turn));
+      FSDP(fsdp_reshard(rank_.groups[g], phase, 0, reader(turn)));
+      return;
+    }
+    for (uint32_t i = 0; i < rank_.def(g).pieces(); ++i) {
+      const uint32_t piece = phase == FSDP_BACKWARD ? rank_.def(g).pieces() - 1 - i : i;
+      FSDP(fsdp_unshard_piece(rank_.groups[g], piece, phase, 0, reader(turn + i)));
+      look(g, piece, piece + 1, phase, reader(turn + i));
+      FSDP(fsdp_reshard_piece(rank_.groups[g], piece, phase, 0, reader(turn + i)));
+    }
+  }
+
+  // What a kernel finds between unshard and reshard in the pieces [begin, end), for the comparison at the end.
+  void look(size_t g, uint32_t begin, uint32_t end, fsdp_phase phase, cudaStream_t stream) {
     be_late(Late::readers, stream);
     for (size_t p = 0; p < rank_.def(g).params.size(); ++p) {
+      if (rank_.def(g).params[p].piece < begin || rank_.def(g).params[p].piece >= end) continue;
       fsdp_tensor view = FSDP_TENSOR_INIT;
       FSDP(fsdp_get_param(rank_.groups[g], p, phase, &view));
       auto &to = to_->emplace_back(view.element_count * view.element_size);
       CUDA(simulated::enqueue(stream, [from = view.data, &to] { std::memcpy(to.data(), from, to.size()); }));
     }
-    FSDP(fsdp_reshard(rank_.groups[g], phase, 0, stream));
   }
 
   void write(size_t g, size_t p, cudaStream_t stream, float times, const std::function<float(uint64_t)> &value) {

@@ -28,6 +28,25 @@ TEST_P(GpuOrder, NoBitChangesWhicheverStreamIsLate) {
   }
 }
 
+// Each piece is read on another stream than the piece before. The next gathers go to the buffers of pieces that were
+// given back, or, if no visit names the pieces, of whole groups.
+TEST(GpuPieceOrder, NoBitChangesWhicheverStreamIsLate) {
+  Scenario setup = order_scenario(Layout::flat, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+  for (GroupDef &group : setup.groups) {
+    group.params.push_back({group.name + ".u", {24, 8}, FSDP_BFLOAT16});
+    for (uint32_t p = 0; p < 3; ++p) group.params[p].piece = (p + 1) / 2;
+  }
+  setup.by_piece = true;
+  const auto expected = run_program(setup, false, Late::nobody);
+  for (const bool visits : {true, false}) {
+    setup.schedule = visits ? FSDP_SCHEDULE_VISITS : FSDP_SCHEDULE_SEQUENTIAL;
+    setup.visits = visits_of_pieces(setup.groups);
+    for (const Late late : {Late::readers, Late::updates, Late::gathers, Late::rank})
+      EXPECT_EQ(compare(expected, run_program(setup, true, late)), "")
+          << "late: " << late_names[static_cast<int>(late)] << (visits ? ", by visits" : "");
+  }
+}
+
 // The calls of a discarded step have enqueued work that is late, and the GPU may still run the step before, which has
 // ended well. The discard must not undo that step, and the next step comes after all of this work.
 class GpuDiscard : public testing::TestWithParam<fsdp_strategy> {};

@@ -334,6 +334,39 @@ TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   });
 }
 
+// Pieces of the same size, gathered in another order or in one launch in place of two: no message would tell.
+TEST(Gpu, GathersOfOtherPiecesAreFoundAtTheMeeting) {
+  Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
+  setup.groups = {{"layer", {{"a", {64, 32}}, {"b", {64, 32}}}}};
+  setup.groups[0].params[1].piece = 1;
+  setup.model.flags = FSDP_MODEL_NO_PREFETCH;
+  const auto piece = [](Rank &rank, uint32_t p) {
+    FSDP(fsdp_unshard_piece(rank.groups[0], p, FSDP_FORWARD, 0, stream()));
+    FSDP(fsdp_reshard_piece(rank.groups[0], p, FSDP_FORWARD, 0, stream()));
+  };
+  const auto whole = [](Rank &rank) {
+    FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+    FSDP(fsdp_reshard(rank.groups[0], FSDP_FORWARD, 0, stream()));
+  };
+  const auto told = [&](const std::function<void(Rank &)> &odd, const std::vector<std::string> &words) {
+    run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+      Rank rank(context, setup);
+      rank.load();
+      if (r == 1)
+        odd(rank);
+      else
+        piece(rank, 0), piece(rank, 1);
+      require_error(fsdp_begin_update(rank.model, stream()), FSDP_MISMATCH, words);
+      FSDP(fsdp_discard_step(rank.model, stream()));
+      FSDP(fsdp_close_context(context));
+    });
+  };
+  told([&](Rank &rank) { piece(rank, 1), piece(rank, 0); },
+       {"as number 1", "rank 0 gathered piece 0 of group 'layer'", "rank 1 gathered piece 1 of group 'layer'"});
+  told(whole, {"as number 2", "rank 0 gathered piece 1 of group 'layer'",
+               "rank 1 gathered piece 1 of group 'layer' in the same call"});
+}
+
 // ROW planes on one rank and COLUMN planes on the other are as many bytes, and no message says which they are.
 TEST(Gpu, GathersOfOtherPlanesAreFoundAtTheMeeting) {
   Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);

@@ -370,7 +370,8 @@ TEST(BackwardWeights, NoneRefusesBackwardHoldsForEveryStrategy) {
         const std::vector<std::string> words = {"'embed'", "FSDP_BACKWARD_WEIGHTS_NONE"};
         require_error(fsdp_unshard(rank.groups[0], FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE, words);
         require_error(fsdp_unshard_piece(rank.groups[0], 0, FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE, words);
-        require_error(fsdp_prefetch(rank.groups[0], FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE, words);
+        require_error(fsdp_prefetch(rank.groups[0], FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE,
+                      {"fsdp_prefetch: group 'embed'", "FSDP_BACKWARD_WEIGHTS_NONE"});
         fsdp_tensor tensor = FSDP_TENSOR_INIT;
         require_error(fsdp_get_param(rank.groups[0], 0, FSDP_BACKWARD, &tensor), FSDP_INVALID_STATE, words);
         FSDP(fsdp_unshard(rank.groups[0], FSDP_RECOMPUTE, 0, nullptr));

@@ -8,16 +8,6 @@
 
 namespace fsdp::engine {
 
-const char *phase_name(fsdp_phase phase) {
-  switch (phase) {
-    case FSDP_FORWARD: return "FORWARD";
-    case FSDP_BACKWARD: return "BACKWARD";
-    case FSDP_RECOMPUTE: return "RECOMPUTE";
-    case FSDP_EVAL: return "EVAL";
-    default: return "unknown";
-  }
-}
-
 namespace {
 
 constexpr uint64_t short_copy = uint64_t{4} << 20;
@@ -25,103 +15,41 @@ constexpr uint64_t short_copy = uint64_t{4} << 20;
 // needs 10 to 20 us to wake up and be waited for. One that shares the caller's core only takes turns with the caller.
 constexpr uint64_t unprefetched = uint64_t{2} << 20, unprefetched_with_spare_cores = uint64_t{1} << 20;
 
-// Holds of the whole group are counted in each of its pieces, so those of the first piece say how many there are.
-std::string describe_holds(std::span<const GatherSlot> slots) {
-  std::string text;
-  const auto add = [&](std::string_view piece, fsdp_phase phase, uint32_t count) {
-    if (count) text += format_text("{}{}{} x {}", text.empty() ? "" : ", ", piece, phase_name(phase), count);
-  };
-  for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase) {
-    uint32_t whole = 0;
-    for (const GatherSlot &slot : slots)
-      if (slot.piece == slots.front().piece) whole += slot.holds[static_cast<size_t>(phase)];
-    add("", phase, whole);
-    for (const GatherSlot &slot : slots)
-      add(format_text("piece {} ", slot.piece), phase, slot.piece_holds[static_cast<size_t>(phase)]);
-  }
-  return text.empty() ? "none" : text;
-}
-
-// The number of keys that can be held. It is at most the number of slots, because held_groups may be any number.
-size_t count_held(const Runtime &runtime) {
-  size_t slots = 0;
-  for (const Group &group : runtime.groups) slots += group.plan->slots;
-  return std::min<size_t>(runtime.plan.visits.held_groups, slots);
-}
-
-uint64_t missing_bytes(std::span<const GatherSlot> slots) {
-  uint64_t bytes = 0;
-  for (const GatherSlot &slot : slots)
-    if (!slot.gathered) bytes += slot.pulled_bytes;
-  return bytes;
-}
-
-bool all_gathered(std::span<const GatherSlot> slots) { return std::ranges::all_of(slots, &GatherSlot::gathered); }
-
-std::string name_of(const Group &group, uint32_t piece) {
-  return piece == VisitCursor::whole_group || group.piece_count() == 1
-             ? format_text("group '{}'", group.name())
-             : format_text("piece {} of group '{}'", piece, group.name());
-}
-
 }  // namespace
-
-std::string Gatherer::Request::name() const { return name_of(group, piece); }
-
-std::string Gatherer::Owner::name() const {
-  return name_of(*group, slots.size() == 1 ? slots.front().piece : whole_group);
-}
 
 Gatherer::Gatherer(Runtime &runtime)
     : runtime_(runtime),
       cursor_(runtime.plan.visits, static_cast<uint32_t>(runtime.groups.size())),
-      held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0),
+      buffers_(runtime),
       longest_unprefetched_(runtime.context.world().has_spare_cores() ? unprefetched_with_spare_cores : unprefetched) {
   size_t longest = 0;
   for (Group &group : runtime.groups) {
-    for (uint32_t s = 0; s < group.plan->slots; ++s) {
-      size_t launch = 0;
-      for (GatherSlot &slot : group.pieces_in(s)) {
-        launch += slot.gathers.size();
-        if (owners_.size() <= slot.key) owners_.resize(slot.key + 1);
-        Owner &owner = owners_[slot.key];
-        owner = {&group, owner.group ? group.pieces_in(s) : std::span(&slot, 1)};
-      }
-      if (group.piece_count() > 1) longest = std::max(longest, launch);
-    }
+    size_t launch = 0;
+    for (const GatherSlot &slot : group.slots) launch += slot.gathers.size();
+    if (group.piece_count() > 1) longest = std::max(longest, launch);
     for (uint32_t p = 0; p < group.piece_count(); ++p)
       set_readable(group, p, false);  // a sealed model starts in the update window
   }
   launch_.reserve(longest);
 }
 
-Gatherer::Request Gatherer::ask(Group &group, uint32_t piece, fsdp_phase phase) {
-  const std::span<GatherSlot> all = group.pieces(phase);
-  return {group, piece == whole_group ? all : all.subspan(piece, 1), piece, phase};
-}
-
 void Gatherer::prefetch(Group &group, fsdp_phase phase, const device::Stream &caller) {
-  const Request asked = ask(group, whole_group, phase);
-  require_backward_weights(asked);
+  const GatherRequest asked(group, whole_group, phase);
+  require_backward_weights(asked, "fsdp_prefetch");
   prefetch(asked, caller);
 }
 
-// Returns false if nothing was gathered.
-bool Gatherer::prefetch(const Request &asked, const device::Stream &caller) {
+void Gatherer::prefetch(const GatherRequest &asked, const device::Stream &caller) {
   // In debug mode nothing is gathered ahead, because a released view would show the weights again.
-  if (!asked.group.plan->gathers || runtime_.context.debug() || all_gathered(asked.slots)) return false;
-  if (std::ranges::any_of(asked.slots, [&](const GatherSlot &slot) { return !slot.gathered && blocked(slot); }))
-    return false;
-  if (any_order() && asked.group.plan->copies && !held_.has(asked.slots.front().key) && !choose_buffer(true))
-    return false;
+  if (!asked.group.plan->gathers || runtime_.context.debug() || asked.gathered()) return;
+  if (asked.group.plan->copies && !buffers_.has_room(asked)) return;
   const CallSpan span(runtime_, "prefetch", &asked.group);
   gather(asked, true, is_sooner_here(asked, caller));
-  return true;
 }
 
 // Delays of debug mode shake out races of the worker, so there it makes all copies that are ahead.
-bool Gatherer::is_sooner_here(const Request &asked, const device::Stream &caller) const {
-  return asked.group.plan->copies && missing_bytes(asked.slots) <= longest_unprefetched_ &&
+bool Gatherer::is_sooner_here(const GatherRequest &asked, const device::Stream &caller) const {
+  return asked.group.plan->copies && asked.missing_bytes() <= longest_unprefetched_ &&
          !runtime_.context.delays_work() && is_short_copy(asked, caller);
 }
 
@@ -131,7 +59,7 @@ void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device:
   for (const uint32_t next : cursor_.ahead(phase, position)) {
     const fsdp_visit &visit = cursor_.visits(phase)[next];
     const uint32_t piece = visit.piece ? visit.piece - 1 : whole_group;
-    const Request asked = ask(runtime_.groups[visit.group_index], piece, visit.phase);
+    const GatherRequest asked(runtime_.groups[visit.group_index], piece, visit.phase);
     // The unshard copies such weights as soon, into a buffer that is taken for a shorter time.
     if (!is_sooner_here(asked, caller)) prefetch(asked, caller);
   }
@@ -141,11 +69,11 @@ void Gatherer::unshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
   const CallSpan span(runtime_, "unshard", &group);
   const char *const call = piece == whole_group ? "fsdp_unshard" : "fsdp_unshard_piece";
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  const Request asked = ask(group, piece, phase);
-  require_backward_weights(asked);
+  const GatherRequest asked(group, piece, phase);
+  require_backward_weights(asked, call);
   require_form(asked);
   if (group.plan->gathers) {
-    if (!all_gathered(asked.slots)) gather(asked, false, is_short_copy(asked, caller));
+    if (!asked.gathered()) gather(asked, false, is_short_copy(asked, caller));
     const uint32_t position = cursor_.advance(group.index, piece, phase, asked.slots.front().position);
     if (phase != FSDP_RECOMPUTE || position != VisitCursor::no_position)
       for (GatherSlot &slot : asked.slots) slot.position = position;
@@ -175,23 +103,24 @@ void Gatherer::read(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stream 
   if (group.plan->copies) runtime_.gathers.stream->wait(left);
 }
 
-void Gatherer::require_backward_weights(const Request &asked) const {
+void Gatherer::require_backward_weights(const GatherRequest &asked, const char *call) {
   if (asked.phase != FSDP_BACKWARD || asked.group.spec->backward_weights) return;
   fail(
       FSDP_INVALID_STATE,
       "{}: group '{}' was created with FSDP_BACKWARD_WEIGHTS_NONE, so its weights are not there in BACKWARD; hold them "
       "for RECOMPUTE, or create the group with FSDP_BACKWARD_WEIGHTS_GATHERED",
-      asked.unshard_call(), asked.group.name());
+      call, asked.group.name());
 }
 
 // The planes of FORWARD and of BACKWARD may be held at the same time only if the model was planned for that.
-void Gatherer::require_form(const Request &asked) const {
-  const auto &[group, slots, piece, phase] = asked;
+void Gatherer::require_form(const GatherRequest &asked) const {
+  Group &group = asked.group;
+  const fsdp_phase phase = asked.phase;
   if (!group.plan->parts_phases || any_order() || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE)
     return;
   const fsdp_phase other = phase == FSDP_RECOMPUTE ? FSDP_BACKWARD : FSDP_RECOMPUTE;
   const auto held = [&](const GatherSlot &slot) { return slot.hold_count(other) > 0; };
-  const Request others = ask(group, piece, other);
+  const GatherRequest others(group, asked.piece, other);
   if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || std::ranges::none_of(others.slots, held)) return;
   fail(FSDP_INVALID_STATE,
        "{}: {}: {} needs its {} planes while {} holds the {} ones; create the model with "
@@ -205,7 +134,7 @@ void Gatherer::reshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
   const CallSpan span(runtime_, "reshard", &group);
   const char *const call = piece == whole_group ? "fsdp_reshard" : "fsdp_reshard_piece";
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  const Request asked = ask(group, piece, phase);
+  const GatherRequest asked(group, piece, phase);
   const auto counts = [&](GatherSlot &slot) -> uint32_t & {
     return (asked.whole() ? slot.holds : slot.piece_holds)[static_cast<size_t>(phase)];
   };
@@ -220,13 +149,13 @@ void Gatherer::reshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
     // The next gather into the buffer runs on the gather stream, after every stream that returned a hold.
     if (group.plan->copies && !left.done()) runtime_.gathers.stream->wait(left);
     if (slot.hold_count()) continue;
-    if (!owners_[slot.key].held()) held_.set_idle(slot.key);
+    buffers_.set_idle(slot);
     if (!keeps(group, slot, phase)) release(group, slot);
   }
 }
 
 // Advice for a hold that was taken by the call for a piece and is returned by that for the group, or the reverse.
-std::string Gatherer::advise_return(const Request &asked) const {
+std::string Gatherer::advise_return(const GatherRequest &asked) const {
   const auto held = [&](const GatherSlot &slot) { return slot.hold_count(asked.phase) > 0; };
   if (std::ranges::none_of(asked.slots, held)) return {};
   return asked.whole() ? " of fsdp_unshard: return the holds of its pieces with fsdp_reshard_piece"
@@ -252,100 +181,12 @@ bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phas
   return false;
 }
 
-bool Gatherer::blocked(const GatherSlot &slot) const {
-  return std::ranges::any_of(slot.overlaps, [&](uint32_t key) { return owners_[key].gathered(); });
-}
-
-// Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
-std::string Gatherer::advise_residence(const Owner &held) const {
-  if (held.group->spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
-      std::ranges::none_of(held.slots, [](const GatherSlot &slot) { return slot.hold_count(FSDP_FORWARD) > 0; }))
-    return {};
-  return format_text(
-      ", or create group '{}' with FSDP_GROUP_RESIDENT, which leaves it its buffer until its backward visit ends",
-      held.group->name());
-}
-
-// Advice to use FSDP_PLANES_BOTH, with which a buffer for BACKWARD also serves a RECOMPUTE.
-std::string Gatherer::advise_planes(const Request &asked) const {
-  if (asked.phase != FSDP_RECOMPUTE || !asked.group.plan->by_phase ||
-      runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
-    return {};
-  return ", or create the model with FSDP_PLANES_BOTH: by phase a RECOMPUTE has the buffer of forward passes";
-}
-
-// Throws if a held group or piece has bytes of the slot's buffer, or if the request gathers two pieces into the same
-// bytes.
-void Gatherer::require_buffer(const Request &asked, const GatherSlot &slot) const {
-  for (const uint32_t key : slot.overlaps) {
-    const Owner &other = owners_[key];
-    const bool asked_too =
-        other.slots.data() >= asked.slots.data() && other.slots.data() < asked.slots.data() + asked.slots.size();
-    if (asked_too)
-      fail(FSDP_INVALID_STATE,
-           "{}: {} ({}) is gathered whole, and the pieces {} and {} share a buffer, because fsdp_set_schedule only has "
-           "visits of pieces in which they are not held at once; add a visit of the whole group",
-           asked.unshard_call(), asked.name(), phase_name(asked.phase), slot.piece, other.slots.front().piece);
-    if (!other.held()) continue;
-    fail(FSDP_INVALID_STATE,
-         "{}: {} ({}) needs the buffer that {} holds ({}); return that hold with {} first, or give fsdp_set_schedule "
-         "the order of visits in which both are held at once{}{}",
-         asked.unshard_call(), asked.name(), phase_name(asked.phase), other.name(), describe_holds(other.slots),
-         other.slots.front().holds == SlotState::Counts{} ? "fsdp_reshard_piece" : "fsdp_reshard",
-         advise_residence(other), advise_planes(asked));
-  }
-}
-
-void Gatherer::evict(const GatherSlot &slot) {
-  for (const uint32_t key : slot.overlaps) release(owners_[key]);
-}
-
-// `ahead` is true for a gather ahead. It takes no buffer whose weights were gathered ahead before and are not used yet.
-std::optional<uint32_t> Gatherer::choose_buffer(bool ahead) const {
-  return held_.choose([&](uint32_t key) {
-    const Owner &other = owners_[key];
-    return !other.held() && !(ahead && std::ranges::any_of(other.slots, &GatherSlot::prefetched));
-  });
-}
-
-// The pieces of a group share its buffer. In debug mode each slot has its own bytes, and only the number of buffers in
-// use is limited.
-void Gatherer::take_buffer(const Request &asked, bool ahead) {
-  const uint32_t key = asked.slots.front().key;
-  if (held_.has(key)) return;
-  const auto chosen = choose_buffer(ahead);
-  if (!chosen) refuse_buffer(asked);
-  if (const auto other = held_.buffers()[*chosen].key) release(owners_[*other]);
-  held_.take(*chosen, key);
-  if (!runtime_.plan.visits.shared) return;
-  const uint64_t shift = runtime_.plan.gather_pool.offsets[*chosen];
-  for (GatherSlot &slot : owners_[key].slots) {
-    for (transport::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
-    slot.shift = shift;
-  }
-}
-
-void Gatherer::refuse_buffer(const Request &asked) const {
-  std::string holders;
-  for (const HeldBuffers::Buffer &buffer : held_.buffers())
-    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", owners_[*buffer.key].group->name(),
-                           describe_holds(owners_[*buffer.key].slots));
-  fail(FSDP_INVALID_STATE,
-       "{}: {} ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with fsdp_reshard first, or "
-       "raise held_groups in fsdp_schedule_options",
-       asked.unshard_call(), asked.name(), phase_name(asked.phase), held_.count(), holders);
-}
-
-void Gatherer::gather(const Request &asked, bool ahead, bool here) {
+void Gatherer::gather(const GatherRequest &asked, bool ahead, bool here) {
   if (asked.group.plan->copies) {
-    if (any_order()) {
-      take_buffer(asked, ahead);
-    } else {
-      for (const GatherSlot &slot : asked.slots)
-        if (!slot.gathered) require_buffer(asked, slot);
-      for (const GatherSlot &slot : asked.slots)
-        if (!slot.gathered) evict(slot);
-    }
+    buffers_.take(asked, ahead, [this](const GatherBuffers::Owner &owner) {
+      for (GatherSlot &slot : owner.slots)
+        if (slot.gathered) release(*owner.group, slot);
+    });
     if (here)
       copy_here(asked);
     else
@@ -366,13 +207,13 @@ void Gatherer::gather(const Request &asked, bool ahead, bool here) {
 
 // Is this a copy that waits for no peer and takes less time than two wake-ups of a thread? Copies that wait for peers
 // run on the stream, whose waits are counted separately from the caller's.
-bool Gatherer::is_short_copy(const Request &asked, const device::Stream &waiting) const {
-  return waiting.is_calling_thread() && missing_bytes(asked.slots) <= short_copy && runtime_.marks.published->done() &&
+bool Gatherer::is_short_copy(const GatherRequest &asked, const device::Stream &waiting) const {
+  return waiting.is_calling_thread() && asked.missing_bytes() <= short_copy && runtime_.marks.published->done() &&
          runtime_.version_ready();
 }
 
 // Copies on the caller's thread and counts the time as wait time, because the caller would wait for this copy anyway.
-void Gatherer::copy_here(const Request &asked) {
+void Gatherer::copy_here(const GatherRequest &asked) {
   const device::BorrowedStream borrowed(*runtime_.gathers.stream);
   std::optional<WaitSpan> exposed;
   if (borrowed) exposed.emplace(runtime_, WaitKind::gather, &asked.group);
@@ -380,7 +221,7 @@ void Gatherer::copy_here(const Request &asked) {
 }
 
 // All copies are one launch of the communicator.
-void Gatherer::enqueue_copies(const Request &asked) {
+void Gatherer::enqueue_copies(const GatherRequest &asked) {
   const Group &group = asked.group;
   std::span<const transport::Gather> gathers;
   PlaneBytes planes;
@@ -393,7 +234,7 @@ void Gatherer::enqueue_copies(const Request &asked) {
     launch_.insert(launch_.end(), slot.gathers.begin(), slot.gathers.end());
     gathers = launch_;
   }
-  const uint64_t bytes = missing_bytes(asked.slots);
+  const uint64_t bytes = asked.missing_bytes();
   device::Stream &stream = *runtime_.gathers.stream;
   StreamTrace &trace = *runtime_.gathers.trace;
   runtime_.await_parts(group.name(), group.trace_name);
@@ -410,14 +251,9 @@ void Gatherer::enqueue_copies(const Request &asked) {
   runtime_.stats.add_all_gather(bytes, planes);
 }
 
-void Gatherer::release(const Owner &owner) {
-  for (GatherSlot &slot : owner.slots)
-    if (slot.gathered) release(*owner.group, slot);
-}
-
 void Gatherer::release(Group &group, GatherSlot &slot) {
   slot.gathered = false;
-  if (!owners_[slot.key].gathered()) held_.give_back(slot.key);
+  buffers_.give_back(slot);
   if (slot.prefetched) ++runtime_.stats.dropped_prefetches;
   slot.prefetched = false;
   const size_t of_slot = static_cast<size_t>(&slot - group.slots.data()) / group.piece_count();

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/weights/gather_buffers.h"
+
+namespace fsdp::engine {
+
+const char *phase_name(fsdp_phase phase) {
+  switch (phase) {
+    case FSDP_FORWARD: return "FORWARD";
+    case FSDP_BACKWARD: return "BACKWARD";
+    case FSDP_RECOMPUTE: return "RECOMPUTE";
+    case FSDP_EVAL: return "EVAL";
+    default: return "unknown";
+  }
+}
+
+namespace {
+
+// The number of keys that can be held. It is at most the number of slots, because held_groups may be any number.
+size_t count_held(const Runtime &runtime) {
+  size_t slots = 0;
+  for (const Group &group : runtime.groups) slots += group.plan->slots;
+  return std::min<size_t>(runtime.plan.visits.held_groups, slots);
+}
+
+std::string name_of(const Group &group, uint32_t piece) {
+  return piece == VisitCursor::whole_group || group.piece_count() == 1
+             ? format_text("group '{}'", group.name())
+             : format_text("piece {} of group '{}'", piece, group.name());
+}
+
+}  // namespace
+
+// Holds of the whole group are counted in each of its pieces, so those of the first piece say how many there are.
+std::string describe_holds(std::span<const GatherSlot> slots) {
+  std::string text;
+  const auto add = [&](std::string_view piece, fsdp_phase phase, uint32_t count) {
+    if (count) text += format_text("{}{}{} x {}", text.empty() ? "" : ", ", piece, phase_name(phase), count);
+  };
+  for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase) {
+    uint32_t whole = 0;
+    for (const GatherSlot &slot : slots)
+      if (slot.piece == slots.front().piece) whole += slot.holds[static_cast<size_t>(phase)];
+    add("", phase, whole);
+    for (const GatherSlot &slot : slots)
+      add(format_text("piece {} ", slot.piece), phase, slot.piece_holds[static_cast<size_t>(phase)]);
+  }
+  return text.empty() ? "none" : text;
+}
+
+uint64_t GatherRequest::missing_bytes() const {
+  uint64_t bytes = 0;
+  for (const GatherSlot &slot : slots)
+    if (!slot.gathered) bytes += slot.pulled_bytes;
+  return bytes;
+}
+
+std::string GatherRequest::name() const { return name_of(group, piece); }
+
+std::string GatherBuffers::Owner::name() const {
+  return name_of(*group, slots.size() == 1 ? slots.front().piece : VisitCursor::whole_group);
+}
+
+// If several slots have one key, they are all pieces in a slot of the group.
+GatherBuffers::GatherBuffers(Runtime &runtime)
+    : runtime_(runtime), held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0) {
+  for (Group &group : runtime.groups)
+    for (uint32_t s = 0; s < group.plan->slots; ++s)
+      for (GatherSlot &slot : group.pieces_in(s)) {
+        if (owners_.size() <= slot.key) owners_.resize(slot.key + 1);
+        Owner &owner = owners_[slot.key];
+        owner = {&group, owner.group ? group.pieces_in(s) : std::span(&slot, 1)};
+      }
+}
+
+bool GatherBuffers::has_room(const GatherRequest &asked) const {
+  if (std::ranges::any_of(asked.slots, [&](const GatherSlot &slot) { return !slot.gathered && blocked(slot); }))
+    return false;
+  return !any_order() || held_.has(asked.slots.front().key) || choose_buffer(true);
+}
+
+void GatherBuffers::take(const GatherRequest &asked, bool ahead, const Drop &drop) {
+  if (any_order()) return take_buffer(asked, ahead, drop);
+  for (const GatherSlot &slot : asked.slots)
+    if (!slot.gathered) require_buffer(asked, slot);
+  for (const GatherSlot &slot : asked.slots)
+    if (!slot.gathered)
+      for (const uint32_t key : slot.overlaps) drop(owners_[key]);
+}
+
+bool GatherBuffers::blocked(const GatherSlot &slot) const {
+  return std::ranges::any_of(slot.overlaps, [&](uint32_t key) { return owners_[key].gathered(); });
+}
+
+// Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
+std::string GatherBuffers::advise_residence(const Owner &held) const {
+  if (held.group->spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
+      std::ranges::none_of(held.slots, [](const GatherSlot &slot) { return slot.hold_count(FSDP_FORWARD) > 0; }))
+    return {};
+  return format_text(
+      ", or create group '{}' with FSDP_GROUP_RESIDENT, which leaves it its buffer until its backward visit ends",
+      held.group->name());
+}
+
+// Advice to use FSDP_PLANES_BOTH, with which a buffer for BACKWARD also serves a RECOMPUTE.
+std::string GatherBuffers::advise_planes(const GatherRequest &asked) const {
+  if (asked.phase != FSDP_RECOMPUTE || !asked.group.plan->by_phase ||
+      runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
+    return {};
+  return ", or create the model with FSDP_PLANES_BOTH: by phase a RECOMPUTE has the buffer of forward passes";
+}
+
+// Throws if a held group or piece has bytes of the slot's buffer, or if the request gathers two pieces into the same
+// bytes.
+void GatherBuffers::require_buffer(const GatherRequest &asked, const GatherSlot &slot) const {
+  for (const uint32_t key : slot.overlaps) {
+    const Owner &other = owners_[key];
+    const bool asked_too =
+        other.slots.data() >= asked.slots.data() && other.slots.data() < asked.slots.data() + asked.slots.size();
+    if (asked_too)
+      fail(FSDP_INVALID_STATE,
+           "{}: {} ({}) is gathered whole, and the pieces {} and {} share a buffer, because fsdp_set_schedule only has "
+           "visits of pieces in which they are not held at once; add a visit of the whole group",
+           asked.unshard_call(), asked.name(), phase_name(asked.phase), slot.piece, other.slots.front().piece);
+    if (!other.held()) continue;
+    fail(FSDP_INVALID_STATE,
+         "{}: {} ({}) needs the buffer that {} holds ({}); return that hold with {} first, or give fsdp_set_schedule "
+         "the order of visits in which both are held at once{}{}",
+         asked.unshard_call(), asked.name(), phase_name(asked.phase), other.name(), describe_holds(other.slots),
+         other.slots.front().holds == SlotState::Counts{} ? "fsdp_reshard_piece" : "fsdp_reshard",
+         advise_residence(other), advise_planes(asked));
+  }
+}
+
+// `ahead` is true for a gather ahead. It takes no buffer whose weights were gathered ahead before and are not used yet.
+std::optional<uint32_t> GatherBuffers::choose_buffer(bool ahead) const {
+  return held_.choose([&](uint32_t key) {
+    const Owner &other = owners_[key];
+    return !other.held() && !(ahead && std::ranges::any_of(other.slots, &GatherSlot::prefetched));
+  });
+}
+
+// The pieces of a group share its buffer. In debug mode each slot has its own bytes, and only the number of buffers in
+// use is limited.
+void GatherBuffers::take_buffer(const GatherRequest &asked, bool ahead, const Drop &drop) {
+  const uint32_t key = asked.slots.front().key;
+  if (held_.has(key)) return;
+  const auto chosen = choose_buffer(ahead);
+  if (!chosen) refuse_buffer(asked);
+  if (const auto other = held_.buffers()[*chosen].key) drop(owners_[*other]);
+  held_.take(*chosen, key);
+  if (!runtime_.plan.visits.shared) return;
+  const uint64_t shift = runtime_.plan.gather_pool.offsets[*chosen];
+  for (GatherSlot &slot : owners_[key].slots) {
+    for (transport::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
+    slot.shift = shift;
+  }
+}
+
+void GatherBuffers::refuse_buffer(const GatherRequest &asked) const {
+  std::string holders;
+  for (const HeldBuffers::Buffer &buffer : held_.buffers())
+    holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", owners_[*buffer.key].group->name(),
+                           describe_holds(owners_[*buffer.key].slots));
+  fail(FSDP_INVALID_STATE,
+       "{}: {} ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with fsdp_reshard first, or "
+       "raise held_groups in fsdp_schedule_options",
+       asked.unshard_call(), asked.name(), phase_name(asked.phase), held_.count(), holders);
+}
+
+}  // namespace fsdp::engine

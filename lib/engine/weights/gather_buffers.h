@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which pieces of groups have which buffer of the pool: planned by the schedule or, with FSDP_SCHEDULE_ANY, chosen by a
+// gather.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/runtime/runtime.h"
+#include "engine/weights/visit_cursor.h"
+
+namespace fsdp::engine {
+
+// Which gathered weights have which buffer with FSDP_SCHEDULE_ANY: pure bookkeeping. Weights whose last hold was
+// returned keep their buffer until other weights need it. The buffer that has been idle longest is taken first.
+
+class HeldBuffers {
+ public:
+  struct Buffer {
+    std::optional<uint32_t> key;  // key of the slot whose weights are in the buffer
+    uint64_t idle_since = 0;      // time, in gathers and returned holds; valid while nothing holds the buffer
+  };
+
+  explicit HeldBuffers(size_t count) : buffers_(count) {}
+
+  size_t count() const { return buffers_.size(); }
+  const std::vector<Buffer> &buffers() const { return buffers_; }
+  // Returns a buffer without weights. If there is none, returns the buffer idle longest of those whose weights may go.
+  template <class MayGo>
+  std::optional<uint32_t> choose(MayGo may_go) const {
+    std::optional<uint32_t> chosen;
+    for (uint32_t b = 0; b < buffers_.size(); ++b) {
+      if (!buffers_[b].key) return b;
+      if (may_go(*buffers_[b].key) && (!chosen || buffers_[b].idle_since < buffers_[*chosen].idle_since)) chosen = b;
+    }
+    return chosen;
+  }
+  void take(uint32_t buffer, uint32_t key) { buffers_[buffer] = {key, ++clock_}; }
+  bool has(uint32_t key) const {
+    return std::ranges::find(buffers_, std::optional(key), &Buffer::key) != buffers_.end();
+  }
+  void set_idle(uint32_t key) {
+    if (Buffer *const own = find(key)) own->idle_since = ++clock_;
+  }
+  void give_back(uint32_t key) {
+    if (Buffer *const own = find(key)) own->key.reset();
+  }
+
+ private:
+  Buffer *find(uint32_t key) {
+    const auto found = std::ranges::find(buffers_, std::optional(key), &Buffer::key);
+    return found == buffers_.end() ? nullptr : &*found;
+  }
+
+  std::vector<Buffer> buffers_;
+  uint64_t clock_ = 0;
+};
+
+const char *phase_name(fsdp_phase phase);
+// Lists the holds of the slots by phase, for errors.
+std::string describe_holds(std::span<const GatherSlot> slots);
+
+// What a call asks for: a slot's pieces, all or one.
+struct GatherRequest {
+  Group &group;
+  std::span<GatherSlot> slots;
+  uint32_t piece;  // VisitCursor::whole_group, or the number of the piece
+  fsdp_phase phase;
+
+  GatherRequest(Group &group, uint32_t piece, fsdp_phase phase)
+      : group(group), slots(group.pieces(phase)), piece(piece), phase(phase) {
+    if (!whole()) slots = slots.subspan(piece, 1);
+  }
+  bool whole() const { return piece == VisitCursor::whole_group; }
+  bool gathered() const { return std::ranges::all_of(slots, &GatherSlot::gathered); }
+  // The bytes of the pieces that are not gathered.
+  uint64_t missing_bytes() const;
+  const char *unshard_call() const { return whole() ? "fsdp_unshard" : "fsdp_unshard_piece"; }
+  std::string name() const;
+};
+
+class GatherBuffers {
+ public:
+  // The slots that have the pool request of one key.
+  struct Owner {
+    Group *group = nullptr;
+    std::span<GatherSlot> slots;
+
+    bool gathered() const { return std::ranges::any_of(slots, &GatherSlot::gathered); }
+    bool held() const {
+      return std::ranges::any_of(slots, [](const GatherSlot &slot) { return slot.hold_count() > 0; });
+    }
+    std::string name() const;
+  };
+  using Drop = std::function<void(const Owner &)>;
+
+  explicit GatherBuffers(Runtime &runtime);
+
+  // Can the request be gathered ahead without a buffer of other weights that are gathered?
+  bool has_room(const GatherRequest &asked) const;
+  // Gives the pieces that are not gathered their buffers. Throws if a group or piece with holds has one of them; drops
+  // weights without holds.
+  void take(const GatherRequest &asked, bool ahead, const Drop &drop);
+  // The last hold of the slot was returned.
+  void set_idle(const GatherSlot &slot) {
+    if (!owners_[slot.key].held()) held_.set_idle(slot.key);
+  }
+  // The slot's weights are no longer gathered.
+  void give_back(const GatherSlot &slot) {
+    if (!owners_[slot.key].gathered()) held_.give_back(slot.key);
+  }
+
+ private:
+  bool any_order() const { return runtime_.spec.schedule == FSDP_SCHEDULE_ANY; }
+  bool blocked(const GatherSlot &slot) const;
+  std::string advise_residence(const Owner &held) const;
+  std::string advise_planes(const GatherRequest &asked) const;
+  void require_buffer(const GatherRequest &asked, const GatherSlot &slot) const;
+  std::optional<uint32_t> choose_buffer(bool ahead) const;
+  void take_buffer(const GatherRequest &asked, bool ahead, const Drop &drop);
+  [[noreturn]] void refuse_buffer(const GatherRequest &asked) const;
+
+  Runtime &runtime_;
+  HeldBuffers held_;
+  std::vector<Owner> owners_;  // by key
+};
+
+}  // namespace fsdp::engine
