@@ -112,12 +112,9 @@ static void keep_too_long(void) {
 }
 
 static void declare(fsdp_context *context) {
-  static const char *const names[] = {"hidden.weight", "hidden.bias", "output.weight"};
-  fsdp_param params[3];
-  for (uint32_t p = 0; p < 3; ++p) {
-    params[p] = FSDP_PARAM(names[p], NEURONS);
-    params[p].piece = p < 2 ? HIDDEN : OUTPUT;
-  }
+  fsdp_param params[] = {FSDP_PARAM("hidden.weight", NEURONS), FSDP_PARAM("hidden.bias", NEURONS),
+                         FSDP_PARAM("output.weight", NEURONS)};
+  params[2].piece = OUTPUT; /* the others are in piece 0, HIDDEN */
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.unshard_mode = FSDP_UNSHARD_COPIED;
   options.flags = FSDP_MODEL_FORCE_COMMUNICATION; /* one rank alone shows the same */

@@ -133,6 +133,8 @@ inline std::vector<Call> group_calls(fsdp_group *group) {
       {"fsdp_prefetch", [=] { return fsdp_prefetch(group, FSDP_FORWARD, 0, nullptr); }},
       {"fsdp_unshard", [=] { return fsdp_unshard(group, FSDP_FORWARD, 0, nullptr); }},
       {"fsdp_reshard", [=] { return fsdp_reshard(group, FSDP_FORWARD, 0, nullptr); }},
+      {"fsdp_unshard_piece", [=] { return fsdp_unshard_piece(group, 0, FSDP_FORWARD, 0, nullptr); }},
+      {"fsdp_reshard_piece", [=] { return fsdp_reshard_piece(group, 0, FSDP_FORWARD, 0, nullptr); }},
       {"fsdp_restore_view", [=] { return fsdp_restore_view(group); }},
       {"fsdp_acquire_grad", [=] { return fsdp_acquire_grad(group, 0, 0, nullptr, &tensor, &accumulate); }},
       {"fsdp_acquire_grads",
