@@ -4,7 +4,10 @@
 // ones.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <memory>
+#include <span>
 
 #include "harness.h"
 
@@ -73,6 +76,114 @@ TEST(Experts, AreSummedOverTheirRanksAndDividedByTheDenseOnes) {
     EXPECT_TRUE(same_bits(outcomes[r].weights, outcomes[r + 2].weights))
         << "experts of ranks " << r << " and " << r + 2;
   EXPECT_EQ(difference(dense, dense_outcomes), "");
+}
+
+// -- dense and expert layers of one program, visited in turn --
+
+constexpr uint32_t layer_count = 2, adamw_count = 2;
+
+std::vector<GroupDef> layers_of(const std::string &kind, uint64_t rows) {
+  std::vector<GroupDef> groups;
+  for (uint32_t l = 0; l < layer_count; ++l) {
+    const std::string name = kind + "." + std::to_string(l);
+    groups.push_back({name, {{name + ".w", {rows, 4}}}});
+  }
+  return groups;
+}
+
+std::vector<float> values_of(uint64_t count, const std::function<int64_t(int64_t)> &whole, float divisor) {
+  std::vector<float> values(count);
+  for (uint64_t i = 0; i < count; ++i)
+    values[i] = static_cast<float>(whole(static_cast<int64_t>(i))) / divisor;  // exact in fp32
+  return values;
+}
+
+uint32_t crc_of(const std::vector<float> &values) {
+  uint32_t crc = ~0u;
+  for (const uint8_t byte :
+       std::span(reinterpret_cast<const uint8_t *>(values.data()), values.size() * sizeof(float))) {
+    crc ^= byte;
+    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+  }
+  return ~crc;
+}
+
+void load_layers(Rank &rank) {
+  for (size_t l = 0; l < layer_count; ++l) {
+    const auto weights = values_of(
+        rank.def(l).params[0].count(), [](int64_t i) { return 3 * i % 17 - 8; }, 8);
+    FSDP(fsdp_load_param(rank.groups[l], 0, weights.data(), FSDP_FLOAT32, weights.size(), FSDP_EVERY_RANK, 0));
+  }
+  FSDP(fsdp_publish_weights(rank.model, nullptr));
+}
+
+void read_layer(Rank &rank, size_t layer, fsdp_phase phase, uint32_t expected) {
+  FSDP(fsdp_unshard(rank.groups[layer], phase, 0, nullptr));
+  if (expected) REQUIRE(crc_of(rank.view(layer, 0, phase)) == expected);
+  FSDP(fsdp_reshard(rank.groups[layer], phase, 0, nullptr));
+}
+
+void give_layer(Rank &rank, size_t layer, const std::vector<float> &grad) {
+  FSDP(fsdp_put_grad(rank.groups[layer], 0, grad.data(), FSDP_FLOAT32, grad.size(), 0, nullptr));
+  FSDP(fsdp_reduce_grad(rank.groups[layer], FSDP_LAST, nullptr));
+}
+
+// The sum of squares of a layer's main gradient over the ranks of the model. Both layers have the same.
+double squares_of(Rank &rank) {
+  std::vector<double> norms(layer_count);
+  FSDP(fsdp_get_param_grad_norms(rank.model, nullptr, norms.data(), norms.size()));
+  REQUIRE(norms[0] == norms[1]);
+  return norms[0] * norms[0];
+}
+
+// The expected numbers are from a reference in numpy: the mean over the four ranks, one norm of dense and expert
+// gradients, the factor by which it is clipped to 1.5, and two steps of AdamW.
+TEST(Experts, TrainInTurnWithDenseLayersAsOneProgramWould) {
+  constexpr float clip_factor = std::bit_cast<float>(0x3EBC0C20u);
+  for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+    Scenario dense = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks, mode);
+    dense.groups = layers_of("dense", 10);
+    run_threads(dense, [&](uint32_t r, fsdp_context *context) {
+      Expert expert(r);
+      expert.setup.model.unshard_mode = mode;
+      expert.setup.groups = layers_of("experts", 6);
+      Rank both[] = {Rank(context, dense), Rank(context, expert.setup)};
+      for (Rank &rank : both) load_layers(rank);
+      const auto dense_grad = values_of(
+          40, [r](int64_t i) { return (7 * i + 3 * r) % 11 - 5; }, 4);
+      const auto expert_grad = values_of(
+          24, [r](int64_t i) { return (5 * i + 2 * r) % 13 - 6; }, 2);
+      for (uint32_t step = 0; step < adamw_count; ++step) {
+        for (size_t l = 0; l < layer_count; ++l)
+          for (Rank &rank : both) read_layer(rank, l, FSDP_FORWARD, 0);
+        for (size_t l = layer_count; l-- > 0;)
+          for (Rank *const rank : {&both[1], &both[0]}) {
+            read_layer(*rank, l, FSDP_BACKWARD, 0);
+            give_layer(*rank, l, rank == &both[0] ? dense_grad : expert_grad);
+          }
+        for (Rank &rank : both) FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
+        const double squares[] = {squares_of(both[0]), squares_of(both[1])};
+        REQUIRE(std::abs(squares[0] - 1.5703125) < 1e-12);
+        REQUIRE(std::abs(squares[1] - (r % 2 ? 8.046875 : 7.0625)) < 1e-12);
+        double all_squares[] = {r == 0 ? squares[0] : 0, r < 2 ? squares[1] : 0};  // each model's once
+        FSDP(fsdp_all_reduce_values(context, nullptr, all_squares, 2, FSDP_VALUE_SUM));
+        const double norm = std::sqrt(all_squares[0] + all_squares[1]);
+        REQUIRE(std::abs(norm - 4.084077313176135) < 1e-12);
+        REQUIRE(static_cast<float>(1.5 / norm) == clip_factor);
+        fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
+        adamw.weight_decay = 0.01;
+        for (Rank &rank : both) {
+          FSDP(fsdp_scale_grads(rank.model, static_cast<double>(clip_factor), nullptr));
+          FSDP(fsdp_step_adamw(rank.model, 1e-2, &adamw, nullptr));
+        }
+      }
+      for (size_t l = 0; l < layer_count; ++l) {
+        read_layer(both[0], l, FSDP_EVAL, 0xADADBA91);
+        read_layer(both[1], l, FSDP_EVAL, r % 2 ? 0xEF13B8CB : 0xC0D8F10E);
+      }
+      FSDP(fsdp_close_context(context));
+    });
+  }
 }
 
 // Each wrong list is refused with a message that says what is wrong.
