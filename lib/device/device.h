@@ -87,6 +87,7 @@ class Stream {
   virtual void rank_sum(const RankSum &sum) = 0;
   // *result = the sum of squares in fp64, from partial sums per granule in a fixed order (norm_piece in device/work.h)
   virtual void sum_all_squares(std::span<const SquaresSpan> spans) = 0;
+  virtual void sum_all_compact_squares(std::span<const CompactSquaresSpan> spans) = 0;
   // *result = the sum of the values in their order
   virtual void sum_values(double *result, const double *values, uint64_t count) = 0;
   virtual void find_norm(Norm *norm, const NormShares &shares) = 0;
@@ -94,6 +95,8 @@ class Stream {
   virtual void scale_all_by(std::span<const FloatSpan> spans, const float *factor) = 0;
   // *result = the number of elements that are Inf or NaN
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
+  // *result = the number of elements that are +0 or -0
+  virtual void count_zeros(uint64_t *result, const float *values, uint64_t count) = 0;
   // One step of many pieces. The spans must stay where they are until the step is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
   // The same, but the step is read from memory of the device when the work executes: for graphs, whose step changes

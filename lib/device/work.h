@@ -88,6 +88,16 @@ struct SquaresSpan {
   uint64_t count, granule;
 };
 
+// The same for numbers of 16 bits of this dtype. With `rest` they are the upper halves of fp32 numbers, as in
+// device/main_weight.h.
+struct CompactSquaresSpan {
+  double *result;
+  const uint16_t *values;
+  const int16_t *rest;
+  fsdp_dtype dtype;
+  uint64_t count, granule;
+};
+
 // One of many arrays that are scaled.
 struct FloatSpan {
   float *values;

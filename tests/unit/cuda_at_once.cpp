@@ -69,7 +69,10 @@ TEST_F(CudaLaunch, ErrorsAreReturned) {
                                      1, false}),
             error);
   EXPECT_EQ(cuda::sum_squares(nullptr, &sum, values, 8, 1, scratch), error);
+  const CompactSquaresSpan half{&sum, reinterpret_cast<uint16_t *>(values), nullptr, FSDP_FLOAT16, 8, 1};
+  EXPECT_EQ(cuda::sum_compact_squares(nullptr, {&half, 1}, scratch), error);
   EXPECT_EQ(cuda::count_nonfinite(nullptr, &count, values, 8), error);
+  EXPECT_EQ(cuda::count_zeros(nullptr, &count, values, 8), error);
   Norm norm{};
   EXPECT_EQ(cuda::sum_values(nullptr, &sum, &sum, 1), error);
   EXPECT_EQ(cuda::find_norm(nullptr, &norm, {&sum, 1, 1, 1, 0}), error);
@@ -81,7 +84,7 @@ TEST_F(CudaLaunch, ErrorsAreReturned) {
   EXPECT_EQ(cuda::round_randomly(nullptr, rounding(8)), error);
   EXPECT_EQ(cuda::store_step(nullptr, &step, step), error);
   EXPECT_EQ(cuda::delay(nullptr, 1), error);
-  EXPECT_EQ(launches, 16);  // what consists of two stops at the first
+  EXPECT_EQ(launches, 18);  // what consists of two stops at the first
 }
 
 TEST_F(CudaLaunch, NoElementsNoLaunch) {
@@ -119,6 +122,11 @@ TEST_F(CudaLaunch, SumsAndScalingsAreBatched) {
   for (double &one : sums) squares.push_back({&one, values, 8, 1});
   EXPECT_EQ(cuda::sum_squares(nullptr, squares, scratch), 0);
   EXPECT_EQ(std::exchange(launches, 0), 4);
+  std::vector<CompactSquaresSpan> compact;
+  for (size_t s = 0; s < 88; ++s)
+    compact.push_back({&sums[s], reinterpret_cast<uint16_t *>(values), nullptr, FSDP_FLOAT16, 8, 1});
+  EXPECT_EQ(cuda::sum_compact_squares(nullptr, compact, scratch), 0);
+  EXPECT_EQ(std::exchange(launches, 0), 4);
   // One launch has no room for such a sum: each further launch adds to the result of the one before.
   for (const auto &[pieces, expected] : {std::pair{32768, 2}, {32769, 3}, {65536, 3}, {65537, 4}}) {
     const std::vector<float> many(static_cast<size_t>(pieces));
@@ -155,7 +163,7 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
 // types, and what sets a count to 0 for both kinds.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
-  EXPECT_EQ(launches, 68);
+  EXPECT_EQ(launches, 72);
   next_result = cudaErrorLaunchOutOfResources;
   EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
 }

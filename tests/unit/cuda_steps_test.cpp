@@ -273,6 +273,38 @@ TEST(CudaSumSquares, SumsThatShareALaunchAreTheHosts) {
   }
 }
 
+// Numbers of 16 bits, and fp32 numbers in two halves; the last two sums share no launch with the others.
+TEST(CudaSumSquares, CompactNumbersGiveTheHostsBits) {
+  constexpr size_t number = 45;
+  std::vector<std::vector<uint16_t>> values(number);
+  std::vector<std::unique_ptr<OnGpu>> on_gpu;
+  OnGpu results(number * sizeof(double)), scratch(cuda::scratch_bytes);
+  std::vector<CompactSquaresSpan> host, gpu;
+  for (size_t s = 0; s < number; ++s) {
+    const size_t count = s == 43 ? 40000 : s % 7 == 0 ? 0 : s * 131 % 9000;
+    Elements numbers(s % 3 == 1 ? FSDP_FLOAT16 : FSDP_BFLOAT16, 2 * count);
+    numbers.fill(static_cast<uint32_t>(s), Values::ordinary);
+    const auto *const first = reinterpret_cast<const uint16_t *>(numbers.data());
+    values[s].assign(first, first + 2 * count);
+    const auto *const rests = s % 3 == 2 ? reinterpret_cast<const int16_t *>(values[s].data() + count) : nullptr;
+    const uint64_t granule = s == 43 ? 1 : s % 5 == 0 ? 0 : s * 17 % 5000 + 1;
+    const fsdp_dtype dtype = s % 3 == 1 ? FSDP_FLOAT16 : FSDP_BFLOAT16;
+    host.push_back({nullptr, values[s].data(), rests, dtype, count, granule});
+    on_gpu.push_back(std::make_unique<OnGpu>(values[s].data(), 4 * count, s % 4 * 2));
+    const auto *const moved = reinterpret_cast<const uint16_t *>(on_gpu.back()->data());
+    gpu.push_back({reinterpret_cast<double *>(results.data()) + s, moved,
+                   rests ? reinterpret_cast<const int16_t *>(moved + count) : nullptr, dtype, count, granule});
+  }
+  ASSERT_LAUNCHED(cuda::sum_compact_squares(gpu::stream(), gpu, scratch.data()));
+  const auto bytes = results.read();
+  scratch.read();
+  for (size_t s = 0; s < number; ++s) {
+    double actual;
+    std::memcpy(&actual, bytes.data() + s * sizeof actual, sizeof actual);
+    ASSERT_EQ(actual, kernels::sum_compact_squares(host[s])) << "sum " << s;
+  }
+}
+
 TEST(CudaScale, ManySpansAtOnceHaveTheHostsBits) {
   for (const bool in_memory : {false, true})
     for (const size_t number : {1, 192, 193, 500}) {
@@ -308,6 +340,24 @@ TEST(CudaCountNonfinite, CountsAndAlignments) {
         uint64_t actual;
         std::memcpy(&actual, bytes.data(), sizeof actual);
         ASSERT_EQ(actual, kernels::count_nonfinite(values.floats(), count)) << count;
+      }
+}
+
+TEST(CudaCountZeros, CountsAndAlignments) {
+  for (const size_t count : {0, 1, 2, 127, 5001, 100003})
+    for (size_t offset = 0; offset < 4; ++offset)
+      for (const bool all : {false, true}) {
+        Elements values(FSDP_FLOAT32, count);
+        values.fill(4, Values::awkward);
+        for (size_t i = 0; i < count; i += all ? 1 : 3) values.floats()[i] = i % 2 ? -0.0f : 0.0f;
+        OnGpu gpu_values(values.data(), count * 4, offset * 4), result(sizeof(uint64_t));
+        ASSERT_LAUNCHED(
+            cuda::count_zeros(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()), gpu_values.floats(), count));
+        const auto bytes = result.read();
+        uint64_t actual;
+        std::memcpy(&actual, bytes.data(), sizeof actual);
+        ASSERT_EQ(actual, kernels::count_zeros(values.floats(), count)) << count;
+        ASSERT_GE(actual, all ? count : count / 3) << count;
       }
 }
 

@@ -289,18 +289,27 @@ TEST_F(CudaStreamTest, KernelsGiveTheBitsOfTheHost) {
   auto *values = reinterpret_cast<float *>(memory->data());
   const auto host = numbers(2 * count, -3);
   write(device, values, host);
-  const auto results = device.allocate_host(16, "test");
+  const auto results = device.allocate_host(32, "test");
   auto *squares = reinterpret_cast<double *>(results->data());
   auto *bad = reinterpret_cast<uint64_t *>(results->data() + 8);
+  auto *zeros = reinterpret_cast<uint64_t *>(results->data() + 16);
+  auto *halves = reinterpret_cast<double *>(results->data() + 24);
+  const CompactSquaresSpan compact{halves, reinterpret_cast<uint16_t *>(values), nullptr, FSDP_FLOAT16, count, 128};
   const auto stream = device.create_stream("test");
   stream->sum_squares(squares, values, count, 128);
   stream->count_nonfinite(bad, values, count);
+  stream->count_zeros(zeros, values, count);
+  stream->sum_all_compact_squares({&compact, 1});
   stream->rank_sum({memory->data(), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32, values, count, 0.5F, false, true});
   const auto done = device.create_event();
   stream->record(*done);
   device.synchronize(*done);
   EXPECT_EQ(kernels::sum_squares(host.data(), count, 128), *squares);
   EXPECT_EQ(0u, *bad);
+  EXPECT_EQ(kernels::count_zeros(host.data(), count), *zeros);
+  CompactSquaresSpan on_host = compact;
+  on_host.values = reinterpret_cast<const uint16_t *>(host.data());
+  EXPECT_EQ(kernels::sum_compact_squares(on_host), *halves);
   std::vector<float> sum(count);
   kernels::rank_sum({reinterpret_cast<const std::byte *>(host.data()), count * 4, 2, FSDP_FLOAT32, FSDP_FLOAT32,
                      sum.data(), count, 0.5F, false});

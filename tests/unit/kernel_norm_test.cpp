@@ -68,6 +68,51 @@ TEST(KernelSumSquares, SubnormalsLargestAndNan) {
   EXPECT_TRUE(std::isnan(kernels::sum_squares(nan, 3, 3)));
 }
 
+struct CompactNumbers {
+  std::vector<uint16_t> values;
+  std::vector<int16_t> rests;
+  std::vector<float> exact;  // the same numbers in fp32
+
+  CompactSquaresSpan span(fsdp_dtype dtype, uint64_t granule) const {
+    return {nullptr, values.data(), rests.empty() ? nullptr : rests.data(), dtype, values.size(), granule};
+  }
+};
+
+// `dtype` 0: fp32 numbers in two halves.
+CompactNumbers make_compact(size_t count, fsdp_dtype dtype) {
+  Elements elements(FSDP_FLOAT32, count);
+  elements.fill(static_cast<uint32_t>(count), Values::ordinary);
+  CompactNumbers numbers;
+  numbers.exact.assign(elements.floats(), elements.floats() + count);
+  numbers.values.resize(count);
+  if (dtype) {
+    kernels::cast(numbers.values.data(), dtype, elements.floats(), FSDP_FLOAT32, count);
+    kernels::cast(numbers.exact.data(), FSDP_FLOAT32, numbers.values.data(), dtype, count);
+    return numbers;
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const SplitWeight split = split_weight(std::bit_cast<uint32_t>(numbers.exact[i]));
+    numbers.values[i] = split.upper;
+    numbers.rests.push_back(split.rest);
+  }
+  return numbers;
+}
+
+TEST(KernelSumSquares, NumbersIn16BitsOrTwoHalvesGiveTheBitsOfFp32) {
+  on_every_target([] {
+    for (const fsdp_dtype dtype : {FSDP_BFLOAT16 + 0, FSDP_FLOAT16 + 0, 0})
+      for (const size_t count : {0, 1, 15, 16, 17, 4096, 4097, 20000}) {
+        const CompactNumbers numbers = make_compact(count, dtype);
+        for (const size_t granule : {0, 1, 3, 16, 100, 4096, 10000}) {
+          const double sum = kernels::sum_compact_squares(numbers.span(dtype ? dtype : FSDP_BFLOAT16 + 0, granule));
+          ASSERT_EQ(std::bit_cast<uint64_t>(sum),
+                    std::bit_cast<uint64_t>(reference(numbers.exact.data(), count, granule ? granule : count)))
+              << dtype << ": " << count << " by " << granule;
+        }
+      }
+  });
+}
+
 #if defined(__x86_64__)
 TEST(KernelSumSquares, DoesNotDependOnTheCallersModes) {
   on_every_target([] {
@@ -92,6 +137,20 @@ TEST(KernelCountNonfinite, SizesAndLarge) {
       uint64_t expected = 0;
       for (size_t i = 0; i < count; ++i) expected += !std::isfinite(values[i]);
       ASSERT_EQ(kernels::count_nonfinite(values.floats(), count), expected) << count;
+    }
+  });
+}
+
+TEST(KernelCountZeros, BothZerosCountAndNothingElse) {
+  on_every_target([] {
+    for (const size_t count : {0, 1, 2, 3, 15, 16, 17, 63, 67, 100003, 1 << 22}) {
+      Elements values(FSDP_FLOAT32, count, 1);
+      values.fill(5, count > 100003 ? Values::ordinary : Values::awkward);
+      if (count > 100003) std::fill_n(values.floats(), count, -0.0f);
+      for (size_t i = 0; i < count; i += 5) values.floats()[i] = i % 2 ? 0.0f : 0x1p-149f;
+      uint64_t expected = 0;
+      for (size_t i = 0; i < count; ++i) expected += values[i] == 0;
+      ASSERT_EQ(kernels::count_zeros(values.floats(), count), expected) << count;
     }
   });
 }

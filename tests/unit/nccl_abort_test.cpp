@@ -175,7 +175,9 @@ class FullStream final : public device::Stream {
   void scale_all(std::span<const device::FloatSpan>, float) override {}
   void rank_sum(const device::RankSum &) override {}
   void sum_all_squares(std::span<const device::SquaresSpan>) override {}
+  void sum_all_compact_squares(std::span<const device::CompactSquaresSpan>) override {}
   void count_nonfinite(uint64_t *, const float *, uint64_t) override {}
+  void count_zeros(uint64_t *, const float *, uint64_t) override {}
   void adamw(const device::AdamW &, std::span<const device::AdamWSpan>) override {}
   void sum_values(double *, const double *, uint64_t) override {}
   void find_norm(device::Norm *, const device::NormShares &) override {}

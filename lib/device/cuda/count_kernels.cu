@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts of what is no number: of Inf and NaN in fp32, and of scales that stand for them. Threads add up for
+// Counts of what is no number (Inf and NaN in fp32, and scales that stand for them), and of zeros. Threads add up for
 // themselves and blocks for their threads, so that a model whose weights are all NaN is counted as fast as any other:
 // one addition to the result for each block. Least traffic: 4 bytes per element, 1 per scale.
 #include "device/cuda/for_each.h"
@@ -13,6 +13,11 @@ constexpr uint64_t max_count_blocks = 1024;  // a few for each of a GPU's proces
 struct NonfiniteNumber {
   using Element = float;
   FSDP_DEVICE static bool counts(float value) { return (bits_of(value) & 0x7f800000) == 0x7f800000; }
+};
+
+struct ZeroNumber {
+  using Element = float;
+  FSDP_DEVICE static bool counts(float value) { return (bits_of(value) & 0x7fffffff) == 0; }
 };
 
 struct NonfiniteScale {
@@ -80,6 +85,10 @@ namespace kernels {
 
 int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count) {
   return count_of<NonfiniteNumber>(stream, result, values, count);
+}
+
+int count_zeros(Stream stream, uint64_t *result, const float *values, uint64_t count) {
+  return count_of<ZeroNumber>(stream, result, values, count);
 }
 
 int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count) {

@@ -70,6 +70,9 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
   return sum_squares(stream, {&one, 1}, scratch);
 }
 
+// The same bits as for fp32 numbers of the same values. Up to 44 sums are in a launch.
+[[nodiscard]] int sum_compact_squares(Stream stream, std::span<const CompactSquaresSpan> spans, void *scratch);
+
 // One thread adds the values in their order. They belong to parameters, or there is one per rank.
 [[nodiscard]] int sum_values(Stream stream, double *result, const double *values, uint64_t count);
 [[nodiscard]] int find_norm(Stream stream, Norm *norm, const NormShares &shares);
@@ -82,6 +85,7 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 }
 
 [[nodiscard]] int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64_t count);
+[[nodiscard]] int count_zeros(Stream stream, uint64_t *result, const float *values, uint64_t count);
 
 // The spans are copied into the launches, so they need not outlive the call.
 [[nodiscard]] int adamw(Stream stream, const AdamW &step, std::span<const AdamWSpan> spans);

@@ -6,6 +6,7 @@
 // launch for each 32768 of them, in which one block adds those of the launch before while the others read. What the
 // last one leaves is added alone (13 us at most, calculated).
 #include <iterator>
+#include <type_traits>
 
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
@@ -23,8 +24,9 @@ static_assert(pieces_per_launch % lanes == 0, "a piece keeps its number modulo t
 // are, added to sum in order. The additions wait for each other, loads for memory: `groups` times `ahead` of them are
 // under way at once, and a group is loaded again when it is added. What is missing of the last counts as zeros, which
 // change no sum that began at zero.
-template <unsigned stride, unsigned groups, class Value, class Count, class Term>
-FSDP_DEVICE double add_chain(double sum, const Value *from, Count count, Term term) {
+template <unsigned stride, unsigned groups, class From, class Count, class Term>
+FSDP_DEVICE double add_chain(double sum, From from, Count count, Term term) {
+  using Value = std::remove_cvref_t<decltype(from[0])>;
   constexpr unsigned ahead = 16, all = groups * ahead;
   Count at = 0;
   if (count >= all) {
@@ -56,6 +58,30 @@ struct Square {
     return multiplied(static_cast<double>(value), static_cast<double>(value));
   }
 };
+
+// Main weights of 16 bits, with or without the rests that make them fp32.
+struct CompactSource {
+  const uint16_t *values;
+  const int16_t *rest;
+  bool is_half;
+
+  FSDP_DEVICE SplitWeight operator[](uint64_t i) const {
+    return {values[i], rest ? rest[i] : static_cast<int16_t>(0)};
+  }
+  FSDP_DEVICE CompactSource operator+(uint64_t offset) const {
+    return {values + offset, rest ? rest + offset : rest, is_half};
+  }
+};
+struct CompactSquare {
+  bool is_half;
+  FSDP_DEVICE double operator()(SplitWeight weight) const {
+    return Square()(is_half ? F16::value(weight.upper) : float_of(join_weight(weight.upper, weight.rest)));
+  }
+};
+
+FSDP_DEVICE Square square_of(const float *) { return {}; }
+FSDP_DEVICE CompactSquare square_of(const CompactSource &source) { return {source.is_half}; }
+
 struct Itself {
   FSDP_DEVICE double operator()(double value) const { return value; }
 };
@@ -93,14 +119,16 @@ struct Pieces {
 
 // A sum, or as many of its pieces as a launch has room for: only the last of a launch goes on in the next, as its
 // first.
+template <class Values>
 struct PieceRange {
-  const float *values;
+  Values values;
   Pieces pieces;
   uint64_t first, end;  // pieces
   double *result;
   bool is_last;
 };
-using PieceRanges = Batch<PieceRange, 56>;
+template <class Values>
+using PieceRanges = Batch<PieceRange<Values>, sizeof(Values) == sizeof(float *) ? 56 : 44>;
 
 // Pieces' sums that chains go on with, which are 0 before the first.
 struct Chains {
@@ -120,12 +148,13 @@ struct Chains {
 
 // One sum for each piece: those of a block are side by side, 16 for each block. Where a sum goes on from the launch
 // before, the first block is one more, which adds what that one has left.
+template <class Values>
 struct SumPieces {
   static constexpr unsigned threads = cuda::threads;
   struct Shared {
     double lane[pieces_per_block][lanes + 1];  // one more, so that the folding threads use different banks
   };
-  PieceRanges parts;
+  PieceRanges<Values> parts;
   double *sums;
   Chains left;
 
@@ -135,12 +164,12 @@ struct SumPieces {
   FSDP_DEVICE void first(Shared &shared) const {
     if (adds()) return add_left();
     const unsigned which = parts.span_of(block()), lane = threadIdx.x % lanes;
-    const PieceRange &part = parts.spans[which];
+    const PieceRange<Values> &part = parts.spans[which];
     const uint64_t number =
         part.first + uint64_t{block() - parts.first_block[which]} * pieces_per_block + threadIdx.x / lanes;
     const PieceExtent piece = number < part.end ? part.pieces.at(number) : PieceExtent{0, 0};
     shared.lane[threadIdx.x / lanes][lane] =
-        add_chain<lanes, 2>(0, part.values + piece.begin + lane, own_of(piece.count, lane), Square());
+        add_chain<lanes, 2>(0, part.values + piece.begin + lane, own_of(piece.count, lane), square_of(part.values));
   }
   // What is behind the last piece of a part belongs to no piece.
   FSDP_DEVICE void second(Shared &shared) const {
@@ -154,18 +183,20 @@ struct SumPieces {
       left.fetch(threadIdx.x - lanes, threads - lanes);
   }
 };
-static_assert(sizeof(SumPieces) <= max_argument_bytes);
+static_assert(sizeof(SumPieces<const float *>) <= max_argument_bytes);
+static_assert(sizeof(SumPieces<CompactSource>) <= max_argument_bytes);
 
 // A block for each sum that ends in a launch.
+template <class Values>
 struct AddPieces {
   static constexpr unsigned threads = cuda::threads;
   struct Shared {
     double lane[lanes];
   };
-  PieceRanges parts;
+  PieceRanges<Values> parts;
   double *sums, *lanes_before;
 
-  FSDP_BOTH Chains chains(const PieceRange &part, uint32_t first_block) const {
+  FSDP_BOTH Chains chains(const PieceRange<Values> &part, uint32_t first_block) const {
     return {sums + uint64_t{first_block} * pieces_per_block, static_cast<unsigned>(part.end - part.first),
             part.first == 0, lanes_before};
   }
@@ -180,7 +211,8 @@ struct AddPieces {
     if (threadIdx.x == 0) *parts.spans[blockIdx.x].result = fold(shared.lane);
   }
 };
-static_assert(sizeof(AddPieces) <= max_argument_bytes);
+static_assert(sizeof(AddPieces<const float *>) <= max_argument_bytes);
+static_assert(sizeof(AddPieces<CompactSource>) <= max_argument_bytes);
 
 // What comes next of the sums that are asked for.
 struct Next {
@@ -188,16 +220,22 @@ struct Next {
   uint64_t piece = 0;
 };
 
+const float *values_of(const SquaresSpan &span) { return span.values; }
+CompactSource values_of(const CompactSquaresSpan &span) {
+  return {span.values, span.rest, span.dtype == FSDP_FLOAT16};
+}
+
 // The number of blocks. A sum that does not fit is cut between blocks, so that pieces keep their lanes.
-uint64_t fill(PieceRanges &parts, std::span<const SquaresSpan> spans, Next &next) {
+template <class Values, class Span>
+uint64_t fill(PieceRanges<Values> &parts, std::span<const Span> spans, Next &next) {
   constexpr uint64_t max_blocks = pieces_per_launch / pieces_per_block;
   uint64_t blocks = 0;
   for (parts.count = 0; next.span < spans.size() && parts.count < std::size(parts.spans) && blocks < max_blocks;) {
-    const SquaresSpan &span = spans[next.span];
+    const Span &span = spans[next.span];
     const Pieces pieces(span.count, span.granule);
     const uint64_t left = pieces.total() - next.piece, room = (max_blocks - blocks) * pieces_per_block;
     const uint64_t taken = left < room ? left : room;
-    parts.add({span.values, pieces, next.piece, next.piece + taken, span.result, taken == left}, blocks);
+    parts.add({values_of(span), pieces, next.piece, next.piece + taken, span.result, taken == left}, blocks);
     blocks += (taken + pieces_per_block - 1) / pieces_per_block;
     next = taken == left ? Next{next.span + 1, 0} : Next{next.span, next.piece + taken};
   }
@@ -205,11 +243,28 @@ uint64_t fill(PieceRanges &parts, std::span<const SquaresSpan> spans, Next &next
 }
 
 // Only the last can have an end in a later launch.
-Chains take_left(AddPieces &add) {
+template <class Values>
+Chains take_left(AddPieces<Values> &add) {
   const unsigned last = add.parts.count - 1;
   if (add.parts.spans[last].is_last) return {};
   --add.parts.count;
   return add.chains(add.parts.spans[last], add.parts.first_block[last]);
+}
+
+template <class Values, class Span>
+int sum_pieces(kernels::Stream stream, std::span<const Span> spans, void *scratch) {
+  auto *const sums = static_cast<double *>(scratch);
+  double *const halves[] = {sums, sums + pieces_per_launch}, *const lanes_before = sums + 2 * pieces_per_launch;
+  SumPieces<Values> sum = {{}, halves[0], {}};
+  for (Next next; next.span < spans.size(); sum.sums = halves[sum.sums == halves[0]]) {
+    const auto blocks = static_cast<unsigned>(fill<Values>(sum.parts, spans, next)) + (sum.left.count > 0);
+    if (const int error = blocks ? FSDP_LAUNCH_PHASED(sum, blocks, sum.threads, stream) : 0) return error;
+    AddPieces<Values> add = {sum.parts, sum.sums, lanes_before};
+    sum.left = take_left(add);
+    if (add.parts.count == 0) continue;
+    if (const int error = FSDP_LAUNCH_PHASED(add, add.parts.count, add.threads, stream)) return error;
+  }
+  return 0;
 }
 
 __global__ void add_values(double *result, const double *values, uint64_t count) {
@@ -235,18 +290,11 @@ __global__ void spend_time(uint32_t microseconds) { spend(microseconds); }
 namespace kernels {
 
 int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch) {
-  auto *const sums = static_cast<double *>(scratch);
-  double *const halves[] = {sums, sums + pieces_per_launch}, *const lanes_before = sums + 2 * pieces_per_launch;
-  SumPieces sum = {{}, halves[0], {}};
-  for (Next next; next.span < spans.size(); sum.sums = halves[sum.sums == halves[0]]) {
-    const auto blocks = static_cast<unsigned>(fill(sum.parts, spans, next)) + (sum.left.count > 0);
-    if (const int error = blocks ? FSDP_LAUNCH_PHASED(sum, blocks, sum.threads, stream) : 0) return error;
-    AddPieces add = {sum.parts, sum.sums, lanes_before};
-    sum.left = take_left(add);
-    if (add.parts.count == 0) continue;
-    if (const int error = FSDP_LAUNCH_PHASED(add, add.parts.count, add.threads, stream)) return error;
-  }
-  return 0;
+  return sum_pieces<const float *>(stream, spans, scratch);
+}
+
+int sum_compact_squares(Stream stream, std::span<const CompactSquaresSpan> spans, void *scratch) {
+  return sum_pieces<CompactSource>(stream, spans, scratch);
 }
 
 int sum_values(Stream stream, double *result, const double *values, uint64_t count) {

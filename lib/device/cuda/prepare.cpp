@@ -25,6 +25,18 @@ int prepare_pair(Stream stream, void *scratch, fsdp_dtype one, fsdp_dtype other)
   return rank_sum(stream, {base, 0, 1, one, other, at(scratch, 0), 1, 1, false});
 }
 
+int prepare_sums(Stream stream, void *scratch) {
+  auto *const sum = reinterpret_cast<double *>(at(scratch, 5));
+  auto *const count = reinterpret_cast<uint64_t *>(at(scratch, 6));
+  const CompactSquaresSpan half{sum, reinterpret_cast<const uint16_t *>(at(scratch, 1)), nullptr, FSDP_FLOAT16, 1, 1};
+  for (const int error :
+       {sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch), sum_compact_squares(stream, {&half, 1}, scratch),
+        sum_values(stream, sum, sum, 1), count_nonfinite(stream, count, at(scratch, 0), 1),
+        count_zeros(stream, count, at(scratch, 0), 1)})
+    if (error) return error;
+  return 0;
+}
+
 int prepare_compact(Stream stream, void *scratch) {
   CompactSpan span{};
   span.weight = at(scratch, 0), span.grad = at(scratch, 1), span.exp_avg = at(scratch, 2);
@@ -45,13 +57,11 @@ int prepare(Stream stream, void *scratch) {
   const AdamWSpan span{at(scratch, 0), at(scratch, 1), at(scratch, 2), at(scratch, 3), nullptr, FSDP_FLOAT32, 1};
   const auto step = reinterpret_cast<AdamW *>(at(scratch, 4));
   auto *const sum = reinterpret_cast<double *>(at(scratch, 5));
-  auto *const count = reinterpret_cast<uint64_t *>(at(scratch, 6));
   auto *const norm = reinterpret_cast<Norm *>(at(scratch, 7));
   for (const int error :
        {scale(stream, at(scratch, 0), 1, 1), scale_by(stream, at(scratch, 0), at(scratch, 1), 1),
-        sum_values(stream, sum, sum, 1), find_norm(stream, norm, {sum, 1, 1, 1, 1}), adamw(stream, AdamW{}, {&span, 1}),
-        store_step(stream, step, AdamW{}), sum_squares(stream, sum, at(scratch, 1), 1, 1, scratch),
-        count_nonfinite(stream, count, at(scratch, 0), 1), prepare_compact(stream, scratch), delay(stream, 0)})
+        prepare_sums(stream, scratch), find_norm(stream, norm, {sum, 1, 1, 1, 1}), adamw(stream, AdamW{}, {&span, 1}),
+        store_step(stream, step, AdamW{}), prepare_compact(stream, scratch), delay(stream, 0)})
     if (error) return error;
   return prepare_quantize(stream, scratch);
 }

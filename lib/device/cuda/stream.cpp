@@ -145,12 +145,16 @@ void CudaStream::rank_sum(const RankSum &sum) {
 
 void CudaStream::sum_all_squares(std::span<const SquaresSpan> spans) {
   if (spans.empty()) return;
-  const DeviceScope scope(core_);
-  sum_squares_in(spans);
+  with_scratch([&](void *scratch) {
+    enqueue("kernel sum_squares", [&] { return kernels::sum_squares(stream_, spans, scratch); });
+  });
 }
 
-void CudaStream::launch_sum_squares(std::span<const SquaresSpan> spans, void *scratch) {
-  enqueue("kernel sum_squares", [&] { return kernels::sum_squares(stream_, spans, scratch); });
+void CudaStream::sum_all_compact_squares(std::span<const CompactSquaresSpan> spans) {
+  if (spans.empty()) return;
+  with_scratch([&](void *scratch) {
+    enqueue("kernel sum_compact_squares", [&] { return kernels::sum_compact_squares(stream_, spans, scratch); });
+  });
 }
 
 void CudaStream::sum_values(double *result, const double *values, uint64_t count) {
@@ -167,6 +171,10 @@ void CudaStream::scale_all_by(std::span<const FloatSpan> spans, const float *fac
 
 void CudaStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {
   enqueue("kernel count_nonfinite", [&] { return kernels::count_nonfinite(stream_, result, values, count); });
+}
+
+void CudaStream::count_zeros(uint64_t *result, const float *values, uint64_t count) {
+  enqueue("kernel count_zeros", [&] { return kernels::count_zeros(stream_, result, values, count); });
 }
 
 void CudaStream::adamw(const AdamW &step, std::span<const AdamWSpan> spans) {
@@ -287,7 +295,10 @@ void LibraryStream::after() {
   await_event(last_, core_, core_.waiter);
 }
 
-void LibraryStream::sum_squares_in(std::span<const SquaresSpan> spans) { launch_sum_squares(spans, scratch_.data()); }
+void LibraryStream::with_scratch(const std::function<void(void *scratch)> &launch) {
+  const DeviceScope scope(core_);
+  launch(scratch_.data());
+}
 
 void CallerStream::point_at(cudaStream_t stream) {
   stream_ = stream;
@@ -300,9 +311,10 @@ void CallerStream::after() {
 }
 
 // Kernels of two streams must not work in the same scratch at the same time.
-void CallerStream::sum_squares_in(std::span<const SquaresSpan> spans) {
+void CallerStream::with_scratch(const std::function<void(void *scratch)> &launch) {
+  const DeviceScope scope(core_);
   wait(streams_.scratch_free_);
-  launch_sum_squares(spans, streams_.scratch_.data());
+  launch(streams_.scratch_.data());
   record(streams_.scratch_free_);
 }
 

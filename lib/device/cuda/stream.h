@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,10 +51,12 @@ class CudaStream : public Stream {
   void scale_all(std::span<const FloatSpan> spans, float factor) override;
   void rank_sum(const RankSum &sum) override;
   void sum_all_squares(std::span<const SquaresSpan> spans) override;
+  void sum_all_compact_squares(std::span<const CompactSquaresSpan> spans) override;
   void sum_values(double *result, const double *values, uint64_t count) override;
   void find_norm(Norm *norm, const NormShares &shares) override;
   void scale_all_by(std::span<const FloatSpan> spans, const float *factor) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
+  void count_zeros(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
   void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) override;
@@ -82,8 +85,8 @@ class CudaStream : public Stream {
   void forget_word() const noexcept { last_word_.reset(); }
   virtual void before() {}  // called before each piece of work, each record, and the work that follows a wait
   virtual void after() {}   // called after each piece of work
-  virtual void sum_squares_in(std::span<const SquaresSpan> spans) = 0;
-  void launch_sum_squares(std::span<const SquaresSpan> spans, void *scratch);
+  // Calls launch() with scratch memory that no other stream's kernels use at the same time.
+  virtual void with_scratch(const std::function<void(void *scratch)> &launch) = 0;
   template <class Call>
   void enqueue(const char *call, const Call &work);  // work() returns CUDA's error
 
@@ -111,7 +114,7 @@ class LibraryStream final : public CudaStream, private WorkSource {
  protected:
   void before() override;
   void after() override;
-  void sum_squares_in(std::span<const SquaresSpan> spans) override;
+  void with_scratch(const std::function<void(void *scratch)> &launch) override;
 
  private:
   bool mark() noexcept override;
@@ -137,7 +140,7 @@ class CallerStream final : public CudaStream {
 
  protected:
   void after() override;
-  void sum_squares_in(std::span<const SquaresSpan> spans) override;
+  void with_scratch(const std::function<void(void *scratch)> &launch) override;
 
  private:
   CallerStreams &streams_;

@@ -53,11 +53,14 @@ void rank_sum(const RankSum &sum);
 
 // The order of the additions is described at norm_piece in device/work.h. A granule of 0 means that all is one granule.
 double sum_squares(const float *values, uint64_t count, uint64_t granule);
+// The same bits as for fp32 numbers of the same values.
+double sum_compact_squares(const CompactSquaresSpan &span);
 
 double sum_values(const double *values, uint64_t count);
 Norm find_norm(const NormShares &shares);
 
 uint64_t count_nonfinite(const float *values, uint64_t count);
+uint64_t count_zeros(const float *values, uint64_t count);
 
 // See adamw-inl.h for the order of operations.
 void adamw(const AdamW &step, std::span<const AdamWSpan> spans);

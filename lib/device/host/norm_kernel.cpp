@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -58,42 +59,93 @@ HWY_INLINE double fold(double *lane) {
   return lane[0];
 }
 
+// Where numbers to be squared come from: at most norm_piece of them at a time, as fp32.
+struct PlainReader {
+  const float *values;
+  HWY_INLINE const float *get(size_t first, size_t) { return values + first; }
+};
+
+struct CompactReader {
+  const CompactSquaresSpan &span;
+  float piece[norm_piece];
+
+  const float *get(size_t first, size_t count) {
+    if (span.rest)
+      for (size_t i = 0; i < count; ++i)
+        piece[i] = std::bit_cast<float>(join_weight(span.values[first + i], span.rest[first + i]));
+    else
+      cast(piece, FSDP_FLOAT32, span.values + first, span.dtype, count);
+    return piece;
+  }
+};
+
 // Missing elements count as zeros, which change no sum of squares.
-HWY_INLINE double sum_piece(const float *values, size_t count) {
-  PartialSums partial;
+HWY_INLINE void add_numbers(PartialSums &partial, const float *values, size_t count) {
   size_t i = 0;
   for (; i + sums <= count; i += sums) partial.add(values + i);
-  if (i < count) {
-    float rest[sums] = {};
-    std::memcpy(rest, values + i, (count - i) * sizeof(float));
-    partial.add(rest);
+  if (i == count) return;
+  float rest[sums] = {};
+  std::memcpy(rest, values + i, (count - i) * sizeof(float));
+  partial.add(rest);
+}
+
+template <class Numbers>
+HWY_INLINE double sum_piece(Numbers &numbers, size_t first, size_t count) {
+  PartialSums partial;
+  for (size_t i = 0; i < count; i += norm_piece) {
+    const size_t some = norm_piece < count - i ? norm_piece : count - i;
+    add_numbers(partial, numbers.get(first + i, some), some);
   }
   double lane[sums];
   partial.get(lane);
   return fold(lane);
 }
 
-double sum_granules(const float *values, size_t count, size_t granule) {
-  if (granule == 1) return sum_piece(values, count);  // every element is a piece
+template <class Numbers>
+HWY_INLINE double sum_all_granules(Numbers &numbers, size_t count, size_t granule) {
+  if (granule == 1) return sum_piece(numbers, 0, count);  // every element is a piece
   double lane[sums] = {};
   size_t pieces = 0;
   for (size_t begin = 0; begin < count; begin += granule) {
     const size_t end = granule < count - begin ? begin + granule : count;
     for (size_t i = begin; i < end; i += norm_piece)
-      lane[pieces++ % sums] += sum_piece(values + i, norm_piece < end - i ? norm_piece : end - i);
+      lane[pieces++ % sums] += sum_piece(numbers, i, norm_piece < end - i ? norm_piece : end - i);
   }
   return fold(lane);
 }
 
-template <class D>
-HWY_INLINE hn::Vec<D> nonfinite(D di, const float *values) {
-  const hn::Rebind<float, D> d;
-  const auto exponent = hn::Set(di, 0x7f800000);
-  const auto bits = hn::And(hn::BitCast(di, hn::LoadU(d, values)), exponent);
-  return hn::VecFromMask(di, hn::Eq(bits, exponent));  // -1 where true
+double sum_granules(const float *values, size_t count, size_t granule) {
+  PlainReader numbers{values};
+  return sum_all_granules(numbers, count, granule);
 }
 
-size_t count_nonfinite_values(const float *values, size_t count) {
+double sum_compact_granules(const CompactSquaresSpan &span, size_t granule) {
+  CompactReader numbers{span, {}};
+  return sum_all_granules(numbers, span.count, granule);
+}
+
+// Of each lane: -1 if the number counts, else 0.
+struct Nonfinite {
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D di, hn::Vec<D> bits) const {
+    const auto exponent = hn::Set(di, 0x7f800000);
+    return hn::VecFromMask(di, hn::Eq(hn::And(bits, exponent), exponent));
+  }
+};
+struct Zero {
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D di, hn::Vec<D> bits) const {
+    return hn::VecFromMask(di, hn::Eq(hn::And(bits, hn::Set(di, 0x7fffffff)), hn::Zero(di)));
+  }
+};
+
+template <class D>
+HWY_INLINE hn::Vec<D> load_bits(D di, const float *values) {
+  return hn::BitCast(di, hn::LoadU(hn::Rebind<float, D>(), values));
+}
+
+template <class Counts>
+HWY_INLINE size_t count_values(Counts counts, const float *values, size_t count) {
   const hn::ScalableTag<int32_t> di;
   const hn::CappedTag<int32_t, 1> one;
   const size_t lanes = hn::Lanes(di);
@@ -103,12 +155,15 @@ size_t count_nonfinite_values(const float *values, size_t count) {
     const size_t whole = (count - i) / lanes;
     const size_t end = i + (whole < vectors ? whole : vectors) * lanes;
     auto counters = hn::Zero(di);
-    for (; i < end; i += lanes) counters = hn::Sub(counters, nonfinite(di, values + i));
+    for (; i < end; i += lanes) counters = hn::Sub(counters, counts(di, load_bits(di, values + i)));
     found += static_cast<size_t>(hn::GetLane(hn::SumOfLanes(di, counters)));
   }
-  for (; i < count; ++i) found += hn::GetLane(nonfinite(one, values + i)) != 0;
+  for (; i < count; ++i) found += hn::GetLane(counts(one, load_bits(one, values + i))) != 0;
   return found;
 }
+
+size_t count_nonfinite_values(const float *values, size_t count) { return count_values(Nonfinite(), values, count); }
+size_t count_zero_values(const float *values, size_t count) { return count_values(Zero(), values, count); }
 
 }  // namespace fsdp::device::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -117,11 +172,18 @@ HWY_AFTER_NAMESPACE();
 namespace fsdp::device::kernels {
 
 HWY_EXPORT(sum_granules);
+HWY_EXPORT(sum_compact_granules);
 HWY_EXPORT(count_nonfinite_values);
+HWY_EXPORT(count_zero_values);
 
 double sum_squares(const float *values, uint64_t count, uint64_t granule) {
   const FloatEnvironment standard;
   return HWY_DYNAMIC_DISPATCH(sum_granules)(values, count, granule ? granule : count);
+}
+
+double sum_compact_squares(const CompactSquaresSpan &span) {
+  const FloatEnvironment standard;
+  return HWY_DYNAMIC_DISPATCH(sum_compact_granules)(span, span.granule ? span.granule : span.count);
 }
 
 double sum_values(const double *values, uint64_t count) {
@@ -144,6 +206,10 @@ Norm find_norm(const NormShares &shares) {
 
 uint64_t count_nonfinite(const float *values, uint64_t count) {
   return HWY_DYNAMIC_DISPATCH(count_nonfinite_values)(values, count);
+}
+
+uint64_t count_zeros(const float *values, uint64_t count) {
+  return HWY_DYNAMIC_DISPATCH(count_zero_values)(values, count);
 }
 
 }  // namespace fsdp::device::kernels

@@ -77,6 +77,10 @@ void HostStream::sum_all_squares(std::span<const SquaresSpan> spans) {
     run([span] { *span.result = kernels::sum_squares(span.values, span.count, span.granule); });
 }
 
+void HostStream::sum_all_compact_squares(std::span<const CompactSquaresSpan> spans) {
+  for (const CompactSquaresSpan &span : spans) run([span] { *span.result = kernels::sum_compact_squares(span); });
+}
+
 void HostStream::sum_values(double *result, const double *values, uint64_t count) {
   run([=] { *result = kernels::sum_values(values, count); });
 }
@@ -95,6 +99,10 @@ void HostStream::scale_all_by(std::span<const FloatSpan> spans, const float *fac
 
 void HostStream::count_nonfinite(uint64_t *result, const float *values, uint64_t count) {
   run([=] { *result = kernels::count_nonfinite(values, count); });
+}
+
+void HostStream::count_zeros(uint64_t *result, const float *values, uint64_t count) {
+  run([=] { *result = kernels::count_zeros(values, count); });
 }
 
 void HostStream::adamw(const AdamW &step, std::span<const AdamWSpan> spans) {

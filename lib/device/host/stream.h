@@ -38,10 +38,12 @@ class HostStream : public Stream {
   void scale_all(std::span<const FloatSpan> spans, float factor) override;
   void rank_sum(const RankSum &sum) override;
   void sum_all_squares(std::span<const SquaresSpan> spans) override;
+  void sum_all_compact_squares(std::span<const CompactSquaresSpan> spans) override;
   void sum_values(double *result, const double *values, uint64_t count) override;
   void find_norm(Norm *norm, const NormShares &shares) override;
   void scale_all_by(std::span<const FloatSpan> spans, const float *factor) override;
   void count_nonfinite(uint64_t *result, const float *values, uint64_t count) override;
+  void count_zeros(uint64_t *result, const float *values, uint64_t count) override;
   void adamw(const AdamW &step, std::span<const AdamWSpan> spans) override;
   void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) override;
   void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) override;

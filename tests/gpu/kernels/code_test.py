@@ -16,7 +16,7 @@ from pathlib import Path
 
 WANTED = {("code", 80), ("code", 90), ("code", 100), ("ptx", 100)}
 # As many as cuda::kernels::prepare (lib/device/cuda/prepare.cpp) runs once, so that none is loaded in the middle of a step.
-KERNELS = 66
+KERNELS = 69
 KINDS = {1: "ptx", 2: "code"}
 # All that may be done to floating-point numbers: these are rounded to nearest once, or exact.
 ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.(f64|rn\.f32|rn\.satfinite\.e(4m3|5m2)x2))\.f(32|64)")
