@@ -74,6 +74,42 @@ INSTANTIATE_TEST_SUITE_P(All, CountTable,
                                           testing::Values(FSDP_UNSHARD_MAPPED + 0, FSDP_UNSHARD_COPIED + 0),
                                           testing::Bool(), testing::Bool()));
 
+// Holds the weights of all groups over the micro-batches of each step, if it keeps them; counts the gathers of a step.
+uint64_t gathers_of_a_step(const Scenario &setup, bool keeps) {
+  uint64_t gathers = 0;
+  run_threads(setup, [&](uint32_t r, fsdp_context *context) {
+    Rank rank(context, setup);
+    rank.load();
+    for (uint32_t step = 0; step < setup.steps; ++step) {
+      const uint64_t before = rank.stats().gathers;
+      for (fsdp_group *group : rank.groups)
+        if (keeps) FSDP(fsdp_unshard(group, FSDP_FORWARD, 0, nullptr));
+      for (uint32_t m = 0; m < setup.microbatches; ++m) {
+        forward(rank, nullptr);
+        backward(rank, step, m, nullptr);
+      }
+      for (fsdp_group *group : rank.groups)
+        if (keeps) FSDP(fsdp_reshard(group, FSDP_FORWARD, 0, nullptr));
+      FSDP(fsdp_finish_grads(rank.model, setup.scale, 0, nullptr));
+      update(rank);
+      if (r == 0) gathers = rank.stats().gathers - before;
+    }
+    FSDP(fsdp_close_context(context));
+  });
+  return gathers;
+}
+
+TEST(Counts, WeightsKeptOverMicrobatchesAreGatheredOnceAStep) {
+  for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
+    Scenario setup = equal_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, 3, mode);
+    EXPECT_EQ(gathers_of_a_step(setup, false), 15u);  // (2 n - 1) k
+    for (GroupDef &group : setup.groups) group.options.flags = FSDP_GROUP_RESIDENT;
+    EXPECT_EQ(gathers_of_a_step(setup, false), 9u);  // n k: each is kept from its forward to its backward visit
+    EXPECT_EQ(gathers_of_a_step(setup, true), 3u);   // n
+    EXPECT_EQ(difference(setup, train_threads(setup)), "");
+  }
+}
+
 TEST(Counts, NoShardReducesEveryMicrobatchIfAsked) {
   Scenario scenario = equal_scenario(FSDP_STRATEGY_NO_SHARD, 4, 3, FSDP_UNSHARD_MAPPED);
   scenario.model.reduce_policy = FSDP_REDUCE_POLICY_EACH;
