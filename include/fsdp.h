@@ -190,10 +190,11 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *                GPU each need streams of their own. NULL, the legacy default stream, is one stream for all of these
  *                ranks: the work of one rank would queue behind the work of another rank that waits for it.
  *   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
- *                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas,
- *                fsdp_wait_stream, the calls that load and read parameters, main gradients and states,
- *                fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay while 64 replays are under way. Ranks
- *                still synchronize on the host where a call says "Blocks: peers".
+ *                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_get_param_weight_norms,
+ *                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
+ *                and read parameters, main gradients and states, fsdp_discard_step, fsdp_begin_capture, and
+ *                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
+ *                says "Blocks: peers".
  *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
  *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
  *                calls differ, MISMATCH comes at the latest at the end of the step.
@@ -1499,6 +1500,29 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_last_norm(const fsdp_model *model, do
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, fsdp_stream stream, double *norms,
                                                            uint64_t norm_count);
+/**
+ * Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
+ * The fp64 sums have the order of fsdp_get_param_grad_norms; padding and copies are not counted. Main weights of
+ * FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no
+ * main weights, so its compute weights are measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure,
+ * and its norm is NaN. norm_count must be the number of parameters of the model. Inside the window, the weights are
+ * those that loads, edits and earlier work of the window have left.
+ * Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
+ * INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
+ * PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_weight_norms(fsdp_model *model, fsdp_stream stream, double *norms,
+                                                             uint64_t norm_count);
+/**
+ * Count the elements of the main grads that are exactly +0 or -0, over the whole model: each element once, whichever
+ * ranks keep it, and no padding. The gradients are those of the window, so after fsdp_finish_grads has scaled them.
+ * *zero_count is the same on every rank. Parameters that the step leaves unchanged are not counted: those that are
+ * FROZEN or not trained now, and, with FSDP_MISSING_GRAD_SKIP, those to which no rank has given a gradient. With
+ * FSDP_MISSING_GRAD_ZEROS all elements of a missing gradient count.
+ * Collective: the mesh. Blocks: peers, and the stream. Window: inside, with gradients. Errors: INVALID_ARGUMENT,
+ * INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_count_zero_grads(fsdp_model *model, fsdp_stream stream, uint64_t *zero_count);
 /**
  * Multiply this rank's main grads. Every rank must give the same factors in the same order: the next norm, clip or end
  * of the step compares them (MISMATCH). Collective: no, but make the same calls on every rank. Blocks: local work.

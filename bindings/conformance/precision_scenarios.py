@@ -4,7 +4,7 @@
 from scenario_parts import ALL, COARSE, GRADS, WEIGHTS, ending, forward, load, read, step
 
 ONE = (("body", 2),)
-TIES = "37 {} 0 1021 9"  # every third lies in the middle between two bf16
+TIES = "37 {} 0 1021 9"  # every third lies in the middle between two bf16; their squares add up exactly
 SEED = "rounding_seed=81985529216486895"
 
 
@@ -140,10 +140,38 @@ def refused():
     return "main_storage_that_fits_nothing_is_refused", ALL, ending(*lines)
 
 
+def measured():
+    """Norms of weights of every form, and zeros of gradients that are given, missing, or skipped."""
+    lines = [
+        "create_model m",
+        "param w 12 8 dtype=BFLOAT16 missing_grad=MISSING_GRAD_SKIP",
+        "param scale 12 missing_grad=MISSING_GRAD_SKIP",
+        "create_group m split main_storage=MAIN_SPLIT16",
+        "param v 6 10 dtype=BFLOAT16",
+        "create_group m none main_storage=MAIN_NONE",
+        "param base.w 16 8 dtype=FLOAT16 flags=PARAM_FROZEN",
+        "param base.b 16 flags=PARAM_FROZEN",
+        "create_group m base",
+        "seal_model m",
+    ]
+    params = (("split", 0), ("split", 1), ("none", 0), ("base", 0), ("base", 1))
+    lines += [f"load_param {group} {p} {TIES.format(100 * n)}" for n, (group, p) in enumerate(params)]
+    lines += ["get_param_weight_norms m ->", "publish_weights m", "count_zero_grads m ! INVALID_STATE -1"]
+    for given in ((0, 1, 2), (1,), (0,)):
+        lines += ["get_param_weight_norms m ->", *forward((("split", 2), ("none", 1)))]
+        for n, (group, p) in reversed(list(enumerate(params[:3]))):
+            lines.append(f"put_grad {group} {p} {COARSE.format(n) if n in given else 'none'}")
+        lines += ["reduce_grad none flags=LAST", "reduce_grad split flags=LAST", "finish_grads m 1"]
+        lines += ["get_param_grad_norms m ->", "count_zero_grads m ->", "get_param_weight_norms m ->"]
+        lines += ["get_grad_norm m ->", "discard_step m"]
+    return "weights_are_measured_and_zeros_counted", ALL, ending(*lines)
+
+
 def all_scenarios():
     yield from low_precision()
     yield from main_storage()
     yield own_optimizer()
     yield from codes()
     yield from checkpoints()
+    yield measured()
     yield refused()

@@ -19,7 +19,7 @@ import sys
 import compact
 import quantized
 import scenarios
-from training import CONSTANTS, FLOAT32, Group, Model, Param, array, bytes_of, crc, hex_of
+from training import CONSTANTS, FLOAT32, Group, Model, Param, array, bytes_of, crc, hex_of, norm_of
 
 TARGET = pathlib.Path(__file__).resolve().parent / "scenarios.txt"
 
@@ -135,6 +135,19 @@ class Run:
 
     def get_grad_norm(self, model):
         return hex_of(self.named[model].norm())
+
+    def get_param_grad_norms(self, model):
+        return self.norms(param.grad if param.has_gradient else [] for param in self.named[model].params)
+
+    def get_param_weight_norms(self, model):
+        return self.norms(param.main for param in self.named[model].params)
+
+    def norms(self, parts):
+        return crc(b"".join(struct.pack("<d", norm_of(values)) for values in parts))
+
+    def count_zero_grads(self, model):
+        changed = [param for param in self.named[model].trained if param.given or not param.skips]
+        return str(sum(x == 0 for param in changed for x in param.grad))
 
     def clip_grads(self, model, max_norm):
         return hex_of(self.named[model].clip(float(max_norm)))

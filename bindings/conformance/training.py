@@ -187,6 +187,13 @@ class Group:
         return [f32(x * factor) for x in total]
 
 
+def norm_of(values):
+    """Scenarios that ask for it have numbers whose squares add up exactly, in whatever order."""
+    squares = sum(Fraction(x) ** 2 for x in values)
+    assert float(squares) == squares, "the norm depends on the order of additions"
+    return math.sqrt(squares)
+
+
 class Model:
     def __init__(self, world, keys, replicas):
         self.world, self.keys, self.replicas = world, keys, replicas
@@ -230,10 +237,7 @@ class Model:
                 param.grad = [f32(x * f32(factor)) for x in param.grad]
 
     def norm(self):
-        """Scenarios that ask for it have gradients whose squares add up exactly, in whatever order."""
-        squares = [Fraction(x) ** 2 for param in self.trained for x in param.grad]
-        assert float(sum(squares)) == sum(squares), "the norm depends on the order of additions"
-        return math.sqrt(sum(squares))
+        return norm_of(x for param in self.trained for x in param.grad)
 
     def clip(self, max_norm):
         norm = self.norm()

@@ -124,6 +124,14 @@ call(rank, ::Val{:finish_grads}, words, keys) =
     FSDP.finish_grads(rank.named[words[1]], parse(Float64, words[2]); is_last = get(keys, :flags, "0") != "0")
 call(rank, ::Val{:scale_grads}, words, keys) = FSDP.scale_grads(rank.named[words[1]], parse(Float64, words[2]))
 call(rank, ::Val{:get_grad_norm}, words, keys) = hex(FSDP.grad_norm(rank.named[words[1]]))
+function hash_of_norms(model, norms)
+    return hash_of([norms[name] for name in FSDP.param_names(model)])
+end
+call(rank, ::Val{:get_param_grad_norms}, words, keys) =
+    hash_of_norms(rank.named[words[1]], FSDP.param_grad_norms(rank.named[words[1]]))
+call(rank, ::Val{:get_param_weight_norms}, words, keys) =
+    hash_of_norms(rank.named[words[1]], FSDP.param_weight_norms(rank.named[words[1]]))
+call(rank, ::Val{:count_zero_grads}, words, keys) = string(FSDP.count_zero_grads(rank.named[words[1]]))
 call(rank, ::Val{:clip_grads}, words, keys) = hex(FSDP.clip_grads(rank.named[words[1]], parse(Float64, words[2])))
 call(rank, ::Val{:check_grads}, words, keys) = string(Int(FSDP.check_grads(rank.named[words[1]]) !== nothing))
 

@@ -241,6 +241,15 @@ class Rank:
     def get_grad_norm(self, model):
         return struct.pack(">d", self.named[model].get_grad_norm()).hex()
 
+    def get_param_grad_norms(self, model):
+        return crc(array.array("d", self.named[model].get_param_grad_norms().values()))
+
+    def get_param_weight_norms(self, model):
+        return crc(array.array("d", self.named[model].get_param_weight_norms().values()))
+
+    def count_zero_grads(self, model):
+        return str(self.named[model].count_zero_grads())
+
     def clip_grads(self, model, max_norm):
         return struct.pack(">d", self.named[model].clip_grads(float(max_norm))).hex()
 

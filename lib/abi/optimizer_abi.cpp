@@ -150,6 +150,22 @@ fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, fsdp_stream stream, dou
   });
 }
 
+fsdp_status fsdp_get_param_weight_norms(fsdp_model *model, fsdp_stream stream, double *norms, uint64_t norm_count) {
+  constexpr auto call = "fsdp_get_param_weight_norms";
+  return in_model(model, call, [&](engine::Model &impl) {
+    if (norm_count) check_pointer(norms, call, "norms");
+    impl.optimizer(call).param_weight_norms(impl.update(call).require_readable(stream, call), norms, norm_count);
+  });
+}
+
+fsdp_status fsdp_count_zero_grads(fsdp_model *model, fsdp_stream stream, uint64_t *zero_count) {
+  constexpr auto call = "fsdp_count_zero_grads";
+  return in_model(model, call, [&](engine::Model &impl) {
+    check_pointer(zero_count, call, "zero_count");
+    *zero_count = impl.optimizer(call).count_zero_grads(impl.update(call).require_measurable(stream, call));
+  });
+}
+
 fsdp_status fsdp_scale_grads(fsdp_model *model, double factor, fsdp_stream stream) {
   constexpr auto call = "fsdp_scale_grads";
   return in_model(model, call, [&](engine::Model &impl) {

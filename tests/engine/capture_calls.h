@@ -28,6 +28,16 @@ inline fsdp_status get_param_norms(Rank &rank, cudaStream_t stream) {
   return fsdp_get_param_grad_norms(rank.model, stream, norms, 10);
 }
 
+inline fsdp_status get_weight_norms(Rank &rank, cudaStream_t stream) {
+  double norms[10] = {};
+  return fsdp_get_param_weight_norms(rank.model, stream, norms, 10);
+}
+
+inline fsdp_status count_zeros(Rank &rank, cudaStream_t stream) {
+  uint64_t zeros = 0;
+  return fsdp_count_zero_grads(rank.model, stream, &zeros);
+}
+
 inline fsdp_status clip(Rank &rank, cudaStream_t stream) {
   double norm = 0;
   return fsdp_clip_grads(rank.model, nullptr, 1.0, stream, &norm);

@@ -15,11 +15,13 @@ TEST(CaptureMisuse, WhatCannotBePartOfAGraphIsRefused) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const std::vector<NamedCall> in_window = {
-      {"fsdp_get_grad_norm", get_norm}, {"fsdp_get_param_grad_norms", get_param_norms},
-      {"fsdp_clip_grads", clip},        {"fsdp_check_grads", check_finite},
-      {"fsdp_load_param", load_param},  {"fsdp_load_chunk", load_chunk},
-      {"fsdp_load_grad", load_grad},    {"fsdp_read_grad", read_grad}};
+      {"fsdp_get_grad_norm", get_norm},       {"fsdp_get_param_grad_norms", get_param_norms},
+      {"fsdp_count_zero_grads", count_zeros}, {"fsdp_clip_grads", clip},
+      {"fsdp_check_grads", check_finite},     {"fsdp_load_param", load_param},
+      {"fsdp_load_chunk", load_chunk},        {"fsdp_load_grad", load_grad},
+      {"fsdp_read_grad", read_grad}};
   const std::vector<NamedCall> any_time = {
+      {"fsdp_get_param_weight_norms", get_weight_norms},
       {"fsdp_read_param", read_param},
       {"fsdp_apply_grads", apply_with_norm},
       {"fsdp_begin_update", [](Rank &rank, cudaStream_t s) { return fsdp_begin_update(rank.model, s); }},

@@ -79,6 +79,8 @@ TEST(CaptureStream, ACapturedStreamOfAModelThatIsNotIsRefused) {
   const Weights expected = train_eagerly(setup, 1);
   const std::vector<NamedCall> blocking = {{"fsdp_get_grad_norm", get_norm},
                                            {"fsdp_get_param_grad_norms", get_param_norms},
+                                           {"fsdp_get_param_weight_norms", get_weight_norms},
+                                           {"fsdp_count_zero_grads", count_zeros},
                                            {"fsdp_clip_grads", clip},
                                            {"fsdp_check_grads", check_finite}};
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {

@@ -57,6 +57,14 @@ inline void param_norms(Rank &rank) {
   std::vector<double> norms(10);
   FSDP(fsdp_get_param_grad_norms(rank.model, nullptr, norms.data(), norms.size()));
 }
+inline void weight_norms(Rank &rank) {
+  std::vector<double> norms(10);
+  FSDP(fsdp_get_param_weight_norms(rank.model, nullptr, norms.data(), norms.size()));
+}
+inline void zeros(Rank &rank) {
+  uint64_t count = 0;
+  FSDP(fsdp_count_zero_grads(rank.model, nullptr, &count));
+}
 inline void clip(Rank &rank, double max_norm) {
   FSDP(fsdp_clip_grads(rank.model, nullptr, max_norm, nullptr, nullptr));
 }
@@ -212,7 +220,16 @@ inline const Case cases[] = {
     {"NormAndParamNorms",
      then(open_window, norm),
      then(open_window, param_norms),
-     {"the gradient norm", "values of parameters"}},
+     {"the gradient norm", "norms of gradients"}},
+    {"ParamNormsAndWeightNorms",
+     then(open_window, param_norms),
+     then(open_window, weight_norms),
+     {"norms of gradients", "norms of weights"}},
+    {"ParamNormsAndZeros",
+     then(open_window, param_norms),
+     then(open_window, zeros),
+     {"norms of gradients", "zeros of gradients"}},
+    {"WeightNormsAndBeginUpdate", weight_norms, begin_update, {"norms of weights", "the end of a step"}},
     {"StepAndClose", then(open_window, step), then(open_window, close), {"fsdp_step_adamw", "fsdp_close_context"}},
     {"FinishAndSeal", then(all, finish), then(all, seal_alpha), {"fsdp_finish_grads", "fsdp_seal_model"}},
     {"FinishAndClose", begin_update, close, {"fsdp_begin_update", "fsdp_close_context"}},

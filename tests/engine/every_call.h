@@ -80,6 +80,8 @@ inline std::vector<Call> model_calls(fsdp_model *model, fsdp_checkpoint *live) {
       {"fsdp_get_grad_norm", [=] { return fsdp_get_grad_norm(model, nullptr, nullptr, &norm); }},
       {"fsdp_get_last_norm", [=] { return fsdp_get_last_norm(model, &norm); }},
       {"fsdp_get_param_grad_norms", [=] { return fsdp_get_param_grad_norms(model, nullptr, &norm, 1); }},
+      {"fsdp_get_param_weight_norms", [=] { return fsdp_get_param_weight_norms(model, nullptr, &norm, 1); }},
+      {"fsdp_count_zero_grads", [=] { return fsdp_count_zero_grads(model, nullptr, &size); }},
       {"fsdp_scale_grads", [=] { return fsdp_scale_grads(model, 2, nullptr); }},
       {"fsdp_clip_grads", [=] { return fsdp_clip_grads(model, nullptr, 1, nullptr, &norm); }},
       {"fsdp_check_grads", [=] { return fsdp_check_grads(model, nullptr, &found, nullptr); }},

@@ -138,6 +138,37 @@ TEST(GpuEdges, WhatIsNotFiniteAfterAScalingIsFound) {
   });
 }
 
+TEST(GpuEdges, ZerosAfterAScalingAreCounted) {
+  on_two_ranks(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, [](Rank &rank, cudaStream_t late, cudaStream_t other) {
+    uint64_t before = 0, after = 0, all = 0;
+    for (const GroupDef &group : rank.setup.groups)
+      for (const ParamDef &param : group.params) all += param.count();
+    finish(rank, late);
+    FSDP(fsdp_count_zero_grads(rank.model, other, &before));
+    nap(late, late_ms);
+    FSDP(fsdp_scale_grads(rank.model, 0, late));
+    FSDP(fsdp_count_zero_grads(rank.model, other, &after));
+    REQUIRE(before < all && after == all);
+    FSDP(fsdp_discard_step(rank.model, other));
+  });
+}
+
+TEST(GpuEdges, WeightNormsAreThoseAfterTheUpdate) {
+  on_two_ranks(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, [](Rank &rank, cudaStream_t late, cudaStream_t other) {
+    size_t count = 0;
+    for (const GroupDef &group : rank.setup.groups) count += group.params.size();
+    std::vector<double> before(count), at_once(count), after(count);
+    FSDP(fsdp_get_param_weight_norms(rank.model, other, before.data(), count));
+    finish(rank, late);
+    nap(late, late_ms);
+    FSDP(fsdp_step_adamw(rank.model, 0.1, nullptr, late));
+    FSDP(fsdp_get_param_weight_norms(rank.model, other, at_once.data(), count));
+    CUDA(cudaStreamSynchronize(late));
+    FSDP(fsdp_get_param_weight_norms(rank.model, late, after.data(), count));
+    REQUIRE(at_once == after && before != after);
+  });
+}
+
 TEST(GpuEdges, ViewsSayThatTheyAreOfAGpu) {
   on_two_ranks(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, [](Rank &rank, cudaStream_t late, cudaStream_t) {
     fsdp_tensor view = FSDP_TENSOR_INIT, grad = FSDP_TENSOR_INIT;

@@ -182,6 +182,8 @@ TEST(MisusedHandle, NullOutputsAreNamed) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_shard_state(solo.model, 0, nullptr, &tensor), "name is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_last_norm(solo.model, nullptr), "norm is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, nullptr, 5), "norms is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_weight_norms(solo.model, nullptr, nullptr, 5), "norms is NULL");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_count_zero_grads(solo.model, nullptr, nullptr), "zero_count is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_check_grads(solo.model, nullptr, nullptr, nullptr), "found is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT,
                fsdp_apply_grads(solo.model, nullptr, 4, sizeof(fsdp_grad), 0.1, 0, nullptr, nullptr, &norm),

@@ -46,6 +46,8 @@ TEST(MisusedGrads, BeforeTheSeal) {
   expect_unsealed(fsdp_get_shard_state(solo.model, 0, "exp_avg", &state), "fsdp_get_shard_state");
   expect_unsealed(fsdp_get_grad_norm(solo.model, nullptr, nullptr, &norm), "fsdp_get_grad_norm");
   expect_unsealed(fsdp_get_param_grad_norms(solo.model, nullptr, norms, 5), "fsdp_get_param_grad_norms");
+  expect_unsealed(fsdp_get_param_weight_norms(solo.model, nullptr, norms, 5), "fsdp_get_param_weight_norms");
+  expect_unsealed(fsdp_count_zero_grads(solo.model, nullptr, &count), "fsdp_count_zero_grads");
   expect_unsealed(fsdp_scale_grads(solo.model, 2, nullptr), "fsdp_scale_grads");
   expect_unsealed(fsdp_clip_grads(solo.model, nullptr, 2, nullptr, &norm), "fsdp_clip_grads");
   expect_unsealed(fsdp_check_grads(solo.model, nullptr, &found, &name), "fsdp_check_grads");
@@ -69,6 +71,10 @@ TEST(MisusedGrads, OutsideTheWindow) {
                "window is closed", remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 5),
                "fsdp_get_param_grad_norms", "window is closed", remedy);
+  uint64_t zeros = 7;
+  EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_count_zero_grads(solo.model, nullptr, &zeros), "fsdp_count_zero_grads",
+               "window is closed", remedy);
+  EXPECT_EQ(zeros, 7u);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_scale_grads(solo.model, 2, nullptr), "fsdp_scale_grads", "window is closed",
                remedy);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_clip_grads(solo.model, nullptr, 2, nullptr, &norm), "fsdp_clip_grads",
@@ -90,6 +96,8 @@ TEST(MisusedGrads, NormsAndFactorsThatCannotBeAreRefused) {
   EXPECT_NEAR(norm, expected.norms[0], 1e-12 * expected.norms[0]);  // added in another order
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_grad_norms(solo.model, nullptr, norms, 4), "norm_count is 4",
                "5 parameters");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_get_param_weight_norms(solo.model, nullptr, norms, 6),
+               "fsdp_get_param_weight_norms", "norm_count is 6", "5 parameters");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, not_a_number, nullptr), "factor is nan");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, infinity, nullptr), "factor is inf");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_scale_grads(solo.model, 1e39, nullptr), "factor is 1e+39", "fp32");

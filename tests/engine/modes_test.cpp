@@ -104,6 +104,8 @@ void step_by_calls(Rank &rank, const Caller &call, uint32_t step, Results &resul
   std::vector<double> norms(rank.read_all().size());
   call([&] { return fsdp_get_grad_norm(rank.model, nullptr, stream(), &norm); });
   call([&] { return fsdp_get_param_grad_norms(rank.model, stream(), norms.data(), norms.size()); });
+  std::vector<double> weight_norms(norms.size());
+  call([&] { return fsdp_get_param_weight_norms(rank.model, stream(), weight_norms.data(), weight_norms.size()); });
   call([&] { return fsdp_scale_grads(rank.model, 0.7, stream()); });
   call([&] { return fsdp_clip_grads(rank.model, nullptr, 0.3, stream(), &clipped); });
   const fsdp_adamw_options options = odd_options();
@@ -111,6 +113,7 @@ void step_by_calls(Rank &rank, const Caller &call, uint32_t step, Results &resul
   results.add(norm);
   results.add(clipped);
   results.add(norms.data(), norms.size() * sizeof(double));
+  results.add(weight_norms.data(), weight_norms.size() * sizeof(double));
 }
 
 void step_by_one_call(Rank &rank, const Caller &call, Results &results) {

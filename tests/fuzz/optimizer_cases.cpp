@@ -55,12 +55,20 @@ fsdp_status get_last_norm(Rank &rank) {
   return norm(fsdp_get_last_norm(rank.model(), norm.pointer()));
 }
 
-fsdp_status get_param_grad_norms(Rank &rank) {
+fsdp_status get_param_norms(Rank &rank, decltype(&fsdp_get_param_grad_norms) get) {
   fsdp_model *const model = rank.model();
   uint64_t count = 0;
   for (const auto &[handle, facts] : rank.groups) count += facts.model == model ? facts.params.size() : 0;
   auto *const norms = reinterpret_cast<double *>(rank.buffer);
-  return fsdp_get_param_grad_norms(model, rank.stream(), rank.or_null(norms), rank.number(count));
+  return get(model, rank.stream(), rank.or_null(norms), rank.number(count));
+}
+
+fsdp_status get_param_grad_norms(Rank &rank) { return get_param_norms(rank, fsdp_get_param_grad_norms); }
+fsdp_status get_param_weight_norms(Rank &rank) { return get_param_norms(rank, fsdp_get_param_weight_norms); }
+
+fsdp_status count_zero_grads(Rank &rank) {
+  Output<uint64_t> zeros(rank);
+  return zeros(fsdp_count_zero_grads(rank.model(), rank.stream(), zeros.pointer()));
 }
 
 fsdp_status clip_grads(Rank &rank) {
@@ -142,6 +150,8 @@ const std::vector<Case> &optimizer_cases() {
       {"fsdp_get_grad_norm", get_grad_norm},
       {"fsdp_get_last_norm", get_last_norm},
       {"fsdp_get_param_grad_norms", get_param_grad_norms},
+      {"fsdp_get_param_weight_norms", get_param_weight_norms},
+      {"fsdp_count_zero_grads", count_zero_grads},
       {"fsdp_scale_grads",
        [](Rank &rank) {
          fsdp_model *const model = rank.model();

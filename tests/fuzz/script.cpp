@@ -70,8 +70,10 @@ bool rounds(const Rank &rank) {
 }
 
 void end_step(Rank &rank, bool ends_groups) {
-  static constexpr const char *between[] = {"fsdp_scale_grads",   "fsdp_clip_grads",           "fsdp_check_grads",
-                                            "fsdp_get_grad_norm", "fsdp_get_param_grad_norms", "fsdp_get_last_norm"};
+  static constexpr const char *between[] = {"fsdp_scale_grads",          "fsdp_clip_grads",
+                                            "fsdp_check_grads",          "fsdp_get_grad_norm",
+                                            "fsdp_get_param_grad_norms", "fsdp_get_param_weight_norms",
+                                            "fsdp_count_zero_grads",     "fsdp_get_last_norm"};
   rank.aim.flags = ends_groups ? FSDP_LAST : 0;
   go_on(rank, "fsdp_finish_grads");
   if (rank.random.one_in(3)) change_grads(rank);
@@ -79,6 +81,7 @@ void end_step(Rank &rank, bool ends_groups) {
   if (rounds(rank)) go_on(rank, "fsdp_round_stochastic");
   go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
   if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");
+  if (rank.random.one_in(4)) go_on(rank, "fsdp_get_param_weight_norms");
 }
 
 void step(Rank &rank) {

@@ -171,6 +171,8 @@ static const struct call {
     {"acquire_grads", do_acquire_grads}, {"put_grad", do_put_grad},
     {"complete_grad", do_complete_grad}, {"reduce_grad", do_reduce_grad},
     {"finish_grads", do_finish_grads}, {"scale_grads", do_scale_grads}, {"get_grad_norm", do_get_grad_norm},
+    {"get_param_grad_norms", do_get_param_grad_norms}, {"get_param_weight_norms", do_get_param_weight_norms},
+    {"count_zero_grads", do_count_zero_grads},
     {"clip_grads", do_clip_grads}, {"check_grads", do_check_grads}, {"step_adamw", do_step_adamw},
     {"apply_grads", do_apply_grads}, {"round_stochastic", do_round_stochastic}, {"seal_model", seal_model},
     {"publish_weights", publish_weights},

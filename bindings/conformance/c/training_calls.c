@@ -117,6 +117,29 @@ fsdp_status do_get_grad_norm(rank_state *state, const line *words) {
   give_double(state, norm);
   return status;
 }
+static fsdp_status get_param_norms(rank_state *state, const line *words,
+                                   fsdp_status (*get)(fsdp_model *, fsdp_stream, double *, uint64_t)) {
+  fsdp_model *const model = handle(state, words, 1, 'm');
+  double norms[MOST_NAMES * MOST_PARAMS] = {0};
+  fsdp_model_info info = FSDP_MODEL_INFO_INIT;
+  const fsdp_status known = fsdp_get_model_info(model, &info);
+  if (known != FSDP_OK) return known;
+  const fsdp_status status = get(model, NULL, norms, info.param_count);
+  give_crc(state, crc32_of(0, norms, info.param_count * sizeof *norms));
+  return status;
+}
+fsdp_status do_get_param_grad_norms(rank_state *state, const line *words) {
+  return get_param_norms(state, words, fsdp_get_param_grad_norms);
+}
+fsdp_status do_get_param_weight_norms(rank_state *state, const line *words) {
+  return get_param_norms(state, words, fsdp_get_param_weight_norms);
+}
+fsdp_status do_count_zero_grads(rank_state *state, const line *words) {
+  uint64_t zeros = 0;
+  const fsdp_status status = fsdp_count_zero_grads(handle(state, words, 1, 'm'), NULL, &zeros);
+  give_integer(state, zeros);
+  return status;
+}
 fsdp_status do_clip_grads(rank_state *state, const line *words) {
   double norm = 0;
   const fsdp_status status = fsdp_clip_grads(handle(state, words, 1, 'm'), NULL, number(words, 2), NULL, &norm);

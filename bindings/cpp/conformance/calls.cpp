@@ -356,6 +356,12 @@ std::string Rank::end_step(const Line &line) {
     model(line).scale_grads(line.number(2));
   else if (call == "get_grad_norm")
     return hex_of_double(model(line).get_grad_norm());
+  else if (call == "get_param_grad_norms")
+    return crc_of(model(line).get_param_grad_norms());
+  else if (call == "get_param_weight_norms")
+    return crc_of(model(line).get_param_weight_norms());
+  else if (call == "count_zero_grads")
+    return std::to_string(model(line).count_zero_grads());
   else if (call == "clip_grads")
     return hex_of_double(model(line).clip_grads(line.number(2)));
   else if (call == "check_grads")

@@ -232,6 +232,18 @@ class Model {
     detail::check(fsdp_get_param_grad_norms(get(), stream, norms.data(), norms.size()));
     return norms;
   }
+  /** NaN for a frozen parameter that has no numbers; at any time between the seal and the end. */
+  std::vector<double> get_param_weight_norms(fsdp_stream stream = nullptr) {
+    std::vector<double> norms(static_cast<std::size_t>(info().param_count));
+    detail::check(fsdp_get_param_weight_norms(get(), stream, norms.data(), norms.size()));
+    return norms;
+  }
+  /** The number of zeros in the main grads with which the step will change weights. */
+  std::uint64_t count_zero_grads(fsdp_stream stream = nullptr) {
+    std::uint64_t zeros = 0;
+    detail::check(fsdp_count_zero_grads(get(), stream, &zeros));
+    return zeros;
+  }
   void scale_grads(double factor, fsdp_stream stream = nullptr) {
     detail::check(fsdp_scale_grads(get(), factor, stream));
   }

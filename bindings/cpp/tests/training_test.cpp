@@ -167,11 +167,15 @@ TEST(Training, GradientsArePutAddedUpAndLeftOut) {
         EXPECT_EQ(shard.main_grad()[i], expected) << shard.name();
       }
     EXPECT_EQ(net.model.get_param_grad_norms()[1], 0);
+    EXPECT_EQ(net.model.count_zero_grads(), net.model.info().element_count - 22);  // all of the bias
+    const std::vector<double> weight_norms = net.model.get_param_weight_norms();
     const double squares = 0.25 * 12 * 13 * 25 / 6 + 10;  // of the ramp, and of ten ones
     EXPECT_NEAR(net.model.get_grad_norm(), std::sqrt(squares), 1e-12);
     EXPECT_EQ(net.model.clip_grads(1e9), net.model.get_last_norm());
     EXPECT_EQ(net.model.check_grads(), "");
     net.model.discard_step();
+    EXPECT_EQ(net.model.get_param_weight_norms(), weight_norms);
+    EXPECT_EQ(weight_norms.size(), net.model.info().param_count);
     context.close();
   });
 }

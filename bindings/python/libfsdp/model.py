@@ -183,10 +183,23 @@ class Model(Owner):
 
     def get_param_grad_norms(self, stream=None):
         """{name of the parameter: norm}"""
+        return self._get_norms(lib.get_param_grad_norms, stream)
+
+    def get_param_weight_norms(self, stream=None):
+        """{name of the parameter: norm of its main weights}; NaN if it is frozen and has no numbers. At any time."""
+        return self._get_norms(lib.get_param_weight_norms, stream)
+
+    def _get_norms(self, get, stream):
         names = [param.name for group in self.groups.values() for param in group.params]
         norms = (ctypes.c_double * len(names))()
-        self.context.check(lib.get_param_grad_norms(self.handle, stream, norms, len(names)))
+        self.context.check(get(self.handle, stream, norms, len(names)))
         return dict(zip(names, norms))
+
+    def count_zero_grads(self, stream=None):
+        """The number of zeros in the main gradients with which the step will change weights."""
+        zeros = ctypes.c_uint64()
+        self.context.check(lib.count_zero_grads(self.handle, stream, zeros))
+        return zeros.value
 
     def scale_grads(self, factor, stream=None):
         self.context.check(lib.scale_grads(self.handle, factor, stream))

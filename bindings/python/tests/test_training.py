@@ -47,11 +47,16 @@ class Training(unittest.TestCase):
                 model.finish_grads()
                 shards = {shard.name: flat(shard.main_grad) for shard in model.shards()}
                 norms = model.get_param_grad_norms()
+                zeros = model.count_zero_grads()
+                inside = model.get_param_weight_norms()
                 self.assertIsNone(model.check_grads())
                 model.step_adamw(0.1)
-                return shards, norms
+                self.assertNotEqual(model.get_param_weight_norms()["w"], inside["w"])
+                return shards, norms, zeros, inside
 
-        shards, norms = fsdp.run_local(1, rank)[0]
+        shards, norms, zeros, inside = fsdp.run_local(1, rank)[0]
+        self.assertEqual(zeros, sum(len(grad) for grad in shards.values()) - 1)
+        self.assertEqual(set(inside), {"w", "b"})
         self.assertEqual(shards["w"], [5.0] + [0.0] * 31)
         self.assertEqual(norms, {"w": 5.0, "b": 0.0})
 

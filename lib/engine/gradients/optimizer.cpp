@@ -7,7 +7,9 @@
 #include <cmath>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <span>
 
 #include "base/dtype.h"
 #include "device/state_codes.h"
@@ -16,7 +18,7 @@
 namespace fsdp::engine {
 
 Optimizer::Optimizer(Runtime &runtime, bool adamw)
-    : runtime_(runtime), adamw_(adamw), norm_(runtime), quantizer_(runtime) {
+    : runtime_(runtime), adamw_(adamw), norm_(runtime), quantizer_(runtime), weights_(list_weights()) {
   for (const Group &group : runtime.groups)
     for (const memory::ParamSpec &param : group.spec->params) names_.push_back(param.name.c_str());
   for_each_slice(runtime, {PlaneKind::main}, [&](const PlaneSlice &main) {
@@ -276,11 +278,11 @@ void Optimizer::exchange(const double *own, size_t count, const char *what) {
 // Calls `take` with the values of each parameter from all slots, in the order of slots. Only some parameters are
 // exchanged at a time.
 template <class Take>
-void Optimizer::exchange_values(Take take) {
+void Optimizer::exchange_values(const char *what, Take take) {
   const layout::Mesh &mesh = runtime_.spec.mesh;
   for (size_t first = 0; first < names_.size(); first += memory::norm_chunk) {
     const size_t count = std::min<size_t>(memory::norm_chunk, names_.size() - first);
-    exchange(own_values() + first, count, "values of parameters");
+    exchange(own_values() + first, count, what);
     for (size_t p = 0; p < count; ++p)
       for (uint32_t slot = 0; slot < mesh.slots(); ++slot) take(first + p, all_values()[mesh.holder(slot) * count + p]);
   }
@@ -420,16 +422,90 @@ std::optional<double> Optimizer::last_norm() const {
 }
 
 void Optimizer::param_grad_norms(device::Stream &caller, double *norms, uint64_t count) {
-  if (count != names_.size())
-    fail(FSDP_INVALID_ARGUMENT, "fsdp_get_param_grad_norms: norm_count is {}, the model has {} parameters", count,
-         names_.size());
+  check_norm_count(count, "fsdp_get_param_grad_norms");
   const CallSpan span(runtime_, "param_grad_norms");
   runtime_.join_window(caller);
   measure_squares(own_values(), caller);
   synchronize(caller);
-  std::fill_n(norms, count, 0.0);
-  exchange_values([&](size_t p, double squares) { norms[p] += squares; });
+  add_norms("norms of gradients", norms);
+}
+
+void Optimizer::check_norm_count(uint64_t count, const char *call) const {
+  if (count != names_.size())
+    fail(FSDP_INVALID_ARGUMENT, "{}: norm_count is {}, the model has {} parameters", call, count, names_.size());
+}
+
+// Makes the norms from the squares that the ranks have of each parameter.
+void Optimizer::add_norms(const char *what, double *norms) {
+  std::fill_n(norms, names_.size(), 0.0);
+  exchange_values(what, [&](size_t p, double squares) { norms[p] += squares; });
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
+}
+
+// Lists the weights that are numbers, where their exact values are: the weights of frozen parameters, and main weights.
+WeightSpans Optimizer::list_weights() const {
+  WeightSpans spans;
+  for_each_slice(runtime_, {PlaneKind::main, PlaneKind::compute}, [&](const PlaneSlice &weights) {
+    const Bucket &bucket = weights.bucket;
+    const fsdp_dtype dtype = weights.plane.dtype();
+    if (&weights.plane != &bucket.home() || !is_number(dtype)) return;
+    const layout::Slice counted = memory::slice_of(bucket.plan->layout, weights.tensor, Extent::shard,
+                                                   runtime_.spec.mesh, runtime_.teams.all->rank());
+    if (counted.count == 0) return;
+    const uint64_t granule = runtime_.placement(weights.group.places[weights.param_index]).granule;
+    const std::byte *const at = weights.plane.at(counted);
+    double *const result = own_values() + weights.ordinal;
+    if (dtype == FSDP_FLOAT32)
+      return spans.plain.push_back({result, reinterpret_cast<const float *>(at), counted.count, granule});
+    const std::byte *const rest = bucket.has(PlaneKind::rest) ? bucket.plane(PlaneKind::rest).at(counted) : nullptr;
+    spans.compact.push_back({result, reinterpret_cast<const uint16_t *>(at), reinterpret_cast<const int16_t *>(rest),
+                             dtype, counted.count, granule});
+  });
+  return spans;
+}
+
+namespace {
+
+// Values that are zeros from here on, and again at the end of the scope. The norms of gradients add up the values of
+// all parameters, and write only those of trained ones.
+struct ClearedValues {
+  std::span<double> values;
+  explicit ClearedValues(std::span<double> all) : values(all) { std::ranges::fill(values, 0.0); }
+  ~ClearedValues() { std::ranges::fill(values, 0.0); }
+  ClearedValues(const ClearedValues &) = delete;
+  ClearedValues &operator=(const ClearedValues &) = delete;
+};
+
+}  // namespace
+
+void Optimizer::param_weight_norms(device::Stream &caller, double *norms, uint64_t count) {
+  check_norm_count(count, "fsdp_get_param_weight_norms");
+  const CallSpan span(runtime_, "param_weight_norms");
+  const ClearedValues cleared({own_values(), names_.size()});
+  runtime_.join_window(caller);
+  caller.sum_all_squares(weights_.plain);
+  caller.sum_all_compact_squares(weights_.compact);
+  synchronize(caller);
+  add_norms("norms of weights", norms);
+  for_each_slice(runtime_, {PlaneKind::compute}, [&](const PlaneSlice &weights) {
+    if (!is_number(weights.bucket.home().dtype())) norms[weights.ordinal] = std::numeric_limits<double>::quiet_NaN();
+  });
+}
+
+uint64_t Optimizer::count_zero_grads(device::Stream &caller) {
+  const CallSpan span(runtime_, "count_zero_grads");
+  const ClearedValues cleared({own_values(), names_.size()});
+  auto *counts = reinterpret_cast<uint64_t *>(own_values());
+  runtime_.join_window(caller);
+  for (const Shard &shard : shards_)
+    if (shard.counted.count && !is_kept(shard))
+      caller.count_zeros(counts + shard.ordinal,
+                         reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
+                         shard.counted.count);
+  synchronize(caller);
+  uint64_t zeros = 0;
+  exchange_values("zeros of gradients", [&](size_t, double count) { zeros += std::bit_cast<uint64_t>(count); });
+  return zeros;
 }
 
 // The result is the same on all ranks of the model, also on ranks that do not read the norm.
@@ -464,7 +540,7 @@ const char *Optimizer::find_nonfinite(device::Stream &caller) {
     caller.count_nonfinite(counts + measured_ordinals_[i], squares_[i].values, squares_[i].count);
   synchronize(caller);
   size_t first = names_.size();
-  exchange_values([&](size_t p, double count) {
+  exchange_values("numbers that are not finite", [&](size_t p, double count) {
     if (std::bit_cast<uint64_t>(count)) first = std::min(first, p);
   });
   return first < names_.size() ? names_[first] : nullptr;

@@ -29,6 +29,12 @@ struct StatePart {
   fsdp_dtype dtype;
 };
 
+// The parts of weights that this rank counts in their norms, and where each sum goes.
+struct WeightSpans {
+  std::vector<device::SquaresSpan> plain;
+  std::vector<device::CompactSquaresSpan> compact;
+};
+
 // The last norm that was asked for.
 struct KnownNorm {
   bool measured = false;        // was a norm ever measured?
@@ -63,6 +69,10 @@ class Optimizer {
   // Called after the update window has opened, which decides which shards are kept, and after a change of that in it.
   void list_spans() noexcept;
   void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
+  // The same for weights, which need not be trained. A parameter that is not stored as numbers gets NaN.
+  void param_weight_norms(device::Stream &caller, double *norms, uint64_t count);
+  // The number of zeros in the main grads with which the step will change weights.
+  uint64_t count_zero_grads(device::Stream &caller);
   // Scales the main grads. The factor is kept for the model's next meeting, where it must be the same on every rank.
   void scale_grads(double factor, device::Stream &caller);
   // The same, but the factor is not kept: the ranks have already agreed on it.
@@ -94,10 +104,13 @@ class Optimizer {
                                               const std::optional<NormDispute> &own);
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>
-  void exchange_values(Take take);
+  void exchange_values(const char *what, Take take);
+  void check_norm_count(uint64_t count, const char *call) const;
+  void add_norms(const char *what, double *norms);
   void synchronize(device::Stream &stream);
   void make_steps(double lr, const StepNumbers &numbers);
   void clear_codes();
+  WeightSpans list_weights() const;
   const memory::ParamSpec &param_of(const Shard &shard) const noexcept { return shard.param(runtime_); }
   void list_grads() noexcept;
   void cast_kept(device::Stream &stream) const;
@@ -124,7 +137,8 @@ class Optimizer {
   std::vector<device::FloatSpan> grads_;      // main grads of trained parameters; neighbours are one span
   std::vector<device::SquaresSpan> squares_;  // the counted parts of these; each measurement sets where results go
   std::vector<uint32_t> measured_ordinals_;   // for each of squares_, the number of its parameter in the model
-  std::vector<const char *> names_;           // names of all parameters of the model
+  const WeightSpans weights_;
+  std::vector<const char *> names_;  // names of all parameters of the model
 };
 
 }  // namespace fsdp::engine

@@ -121,6 +121,12 @@ device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char 
   return runtime_.caller_stream(stream, call);
 }
 
+device::Stream &UpdateWindow::require_readable(fsdp_stream stream, const char *call) {
+  runtime_.require_eager(call);
+  runtime_.step.require_unfailed(call);
+  return runtime_.caller_stream(stream, call);
+}
+
 void UpdateWindow::capture_norm(bool waits, const char *call) {
   Capture *const capture = graphs_.capture();
   if (!capture) return runtime_.require_eager(call);

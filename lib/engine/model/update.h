@@ -44,7 +44,10 @@ class UpdateWindow {
   void require_grads(const char *call) const { runtime_.step.require_grads(call); }
   // Requires the same, and that the host may wait for results. Returns the stream for the work.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
-  // The same for a norm. It may be part of a graph if no call waits for it, so that the host neither reads nor adds it.
+  // Requires only that no step has failed and that the host may wait for results: weights can be measured at any time.
+  device::Stream &require_readable(fsdp_stream stream, const char *call);
+  // The same as require_measurable() for a norm. It may be part of a graph if no call waits for it, so that the host
+  // neither reads nor adds it.
   device::Stream &require_norm(fsdp_stream stream, bool waits, const char *call);
   // Says what a step still has to do before it can end; empty if nothing.
   std::string list_unfinished() const;

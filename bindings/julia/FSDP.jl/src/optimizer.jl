@@ -23,12 +23,27 @@ function last_norm(model::Model)
     return norm[]
 end
 
+param_names(model::Model) = [param.name for group in model.groups for param in group.params]
+
 "The norm of each parameter's main grad, by its name."
 function param_grad_norms(model::Model; stream = C_NULL)
-    names = [param.name for group in model.groups for param in group.params]
-    norms = zeros(length(names))
+    norms = zeros(length(param_names(model)))
     @call model.state fsdp_get_param_grad_norms(model.number, Ptr{Cvoid}(stream), norms, length(norms))
-    return Dict(zip(names, norms))
+    return Dict(zip(param_names(model), norms))
+end
+
+"The norm of each parameter's main weights, by its name; NaN if it is frozen and has no numbers. At any time."
+function param_weight_norms(model::Model; stream = C_NULL)
+    norms = zeros(length(param_names(model)))
+    @call model.state fsdp_get_param_weight_norms(model.number, Ptr{Cvoid}(stream), norms, length(norms))
+    return Dict(zip(param_names(model), norms))
+end
+
+"The number of zeros in the main grads with which the step will change weights."
+function count_zero_grads(model::Model; stream = C_NULL)
+    found = Ref{UInt64}(0)
+    @call model.state fsdp_count_zero_grads(model.number, Ptr{Cvoid}(stream), found)
+    return Int(found[])
 end
 
 "Multiply this rank's main grads, alike on every rank."

@@ -22,7 +22,10 @@
         finish_grads(model)
         @test grad_norm(model) ≈ sqrt(32 * 4)
         @test param_grad_norms(model)["b"] == 0
+        @test count_zero_grads(model) == 4
+        norms = param_weight_norms(model)
         discard_step(model)
+        @test param_weight_norms(model) == norms && norms["w"] > 0
         @test all_reduce_values(context, rank(context) + 1, FSDP.VALUE_SUM) == 3.0
         FSDP.stats(model).step
     end

@@ -138,10 +138,11 @@ impl Dtype {
 ///                GPU each need streams of their own. NULL, the legacy default stream, is one stream for all of these
 ///                ranks: the work of one rank would queue behind the work of another rank that waits for it.
 ///   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
-///                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_check_grads, fsdp_check_replicas,
-///                fsdp_wait_stream, the calls that load and read parameters, main gradients and states,
-///                fsdp_discard_step, fsdp_begin_capture, and fsdp_prepare_replay while 64 replays are under way. Ranks
-///                still synchronize on the host where a call says "Blocks: peers".
+///                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_get_param_weight_norms,
+///                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
+///                and read parameters, main gradients and states, fsdp_discard_step, fsdp_begin_capture, and
+///                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
+///                says "Blocks: peers".
 ///   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
 ///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
 ///                calls differ, MISMATCH comes at the latest at the end of the step.

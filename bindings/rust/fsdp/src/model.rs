@@ -269,6 +269,15 @@ impl Model {
         Ok(norm)
     }
 
+    /// The L2 norm of each parameter's main weights, in the order of declaration; NaN if it is frozen and has no
+    /// numbers.
+    pub fn param_weight_norms(&mut self) -> Result<Vec<f64>> {
+        let mut norms = vec![0.0; self.info()?.param_count as usize];
+        let (pointer, count, stream) = (norms.as_mut_ptr(), norms.len() as u64, self.stream.get());
+        check(unsafe { sys::fsdp_get_param_weight_norms(self.raw, stream, pointer, count) })?;
+        Ok(norms)
+    }
+
     /// The handle, for calls of [`sys`].
     pub fn as_raw(&self) -> *mut sys::fsdp_model {
         self.raw

@@ -112,6 +112,18 @@ impl<'m> Window<'m> {
         Ok(norms)
     }
 
+    /// As [`Model::param_weight_norms`], of the weights as they are in this window.
+    pub fn param_weight_norms(&mut self) -> Result<Vec<f64>> {
+        self.model.param_weight_norms()
+    }
+
+    /// The number of zeros in the main grads with which the step will change weights.
+    pub fn count_zero_grads(&mut self) -> Result<u64> {
+        let (mut zeros, stream) = (0, self.model.stream.get());
+        check(unsafe { sys::fsdp_count_zero_grads(self.model.raw, stream, &mut zeros) })?;
+        Ok(zeros)
+    }
+
     /// Multiplies this rank's main grads; every rank gives the same factors.
     pub fn scale_grads(&mut self, factor: f64) -> Result<()> {
         check(unsafe { sys::fsdp_scale_grads(self.model.raw, factor, self.model.stream.get()) })

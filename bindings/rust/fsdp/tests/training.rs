@@ -134,7 +134,10 @@ fn contributions_add_up_and_a_missing_gradient_counts_as_zeros() {
         }
         assert_eq!(window.param_grad_norms().unwrap()[1], 0.0);
         assert_eq!(window.check_grads().unwrap(), None);
+        assert_eq!(window.count_zero_grads().unwrap(), 4);
+        let norms = window.param_weight_norms().unwrap();
         window.discard().unwrap();
+        assert_eq!(model.param_weight_norms().unwrap(), norms);
         drop(model);
         context.close().unwrap();
     });

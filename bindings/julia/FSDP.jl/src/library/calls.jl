@@ -901,6 +901,37 @@ parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks:
 
 raw"""
 ```text
+Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
+The fp64 sums have the order of fsdp_get_param_grad_norms; padding and copies are not counted. Main weights of
+FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no
+main weights, so its compute weights are measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure,
+and its norm is NaN. norm_count must be the number of parameters of the model. Inside the window, the weights are
+those that loads, edits and earlier work of the window have left.
+Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
+INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
+PEER_FAILED, TIMEOUT. Since 0.2.
+```
+"""
+@inline fsdp_get_param_weight_norms(model, stream, norms, norm_count) =
+    @waits libfsdp.fsdp_get_param_weight_norms(model::Ptr{fsdp_model}, stream::Ptr{Cvoid}, norms::Ptr{Float64},
+        norm_count::UInt64)::Int32
+
+raw"""
+```text
+Count the elements of the main grads that are exactly +0 or -0, over the whole model: each element once, whichever
+ranks keep it, and no padding. The gradients are those of the window, so after fsdp_finish_grads has scaled them.
+*zero_count is the same on every rank. Parameters that the step leaves unchanged are not counted: those that are
+FROZEN or not trained now, and, with FSDP_MISSING_GRAD_SKIP, those to which no rank has given a gradient. With
+FSDP_MISSING_GRAD_ZEROS all elements of a missing gradient count.
+Collective: the mesh. Blocks: peers, and the stream. Window: inside, with gradients. Errors: INVALID_ARGUMENT,
+INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+```
+"""
+@inline fsdp_count_zero_grads(model, stream, zero_count) =
+    @waits libfsdp.fsdp_count_zero_grads(model::Ptr{fsdp_model}, stream::Ptr{Cvoid}, zero_count::Ptr{UInt64})::Int32
+
+raw"""
+```text
 Multiply this rank's main grads. Every rank must give the same factors in the same order: the next norm, clip or end
 of the step compares them (MISMATCH). Collective: no, but make the same calls on every rank. Blocks: local work.
 Window: inside. Since 0.2.

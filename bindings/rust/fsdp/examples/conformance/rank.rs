@@ -401,9 +401,14 @@ impl Rank {
         let mut values: Vec<f64> = (0..line.integer(2)).map(|i| self.value_at(line, 3, 0, i)).collect();
         let op = ValueOp::from_raw(line.integer(1) as i32).expect("an op");
         self.context().all_reduce_values(&mut values, op)?;
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        Ok(format!("{:08x}", crc32(0, &bytes)))
+        Ok(crc_of_doubles(&values))
     }
+}
+
+/// The CRC-32 of doubles.
+pub fn crc_of_doubles(values: &[f64]) -> String {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    format!("{:08x}", crc32(0, &bytes))
 }
 
 /// A status of the header's as the crate tells it.

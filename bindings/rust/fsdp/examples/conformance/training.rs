@@ -2,7 +2,7 @@
 //! The calls of a step. Holds last from line to line, longer than a guard can: they are leaked by unshard, read by a guard of
 //! their own, and returned by the model's reshard.
 use crate::line::Line;
-use crate::rank::{as_bytes, crc32, crc_of, nothing, status, Rank};
+use crate::rank::{as_bytes, crc32, crc_of, crc_of_doubles, nothing, status, Rank};
 use fsdp::{sys, AdamwOptions, Bf16, Dtype, E4m3, FullGrad, Grad, Phase, Plane, Result, ScaleE8m0, Weights, F16};
 use std::ptr::null_mut;
 
@@ -38,6 +38,9 @@ impl Rank {
             "get_stats" => self.get_stats(line),
             "get_model_info" => self.get_model_info(line),
             "apply_grads" => self.apply_grads(line),
+            "get_param_weight_norms" => {
+                self.model(name).and_then(|model| Ok(crc_of_doubles(&model.param_weight_norms()?)))
+            }
             _ => return self.in_window(line),
         })
     }
@@ -51,6 +54,8 @@ impl Rank {
             "step_adamw" => nothing(model.and_then(|model| model.window()?.step_adamw(x, &adamw_options(line)))),
             "scale_grads" => nothing(model.and_then(|model| model.window()?.scale_grads(x))),
             "get_grad_norm" => model.and_then(|model| Ok(hex_of(model.window()?.grad_norm()?))),
+            "get_param_grad_norms" => model.and_then(|model| Ok(crc_of_doubles(&model.window()?.param_grad_norms()?))),
+            "count_zero_grads" => model.and_then(|model| Ok(model.window()?.count_zero_grads()?.to_string())),
             "clip_grads" => model.and_then(|model| Ok(hex_of(model.window()?.clip_grads(x)?))),
             "check_grads" => {
                 model.and_then(|model| Ok(u32::from(model.window()?.check_grads()?.is_some()).to_string()))
