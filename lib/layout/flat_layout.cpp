@@ -30,11 +30,14 @@ uint64_t granule_rows(const TensorSpec &spec, uint64_t rows, uint64_t index) {
 }
 
 Placement measure(const TensorSpec &spec, uint64_t index) {
-  const uint64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
-  uint64_t row = 1;
+  if (spec.row_dimensions == 0 || spec.row_dimensions > std::max<size_t>(spec.shape.size(), 1))
+    fail(FSDP_INVALID_ARGUMENT, "tensor {}: rows in {} of {} dimensions", index, spec.row_dimensions,
+         spec.shape.size());
+  uint64_t rows = 1, row = 1;
   for (size_t d = 0; d < spec.shape.size(); ++d) {
     if (spec.shape[d] == 0) fail(FSDP_INVALID_ARGUMENT, "tensor {}: dimension {} is 0", index, d);
-    if (d > 0) row = checked_multiply(row, spec.shape[d], "elements of a row");
+    uint64_t &count = d < spec.row_dimensions ? rows : row;
+    count = checked_multiply(count, spec.shape[d], d < spec.row_dimensions ? "rows of a tensor" : "elements of a row");
   }
   const uint64_t count = checked_multiply(rows, row, "elements of a tensor");
   return {0, 0, count, row, checked_multiply(granule_rows(spec, rows, index), row, "elements of a granule")};
@@ -89,7 +92,8 @@ uint64_t hash_of(const FlatLayout &layout, std::span<const TensorSpec> tensors) 
   for (const TensorSpec &spec : tensors) {
     digest.add(static_cast<uint64_t>(spec.granule));
     digest.add(spec.granule == FSDP_GRANULE_BLOCK ? spec.granule_rows : 0);
-    digest.add(spec.shape.size());
+    const uint64_t beyond_one = spec.row_dimensions - 1;  // 0 for most tensors, so that their hashes are old ones
+    digest.add(spec.shape.size() | beyond_one << 32);
     for (uint64_t size : spec.shape) digest.add(size);
   }
   return digest.hash();
@@ -154,8 +158,12 @@ std::string check_sub_buckets(const FlatLayout &layout, uint64_t multiple) {
 }
 
 std::string check_shape(const Placement &placed, const TensorSpec &spec, size_t index) {
-  const uint64_t rows = spec.shape.empty() ? 1 : spec.shape[0];
-  const uint64_t count = std::accumulate(spec.shape.begin(), spec.shape.end(), uint64_t{1}, std::multiplies<>());
+  const auto product = [](auto begin, auto end) {
+    return std::accumulate(begin, end, uint64_t{1}, std::multiplies<>());
+  };
+  const auto first = spec.shape.begin(), behind = spec.shape.end();
+  const uint64_t rows = spec.shape.empty() ? 1 : product(first, first + spec.row_dimensions);
+  const uint64_t count = product(first, behind);
   uint64_t granule = count / rows;
   if (spec.granule == FSDP_GRANULE_BLOCK)
     granule *= spec.scaled() ? spec.granule_rows : std::min(spec.granule_rows, rows);

@@ -33,6 +33,7 @@ struct TensorSpec {
   // For a quantized tensor, the number of scales of a whole granule and of the tensor, which may be smaller than a
   // granule; else 0. Either all tensors of a layout are quantized or none is.
   uint64_t granule_scales = 0, scale_count = 0;
+  uint32_t row_dimensions = 1;  // a row spans all dimensions but these first ones; a scalar has 1
 
   bool scaled() const { return granule_scales != 0; }
 };
@@ -77,7 +78,7 @@ struct FlatLayout {
   Slice slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_t group) const;
 };
 
-// Throws INVALID_ARGUMENT on sizes that overflow, a dimension of 0 or a granule that makes no sense.
+// Throws INVALID_ARGUMENT on sizes that overflow, a dimension of 0, or a row or granule that makes no sense.
 FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks);
 
 // validate() checks every promise above; validate_scales() checks that each rank has exactly the scales of the elements

@@ -24,6 +24,7 @@ struct ParamSpec {
   uint32_t flags = 0;
   fsdp_granule granule = FSDP_GRANULE_ROW;
   uint64_t granule_rows = 0;
+  uint32_t row_dimensions = 1;  // a row spans all dimensions but these first ones; a scalar has 1
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
   fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
@@ -33,6 +34,16 @@ struct ParamSpec {
   void *user_data = nullptr;
 
   bool is_box() const { return !global_shape.empty(); }
+  uint64_t rows() const {
+    uint64_t count = 1;
+    for (size_t d = 0; d < shape.size() && d < row_dimensions; ++d) count *= shape[d];
+    return count;
+  }
+  uint64_t row_size() const {
+    uint64_t size = 1;
+    for (size_t d = row_dimensions; d < shape.size(); ++d) size *= shape[d];
+    return size;
+  }
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
   bool quantized() const { return quantization != 0; }
   bool has_gradient() const { return !frozen() && trained; }

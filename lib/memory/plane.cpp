@@ -34,9 +34,9 @@ uint64_t product(std::span<const uint64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), uint64_t{1}, std::multiplies<>());
 }
 
-// The number of rows of the first dimension that stay together: blocks as they were declared, of whole units.
+// The number of rows that stay together: blocks as they were declared, of whole units.
 uint64_t rows_together(const ParamSpec &param, uint64_t unit) {
-  const uint64_t rows = round_up(param.shape.empty() ? 1 : param.shape.front(), unit, "rows of a granule");
+  const uint64_t rows = round_up(param.rows(), unit, "rows of a granule");
   switch (param.granule) {
     case FSDP_GRANULE_BLOCK: return std::min(checked_lcm(std::min(param.granule_rows, rows), unit, "a granule"), rows);
     case FSDP_GRANULE_TENSOR: return rows;
@@ -46,19 +46,18 @@ uint64_t rows_together(const ParamSpec &param, uint64_t unit) {
 
 uint64_t count_blocks(uint64_t elements) { return divide_up(elements, coded_block); }
 
-uint64_t row_size(const ParamSpec &param) {
-  return param.shape.empty() ? 1 : param.element_count / param.shape.front();
-}
-
-// The number of rows of the first dimension in a granule. A granule cuts no block, neither of the compute weights nor
-// of a state. With more than two dimensions each row consists of whole matrices, and so of whole blocks of the compute
-// weights.
+// The number of rows in a granule. A granule cuts no block, neither of the compute weights nor of a state.
 uint64_t granule_rows_of(const ParamSpec &param) {
   uint64_t least = 1;
-  if (param.coded_states) least = coded_block / std::gcd(coded_block, row_size(param));
+  if (param.coded_states) least = coded_block / std::gcd(coded_block, param.row_size());
   if (!param.quantized() || scales_whole_tensors(param.quantization)) return rows_together(param, least);
-  const uint64_t of_weights = param.shape.size() == 2 ? find_quantization(param.quantization).granule_rows : 1;
-  return rows_together(param, std::lcm(least, of_weights));
+  return rows_together(param, checked_lcm(least, block_rows(param), "rows of a granule"));
+}
+
+layout::TensorSpec make_tensor(const ParamSpec &param, fsdp_granule granule, uint64_t granule_rows) {
+  layout::TensorSpec tensor{param.shape, granule, granule_rows};
+  tensor.row_dimensions = param.row_dimensions;
+  return tensor;
 }
 
 // The number in the whole tensor of an element of a box.
@@ -146,24 +145,23 @@ uint64_t raised_granule(const ParamSpec &param) {
   if (param.granule == FSDP_GRANULE_TENSOR || param.shape.empty()) return 0;
   const uint64_t declared = param.granule == FSDP_GRANULE_BLOCK ? param.granule_rows : 1;
   const layout::TensorSpec tensor = tensor_of(param);
-  if (tensor.granule != FSDP_GRANULE_BLOCK || declared >= param.shape.front()) return 0;
+  if (tensor.granule != FSDP_GRANULE_BLOCK || declared >= param.rows()) return 0;
   return tensor.granule_rows > declared ? tensor.granule_rows : 0;
 }
 
 // All forms have the same number of scales per granule, so one layout serves all of them.
 layout::TensorSpec tensor_of(const ParamSpec &param) {
   if (!param.quantized() || scales_whole_tensors(param.quantization))
-    return param.coded_states ? coded_tensor_of(param)
-                              : layout::TensorSpec{param.shape, param.granule, param.granule_rows};
-  layout::TensorSpec tensor{param.shape, FSDP_GRANULE_BLOCK, granule_rows_of(param)};
+    return param.coded_states ? coded_tensor_of(param) : make_tensor(param, param.granule, param.granule_rows);
+  layout::TensorSpec tensor = make_tensor(param, FSDP_GRANULE_BLOCK, granule_rows_of(param));
   tensor.granule_scales = count_scales(param, tensor.granule_rows);
   tensor.scale_count = product(scale_shapes(param).front());
   return tensor;
 }
 
 layout::TensorSpec coded_tensor_of(const ParamSpec &param) {
-  layout::TensorSpec tensor{param.shape, FSDP_GRANULE_BLOCK, granule_rows_of(param)};
-  tensor.granule_scales = tensor.granule_rows * row_size(param) / coded_block;
+  layout::TensorSpec tensor = make_tensor(param, FSDP_GRANULE_BLOCK, granule_rows_of(param));
+  tensor.granule_scales = tensor.granule_rows * param.row_size() / coded_block;
   tensor.scale_count = count_blocks(param.element_count);
   return tensor;
 }
@@ -232,15 +230,17 @@ BlockSize block_size(fsdp_quantization quantization, uint32_t form) {
   return find_quantization(quantization).forms[form];
 }
 
+// A number of matrix rows that a block needs are whole rows of the parameter, or parts of one.
 uint64_t block_rows(const ParamSpec &param) {
   const uint64_t least = find_quantization(param.quantization).granule_rows;
-  return least && param.shape.size() > 2 ? 1 : least;
+  if (!least) return 0;
+  const uint64_t block = checked_multiply(least, param.shape.back(), "elements of a row of blocks");
+  return checked_lcm(block, param.row_size(), "elements of a row of blocks") / param.row_size();
 }
 
 uint64_t count_scales(const ParamSpec &param, uint64_t rows) {
   const uint64_t columns = param.shape.back();
-  const uint64_t matrix_rows =
-      checked_multiply(rows, product(std::span(param.shape).subspan(1)) / columns, "rows of a granule");
+  const uint64_t matrix_rows = checked_multiply(rows, param.row_size(), "elements of a granule") / columns;
   const BlockSize block = find_quantization(param.quantization).forms.front();
   return checked_multiply(divide_up(matrix_rows, block.rows), divide_up(columns, block.columns), "scales of a granule");
 }
@@ -291,13 +291,15 @@ std::optional<std::string> find_misfit(const ParamSpec &param, const std::string
   if (dimensions < 2) return format_text("{} needs a matrix, 2 dimensions or more, but it has {}", which, dimensions);
   const uint64_t rows = param.shape[dimensions - 2], least = kind.granule_rows;
   if ((dimensions > 2 || !kind.edges) && rows % least)
-    return format_text("{} needs matrices of a multiple of {} rows{}, but shape[{}] is {}", which, least,
-                       kind.edges ? " where there are several" : "", dimensions - 2, rows);
+    return format_text("{} needs matrices of a multiple of {} rows{}, but shape[{}] is {}{}", which, least,
+                       kind.edges ? " where there are several" : "", dimensions - 2, rows,
+                       kind.edges ? "; pad the matrices, or declare each one as a parameter" : "; pad the matrices");
   if (!kind.edges && param.shape.back() % least)
     return format_text("{} needs matrices of a multiple of {} columns, but shape[{}] is {}", which, least,
                        dimensions - 1, param.shape.back());
-  if (dimensions == 2 && param.granule == FSDP_GRANULE_BLOCK && param.granule_rows % least)
-    return format_text("{} needs granules of a multiple of {} rows, but granule_rows is {}", which, least,
+  if (const uint64_t unit = block_rows(param); param.granule == FSDP_GRANULE_BLOCK && param.granule_rows % unit)
+    return format_text("{} needs granules of a multiple of {} rows{}, but granule_rows is {}", which, unit,
+                       param.row_dimensions > 1 ? format_text(" of {} elements", param.row_size()) : "",
                        param.granule_rows);
   return {};
 }

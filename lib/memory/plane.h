@@ -189,9 +189,9 @@ struct BlockSize {
 };
 BlockSize block_size(fsdp_quantization quantization, uint32_t form);
 
-// The smallest number of rows of the first dimension that can be quantized, and loaded, separately; 0: all of them.
+// The smallest number of rows that can be quantized, and loaded, separately; 0: all of them.
 uint64_t block_rows(const ParamSpec &param);
-// The number of scales in each form of `rows` rows of the first dimension, which are whole blocks.
+// The number of scales in each form of `rows` rows, which are whole blocks.
 uint64_t count_scales(const ParamSpec &param, uint64_t rows);
 
 // A stored form of a parameter, or of one of its states, as a tensor: its shape and, for a box, the shape of the whole

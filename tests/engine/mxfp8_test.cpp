@@ -353,9 +353,10 @@ TEST_F(Mxfp8Misuse, SizesThatCannotBeQuantizedAreNamed) {
       std::string(text),
       "parameter 'columns' of group 'g': FSDP_QUANTIZE_MXFP8 needs matrices of a multiple of 32 columns, but shape[1] "
       "is 33\n"
-      "parameter 'rows' of group 'g': FSDP_QUANTIZE_MXFP8 needs matrices of a multiple of 32 rows, but shape[0] is 48\n"
+      "parameter 'rows' of group 'g': FSDP_QUANTIZE_MXFP8 needs matrices of a multiple of 32 rows, but shape[0] is 48; "
+      "pad the matrices\n"
       "parameter 'stack' of group 'g': FSDP_QUANTIZE_MXFP8 needs matrices of a multiple of 32 rows, but shape[1] is "
-      "16\n");
+      "16; pad the matrices\n");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "'columns'", "2 more");
 }
 

@@ -110,6 +110,7 @@ class Random {
     const uint64_t round = below(2) ? 1 : 16;
     for (uint64_t d = below(4); d-- > 0;) spec.shape.push_back(size(500) * (below(2) ? 1 : round));
     if (spec.shape.size() == 3) spec.shape[2] = size(20);
+    spec.row_dimensions = static_cast<uint32_t>(1 + below(std::max<uint64_t>(spec.shape.size(), 1)));
     return spec;
   }
 
@@ -199,6 +200,54 @@ TEST(FlatLayout, SmallTensorsPadLittleMoreThanTheirRowsDoInASweep) {
   }
   EXPECT_LT(many, 4096 / 33);
   EXPECT_LT(worst, 2.1);
+}
+
+TensorSpec stack(std::vector<uint64_t> shape, uint32_t row_dimensions) {
+  TensorSpec spec = tensor(std::move(shape));
+  spec.row_dimensions = row_dimensions;
+  return spec;
+}
+
+// 8 experts on more ranks than experts, or on a number that does not divide them.
+TEST(FlatLayout, StacksPadLittleWhereRanksDivideTheirMatrices) {
+  const std::vector<uint64_t> experts{8, 2048, 7168};
+  EXPECT_DOUBLE_EQ(padding_percent({stack(experts, 1)}, 16), 100);
+  EXPECT_DOUBLE_EQ(padding_percent({stack(experts, 1)}, 24), 200);
+  for (const uint32_t ranks : {3u, 16u, 24u, 100u, 256u}) EXPECT_LT(padding_percent({stack(experts, 2)}, ranks), 1);
+  const std::vector<uint64_t> pair{2, uint64_t{64} << 20};
+  EXPECT_DOUBLE_EQ(padding_percent({stack(pair, 1)}, 8), 300);
+  EXPECT_LT(padding_percent({stack(pair, 2)}, 8), 0.01);
+}
+
+TEST(FlatLayout, KeepsItsPromisesForStacksOnAnyRanks) {
+  const std::vector<std::vector<uint64_t>> shapes{{1},         {7},          {3, 5},          {5, 1, 3},
+                                                  {4, 6, 10},  {8, 33, 64},  {2, 3, 5, 7},    {1, 300, 2},
+                                                  {17, 1, 96}, {2, 2, 2, 8}, {1, 1, 129, 11}, {6, 128, 128}};
+  for (uint32_t ranks = 1; ranks < 40; ranks += ranks < 9 ? 1 : 6) {
+    Tensors all;
+    for (const std::vector<uint64_t> &shape : shapes)
+      for (uint32_t rows = 1; rows <= shape.size(); ++rows)
+        for (const fsdp_granule granule : {FSDP_GRANULE_ROW, FSDP_GRANULE_BLOCK, FSDP_GRANULE_TENSOR}) {
+          TensorSpec spec = stack(shape, rows);
+          spec.granule = granule, spec.granule_rows = 3;
+          const FlatLayout alone = build_flat_layout({&spec, 1}, ranks);
+          ASSERT_EQ(validate(alone, {&spec, 1}), "") << ranks << " ranks";
+          check_slices(alone);
+          all.push_back(std::move(spec));
+        }
+    const FlatLayout layout = build_flat_layout(all, ranks);
+    ASSERT_EQ(validate(layout, all), "") << ranks << " ranks";
+    check_slices(layout);
+  }
+}
+
+// The independent check sees a boundary inside a row, and rows of another kind.
+TEST(FlatLayout, ChecksRowsOfStacks) {
+  const Tensors tensors{stack({4, 6, 10}, 2)};
+  const FlatLayout layout = build_flat_layout(tensors, 8);
+  EXPECT_EQ(validate(layout, tensors), "");
+  EXPECT_NE(validate(layout, Tensors{stack({4, 6, 10}, 1)}), "");
+  EXPECT_NE(validate(layout, Tensors{stack({4, 6, 10}, 3)}), "");
 }
 
 TEST(FlatLayout, SlicesCoverRealisticLayers) {
@@ -309,6 +358,9 @@ TEST(FlatLayout, HashDiffersWithEveryInput) {
   changed([](Tensors &t) { t[0].shape = {32, 64}; });
   changed([](Tensors &t) { t[0].shape = {64, 2, 16}; });
   changed([](Tensors &t) { t[0].shape = {64, 33}; });
+  changed([](Tensors &t) { t[0].row_dimensions = 2; });
+  changed([](Tensors &t) { t[0].shape = {64, 1, 32}; });
+  changed([](Tensors &t) { t[0].shape = {64, 1, 32}, t[0].row_dimensions = 2; });  // the same rows
   changed([](Tensors &t) { t[1].shape = {129}; });
   changed([](Tensors &t) { t[1].shape = {1, 128}; });
   changed([](Tensors &t) { t[2].granule_rows = 16; });
@@ -342,6 +394,10 @@ TEST(FlatLayout, RejectsWhatMakesNoSense) {
   EXPECT_EQ(status_of({tensor({4, 4}, FSDP_GRANULE_BLOCK, 0)}, 2), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({4, 4}, 7)}, 2), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({4, 4}, 0)}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({stack({4, 4}, 0)}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({stack({4, 4}, 3)}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({stack({}, 2)}, 2), FSDP_INVALID_ARGUMENT);
+  EXPECT_EQ(status_of({stack({}, 1), stack({4, 4}, 2)}, 2), FSDP_OK);
 }
 
 TEST(FlatLayout, RejectsSizesThatOverflow) {

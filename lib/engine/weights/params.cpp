@@ -204,7 +204,7 @@ void Params::check_blocks(const Tensor &tensor, uint64_t row_offset, uint64_t ro
          "{}: parameter '{}' is FROZEN and has one scale (FSDP_QUANTIZE_FP8), which is made of all of its rows; call "
          "fsdp_load_param",
          tensor.call, tensor.name);
-  if (row_offset % block || (end % block && end != tensor.param.shape.front()))
+  if (row_offset % block || (end % block && end != tensor.param.rows()))
     fail(FSDP_INVALID_ARGUMENT,
          "{}: rows [{}, {}) of parameter '{}' are not whole blocks of {} rows, of which its planes are made",
          tensor.call, row_offset, end, tensor.name, block);
