@@ -17,7 +17,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
     for (int at = 0, dies = 1; dies; at += step_of(7)) {
       const std::vector<int> codes =
           transport::test::await_processes(transport::test::start_processes(3, [&](Rank &rank) {
-            Part part(model(three), rank.rank());
+            Part part(stacked(three), rank.rank());
             part.fill(2);
             rank.meet();
             std::optional<FaultScope> fault;
@@ -67,7 +67,7 @@ TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
            word.state == SaveState::committing;
   };
   const std::vector<int> codes = run_processes([&](Rank &rank) {
-    Part part(model(three), rank.rank());
+    Part part(stacked(three), rank.rank());
     part.fill(2);
     std::optional<FaultScope> slow;
     if (rank.rank() == 0) slow.emplace(SystemFault{SystemFault::Way::waits, -1, 2000, "renameat2"});
@@ -91,7 +91,7 @@ TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
 TEST_F(CheckpointJob, OfADiskThatHangsIsNoDeath) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   const std::vector<int> codes = run_processes([&](Rank &rank) {
-    Part part(model(three), rank.rank());
+    Part part(stacked(three), rank.rank());
     part.fill(2);
     std::optional<FaultScope> slow;
     if (rank.rank() == 1) slow.emplace(SystemFault{SystemFault::Way::waits, 0, 3000, "pwrite"});

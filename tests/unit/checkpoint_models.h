@@ -50,6 +50,13 @@ inline memory::ModelSpec model(const layout::Mesh &mesh, uint64_t rows = 37) {
   return spec;
 }
 
+// The same with a stack that ranks divide inside its matrices, so that a rank has several files of a kind.
+inline memory::ModelSpec stacked(const layout::Mesh &mesh) {
+  memory::ModelSpec spec = model(mesh);
+  for (memory::GroupSpec &group : spec.groups) group.params[1].row_dimensions = 2;
+  return spec;
+}
+
 inline std::vector<layout::Mesh> meshes() {
   using enum layout::OuterAxis;
   std::vector<layout::Mesh> all;

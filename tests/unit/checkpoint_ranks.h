@@ -31,7 +31,7 @@ namespace fsdp::checkpoint {
 namespace fs = std::filesystem;
 using fsdp::test::FaultScope;
 using fsdp::test::SystemFault;
-using test::mesh, test::meshes, test::model, test::param;
+using test::mesh, test::meshes, test::model, test::param, test::stacked;
 using transport::test::Rank;
 using transport::test::require;
 using transport::test::run_threads;
@@ -60,8 +60,7 @@ struct Part {
       : spec(given), plan(plan_model(spec)), shards(spec, plan, true, 64), rank(place) {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
-      bytes[tensor.name].resize(rows.count ? *stored_bytes(*tensor.type, ModelShards::box_of(tensor, rows).count())
-                                           : 0);
+      bytes[tensor.name].resize(*stored_bytes(*tensor.type, rows.count * tensor.row_size()));
     }
   }
   template <class Visit>  // (name, first byte in the whole tensor, the bytes here)
@@ -69,12 +68,14 @@ struct Part {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
       if (rows.count == 0) continue;
-      const Box kept = ModelShards::box_of(tensor, rows);
-      const RunWalk runs(kept, whole(tensor.global_shape()), kept);
       const uint64_t element = tensor.type->bits / 8;
-      for (uint64_t i = 0; i < runs.run_count(); ++i)
-        visit(tensor.name, runs[i].from * element,
-              std::span(bytes[tensor.name]).subspan(runs[i].to * element, runs[i].count * element));
+      std::span<std::byte> left = bytes[tensor.name];
+      for (const Box &kept : ModelShards::boxes_of(tensor, rows)) {
+        const RunWalk runs(kept, whole(tensor.global_shape()), kept);
+        for (uint64_t i = 0; i < runs.run_count(); ++i)
+          visit(tensor.name, runs[i].from * element, left.subspan(runs[i].to * element, runs[i].count * element));
+        left = left.subspan(kept.count() * element);
+      }
     }
   }
   void fill(uint64_t seed) {

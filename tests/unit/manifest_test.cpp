@@ -50,6 +50,42 @@ TEST(Manifest, IsReadAsItWasWritten) {
   EXPECT_EQ(parse_manifest(write_manifest(nothing), "m"), nothing);
 }
 
+// A stack of 3 matrices [4, 2]: ranks have cut the second one after its first row, and the third one in the middle.
+Manifest stacked() {
+  Manifest manifest = small();
+  manifest.tensors[0] = {"w",
+                         find_element_type("F32"),
+                         {3, 4, 2},
+                         {{{{0, 0, 0}, {1, 4, 2}}, {{0, 1, 1}}, 0},
+                          {{{1, 0, 0}, {1, 4, 2}}, {{0, 1, 1}, {1, 1, 3}}, 1},
+                          {{{2, 0, 0}, {1, 4, 2}}, {{0, 2, 2}}, 1}}};
+  return manifest;
+}
+
+// Older releases read version 1, and would take the rows of such parts for rows of the first dimension.
+TEST(Manifest, IsOfVersion2IfRanksHaveCutMatricesOfAStack) {
+  EXPECT_EQ(parse_manifest(write_manifest(stacked()), "m"), stacked());
+  EXPECT_NE(write_manifest(stacked()).find("\"version\":2,"), std::string::npos);
+  EXPECT_NE(write_manifest(small()).find("\"version\":1,"), std::string::npos);
+}
+
+TEST(Manifest, RefusesAnAxisThatIsNotThePartsOwn) {
+  for (const auto &[from, to, wrong] :
+       {std::tuple{"\"axis\":1", "\"axis\":2", "an axis before which the part has one index of each"},
+        std::tuple{"\"axis\":1", "\"axis\":3", "an axis before which the part has one index of each"},
+        std::tuple{"\"axis\":1", "\"axis\":0", "an axis before which the part has one index of each"},
+        std::tuple{",\"axis\":1", "", "cuts of all 1 rows"}}) {
+    std::string text = write_manifest(stacked());
+    text.replace(text.find(from), std::string_view(from).size(), to);
+    try {
+      parse_manifest(text, "m");
+      ADD_FAILURE() << to << " was read";
+    } catch (const Error &error) {
+      EXPECT_NE(error.message.find(wrong), std::string::npos) << error.message;
+    }
+  }
+}
+
 TEST(Manifest, RowsThatRanksCutAlikeAreOneRun) {
   ManifestPart part;
   part.add_rows(4, 10);
@@ -142,13 +178,13 @@ std::string with_version(const std::string &version) {
 }
 
 TEST(Manifest, OfANewerReleaseIsToldSo) {
-  EXPECT_EQ(parse_manifest(with_version("1"), "m"), small());
+  for (const char *known : {"1", "2"}) EXPECT_EQ(parse_manifest(with_version(known), "m"), small());
   try {
-    parse_manifest(with_version("2"), "m");
+    parse_manifest(with_version("3"), "m");
     FAIL() << "it was read";
   } catch (const Error &error) {
     EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
-    EXPECT_EQ(error.message, "m: it is of version 2 of the format; this release reads version 1");
+    EXPECT_EQ(error.message, "m: it is of version 3 of the format; this release reads versions 1 to 2");
   }
 }
 

@@ -95,14 +95,14 @@ TEST(ModelShards, AreNamedAsPyTorchNamesThem) {
   EXPECT_EQ(step->type->name, "F64");
   EXPECT_TRUE(step->shape().empty());
   EXPECT_EQ(std::ranges::find(counted.tensors(), "state.g4.frozen.step", &KeptTensor::name), counted.tensors().end());
-  EXPECT_EQ(ModelShards::box_of(shards.tensors()[0], {3, 5}), (Box{{3, 0}, {5, 24}}));
+  EXPECT_EQ(ModelShards::boxes_of(shards.tensors()[0], {3, 5}), (std::vector<Box>{{{3, 0}, {5, 24}}}));
 }
 
 uint64_t bytes_of(const ModelShards &shards, uint32_t rank) {
   uint64_t bytes = 0;
   for (const KeptTensor &tensor : shards.tensors()) {
     const RowRange rows = shards.rows(tensor, rank);
-    if (rows.count) bytes += *stored_bytes(*tensor.type, ModelShards::box_of(tensor, rows).count());
+    bytes += *stored_bytes(*tensor.type, rows.count * tensor.row_size());
   }
   return bytes;
 }
@@ -355,7 +355,7 @@ TEST(LoadPlan, TakesABoxFromBoxes) {
           else
             manifest.tensors[0].parts.push_back(tensors[0].parts[0]);
           for (const uint32_t writer : shards.writers(ShardKind::weights))
-            files.push_back(ModelShards::box_of(shards.tensors()[0], shards.rows(shards.tensors()[0], writer)));
+            files.push_back(shards.written_by(writer, ShardKind::weights)[0].box);
         }
         const memory::ModelSpec spec = boxed(3, wanted);
         const memory::ModelPlan plan = plan_model(spec);
@@ -367,7 +367,7 @@ TEST(LoadPlan, TakesABoxFromBoxes) {
           const KeptTensor &own = shards.tensors()[0];
           for (const LoadedFile &file : load.files)
             for (const LoadedRows &rows : file.rows) {
-              EXPECT_EQ(rows.kept, ModelShards::box_of(own, shards.kept_rows(own, rank)));
+              EXPECT_EQ(ModelShards::boxes_of(own, shards.kept_rows(own, rank)), (std::vector<Box>{rows.kept}));
               EXPECT_EQ(intersect(rows.box, rows.kept), rows.box);
               EXPECT_EQ(intersect(rows.box, files.at(file.file)), rows.box);
               taken += rows.box.count();

@@ -16,7 +16,8 @@ namespace {
 constexpr std::string_view sum_name = ",\n\"sum\":\"";  // the sum of all text before it
 constexpr const char *format_name = "libfsdp checkpoint";
 constexpr size_t cut_numbers = 3;
-constexpr size_t max_parts = 4096;  // they are compared in pairs
+constexpr size_t max_parts = size_t{1} << 16;
+constexpr size_t max_compared = size_t{1} << 23;  // pairs of parts that may have common indices of the first dimension
 
 // ---- text ----
 
@@ -37,7 +38,9 @@ void append_part(std::string &text, const ManifestPart &part) {
                       fmt::join(part.box.shape, ","));
   for (const RowCut &cut : part.cuts)
     text += format_text("{}[{},{},{}]", text.ends_with('[') ? "" : ",", cut.first_file, cut.files, cut.rows);
-  text += "]}";
+  text += "]";
+  if (part.axis) text += format_text(R"(,"axis":{})", part.axis);
+  text += "}";
 }
 
 void append_tensor(std::string &text, const ManifestTensor &tensor) {
@@ -102,6 +105,14 @@ RowCut parse_cut(const JsonValue &value, uint64_t files) {
   return {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]), numbers[2]};
 }
 
+uint32_t parse_axis(const JsonValue &value, const Box &box) {
+  const uint32_t axis = number32(value);
+  value.require(axis > 0 && axis < box.shape.size() &&
+                    std::ranges::all_of(box.shape.begin(), box.shape.begin() + axis, [](uint64_t n) { return n == 1; }),
+                "an axis before which the part has one index of each");
+  return axis;
+}
+
 ManifestPart parse_part(const JsonValue &value, std::span<const uint64_t> shape, uint64_t files) {
   ManifestPart part;
   part.box = {value["offset"].unsigned_numbers(max_dimensions), value["shape"].unsigned_numbers(max_dimensions)};
@@ -110,6 +121,7 @@ ManifestPart parse_part(const JsonValue &value, std::span<const uint64_t> shape,
     inside = part.box.offset[d] <= shape[d] && part.box.shape[d] <= shape[d] - part.box.offset[d];
   value.require(inside, "a part of its tensor");
   value.require(part.box.count() > 0 || whole(shape).count() == 0, "a part that is not empty");
+  if (value.has("axis")) part.axis = parse_axis(value["axis"], part.box);
   uint64_t rows = 0;
   value["cuts"].for_each_element([&](const JsonValue &cut) {
     part.cuts.push_back(parse_cut(cut, files));
@@ -130,6 +142,22 @@ std::vector<uint64_t> parse_shape(const JsonValue &value) {
   return shape;
 }
 
+// Parts are compared in the order of their first index, so that each is compared only with those that begin inside it.
+void check_overlap(const ManifestTensor &tensor, const JsonValue &value) {
+  if (tensor.shape.empty()) return value.require(tensor.parts.size() <= 1, "parts that do not overlap");
+  std::vector<const Box *> boxes;
+  for (const ManifestPart &part : tensor.parts) boxes.push_back(&part.box);
+  std::ranges::stable_sort(boxes, {}, [](const Box *box) { return box->offset[0]; });
+  size_t compared = 0;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const uint64_t end = boxes[i]->offset[0] + boxes[i]->shape[0];
+    for (size_t j = i + 1; j < boxes.size() && boxes[j]->offset[0] < end; ++j) {
+      value.require(++compared <= max_compared, format_text("at most {} parts side by side", 4096));
+      value.require(!intersect(*boxes[i], *boxes[j]), "parts that do not overlap");
+    }
+  }
+}
+
 // Disjoint parts fill the tensor if together they are as large. If they do not, the manifest must say so.
 void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
   const bool partial = value.has("partial");
@@ -139,9 +167,7 @@ void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
     value["parts"].require(!__builtin_add_overflow(count, part.box.count(), &count), wanted);
   const uint64_t all = whole(tensor.shape).count();
   value["parts"].require(partial ? count < all : count == all, wanted);
-  for (size_t i = 0; i < tensor.parts.size(); ++i)
-    for (size_t j = 0; j < i; ++j)
-      value["parts"].require(!intersect(tensor.parts[i].box, tensor.parts[j].box), "parts that do not overlap");
+  check_overlap(tensor, value["parts"]);
 }
 
 ManifestTensor parse_tensor(const JsonValue &value, const Manifest &manifest) {
@@ -218,9 +244,19 @@ bool ManifestTensor::filled() const {
   return count == whole(shape).count();
 }
 
+namespace {
+
+uint64_t version_of(const Manifest &manifest) {
+  for (const ManifestTensor &tensor : manifest.tensors)
+    if (std::ranges::any_of(tensor.parts, &ManifestPart::axis)) return manifest_version;
+  return first_manifest_version;
+}
+
+}  // namespace
+
 std::string write_manifest(const Manifest &manifest) {
   std::string text = format_text("{{\"format\":\"{}\",\"version\":{},\"sequence\":{},\"step\":{},\"ranks\":{},\n",
-                                 format_name, manifest_version, manifest.sequence, manifest.step, manifest.ranks);
+                                 format_name, version_of(manifest), manifest.sequence, manifest.step, manifest.ranks);
   append_list(text, "models", manifest.models, [&](const ManifestModel &model) {
     text += format_text(R"({{"name":{},"description":{},"layout_hash":"{:016x}"{}}})", quote_json(model.name),
                         quote_json(model.description), model.layout_hash,
@@ -250,9 +286,9 @@ Manifest parse_manifest(std::string_view text, std::string_view file) {
   const std::string &sum = value["sum"].text();
   const bool whole = end != text.npos && sum == long_sum_of(text.substr(0, end));
   const uint64_t version = value["version"].unsigned_number();
-  if (whole && version != manifest_version)
-    fail(FSDP_UNSUPPORTED, "{}: it is of version {} of the format; this release reads version {}", file, version,
-         manifest_version);
+  if (whole && (version < first_manifest_version || version > manifest_version))
+    fail(FSDP_UNSUPPORTED, "{}: it is of version {} of the format; this release reads versions {} to {}", file, version,
+         first_manifest_version, manifest_version);
   Manifest manifest = parse_document(value);
   value["sum"].require(whole, "the sum of what stands before it");
   return manifest;

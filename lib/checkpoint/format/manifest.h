@@ -5,7 +5,9 @@
 //
 //   tensor -> parts (one, or those of tensor parallelism) -> cuts: the next rows, in the next files
 //
-// A row is all dimensions but the first; a scalar is one row. The header of a file says where in the file a row lies.
+// The rows of a part lie along its axis, usually the first dimension; a scalar is one row. If ranks have cut a matrix
+// of a stack, that matrix is a part of its own, whose axis is the next dimension. The header of a file says where in
+// the file a row lies.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +22,8 @@
 
 namespace fsdp::checkpoint {
 
-inline constexpr uint64_t manifest_version = 1;
+// Parts have an axis other than the first from version 2 on. Manifests without such parts are of version 1.
+inline constexpr uint64_t manifest_version = 2, first_manifest_version = 1;
 inline constexpr const char *manifest_name = "checkpoint.json";
 
 // A run of rows: `rows` rows in each of `files` files, which are numbered from `first_file` on, in the order of rows.
@@ -34,9 +37,10 @@ struct RowCut {
 struct ManifestPart {
   Box box;  // box in the tensor
   std::vector<RowCut> cuts;
+  uint32_t axis = 0;  // rows follow one another along this axis; the box has one index of each axis before
   // Appends rows. The last run grows if it can.
   void add_rows(uint32_t file, uint64_t rows);
-  uint64_t rows() const { return box.shape.empty() ? 1 : box.shape[0]; }
+  uint64_t rows() const { return box.shape.empty() ? 1 : box.shape[axis]; }
   bool operator==(const ManifestPart &) const = default;
 };
 

@@ -137,8 +137,8 @@ std::vector<uint64_t> read_sums(const SafetensorsHeader &header, std::string_vie
   return parse_sums(found->second, block_count(header.data_bytes()), file);
 }
 
-std::string shard_name(uint32_t rank) {
-  return format_text("shard-{:05}-model-00001-of-00001.safetensors", uint64_t{rank} + 1);
+std::string shard_name(uint32_t rank, uint32_t number) {
+  return format_text("shard-{:05}-model-{:05}-of-{:05}.safetensors", uint64_t{rank} + 1, number + 1, number + 1);
 }
 
 }  // namespace fsdp::checkpoint

@@ -72,7 +72,7 @@ std::vector<std::vector<uint64_t>> saved_offsets(const SafetensorsHeader &header
 // The sums of one of our files; empty if it has none.
 std::vector<uint64_t> read_sums(const SafetensorsHeader &header, std::string_view file);
 
-// Returns "shard-00001-model-00001-of-00001.safetensors", with PyTorch's numbering.
-std::string shard_name(uint32_t rank);
+// Returns "shard-00001-model-00001-of-00001.safetensors", with PyTorch's numbering; `number` counts the rank's files.
+std::string shard_name(uint32_t rank, uint32_t number = 0);
 
 }  // namespace fsdp::checkpoint

@@ -127,8 +127,7 @@ std::vector<SharedRows> shared_rows_of(const KeptAccess &shared, std::span<const
   for (const KeptTensor *tensor : tensors) {
     const RowRange kept = shared.shards.kept_rows(*tensor, shared.rank);
     if (kept.count == 0) continue;
-    const uint64_t bytes = *stored_bytes(*tensor->type, ModelShards::box_of(*tensor, kept).count());
-    all.push_back({tensor, kept.count, bytes / kept.count, tensor->type->bits / 8});
+    all.push_back({tensor, kept.count, *stored_bytes(*tensor->type, tensor->row_size()), tensor->type->bits / 8});
   }
   return all;
 }

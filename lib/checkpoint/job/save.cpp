@@ -53,8 +53,9 @@ class Beginner {
   void see_folder();
   void describe();
   void plan_files();
-  ShardToWrite plan_file(ShardKind kind, std::vector<ShardTensor> tensors, std::vector<ReadRows> rows) const;
-  void add_models(ShardKind kind, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
+  uint32_t count_files(ShardKind kind) const;
+  ShardToWrite plan_file(const SavedFile &which, std::vector<ShardTensor> tensors, std::vector<ReadRows> rows) const;
+  void add_models(const SavedFile &which, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
   void add_bytes(std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const;
 
   transport::Team &team_;
@@ -186,14 +187,15 @@ void Beginner::describe() {
   });
 }
 
-ShardToWrite Beginner::plan_file(ShardKind kind, std::vector<ShardTensor> tensors, std::vector<ReadRows> rows) const {
+ShardToWrite Beginner::plan_file(const SavedFile &which, std::vector<ShardTensor> tensors,
+                                 std::vector<ReadRows> rows) const {
   std::set<std::string_view> names;
   for (const ShardTensor &tensor : tensors)
     if (!names.insert(tensor.name).second)
       fail(FSDP_INVALID_ARGUMENT, "this rank saves two tensors {}; a checkpoint has each name once",
            quote_json(tensor.name));
   const NewCheckpoint &made = *task_.folder->made;
-  const std::string path = saved_file_name(kind, rank(), team_.rank());
+  const std::string path = saved_file_name(which.kind, rank(), team_.rank(), which.number);
   const size_t slash = path.rfind('/');
   const std::string folder = slash == path.npos ? "" : path.substr(0, slash);
   ShardToWrite shard{made.make_folder(folder),
@@ -205,16 +207,15 @@ ShardToWrite Beginner::plan_file(ShardKind kind, std::vector<ShardTensor> tensor
   return shard;
 }
 
-// This rank's rows of a tensor begin behind the rows that other holders write.
-void Beginner::add_models(ShardKind kind, std::vector<ShardTensor> &tensors, std::vector<ReadRows> &rows) const {
+void Beginner::add_models(const SavedFile &which, std::vector<ShardTensor> &tensors,
+                          std::vector<ReadRows> &rows) const {
   for (const SavedModel &model : order_.models)
-    for (const KeptTensor *tensor : model.shards->written_by(model.rank, kind)) {
-      const RowRange kept = model.shards->kept_rows(*tensor, model.rank), own = model.shards->rows(*tensor, model.rank);
-      const Box box = ModelShards::box_of(*tensor, own);
-      const uint64_t skipped = (own.first - kept.first) * (*stored_bytes(*tensor->type, box.count()) / own.count);
-      tensors.push_back({tensor->name, tensor->type, box});
-      rows.push_back([tensor, skipped, &read = model.read](uint64_t at, std::span<std::byte> to) {
-        read(*tensor, skipped + at, to);
+    for (WrittenBox &written : model.shards->written_by(model.rank, which.kind, which.number)) {
+      const KeptTensor &tensor = *written.tensor;
+      const uint64_t skipped = *stored_bytes(*tensor.type, written.first);
+      tensors.push_back({tensor.name, tensor.type, std::move(written.box)});
+      rows.push_back([&tensor, skipped, &read = model.read](uint64_t at, std::span<std::byte> to) {
+        read(tensor, skipped + at, to);
       });
     }
 }
@@ -230,18 +231,25 @@ void Beginner::add_bytes(std::vector<ShardTensor> &tensors, std::vector<ReadRows
   }
 }
 
+uint32_t Beginner::count_files(ShardKind kind) const {
+  uint32_t count = kind == ShardKind::bytes;
+  for (const SavedModel &model : order_.models) count = std::max(count, model.shards->files(kind));
+  return count;
+}
+
 void Beginner::plan_files() {
-  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
-    std::vector<ShardTensor> tensors;
-    std::vector<ReadRows> rows;
-    if (kind == ShardKind::bytes)
-      add_bytes(tensors, rows);
-    else
-      add_models(kind, tensors, rows);
-    if (tensors.empty()) continue;
-    task_.shards.push_back(plan_file(kind, std::move(tensors), std::move(rows)));
-    task_.kinds.push_back(kind);
-  }
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes})
+    for (SavedFile which{kind, 0}; which.number < count_files(kind); ++which.number) {
+      std::vector<ShardTensor> tensors;
+      std::vector<ReadRows> rows;
+      if (kind == ShardKind::bytes)
+        add_bytes(tensors, rows);
+      else
+        add_models(which, tensors, rows);
+      if (tensors.empty()) continue;
+      task_.shards.push_back(plan_file(which, std::move(tensors), std::move(rows)));
+      task_.files.push_back(which);
+    }
 }
 
 }  // namespace

@@ -177,11 +177,14 @@ void Save::Keeper::write() {
 void Save::Keeper::note_files() {
   const std::vector<WrittenShard> written = writer_->result();
   for (size_t i = 0; i < written.size(); ++i) {
-    ReportedFile &file = report_.files[static_cast<size_t>(task_->kinds[i])];
+    const auto [kind, number] = task_->files[i];
+    if (written_files_.size() <= number) written_files_.resize(number + 1);
+    ReportedFile &file = written_files_[number][static_cast<size_t>(kind)];
     file.bytes = written[i].bytes;
     file.set_header_sum(written[i].header_sum);
     result_.bytes += written[i].bytes;
   }
+  if (!written_files_.empty()) report_.files = written_files_[0];
 }
 
 // A slow disk may take its time; a disk that takes no bytes has failed.
@@ -234,6 +237,7 @@ void Save::Keeper::look_at_job() {
 
 std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
   if (!failure) failure = attempt([&] { await_written_by_all(); });
+  if (!failure) failure = attempt([&] { collect_files(); });
   if (!failure) {
     post(SaveState::committing);
     failure = attempt([&] { commit(); });
@@ -313,31 +317,61 @@ void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
   disk_->result();
 }
 
+// Takes sizes and sums of the files that have this number. Returns whether the rank has any.
+bool Save::Keeper::take_files(uint32_t place, uint32_t number,
+                              const std::map<std::string_view, ManifestFile *> &files) const {
+  bool any = false;
+  const SaveReport report = place ? read(place) : report_;
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
+    const ReportedFile &reported = report.files[static_cast<size_t>(kind)];
+    if (!reported.bytes) continue;
+    const std::string name = saved_file_name(kind, team_.world_rank(place), place, number);
+    const auto found = files.find(name);
+    if (found == files.end())
+      fail(FSDP_MISMATCH,
+           "rank {} has written {}, which no rank has told of: a model is to be added on all ranks of its mesh",
+           team_.world_rank(place), name);
+    found->second->bytes = reported.bytes;
+    found->second->header_sum = reported.header_sum_text();
+    any = true;
+  }
+  return any;
+}
+
+// Asks the ranks for the files of this number, and waits until all have told them.
+void Save::Keeper::await_shown(uint32_t number) {
+  report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
+  report_.code = number;
+  post(SaveState::collecting);
+  uint32_t place = 1;
+  wait_until([&] {
+    for (; place < team_.size(); ++place) {
+      const SaveReport report = read(place);
+      if (has_failed(report.state)) fail(FSDP_ABORTED, "{}", failed_elsewhere);
+      if (report.state != SaveState::written || report.code != number) return false;
+    }
+    return true;
+  });
+}
+
+// Every file must have bytes; if not, a rank has not written what another rank described.
+void Save::Keeper::collect_files() {
+  std::map<std::string_view, ManifestFile *> files;
+  for (ManifestFile &file : task_->manifest.files) files[file.name] = &file;
+  const auto lacking = [&] { return std::ranges::find(task_->manifest.files, 0u, &ManifestFile::bytes); };
+  bool any = true;
+  for (uint32_t number = 0; any && (number == 0 || lacking() != task_->manifest.files.end()); ++number) {
+    if (number) await_shown(number);
+    any = false;
+    for (uint32_t place = 0; place < team_.size(); ++place) any |= take_files(place, number, files);
+  }
+  if (const auto file = lacking(); file != task_->manifest.files.end())
+    fail(FSDP_MISMATCH, "no rank has written {}: a model is to be added on all ranks of its mesh", file->name);
+}
+
 // The disk thread may outlive this object, so it gets copies of all that it needs.
 void Save::Keeper::commit() {
-  Manifest &manifest = task_->manifest;
-  std::map<std::string_view, ManifestFile *> files;
-  for (ManifestFile &file : manifest.files) files[file.name] = &file;
-  for (uint32_t place = 0; place < team_.size(); ++place) {
-    const SaveReport report = place ? read(place) : report_;
-    for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
-      const ReportedFile &reported = report.files[static_cast<size_t>(kind)];
-      if (!reported.bytes) continue;
-      const std::string name = saved_file_name(kind, team_.world_rank(place), place);
-      const auto found = files.find(name);
-      if (found == files.end())
-        fail(FSDP_MISMATCH,
-             "rank {} has written {}, which no rank has told of: a model is to be added on all ranks of its mesh",
-             team_.world_rank(place), name);
-      ManifestFile &file = *found->second;
-      file.bytes = reported.bytes;
-      file.header_sum = reported.header_sum_text();
-    }
-  }
-  // Every file must have bytes; if not, a rank has not written what another rank described.
-  for (const ManifestFile &file : manifest.files)
-    if (!file.bytes)
-      fail(FSDP_MISMATCH, "no rank has written {}: a model is to be added on all ranks of its mesh", file.name);
+  const Manifest &manifest = task_->manifest;
   work_on_disk(
       [text = write_manifest(manifest), name = task_->name, replace = task_->order.choice.replace](SaveFolder &folder) {
         parse_manifest(text, folder.made->shown(manifest_name));
@@ -405,9 +439,18 @@ std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
   return end;
 }
 
+// Shows the first rank the files that it asks for.
+void Save::Keeper::show_files(uint32_t number) noexcept {
+  report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
+  report_.code = number;
+  post(SaveState::written);
+}
+
 // The first rank's last report.
-std::optional<SaveReport> Save::Keeper::read_end() const noexcept {
+std::optional<SaveReport> Save::Keeper::read_end() noexcept {
   const SaveReport report = read(0);
+  if (report.state == SaveState::collecting && report_.state == SaveState::written && report.code != report_.code)
+    show_files(static_cast<uint32_t>(report.code));
   if (report.state == SaveState::committed || report.state == SaveState::failed) return report;
   return std::nullopt;
 }

@@ -5,12 +5,15 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/job/disk_thread.h"
@@ -19,6 +22,12 @@
 
 namespace fsdp::checkpoint {
 
+// One of the files that a rank has of a kind.
+struct SavedFile {
+  ShardKind kind;
+  uint32_t number;
+};
+
 // The task of a rank.
 struct SaveTask {
   SaveOrder order;
@@ -26,7 +35,7 @@ struct SaveTask {
   std::string id;    // its id until then
   std::shared_ptr<SaveFolder> folder = std::make_shared<SaveFolder>();
   std::vector<ShardToWrite> shards;
-  std::vector<ShardKind> kinds;  // kinds of the shards
+  std::vector<SavedFile> files;  // what the shards are
   Manifest manifest;             // on the first rank; the sizes of files are still missing
 };
 
@@ -67,13 +76,17 @@ class Save::Keeper {
   void await_written_by_all();
   std::optional<Error> find_failure(std::optional<Error> failure) const;
   void await_all_let_go();
+  void collect_files();
+  void await_shown(uint32_t number);
+  bool take_files(uint32_t place, uint32_t number, const std::map<std::string_view, ManifestFile *> &files) const;
   void work_on_disk(std::function<void(SaveFolder &)> work);
   void commit();
   void remove_older();
   void await_heard();
   std::optional<Error> follow(std::optional<Error> failure);
+  void show_files(uint32_t number) noexcept;
   std::optional<SaveReport> await_first(const Error &lost);
-  std::optional<SaveReport> read_end() const noexcept;
+  std::optional<SaveReport> read_end() noexcept;
   void finish(std::optional<Error> failure) noexcept;
 
   transport::Team &team_;
@@ -82,8 +95,9 @@ class Save::Keeper {
   std::unique_ptr<SaveTask> task_;
   std::shared_ptr<ShardWriter> writer_;  // NULL: this rank has no file
   std::optional<DiskThread> disk_;
-  uint64_t number_ = 0;   // number of the save, in reports
-  SaveReport report_;     // this rank's report
+  uint64_t number_ = 0;                                               // number of the save, in reports
+  SaveReport report_;                                                 // this rank's report
+  std::vector<std::array<ReportedFile, shard_kinds>> written_files_;  // this rank's files, by their number
   bool heard_ = false;    // on other ranks: the first rank has said how the save ended
   uint32_t written_ = 1;  // on the first rank: the number of places that have written
   Clock::time_point looked_, looked_at_ranks_, moved_;

@@ -2,7 +2,7 @@
 // The progress of a rank's part of a save, which the rank posts to others while all of them train on.
 //
 //   a rank     writing -> written | failed -> heard (the first rank has said how the save ended), or left without that
-//   the first  writing -> (all have written) committing -> committed | failed
+//   the first  writing -> (all have written) [collecting ->] committing -> committed | failed
 //              writing -> (a rank has failed) giving_up -> failed: by then no rank uses the folder any more
 #pragma once
 
@@ -20,7 +20,20 @@
 
 namespace fsdp::checkpoint {
 
-enum class SaveState : uint8_t { none, writing, written, giving_up, committing, committed, failed, heard, left };
+// A report has room for one file of each kind. If ranks have more, the first rank collects the others before it
+// commits: it posts the number of the files that it wants, and every rank posts those.
+enum class SaveState : uint8_t {
+  none,
+  writing,
+  written,
+  giving_up,
+  collecting,
+  committing,
+  committed,
+  failed,
+  heard,
+  left
+};
 
 // Has a rank other than the first failed?
 constexpr bool has_failed(SaveState state) { return state == SaveState::failed || state == SaveState::left; }
@@ -51,7 +64,7 @@ struct SaveWord {
   uint8_t origin = FSDP_ORIGIN_FSDP;
   int16_t status = FSDP_OK;  // with giving_up and failed: the error
   int32_t rank = -1;         // with giving_up and failed: the rank to blame
-  int64_t code = 0;
+  int64_t code = 0;          // with written and collecting: the number of the files that are told, or wanted
   std::array<ReportedFile, shard_kinds> files{};
 };
 static_assert(sizeof(SaveWord) <= membership::post_bytes);

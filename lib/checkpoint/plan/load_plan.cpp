@@ -23,8 +23,9 @@ LoadedRows at(LoadedRows rows, const Box &box) {
 void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &files) {
   const Box &own = wanted.kept;
   const bool scalar = own.shape.empty();
-  const uint64_t first = scalar ? 0 : own.offset[0], end = scalar ? 1 : first + own.shape[0];
-  uint64_t row = scalar ? 0 : part.box.offset[0];
+  if (!intersect(own, part.box)) return;
+  const uint64_t first = scalar ? 0 : own.offset[part.axis], end = scalar ? 1 : first + own.shape[part.axis];
+  uint64_t row = scalar ? 0 : part.box.offset[part.axis];
   for (const RowCut &cut : part.cuts) {
     const uint64_t begin = row;
     row += cut.rows * cut.files;
@@ -32,7 +33,7 @@ void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &fil
     for (uint64_t i = first > begin ? (first - begin) / cut.rows : 0; i < cut.files && begin + i * cut.rows < end;
          ++i) {
       Box stored = part.box;
-      if (!scalar) stored.offset[0] = begin + i * cut.rows, stored.shape[0] = cut.rows;
+      if (!scalar) stored.offset[part.axis] = begin + i * cut.rows, stored.shape[part.axis] = cut.rows;
       if (const auto common = intersect(own, stored))
         files[cut.first_file + static_cast<uint32_t>(i)].push_back(at(wanted, *common));
     }
@@ -154,9 +155,13 @@ void LoadPlan::add(const ModelShards &shards, uint32_t index, const ManifestTens
   if (holder.count > 1) shared.push_back(index);
   const RowRange share = ModelShards::share_of(kept.count, holder);
   if (share.count == 0) return;
-  const Box box = ModelShards::box_of(own, {kept.first + share.first, share.count});
-  const LoadedRows wanted{index, stored.name, stored.type, {}, box, share.first * (box.count() / share.count)};
-  for (const ManifestPart &part : stored.parts) add_files(part, wanted, rows);
+  uint64_t first = share.first * own.row_size();
+  for (Box &box : ModelShards::boxes_of(own, {kept.first + share.first, share.count})) {
+    const uint64_t count = box.count();
+    const LoadedRows wanted{index, stored.name, stored.type, {}, std::move(box), first};
+    for (const ManifestPart &part : stored.parts) add_files(part, wanted, rows);
+    first += count;
+  }
 }
 
 LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t rank, const LoadChoice &choice) {

@@ -117,8 +117,7 @@ void ModelShards::count_writers(uint64_t least) {
 RowRange ModelShards::kept_rows(const KeptTensor &tensor, uint32_t rank) const {
   if (!tensor.plane) return {0, 1};
   const layout::Slice slice = memory::slice_of(tensor.layout(), tensor.tensor, tensor.plane->owned, spec_.mesh, rank);
-  const uint64_t row = tensor.shape().empty() ? 1 : tensor.element_count() / tensor.shape()[0];
-  return {slice.tensor_offset / row, slice.count / row};
+  return {slice.tensor_offset / tensor.row_size(), slice.count / tensor.row_size()};
 }
 
 // Each rank reads its own number of steps.
@@ -151,43 +150,90 @@ std::array<uint32_t, 2> ModelShards::places_of(const KeptTensor &tensor) const {
   return {begin / group * group, static_cast<uint32_t>(round_up(end, group))};
 }
 
-Box ModelShards::box_of(const KeptTensor &tensor, const RowRange &rows) {
-  Box box = tensor.box();
-  if (!box.shape.empty()) box.offset[0] += rows.first, box.shape[0] = rows.count;
-  return box;
+std::vector<Box> ModelShards::boxes_of(const KeptTensor &tensor, const RowRange &rows) {
+  if (rows.count == 0) return {};
+  std::vector<Box> boxes = split_range(tensor.shape(), rows.first * tensor.row_size(), rows.count * tensor.row_size());
+  const Box own = tensor.box();
+  for (Box &box : boxes)
+    for (size_t d = 0; d < box.offset.size(); ++d) box.offset[d] += own.offset[d];
+  return boxes;
 }
 
-std::vector<const KeptTensor *> ModelShards::written_by(uint32_t rank, ShardKind kind) const {
-  std::vector<const KeptTensor *> written;
-  for (const KeptTensor &tensor : tensors_)
-    if (tensor.kind == kind && rows(tensor, rank).count > 0) written.push_back(&tensor);
+std::vector<WrittenBox> ModelShards::written_by(uint32_t rank, ShardKind kind, uint32_t file) const {
+  std::vector<WrittenBox> written;
+  for (const KeptTensor &tensor : tensors_) {
+    if (tensor.kind != kind) continue;
+    const RowRange own = rows(tensor, rank);
+    std::vector<Box> boxes = boxes_of(tensor, own);
+    if (file >= boxes.size()) continue;
+    uint64_t first = (own.first - kept_rows(tensor, rank).first) * tensor.row_size();
+    for (uint32_t before = 0; before < file; ++before) first += boxes[before].count();
+    written.push_back({&tensor, std::move(boxes[file]), first});
+  }
   return written;
 }
 
 void ModelShards::find_writers(ShardKind kind) {
-  std::vector<bool> writes(spec_.mesh.size());
+  std::vector<size_t> boxes(spec_.mesh.size());  // the most boxes of a tensor, by place
   for (const KeptTensor &tensor : tensors_) {
     if (tensor.kind != kind) continue;
+    const bool one = tensor.row_dimensions() <= 1;
     const auto [begin, end] = places_of(tensor);
     for (uint32_t place = begin; place < end; ++place)
-      if (!writes[place] && rows_at(tensor, place).count > 0) writes[place] = true;
+      if (const RowRange rows = rows_at(tensor, place); rows.count > 0 && (!one || !boxes[place]))
+        boxes[place] = std::max(boxes[place], one ? 1 : boxes_of(tensor, rows).size());
   }
-  for (uint32_t place = 0; place < writes.size(); ++place)
-    if (writes[place]) writers_[static_cast<size_t>(kind)].push_back(rank_at(place));
+  auto &writers = writers_[static_cast<size_t>(kind)];
+  writers.resize(*std::ranges::max_element(boxes));
+  for (uint32_t place = 0; place < boxes.size(); ++place)
+    for (size_t file = 0; file < boxes[place]; ++file) writers[file].push_back(rank_at(place));
+}
+
+namespace {
+
+// Along this axis the box is a range; it has one index of each axis before, and all of those behind.
+uint32_t axis_of(const KeptTensor &tensor, const Box &box) {
+  uint32_t axis = tensor.row_dimensions() - 1;
+  while (axis > 0 && box.shape[axis] == tensor.shape()[axis]) --axis;
+  return axis;
+}
+
+}  // namespace
+
+// Boxes come in the order of rows. A box that goes on along the axis of the last part joins it.
+void ModelShards::add_parts(std::vector<ManifestPart> &parts, const KeptTensor &tensor, uint32_t place,
+                            const std::vector<std::vector<uint32_t>> &files) const {
+  const std::vector<Box> boxes = boxes_of(tensor, rows_at(tensor, place));
+  for (size_t file = 0; file < boxes.size(); ++file) {
+    const Box &box = boxes[file];
+    const uint32_t axis = axis_of(tensor, box);
+    const auto before = [&](const Box &of) { return std::span(of.offset).first(axis); };
+    if (parts.empty() || parts.back().axis != axis || !std::ranges::equal(before(parts.back().box), before(box)))
+      parts.push_back({box, {}, axis}), parts.back().box.shape[axis] = 0;
+    parts.back().box.shape[axis] += box.shape[axis];
+    parts.back().add_rows(files[file][place], box.shape[axis]);
+  }
 }
 
 std::vector<ManifestTensor> ModelShards::manifest_tensors(ShardKind kind, uint32_t first_file) const {
-  std::vector<uint32_t> files(spec_.mesh.size());
-  for (uint32_t i = 0; i < writers(kind).size(); ++i) files[place_of(writers(kind)[i])] = first_file + i;
+  std::vector<std::vector<uint32_t>> numbers(files(kind), std::vector<uint32_t>(spec_.mesh.size()));
+  for (uint32_t file = 0; file < files(kind); ++file)
+    for (const uint32_t writer : writers(kind, file)) numbers[file][place_of(writer)] = first_file++;
   std::vector<ManifestTensor> described;
   for (const KeptTensor &tensor : tensors_) {
     if (tensor.kind != kind) continue;
-    ManifestPart part{tensor.box(), {}};
-    const auto [begin, end] = places_of(tensor);
-    for (uint32_t place = begin; place < end; ++place)
-      if (const RowRange rows = rows_at(tensor, place); rows.count > 0) part.add_rows(files[place], rows.count);
     const std::span<const uint64_t> shape = tensor.global_shape();
-    described.push_back({tensor.name, tensor.type, {shape.begin(), shape.end()}, {std::move(part)}});
+    described.push_back({tensor.name, tensor.type, {shape.begin(), shape.end()}, {}});
+    std::vector<ManifestPart> &parts = described.back().parts;
+    const auto [begin, end] = places_of(tensor);
+    if (tensor.row_dimensions() > 1) {
+      for (uint32_t place = begin; place < end; ++place) add_parts(parts, tensor, place, numbers);
+      continue;
+    }
+    parts.push_back({tensor.box(), {}});
+    for (uint32_t place = begin; place < end; ++place)
+      if (const RowRange rows = rows_at(tensor, place); rows.count > 0)
+        parts.back().add_rows(numbers[0][place], rows.count);
   }
   return described;
 }

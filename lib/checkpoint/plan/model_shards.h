@@ -4,8 +4,13 @@
 //
 // The places of ranks are in the order of their slices. Ranks with the same slice are neighbours, and the first of
 // these divide its rows among them. A file is numbered by its rank's place.
+//
+// The rows that a rank writes of a tensor are one box of it, unless rows lie in several dimensions: rows of a stack of
+// matrices that begin and end inside matrices are three boxes. A file has each name once, so a rank has as many files
+// as its tensors have boxes: file n has the n-th box of each tensor.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -63,14 +68,30 @@ struct KeptTensor {
   }
   const layout::FlatLayout &layout() const { return bucket->layout_of(*plane); }
   uint64_t element_count() const { return plane ? layout().tensors[tensor].count : 1; }
+  // In how many leading dimensions its rows lie.
+  uint32_t row_dimensions() const {
+    return plane ? std::min(param->row_dimensions, static_cast<uint32_t>(shape().size())) : 0;
+  }
+  uint64_t row_size() const {
+    uint64_t size = 1;
+    for (size_t d = row_dimensions(); d < shape().size(); ++d) size *= shape()[d];
+    return size;
+  }
   memory::Extent owned() const { return plane ? plane->owned : memory::Extent::whole; }
 };
 
-// Rows of the model's part of a parameter. A row is all dimensions but the first; a scalar is one row.
+// Rows of the model's part of a parameter, which lie in its first row_dimensions() dimensions; a scalar is one row.
 struct RowRange {
   uint64_t first = 0, count = 0;
 
   bool operator==(const RowRange &) const = default;
+};
+
+// A box of a tensor that a rank writes into one of its files.
+struct WrittenBox {
+  const KeptTensor *tensor;
+  Box box;         // box in the whole tensor, of which other models may have boxes, too
+  uint64_t first;  // position of its first element in the part that the rank keeps
 };
 
 class ModelShards {
@@ -99,14 +120,20 @@ class ModelShards {
     const uint64_t begin = rows * holder.number / holder.count;
     return {begin, rows * (holder.number + 1) / holder.count - begin};
   }
-  // The rows as a box of the whole tensor, of which other models may have boxes, too.
-  static Box box_of(const KeptTensor &tensor, const RowRange &rows);
-  // The tensors in a rank's file of a kind, in the order for plan_shard_file; if there are none, there is no file.
-  std::vector<const KeptTensor *> written_by(uint32_t rank, ShardKind kind) const;
+  // The rows as boxes of the whole tensor, in order: at most 2 * row_dimensions() - 1.
+  static std::vector<Box> boxes_of(const KeptTensor &tensor, const RowRange &rows);
+  // The boxes in a rank's file of a kind, in the order for plan_shard_file; if there are none, there is no such file.
+  std::vector<WrittenBox> written_by(uint32_t rank, ShardKind kind, uint32_t file = 0) const;
 
-  // The ranks of the mesh that write a file of the kind, in the order of places.
-  const std::vector<uint32_t> &writers(ShardKind kind) const { return writers_[static_cast<size_t>(kind)]; }
-  // The manifest's entries of all tensors of the kind; the file of writers(kind)[i] has number first_file + i.
+  // How many files of the kind a rank has at most.
+  uint32_t files(ShardKind kind) const { return static_cast<uint32_t>(writers_[static_cast<size_t>(kind)].size()); }
+  // The ranks of the mesh that write this file of the kind, in the order of places.
+  const std::vector<uint32_t> &writers(ShardKind kind, uint32_t file = 0) const {
+    static const std::vector<uint32_t> none;
+    return file < files(kind) ? writers_[static_cast<size_t>(kind)][file] : none;
+  }
+  // The manifest's entries of all tensors of the kind. From first_file on, files are numbered by writers: those of
+  // writers(kind, 0), then those of writers(kind, 1), and so on.
   std::vector<ManifestTensor> manifest_tensors(ShardKind kind, uint32_t first_file) const;
 
  private:
@@ -125,11 +152,13 @@ class ModelShards {
   void add_state(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, uint32_t index);
   void count_writers(uint64_t least);
   void find_writers(ShardKind kind);
+  void add_parts(std::vector<ManifestPart> &parts, const KeptTensor &tensor, uint32_t place,
+                 const std::vector<std::vector<uint32_t>> &files) const;
 
   const memory::ModelSpec &spec_;
   std::vector<KeptTensor> tensors_;
-  std::array<uint32_t, 3> writers_of_;  // by extent
-  std::array<std::vector<uint32_t>, shard_kinds> writers_;
+  std::array<uint32_t, 3> writers_of_;                                   // by extent
+  std::array<std::vector<std::vector<uint32_t>>, shard_kinds> writers_;  // by kind and file
 };
 
 }  // namespace fsdp::checkpoint

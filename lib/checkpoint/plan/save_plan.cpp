@@ -22,10 +22,11 @@ void describe_model(Manifest &manifest, const SavedModel &model, uint32_t number
       tensor.model = number;
       manifest.tensors.push_back(std::move(tensor));
     }
-    for (const uint32_t writer : model.shards->writers(kind)) {
-      const uint32_t rank = model.ranks[writer];
-      manifest.files.push_back({saved_file_name(kind, rank, place_of(rank)), 0, no_sum});
-    }
+    for (uint32_t file = 0; file < model.shards->files(kind); ++file)
+      for (const uint32_t writer : model.shards->writers(kind, file)) {
+        const uint32_t rank = model.ranks[writer];
+        manifest.files.push_back({saved_file_name(kind, rank, place_of(rank), file), 0, no_sum});
+      }
   }
 }
 
@@ -37,10 +38,18 @@ std::map<std::string, uint32_t> numbers_of(const std::vector<ManifestFile> &file
 
 // The same rows, with the files' new numbers.
 ManifestPart renumber(const ManifestPart &part, std::span<const uint32_t> numbers) {
-  ManifestPart renumbered{part.box, {}};
+  ManifestPart renumbered{part.box, {}, part.axis};
   for (const RowCut &cut : part.cuts)
     for (uint32_t i = 0; i < cut.files; ++i) renumbered.add_rows(numbers[cut.first_file + i], cut.rows);
   return renumbered;
+}
+
+// The parts do not overlap.
+bool is_covered(const Box &box, std::span<const ManifestPart> parts) {
+  uint64_t count = 0;
+  for (const ManifestPart &part : parts)
+    if (const auto common = intersect(box, part.box)) count += common->count();
+  return count >= box.count();
 }
 
 void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size_t> &known, ManifestTensor tensor) {
@@ -54,10 +63,10 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
     fail(FSDP_INVALID_ARGUMENT, "two ranks have parts of {} that are no parts of one tensor: of {} [{}] and of {} [{}]",
          quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
          fmt::join(tensor.shape, ","));
-  // If several ranks have a box, they all have the same part.
+  // If several meshes have a box, one of them writes it. They may have cut it differently.
+  const std::vector<ManifestPart> known_parts = there.parts;
   for (ManifestPart &part : tensor.parts)
-    if (std::ranges::find(there.parts, part.box, &ManifestPart::box) == there.parts.end())
-      there.parts.push_back(std::move(part));
+    if (!is_covered(part.box, known_parts)) there.parts.push_back(std::move(part));
 }
 
 // Checks one rank's description: its names must be unique.
@@ -84,10 +93,10 @@ std::string bytes_name(const std::string &name) { return "bytes." + name; }
 std::string bytes_name(const std::string &name, uint32_t rank) { return format_text("bytes.{}.{:05}", name, rank); }
 
 // Files of weights have the names that PyTorch looks for.
-std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place) {
-  if (kind == ShardKind::weights) return shard_name(rank);
+std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place, uint32_t file) {
+  if (kind == ShardKind::weights) return shard_name(rank, file);
   return format_text("{}/{:04}/{}", kind == ShardKind::bytes ? "bytes" : "optimizer", place / files_in_folder,
-                     shard_name(rank));
+                     shard_name(rank, file));
 }
 
 Manifest describe_part(std::span<const SavedModel> models, std::span<const SavedBytes> bytes, uint32_t rank,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The contents of a checkpoint of one or more models: pure. A rank has one file of each kind, with its rows of all
-// models that it saves. The rank that leads a model's mesh describes the model, and the first rank combines the
-// descriptions.
+// models that it saves, or several if the rows of a tensor are several boxes. The rank that leads a model's mesh
+// describes the model, and the first rank combines the descriptions.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ struct SavedBytes {
 // The name of bytes in their file: of common bytes, and of a rank's own.
 std::string bytes_name(const std::string &name);
 std::string bytes_name(const std::string &name, uint32_t rank);
-// The name of the file of a rank of the job, which has number `place` among the ranks that save.
-std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place);
+// The name of a file of a rank of the job, which has number `place` among the ranks that save.
+std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place, uint32_t file = 0);
 // The part of the manifest that this rank knows: the models whose mesh it leads, and its bytes. Files have no sizes
 // yet. The part's keys say which models the rank saves, whether it leads them or not; all ranks of a model must save it
 // (check_members). place_of(rank) is the number of a rank of the job among those that save.

@@ -79,10 +79,10 @@ class WeightPlanner {
   void use(const std::string &ours, Use use);
   std::string difference(const KeptTensor &own, const Use &use) const;
   bool covers(const KeptTensor &own, std::vector<Use> &uses);
-  static Box theirs_of(const KeptTensor &own, const Use &use, uint64_t begin, uint64_t end);
+  static Box theirs_of(Box box, const Use &use, uint64_t begin, uint64_t end);
   bool is_stored(const KeptTensor &own, const Use &use, const Box &wanted);
   void plan_tensor(uint32_t number, uint32_t rank);
-  void take(uint32_t number, const Use &use, const RowRange &kept);
+  void take(uint32_t number, const Use &use, const Box &kept, uint64_t first);
 
   const ModelShards &shards_;
   std::span<const Rename> renames_;
@@ -166,16 +166,15 @@ bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
       return false;
     }
     next = std::min(use.end(), end);
-    if (!is_stored(own, use, theirs_of(own, use, begin, next))) return false;
+    if (!is_stored(own, use, theirs_of(box, use, begin, next))) return false;
   }
   if (next == end) return true;
   plan_.other.push_back(format_text("rows {} to {} of {} come from nowhere", next, end, quote_json(own.name)));
   return false;
 }
 
-// The box of theirs for rows [begin, end) of ours, with the columns that the model has.
-Box WeightPlanner::theirs_of(const KeptTensor &own, const Use &use, uint64_t begin, uint64_t end) {
-  Box box = own.box();
+// The box of theirs for rows [begin, end) of a box of ours.
+Box WeightPlanner::theirs_of(Box box, const Use &use, uint64_t begin, uint64_t end) {
   if (box.shape.empty()) return box;
   box.offset[0] = begin - use.begin() + use.rename.from_row, box.shape[0] = end - begin;
   if (use.rename.transposed) std::ranges::reverse(box.offset), std::ranges::reverse(box.shape);
@@ -202,22 +201,25 @@ void WeightPlanner::plan_tensor(uint32_t number, uint32_t rank) {
   }
   if (!covers(own, uses->second)) return;
   plan_.loaded.push_back(own.name);
-  const RowRange kept = shards_.kept_rows(own, rank);
-  for (const Use &use : uses->second) take(number, use, kept);
+  uint64_t first = 0;
+  for (const Box &box : ModelShards::boxes_of(own, shards_.kept_rows(own, rank))) {
+    for (const Use &use : uses->second) take(number, use, box, first);
+    first += box.count();
+  }
 }
 
-void WeightPlanner::take(uint32_t number, const Use &use, const RowRange &kept) {
-  const KeptTensor &own = shards_.tensors()[number];
-  const uint64_t first = first_row_of(own.box()) + kept.first;
-  const uint64_t begin = std::max(first, use.begin()), end = std::min(first + kept.count, use.end());
+// Takes a box of the rows that the rank keeps, whose first element has position `first` there. A use has rows of the
+// first dimension.
+void WeightPlanner::take(uint32_t number, const Use &use, const Box &kept, uint64_t first) {
+  const uint64_t first_row = first_row_of(kept), count = rows_of(kept.shape);
+  const uint64_t begin = std::max(first_row, use.begin()), end = std::min(first_row + count, use.end());
   if (begin >= end) return;
-  const uint64_t row = own.element_count() / rows_of(own.shape());
   LoadedRows rows{number,
                   use.name,
                   use.theirs->type,
                   {},
-                  theirs_of(own, use, begin, end),
-                  (begin - first) * row,
+                  theirs_of(kept, use, begin, end),
+                  first + (begin - first_row) * (kept.count() / count),
                   use.rename.transposed};
   for (const auto &[file, box] : use.theirs->boxes)
     if (const auto common = intersect(rows.kept, *box)) {
