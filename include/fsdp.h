@@ -887,7 +887,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_describe_model(const fsdp_model *model, c
 
 typedef int32_t fsdp_granule;
 enum {
-  FSDP_GRANULE_ROW = 1,    /* rank boundaries may fall between rows (a row spans all dimensions but the first) */
+  FSDP_GRANULE_ROW = 1,    /* rank boundaries may fall between rows (a row spans all dimensions but the first, or but
+                              the first row_dimensions) */
   FSDP_GRANULE_BLOCK = 2,  /* rank boundaries may fall between blocks of granule_rows rows */
   FSDP_GRANULE_TENSOR = 3  /* the tensor stays whole on one rank (for matrix optimizers) */
 };
@@ -918,15 +919,15 @@ enum {
  *               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
  *               gives the scales. The codes are the numbers divided by the scale, to the nearest, ties to even; a NaN
  *               makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions this
- *               holds for each matrix. 32 rows stay together on a rank. An unshard gathers one form, which depends on
- *               the phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
+ *               holds for each matrix. 32 rows of a matrix stay together on a rank. An unshard gathers one form, by
+ *               phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
  *               whole, have both forms. A FROZEN box of a larger tensor must not cut a block of that tensor.
  *   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128; blocks at the right and lower edges are
  *               smaller. number = code times scale; each block gets codes and scale as FP8 makes them for the whole
  *               parameter. One plane serves all phases. The matrix is that of the last two dimensions; with more than
  *               two dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks:
- *               whatever the granule, 128 rows stay together, and the rows of a granule of BLOCK must be a multiple of
- *               128. A FROZEN box of a larger tensor must not cut a block of that tensor.
+ *               whatever the granule, 128 rows of a matrix stay together, and granules of BLOCK must be multiples of
+ *               that. A FROZEN box of a larger tensor must not cut a block of that tensor.
  */
 typedef int32_t fsdp_quantization;
 enum {
@@ -958,9 +959,9 @@ typedef struct fsdp_param {
                               FROZEN parameter that is not quantized can have FSDP_UINT8 */
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
-  uint64_t granule_rows;   /* number of rows in a block of the first dimension; counts only with FSDP_GRANULE_BLOCK. A
-                              number above the parameter's rows means all of its rows. With FP8_BLOCK it must be a
-                              multiple of 128, also if it is above the parameter's rows */
+  uint64_t granule_rows;   /* number of rows in a block; counts only with FSDP_GRANULE_BLOCK. A number above the
+                              parameter's rows means all of its rows. With FP8_BLOCK it must be a multiple of 128, also
+                              if it is above the parameter's rows */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
   /* The parameter may be a box of a larger tensor, of which other models have the rest (tensor parallelism, a stack of
@@ -971,11 +972,17 @@ typedef struct fsdp_param {
   const uint64_t *global_offset;
   fsdp_quantization quantization; /* 0: none */
   fsdp_missing_grad missing_grad; /* 0: FSDP_MISSING_GRAD_ZEROS */
+  uint32_t row_dimensions; /* in how many leading dimensions ranks may divide the parameter; 0: 1; at most
+                              dimension_count. A row spans the other dimensions. With 1, a stack of E matrices [E, R, C]
+                              has E rows of R x C elements. With 2 it has E x R rows of C elements, and a rank's part
+                              may begin inside a matrix. With dimension_count, every element is a row. The view of the
+                              weights stays one tensor [E, R, C]. granule_rows, fsdp_get_chunk, fsdp_load_chunk and
+                              fsdp_shard count these rows; fsdp_rename counts rows of the first dimension */
   uint32_t piece;          /* number of the piece of the group that the parameter is in. The first parameter's is 0, and
                               each next one's is the same or one more. fsdp_unshard_piece gathers a piece by itself. A
                               piece has its own layout, which is even over all ranks */
 } fsdp_param;
-#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
 /** In C, writes a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
@@ -986,7 +993,7 @@ typedef struct fsdp_param {
  *  the end of the enclosing { } block: a descriptor made in a loop's body must not be used after that iteration. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
 #define FSDP_PARAM_OF(dtype, flags, name, ...) \
-  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 #endif
 
 enum {
@@ -1172,7 +1179,7 @@ typedef struct fsdp_chunk {
   uint64_t struct_size;
   uint64_t element_offset; /* offset in the parameter, in C order */
   uint64_t element_count;  /* 0: this rank owns nothing of the parameter */
-  uint64_t row_offset;
+  uint64_t row_offset;     /* rows as fsdp_param.row_dimensions makes them */
   uint64_t row_count;
 } fsdp_chunk;
 #define FSDP_CHUNK_INIT {sizeof(fsdp_chunk), 0, 0, 0, 0}
@@ -1189,9 +1196,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64
 /**
  * Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, for example those of
  * fsdp_get_chunk. The rows must be in this rank's chunk; if the strategy keeps main weights whole, the chunk is all
- * rows. Every rank loads its own rows, and replicas do so as well. flags must be 0. For a FROZEN quantized parameter
- * the rows must be whole blocks: in a matrix, blocks of 32 rows (MXFP8) or of 128 rows (FP8_BLOCK; the last block may
- * be shorter). FP8 makes its scale of all rows, so a FROZEN parameter with FP8 is loaded by fsdp_load_param.
+ * rows. Every rank loads its own rows, and replicas do so as well. Rows are those of fsdp_param.row_dimensions. flags
+ * must be 0. For a FROZEN quantized parameter the rows must be whole blocks: in a matrix, blocks of 32 rows (MXFP8) or
+ * of 128 rows (FP8_BLOCK; the last block may be shorter). FP8 makes its scale of all rows, so a FROZEN parameter with
+ * FP8 is loaded by fsdp_load_param.
  * Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
  * Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
  * of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.
@@ -1444,7 +1452,7 @@ typedef struct fsdp_shard {
   fsdp_dtype main_grad_dtype;   /* FSDP_FLOAT32 */
   uint64_t element_offset;  /* offset of the first element in the parameter */
   uint64_t element_count;   /* never 0 */
-  uint64_t row_offset;
+  uint64_t row_offset;      /* rows as fsdp_param.row_dimensions makes them */
   uint64_t row_count;
   double lr_scale;          /* the current value, at the time of this call */
   uint32_t flags;           /* FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave

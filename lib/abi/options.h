@@ -70,7 +70,7 @@ inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_o
 template <>
 inline constexpr uint64_t first_size<fsdp_group_options> = offsetof(fsdp_group_options, main_storage);
 template <>
-inline constexpr uint64_t first_size<fsdp_param> = offsetof(fsdp_param, piece);
+inline constexpr uint64_t first_size<fsdp_param> = offsetof(fsdp_param, row_dimensions);
 template <>
 inline constexpr uint64_t first_size<fsdp_visit> = offsetof(fsdp_visit, piece);
 template <>

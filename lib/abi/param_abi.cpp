@@ -42,6 +42,14 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
   }
 }
 
+// A scalar is one row, whether it says 0 or 1.
+void read_rows(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
+  if (given.row_dimensions > std::max(given.dimension_count, 1u))
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, and the parameter has {} dimensions", call,
+         field_of(index, param, "row_dimensions"), given.row_dimensions, given.dimension_count);
+  param.row_dimensions = std::max(given.row_dimensions, 1u);
+}
+
 // Reads a box. Its tensor must be countable in 64 bits, and the box must lie inside the tensor.
 void read_box(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
   const auto field = [&](const char *name) { return field_of(index, param, name); };
@@ -105,6 +113,7 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
   memory::ParamSpec param;
   param.name = read_name(given.name, 255, call, Field("params", index, nullptr, "name"));
   read_shape(given, index, param, call);
+  read_rows(given, index, param, call);
   read_box(given, index, param, call);
   param.dtype = given.dtype == FSDP_UINT8
                     ? FSDP_UINT8 + 0
@@ -319,6 +328,7 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
     value.flags = spec.flags;
     value.granule = spec.granule;
     value.granule_rows = spec.granule_rows;
+    value.row_dimensions = spec.row_dimensions;
     value.lr_scale = spec.lr_scale;
     value.user_data = spec.user_data;
     value.quantization = spec.quantization;

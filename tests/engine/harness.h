@@ -79,6 +79,7 @@ struct ParamDef {
   std::vector<uint64_t> global_shape = {}, global_offset = {};  // empty: it is no box of a larger tensor
   fsdp_quantization quantization = 0;
   fsdp_missing_grad missing_grad = 0;
+  uint32_t row_dimensions = 0;
   uint32_t piece = 0;
 
   uint64_t count() const {

@@ -38,6 +38,7 @@ void Rank::declare(bool seal) {
       p.lr_scale = param.lr_scale;
       p.quantization = param.quantization;
       p.missing_grad = param.missing_grad;
+      p.row_dimensions = param.row_dimensions;
       p.piece = param.piece;
       if (!param.global_shape.empty()) {
         p.global_shape = param.global_shape.data();

@@ -69,6 +69,8 @@ const Case cases[] = {
      "granule 1"},
     {"GranuleRows", [](Declaration &d) { d.scenario.groups[2].params[2].granule_rows = 16; }, "granule 2 x 32",
      "granule 2 x 16"},
+    {"RowDimensions", [](Declaration &d) { d.scenario.groups[1].params[0].row_dimensions = 2; }, "parameter 'l0.wq'",
+     "row_dimensions 2"},
     {"LearningRateScale", [](Declaration &d) { d.scenario.groups[3].params[1].lr_scale = 0.25; }, "lr_scale 0.5",
      "lr_scale 0.25"},
     {"MissingGrad", [](Declaration &d) { d.scenario.groups[3].params[1].missing_grad = FSDP_MISSING_GRAD_SKIP; },

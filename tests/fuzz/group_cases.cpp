@@ -57,6 +57,8 @@ struct Params {
     }
     if (frozen && !param.quantization && rank.random.one_in(4)) param.dtype = FSDP_UINT8;
     param.missing_grad = rank.choice(FSDP_MISSING_GRAD_SKIP);
+    param.row_dimensions = rank.wild() ? static_cast<uint32_t>(rank.nonsense())
+                                       : static_cast<uint32_t>(rank.random.below(param.dimension_count % 64 + 1));
     piece += i && rank.random.one_in(4);
     param.piece = rank.number32(piece);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
@@ -97,7 +99,8 @@ fsdp_status create_group(Rank &rank) {
         return fsdp_create_group(model, name, first, params.count, params.stride, input.pointer(), out);
       },
       &made);
-  require(!made || is_stride<fsdp_param>(params.stride), "fsdp_create_group took a stride that cannot be");
+  require(!made || is_stride<fsdp_param>(params.stride, offsetof(fsdp_param, row_dimensions)),
+          "fsdp_create_group took a stride that cannot be");
   if (made) rank.groups[made] = {model, params.facts, kept, storage};
   return status;
 }

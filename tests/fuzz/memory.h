@@ -60,8 +60,8 @@ class Output {
 
 // Calls must refuse every other stride, whatever the array's count.
 template <class T>
-bool is_stride(uint64_t stride) {
-  return stride >= sizeof(T) && stride <= 4096 && stride % alignof(T) == 0;
+bool is_stride(uint64_t stride, uint64_t first_size = sizeof(T)) {
+  return stride >= first_size && stride <= 4096 && stride % alignof(T) == 0;
 }
 
 // Views of all parameters of a group, one every `stride` bytes.

@@ -175,7 +175,8 @@ AT(fsdp_param, global_shape, 64);
 AT(fsdp_param, global_offset, 72);
 AT(fsdp_param, quantization, 80);
 AT(fsdp_param, missing_grad, 84);
-AT(fsdp_param, piece, 88);
+AT(fsdp_param, row_dimensions, 88);
+AT(fsdp_param, piece, 92);
 
 SIZE(fsdp_group_options, 32);
 AT(fsdp_group_options, struct_size, 0);

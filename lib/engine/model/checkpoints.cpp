@@ -64,6 +64,7 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
     fmt::format_to(out, "{}\n      {{\"name\": {}, \"shape\": [{}], \"full_offset\": {}, \"granule\": {}", t ? "," : "",
                    quote_json(param.name), fmt::join(param.shape, ", "), bucket.layout.tensors[t].full_offset,
                    bucket.layout.tensors[t].granule);
+    if (param.row_dimensions > 1) fmt::format_to(out, ", \"row_dimensions\": {}", param.row_dimensions);
     if (param.is_box())
       fmt::format_to(out, ", \"global_shape\": [{}], \"global_offset\": [{}]", fmt::join(param.global_shape, ", "),
                      fmt::join(param.global_offset, ", "));

@@ -169,11 +169,12 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
                                                        fmt::join(param.global_shape, ", "))
                                          : "";
   return format_text(
-      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}",
+      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}",
       param.name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
       param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
       param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "", param.coded_states ? ", states in 8 bits" : "",
+      param.row_dimensions > 1 ? format_text(", row_dimensions {}", param.row_dimensions) : "",
       param.piece ? format_text(", piece {}", param.piece) : "");
 }
 

@@ -444,9 +444,10 @@ extern "C" {
     /// ```text
     /// Load rows of a parameter that this rank owns: row_count rows from row_offset on, in C order, for example those of
     /// fsdp_get_chunk. The rows must be in this rank's chunk; if the strategy keeps main weights whole, the chunk is all
-    /// rows. Every rank loads its own rows, and replicas do so as well. flags must be 0. For a FROZEN quantized parameter
-    /// the rows must be whole blocks: in a matrix, blocks of 32 rows (MXFP8) or of 128 rows (FP8_BLOCK; the last block may
-    /// be shorter). FP8 makes its scale of all rows, so a FROZEN parameter with FP8 is loaded by fsdp_load_param.
+    /// rows. Every rank loads its own rows, and replicas do so as well. Rows are those of fsdp_param.row_dimensions. flags
+    /// must be 0. For a FROZEN quantized parameter the rows must be whole blocks: in a matrix, blocks of 32 rows (MXFP8) or
+    /// of 128 rows (FP8_BLOCK; the last block may be shorter). FP8 makes its scale of all rows, so a FROZEN parameter with
+    /// FP8 is loaded by fsdp_load_param.
     /// Collective: no. Blocks: local work. Window: inside. Memory: as fsdp_load_param.
     /// Errors: INVALID_ARGUMENT (rows of another rank, or parts of blocks), INVALID_STATE (window closed), UNSUPPORTED (FP8
     /// of a FROZEN parameter), OUT_OF_MEMORY (the planes are as before). Since 0.2.

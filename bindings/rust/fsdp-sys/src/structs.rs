@@ -398,9 +398,8 @@ pub struct fsdp_param {
     pub flags: u32,
     /// 0: FSDP_GRANULE_ROW
     pub granule: fsdp_granule,
-    /// number of rows in a block of the first dimension; counts only with FSDP_GRANULE_BLOCK. A number above the
-    /// parameter's rows means all of its rows. With FP8_BLOCK it must be a multiple of 128, also if it is above the
-    /// parameter's rows
+    /// number of rows in a block; counts only with FSDP_GRANULE_BLOCK. A number above the parameter's rows means all
+    /// of its rows. With FP8_BLOCK it must be a multiple of 128, also if it is above the parameter's rows
     pub granule_rows: u64,
     /// 0: 1 (see FSDP_PARAM_LR_ZERO)
     pub lr_scale: f64,
@@ -412,6 +411,12 @@ pub struct fsdp_param {
     pub quantization: fsdp_quantization,
     /// 0: FSDP_MISSING_GRAD_ZEROS
     pub missing_grad: fsdp_missing_grad,
+    /// in how many leading dimensions ranks may divide the parameter; 0: 1; at most dimension_count. A row spans the
+    /// other dimensions. With 1, a stack of E matrices \[E, R, C\] has E rows of R x C elements. With 2 it has E x R
+    /// rows of C elements, and a rank's part may begin inside a matrix. With dimension_count, every element is a row.
+    /// The view of the weights stays one tensor \[E, R, C\]. granule_rows, fsdp_get_chunk, fsdp_load_chunk and
+    /// fsdp_shard count these rows; fsdp_rename counts rows of the first dimension
+    pub row_dimensions: u32,
     /// number of the piece of the group that the parameter is in. The first parameter's is 0, and each next one's is
     /// the same or one more. fsdp_unshard_piece gathers a piece by itself. A piece has its own layout, which is even
     /// over all ranks
@@ -491,6 +496,7 @@ pub struct fsdp_chunk {
     pub element_offset: u64,
     /// 0: this rank owns nothing of the parameter
     pub element_count: u64,
+    /// rows as fsdp_param.row_dimensions makes them
     pub row_offset: u64,
     pub row_count: u64,
 }
@@ -527,6 +533,7 @@ pub struct fsdp_shard {
     pub element_offset: u64,
     /// never 0
     pub element_count: u64,
+    /// rows as fsdp_param.row_dimensions makes them
     pub row_offset: u64,
     pub row_count: u64,
     /// the current value, at the time of this call
@@ -936,7 +943,8 @@ mod tests {
         assert_eq!(offset!(fsdp_param, global_offset), 72);
         assert_eq!(offset!(fsdp_param, quantization), 80);
         assert_eq!(offset!(fsdp_param, missing_grad), 84);
-        assert_eq!(offset!(fsdp_param, piece), 88);
+        assert_eq!(offset!(fsdp_param, row_dimensions), 88);
+        assert_eq!(offset!(fsdp_param, piece), 92);
     }
 
     #[test]

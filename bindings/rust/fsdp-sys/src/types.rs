@@ -144,15 +144,15 @@ pub type fsdp_granule = i32;
 ///               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
 ///               gives the scales. The codes are the numbers divided by the scale, to the nearest, ties to even; a NaN
 ///               makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions this
-///               holds for each matrix. 32 rows stay together on a rank. An unshard gathers one form, which depends on
-///               the phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
+///               holds for each matrix. 32 rows of a matrix stay together on a rank. An unshard gathers one form, by
+///               phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
 ///               whole, have both forms. A FROZEN box of a larger tensor must not cut a block of that tensor.
 ///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128; blocks at the right and lower edges are
 ///               smaller. number = code times scale; each block gets codes and scale as FP8 makes them for the whole
 ///               parameter. One plane serves all phases. The matrix is that of the last two dimensions; with more than
 ///               two dimensions, the last but one must be a multiple of 128. Rank boundaries fall between blocks:
-///               whatever the granule, 128 rows stay together, and the rows of a granule of BLOCK must be a multiple of
-///               128. A FROZEN box of a larger tensor must not cut a block of that tensor.
+///               whatever the granule, 128 rows of a matrix stay together, and granules of BLOCK must be multiples of
+///               that. A FROZEN box of a larger tensor must not cut a block of that tensor.
 /// ```
 pub type fsdp_quantization = i32;
 

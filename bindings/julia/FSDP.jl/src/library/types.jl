@@ -515,9 +515,9 @@ struct fsdp_param
     flags::UInt32
     # 0: FSDP_GRANULE_ROW
     granule::Int32
-    # number of rows in a block of the first dimension; counts only with FSDP_GRANULE_BLOCK. A number above
-    # the parameter's rows means all of its rows. With FP8_BLOCK it must be a multiple of 128, also if it is
-    # above the parameter's rows
+    # number of rows in a block; counts only with FSDP_GRANULE_BLOCK. A number above the parameter's rows
+    # means all of its rows. With FP8_BLOCK it must be a multiple of 128, also if it is above the parameter's
+    # rows
     granule_rows::UInt64
     # 0: 1 (see FSDP_PARAM_LR_ZERO)
     lr_scale::Float64
@@ -529,6 +529,13 @@ struct fsdp_param
     quantization::Int32
     # 0: FSDP_MISSING_GRAD_ZEROS
     missing_grad::Int32
+    # in how many leading dimensions ranks may divide the parameter; 0: 1; at most dimension_count. A row
+    # spans the other dimensions. With 1, a stack of E matrices [E, R, C] has E rows of R x C elements. With 2
+    # it has E x R rows of C elements, and a rank's part may begin inside a matrix. With dimension_count,
+    # every element is a row. The view of the weights stays one tensor [E, R, C]. granule_rows,
+    # fsdp_get_chunk, fsdp_load_chunk and fsdp_shard count these rows; fsdp_rename counts rows of the first
+    # dimension
+    row_dimensions::UInt32
     # number of the piece of the group that the parameter is in. The first parameter's is 0, and each next
     # one's is the same or one more. fsdp_unshard_piece gathers a piece by itself. A piece has its own layout,
     # which is even over all ranks
@@ -579,6 +586,7 @@ struct fsdp_chunk
     element_offset::UInt64
     # 0: this rank owns nothing of the parameter
     element_count::UInt64
+    # rows as fsdp_param.row_dimensions makes them
     row_offset::UInt64
     row_count::UInt64
 end
@@ -606,6 +614,7 @@ struct fsdp_shard
     element_offset::UInt64
     # never 0
     element_count::UInt64
+    # rows as fsdp_param.row_dimensions makes them
     row_offset::UInt64
     row_count::UInt64
     # the current value, at the time of this call
@@ -756,7 +765,7 @@ const LAYOUTS = (
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
-    (fsdp_param, 96, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88,)),
+    (fsdp_param, 96, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92,)),
     (fsdp_group_options, 32, (0, 8, 12, 16, 20, 24, 28,)),
     (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
