@@ -26,7 +26,7 @@ A model file lists groups in the order of the forward pass; "{}" in names counts
     {"name": "embedding", "params": [{"name": "embedding", "shape": [50257, 768]}]},
     {"name": "layer.{}", "repeat": 12, "params": [{"name": "layer.{}.qkv", "shape": [2304, 768]}]}]}
 Groups may have: strategy, grad_dtype, reduce_dtype, main_storage (as --main), backward_weights (gathered or none),
-resident. Parameters: dtype, frozen, no_decay, granule, granule_rows, quantization, piece.
+resident. Parameters: dtype, frozen, no_decay, granule, granule_rows, row_dimensions, quantization, piece.
 
 Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
 )";

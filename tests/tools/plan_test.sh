@@ -145,6 +145,18 @@ planned --model model.json --ranks 2 --json
 check "a model file is read" equal "$status" 0
 check "... with its repeats" equal "$(value groups) $(value parameter_tensors) $(value parameter_count)" "4 7 115072"
 
+# stack ROWS: how much a stack of experts pads on 16 ranks, where rows lie in so many dimensions.
+stack() {
+  printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [8, 2048, 7168], "row_dimensions": %s}]}]}' "$1" >stack.json
+  planned --model stack.json --ranks 16 --json
+}
+stack 1
+check "a stack on more ranks than matrices doubles" equal "$(value padding_count)" $((8 * 2048 * 7168))
+stack 2
+check "... unless ranks divide its matrices" equal "$(value padding_count)" 0
+stack 4
+check "... in dimensions that it has" contains "$err" "row_dimensions is 4, and the parameter has 3 dimensions"
+
 # 512 x 512 codes and 4 x 4 fp32 scales. The part of the page behind them that belongs to no rank counts for the first
 # one.
 quantized() {

@@ -48,6 +48,7 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
     param.flags = spec.flags;
     param.granule = spec.granule;
     param.granule_rows = spec.granule_rows;
+    param.row_dimensions = spec.row_dimensions;
     param.quantization = spec.quantization;
     param.piece = spec.piece;
     params.push_back(param);

@@ -17,6 +17,7 @@ struct ParamSpec {
   uint32_t flags = 0;
   fsdp_granule granule = 0;
   uint64_t granule_rows = 0;
+  uint32_t row_dimensions = 0;
   fsdp_quantization quantization = 0;
   uint32_t piece = 0;
 };

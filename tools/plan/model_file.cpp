@@ -101,6 +101,9 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   param.flags = object.flag("frozen", FSDP_PARAM_FROZEN) | object.flag("no_decay", FSDP_PARAM_NO_DECAY);
   param.granule = object.word("granule", granules);
   param.granule_rows = object.number("granule_rows", 0);
+  const uint64_t row_dimensions = object.number("row_dimensions", 0);
+  if (row_dimensions > UINT32_MAX) fail(object.at("row_dimensions"), "must be below 2^32, is {}", row_dimensions);
+  param.row_dimensions = static_cast<uint32_t>(row_dimensions);
   param.quantization = object.word("quantization", quantizations);
   const uint64_t piece = object.number("piece", 0);
   if (piece > UINT32_MAX) fail(object.at("piece"), "must be below 2^32, is {}", piece);
