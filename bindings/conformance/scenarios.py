@@ -475,6 +475,16 @@ def missing():
     return "missing_grads_are_skipped_or_zero", ALL, ending(*lines, *counters("step"))
 
 
+def stacks():
+    """Ranks divide the matrices of a stack, which changes no bit; a row cannot lie in more dimensions than there are."""
+    groups = (("body", 2),)
+    lines = ["create_model m", "param up 3 5 4 row_dimensions=4", "param pair 2 30 row_dimensions=2"]
+    lines += ["create_group m body ! INVALID_ARGUMENT -1"]
+    lines += ["param up 3 5 4 row_dimensions=2", "param pair 2 30 row_dimensions=2", "create_group m body"]
+    lines += ["seal_model m", *load(groups), "publish_weights m"]
+    return "stacks_are_divided_inside_their_matrices", ALL, ending(*lines, *step(groups, 0), *read(groups))
+
+
 def read_planes(phase, planes):
     return [
         f"unshard body {phase}",
@@ -563,6 +573,7 @@ def all_scenarios():
     yield zeroed()
     yield trainable()
     yield missing()
+    yield stacks()
     yield parts()
     yield discarded()
     yield norms()

@@ -22,7 +22,7 @@ typedef struct line {
 typedef struct declared_param {
   char name[TEXT_BYTES];
   uint64_t shape[4], element_count;
-  uint32_t dimension_count, flags;
+  uint32_t dimension_count, flags, row_dimensions;
   fsdp_dtype dtype;
   fsdp_quantization quantization;
   fsdp_missing_grad missing_grad;

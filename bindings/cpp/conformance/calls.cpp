@@ -145,6 +145,7 @@ std::string Rank::declare(const Line &line) {
     param.lr_scale = line.key_number("lr_scale");
     param.quantization = static_cast<fsdp_quantization>(line.key_or("quantization", 0));
     param.missing_grad = static_cast<fsdp_missing_grad>(line.key_or("missing_grad", 0));
+    param.rows_in(static_cast<std::uint32_t>(line.key_or("row_dimensions", 0)));
     declared_.push_back(param);
   } else if (call == "create_mesh") {
     fsdp::MeshOptions options;

@@ -37,6 +37,11 @@ struct Param : Options<fsdp_param> {
     missing_grad = static_cast<fsdp_missing_grad>(what);
     return *this;
   }
+  /** Lets ranks divide it in so many of its leading dimensions: 2 divides the matrices of a stack [E, R, C]. */
+  Param &rows_in(std::uint32_t dimensions) {
+    row_dimensions = dimensions;
+    return *this;
+  }
   /** Declares it as a box of a larger tensor, by the shape of that tensor and the offset of the box. */
   Param &global(std::vector<std::uint64_t> shape_, std::vector<std::uint64_t> offset_) {
     if (shape_.size() != own_shape.size() || offset_.size() != own_shape.size())

@@ -5,8 +5,9 @@
     Param(name, T, dims...; fields...)
 
 A parameter to declare: an array of `T` (Float32, Float16, BFloat16, and UInt8 of frozen ones) and of these dims in Julia, which the library has
-reversed. It shards along its first dimension, which is Julia's last. Keywords are further fields of `fsdp_param`
-(`flags`, `lr_scale`, `granule`, `granule_rows`, `quantization`, `missing_grad`), and `global_dims` and `global_offset` of a tensor that this one is a box
+reversed. It shards along its first dimension, which is Julia's last; with `row_dimensions = 2` ranks also divide the
+matrices of a stack. Keywords are further fields of `fsdp_param`
+(`flags`, `lr_scale`, `granule`, `granule_rows`, `row_dimensions`, `quantization`, `missing_grad`), and `global_dims` and `global_offset` of a tensor that this one is a box
 of, in Julia's order too, the offset from 0.
 """
 struct Param
@@ -83,7 +84,8 @@ function param_info(group::Group, param)
     check(fsdp_get_param_info(group.number, param_index(group, param), found))
     raw = found.memory[]
     box(sizes) = sizes == C_NULL ? nothing : dims_of(sizes, raw)
-    fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows, lr_scale = raw.lr_scale,
+    fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows,
+        row_dimensions = raw.row_dimensions, lr_scale = raw.lr_scale,
         quantization = raw.quantization, missing_grad = MissingGrad(raw.missing_grad), global_dims = box(raw.global_shape), global_offset = box(raw.global_offset))
     return Param(unsafe_string(raw.name), element_type(raw.dtype), dims_of(raw.shape, raw), fields)
 end

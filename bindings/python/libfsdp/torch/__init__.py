@@ -27,6 +27,7 @@ def shard(
     no_decay=lambda name, param: param.dim() < 2,
     missing_grad=MissingGrad.SKIP,
     held_groups=0,
+    row_dimensions=lambda name, param: 1,
     **options,
 ):
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
@@ -37,10 +38,12 @@ def shard(
     missing_grad: what a step does to a parameter for which no rank has a gradient. Default: it leaves the parameter
     unchanged, as torch's optimizers do.
     held_groups: how many groups can be unsharded at once where weights are copied (fsdp_schedule_options).
+    row_dimensions(name, param): in how many leading dimensions ranks may divide it. With 2 they also divide the matrices
+    of a stack of experts; all ranks must answer the same.
     options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16 or optimizer=Optimizer.ADAMW_8BIT.
 
     Each rank shards the values of its own module: they must be equal on all ranks.
     """
     layers = list(find_layers(module)) if layers is None else list(layers)
     check_module(module, context, layers)
-    return Sharded(module, context, layers, no_decay, missing_grad, held_groups, options)
+    return Sharded(module, context, layers, no_decay, missing_grad, held_groups, row_dimensions, options)

@@ -86,12 +86,13 @@ class Layer(NotCopied):
         self.was_used = False  # since the last step
         self.grads = Grads(self)
 
-    def declare(self, no_decay, missing_grad):
+    def declare(self, no_decay, missing_grad, row_dimensions):
         declared = []
         for name, param in self.params:
             flags = 0 if param.requires_grad else ParamFlag.FROZEN
             flags |= ParamFlag.NO_DECAY if no_decay(name, param) else 0
-            declared.append(Param(name, param.shape, DTYPES[param.dtype], flags=flags, missing_grad=missing_grad))
+            fields = {"flags": flags, "missing_grad": missing_grad, "row_dimensions": row_dimensions(name, param)}
+            declared.append(Param(name, param.shape, DTYPES[param.dtype], **fields))
         self.group = self.owner.model.create_group(self.name, declared)
         self._found = (_abi.fsdp_tensor * len(declared))()
         self._views = {}

@@ -27,7 +27,7 @@ def _traces():
 class Sharded(NotCopied):
     """What shard() returns: model is the libfsdp.Model, module the module."""
 
-    def __init__(self, module, context, layers, no_decay, missing_grad, held_groups, options):
+    def __init__(self, module, context, layers, no_decay, missing_grad, held_groups, row_dimensions, options):
         self.module, self.context = module, context
         self._thread, self._depth, self._scope_holds, self._is_finished = None, 0, {}, False
         self._discards = 0
@@ -44,7 +44,7 @@ class Sharded(NotCopied):
         self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, layers))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
-            layer.declare(no_decay, missing_grad)
+            layer.declare(no_decay, missing_grad, row_dimensions)
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")

@@ -76,6 +76,12 @@ impl Param {
         self
     }
 
+    /// In how many of its leading dimensions ranks may divide it: with 2, the matrices of a stack `[E, R, C]`.
+    pub fn row_dimensions(mut self, row_dimensions: u32) -> Self {
+        self.raw.row_dimensions = row_dimensions;
+        self
+    }
+
     /// It is a box of a larger tensor: that one's shape, and where the box begins. Checkpoints speak of that tensor.
     pub fn global(mut self, shape: &[u64], offset: &[u64]) -> Self {
         self.global = Some((shape.to_vec(), offset.to_vec()));
@@ -176,6 +182,8 @@ pub struct ParamInfo {
     pub granule: Granule,
     /// With blocks of rows.
     pub granule_rows: u64,
+    /// In how many of its leading dimensions ranks may divide it.
+    pub row_dimensions: u32,
     /// Of now.
     pub lr_scale: f64,
     /// What a step does to it without a gradient.
@@ -200,6 +208,7 @@ impl ParamInfo {
             flags: raw.flags,
             granule: Granule::from_raw(raw.granule).expect("a granule of this release"),
             granule_rows: raw.granule_rows,
+            row_dimensions: raw.row_dimensions,
             lr_scale: raw.lr_scale,
             missing_grad: MissingGrad::from_raw(raw.missing_grad).expect("a missing_grad of this release"),
             user_data: raw.user_data,

@@ -24,6 +24,7 @@ pub struct Declared {
     lr_scale: f64,
     quantization: Option<Quantization>,
     missing_grad: Option<MissingGrad>,
+    row_dimensions: u32,
 }
 
 impl Declared {
@@ -34,7 +35,7 @@ impl Declared {
         self.flags & sys::FSDP_PARAM_FROZEN != 0
     }
     fn param(&self) -> Param {
-        let mut param = Param::new(&self.name, &self.shape).lr_scale(self.lr_scale);
+        let mut param = Param::new(&self.name, &self.shape).lr_scale(self.lr_scale).row_dimensions(self.row_dimensions);
         if let Some(quantization) = self.quantization {
             param = param.quantization(quantization);
         }
@@ -142,6 +143,7 @@ impl Rank {
                     lr_scale: line.key_number("lr_scale").unwrap_or(0.0),
                     quantization: line.key_integer("quantization").and_then(|raw| Quantization::from_raw(raw as i32)),
                     missing_grad: line.key_integer("missing_grad").and_then(|raw| MissingGrad::from_raw(raw as i32)),
+                    row_dimensions: line.key_integer("row_dimensions").unwrap_or(0) as u32,
                 });
                 Ok(())
             }
