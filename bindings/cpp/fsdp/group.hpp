@@ -1,201 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// A parameter group: its weights, its gradients. Included by fsdp.hpp.
+// A parameter group: its values, its weights, its gradients. Included by fsdp.hpp.
 #ifndef FSDP_GROUP_HPP
 #define FSDP_GROUP_HPP
 
 #include <fsdp.h>
 
-#include <array>
 #include <cstdint>
 #include <iterator>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "options.hpp"
+#include "param.hpp"
 #include "tensor.hpp"
+#include "weights.hpp"
 
 namespace fsdp {
-
-/** A parameter to be declared. It has the fields of fsdp_param, but owns its name and shapes. */
-struct Param : Options<fsdp_param> {
-  Param(std::string name_, std::vector<std::uint64_t> shape_, DType dtype_ = DType::float32, std::uint32_t flags_ = 0)
-      : own_name(std::move(name_)), own_shape(std::move(shape_)) {
-    dtype = static_cast<fsdp_dtype>(dtype_);
-    flags = flags_;
-  }
-  /** Sets how its compute weights are stored. */
-  Param &quantize(Quantization to) {
-    quantization = static_cast<fsdp_quantization>(to);
-    return *this;
-  }
-  /** Sets what a step does to it if no rank has given it a gradient. */
-  Param &without_grad(MissingGrad what) {
-    missing_grad = static_cast<fsdp_missing_grad>(what);
-    return *this;
-  }
-  /** Lets ranks divide it in so many of its leading dimensions: 2 divides the matrices of a stack [E, R, C]. */
-  Param &rows_in(std::uint32_t dimensions) {
-    row_dimensions = dimensions;
-    return *this;
-  }
-  /** Declares it as a box of a larger tensor, by the shape of that tensor and the offset of the box. */
-  Param &global(std::vector<std::uint64_t> shape_, std::vector<std::uint64_t> offset_) {
-    if (shape_.size() != own_shape.size() || offset_.size() != own_shape.size())
-      detail::refuse(FSDP_INVALID_ARGUMENT, own_name + ": global needs a size and an offset for each dimension");
-    own_global_shape = std::move(shape_);
-    own_global_offset = std::move(offset_);
-    return *this;
-  }
-  /** The descriptor, which points into this. */
-  fsdp_param raw() const {
-    fsdp_param raw = *this;
-    raw.name = own_name.c_str();
-    raw.shape = own_shape.data();
-    raw.dimension_count = static_cast<std::uint32_t>(own_shape.size());
-    raw.global_shape = own_global_shape.empty() ? nullptr : own_global_shape.data();
-    raw.global_offset = own_global_offset.empty() ? nullptr : own_global_offset.data();
-    return raw;
-  }
-
-  std::string own_name;
-  std::vector<std::uint64_t> own_shape, own_global_shape, own_global_offset;
-};
-
-/** What names a parameter of a group: its number in the order of declaration, or its name. */
-class ParamKey {
- public:
-  template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
-  ParamKey(Integer index) : index_(static_cast<std::uint64_t>(index)) {}
-  ParamKey(const char *name) : name_(name), is_name_(true) {}
-  ParamKey(std::string_view name) : name_(name), is_name_(true) {}
-  ParamKey(const std::string &name) : name_(name), is_name_(true) {}
-
-  bool is_name() const noexcept { return is_name_; }
-  std::uint64_t index() const noexcept { return index_; }
-  std::string_view name() const noexcept { return name_; }
-
- private:
-  std::uint64_t index_ = 0;
-  std::string_view name_;
-  bool is_name_ = false;
-};
-
-namespace detail {
-
-/** What the model keeps of a group. If addresses of views are fixed from the seal on, they are asked for once. With
- * ScheduleKind::any each hold may have other addresses. */
-struct GroupEntry {
-  std::string name;
-  std::vector<std::string> names;
-  std::vector<std::uint64_t> element_counts;
-  std::array<std::vector<Tensor>, 4> views;  // by phase
-  bool has_fixed_addresses = true;
-  int rank = 0;                // of the context
-  std::uint64_t discards = 0;  // of steps of the model
-
-  std::uint64_t find(const ParamKey &key) const {
-    if (!key.is_name()) return key.index();
-    for (std::size_t i = 0; i < names.size(); ++i)
-      if (names[i] == key.name()) return i;
-    refuse(FSDP_INVALID_ARGUMENT, "group " + name + " has no parameter " + std::string(key.name()));
-  }
-  std::uint64_t element_count(std::uint64_t index) const {
-    return index < element_counts.size() ? element_counts[static_cast<std::size_t>(index)] : 0;
-  }
-};
-
-}  // namespace detail
-
-/**
- * The full compute weights of an unsharded group: a hold, which ends with the guard. weights["w"] is a view of one
- * parameter:
- *
- *   auto weights = group.unshard(fsdp::Phase::forward);
- *   fsdp::span<const float> w = weights["w"];
- *
- * Views end with it, and it ends before the model.
- */
-class Weights {
- public:
-  Weights(fsdp_group *group, std::shared_ptr<detail::GroupEntry> entry, Phase phase, fsdp_stream stream)
-      : group_(group), entry_(std::move(entry)), phase_(phase), stream_(stream), discards_(entry_->discards) {
-    auto &kept_views = entry_->views[static_cast<std::size_t>(static_cast<fsdp_phase>(phase) - 1) % 4];
-    auto &views = entry_->has_fixed_addresses ? kept_views : own_views_;
-    const fsdp_status status = fsdp_unshard(group, static_cast<fsdp_phase>(phase), 0, stream);
-    try {
-      detail::check(status);  // also throws what a hook has thrown
-      if (views.empty()) ask_for(views);
-    } catch (...) {
-      if (status == FSDP_OK) (void)return_hold();  // no destructor runs for an object that was never whole
-      throw;
-    }
-    views_ = views.data();
-  }
-  Weights(Weights &&other) noexcept
-      : group_(std::exchange(other.group_, nullptr)),
-        entry_(std::move(other.entry_)),
-        own_views_(std::move(other.own_views_)),
-        views_(other.views_),
-        phase_(other.phase_),
-        stream_(other.stream_),
-        discards_(other.discards_) {}
-  Weights &operator=(Weights &&) = delete;
-  ~Weights() {
-    if (group_) (void)return_hold();  // fails where the hold has gone: with its model, or in a context that has failed
-  }
-
-  const Tensor &operator[](const ParamKey &key) const {
-    if (!group_) refuse_gone();
-    const std::uint64_t index = entry_->find(key);
-    if (index >= entry_->names.size())
-      detail::refuse(FSDP_INVALID_ARGUMENT,
-                     "group " + entry_->name + " has no parameter number " + std::to_string(index));
-    return views_[index];
-  }
-  /** weights.get<float>("w") is weights["w"].as<const float>(). */
-  template <typename T>
-  span<const T> get(const ParamKey &key) const {
-    return (*this)[key].template as<const T>();
-  }
-  std::size_t size() const noexcept { return entry_ ? entry_->names.size() : 0; }
-
-  /** Returns the hold now, and throws if that fails. */
-  void reshard() {
-    if (!group_) refuse_gone();
-    const fsdp_status status = return_hold();
-    group_ = nullptr;
-    detail::check(status);
-  }
-
- private:
-  // A discarded step has forgotten its holds: a reshard would return the hold of a later unshard.
-  fsdp_status return_hold() noexcept {
-    if (discards_ != entry_->discards) return FSDP_OK;
-    return fsdp_reshard(group_, static_cast<fsdp_phase>(phase_), 0, stream_);
-  }
-  void ask_for(std::vector<Tensor> &views) {
-    std::vector<fsdp_tensor> raws(entry_->names.size());
-    const fsdp_status status =
-        fsdp_get_params(group_, static_cast<fsdp_phase>(phase_), raws.data(), raws.size(), sizeof(fsdp_tensor));
-    detail::check(status);
-    views = std::vector<Tensor>(raws.begin(), raws.end());
-  }
-  [[noreturn]] static void refuse_gone() {
-    detail::refuse(FSDP_INVALID_STATE, "these weights were resharded or moved from");
-  }
-
-  fsdp_group *group_;
-  std::shared_ptr<detail::GroupEntry> entry_;
-  std::vector<Tensor> own_views_;  // where no addresses are kept
-  const Tensor *views_ = nullptr;
-  Phase phase_;
-  fsdp_stream stream_;
-  std::uint64_t discards_;
-};
 
 /** A full gradient to write into, until the reduce. accumulate: add to it; otherwise overwrite all of it. */
 struct Grad {
@@ -318,6 +141,11 @@ class Group {
   [[nodiscard]] Weights unshard(Phase phase, fsdp_stream stream = nullptr) {
     (void)entry();
     return {raw_, entry_, phase, stream};
+  }
+  /** Makes the full weights of one piece readable until the guard ends. Pieces are numbered from 0. */
+  [[nodiscard]] Weights unshard_piece(std::uint32_t piece, Phase phase, fsdp_stream stream = nullptr) {
+    (void)entry();
+    return {raw_, entry_, phase, stream, piece};
   }
   /** A view without a hold: fsdp_get_param says when it may be read. */
   Tensor get_param(const ParamKey &key, Phase phase) const {

@@ -20,6 +20,17 @@ namespace fsdp {
 /** What was loaded: fsdp_loaded. */
 using Loaded = fsdp_loaded;
 
+/** A visit of ScheduleKind::visits: of the group of that number in the order of creation, or of one of its pieces. */
+struct Visit : fsdp_visit {
+  Visit(std::uint32_t group, fsdp_phase phase_) : fsdp_visit{group, phase_, 0} {}
+  Visit(std::uint32_t group, Phase phase_) : Visit(group, static_cast<fsdp_phase>(phase_)) {}
+  /** Pieces are numbered from 0; fsdp_visit.piece counts them from 1. UINT32_MAX, which no piece has, is left alone. */
+  Visit(std::uint32_t group, fsdp_phase phase_, std::uint32_t number)
+      : fsdp_visit{group, phase_, number == UINT32_MAX ? number : number + 1} {}
+  Visit(std::uint32_t group, Phase phase_, std::uint32_t number)
+      : Visit(group, static_cast<fsdp_phase>(phase_), number) {}
+};
+
 /** Where a weight of another library's files goes: a '*' in theirs stands for the same text in ours. */
 struct Rename {
   std::string theirs, ours;
@@ -108,6 +119,8 @@ class Model {
     for (const Param &param : params) {
       raws.push_back(param.raw());
       entry->names.push_back(param.own_name);
+      entry->pieces.push_back(param.piece);
+      entry->are_quantized.push_back(param.quantization != 0);
       std::uint64_t count = 1;
       for (const std::uint64_t size : param.own_shape) count *= size;
       entry->element_counts.push_back(count);
@@ -115,18 +128,19 @@ class Model {
     fsdp_group *made = nullptr;
     detail::check(
         fsdp_create_group(get(), name.c_str(), raws.data(), raws.size(), sizeof(fsdp_param), &options, &made));
+    entry->piece_views.resize(entry->pieces.empty() ? 1 : entry->pieces.back() + std::size_t{1});
     groups_.emplace_back(made, std::move(entry));
     return groups_.back();
   }
   /** visits belongs to ScheduleKind::visits. held_groups belongs to ScheduleKind::any: how many groups of copied
    * weights are held at once (0 means 4). */
-  void set_schedule(ScheduleKind kind, const std::vector<fsdp_visit> &visits = {}, std::uint32_t held_groups = 0) {
+  void set_schedule(ScheduleKind kind, const std::vector<Visit> &visits = {}, std::uint32_t held_groups = 0) {
     Options<fsdp_schedule_options> options;
     options.held_groups = held_groups;
     if (!visits.empty()) {
       options.visits = visits.data();
       options.visit_count = visits.size();
-      options.visit_stride = sizeof(fsdp_visit);
+      options.visit_stride = sizeof(Visit);
     }
     const fsdp_status status = fsdp_set_schedule(get(), static_cast<fsdp_schedule_kind>(kind), &options);
     if (status == FSDP_OK) set_fixed_addresses(kind != ScheduleKind::any);
@@ -324,6 +338,7 @@ class Model {
 };
 
 static_assert(sizeof(FullGrad) == sizeof(fsdp_grad), "an array of them is one of the header's");
+static_assert(sizeof(Visit) == sizeof(fsdp_visit), "an array of them is one of the header's");
 
 }  // namespace fsdp
 

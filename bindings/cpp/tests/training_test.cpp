@@ -385,7 +385,7 @@ TEST(Training, APlanAnswersWithoutMemory) {
   fsdp::Model model(context);
   fsdp::Group group = model.create_group(
       "g", {fsdp::Param("w", {64, 2}).global({128, 2}, {64, 0}), fsdp::Param("experts", {2, 32, 8}).rows_in(2)});
-  model.set_schedule(fsdp::ScheduleKind::visits, {{0, FSDP_FORWARD, 0}, {0, FSDP_BACKWARD, 0}});
+  model.set_schedule(fsdp::ScheduleKind::visits, {{0, FSDP_FORWARD}, {0, FSDP_BACKWARD}});
   model.seal();
   EXPECT_EQ(group.chunk("w", 3).row_offset, 24u);
   EXPECT_EQ(group.chunk("experts", 3).row_count, 8u);
