@@ -23,6 +23,11 @@ class Param:
     def is_trainable(self):
         return not self.fields.get("flags", 0) & _abi.FSDP_PARAM_FROZEN
 
+    @property
+    def piece(self):
+        """The number of its piece of the group."""
+        return self.fields.get("piece") or 0
+
     def declared(self):
         """The fsdp_param that declares it."""
         sizes = {
@@ -40,28 +45,45 @@ class Param:
         )
 
 
+class PieceWeights(dict):
+    """{name: array} of one piece. The parameters of other pieces are refused by their names."""
+
+    def __init__(self, group, piece, arrays):
+        super().__init__(arrays)
+        self.group, self.piece = group, piece
+
+    def __missing__(self, name):
+        own = self.group.params[self.group.index(name)].piece
+        if own == self.piece:
+            raise KeyError(f"parameter {name!r} is quantized: see plane()")
+        raise KeyError(
+            f"parameter {name!r} is in piece {own} of group {self.group.name!r}, and these weights are of piece "
+            f"{self.piece}: take unsharded(piece={own})"
+        )
+
+
 class _Unsharded:
     """The context manager of `with group.unsharded() as weights`. It keeps no state of a visit, so one object serves
     all visits."""
 
-    __slots__ = ("group", "phase", "stream", "weights", "number", "unshard", "reshard")
+    __slots__ = ("group", "phase", "piece", "weights", "hold", "unshard", "reshard")
 
-    def __init__(self, group, phase, stream):
-        self.group, self.phase, self.stream, self.weights = group, int(phase), stream, None
-        self.number, self.unshard, self.reshard = group.handle, lib.unshard, lib.reshard
+    def __init__(self, group, phase, stream, piece):
+        self.group, self.phase, self.piece, self.weights = group, int(phase), piece, None
+        self.unshard, self.reshard, self.hold = group.hold(phase, stream, piece)
 
     def __enter__(self):
-        if status := self.unshard(self.number, self.phase, 0, self.stream):
+        if status := self.unshard(*self.hold):
             self.group.check(status)
         weights = self.weights
         if weights is None:
-            weights = self.group.weights(self.phase)
+            weights = self.group.weights(self.phase, self.piece)
             if self.group.model.has_fixed_addresses:
                 self.weights = weights
         return weights
 
     def __exit__(self, kind, error, trace):
-        status = self.reshard(self.number, self.phase, 0, self.stream)
+        status = self.reshard(*self.hold)
         if status and kind is None:  # else the block's own exception is told
             self.group.check(status)
 
@@ -185,39 +207,62 @@ class Group:
     def prefetch(self, phase=Phase.FORWARD, stream=None):
         self.check(lib.prefetch(self.handle, phase, 0, stream))
 
-    def unshard(self, phase=Phase.FORWARD, stream=None):
-        """Take a hold, which reshard() returns. `with group.unsharded() as weights` does both."""
-        self.check(lib.unshard(self.handle, phase, 0, stream))
+    def hold(self, phase, stream, piece):
+        """Return (the call that takes a hold, the one that returns it, the arguments of both)."""
+        if piece is None:
+            return lib.unshard, lib.reshard, (self.handle, int(phase), 0, stream)
+        return lib.unshard_piece, lib.reshard_piece, (self.handle, number_of_piece(piece), int(phase), 0, stream)
 
-    def reshard(self, phase=Phase.FORWARD, stream=None):
-        self.check(lib.reshard(self.handle, phase, 0, stream))
+    def unshard(self, phase=Phase.FORWARD, stream=None, *, piece=None):
+        """Take a hold of the group, or of one of its pieces (0, 1, ...), which reshard() returns.
+        `with group.unsharded() as weights` does both."""
+        unshard, _, hold = self.hold(phase, stream, piece)
+        self.check(unshard(*hold))
+
+    def reshard(self, phase=Phase.FORWARD, stream=None, *, piece=None):
+        """Return a hold that unshard() took with the same phase and piece."""
+        _, reshard, hold = self.hold(phase, stream, piece)
+        self.check(reshard(*hold))
 
     def restore_view(self):
         """Show the true weights again after a write through views of them."""
         self.check(lib.restore_view(self.handle))
 
-    def unsharded(self, phase=_FORWARD, stream=None):
+    def unsharded(self, phase=_FORWARD, stream=None, *, piece=None):
         """`with group.unsharded() as weights:` holds the group; weights[name] are read-only arrays of the full compute
-        weights.
+        weights. With piece (0, 1, ...) only this piece is gathered and held, and weights has its parameters.
 
         Read the arrays only inside the block. An array that is kept longer stays mapped, but has undefined contents.
         """
-        key = phase if stream is None else (phase, stream)
+        key = phase if stream is None and piece is None else (phase, stream, piece)
         found = self._unsharded.get(key)
         if found is None:
-            found = self._unsharded[key] = _Unsharded(self, phase, stream)
+            found = self._unsharded[key] = _Unsharded(self, phase, stream, piece)
         return found
 
-    def tensors(self, phase=Phase.FORWARD):
-        """{name: Tensor} of the full compute weights, for DLPack. Legal while the group is unsharded. Quantized
-        parameters are left out: see plane()."""
+    def tensors(self, phase=Phase.FORWARD, piece=None):
+        """{name: Tensor} of the full compute weights, for DLPack: of the group, or of one piece. Legal while the group,
+        or this piece, is unsharded. Quantized parameters are left out: see plane()."""
+        views = self._views(phase) if piece is None else self._piece_views(phase, piece)
+        if seen := next((view for _, view in views if view.device), None):  # quantized ones of a piece have none
+            self.model.saw(seen)
+        return {param.name: Tensor(view, self.model._handle) for param, view in views if view.data}
+
+    def _views(self, phase):
         found = (_abi.fsdp_tensor * len(self.params))()
         self.check(lib.get_params(self.handle, phase, found, len(found), ctypes.sizeof(_abi.fsdp_tensor)))
-        if self.params:
-            self.model.saw(found[0])
-        return {
-            param.name: Tensor(view, self.model._handle) for param, view in zip(self.params, found) if view.data
-        }
+        return list(zip(self.params, found))
+
+    def _piece_views(self, phase, piece):
+        views = []
+        for index, param in enumerate(self.params):
+            if param.piece == piece:
+                views.append((param, _abi.fsdp_tensor()))
+                if not param.fields.get("quantization"):
+                    self.check(lib.get_param(self.handle, index, phase, views[-1][1]))
+        if piece and not views:
+            raise ValueError(f"group {self.name!r} has no piece {piece}")
+        return views
 
     def plane(self, param, plane=Plane.ROW, phase=Phase.FORWARD):
         """The Tensor of a plane of a quantized parameter: with Plane.ROW its codes (bytes), with Plane.ROW_SCALE their
@@ -240,14 +285,17 @@ class Group:
         self.check(lib.swizzle_scales(self.handle, index, phase, plane, address, size, stream))
         return made
 
-    def weights(self, phase=Phase.FORWARD):
-        """{name: array} of the full compute weights. If their addresses are fixed (all schedules but ScheduleKind.ANY),
-        the arrays are made once for each phase."""
-        found = self._weights.get(int(phase))
+    def weights(self, phase=Phase.FORWARD, piece=None):
+        """{name: array} of the full compute weights, of the group or of one piece. If their addresses are fixed (all
+        schedules but ScheduleKind.ANY), the arrays are made once for each phase."""
+        key = int(phase), piece
+        found = self._weights.get(key)
         if found is None:
-            found = {name: view.array() for name, view in self.tensors(phase).items()}
+            found = {name: view.array() for name, view in self.tensors(phase, piece).items()}
+            if piece is not None:
+                found = PieceWeights(self, piece, found)
             if self.model.has_fixed_addresses:
-                self._weights[int(phase)] = found
+                self._weights[key] = found
         return found
 
     # -- gradients ----------------------------------------------------------------------------------------------
@@ -297,6 +345,13 @@ class Group:
         """End this contribution: its gradients are complete. is_last marks the last contribution of the step."""
         if status := lib.reduce_grad(self.handle, _abi.FSDP_LAST if is_last else 0, stream):
             self.check(status)
+
+
+def number_of_piece(piece):
+    """The piece as a number that fsdp.h has room for; ctypes would cut others."""
+    if not 0 <= piece < 2**32 - 1:
+        raise ValueError(f"piece {piece!r}: pieces are numbered from 0")
+    return piece
 
 
 def _count(shape):

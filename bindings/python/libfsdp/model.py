@@ -10,7 +10,7 @@ from . import _abi, tensor
 from ._library import check, lib, make, read_text
 from .capture import Capture
 from .constants import DeviceKind, Dtype, ScheduleKind
-from .group import Group, Param
+from .group import Group, Param, number_of_piece
 from .handle import Owner
 from .shard import Shard
 
@@ -55,11 +55,11 @@ class Model(Owner):
         return self.groups[name]
 
     def set_schedule(self, kind, visits=None, held_groups=0):
-        """Set the order of visits. visits is a list of (group_index, phase), for ScheduleKind.VISITS; held_groups is
-        for ScheduleKind.ANY."""
+        """Set the order of visits. visits is a list of (group_index, phase) or (group_index, phase, piece), for
+        ScheduleKind.VISITS. piece is 0, 1, ..., or None for the whole group. held_groups is for ScheduleKind.ANY."""
         options = _abi.fsdp_schedule_options(held_groups=held_groups)
         if visits is not None:
-            options.visits = (_abi.fsdp_visit * len(visits))(*visits)
+            options.visits = (_abi.fsdp_visit * len(visits))(*(_visit(*visit) for visit in visits))
             options.visit_count, options.visit_stride = len(visits), ctypes.sizeof(_abi.fsdp_visit)
         self.context.check(lib.set_schedule(self.handle, kind, options))
         self.has_fixed_addresses = kind != ScheduleKind.ANY
@@ -305,3 +305,7 @@ class Model(Owner):
 
     def end_capture(self, stream):
         return Capture(self, self.context.own(lib.destroy_capture, lib.end_capture, self.handle, stream))
+
+
+def _visit(group_index, phase, piece=None):
+    return _abi.fsdp_visit(group_index, phase, 0 if piece is None else number_of_piece(piece) + 1)

@@ -40,7 +40,7 @@ class Abi(unittest.TestCase):
         source = "".join(path.read_text() for path in (PYTHON / "libfsdp").glob("*.py") if path.name != "_abi.py")
         used = set(re.findall(r"\blib\.(\w+)", source))
         # By status name and message errors are made of fsdp_error; the size of a dtype is Python's own.
-        left = {"get_status_name", "get_last_message", "get_dtype_size", "get_param", "get_group", "get_group_count"}
+        left = {"get_status_name", "get_last_message", "get_dtype_size", "get_group", "get_group_count"}
         self.assertEqual({call["name"][len("fsdp_") :] for call in DESCRIBED["calls"]} - used, left)
         for name in left:
             self.assertTrue(callable(getattr(fsdp.lib, name)))
