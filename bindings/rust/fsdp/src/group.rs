@@ -3,6 +3,7 @@ use crate::enums::{Dtype, Phase, ReducePolicy, Status, Strategy};
 use crate::error::{check, text, Error, Result};
 use crate::sys;
 use std::cell::{Cell, UnsafeCell};
+use std::ops::Range;
 
 /// Names a group of a model; a number, and so copied freely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,9 +61,13 @@ pub(crate) struct GroupEntry {
     pub(crate) name: String,
     pub(crate) names: Vec<String>,
     pub(crate) element_counts: Vec<u64>,
+    /// The piece of each parameter, which never falls.
+    pub(crate) pieces: Vec<u32>,
+    are_quantized: Vec<bool>,
     /// A `Grads` of it lives, or was leaked.
     pub(crate) lent: Cell<bool>,
     views: [ViewTable; 4],
+    piece_views: Vec<[ViewTable; 4]>,
 }
 
 /// Addresses of views, asked for once where they are fixed from the seal on. They are no references: slices are made anew of
@@ -77,39 +82,80 @@ impl GroupEntry {
             name: name.to_string(),
             names: params.iter().map(|param| param.name().to_string()).collect(),
             element_counts: params.iter().map(crate::Param::element_count).collect(),
+            pieces: params.iter().map(crate::Param::piece_number).collect(),
+            are_quantized: params.iter().map(crate::Param::is_quantized).collect(),
             lent: Cell::new(false),
             views: Default::default(),
+            piece_views: (0..=params.last().map_or(0, crate::Param::piece_number))
+                .map(|_| Default::default())
+                .collect(),
         }
     }
 
-    /// The views of all parameters, in a model whose addresses are fixed; the group is unsharded.
+    /// The numbers of the parameters of a piece, or of all.
     #[inline]
-    pub(crate) fn kept_views(&self, phase: Phase) -> Result<&[sys::fsdp_tensor]> {
-        let table = &self.views[phase as usize - 1].0;
+    pub(crate) fn params_of(&self, piece: Option<u32>) -> Range<usize> {
+        match piece {
+            None => 0..self.names.len(),
+            Some(piece) => {
+                self.pieces.partition_point(|own| *own < piece)..self.pieces.partition_point(|own| *own <= piece)
+            }
+        }
+    }
+
+    /// The views of all parameters, or of those of a piece, in a model whose addresses are fixed; they are unsharded.
+    #[inline]
+    pub(crate) fn kept_views(&self, piece: Option<u32>, phase: Phase) -> Result<&[sys::fsdp_tensor]> {
+        let tables = piece.map_or(&self.views, |piece| &self.piece_views[piece as usize]);
+        let table = &tables[phase as usize - 1].0;
         // SAFETY: written once, below, where it was None and so nothing borrowed from it; a model is not Sync.
         match unsafe { &*table.get() } {
             Some(views) => Ok(views),
-            None => self.keep_views(phase, table),
+            None => self.keep_views(piece, phase, table),
         }
     }
 
     #[cold]
     fn keep_views<'a>(
         &'a self,
+        piece: Option<u32>,
         phase: Phase,
         table: &'a UnsafeCell<Option<Box<[sys::fsdp_tensor]>>>,
     ) -> Result<&'a [sys::fsdp_tensor]> {
-        let views = self.ask_for_views(phase)?;
+        let views = self.ask_for_views(piece, phase)?;
         // SAFETY: as in kept_views.
         Ok(unsafe { (*table.get()).insert(views.into_boxed_slice()) })
     }
 
-    /// The views of all parameters at this hold's addresses.
-    pub(crate) fn ask_for_views(&self, phase: Phase) -> Result<Vec<sys::fsdp_tensor>> {
-        let mut views = vec![sys::fsdp_tensor::default(); self.names.len()];
-        let (count, stride) = (views.len() as u64, std::mem::size_of::<sys::fsdp_tensor>() as u64);
-        check(unsafe { sys::fsdp_get_params(self.raw, phase as i32, views.as_mut_ptr(), count, stride) })?;
+    /// The views of all parameters, or of those of a piece, at this hold's addresses.
+    pub(crate) fn ask_for_views(&self, piece: Option<u32>, phase: Phase) -> Result<Vec<sys::fsdp_tensor>> {
+        let params = self.params_of(piece);
+        let mut views = vec![sys::fsdp_tensor::default(); params.len()];
+        if piece.is_none() {
+            let (count, stride) = (views.len() as u64, std::mem::size_of::<sys::fsdp_tensor>() as u64);
+            check(unsafe { sys::fsdp_get_params(self.raw, phase as i32, views.as_mut_ptr(), count, stride) })?;
+            return Ok(views);
+        }
+        for (index, view) in params.zip(&mut views) {
+            match self.are_quantized[index] {
+                true => self.describe(index, view)?,
+                false => check(unsafe { sys::fsdp_get_param(self.raw, index as u64, phase as i32, view) })?,
+            }
+        }
         Ok(views)
+    }
+
+    /// Of a quantized parameter, which has planes and no data, as `fsdp_get_params` does. Without data no device counts.
+    fn describe(&self, index: usize, view: &mut sys::fsdp_tensor) -> Result<()> {
+        let mut param = sys::fsdp_param::default();
+        check(unsafe { sys::fsdp_get_param_info(self.raw, index as u64, &mut param) })?;
+        view.shape = param.shape;
+        view.dimension_count = param.dimension_count;
+        view.dtype = param.dtype;
+        view.element_count = self.element_counts[index];
+        view.flags = sys::FSDP_TENSOR_READ_ONLY;
+        view.device = sys::FSDP_DEVICE_HOST;
+        Ok(())
     }
 }
 

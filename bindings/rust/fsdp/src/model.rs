@@ -4,6 +4,7 @@ use crate::error::{c_path, c_string, check, read_text, Error, Result};
 use crate::group::{foreign, GroupEntry};
 use crate::hooks::Hooks;
 use crate::param::find;
+use crate::schedule::raw_visit;
 use crate::{
     sys, AdamwOptions, Context, Element, FullGrad, Grads, Group, GroupInfo, GroupOptions, ModelOptions, Param,
     ParamInfo, ParamKey, SaveOptions, Schedule, Tensor, Weights, Window,
@@ -113,10 +114,9 @@ impl Model {
 
     /// The order in which groups will be visited.
     pub fn set_schedule(&mut self, schedule: Schedule<'_>) -> Result<()> {
-        let visit = |&(group, phase): &(Group, Phase)| {
-            self.entry(group).map(|_| sys::fsdp_visit { group_index: group.index, phase: phase as i32 })
-        };
-        let visits = schedule.visits().iter().map(visit).collect::<Result<Vec<_>>>()?;
+        let visits = schedule.visits();
+        let raw = visits.iter().map(|visit| self.entry(visit.0).map(|_| raw_visit(visit)));
+        let visits = raw.collect::<Result<Vec<_>>>()?;
         let mut options = sys::fsdp_schedule_options { held_groups: schedule.held_groups(), ..Default::default() };
         if !visits.is_empty() {
             options.visits = visits.as_ptr();
@@ -311,7 +311,13 @@ impl Model {
     /// Makes the full compute weights readable, until the guard ends.
     #[inline]
     pub fn unshard(&self, group: Group, phase: Phase) -> Result<Weights<'_>> {
-        Weights::unshard(self, self.entry(group)?, phase)
+        Weights::unshard(self, self.entry(group)?, None, phase)
+    }
+
+    /// Makes the full compute weights of one piece of the group (0, 1, ...) readable, until the guard ends.
+    #[inline]
+    pub fn unshard_piece(&self, group: Group, piece: u32, phase: Phase) -> Result<Weights<'_>> {
+        Weights::unshard(self, self.entry(group)?, Some(piece), phase)
     }
 
     /// Returns a hold that no guard will return: that of a leaked one.
@@ -320,6 +326,14 @@ impl Model {
     /// No view of a guard of this group and phase is used any more.
     pub unsafe fn reshard(&self, group: Group, phase: Phase) -> Result<()> {
         check(sys::fsdp_reshard(self.entry(group)?.raw, phase as i32, 0, self.stream.get()))
+    }
+
+    /// Returns a hold of a piece that no guard will return: that of a leaked one.
+    ///
+    /// # Safety
+    /// No view of a guard of this group, piece and phase is used any more.
+    pub unsafe fn reshard_piece(&self, group: Group, piece: u32, phase: Phase) -> Result<()> {
+        check(sys::fsdp_reshard_piece(self.entry(group)?.raw, piece, phase as i32, 0, self.stream.get()))
     }
 
     /// The compute weights' address, without a hold: `fsdp_get_param` says when it may be read.

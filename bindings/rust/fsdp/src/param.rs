@@ -82,6 +82,13 @@ impl Param {
         self
     }
 
+    /// Puts it into that piece of its group, which [`Model::unshard_piece`](crate::Model::unshard_piece) gathers by
+    /// itself. The first parameter is in piece 0, and each next one in the same piece or in the next one.
+    pub fn piece(mut self, piece: u32) -> Self {
+        self.raw.piece = piece;
+        self
+    }
+
     /// It is a box of a larger tensor: that one's shape, and where the box begins. Checkpoints speak of that tensor.
     pub fn global(mut self, shape: &[u64], offset: &[u64]) -> Self {
         self.global = Some((shape.to_vec(), offset.to_vec()));
@@ -96,6 +103,14 @@ impl Param {
 
     pub(crate) fn element_count(&self) -> u64 {
         self.shape.iter().fold(1, |count, size| count.saturating_mul(*size))
+    }
+
+    pub(crate) fn is_quantized(&self) -> bool {
+        self.raw.quantization != 0
+    }
+
+    pub(crate) fn piece_number(&self) -> u32 {
+        self.raw.piece
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -188,6 +203,8 @@ pub struct ParamInfo {
     pub lr_scale: f64,
     /// What a step does to it without a gradient.
     pub missing_grad: MissingGrad,
+    /// The piece of the group that it is in.
+    pub piece: u32,
     /// As it was given.
     pub user_data: *mut c_void,
     /// The larger tensor's shape, and where this box of it begins.
@@ -211,6 +228,7 @@ impl ParamInfo {
             row_dimensions: raw.row_dimensions,
             lr_scale: raw.lr_scale,
             missing_grad: MissingGrad::from_raw(raw.missing_grad).expect("a missing_grad of this release"),
+            piece: raw.piece,
             user_data: raw.user_data,
             global: (!raw.global_shape.is_null() && !raw.global_offset.is_null())
                 .then(|| (sizes(raw.global_shape), sizes(raw.global_offset))),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 use crate::enums::{Phase, ScheduleKind};
-use crate::Group;
+use crate::{sys, Group};
 
 /// The order in which groups will be visited, for [`Model::set_schedule`](crate::Model::set_schedule).
 ///
@@ -18,6 +18,9 @@ pub enum Schedule<'v> {
     Interleaved,
     /// These visits, one after the other.
     Visits(&'v [(Group, Phase)]),
+    /// These visits, each of a whole group (`None`) or of one of its pieces (0, 1, ...). If a visit names a piece of a
+    /// group, each piece of this group has a buffer of its own.
+    PieceVisits(&'v [(Group, Phase, Option<u32>)]),
     /// No order: each gather takes one of so many buffers for copied weights (0: 4), and a guard's weights may lie elsewhere
     /// than those of the last one.
     Any {
@@ -32,15 +35,16 @@ impl Schedule<'_> {
         match self {
             Schedule::Sequential => ScheduleKind::Sequential,
             Schedule::Interleaved => ScheduleKind::Interleaved,
-            Schedule::Visits(_) => ScheduleKind::Visits,
+            Schedule::Visits(_) | Schedule::PieceVisits(_) => ScheduleKind::Visits,
             Schedule::Any { .. } => ScheduleKind::Any,
         }
     }
 
-    pub(crate) fn visits(&self) -> &[(Group, Phase)] {
+    pub(crate) fn visits(&self) -> Vec<(Group, Phase, Option<u32>)> {
         match self {
-            Schedule::Visits(visits) => visits,
-            _ => &[],
+            Schedule::Visits(visits) => visits.iter().map(|&(group, phase)| (group, phase, None)).collect(),
+            Schedule::PieceVisits(visits) => visits.to_vec(),
+            _ => Vec::new(),
         }
     }
 
@@ -50,4 +54,10 @@ impl Schedule<'_> {
             _ => 0,
         }
     }
+}
+
+/// The header counts pieces from 1 here. The largest number, which no piece has, is left alone.
+pub(crate) fn raw_visit(&(group, phase, piece): &(Group, Phase, Option<u32>)) -> sys::fsdp_visit {
+    let piece = piece.map_or(0, |number| number.saturating_add(1));
+    sys::fsdp_visit { group_index: group.index, phase: phase as i32, piece }
 }
