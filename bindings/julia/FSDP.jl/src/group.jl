@@ -6,9 +6,9 @@
 
 A parameter to declare: an array of `T` (Float32, Float16, BFloat16, and UInt8 of frozen ones) and of these dims in Julia, which the library has
 reversed. It shards along its first dimension, which is Julia's last; with `row_dimensions = 2` ranks also divide the
-matrices of a stack. Keywords are further fields of `fsdp_param`
-(`flags`, `lr_scale`, `granule`, `granule_rows`, `row_dimensions`, `quantization`, `missing_grad`), and `global_dims` and `global_offset` of a tensor that this one is a box
-of, in Julia's order too, the offset from 0.
+matrices of a stack. Keywords are further fields of `fsdp_param` (`flags`, `lr_scale`, `granule`, `granule_rows`,
+`row_dimensions`, `quantization`, `missing_grad`, `piece`), and `global_dims` and `global_offset` of a tensor that this
+one is a box of, in Julia's order too, the offset from 0.
 """
 struct Param
     name::String
@@ -18,6 +18,11 @@ struct Param
 end
 Param(name, type::DataType, dims::Integer...; fields...) = Param(name, type, Dims(dims), values(fields))
 Param(name, dims::Integer...; fields...) = Param(name, Float32, dims...; fields...)
+
+"The number of its piece of the group, from 0."
+piece_of(param::Param) = Int(get(param.fields, :piece, 0))
+
+is_quantized(param::Param) = Int32(get(param.fields, :quantization, 0)) != 0
 
 is_trainable(param::Param) = get(param.fields, :flags, 0) & FSDP_PARAM_FROZEN == 0
 
@@ -53,6 +58,7 @@ mutable struct Group
     params::Vector{Param}
     indices::Dict{String,Int}
     views::Vector{Union{Nothing,Vector{Any}}}  # for each phase, where addresses are fixed from the seal on
+    piece_views::Dict{Tuple{Int,Int},Vector{Any}}  # likewise for each piece and phase
     grads::Vector{Any}
 end
 
@@ -85,8 +91,9 @@ function param_info(group::Group, param)
     raw = found.memory[]
     box(sizes) = sizes == C_NULL ? nothing : dims_of(sizes, raw)
     fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows,
-        row_dimensions = raw.row_dimensions, lr_scale = raw.lr_scale,
-        quantization = raw.quantization, missing_grad = MissingGrad(raw.missing_grad), global_dims = box(raw.global_shape), global_offset = box(raw.global_offset))
+        row_dimensions = raw.row_dimensions, lr_scale = raw.lr_scale, quantization = raw.quantization,
+        missing_grad = MissingGrad(raw.missing_grad), piece = Int(raw.piece), global_dims = box(raw.global_shape),
+        global_offset = box(raw.global_offset))
     return Param(unsafe_string(raw.name), element_type(raw.dtype), dims_of(raw.shape, raw), fields)
 end
 

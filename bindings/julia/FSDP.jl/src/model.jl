@@ -54,6 +54,7 @@ end
 function forget(group::Group)
     group.number = C_NULL
     group.views .= nothing
+    empty!(group.piece_views)
     group.grads .= nothing
 end
 
@@ -71,7 +72,8 @@ function create_group(model::Model, name, params; fields...)
         wanted, number)
     indices = Dict(param.name => index for (index, param) in enumerate(params))
     views = Union{Nothing,Vector{Any}}[nothing for _ in instances(Phase)]
-    group = Group(number[], model.state, model.handle, model, name, params, indices, views, Any[nothing for _ in params])
+    group = Group(number[], model.state, model.handle, model, name, params, indices, views, Dict(),
+        Any[nothing for _ in params])
     push!(model.groups, group)
     return group
 end
@@ -79,14 +81,15 @@ end
 """
     set_schedule(model, kind, visits; held_groups)
 
-`SCHEDULE_SEQUENTIAL`, `SCHEDULE_INTERLEAVED`, `SCHEDULE_VISITS` with `visits`: `group => phase` of each; or `SCHEDULE_ANY`, in which
-up to `held_groups` (0: 4) groups of copied weights are held at once, in any order.
+`SCHEDULE_SEQUENTIAL`, `SCHEDULE_INTERLEAVED`, `SCHEDULE_VISITS` with `visits`: `group => phase` of each, or
+`(group, phase, piece)` of a piece (0, 1, ...) alone; or `SCHEDULE_ANY`, in which up to `held_groups` (0: 4) groups of
+copied weights are held at once, in any order.
 """
 function set_schedule(model::Model, kind::ScheduleKind, visits = nothing; held_groups = 0)
     wanted = blank(fsdp_schedule_options)
     setfield(wanted, :held_groups, held_groups)
     if visits !== nothing
-        list = [fsdp_visit(group_info(group).group_index, Int32(phase)) for (group, phase) in visits]
+        list = [declared_visit(visit...) for visit in visits]
         setfield(wanted, :visits, list)
         setfield(wanted, :visit_count, length(list))
         setfield(wanted, :visit_stride, sizeof(fsdp_visit))
@@ -95,6 +98,10 @@ function set_schedule(model::Model, kind::ScheduleKind, visits = nothing; held_g
     model.has_fixed_addresses = kind != SCHEDULE_ANY
     return nothing
 end
+
+"The header counts the pieces of visits from 1; 0 is the whole group."
+declared_visit(group, phase, piece = nothing) =
+    fsdp_visit(group_info(group).group_index, Int32(phase), piece === nothing ? 0 : piece_number(piece) + 1)
 
 "Add a named state for the caller's own optimizer; the model must have `OPTIMIZER_CALLER`."
 add_optimizer_state(model::Model, name, T::DataType = Float32) =

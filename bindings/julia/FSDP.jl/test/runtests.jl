@@ -5,5 +5,6 @@ using FSDP, Test
 include("helper.jl")
 include("abi.jl")
 include("training.jl")
+include("pieces.jl")
 include("lifetime.jl")
 include("waiting.jl")
