@@ -37,7 +37,7 @@ class Run:
     def ignore(self, *words, **keys):
         """These calls change nothing that a later value depends on."""
 
-    set_schedule = seal_model = unshard = reshard = prefetch = restore_view = ignore
+    visit = set_schedule = seal_model = unshard = reshard = prefetch = restore_view = ignore
     destroy_model = destroy_mesh = destroy_checkpoint = close_context = abort_context = find_group = ignore
     check_replicas = commit_checkpoint = wait_checkpoint = ignore
 
@@ -79,6 +79,10 @@ class Run:
 
     def set_param_trainable(self, group, index, trainable):
         self.at(group, index).trained = trainable == "1"
+
+    def get_param(self, group, index, phase):
+        param = self.at(group, index)
+        return crc(bytes_of(param.weights, param.dtype))
 
     def get_params(self, group, phase):
         return crc(b"".join(bytes_of(param.weights, param.dtype) for param in self.named[group].params))

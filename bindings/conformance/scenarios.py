@@ -4,6 +4,7 @@
 Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of include/fsdp.h.
 """
 
+import piece_scenarios
 import precision_scenarios
 from scenario_parts import (
     ALL,
@@ -565,6 +566,7 @@ def all_scenarios():
     yield mxfp8()
     yield from private_views()
     yield from any_order()
+    yield from piece_scenarios.pieces()
     yield tied()
     yield frozen()
     yield from accumulation()

@@ -85,8 +85,9 @@ mutable struct Rank
     params::Dict{String,Vector{Param}}
     order::Vector{String}  # of the groups' names
     declared::Vector{Param}
+    visits::Vector{Any}
 end
-Rank(context, rank, world, save, load) = Rank(context, rank, world, save, load, Dict(), Dict(), [], [])
+Rank(context, rank, world, save, load) = Rank(context, rank, world, save, load, Dict(), Dict(), [], [], [])
 
 include("conformance_calls.jl")
 
@@ -122,6 +123,8 @@ function run_rank(scenario, world_index, rank)
         for line in filter(line -> is_for(line, rank.rank), scenario.lines)
             if line.words[1] == "param"
                 declare(rank, line)
+            elseif line.words[1] == "visit"
+                push!(rank.visits, (rank.named[line.words[2]], phase(line.words[3]), piece_in(line.keys)))
             else
                 number += 1
                 transcript = crc(Vector{UInt8}(execute(rank, line, number, world_index)), transcript)

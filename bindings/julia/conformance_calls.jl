@@ -40,8 +40,10 @@ function call(rank, ::Val{:create_group}, words, keys)
     get!(rank.params, words[2], declared)
     rank.named[words[2]] = FSDP.create_group(rank.named[words[1]], words[2], declared; numbers(keys)...)
 end
-call(rank, ::Val{:set_schedule}, words, keys) =
-    FSDP.set_schedule(rank.named[words[1]], FSDP.ScheduleKind(parse(Int, words[2])); numbers(keys)...)
+function call(rank, ::Val{:set_schedule}, words, keys)
+    visits, rank.visits = isempty(rank.visits) ? nothing : rank.visits, []
+    FSDP.set_schedule(rank.named[words[1]], FSDP.ScheduleKind(parse(Int, words[2])), visits; numbers(keys)...)
+end
 call(rank, ::Val{:find_group}, words, keys) = FSDP.find_group(rank.named[words[1]], words[2])
 call(rank, ::Val{:seal_model}, words, keys) = FSDP.seal(rank.named[words[1]])
 const Destroyed = Union{Val{:destroy_model},Val{:destroy_mesh},Val{:destroy_checkpoint}}
@@ -78,14 +80,22 @@ call(rank, ::Val{:set_param_trainable}, words, keys) =
 
 # Gathers and gradients.
 phase(word) = FSDP.Phase(parse(Int, word))
+piece_in(keys) = haskey(keys, :piece) ? parse(Int, keys[:piece]) : nothing
 function call(rank, ::Val{:unshard}, words, keys)
     group, number = rank.named[words[1]], parse(Int, words[2])
-    number in Int.(instances(FSDP.Phase)) && return FSDP.unshard(group, phase(words[2]))
+    number in Int.(instances(FSDP.Phase)) && return FSDP.unshard(group, phase(words[2]); piece = piece_in(keys))
     FSDP.@call group.state LibFSDP.fsdp_unshard(group.number, number, 0, C_NULL)
 end
-call(rank, ::Val{:reshard}, words, keys) = FSDP.reshard(rank.named[words[1]], phase(words[2]))
+call(rank, ::Val{:reshard}, words, keys) =
+    FSDP.reshard(rank.named[words[1]], phase(words[2]); piece = piece_in(keys))
 call(rank, ::Val{:restore_view}, words, keys) = FSDP.restore_view(rank.named[words[1]])
 call(rank, ::Val{:prefetch}, words, keys) = FSDP.prefetch(rank.named[words[1]], phase(words[2]))
+"A second hold of the piece, for the time of the call; where there is no first one, the library says so."
+function call(rank, ::Val{:get_param}, words, keys)
+    group, index, when = rank.named[words[1]], param_at(words[2]), phase(words[3])
+    FSDP.tensor(group, index, when)
+    return FSDP.unshard(weights -> hash_of(weights[index]), group, when; piece = FSDP.piece_of(group.params[index]))
+end
 call(rank, ::Val{:get_params}, words, keys) =
     hash_of(FSDP.array.(FSDP.tensors(rank.named[words[1]], phase(words[2])))...)
 plane_of(words) = param_at(words[2]), FSDP.Plane(parse(Int, words[4])), phase(words[3])

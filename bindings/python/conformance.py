@@ -72,12 +72,16 @@ def numbers(keys):
     }
 
 
+def number_or_none(word):
+    return None if word is None else int(word)
+
+
 class Rank:
     """What one rank of a scenario has: its methods are the calls."""
 
     def __init__(self, context, rank, world, folders):
         self.context, self.rank, self.world, (self.save_folder, self.load_folder) = context, rank, world, folders
-        self.named, self.params, self.declared = {}, {}, []
+        self.named, self.params, self.declared, self.visits = {}, {}, [], []
 
     def call(self, line):
         return getattr(self, line.words[0])(*line.words[1:], **line.keys)
@@ -104,6 +108,9 @@ class Rank:
     def param(self, name, *shape, **keys):
         self.declared.append(fsdp.Param(name, map(int, shape), **numbers(keys)))
 
+    def visit(self, group, phase, piece=None):
+        self.visits.append((self.named[group].info.group_index, int(phase), number_or_none(piece)))
+
     def create_mesh(self, name, **keys):
         self.named[name] = self.context.create_mesh(**numbers(keys))
 
@@ -116,7 +123,8 @@ class Rank:
         self.named[name] = self.named[model].create_group(name, declared, **numbers(keys))
 
     def set_schedule(self, model, kind, held_groups=0):
-        self.named[model].set_schedule(int(kind), held_groups=int(held_groups))
+        visits, self.visits = self.visits or None, []
+        self.named[model].set_schedule(int(kind), visits, held_groups=int(held_groups))
 
     def find_group(self, model, name):
         self.named[model].find_group(name)
@@ -179,17 +187,22 @@ class Rank:
 
     # -- gathers and gradients
 
-    def unshard(self, group, phase):
-        self.named[group].unshard(int(phase))
+    def unshard(self, group, phase, piece=None):
+        self.named[group].unshard(int(phase), piece=number_or_none(piece))
 
-    def reshard(self, group, phase):
-        self.named[group].reshard(int(phase))
+    def reshard(self, group, phase, piece=None):
+        self.named[group].reshard(int(phase), piece=number_or_none(piece))
 
     def restore_view(self, group):
         self.named[group].restore_view()
 
     def prefetch(self, group, phase):
         self.named[group].prefetch(int(phase))
+
+    def get_param(self, group, index, phase):
+        param, group = self.params[group][int(index)], self.named[group]
+        group.tensors(int(phase), param.piece)  # not unsharded: the library says so
+        return crc(group.weights(int(phase), param.piece)[param.name])
 
     def get_params(self, group, phase):
         return crc(*self.named[group].weights(int(phase)).values())
@@ -370,7 +383,7 @@ class Run:
         number, transcript = 0, 0
         try:
             for line in filter(lambda line: line.is_for(rank.rank), lines):
-                if line.words[0] == "param":
+                if line.words[0] in ("param", "visit"):
                     rank.call(line)
                 else:
                     number += 1

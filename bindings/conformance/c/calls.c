@@ -159,14 +159,14 @@ static const struct call {
   const char *name;
   fsdp_status (*make)(rank_state *, const line *);
 } calls[] = {
-    {"param", do_param}, {"create_mesh", do_create_mesh}, {"create_model", do_create_model},
+    {"param", do_param}, {"visit", do_visit}, {"create_mesh", do_create_mesh}, {"create_model", do_create_model},
     {"create_group", do_create_group}, {"set_schedule", do_set_schedule}, {"find_group", do_find_group},
     {"load_param", do_load_param},
     {"read_param", do_read_param}, {"load_state", do_load_state}, {"read_state", do_read_state},
     {"load_grad", do_load_grad}, {"read_grad", do_read_grad},
     {"set_param_lr_scale", do_set_param_lr_scale}, {"set_param_trainable", do_set_param_trainable},
     {"unshard", do_unshard}, {"reshard", do_reshard}, {"prefetch", do_prefetch}, {"restore_view", do_restore_view},
-    {"get_params", do_get_params}, {"get_plane", do_get_plane},
+    {"get_param", do_get_param}, {"get_params", do_get_params}, {"get_plane", do_get_plane},
     {"swizzle_scales", do_swizzle_scales}, {"acquire_grad", do_acquire_grad},
     {"acquire_grads", do_acquire_grads}, {"put_grad", do_put_grad},
     {"complete_grad", do_complete_grad}, {"reduce_grad", do_reduce_grad},

@@ -21,6 +21,16 @@ fsdp_status do_param(rank_state *state, const line *words) {
   made->quantization = (fsdp_quantization)key_or(words, "quantization", 0);
   made->missing_grad = (fsdp_missing_grad)key_or(words, "missing_grad", 0);
   made->row_dimensions = (uint32_t)key_or(words, "row_dimensions", 0);
+  made->piece = (uint32_t)key_or(words, "piece", 0);
+  return FSDP_OK;
+}
+
+fsdp_status do_visit(rank_state *state, const line *words) {
+  if (state->visit_count == MOST_VISITS) abort();
+  fsdp_group_info info = FSDP_GROUP_INFO_INIT;
+  if (fsdp_get_group_info(handle(state, words, 1, 'g'), &info) != FSDP_OK) abort();
+  const uint32_t piece = find_key(words, "piece") ? FSDP_PIECE(key_or(words, "piece", 0)) : 0;
+  state->visits[state->visit_count++] = (fsdp_visit){info.group_index, (fsdp_phase)integer(words, 2), piece};
   return FSDP_OK;
 }
 
@@ -66,13 +76,15 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
   options.grad_dtype = (fsdp_dtype)key_or(words, "grad_dtype", 0);
   options.reduce_dtype = (fsdp_dtype)key_or(words, "reduce_dtype", 0);
   options.main_storage = (fsdp_main_storage)key_or(words, "main_storage", 0);
+  options.backward_weights = (fsdp_backward_weights)key_or(words, "backward_weights", 0);
   fsdp_param params[MOST_PARAMS];
   for (uint64_t p = 0; p < state->declared_count; ++p) {
     const declared_param *from = &state->declared[p];
     params[p] = (fsdp_param){.struct_size = sizeof *params, .name = from->name, .shape = from->shape,
                              .dimension_count = from->dimension_count, .dtype = from->dtype, .flags = from->flags,
                              .lr_scale = from->lr_scale, .quantization = from->quantization,
-                             .missing_grad = from->missing_grad, .row_dimensions = from->row_dimensions};
+                             .missing_grad = from->missing_grad, .row_dimensions = from->row_dimensions,
+                             .piece = from->piece};
   }
   fsdp_group *group = NULL;
   const fsdp_status status = fsdp_create_group(handle(state, words, 1, 'm'), word(words, 2), params,
@@ -90,6 +102,12 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
 fsdp_status do_set_schedule(rank_state *state, const line *words) {
   fsdp_schedule_options options = FSDP_SCHEDULE_OPTIONS_INIT;
   options.held_groups = (uint32_t)key_or(words, "held_groups", 0);
+  if (state->visit_count > 0) {
+    options.visits = state->visits;
+    options.visit_count = state->visit_count;
+    options.visit_stride = sizeof *state->visits;
+  }
+  state->visit_count = 0;
   return fsdp_set_schedule(handle(state, words, 1, 'm'), (fsdp_schedule_kind)integer(words, 2), &options);
 }
 

@@ -122,7 +122,7 @@ static void tell(const rank_run *run, const line *words, fsdp_status status, int
 /* Returns false if the status is not the expected one: the ranks then no longer agree on what comes next. */
 static bool execute_line(rank_run *run, const line *words) {
   const fsdp_status status = execute_call(&run->state, words);
-  if (strcmp(words->words[0], "param") == 0) return true;
+  if (strcmp(words->words[0], "param") == 0 || strcmp(words->words[0], "visit") == 0) return true;
   fsdp_error error = FSDP_ERROR_INIT;
   if (status != FSDP_OK) fsdp_get_last_error(NULL, &error);
   const int rank = status == FSDP_OK ? -1 : error.rank;

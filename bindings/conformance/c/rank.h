@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { MOST_WORDS = 32, MOST_NAMES = 16, MOST_PARAMS = 8, TEXT_BYTES = 64, PATH_BYTES = 1024 };
+enum { MOST_WORDS = 32, MOST_NAMES = 16, MOST_PARAMS = 8, MOST_VISITS = 16, TEXT_BYTES = 64, PATH_BYTES = 1024 };
 
 /* A line's words: what it calls, KEY=VALUE apart from the others, and what stands behind "->" or "!". */
 typedef struct line {
@@ -22,7 +22,7 @@ typedef struct line {
 typedef struct declared_param {
   char name[TEXT_BYTES];
   uint64_t shape[4], element_count;
-  uint32_t dimension_count, flags, row_dimensions;
+  uint32_t dimension_count, flags, row_dimensions, piece;
   fsdp_dtype dtype;
   fsdp_quantization quantization;
   fsdp_missing_grad missing_grad;
@@ -46,10 +46,12 @@ typedef struct rank_state {
   size_t name_count;
   declared_param declared[MOST_PARAMS]; /* by param lines, for the next create_group */
   uint64_t declared_count;
+  fsdp_visit visits[MOST_VISITS]; /* by visit lines, for the next set_schedule */
+  uint64_t visit_count;
   char value[TEXT_BYTES]; /* what the call gave, "-" for nothing */
 } rank_state;
 
-/* Executes a call or a param line (which is no call), and leaves the value that it gives in state->value. */
+/* Executes a call, or a param or visit line (which is no call), and leaves the value that it gives in state->value. */
 fsdp_status execute_call(rank_state *state, const line *words);
 void destroy_handles(rank_state *state);
 
@@ -79,6 +81,7 @@ void give_integer(rank_state *state, uint64_t value);
 void give_double(rank_state *state, double value);
 
 fsdp_status do_param(rank_state *state, const line *words);
+fsdp_status do_visit(rank_state *state, const line *words);
 fsdp_status do_create_mesh(rank_state *state, const line *words);
 fsdp_status do_create_model(rank_state *state, const line *words);
 fsdp_status do_create_group(rank_state *state, const line *words);
@@ -96,6 +99,7 @@ fsdp_status do_unshard(rank_state *state, const line *words);
 fsdp_status do_reshard(rank_state *state, const line *words);
 fsdp_status do_prefetch(rank_state *state, const line *words);
 fsdp_status do_restore_view(rank_state *state, const line *words);
+fsdp_status do_get_param(rank_state *state, const line *words);
 fsdp_status do_get_params(rank_state *state, const line *words);
 fsdp_status do_get_plane(rank_state *state, const line *words);
 fsdp_status do_swizzle_scales(rank_state *state, const line *words);

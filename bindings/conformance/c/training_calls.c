@@ -8,16 +8,30 @@
 /* ---- gathers and gradients ----------------------------------------------------------------------------------- */
 
 fsdp_status do_unshard(rank_state *state, const line *words) {
-  return fsdp_unshard(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
+  fsdp_group *group = handle(state, words, 1, 'g');
+  const fsdp_phase phase = (fsdp_phase)integer(words, 2);
+  if (!find_key(words, "piece")) return fsdp_unshard(group, phase, 0, NULL);
+  return fsdp_unshard_piece(group, (uint32_t)key_or(words, "piece", 0), phase, 0, NULL);
 }
 fsdp_status do_reshard(rank_state *state, const line *words) {
-  return fsdp_reshard(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
+  fsdp_group *group = handle(state, words, 1, 'g');
+  const fsdp_phase phase = (fsdp_phase)integer(words, 2);
+  if (!find_key(words, "piece")) return fsdp_reshard(group, phase, 0, NULL);
+  return fsdp_reshard_piece(group, (uint32_t)key_or(words, "piece", 0), phase, 0, NULL);
 }
 fsdp_status do_prefetch(rank_state *state, const line *words) {
   return fsdp_prefetch(handle(state, words, 1, 'g'), (fsdp_phase)integer(words, 2), 0, NULL);
 }
 fsdp_status do_restore_view(rank_state *state, const line *words) {
   return fsdp_restore_view(handle(state, words, 1, 'g'));
+}
+
+fsdp_status do_get_param(rank_state *state, const line *words) {
+  fsdp_tensor view = FSDP_TENSOR_INIT;
+  const fsdp_status status = fsdp_get_param(handle(state, words, 1, 'g'), (uint64_t)integer(words, 2),
+                                            (fsdp_phase)integer(words, 3), &view);
+  if (status == FSDP_OK) give_crc(state, crc32_of(0, view.data, view.element_count * view.element_size));
+  return status;
 }
 
 fsdp_status do_get_params(rank_state *state, const line *words) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 
 #include "rank.h"
 
@@ -127,12 +128,22 @@ void Rank::create_group(const Line &line) {
   options.grad_dtype = static_cast<fsdp_dtype>(line.key_or("grad_dtype", 0));
   options.reduce_dtype = static_cast<fsdp_dtype>(line.key_or("reduce_dtype", 0));
   options.main_storage = static_cast<fsdp_main_storage>(line.key_or("main_storage", 0));
+  options.backward_weights = static_cast<fsdp_backward_weights>(line.key_or("backward_weights", 0));
   const std::vector<fsdp::Param> params = std::move(declared_);
   declared_.clear();
   const bool is_new = groups_.count(line.word(2)) == 0;
   if (is_new) groups_[line.word(2)].params = params;
   groups_[line.word(2)] = {model(line).create_group(line.word(2), params, options), params};
   group_order_.push_back(line.word(2));
+}
+
+void Rank::visit(const Line &line) {
+  const std::uint32_t group = groups_.at(line.word(1)).group.info().group_index;
+  const auto phase = static_cast<fsdp::Phase>(line.integer(2));
+  if (line.has("piece"))
+    visits_.emplace_back(group, phase, static_cast<std::uint32_t>(line.key_or("piece", 0)));
+  else
+    visits_.emplace_back(group, phase);
 }
 
 std::string Rank::declare(const Line &line) {
@@ -146,7 +157,9 @@ std::string Rank::declare(const Line &line) {
     param.quantization = static_cast<fsdp_quantization>(line.key_or("quantization", 0));
     param.missing_grad = static_cast<fsdp_missing_grad>(line.key_or("missing_grad", 0));
     param.rows_in(static_cast<std::uint32_t>(line.key_or("row_dimensions", 0)));
-    declared_.push_back(param);
+    declared_.push_back(param.in_piece(static_cast<std::uint32_t>(line.key_or("piece", 0))));
+  } else if (call == "visit") {
+    visit(line);
   } else if (call == "create_mesh") {
     fsdp::MeshOptions options;
     options.replicate_size = static_cast<std::uint32_t>(line.key_or("replicate_size", 0));
@@ -157,7 +170,7 @@ std::string Rank::declare(const Line &line) {
   } else if (call == "create_group") {
     create_group(line);
   } else if (call == "set_schedule") {
-    model(line).set_schedule(static_cast<fsdp::ScheduleKind>(line.integer(2)), {},
+    model(line).set_schedule(static_cast<fsdp::ScheduleKind>(line.integer(2)), std::exchange(visits_, {}),
                              static_cast<std::uint32_t>(line.key_or("held_groups", 0)));
   } else if (call == "seal_model") {
     model(line).seal();
@@ -240,34 +253,68 @@ std::string Rank::plane(const Line &line) {
   return hex(crc32_of(0, bytes.data(), bytes.size()), 8);
 }
 
+void Rank::unshard(const Line &line) {
+  const auto phase = static_cast<fsdp::Phase>(line.integer(2));
+  const std::int64_t piece = line.key_or("piece", -1);
+  fsdp::Group &of = group(line).group;
+  holds_[{line.word(1), line.integer(2), piece}].push_back(
+      piece < 0 ? of.unshard(phase) : of.unshard_piece(static_cast<std::uint32_t>(piece), phase));
+}
+
+void Rank::reshard(const Line &line) {
+  const std::int64_t piece = line.key_or("piece", -1);
+  std::vector<fsdp::Weights> &holds = holds_[{line.word(1), line.integer(2), piece}];
+  if (!holds.empty()) {
+    fsdp::Weights last = std::move(holds.back());
+    holds.pop_back();
+    return last.reshard();
+  }
+  // A hold that does not exist.
+  fsdp_group *const of = group(line).group.get();
+  const auto phase = static_cast<fsdp_phase>(line.integer(2));
+  fsdp::detail::check(piece < 0 ? fsdp_reshard(of, phase, 0, nullptr)
+                                : fsdp_reshard_piece(of, static_cast<std::uint32_t>(piece), phase, 0, nullptr));
+}
+
+namespace {
+
+std::uint32_t add_view(std::uint32_t crc, const fsdp::Tensor &view) {
+  return crc32_of(crc, view.data(), static_cast<std::size_t>(view.element_count() * view.raw().element_size));
+}
+
+}  // namespace
+
+std::string Rank::get_param(const Line &line) {
+  const auto index = static_cast<std::size_t>(line.integer(2));
+  const auto &held = holds_[{line.word(1), line.integer(3), group(line).params.at(index).piece}];
+  if (!held.empty()) return hex(add_view(0, held.back()[index]), 8);
+  return hex(add_view(0, group(line).group.get_param(index, static_cast<fsdp::Phase>(line.integer(3)))), 8);
+}
+
+std::string Rank::get_params(const Line &line) {
+  const auto &held = holds_[{line.word(1), line.integer(2), -1}];
+  const auto phase = static_cast<fsdp::Phase>(line.integer(2));
+  std::uint32_t crc = 0;
+  for (std::size_t p = 0; p < group(line).params.size(); ++p)
+    crc = add_view(crc, held.empty() ? group(line).group.get_param(p, phase) : held.back()[p]);
+  return hex(crc, 8);
+}
+
 std::string Rank::gather(const Line &line) {
   const std::string call = line.word(0);
   if (call == "get_plane" || call == "swizzle_scales") return plane(line);
-  if (call == "restore_view") return group(line).group.restore_view(), "-";
-  if (call != "unshard" && call != "reshard" && call != "prefetch" && call != "get_params") return "";
-  const std::pair<std::string, std::int64_t> key(line.word(1), line.integer(2));
-  const auto phase = static_cast<fsdp::Phase>(line.integer(2));
-  fsdp::Group &of = group(line).group;
-  std::vector<fsdp::Weights> &holds = holds_[key];
-  if (call == "unshard") {
-    holds.push_back(of.unshard(phase));
-  } else if (call == "reshard" && !holds.empty()) {
-    fsdp::Weights last = std::move(holds.back());
-    holds.pop_back();
-    last.reshard();
-  } else if (call == "reshard") {
-    fsdp::detail::check(
-        fsdp_reshard(of.get(), static_cast<fsdp_phase>(phase), 0, nullptr));  // a hold that does not exist
-  } else if (call == "prefetch") {
-    of.prefetch(phase);
-  } else {
-    std::uint32_t crc = 0;
-    for (std::size_t p = 0; p < group(line).params.size(); ++p) {
-      const fsdp::Tensor view = holds.empty() ? of.get_param(p, phase) : holds.back()[p];
-      crc = crc32_of(crc, view.data(), static_cast<std::size_t>(view.element_count() * view.raw().element_size));
-    }
-    return hex(crc, 8);
-  }
+  if (call == "get_param") return get_param(line);
+  if (call == "get_params") return get_params(line);
+  if (call == "restore_view")
+    group(line).group.restore_view();
+  else if (call == "unshard")
+    unshard(line);
+  else if (call == "reshard")
+    reshard(line);
+  else if (call == "prefetch")
+    group(line).group.prefetch(static_cast<fsdp::Phase>(line.integer(2)));
+  else
+    return "";
   return "-";
 }
 

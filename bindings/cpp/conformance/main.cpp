@@ -108,7 +108,7 @@ std::uint32_t run_lines(Rank &rank, const Scenario &scenario, std::size_t world)
     const int here = static_cast<int>(rank.rank);
     if ((line.only >= 0 && line.only != here) || (line.but >= 0 && line.but == here)) continue;
     const Outcome outcome = execute(rank, line);
-    if (line.word(0) == "param") continue;
+    if (line.word(0) == "param" || line.word(0) == "visit") continue;
     const std::string noted = std::to_string(++number) + " " + std::to_string(outcome.status) + " " +
                               std::to_string(outcome.rank) + " " + outcome.value + "\n";
     transcript = crc32_of(transcript, noted.data(), noted.size());

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 /** A line: what it calls, KEY=VALUE apart from the other words, and what stands behind "->" or "!". */
@@ -44,7 +45,7 @@ class Rank {
         save_folder_(std::move(save_folder) + "/" + std::to_string(world_size) + "/"),
         load_folder_(std::move(load_folder) + "/") {}
 
-  /** Makes the call, and returns what it gives: "-" for nothing. A param line is no call. */
+  /** Makes the call, and returns what it gives: "-" for nothing. A param or visit line is no call. */
   std::string execute(const Line &line);
 
   fsdp::Context context;
@@ -54,6 +55,10 @@ class Rank {
   std::string declare(const Line &line);
   std::string move_values(const Line &line);
   std::string gather(const Line &line);
+  std::string get_param(const Line &line);
+  std::string get_params(const Line &line);
+  void unshard(const Line &line);
+  void reshard(const Line &line);
   std::string plane(const Line &line);
   std::string write_grads(const Line &line);
   std::string end_step(const Line &line);
@@ -64,6 +69,7 @@ class Rank {
   void round_stochastic(const Line &line);
   void create_model(const Line &line);
   void create_group(const Line &line);
+  void visit(const Line &line);
   void load_param(const Line &line);
   void acquire_grad(const Line &line);
   void put_grad(const Line &line);
@@ -81,8 +87,11 @@ class Rank {
   std::map<std::string, NamedGroup> groups_;
   std::vector<std::string> group_order_;
   std::map<std::string, fsdp::Checkpoint> checkpoints_;
-  std::map<std::pair<std::string, std::int64_t>, std::vector<fsdp::Weights>> holds_;  // by group and phase
-  std::vector<fsdp::Param> declared_;                                                 // for the next create_group
+  // By group, phase and piece, which is -1 for the whole group.
+  using HoldKey = std::tuple<std::string, std::int64_t, std::int64_t>;
+  std::map<HoldKey, std::vector<fsdp::Weights>> holds_;
+  std::vector<fsdp::Param> declared_;  // for the next create_group
+  std::vector<fsdp::Visit> visits_;    // for the next set_schedule
 };
 
 /** The CRC-32 of IEEE 802.3 of the data, continued from `before`. */

@@ -59,7 +59,7 @@ fn run_rank(context: Context, scenario: &Scenario, world: usize, arguments: &[St
     let (here, mut transcript, mut number) = (rank.rank, 0, 0);
     for line in scenario.lines.iter().filter(|line| line.is_for(here)) {
         let outcome = execute(&mut rank, line);
-        if line.word(0) == "param" {
+        if matches!(line.word(0), "param" | "visit") {
             continue;
         }
         number += 1;

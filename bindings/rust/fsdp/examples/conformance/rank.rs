@@ -2,9 +2,9 @@
 //! One rank of one scenario: its handles by name, what declares, loads, reads and saves. training.rs has the steps.
 use crate::line::Line;
 use fsdp::{
-    sys, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions, LoadOptions, MainStorage,
-    Mesh, MeshOptions, MissingGrad, Model, ModelOptions, Param, Quantization, Result, SaveOptions, Schedule,
-    ScheduleKind, Status, ValueOp, F16,
+    sys, BackwardWeights, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions,
+    LoadOptions, MainStorage, Mesh, MeshOptions, MissingGrad, Model, ModelOptions, Param, Phase, Quantization, Result,
+    SaveOptions, Schedule, ScheduleKind, Status, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -25,6 +25,7 @@ pub struct Declared {
     quantization: Option<Quantization>,
     missing_grad: Option<MissingGrad>,
     row_dimensions: u32,
+    pub piece: u32,
 }
 
 impl Declared {
@@ -35,7 +36,10 @@ impl Declared {
         self.flags & sys::FSDP_PARAM_FROZEN != 0
     }
     fn param(&self) -> Param {
-        let mut param = Param::new(&self.name, &self.shape).lr_scale(self.lr_scale).row_dimensions(self.row_dimensions);
+        let mut param = Param::new(&self.name, &self.shape)
+            .lr_scale(self.lr_scale)
+            .row_dimensions(self.row_dimensions)
+            .piece(self.piece);
         if let Some(quantization) = self.quantization {
             param = param.quantization(quantization);
         }
@@ -67,6 +71,7 @@ pub struct Rank {
     pub groups: Vec<(String, NamedGroup)>,
     checkpoints: HashMap<String, Checkpoint>,
     declared: Vec<Declared>,
+    visits: Vec<(Group, Phase, Option<u32>)>,
 }
 
 impl Rank {
@@ -84,6 +89,7 @@ impl Rank {
             groups: Vec::new(),
             checkpoints: HashMap::new(),
             declared: Vec::new(),
+            visits: Vec::new(),
         }
     }
 
@@ -144,7 +150,14 @@ impl Rank {
                     quantization: line.key_integer("quantization").and_then(|raw| Quantization::from_raw(raw as i32)),
                     missing_grad: line.key_integer("missing_grad").and_then(|raw| MissingGrad::from_raw(raw as i32)),
                     row_dimensions: line.key_integer("row_dimensions").unwrap_or(0) as u32,
+                    piece: line.key_integer("piece").unwrap_or(0) as u32,
                 });
+                Ok(())
+            }
+            "visit" => {
+                let group = self.named(line.word(1)).group.expect("a group that was created");
+                let phase = Phase::from_raw(line.integer(2) as i32).expect("a phase");
+                self.visits.push((group, phase, piece(line)));
                 Ok(())
             }
             "create_mesh" => self.create_mesh(line),
@@ -224,10 +237,12 @@ impl Rank {
 
     fn set_schedule(&mut self, line: &Line) -> Result<()> {
         let held_groups = line.key_integer("held_groups").unwrap_or(0) as u32;
+        let visits = std::mem::take(&mut self.visits);
         let model = self.model(line.word(1))?;
         match ScheduleKind::from_raw(line.integer(2) as i32) {
             Some(ScheduleKind::Any) => model.set_schedule(Schedule::Any { held_groups }),
             Some(ScheduleKind::Sequential) if held_groups == 0 => model.set_schedule(Schedule::Sequential),
+            Some(ScheduleKind::Visits) if held_groups == 0 => model.set_schedule(Schedule::PieceVisits(&visits)),
             Some(ScheduleKind::Interleaved) if held_groups == 0 => model.set_schedule(Schedule::Interleaved),
             _ => {
                 let options = sys::fsdp_schedule_options { held_groups, ..Default::default() };
@@ -249,6 +264,10 @@ impl Rank {
             Some(None) => return self.create_raw_group(line),
             Some(Some(storage)) => options = options.main_storage(storage),
             None => (),
+        }
+        let reads = line.key_integer("backward_weights").and_then(|raw| BackwardWeights::from_raw(raw as i32));
+        if let Some(reads) = reads {
+            options = options.backward_weights(reads);
         }
         let created = self.model(line.word(1))?.create_group(line.word(2), &params, &options);
         let is_known = self.groups.iter().any(|(name, _)| name == line.word(2));
@@ -448,4 +467,9 @@ pub fn crc32(before: u32, bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!before, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ if crc & 1 != 0 { 0xEDB8_8320 } else { 0 })
     })
+}
+
+/// Which piece of its group the line names.
+pub fn piece(line: &Line) -> Option<u32> {
+    line.key_integer("piece").map(|number| number as u32)
 }

@@ -2,7 +2,7 @@
 //! The calls of a step. Holds last from line to line, longer than a guard can: they are leaked by unshard, read by a guard of
 //! their own, and returned by the model's reshard.
 use crate::line::Line;
-use crate::rank::{as_bytes, crc32, crc_of, crc_of_doubles, nothing, status, Rank};
+use crate::rank::{as_bytes, crc32, crc_of, crc_of_doubles, nothing, piece, status, Rank};
 use fsdp::{sys, AdamwOptions, Bf16, Dtype, E4m3, FullGrad, Grad, Phase, Plane, Result, ScaleE8m0, Weights, F16};
 use std::ptr::null_mut;
 
@@ -12,14 +12,12 @@ impl Rank {
         Some(match line.word(0) {
             "seal_model" => nothing(self.model(name).and_then(|model| model.seal().map(drop))),
             "unshard" => nothing(self.unshard(line)),
-            "reshard" => nothing(self.of_group(line).and_then(|(model, group)| {
-                // SAFETY: views end with get_params, below.
-                unsafe { model.reshard(group, phase(line).expect("a phase")) }
-            })),
+            "reshard" => nothing(self.reshard(line)),
             "prefetch" => nothing(
                 self.of_group(line).and_then(|(model, group)| model.prefetch(group, phase(line).expect("a phase"))),
             ),
             "restore_view" => nothing(self.of_group(line).and_then(|(model, group)| model.restore_view(group))),
+            "get_param" => self.get_param(line),
             "get_params" => self.get_params(line),
             "get_plane" => self.get_plane(line),
             "swizzle_scales" => self.swizzle_scales(line),
@@ -70,7 +68,10 @@ impl Rank {
         let (model, group) = self.of_group(line)?;
         match phase(line) {
             Some(phase) => {
-                std::mem::forget(model.unshard(group, phase)?);
+                std::mem::forget(match piece(line) {
+                    Some(piece) => model.unshard_piece(group, piece, phase)?,
+                    None => model.unshard(group, phase)?,
+                });
                 Ok(())
             }
             None => {
@@ -80,6 +81,27 @@ impl Rank {
         }
     }
 
+    fn reshard(&mut self, line: &Line) -> Result<()> {
+        let (model, group) = self.of_group(line)?;
+        let phase = phase(line).expect("a phase");
+        // SAFETY: views end with get_param and get_params, below.
+        unsafe {
+            match piece(line) {
+                Some(piece) => model.reshard_piece(group, piece, phase),
+                None => model.reshard(group, phase),
+            }
+        }
+    }
+
+    /// A second hold of the piece, for the time of the call; where there is no first one, views without a hold.
+    fn get_param(&mut self, line: &Line) -> Result<String> {
+        let (index, phase) = (line.integer(2) as usize, Phase::from_raw(line.integer(3) as i32).expect("a phase"));
+        let piece = self.named(line.word(1)).params[index].piece;
+        let (model, group) = self.of_group(line)?;
+        model.param(group, index, phase)?; // not unsharded: the library says so
+        Ok(format!("{:08x}", add_view(0, &model.unshard_piece(group, piece, phase)?, index)?))
+    }
+
     /// A second hold, for the time of the call; where there is no first one, views without a hold.
     fn get_params(&mut self, line: &Line) -> Result<String> {
         let (model, group) = self.of_group(line)?;
@@ -87,12 +109,8 @@ impl Rank {
         model.param(group, 0, phase)?; // not unsharded: the library says so
         let weights = model.unshard(group, phase)?;
         let mut crc = 0;
-        for index in 0..weights.len() {
-            crc = match weights.tensor(index)?.dtype() {
-                Dtype::Float32 => crc32(crc, as_bytes(weights.get::<f32>(index)?)),
-                Dtype::Bfloat16 => crc32(crc, as_bytes(weights.get::<Bf16>(index)?)),
-                _ => crc32(crc, as_bytes(weights.get::<F16>(index)?)),
-            };
+        for index in weights.indices() {
+            crc = add_view(crc, &weights, index)?;
         }
         Ok(format!("{crc:08x}"))
     }
@@ -263,4 +281,12 @@ fn halves(values: &[f32]) -> Vec<F16> {
 
 fn hex_of(value: f64) -> String {
     format!("{:016x}", value.to_bits())
+}
+
+fn add_view(crc: u32, weights: &Weights<'_>, index: usize) -> Result<u32> {
+    Ok(match weights.tensor(index)?.dtype() {
+        Dtype::Float32 => crc32(crc, as_bytes(weights.get::<f32>(index)?)),
+        Dtype::Bfloat16 => crc32(crc, as_bytes(weights.get::<Bf16>(index)?)),
+        _ => crc32(crc, as_bytes(weights.get::<F16>(index)?)),
+    })
 }
