@@ -351,11 +351,13 @@ TEST_F(QuantizedMisuse, SizesThatCannotBeQuantizedAreNamed) {
   uint64_t size = sizeof text;
   FSDP(fsdp_check_model(model, text, &size));
   const std::string found = text;
-  for (const char *words :
-       {"parameter 'vector' of group 'g': FSDP_QUANTIZE_FP8_BLOCK needs a matrix, 2 dimensions or "
-        "more, but it has 1\n",
-        "parameter 'stack' of group 'g'", "a multiple of 128 rows where there are several, but shape[1] is 100\n",
-        "parameter 'blocks' of group 'g'", "a multiple of 128 rows, but granule_rows is 100\n"})
+  for (const char *words : {"parameter 'vector' of group 'g': FSDP_QUANTIZE_FP8_BLOCK needs a matrix, 2 dimensions or "
+                            "more, but it has 1\n",
+                            "parameter 'stack' of group 'g'",
+                            "a multiple of 128 rows where there are several, but shape[1] is 100; pad the matrices, or "
+                            "declare each one as a "
+                            "parameter\n",
+                            "parameter 'blocks' of group 'g'", "a multiple of 128 rows, but granule_rows is 100\n"})
     EXPECT_NE(found.find(words), std::string::npos) << words << " is not in: " << found;
   EXPECT_EQ(std::count(found.begin(), found.end(), '\n'), 3);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "'vector'", "2 more");

@@ -62,6 +62,17 @@ std::optional<Box> intersect(const Box &a, const Box &b) {
   return common;
 }
 
+uint64_t common_count(const Box &a, const Box &b) {
+  uint64_t count = 1;
+  for (size_t d = 0; d < a.shape.size(); ++d) {
+    const uint64_t first = std::max(a.offset[d], b.offset[d]);
+    const uint64_t end = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
+    if (first >= end) return 0;
+    count *= end - first;
+  }
+  return count;
+}
+
 std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, uint64_t count) {
   std::vector<Box> boxes;
   split(shape, 0, first, first + count, whole(shape), boxes);

@@ -29,6 +29,8 @@ struct Box {
 Box whole(std::span<const uint64_t> shape);
 // The common part of two boxes; nothing if they do not overlap, or if one of them is empty.
 std::optional<Box> intersect(const Box &a, const Box &b);
+// The number of elements of that part, without making it.
+uint64_t common_count(const Box &a, const Box &b);
 // Divides the elements [first, first + count) of a tensor into as few boxes as possible, in order. The sizes of the
 // tensor must not overflow.
 std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, uint64_t count);

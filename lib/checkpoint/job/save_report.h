@@ -27,12 +27,12 @@ enum class SaveState : uint8_t {
   writing,
   written,
   giving_up,
-  collecting,
   committing,
   committed,
   failed,
   heard,
-  left
+  left,
+  collecting
 };
 
 // Has a rank other than the first failed?

@@ -23,7 +23,7 @@ LoadedRows at(LoadedRows rows, const Box &box) {
 void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &files) {
   const Box &own = wanted.kept;
   const bool scalar = own.shape.empty();
-  if (!intersect(own, part.box)) return;
+  if (!common_count(own, part.box)) return;
   const uint64_t first = scalar ? 0 : own.offset[part.axis], end = scalar ? 1 : first + own.shape[part.axis];
   uint64_t row = scalar ? 0 : part.box.offset[part.axis];
   for (const RowCut &cut : part.cuts) {
@@ -43,8 +43,7 @@ void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &fil
 // The number of the model's elements that are stored. Parts do not overlap.
 uint64_t stored_count(const Box &own, const ManifestTensor &stored) {
   uint64_t count = 0;
-  for (const ManifestPart &part : stored.parts)
-    if (const auto common = intersect(own, part.box)) count += common->count();
+  for (const ManifestPart &part : stored.parts) count += common_count(own, part.box);
   return count;
 }
 

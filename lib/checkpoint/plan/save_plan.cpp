@@ -47,8 +47,7 @@ ManifestPart renumber(const ManifestPart &part, std::span<const uint32_t> number
 // The parts do not overlap.
 bool is_covered(const Box &box, std::span<const ManifestPart> parts) {
   uint64_t count = 0;
-  for (const ManifestPart &part : parts)
-    if (const auto common = intersect(box, part.box)) count += common->count();
+  for (const ManifestPart &part : parts) count += common_count(box, part.box);
   return count >= box.count();
 }
 
@@ -64,9 +63,9 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
          quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
          fmt::join(tensor.shape, ","));
   // If several meshes have a box, one of them writes it. They may have cut it differently.
-  const std::vector<ManifestPart> known_parts = there.parts;
+  const size_t known_parts = there.parts.size();
   for (ManifestPart &part : tensor.parts)
-    if (!is_covered(part.box, known_parts)) there.parts.push_back(std::move(part));
+    if (!is_covered(part.box, std::span(there.parts).first(known_parts))) there.parts.push_back(std::move(part));
 }
 
 // Checks one rank's description: its names must be unique.
