@@ -1045,8 +1045,11 @@ typedef struct fsdp_group_info {
   fsdp_reduce_policy reduce_policy;
   fsdp_dtype grad_dtype;   /* 0: the dtype of each parameter */
   fsdp_dtype reduce_dtype; /* 0: the dtype of the gradient */
+  fsdp_main_storage main_storage;
+  fsdp_backward_weights backward_weights;
+  uint64_t piece_count;    /* at least 1 */
 } fsdp_group_info;
-#define FSDP_GROUP_INFO_INIT {sizeof(fsdp_group_info), 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_GROUP_INFO_INIT {sizeof(fsdp_group_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Get the number of groups that were created. Threads: any, once sealed. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group_count(const fsdp_model *model, uint64_t *group_count);

@@ -120,6 +120,10 @@ fsdp_status fsdp_get_group_info(const fsdp_group *group, fsdp_group_info *info) 
     value.reduce_policy = spec.reduce_policy;
     value.grad_dtype = spec.grad_dtype;
     value.reduce_dtype = spec.reduce_dtype;
+    value.main_storage = spec.main_storage;
+    value.backward_weights =
+        spec.backward_weights ? FSDP_BACKWARD_WEIGHTS_GATHERED + 0 : FSDP_BACKWARD_WEIGHTS_NONE + 0;
+    value.piece_count = spec.piece_count();
     write_output(info, value);
   });
 }

@@ -74,6 +74,8 @@ inline constexpr uint64_t first_size<fsdp_param> = offsetof(fsdp_param, row_dime
 template <>
 inline constexpr uint64_t first_size<fsdp_visit> = offsetof(fsdp_visit, piece);
 template <>
+inline constexpr uint64_t first_size<fsdp_group_info> = offsetof(fsdp_group_info, main_storage);
+template <>
 inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
 // A larger struct_size was certainly never set by the caller, so the bytes behind the struct must not be read.

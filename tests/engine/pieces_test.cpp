@@ -112,6 +112,25 @@ TEST(Pieces, OnlyTheHeldOnesAreReadable) {
     });
 }
 
+TEST(Pieces, AreToldByTheGroupsInfo) {
+  Scenario scenario = four_scenario();
+  scenario.groups[0].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
+  scenario.groups[0].options.main_storage = FSDP_MAIN_SPLIT16;
+  scenario.groups.push_back(equal_groups(2, 8, 8)[1]);
+  each_rank(scenario, [](Rank &rank) {
+    fsdp_group_info info = FSDP_GROUP_INFO_INIT;
+    FSDP(fsdp_get_group_info(rank.groups[0], &info));
+    REQUIRE(info.piece_count == 3 && info.backward_weights == FSDP_BACKWARD_WEIGHTS_NONE);
+    REQUIRE(info.main_storage == FSDP_MAIN_SPLIT16);
+    FSDP(fsdp_get_group_info(rank.groups[1], &info));
+    REQUIRE(info.piece_count == 1 && info.backward_weights == FSDP_BACKWARD_WEIGHTS_GATHERED);
+    REQUIRE(info.main_storage == FSDP_MAIN_FLOAT32);
+    fsdp_param param = FSDP_PARAM_INIT;
+    FSDP(fsdp_get_param_info(rank.groups[0], 3, &param));
+    REQUIRE(param.piece == 2);
+  });
+}
+
 TEST(Pieces, AHoldIsReturnedByTheCallThatBelongsToIt) {
   each_rank(four_scenario(), [](Rank &rank) {
     fsdp_group *const group = rank.groups[0];

@@ -187,7 +187,7 @@ AT(fsdp_group_options, reduce_dtype, 20);
 AT(fsdp_group_options, main_storage, 24);
 AT(fsdp_group_options, backward_weights, 28);
 
-SIZE(fsdp_group_info, 48);
+SIZE(fsdp_group_info, 64);
 AT(fsdp_group_info, struct_size, 0);
 AT(fsdp_group_info, name, 8);
 AT(fsdp_group_info, param_count, 16);
@@ -197,6 +197,9 @@ AT(fsdp_group_info, strategy, 32);
 AT(fsdp_group_info, reduce_policy, 36);
 AT(fsdp_group_info, grad_dtype, 40);
 AT(fsdp_group_info, reduce_dtype, 44);
+AT(fsdp_group_info, main_storage, 48);
+AT(fsdp_group_info, backward_weights, 52);
+AT(fsdp_group_info, piece_count, 56);
 
 SIZE(fsdp_chunk, 40);
 AT(fsdp_chunk, struct_size, 0);

@@ -440,6 +440,9 @@ class fsdp_group_info(Sized):
         ("reduce_policy", c_int32),
         ("grad_dtype", c_int32),  # 0: the dtype of each parameter
         ("reduce_dtype", c_int32),  # 0: the dtype of the gradient
+        ("main_storage", c_int32),
+        ("backward_weights", c_int32),
+        ("piece_count", c_uint64),  # at least 1
     ]
 
 
@@ -567,7 +570,7 @@ class fsdp_checkpoint_status(Sized):
 # What the compiler says of each struct, in bytes.
 SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 128,
          fsdp_visit: 12, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 96,
-         fsdp_group_options: 32, fsdp_group_info: 48, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
+         fsdp_group_options: 32, fsdp_group_info: 64, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
          fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16, fsdp_loaded: 104, fsdp_rename: 48,
          fsdp_checkpoint_status: 80}
 

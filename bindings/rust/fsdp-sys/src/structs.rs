@@ -476,6 +476,10 @@ pub struct fsdp_group_info {
     pub grad_dtype: fsdp_dtype,
     /// 0: the dtype of the gradient
     pub reduce_dtype: fsdp_dtype,
+    pub main_storage: fsdp_main_storage,
+    pub backward_weights: fsdp_backward_weights,
+    /// at least 1
+    pub piece_count: u64,
 }
 
 impl Default for fsdp_group_info {
@@ -961,7 +965,7 @@ mod tests {
 
     #[test]
     fn fsdp_group_info_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_group_info>(), 48);
+        assert_eq!(std::mem::size_of::<fsdp_group_info>(), 64);
         assert_eq!(offset!(fsdp_group_info, struct_size), 0);
         assert_eq!(offset!(fsdp_group_info, name), 8);
         assert_eq!(offset!(fsdp_group_info, param_count), 16);
@@ -971,6 +975,9 @@ mod tests {
         assert_eq!(offset!(fsdp_group_info, reduce_policy), 36);
         assert_eq!(offset!(fsdp_group_info, grad_dtype), 40);
         assert_eq!(offset!(fsdp_group_info, reduce_dtype), 44);
+        assert_eq!(offset!(fsdp_group_info, main_storage), 48);
+        assert_eq!(offset!(fsdp_group_info, backward_weights), 52);
+        assert_eq!(offset!(fsdp_group_info, piece_count), 56);
     }
 
     #[test]

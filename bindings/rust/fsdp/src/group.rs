@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Dtype, Phase, ReducePolicy, Status, Strategy};
+use crate::enums::{BackwardWeights, Dtype, MainStorage, Phase, ReducePolicy, Status, Strategy};
 use crate::error::{check, text, Error, Result};
 use crate::sys;
 use std::cell::{Cell, UnsafeCell};
@@ -38,6 +38,12 @@ pub struct GroupInfo {
     pub grad_dtype: Option<Dtype>,
     /// `None`: the gradient's.
     pub reduce_dtype: Option<Dtype>,
+    /// How main weights of bf16 parameters are kept.
+    pub main_storage: MainStorage,
+    /// Whether BACKWARD reads its weights.
+    pub backward_weights: BackwardWeights,
+    /// At least 1.
+    pub piece_count: u64,
 }
 
 impl GroupInfo {
@@ -51,6 +57,9 @@ impl GroupInfo {
             reduce_policy: ReducePolicy::from_raw(raw.reduce_policy).expect("a policy of this release"),
             grad_dtype: Dtype::from_raw(raw.grad_dtype),
             reduce_dtype: Dtype::from_raw(raw.reduce_dtype),
+            main_storage: MainStorage::from_raw(raw.main_storage).expect("a storage of this release"),
+            backward_weights: BackwardWeights::from_raw(raw.backward_weights).expect("a kind of this release"),
+            piece_count: raw.piece_count,
         }
     }
 }

@@ -575,6 +575,10 @@ struct fsdp_group_info
     grad_dtype::Int32
     # 0: the dtype of the gradient
     reduce_dtype::Int32
+    main_storage::Int32
+    backward_weights::Int32
+    # at least 1
+    piece_count::UInt64
 end
 
 raw"""
@@ -767,7 +771,7 @@ const LAYOUTS = (
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
     (fsdp_param, 96, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92,)),
     (fsdp_group_options, 32, (0, 8, 12, 16, 20, 24, 28,)),
-    (fsdp_group_info, 48, (0, 8, 16, 24, 28, 32, 36, 40, 44,)),
+    (fsdp_group_info, 64, (0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 52, 56,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
     (fsdp_shard, 104, (0, 8, 16, 24, 32, 40, 48, 52, 56, 64, 72, 80, 88, 96, 100,)),
     (fsdp_adamw_options, 56, (0, 8, 16, 24, 32, 40, 48, 52,)),
