@@ -1,32 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of a group: gathered and held by themselves, planned by visits, and groups without weights in BACKWARD.
+// Pieces of a group: gathered and held by themselves, and planned by visits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <mutex>
 
-#include "device.h"
-#include "harness.h"
+#include "checkpoint_folder.h"
+#include "pieces.h"
 
 using namespace harness;
 
 namespace {
-
-constexpr uint64_t matrix_bytes = 64 * 32 * sizeof(float);
-
-// Four matrices of 64 x 32 in the pieces 0, 1, 1 and 2.
-std::vector<GroupDef> four_matrices(uint32_t groups) {
-  std::vector<GroupDef> defs;
-  for (uint32_t g = 0; g < groups; ++g) {
-    GroupDef def{"layer." + std::to_string(g), {}};
-    for (uint32_t p = 0; p < 4; ++p) {
-      def.params.push_back({def.name + ".w" + std::to_string(p), {64, 32}});
-      def.params.back().piece = (p + 1) / 2;
-    }
-    defs.push_back(def);
-  }
-  return defs;
-}
 
 // The odd groups with more parameters in pieces, some of which are frozen or of another dtype.
 std::vector<GroupDef> odd_pieces() {
@@ -37,22 +21,6 @@ std::vector<GroupDef> odd_pieces() {
   groups[2].params[0].flags = FSDP_PARAM_FROZEN;
   groups[2].params[2].dtype = FSDP_BFLOAT16;
   return groups;
-}
-
-Scenario four_scenario(fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED, uint32_t groups = 1) {
-  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, mode);
-  scenario.groups = four_matrices(groups);
-  scenario.model.flags = FSDP_MODEL_NO_PREFETCH;
-  return scenario;
-}
-
-void each_rank(const Scenario &scenario, const std::function<void(Rank &)> &body) {
-  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
-    Rank rank(context, scenario);
-    rank.load();
-    body(rank);
-    FSDP(fsdp_close_context(context));
-  });
 }
 
 struct Counted {
@@ -268,6 +236,37 @@ std::vector<PieceCase> piece_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, PieceTraining, testing::ValuesIn(piece_cases()));
 
+class PieceCheckpoint : public Checkpoint {};
+
+// Three ranks save and two load, with and without pieces on each side, and with other pieces.
+TEST_F(PieceCheckpoint, IsLoadedWithAnyOtherDivision) {
+  const auto setup_of = [](uint32_t ranks, uint32_t divided) {
+    Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
+    setup.groups = odd_pieces();
+    for (GroupDef &group : setup.groups)
+      for (uint32_t p = 0; p < group.params.size(); ++p) group.params[p].piece = divided == 2 ? p : p * divided / 2;
+    return setup;
+  };
+  for (const auto &[writer, reader] : {std::pair{1u, 0u}, {0u, 1u}, {2u, 1u}}) {
+    std::vector<std::vector<float>> saved;
+    run(setup_of(3, writer), "saved", [&](Rank &rank) {
+      rank.load();
+      clean_step(rank, 0);
+      FSDP(save(rank, path, 0, 0, 0));
+      const auto all = everything(rank);
+      if (rank.rank == 0) saved = all;
+    });
+    run(setup_of(2, reader), "loaded", [&](Rank &rank) {
+      FSDP(load(rank, path));
+      FSDP(fsdp_publish_weights(rank.model, nullptr));
+      REQUIRE(same_bits(everything(rank), saved));
+      clean_step(rank, 1);
+    });
+    fs::remove_all(path);
+    fs::create_directory(path);
+  }
+}
+
 // A reader that is late by 30 ms in each piece still sees what it saw first: no gather ahead writes there.
 TEST(Pieces, LateReadersKeepTheirWeights) {
   Scenario scenario = four_scenario(FSDP_UNSHARD_COPIED, 3);
@@ -357,99 +356,6 @@ TEST(Pieces, AreGatheredAheadInTheOrderOfTheirVisits) {
     }
     REQUIRE(rank.stats().dropped_prefetches == 0);
   });
-}
-
-// -- groups without weights in BACKWARD --
-
-TEST(BackwardWeights, NoneGathersNothingInBackward) {
-  for (const bool none : {false, true}) {
-    Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
-    scenario.groups = equal_groups(3, 64, 32);
-    scenario.prefetch_small_groups();
-    if (none) scenario.groups[0].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
-    each_rank(scenario, [&](Rank &rank) {
-      forward(rank, nullptr);
-      for (size_t g = 3; g-- > 0;) {
-        const bool reads = g > 0 || !none;
-        if (reads) FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, nullptr));
-        put_all(rank, g, 1.0f);
-        if (reads) FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, nullptr));
-        FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, nullptr));
-      }
-      REQUIRE(rank.stats().all_gathers == (none ? 4 : 5) && rank.stats().dropped_prefetches == 0);
-      FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
-      update(rank);
-    });
-  }
-}
-
-TEST(BackwardWeights, NoneRefusesBackwardHoldsForEveryStrategy) {
-  for (const fsdp_strategy strategy : strategies)
-    for (const uint32_t ranks : {1u, 2u}) {
-      Scenario scenario = scenario_of(strategy, ranks);
-      scenario.groups[0].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
-      each_rank(scenario, [](Rank &rank) {
-        const std::vector<std::string> words = {"'embed'", "FSDP_BACKWARD_WEIGHTS_NONE"};
-        require_error(fsdp_unshard(rank.groups[0], FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE, words);
-        require_error(fsdp_unshard_piece(rank.groups[0], 0, FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE, words);
-        require_error(fsdp_prefetch(rank.groups[0], FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE,
-                      {"fsdp_prefetch: group 'embed'", "FSDP_BACKWARD_WEIGHTS_NONE"});
-        fsdp_tensor tensor = FSDP_TENSOR_INIT;
-        require_error(fsdp_get_param(rank.groups[0], 0, FSDP_BACKWARD, &tensor), FSDP_INVALID_STATE, words);
-        FSDP(fsdp_unshard(rank.groups[0], FSDP_RECOMPUTE, 0, nullptr));
-        FSDP(fsdp_get_param(rank.groups[0], 0, FSDP_RECOMPUTE, &tensor));
-        FSDP(fsdp_reshard(rank.groups[0], FSDP_RECOMPUTE, 0, nullptr));
-      });
-    }
-}
-
-TEST(BackwardWeights, NoneTrainsTheSameBits) {
-  for (const fsdp_strategy strategy : strategies)
-    for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
-      for (const auto kind : {FSDP_SCHEDULE_SEQUENTIAL, FSDP_SCHEDULE_INTERLEAVED}) {
-        Scenario scenario = scenario_of(strategy, 3, mode);
-        scenario.microbatches = 2;
-        scenario.schedule = kind;
-        scenario.prefetch_small_groups();
-        for (const size_t g : {0, 2}) scenario.groups[g].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
-        const std::vector<Outcome> outcomes = train_threads(scenario);
-        EXPECT_EQ(difference(scenario, outcomes), "") << strategy << ", " << mode << ", " << kind;
-        EXPECT_EQ(outcomes[0].stats.allocated_bytes, outcomes[0].memory.role_bytes);
-      }
-}
-
-TEST(BackwardWeights, NoneNeedsNoBufferForTheBackwardPass) {
-  const auto gather_bytes = [](uint32_t none) {
-    Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
-    scenario.groups = equal_groups(3, 64, 32);
-    scenario.schedule = FSDP_SCHEDULE_INTERLEAVED;
-    for (uint32_t g = 0; g < none; ++g) scenario.groups[g].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
-    scenario.steps = 0;
-    return train_threads(scenario)[0].memory.role_bytes[FSDP_ROLE_GATHER];
-  };
-  // Two buffers for each direction, then one for the only group that BACKWARD reads, then none.
-  EXPECT_EQ(gather_bytes(0), 4 * matrix_bytes);
-  EXPECT_EQ(gather_bytes(2), 3 * matrix_bytes);
-  EXPECT_EQ(gather_bytes(3), 2 * matrix_bytes);
-}
-
-TEST(BackwardWeights, OfAnUnknownKindIsRefusedAndAnotherOneOnARankIsAMismatch) {
-  Scenario scenario = four_scenario(), odd = scenario;
-  odd.groups[0].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
-  std::vector<std::string> errors;
-  run_threads(
-      scenario, [&](uint32_t r, fsdp_context *context) { Rank(context, r ? odd : scenario); }, &errors);
-  for (const std::string &error : errors) EXPECT_NE(error.find("backward weights false"), std::string::npos) << error;
-  scenario.groups[0].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
-  scenario.groups[0].options.flags = FSDP_GROUP_RESIDENT;
-  run_threads(
-      scenario, [&](uint32_t, fsdp_context *context) { Rank(context, scenario, false); }, &errors);
-  EXPECT_NE(errors[0].find("drop one of them"), std::string::npos) << errors[0];
-  scenario.groups[0].options.flags = 0;
-  scenario.groups[0].options.backward_weights = 3;
-  run_threads(
-      scenario, [&](uint32_t, fsdp_context *context) { Rank(context, scenario, false); }, &errors);
-  EXPECT_NE(errors[0].find("backward_weights"), std::string::npos) << errors[0];
 }
 
 }  // namespace
