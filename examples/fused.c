@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fused: a layer that is one kernel over all of its weights, and gets them only as views.
+ * fused: a layer of two kernels, which get their weights only as views.
  *
  *   fsdp-run -n 2 fused
  *
- * A fused kernel takes pointers, so nothing between its matrices could gather the next one. Here the layer's group has
- * two pieces. While the kernel of one piece computes, the other piece needs no memory. The program fits y = sin x with
- * a layer of 16 neurons; each rank sees its own points.
+ * A fused kernel takes pointers, so the library cannot gather one matrix while it works on another. Here the layer's
+ * group has two pieces. While the kernel of one piece computes, the other piece needs no memory. The program fits y =
+ * sin x with a layer of 16 neurons; each rank sees its own points.
  *
  *   fsdp-run -n 2 --debug fused --keep
  *
  * With --keep the layer keeps the pointer of a forward pass and reads through it after the reshard. That is a mistake:
  * the buffer may hold another piece by then. Debug mode shows it: copied weights are overwritten with NaN when they are
- * released. (A read of mapped weights faults, and fsdp-run says whose they were.)
+ * released. (A read of mapped weights faults, and fsdp-run names the group.)
  */
 #include <math.h>
 #include <string.h>
@@ -21,7 +21,7 @@
 
 enum { STEPS = 400, POINTS = 32, NEURONS = 16, HIDDEN = 0, OUTPUT = 1 };
 
-/* What the kernels may see of a piece's weights: nothing else of the library. */
+/* The kernels see only these pointers, and call nothing of the library. */
 struct hidden_view {
   const float *weight, *bias; /* NEURONS each */
 };
@@ -50,7 +50,7 @@ static struct output_view hold_output(fsdp_phase phase) {
   return (struct output_view){view(2, phase)};
 }
 
-static void give_back(uint32_t piece, fsdp_phase phase) { check(fsdp_reshard_piece(net.layer, piece, phase, 0, NULL)); }
+static void reshard(uint32_t piece, fsdp_phase phase) { check(fsdp_reshard_piece(net.layer, piece, phase, 0, NULL)); }
 
 /* Two kernels: hidden = tanh(weight x + bias), and output = weight . hidden. */
 static void compute_hidden(struct hidden_view view, const float x[POINTS], float hidden[POINTS][NEURONS]) {
@@ -66,7 +66,7 @@ static void compute_output(struct output_view view, float hidden[POINTS][NEURONS
 }
 
 /* Gradients of the mean of (y - target)^2 / 2. The last piece of the forward pass comes first. */
-static void go_back(const float x[POINTS], float hidden[POINTS][NEURONS], const float difference[POINTS]) {
+static void backward(const float x[POINTS], float hidden[POINTS][NEURONS], const float difference[POINTS]) {
   float grads[3][NEURONS], to_hidden[POINTS][NEURONS];
   memset(grads, 0, sizeof grads);
   const struct output_view output = hold_output(FSDP_BACKWARD);
@@ -75,7 +75,7 @@ static void go_back(const float x[POINTS], float hidden[POINTS][NEURONS], const 
       grads[2][n] += difference[i] * hidden[i][n] / POINTS;
       to_hidden[i][n] = difference[i] * output.weight[n] * (1.0f - hidden[i][n] * hidden[i][n]);
     }
-  give_back(OUTPUT, FSDP_BACKWARD);
+  reshard(OUTPUT, FSDP_BACKWARD);
   for (int i = 0; i < POINTS; ++i) /* the inputs need no gradient, so this piece is not gathered */
     for (int n = 0; n < NEURONS; ++n) {
       grads[0][n] += to_hidden[i][n] * x[i] / POINTS;
@@ -89,14 +89,14 @@ static double train_step(const float x[POINTS]) {
   float hidden[POINTS][NEURONS], y[POINTS];
   double loss = 0.0;
   compute_hidden(hold_hidden(FSDP_FORWARD), x, hidden);
-  give_back(HIDDEN, FSDP_FORWARD);
+  reshard(HIDDEN, FSDP_FORWARD);
   compute_output(hold_output(FSDP_FORWARD), hidden, y);
-  give_back(OUTPUT, FSDP_FORWARD);
+  reshard(OUTPUT, FSDP_FORWARD);
   for (int i = 0; i < POINTS; ++i) {
     y[i] -= sinf(x[i]);
     loss += 0.5 * y[i] * y[i] / POINTS;
   }
-  go_back(x, hidden, y);
+  backward(x, hidden, y);
   check(fsdp_finish_grads(net.model, 1.0, 0, NULL));
   check(fsdp_step_adamw(net.model, 0.02, NULL, NULL));
   return loss;
@@ -106,7 +106,7 @@ static double train_step(const float x[POINTS]) {
 static void keep_too_long(void) {
   const struct hidden_view kept = hold_hidden(FSDP_FORWARD);
   const float held = kept.weight[0];
-  give_back(HIDDEN, FSDP_FORWARD);
+  reshard(HIDDEN, FSDP_FORWARD);
   printf("fused: while it was held the weight was %.3f, after the reshard the view shows %s\n", held,
          isnan(kept.weight[0]) ? "NaN" : "a number; run with --debug");
 }

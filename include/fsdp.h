@@ -627,8 +627,8 @@ typedef struct fsdp_model_options {
   fsdp_optimizer optimizer;        /* 0: FSDP_OPTIMIZER_ADAMW */
   uint32_t max_pending_groups;     /* number of transient full gradient buffers alive at once, besides one for each
                                       FSDP_GROUP_ROOT; 0: 2 */
-  uint32_t prefetch_depth;         /* number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH
-                                      none */
+  uint32_t prefetch_depth;         /* number of visits (of groups, or of pieces) ahead for which there is room; 0: 1,
+                                      with FSDP_MODEL_NO_PREFETCH none */
   fsdp_view_kind view_kind;        /* kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only
                                       kind on a CUDA device */
   uint64_t prefetch_bytes;         /* limit of the bytes that are gathered ahead by prefetch; 0: no limit */
@@ -703,8 +703,9 @@ typedef struct fsdp_visit {
   uint32_t group_index;
   fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered
                        ahead as well; without such visits a recompute belongs to a BACKWARD visit */
-  uint32_t piece;   /* 0: the whole group; FSDP_PIECE(p): its piece p. If any visit names a piece of the group, each of
-                       its pieces has a buffer of its own, planned for the visits of the piece and of the group */
+  uint32_t piece;   /* 0: the whole group; FSDP_PIECE(p), not p itself: its piece p. If any visit names a piece of the
+                       group, each of its pieces has a buffer of its own, planned for the visits of the piece and of the
+                       group */
 } fsdp_visit;
 /** The number in fsdp_visit.piece that names piece p of a group. */
 #define FSDP_PIECE(p) ((uint32_t)(p) + 1u)
@@ -978,9 +979,10 @@ typedef struct fsdp_param {
                               may begin inside a matrix. With dimension_count, every element is a row. The view of the
                               weights stays one tensor [E, R, C]. granule_rows, fsdp_get_chunk, fsdp_load_chunk and
                               fsdp_shard count these rows; fsdp_rename counts rows of the first dimension */
-  uint32_t piece;          /* number of the piece of the group that the parameter is in. The first parameter's is 0, and
-                              each next one's is the same or one more. fsdp_unshard_piece gathers a piece by itself. A
-                              piece has its own layout, which is even over all ranks */
+  uint32_t piece;          /* number of the piece of the group that the parameter is in. The first parameter of a group
+                              has piece 0; each later one has the piece of the parameter before it, or the next.
+                              fsdp_unshard_piece gathers a piece by itself. Each rank keeps an equal share of each
+                              piece, so each piece has padding of its own */
 } fsdp_param;
 #define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -1006,9 +1008,9 @@ enum {
 typedef int32_t fsdp_backward_weights;
 enum {
   FSDP_BACKWARD_WEIGHTS_GATHERED = 1, /* yes */
-  FSDP_BACKWARD_WEIGHTS_NONE = 2      /* no: an embedding, a bias, a scale that is recomputed. BACKWARD visits of the
-                                         group gather nothing, no prefetch and no buffer is planned for them, and a
-                                         BACKWARD hold is INVALID_STATE. Gradients are as with other groups. Not with
+  FSDP_BACKWARD_WEIGHTS_NONE = 2      /* no, for example an embedding or a bias. BACKWARD visits of the group gather
+                                         nothing, and no prefetch or buffer is planned for them. A BACKWARD hold fails
+                                         with INVALID_STATE. Gradients are as with other groups. Not with
                                          FSDP_GROUP_RESIDENT */
 };
 
@@ -1101,12 +1103,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
                                                  uint64_t element_count, int32_t root, uint32_t flags);
 
 /**
- * Get a read-only view of a parameter's full compute weights. The view may be read while the group is unsharded or, if
- * the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS schedules the
- * address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase
- * (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL share
- * another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY the
- * address is valid while the group is held, and may differ at the next hold. Every phase is legal here.
+ * Get a read-only view of a parameter's full compute weights. The view may be read while the parameter's piece is held
+ * or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
+ * schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
+ * phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
+ * share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY
+ * the address is valid while the group is held, and may differ at the next hold. Every phase is legal here, except
+ * BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
@@ -1281,8 +1284,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
  * (fsdp_plane_policy). flags must be 0.
  * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
  * this version). Window: outside.
- * Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes
- * by phase), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; two pieces of the group share a
+ * buffer, because no visit is of the whole group; BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and
+ * BACKWARD at once, with planes by phase), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
@@ -1296,14 +1300,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase pha
 
 /**
  * Make the weights of one piece of a group readable, as fsdp_unshard does for all of its pieces, and take a hold of the
- * piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase, and a hold of
- * fsdp_unshard counts as one of each piece. What is gathered already costs nothing: a piece of a group that is
- * unsharded, and in fsdp_unshard the pieces that are held. If visits name the group's pieces (fsdp_visit.piece), each
- * piece has a buffer that is planned for its own visits, and the next visits are gathered ahead. If not, the group has
- * one buffer, which is taken by the first hold and given up after the last. Gradients belong to the whole group.
- * fsdp_get_param needs a hold of the parameter's piece. flags must be 0.
- * Collective: no; on a CUDA device the shard axis, and the ranks' calls are compared with the pieces' numbers. Blocks:
- * as fsdp_unshard. Window: outside.
+ * piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase. fsdp_unshard
+ * holds every piece; only fsdp_reshard returns that hold. A piece that is gathered already is not gathered again,
+ * neither by this call nor by fsdp_unshard. If visits name the group's pieces (fsdp_visit.piece), each piece has a
+ * buffer that is planned for its own visits, and the weights of the next visits are gathered ahead. If not, the group
+ * has one buffer, which the first hold takes and the return of the last hold gives up. Gradients belong to the whole
+ * group. fsdp_get_param needs a hold of the parameter's piece. flags must be 0.
+ * Collective: no; on a CUDA device the shard axis, where the comparison of the ranks' calls includes the number of the
+ * piece. Blocks: as fsdp_unshard. Window: outside.
  * Errors: as fsdp_unshard; INVALID_ARGUMENT (the group has no such piece). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase phase,
@@ -1513,7 +1517,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, f
                                                            uint64_t norm_count);
 /**
  * Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
- * The fp64 sums have the order of fsdp_get_param_grad_norms; padding and copies are not counted. Main weights of
+ * The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and an element that several ranks
+ * keep is counted once. Main weights of
  * FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no
  * main weights, so its compute weights are measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure,
  * and its norm is NaN. norm_count must be the number of parameters of the model. Inside the window, the weights are
@@ -1526,7 +1531,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_weight_norms(fsdp_model *model,
                                                              uint64_t norm_count);
 /**
  * Count the elements of the main grads that are exactly +0 or -0, over the whole model: each element once, whichever
- * ranks keep it, and no padding. The gradients are those of the window, so after fsdp_finish_grads has scaled them.
+ * ranks keep it, and no padding. It reads the gradients as fsdp_finish_grads and later scaling have left them.
  * *zero_count is the same on every rank. Parameters that the step leaves unchanged are not counted: those that are
  * FROZEN or not trained now, and, with FSDP_MISSING_GRAD_SKIP, those to which no rank has given a gradient. With
  * FSDP_MISSING_GRAD_ZEROS all elements of a missing gradient count.

@@ -158,8 +158,8 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
                                               : 100 * static_cast<double>(estimate.info.padding_count) /
                                                     static_cast<double>(estimate.info.element_count));
   if (estimate.pieces.count)
-    fmt::print("  pieces: {}; the most padding has {}, {:.4f} % of its parameters\n", estimate.pieces.count,
-               estimate.pieces.worst, 100 * estimate.pieces.worst_padding);
+    fmt::print("  pieces: {}; {} has the most padding, {:.4f} % of its elements\n", estimate.pieces.count,
+               estimate.pieces.worst_name, 100 * estimate.pieces.worst_padding);
   print_element(estimate);
   for (const auto &[name, bytes] : estimate.planes)
     fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
@@ -199,7 +199,7 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
   if (estimate.pieces.count)
     json["pieces"] = {{"count", estimate.pieces.count},
                       {"worst_padding", estimate.pieces.worst_padding},
-                      {"worst", estimate.pieces.worst}};
+                      {"worst_name", estimate.pieces.worst_name}};
   fmt::print("{}\n", json.dump(2));
 }
 

@@ -53,7 +53,7 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
     if (spec.resident && !spec.backward_weights)
       fail(FSDP_INVALID_ARGUMENT,
            "{}: group '{}' has FSDP_GROUP_RESIDENT, which keeps weights for BACKWARD, and FSDP_BACKWARD_WEIGHTS_NONE; "
-           "drop one of them",
+           "leave out one of the two",
            call, spec.name);
     const std::lock_guard lock(impl.mutex);
     if (impl.ended) refuse_handle(model, call, "model");

@@ -45,8 +45,10 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
 // A scalar is one row, whether it says 0 or 1.
 void read_rows(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
   if (given.row_dimensions > std::max(given.dimension_count, 1u))
-    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, and the parameter has {} dimensions", call,
-         field_of(index, param, "row_dimensions"), given.row_dimensions, given.dimension_count);
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: {} is {}, but must be at most {}, the parameter's number of dimensions (1 for a "
+         "scalar)",
+         call, field_of(index, param, "row_dimensions"), given.row_dimensions, std::max(given.dimension_count, 1u));
   param.row_dimensions = std::max(given.row_dimensions, 1u);
 }
 

@@ -15,9 +15,9 @@ namespace {
 void check_piece(const engine::Group &group, uint32_t piece, const char *call) {
   if (piece < group.piece_count()) return;
   if (group.piece_count() == 1)
-    fail(FSDP_INVALID_ARGUMENT, "{}: piece {} of group '{}', whose parameters are all in piece 0 (fsdp_param.piece)",
+    fail(FSDP_INVALID_ARGUMENT, "{}: piece is {}, but group '{}' has only piece 0; fsdp_param.piece divides a group",
          call, piece, group.name());
-  fail(FSDP_INVALID_ARGUMENT, "{}: piece {} of group '{}', which has the pieces 0 to {}", call, piece, group.name(),
+  fail(FSDP_INVALID_ARGUMENT, "{}: piece is {}, but group '{}' has the pieces 0 to {}", call, piece, group.name(),
        group.piece_count() - 1);
 }
 

@@ -31,8 +31,8 @@ uint64_t granule_rows(const TensorSpec &spec, uint64_t rows, uint64_t index) {
 
 Placement measure(const TensorSpec &spec, uint64_t index) {
   if (spec.row_dimensions == 0 || spec.row_dimensions > std::max<size_t>(spec.shape.size(), 1))
-    fail(FSDP_INVALID_ARGUMENT, "tensor {}: rows in {} of {} dimensions", index, spec.row_dimensions,
-         spec.shape.size());
+    fail(FSDP_INVALID_ARGUMENT, "tensor {}: row_dimensions is {}, but must be from 1 to {}", index, spec.row_dimensions,
+         std::max<size_t>(spec.shape.size(), 1));
   uint64_t rows = 1, row = 1;
   for (size_t d = 0; d < spec.shape.size(); ++d) {
     if (spec.shape[d] == 0) fail(FSDP_INVALID_ARGUMENT, "tensor {}: dimension {} is 0", index, d);

@@ -71,7 +71,7 @@ struct GroupSpec {
       elements = std::min(elements + std::min(param.element_count, max_counted), max_counted);
     return elements * widest;
   }
-  // Pieces are numbered from 0, and their numbers do not fall in the order of the parameters.
+  // Pieces are numbered from 0, and their numbers never decrease in the order of the parameters.
   uint32_t piece_count() const { return params.empty() ? 1 : params.back().piece + 1; }
   bool trainable() const {
     for (const auto &param : params)

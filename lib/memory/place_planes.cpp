@@ -176,8 +176,8 @@ void place_gathered(ModelPlan &plan) {
         plane.offset += plan.gather_pool.offsets[plan.visits.key(bucket.group, bucket.piece, plane.slot)];
 }
 
-// Adds the rows of one bucket in a buffer, of which `end` bytes are taken. In a group by phase, each buffer has one
-// form of the parameters that are quantized in two forms.
+// Adds the gathered planes of one bucket to a buffer whose first `end` bytes are taken. In a group by phase, each
+// buffer has one form of the parameters that are quantized in two forms.
 void add_gathered(const GroupPlan &group, uint32_t slot, BucketPlan &bucket, uint64_t &end) {
   const bool by_phase = group.by_phase && bucket.forms() == 2;
   for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {

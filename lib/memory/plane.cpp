@@ -34,7 +34,7 @@ uint64_t product(std::span<const uint64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), uint64_t{1}, std::multiplies<>());
 }
 
-// The number of rows that stay together: blocks as they were declared, of whole units.
+// The number of rows of one granule: the declared number, rounded up to a multiple of `unit`.
 uint64_t rows_together(const ParamSpec &param, uint64_t unit) {
   const uint64_t rows = round_up(param.rows(), unit, "rows of a granule");
   switch (param.granule) {
@@ -230,7 +230,8 @@ BlockSize block_size(fsdp_quantization quantization, uint32_t form) {
   return find_quantization(quantization).forms[form];
 }
 
-// A number of matrix rows that a block needs are whole rows of the parameter, or parts of one.
+// Returns how many rows of the parameter hold whole blocks. Several rows make one block if a row is smaller than a
+// matrix.
 uint64_t block_rows(const ParamSpec &param) {
   const uint64_t least = find_quantization(param.quantization).granule_rows;
   if (!least) return 0;

@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint32_t train_mode = 0, eval_mode = 1;
 
-// Positions of the visits of a group, or of those that read one buffer, in the list of training visits.
-struct GroupVisits {
+// The first and last visits of a group, or of those that read one buffer: positions in the list of training visits.
+struct VisitRange {
   uint32_t first_forward = never, last_forward = never, first_backward = never, last_backward = never;
 
   void add(uint32_t position, fsdp_phase phase) {
@@ -63,15 +63,15 @@ std::vector<fsdp_visit> training_visits(const ScheduleSpec &spec) {
   }
 }
 
-std::string count_pieces(uint32_t count) {
+std::string describe_pieces(uint32_t count) {
   return count == 1 ? "one piece" : format_text("the pieces 0 to {}", count - 1);
 }
 
 // Reports in `violations` what is wrong. Visits with an unknown group or phase are ignored. A BACKWARD visit before the
 // group's first FORWARD visit is reported and still counted.
-std::vector<GroupVisits> find_first_and_last_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
-                                                    std::vector<std::string> &violations) {
-  std::vector<GroupVisits> found(spec.groups.size());
+std::vector<VisitRange> find_first_and_last_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits,
+                                                   std::vector<std::string> &violations) {
+  std::vector<VisitRange> found(spec.groups.size());
   for (uint32_t i = 0; i < visits.size(); ++i) {
     const auto [group, phase, piece] = visits[i];
     if (group >= found.size()) {
@@ -79,8 +79,8 @@ std::vector<GroupVisits> find_first_and_last_visits(const ScheduleSpec &spec, st
       continue;
     }
     if (piece > spec.groups[group].piece_count)
-      violations.push_back(format_text("visit {}: FSDP_PIECE({}) of group {}, which has {}", i, piece - 1, group,
-                                       count_pieces(spec.groups[group].piece_count)));
+      violations.push_back(format_text("visit {}: it names piece {} of group {}, which has {}", i, piece - 1, group,
+                                       describe_pieces(spec.groups[group].piece_count)));
     if (phase != FSDP_FORWARD && phase != FSDP_BACKWARD && phase != FSDP_RECOMPUTE)
       violations.push_back(format_text("visit {}: phase {} is none of FORWARD, BACKWARD and RECOMPUTE", i, phase));
     else if (phase != FSDP_FORWARD && found[group].first_forward == never)
@@ -94,7 +94,7 @@ std::vector<GroupVisits> find_first_and_last_visits(const ScheduleSpec &spec, st
   return found;
 }
 
-std::vector<GroupVisits> check_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits) {
+std::vector<VisitRange> check_visits(const ScheduleSpec &spec, std::span<const fsdp_visit> visits) {
   std::vector<std::string> violations;
   auto found = find_first_and_last_visits(spec, visits, violations);
   if (!violations.empty()) fail(FSDP_INVALID_ARGUMENT, "{}", violations.front());
@@ -194,11 +194,11 @@ class Builder {
     }
   }
 
-  template <class Visit>
-  void for_each_resident(Visit &&visit) const {
+  template <class Action>
+  void for_each_resident(Action &&action) const {
     for (uint32_t g = 0; g < spec_.groups.size(); ++g)
       for (uint32_t p = 0; spec_.groups[g].resident && p < spec_.groups[g].buffers.size(); ++p)
-        visit(g, order_.buffers.number(g, p));
+        action(g, order_.buffers.number(g, p));
   }
 
   // For each buffer, the position in the chain after which it stays gathered.
@@ -214,7 +214,7 @@ class Builder {
   // another micro-batch may begin before the backward pass.
   void keep_residents() {
     for_each_resident([&](uint32_t group, uint32_t buffer) {
-      const GroupVisits &visits = of_buffer_[buffer];
+      const VisitRange &visits = of_buffer_[buffer];
       if (visits.first_forward == never) return;
       const bool returned =
           !interleaved() && visits.last_backward != never && visits.last_backward > visits.last_forward;
@@ -234,11 +234,11 @@ class Builder {
     return static_cast<uint32_t>(std::ranges::count_if(group.grad_bytes, [](uint64_t bytes) { return bytes != 0; }));
   }
 
-  // For each position, the position of the BACKWARD visit that opens the gradients there. Visits of a group's pieces
-  // that follow each other are one visit of the group, until a piece comes again.
+  // For each BACKWARD position, the position at which the gradients of this visit are first written. Visits of a
+  // group's pieces that follow each other share one. When a piece comes again, a new one begins.
   std::vector<uint32_t> find_openings() const {
     std::vector<uint32_t> openings;
-    std::set<uint32_t> pieces;  // pieces whose gradients the visits since the last opening write
+    std::set<uint32_t> pieces;  // visited since the last opening
     uint32_t opening = never;
     for (uint32_t i = 0; i < order_.train.size(); ++i) {
       const auto &[group, phase, piece] = order_.train[i];
@@ -283,7 +283,7 @@ class Builder {
 
   const ScheduleSpec &spec_;
   VisitOrder order_;
-  std::vector<GroupVisits> found_, of_buffer_;  // by group, and by buffer
+  std::vector<VisitRange> found_, of_buffer_;  // by group, and by buffer
 };
 
 }  // namespace

@@ -75,7 +75,7 @@ struct VisitOrder {
   std::vector<fsdp_visit> eval;  // forward visits, phase FSDP_EVAL
   // For position i of each list: positions of the same list whose groups are to be gathered ahead, nearest first.
   std::vector<std::vector<uint32_t>> train_prefetch, eval_prefetch;
-  // Pool requests. Each buffer of gathered weights is there `slots` times, and key() says which request it is. With
+  // Pool requests. There are `slots` requests for each buffer of gathered weights; key() returns the index of one. With
   // FSDP_SCHEDULE_ANY there are instead `shared` buffers of one size, and any key may take any of them, unless every
   // buffer is apart.
   BufferNumbers buffers;
@@ -92,7 +92,7 @@ struct VisitOrder {
 };
 
 // Which of its buffers a group uses in a phase. With INTERLEAVED a group has one for each direction. Groups by phase
-// have a second one for BACKWARD. Groups without weights in BACKWARD have one.
+// have a second one for BACKWARD. A group whose weights BACKWARD does not read always has one.
 constexpr uint32_t gather_slot(uint32_t slots, bool by_phase, fsdp_phase phase) {
   return slots == 2 && (phase == FSDP_BACKWARD || (phase == FSDP_RECOMPUTE && !by_phase)) ? 1 : 0;
 }
@@ -119,7 +119,7 @@ inline constexpr uint32_t never = UINT32_MAX;  // the position of a visit that d
 // A buffer that a visit reads.
 struct BufferRead {
   uint32_t position, buffer;
-  uint32_t previous;  // the visit before this one that read the buffer in the same slot
+  uint32_t previous;  // position of the previous visit that read the buffer in the same slot, or `never`
   uint32_t begin;     // the position from which the buffer is filled for this visit
 };
 

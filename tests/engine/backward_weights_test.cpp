@@ -86,12 +86,13 @@ TEST(BackwardWeights, OfAnUnknownKindIsRefusedAndAnotherOneOnARankIsAMismatch) {
   std::vector<std::string> errors;
   run_threads(
       scenario, [&](uint32_t r, fsdp_context *context) { Rank(context, r ? odd : scenario); }, &errors);
-  for (const std::string &error : errors) EXPECT_NE(error.find("backward weights false"), std::string::npos) << error;
+  for (const std::string &error : errors)
+    EXPECT_NE(error.find("FSDP_BACKWARD_WEIGHTS_NONE"), std::string::npos) << error;
   scenario.groups[0].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
   scenario.groups[0].options.flags = FSDP_GROUP_RESIDENT;
   run_threads(
       scenario, [&](uint32_t, fsdp_context *context) { Rank(context, scenario, false); }, &errors);
-  EXPECT_NE(errors[0].find("drop one of them"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[0].find("leave out one of the two"), std::string::npos) << errors[0];
   scenario.groups[0].options.flags = 0;
   scenario.groups[0].options.backward_weights = 3;
   run_threads(

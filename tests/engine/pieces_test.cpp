@@ -64,7 +64,7 @@ TEST(Pieces, OnlyTheHeldOnesAreReadable) {
       const auto weights = rank.read_all();
       fsdp_tensor tensor = FSDP_TENSOR_INIT;
       fsdp_tensor all[4] = {FSDP_TENSOR_INIT, FSDP_TENSOR_INIT, FSDP_TENSOR_INIT, FSDP_TENSOR_INIT};
-      // One micro-batch holds piece 1, and the backward pass of another one piece 2.
+      // One micro-batch holds piece 1. Another one, in its backward pass, holds piece 2.
       FSDP(fsdp_unshard_piece(rank.groups[0], 1, FSDP_FORWARD, 0, nullptr));
       FSDP(fsdp_unshard_piece(rank.groups[0], 2, FSDP_BACKWARD, 0, nullptr));
       for (const size_t p : {1, 2}) REQUIRE(rank.view(0, p, FSDP_FORWARD) == weights[p]);
@@ -103,10 +103,11 @@ TEST(Pieces, AHoldIsReturnedByTheCallThatBelongsToIt) {
   each_rank(four_scenario(), [](Rank &rank) {
     fsdp_group *const group = rank.groups[0];
     require_error(fsdp_reshard_piece(group, 1, FSDP_FORWARD, 0, nullptr), FSDP_INVALID_STATE,
-                  {"piece 1 of group 'layer.0' has no FORWARD hold to return", "none"});
+                  {"piece 1 of group 'layer.0' has no FORWARD hold of fsdp_unshard_piece to return", "none"});
     FSDP(fsdp_unshard(group, FSDP_FORWARD, 0, nullptr));
-    require_error(fsdp_reshard_piece(group, 1, FSDP_FORWARD, 0, nullptr), FSDP_INVALID_STATE,
-                  {"piece 1 of group 'layer.0'", "of fsdp_unshard_piece", "with fsdp_reshard", "FORWARD x 1"});
+    require_error(
+        fsdp_reshard_piece(group, 1, FSDP_FORWARD, 0, nullptr), FSDP_INVALID_STATE,
+        {"piece 1 of group 'layer.0'", "only holds of fsdp_unshard, which fsdp_reshard returns", "FORWARD x 1"});
     FSDP(fsdp_unshard_piece(group, 1, FSDP_BACKWARD, 0, nullptr));
     require_error(fsdp_reshard(group, FSDP_BACKWARD, 0, nullptr), FSDP_INVALID_STATE,
                   {"group 'layer.0' has no BACKWARD hold", "FORWARD x 1, piece 1 BACKWARD x 1"});
@@ -116,18 +117,18 @@ TEST(Pieces, AHoldIsReturnedByTheCallThatBelongsToIt) {
   });
 }
 
-TEST(Pieces, ThatAGroupDoesNotHaveAreRefused) {
+TEST(Pieces, ThatTheGroupDoesNotHaveAreRefusedAsAreUnknownPhasesAndFlags) {
   each_rank(four_scenario(), [](Rank &rank) {
     require_error(fsdp_unshard_piece(rank.groups[0], 3, FSDP_FORWARD, 0, nullptr), FSDP_INVALID_ARGUMENT,
-                  {"fsdp_unshard_piece: piece 3 of group 'layer.0'", "0 to 2"});
+                  {"fsdp_unshard_piece: piece is 3, but group 'layer.0'", "0 to 2"});
     require_error(fsdp_reshard_piece(rank.groups[0], UINT32_MAX, FSDP_FORWARD, 0, nullptr), FSDP_INVALID_ARGUMENT,
-                  {"fsdp_reshard_piece: piece 4294967295"});
+                  {"fsdp_reshard_piece: piece is 4294967295"});
     require_error(fsdp_unshard_piece(rank.groups[0], 0, 9, 0, nullptr), FSDP_INVALID_ARGUMENT, {"phase"});
     require_error(fsdp_unshard_piece(rank.groups[0], 0, FSDP_FORWARD, 1, nullptr), FSDP_INVALID_ARGUMENT, {"flags"});
   });
 }
 
-TEST(Pieces, HaveNumbersThatDoNotFallAndHaveNoGap) {
+TEST(Pieces, AreRefusedIfTheirNumbersDecreaseOrSkip) {
   const std::pair<std::vector<uint32_t>, const char *> wrong[] = {
       {{1}, "in piece 0"}, {{0, 2}, "must be 0 or 1"}, {{0, 1, 0}, "must be 1 or 2"}, {{0, UINT32_MAX}, "0 or 1"}};
   for (const auto &[pieces, words] : wrong) {
@@ -141,7 +142,7 @@ TEST(Pieces, HaveNumbersThatDoNotFallAndHaveNoGap) {
   }
 }
 
-TEST(Pieces, OfOtherNumbersOnARankAreAMismatchAtTheSeal) {
+TEST(Pieces, ThatARankDividesOtherwiseFailTheSealWithMismatch) {
   for (const bool visits : {false, true}) {
     Scenario scenario = four_scenario();
     Scenario odd = scenario;
@@ -176,21 +177,21 @@ TEST(Pieces, WithMuchPaddingAreLogged) {
     logged += std::string(text) + "\n";
   };
   each_rank(scenario, [](Rank &) {});
-  EXPECT_NE(logged.find("piece 0 of group 'layer.0' has 1 elements and 1 of padding"), std::string::npos) << logged;
+  EXPECT_NE(logged.find("piece 0 of group 'layer.0' is padded by 1 to 2 elements"), std::string::npos) << logged;
   EXPECT_EQ(logged.find("piece 1 of group"), std::string::npos) << logged;
 }
 
-enum class Plan { by_group, by_piece, interleaved, any };
+enum class Plan { by_group, visits_of_pieces, interleaved, any };
 
 struct PieceCase {
   fsdp_strategy strategy;
   fsdp_unshard_mode mode;
   Plan plan;
   uint32_t ranks, replicas;
-  bool by_piece, debug;
+  bool holds_pieces, debug;
 };
 
-// The reference knows nothing of pieces.
+// The reference trains whole groups.
 class PieceTraining : public testing::TestWithParam<PieceCase> {};
 
 TEST_P(PieceTraining, HasTheBitsOfWholeGroups) {
@@ -199,7 +200,7 @@ TEST_P(PieceTraining, HasTheBitsOfWholeGroups) {
   scenario.groups = odd_pieces();
   scenario.microbatches = 2;
   scenario.eval = true;
-  scenario.by_piece = given.by_piece;
+  scenario.by_piece = given.holds_pieces;
   scenario.clip = 0.5;
   if (given.debug) scenario.context.flags = FSDP_CONTEXT_DEBUG;
   if (!given.debug) scenario.prefetch_small_groups();
@@ -209,7 +210,7 @@ TEST_P(PieceTraining, HasTheBitsOfWholeGroups) {
   }
   if (given.plan == Plan::interleaved) scenario.schedule = FSDP_SCHEDULE_INTERLEAVED;
   if (given.plan == Plan::any) scenario.schedule = FSDP_SCHEDULE_ANY, scenario.held_groups = 2;
-  if (given.plan == Plan::by_piece) {
+  if (given.plan == Plan::visits_of_pieces) {
     scenario.schedule = FSDP_SCHEDULE_VISITS;
     scenario.visits = visits_of_pieces(scenario.groups);
   }
@@ -224,12 +225,12 @@ std::vector<PieceCase> piece_cases() {
   Sample sample(4);
   for (const fsdp_strategy strategy : strategies)
     for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
-      for (const Plan plan : {Plan::by_group, Plan::by_piece, Plan::interleaved, Plan::any})
+      for (const Plan plan : {Plan::by_group, Plan::visits_of_pieces, Plan::interleaved, Plan::any})
         for (const auto &[ranks, replicas] : {std::pair{1u, 1u}, {3u, 1u}, {4u, 2u}})
-          for (const bool by_piece : {true, false})
+          for (const bool holds_pieces : {true, false})
             for (const bool debug : {false, true}) {
-              if (plan == Plan::by_piece && !by_piece) continue;  // the whole group has no buffer there
-              if (sample.takes_next()) cases.push_back({strategy, mode, plan, ranks, replicas, by_piece, debug});
+              if (plan == Plan::visits_of_pieces && !holds_pieces) continue;  // the whole group has no buffer there
+              if (sample.takes_next()) cases.push_back({strategy, mode, plan, ranks, replicas, holds_pieces, debug});
             }
   return cases;
 }
@@ -293,7 +294,7 @@ TEST(Pieces, LateReadersKeepTheirWeights) {
   EXPECT_EQ(difference(scenario, train_threads(scenario)), "");
 }
 
-TEST(Pieces, ADiscardBetweenThemTakesBackTheirHolds) {
+TEST(Pieces, LoseTheirHoldsWhenTheStepIsDiscarded) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
     each_rank(four_scenario(mode, 2), [](Rank &rank) {
       const auto weights = rank.read_all();
@@ -313,7 +314,7 @@ TEST(Pieces, ADiscardBetweenThemTakesBackTheirHolds) {
     });
 }
 
-TEST(Pieces, ThatShareABufferAreNotGatheredWhole) {
+TEST(Pieces, ThatShareABufferAreRefusedToAWholeUnshard) {
   Scenario scenario = four_scenario();
   scenario.schedule = FSDP_SCHEDULE_VISITS;
   scenario.visits = visits_of_pieces(scenario.groups);

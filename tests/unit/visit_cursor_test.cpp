@@ -43,7 +43,7 @@ TEST(VisitCursor, APieceBeginsTheNextVisitOfItsOwn) {
   EXPECT_EQ(cursor.advance(1, whole, FSDP_RECOMPUTE, 0), nowhere);
 }
 
-TEST(VisitCursor, AWholeGroupIsPastAllVisitsOfItsPiecesThere) {
+TEST(VisitCursor, UnshardingTheWholeGroupMovesPastAllVisitsOfItsPieces) {
   const memory::VisitOrder order = order_of_pieces();
   VisitCursor cursor(order, 2);
   EXPECT_EQ(cursor.advance(0, whole, FSDP_FORWARD, 0), 1u);
@@ -52,7 +52,7 @@ TEST(VisitCursor, AWholeGroupIsPastAllVisitsOfItsPiecesThere) {
   EXPECT_EQ(cursor.advance(0, whole, FSDP_BACKWARD, 3), 6u);
 }
 
-TEST(VisitCursor, PiecesAreInTheVisitOfTheWholeGroupUntilOneComesAgain) {
+TEST(VisitCursor, PiecesStayInAVisitOfTheWholeGroupUntilOneComesAgain) {
   const memory::VisitOrder order = order_of(
       {{0, FSDP_FORWARD, 0}, {1, FSDP_FORWARD, 0}, {0, FSDP_FORWARD, 0}, {0, FSDP_BACKWARD, 0}, {1, FSDP_BACKWARD, 0}});
   VisitCursor cursor(order, 2);

@@ -369,11 +369,11 @@ TEST(VisitOrder, RejectsWhatMakesNoSense) {
   EXPECT_EQ(error_of(spec), "visit 2: group 4 is outside [0, 4)");
   spec = tied_embedding();
   spec.visits[2].piece = FSDP_PIECE(1);
-  EXPECT_EQ(error_of(spec), "visit 2: FSDP_PIECE(1) of group 2, which has one piece");
+  EXPECT_EQ(error_of(spec), "visit 2: it names piece 1 of group 2, which has one piece");
   spec.groups[2].piece_count = 3;
   EXPECT_EQ(error_of(spec), "");
   spec.visits[2].piece = FSDP_PIECE(3);
-  EXPECT_EQ(error_of(spec), "visit 2: FSDP_PIECE(3) of group 2, which has the pieces 0 to 2");
+  EXPECT_EQ(error_of(spec), "visit 2: it names piece 3 of group 2, which has the pieces 0 to 2");
   spec = tied_embedding();
   spec.visits[2].phase = FSDP_EVAL;
   EXPECT_EQ(error_of(spec), "visit 2: phase 4 is none of FORWARD, BACKWARD and RECOMPUTE");

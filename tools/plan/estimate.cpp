@@ -66,7 +66,7 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
         planned.context.get());
 }
 
-// Visits piece after piece, forward and back.
+// The forward visits are in the order of pieces, and the backward visits in reverse.
 std::vector<fsdp_visit> list_visits(const ModelSpec &spec) {
   std::vector<fsdp_visit> visits;
   for (uint32_t g = 0; g < spec.groups.size(); ++g) {
@@ -146,7 +146,7 @@ Pieces read_pieces(const nlohmann::json &described) {
       if (padding / elements < pieces.worst_padding || (pieces.count > 1 && padding / elements == pieces.worst_padding))
         continue;
       pieces.worst_padding = padding / elements;
-      pieces.worst = "piece " + std::to_string(p) + " of group '" + group.at("name").get<std::string>() + "'";
+      pieces.worst_name = "piece " + std::to_string(p) + " of group '" + group.at("name").get<std::string>() + "'";
     }
   }
   return pieces;

@@ -20,8 +20,8 @@ struct Memory {
 
 struct Pieces {
   uint64_t count = 0;
-  double worst_padding = 0;  // of the piece with the largest share of padding, which the name tells
-  std::string worst;
+  double worst_padding = 0;  // padding divided by elements, of the piece where this is largest; worst_name is its name
+  std::string worst_name;
 };
 
 struct Estimate {

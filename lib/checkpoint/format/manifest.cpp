@@ -109,7 +109,7 @@ uint32_t parse_axis(const JsonValue &value, const Box &box) {
   const uint32_t axis = number32(value);
   value.require(axis > 0 && axis < box.shape.size() &&
                     std::ranges::all_of(box.shape.begin(), box.shape.begin() + axis, [](uint64_t n) { return n == 1; }),
-                "an axis before which the part has one index of each");
+                "an axis whose preceding dimensions all have size 1 in the part");
   return axis;
 }
 
@@ -152,7 +152,8 @@ void check_overlap(const ManifestTensor &tensor, const JsonValue &value) {
   for (size_t i = 0; i < boxes.size(); ++i) {
     const uint64_t end = boxes[i]->offset[0] + boxes[i]->shape[0];
     for (size_t j = i + 1; j < boxes.size() && boxes[j]->offset[0] < end; ++j) {
-      value.require(++compared <= max_compared, format_text("at most {} parts side by side", 4096));
+      value.require(++compared <= max_compared,
+                    format_text("at most {} pairs of parts that share indices of the first dimension", max_compared));
       value.require(!common_count(*boxes[i], *boxes[j]), "parts that do not overlap");
     }
   }

@@ -22,7 +22,7 @@
 
 namespace fsdp::checkpoint {
 
-// Parts have an axis other than the first from version 2 on. Manifests without such parts are of version 1.
+// Version 2 added parts whose axis is not the first dimension. Manifests without such parts are of version 1.
 inline constexpr uint64_t manifest_version = 2, first_manifest_version = 1;
 inline constexpr const char *manifest_name = "checkpoint.json";
 
@@ -37,7 +37,7 @@ struct RowCut {
 struct ManifestPart {
   Box box;  // box in the tensor
   std::vector<RowCut> cuts;
-  uint32_t axis = 0;  // rows follow one another along this axis; the box has one index of each axis before
+  uint32_t axis = 0;  // rows follow one another along this axis; the box has size 1 in each dimension before it
   // Appends rows. The last run grows if it can.
   void add_rows(uint32_t file, uint64_t rows);
   uint64_t rows() const { return box.shape.empty() ? 1 : box.shape[axis]; }

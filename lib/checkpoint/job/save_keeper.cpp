@@ -328,8 +328,7 @@ bool Save::Keeper::take_files(uint32_t place, uint32_t number,
     const std::string name = saved_file_name(kind, team_.world_rank(place), place, number);
     const auto found = files.find(name);
     if (found == files.end())
-      fail(FSDP_MISMATCH,
-           "rank {} has written {}, which no rank has told of: a model is to be added on all ranks of its mesh",
+      fail(FSDP_MISMATCH, "rank {} has written {}, which no rank described; add the model on all ranks of its mesh",
            team_.world_rank(place), name);
     found->second->bytes = reported.bytes;
     found->second->header_sum = reported.header_sum_text();
@@ -338,7 +337,7 @@ bool Save::Keeper::take_files(uint32_t place, uint32_t number,
   return any;
 }
 
-// Asks the ranks for the files of this number, and waits until all have told them.
+// Asks the ranks to report their files of this number, and waits for all reports.
 void Save::Keeper::await_shown(uint32_t number) {
   report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
   report_.code = number;

@@ -35,7 +35,7 @@ struct SaveTask {
   std::string id;    // its id until then
   std::shared_ptr<SaveFolder> folder = std::make_shared<SaveFolder>();
   std::vector<ShardToWrite> shards;
-  std::vector<SavedFile> files;  // what the shards are
+  std::vector<SavedFile> files;  // kind and number of each shard's file
   Manifest manifest;             // on the first rank; the sizes of files are still missing
 };
 

@@ -64,7 +64,7 @@ struct SaveWord {
   uint8_t origin = FSDP_ORIGIN_FSDP;
   int16_t status = FSDP_OK;  // with giving_up and failed: the error
   int32_t rank = -1;         // with giving_up and failed: the rank to blame
-  int64_t code = 0;          // with written and collecting: the number of the files that are told, or wanted
+  int64_t code = 0;          // with written: the number of the reported files; with collecting: of those asked for
   std::array<ReportedFile, shard_kinds> files{};
 };
 static_assert(sizeof(SaveWord) <= membership::post_bytes);

@@ -91,7 +91,7 @@ ModelShards::Holding ModelShards::holding(Extent extent, uint32_t place) const {
   const layout::Mesh &mesh = spec_.mesh;
   const bool alone = extent == Extent::shard && mesh.slices() > 1;
   const uint32_t count = extent == Extent::whole ? mesh.size() : alone ? 1 : mesh.outer_size;
-  return {place / count * count, count, writers_of_[static_cast<size_t>(extent)]};
+  return {place / count * count, count, writer_counts_[static_cast<size_t>(extent)]};
 }
 
 // Sets, for each extent, how many holders of a slice write it: as many as can each write at least `least` bytes.
@@ -105,10 +105,10 @@ void ModelShards::count_writers(uint64_t least) {
   }
   for (const Extent extent : {Extent::shard, Extent::group, Extent::whole}) {
     const auto index = static_cast<size_t>(extent);
-    writers_of_[index] = 1;
+    writer_counts_[index] = 1;
     const uint32_t holders = holding(extent, 0).count;
     const uint64_t slice = bytes[index] / (spec_.mesh.size() / holders);
-    writers_of_[index] = static_cast<uint32_t>(std::clamp<uint64_t>(slice / least, 1, holders));
+    writer_counts_[index] = static_cast<uint32_t>(std::clamp<uint64_t>(slice / least, 1, holders));
   }
 }
 
@@ -191,7 +191,7 @@ void ModelShards::find_writers(ShardKind kind) {
 
 namespace {
 
-// Along this axis the box is a range; it has one index of each axis before, and all of those behind.
+// Along this axis the box is a range. It has size 1 in the dimensions before the axis, and is whole in those after it.
 uint32_t axis_of(const KeptTensor &tensor, const Box &box) {
   uint32_t axis = tensor.row_dimensions() - 1;
   while (axis > 0 && box.shape[axis] == tensor.shape()[axis]) --axis;
@@ -200,7 +200,7 @@ uint32_t axis_of(const KeptTensor &tensor, const Box &box) {
 
 }  // namespace
 
-// Boxes come in the order of rows. A box that goes on along the axis of the last part joins it.
+// Boxes come in the order of rows. A box that continues the last part along the same axis is added to that part.
 void ModelShards::add_parts(std::vector<ManifestPart> &parts, const KeptTensor &tensor, uint32_t place,
                             const std::vector<std::vector<uint32_t>> &files) const {
   const std::vector<Box> boxes = boxes_of(tensor, rows_at(tensor, place));

@@ -6,8 +6,8 @@
 // these divide its rows among them. A file is numbered by its rank's place.
 //
 // The rows that a rank writes of a tensor are one box of it, unless rows lie in several dimensions: rows of a stack of
-// matrices that begin and end inside matrices are three boxes. A file has each name once, so a rank has as many files
-// as its tensors have boxes: file n has the n-th box of each tensor.
+// matrices that begin and end inside matrices are three boxes (in general 2 * row_dimensions - 1). A file has each name
+// once, so a rank has as many files as its tensors have boxes: file n has the n-th box of each tensor.
 #pragma once
 
 #include <algorithm>
@@ -157,7 +157,7 @@ class ModelShards {
 
   const memory::ModelSpec &spec_;
   std::vector<KeptTensor> tensors_;
-  std::array<uint32_t, 3> writers_of_;                                   // by extent
+  std::array<uint32_t, 3> writer_counts_;                                // by extent
   std::array<std::vector<std::vector<uint32_t>>, shard_kinds> writers_;  // by kind and file
 };
 

@@ -59,7 +59,7 @@ HWY_INLINE double fold(double *lane) {
   return lane[0];
 }
 
-// Where numbers to be squared come from: at most norm_piece of them at a time, as fp32.
+// A reader returns up to norm_piece of the numbers at a time, as fp32.
 struct PlainReader {
   const float *values;
   HWY_INLINE const float *get(size_t first, size_t) { return values + first; }
@@ -84,9 +84,9 @@ HWY_INLINE void add_numbers(PartialSums &partial, const float *values, size_t co
   size_t i = 0;
   for (; i + sums <= count; i += sums) partial.add(values + i);
   if (i == count) return;
-  float rest[sums] = {};
-  std::memcpy(rest, values + i, (count - i) * sizeof(float));
-  partial.add(rest);
+  float last[sums] = {};
+  std::memcpy(last, values + i, (count - i) * sizeof(float));
+  partial.add(last);
 }
 
 template <class Numbers>

@@ -442,7 +442,8 @@ void Optimizer::add_norms(const char *what, double *norms) {
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
-// Lists the weights that are numbers, where their exact values are: the weights of frozen parameters, and main weights.
+// Lists what a norm of weights reads: main weights, and for frozen parameters compute weights. Codes and bytes are left
+// out.
 WeightSpans Optimizer::list_weights() const {
   WeightSpans spans;
   for_each_slice(runtime_, {PlaneKind::main, PlaneKind::compute}, [&](const PlaneSlice &weights) {
@@ -466,8 +467,8 @@ WeightSpans Optimizer::list_weights() const {
 
 namespace {
 
-// Values that are zeros from here on, and again at the end of the scope. The norms of gradients add up the values of
-// all parameters, and write only those of trained ones.
+// Sets the values to zero, and does so again at the end of the scope. The second time is needed because the norms of
+// gradients add up the values of all parameters, and write only those of trained ones.
 struct ClearedValues {
   std::span<double> values;
   explicit ClearedValues(std::span<double> all) : values(all) { std::ranges::fill(values, 0.0); }

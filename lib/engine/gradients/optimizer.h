@@ -71,7 +71,7 @@ class Optimizer {
   void param_grad_norms(device::Stream &caller, double *norms, uint64_t count);
   // The same for weights, which need not be trained. A parameter that is not stored as numbers gets NaN.
   void param_weight_norms(device::Stream &caller, double *norms, uint64_t count);
-  // The number of zeros in the main grads with which the step will change weights.
+  // The number of zeros in the main grads of the parameters that the step will change.
   uint64_t count_zero_grads(device::Stream &caller);
   // Scales the main grads. The factor is kept for the model's next meeting, where it must be the same on every rank.
   void scale_grads(double factor, device::Stream &caller);

@@ -39,7 +39,7 @@ void DebugViews::find_ranges(const Runtime &runtime) {
     const std::string name = printable(group.name());
     std::set<uint32_t> keys;
     if (group.plan->copies)
-      for (const GatherSlot &slot : group.slots) keys.insert(slot.key);
+      for (const GatheredPiece &slot : group.slots) keys.insert(slot.key);
     for (const uint32_t key : keys)
       add({storage.own_part(memory::RegionId::gathered) + runtime.plan.gather_pool.offsets[key],
            runtime.plan.visits.gathered[key].bytes},

@@ -92,7 +92,7 @@ void Model::log_granules() const {
     }
 }
 
-// Logs which pieces of groups are padded much. A piece has its own layout, which is even over all ranks.
+// Logs each piece whose padding is more than 5 % of its elements.
 void Model::log_padding() const {
   constexpr uint64_t tolerated = 20;  // one of this many elements may be padding
   if (!context_->logs(FSDP_LOG_INFO)) return;
@@ -102,9 +102,10 @@ void Model::log_padding() const {
       if (pieces[p].padding_count > pieces[p].element_count / tolerated)
         context_->log(
             FSDP_LOG_INFO,
-            format_text("piece {} of group '{}' has {} elements and {} of padding; put its parameters into a "
-                        "larger piece if that is too much",
-                        p, declaration_.spec().groups[g].name, pieces[p].element_count, pieces[p].padding_count));
+            format_text("piece {} of group '{}' is padded by {} to {} elements; to save memory, put its parameters "
+                        "into a piece with others",
+                        p, declaration_.spec().groups[g].name, pieces[p].padding_count,
+                        pieces[p].element_count + pieces[p].padding_count));
   }
 }
 

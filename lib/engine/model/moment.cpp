@@ -97,7 +97,7 @@ void write_state(const Moment &state, Runtime &runtime, Gatherer &gatherer, Redu
   if (runtime.outer) runtime.outer->set_state(state.outer);
   size_t slot = 0;
   for (Group &group : runtime.groups) {
-    for (GatherSlot &own : group.slots) static_cast<SlotState &>(own) = state.slots[slot++];
+    for (GatheredPiece &own : group.slots) static_cast<SlotState &>(own) = state.slots[slot++];
     static_cast<ContributionState &>(group.grad) = state.grads[group.index];
   }
   for (GradPart &part : runtime.parts) static_cast<PartState &>(part) = state.parts[part.number];

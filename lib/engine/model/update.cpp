@@ -39,7 +39,7 @@ void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
 void UpdateWindow::await_readers(device::Stream &caller) {
   runtime_.join_window(caller);
   for (Group &group : runtime_.groups)
-    for (GatherSlot &slot : group.slots)
+    for (GatheredPiece &slot : group.slots)
       if (!group.plan->copies) slot.left.for_each([&](const device::Event &event) { caller.wait(event); });
 }
 

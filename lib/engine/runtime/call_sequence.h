@@ -10,13 +10,13 @@
 
 namespace fsdp::engine {
 
-// join: a gather of a further piece in the launch of the gather before it.
+// A join is the gather of one more piece in the launch of the gather before it.
 enum class CallKind : uint32_t { gather, reduce, replay, cancel, join };
 
 struct SequencedCall {
   CallKind kind;
   // For a gather, the slot's number; for a reduce, the part's number; for a replay or its cancel, the capture's number.
-  uint32_t group;
+  uint32_t number;
   bool operator==(const SequencedCall &) const = default;
 };
 
@@ -27,10 +27,10 @@ class CallSequence {
   static constexpr uint64_t max_kept = 8192;
 
   CallSequence() { calls_.reserve(max_kept); }
-  void add(CallKind kind, uint32_t group) {
-    hash_ = mix(hash_ ^ (uint64_t{group} << 3 | static_cast<uint64_t>(kind)));
+  void add(CallKind kind, uint32_t number) {
+    hash_ = mix(hash_ ^ (uint64_t{number} << 3 | static_cast<uint64_t>(kind)));
     ++count_;
-    if (calls_.size() < max_kept) calls_.push_back({kind, group});
+    if (calls_.size() < max_kept) calls_.push_back({kind, number});
   }
   void restart() {
     hash_ = count_ = 0;

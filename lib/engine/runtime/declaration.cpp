@@ -179,11 +179,11 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
 }
 
 void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
-  lines.push_back(
-      format_text("group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}, "
-                  "main storage {}, backward weights {}",
-                  group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy, group.resident,
-                  group.root, group.main_storage, group.backward_weights));
+  lines.push_back(format_text(
+      "group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}, "
+      "main storage {}, backward weights {}",
+      group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy, group.resident, group.root,
+      group.main_storage, group.backward_weights ? "FSDP_BACKWARD_WEIGHTS_GATHERED" : "FSDP_BACKWARD_WEIGHTS_NONE"));
   for (const auto &param : group.params) lines.push_back(describe_param(group, param));
 }
 

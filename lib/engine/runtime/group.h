@@ -45,8 +45,8 @@ struct SlotState {
   }
 };
 
-// The weights of one piece of a group in one of its slots.
-struct GatherSlot : SlotState {
+// The weights of one piece in one of the slots of its group.
+struct GatheredPiece : SlotState {
   uint32_t piece = 0;
   uint32_t number = 0;                     // number in the model, the same on every rank
   uint32_t key = 0;                        // number of the pool request
@@ -127,7 +127,7 @@ struct Group {
   const memory::GroupSpec *spec = nullptr;
   const memory::GroupPlan *plan = nullptr;
   std::vector<ParamPlace> places;
-  std::vector<GatherSlot> slots;  // slot by slot, each with all pieces
+  std::vector<GatheredPiece> slots;  // slot by slot, each with all pieces
   Contribution grad;
   std::span<GradPart> parts;
   bool lends_all = true;  // can its parts be lent at once?
@@ -147,10 +147,10 @@ struct Group {
   bool trained() const { return spec->trained(); }
   size_t piece_count() const { return plan->pieces.size(); }
   // The pieces in the slot that the phase uses, or in slot number `slot`.
-  std::span<GatherSlot> pieces_in(uint32_t slot) {
+  std::span<GatheredPiece> pieces_in(uint32_t slot) {
     return std::span(slots).subspan(slot * piece_count(), piece_count());
   }
-  std::span<GatherSlot> pieces(fsdp_phase phase) { return pieces_in(plan->slot_of(phase)); }
+  std::span<GatheredPiece> pieces(fsdp_phase phase) { return pieces_in(plan->slot_of(phase)); }
   GradPart &part_of(uint64_t param_index) { return parts[places[param_index].part]; }
 };
 

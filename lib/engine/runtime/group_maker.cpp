@@ -65,7 +65,7 @@ void GroupMaker::make_groups() {
   if (!runtime_.plan.visits.shared) {
     const auto gathered = find_overlaps(runtime_.plan.gather_pool, runtime_.plan.visits.gathered);
     for (Group &group : runtime_.groups)
-      for (GatherSlot &slot : group.slots) slot.overlaps = gathered[slot.key];
+      for (GatheredPiece &slot : group.slots) slot.overlaps = gathered[slot.key];
   }
   find_part_overlaps();
 }
@@ -86,7 +86,7 @@ void GroupMaker::make_slots(Group &group) {
   group.slots.resize(group.plan->slots * group.piece_count());
   for (uint32_t s = 0; s < group.plan->slots; ++s)
     for (uint32_t p = 0; p < group.piece_count(); ++p) {
-      GatherSlot &slot = group.pieces_in(s)[p];
+      GatheredPiece &slot = group.pieces_in(s)[p];
       slot.piece = p;
       slot.number = slot_count_++;
       slot.key = runtime_.plan.visits.key(group.index, p, s);
@@ -96,7 +96,7 @@ void GroupMaker::make_slots(Group &group) {
     }
 }
 
-void GroupMaker::add_gathers(const Group &group, uint32_t number, GatherSlot &slot) const {
+void GroupMaker::add_gathers(const Group &group, uint32_t number, GatheredPiece &slot) const {
   for (const uint32_t b : group.plan->pieces[slot.piece].buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     for (const Plane &to : bucket.planes) {

@@ -15,7 +15,7 @@ class GroupMaker {
 
  private:
   void make_slots(Group &group);
-  void add_gathers(const Group &group, uint32_t number, GatherSlot &slot) const;
+  void add_gathers(const Group &group, uint32_t number, GatheredPiece &slot) const;
   void make_grads(Group &group);
   void make_part(Group &group, uint32_t number);
   void find_part_overlaps();

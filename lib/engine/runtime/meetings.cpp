@@ -266,24 +266,24 @@ struct Calls {
 std::string describe_gather(const Runtime &state, const SequencedCall &call) {
   for (const Group &group : state.groups)
     for (size_t s = 0; s < group.slots.size(); ++s) {
-      const GatherSlot &slot = group.slots[s];
-      if (slot.number != call.group) continue;
+      const GatheredPiece &slot = group.slots[s];
+      if (slot.number != call.number) continue;
       return format_text("gathered {}group '{}'{}{}",
                          group.piece_count() > 1 ? format_text("piece {} of ", slot.piece) : std::string(),
                          group.name(), s >= group.piece_count() ? " for BACKWARD" : "",
                          call.kind == CallKind::join ? " in the same call" : "");
     }
-  return "gathered a group that there is not";
+  return "gathered a group or piece that does not exist";
 }
 
 std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   if (index >= calls.kept.size()) return calls.count > calls.kept.size() ? "something later" : "nothing more";
   const SequencedCall &call = calls.kept[index];
-  if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.group);
-  if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.group);
+  if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.number);
+  if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.number);
   if (call.kind == CallKind::reduce)
-    return call.group < state.parts.size() ? format_text("reduced group '{}'", state.parts[call.group].name)
-                                           : "a group that there is not";
+    return call.number < state.parts.size() ? format_text("reduced group '{}'", state.parts[call.number].name)
+                                            : "a group that there is not";
   return describe_gather(state, call);
 }
 

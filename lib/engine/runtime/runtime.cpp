@@ -132,7 +132,7 @@ void Runtime::end_streams() noexcept {
   try {
     if (gathers.stream && marks.order)
       for (const Group &group : groups)
-        for (const GatherSlot &slot : group.slots)
+        for (const GatheredPiece &slot : group.slots)
           slot.left.for_each([this](const device::Event &event) { gathers.stream->wait(event); });
     if (!context.failure().failed()) {
       if (streams_end(in_a_step() ? own_end : longest)) return;
@@ -157,7 +157,7 @@ void Runtime::end_streams() noexcept {
 // work.
 bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
-    const auto held = [](const GatherSlot &slot) { return slot.gathered || slot.hold_count() > 0; };
+    const auto held = [](const GatheredPiece &slot) { return slot.gathered || slot.hold_count() > 0; };
     const bool given = group.grad.open || group.grad.given_count > 0;
     return (given && !step.window_open()) || std::any_of(group.slots.begin(), group.slots.end(), held);
   };
@@ -228,7 +228,7 @@ std::vector<device::Event *> Runtime::events() const {
   if (outer) events.insert(events.end(), {outer->partial_free(0), outer->partial_free(1)});
   const auto add = [&](device::Event &event) { events.push_back(&event); };
   for (const Group &group : groups) {
-    for (const GatherSlot &slot : group.slots) {
+    for (const GatheredPiece &slot : group.slots) {
       add(*slot.ready);
       slot.left.for_each(add);
     }

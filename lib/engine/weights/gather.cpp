@@ -25,7 +25,7 @@ Gatherer::Gatherer(Runtime &runtime)
   size_t longest = 0;
   for (Group &group : runtime.groups) {
     size_t launch = 0;
-    for (const GatherSlot &slot : group.slots) launch += slot.gathers.size();
+    for (const GatheredPiece &slot : group.slots) launch += slot.gathers.size();
     if (group.piece_count() > 1) longest = std::max(longest, launch);
     for (uint32_t p = 0; p < group.piece_count(); ++p)
       set_readable(group, p, false);  // a sealed model starts in the update window
@@ -76,22 +76,22 @@ void Gatherer::unshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
     if (!asked.gathered()) gather(asked, false, is_short_copy(asked, caller));
     const uint32_t position = cursor_.advance(group.index, piece, phase, asked.slots.front().position);
     if (phase != FSDP_RECOMPUTE || position != VisitCursor::no_position)
-      for (GatherSlot &slot : asked.slots) slot.position = position;
+      for (GatheredPiece &slot : asked.slots) slot.position = position;
     prefetch_after(phase, position, caller);
-    for (GatherSlot &slot : asked.slots) {
+    for (GatheredPiece &slot : asked.slots) {
       if (group.plan->copies) runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
       slot.prefetched = false;
     }
   }
   if (!group.plan->copies) runtime_.join_window(caller);
   runtime_.await_version();
-  for (GatherSlot &slot : asked.slots) ++(asked.whole() ? slot.holds : slot.piece_holds)[static_cast<size_t>(phase)];
+  for (GatheredPiece &slot : asked.slots) ++(asked.whole() ? slot.holds : slot.piece_holds)[static_cast<size_t>(phase)];
 }
 
 void Gatherer::read(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stream stream, const char *call,
                     const std::function<void(device::Stream &)> &reads) {
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  GatherSlot &slot = group.pieces(phase)[piece];
+  GatheredPiece &slot = group.pieces(phase)[piece];
   if (group.plan->copies)
     runtime_.wait(*slot.ready, WaitKind::gather, caller, &group);
   else
@@ -119,7 +119,7 @@ void Gatherer::require_form(const GatherRequest &asked) const {
   if (!group.plan->parts_phases || any_order() || runtime_.spec.plane_policy == FSDP_PLANES_BY_PHASE_AND_RECOMPUTE)
     return;
   const fsdp_phase other = phase == FSDP_RECOMPUTE ? FSDP_BACKWARD : FSDP_RECOMPUTE;
-  const auto held = [&](const GatherSlot &slot) { return slot.hold_count(other) > 0; };
+  const auto held = [&](const GatheredPiece &slot) { return slot.hold_count(other) > 0; };
   const GatherRequest others(group, asked.piece, other);
   if ((phase != FSDP_RECOMPUTE && phase != FSDP_BACKWARD) || std::ranges::none_of(others.slots, held)) return;
   fail(FSDP_INVALID_STATE,
@@ -135,14 +135,15 @@ void Gatherer::reshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
   const char *const call = piece == whole_group ? "fsdp_reshard" : "fsdp_reshard_piece";
   device::Stream &caller = runtime_.caller_stream(stream, call);
   const GatherRequest asked(group, piece, phase);
-  const auto counts = [&](GatherSlot &slot) -> uint32_t & {
+  const auto counts = [&](GatheredPiece &slot) -> uint32_t & {
     return (asked.whole() ? slot.holds : slot.piece_holds)[static_cast<size_t>(phase)];
   };
   if (counts(asked.slots.front()) == 0)
-    fail(FSDP_INVALID_STATE, "{}: {} has no {} hold to return{}; its holds are: {}", call, asked.name(),
-         phase_name(phase), advise_return(asked), describe_holds(asked.whole() ? std::span(group.slots) : asked.slots));
-  for (GatherSlot &slot : asked.slots) --counts(slot);
-  for (GatherSlot &slot : asked.slots) {
+    fail(FSDP_INVALID_STATE, "{}: {} has no {} hold{} to return{}; its holds are: {}", call, asked.name(),
+         phase_name(phase), group.piece_count() > 1 ? format_text(" of {}", asked.unshard_call()) : "",
+         advise_return(asked), describe_holds(asked.whole() ? std::span(group.slots) : asked.slots));
+  for (GatheredPiece &slot : asked.slots) --counts(slot);
+  for (GatheredPiece &slot : asked.slots) {
     device::Event &left = slot.left.of(stream);
     if (group.plan->copies || !caller.is_calling_thread()) caller.record(left);
     if (!group.plan->gathers) continue;
@@ -156,14 +157,14 @@ void Gatherer::reshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
 
 // Advice for a hold that was taken by the call for a piece and is returned by that for the group, or the reverse.
 std::string Gatherer::advise_return(const GatherRequest &asked) const {
-  const auto held = [&](const GatherSlot &slot) { return slot.hold_count(asked.phase) > 0; };
+  const auto held = [&](const GatheredPiece &slot) { return slot.hold_count(asked.phase) > 0; };
   if (std::ranges::none_of(asked.slots, held)) return {};
-  return asked.whole() ? " of fsdp_unshard: return the holds of its pieces with fsdp_reshard_piece"
-                       : " of fsdp_unshard_piece: return the hold of fsdp_unshard with fsdp_reshard";
+  return asked.whole() ? ", only holds of fsdp_unshard_piece, which fsdp_reshard_piece returns"
+                       : ", only holds of fsdp_unshard, which fsdp_reshard returns";
 }
 
 // Do the weights stay in the buffer? They do if the next visits would gather them again.
-bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const {
+bool Gatherer::keeps(const Group &group, const GatheredPiece &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
   if (any_order()) return group.plan->copies;  // until others need the buffer
   const bool visited = phase != FSDP_RECOMPUTE || cursor_.has_visits(group.index, phase);
@@ -184,7 +185,7 @@ bool Gatherer::keeps(const Group &group, const GatherSlot &slot, fsdp_phase phas
 void Gatherer::gather(const GatherRequest &asked, bool ahead, bool here) {
   if (asked.group.plan->copies) {
     buffers_.take(asked, ahead, [this](const GatherBuffers::Owner &owner) {
-      for (GatherSlot &slot : owner.slots)
+      for (GatheredPiece &slot : owner.slots)
         if (slot.gathered) release(*owner.group, slot);
     });
     if (here)
@@ -193,9 +194,9 @@ void Gatherer::gather(const GatherRequest &asked, bool ahead, bool here) {
       enqueue_copies(asked);
   }
   Stats &stats = runtime_.stats;
-  if (std::ranges::none_of(asked.group.pieces(asked.phase), &GatherSlot::gathered))
+  if (std::ranges::none_of(asked.group.pieces(asked.phase), &GatheredPiece::gathered))
     stats.peak_gathered_groups = std::max(stats.peak_gathered_groups, ++stats.gathered_groups);
-  for (GatherSlot &slot : asked.slots) {
+  for (GatheredPiece &slot : asked.slots) {
     if (slot.gathered) continue;
     set_readable(asked.group, slot.piece, true);
     slot.gathered = true;
@@ -226,7 +227,7 @@ void Gatherer::enqueue_copies(const GatherRequest &asked) {
   std::span<const transport::Gather> gathers;
   PlaneBytes planes;
   launch_.clear();
-  for (const GatherSlot &slot : asked.slots) {
+  for (const GatheredPiece &slot : asked.slots) {
     if (slot.gathered) continue;
     planes.row += slot.planes.row, planes.column += slot.planes.column;
     gathers = slot.gathers;
@@ -243,7 +244,7 @@ void Gatherer::enqueue_copies(const GatherRequest &asked) {
   runtime_.gather(gathers, group);
   trace.end("all_gather", traced, bytes, runtime_.step.version());
   CallKind kind = CallKind::gather;
-  for (const GatherSlot &slot : asked.slots) {
+  for (const GatheredPiece &slot : asked.slots) {
     if (slot.gathered) continue;
     stream.record(*slot.ready);
     if (runtime_.collectives().records_calls) runtime_.calls.add(std::exchange(kind, CallKind::join), slot.number);
@@ -251,23 +252,23 @@ void Gatherer::enqueue_copies(const GatherRequest &asked) {
   runtime_.stats.add_all_gather(bytes, planes);
 }
 
-void Gatherer::release(Group &group, GatherSlot &slot) {
+void Gatherer::release(Group &group, GatheredPiece &slot) {
   slot.gathered = false;
   buffers_.give_back(slot);
   if (slot.prefetched) ++runtime_.stats.dropped_prefetches;
   slot.prefetched = false;
   const size_t of_slot = static_cast<size_t>(&slot - group.slots.data()) / group.piece_count();
-  if (std::ranges::none_of(group.pieces_in(static_cast<uint32_t>(of_slot)), &GatherSlot::gathered))
+  if (std::ranges::none_of(group.pieces_in(static_cast<uint32_t>(of_slot)), &GatheredPiece::gathered))
     --runtime_.stats.gathered_groups;
   const bool gathered = std::ranges::any_of(
-      group.slots, [&](const GatherSlot &other) { return other.piece == slot.piece && other.gathered; });
+      group.slots, [&](const GatheredPiece &other) { return other.piece == slot.piece && other.gathered; });
   if (!gathered) set_readable(group, slot.piece, false);
   if (runtime_.context.debug() && group.plan->copies) poison(slot);
 }
 
 // The poison comes after the copies on their stream. If the caller's stream is the calling thread, it is done when the
 // call returns.
-void Gatherer::poison(const GatherSlot &slot) {
+void Gatherer::poison(const GatheredPiece &slot) {
   // 0xFF bytes are a NaN in every dtype of numbers.
   for (const transport::Gather &gather : slot.gathers)
     runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.inner().size());
@@ -289,12 +290,13 @@ void Gatherer::show_whole(bool readable) {
 
 std::string Gatherer::find_unreadable(Group &group, uint32_t piece, fsdp_phase phase) const {
   if (phase == FSDP_BACKWARD && !group.spec->backward_weights)
-    return "it was created with FSDP_BACKWARD_WEIGHTS_NONE, so its weights are not there in BACKWARD";
+    return "it was created with FSDP_BACKWARD_WEIGHTS_NONE, so its weights are not there in BACKWARD; hold them for "
+           "RECOMPUTE, or create the group with FSDP_BACKWARD_WEIGHTS_GATHERED";
   const bool held = group.plan->gathers ? group.pieces(phase)[piece].hold_count() > 0 : !runtime_.step.window_open();
   if (held) return {};
   if (runtime_.step.window_open()) return "the update window is open: publish first";
   if (group.piece_count() == 1) return "call fsdp_unshard first";
-  return format_text("call fsdp_unshard, or fsdp_unshard_piece with piece {}, first", piece);
+  return format_text("call fsdp_unshard, or fsdp_unshard_piece with piece {}, for {} first", piece, phase_name(phase));
 }
 
 const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published,
@@ -307,21 +309,21 @@ const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, 
 
 // Drops the gathered weights of a group that is not held, so that they are gathered again.
 void Gatherer::drop(Group &group) {
-  const bool held = std::ranges::any_of(group.slots, [](const GatherSlot &slot) { return slot.hold_count() > 0; });
+  const bool held = std::ranges::any_of(group.slots, [](const GatheredPiece &slot) { return slot.hold_count() > 0; });
   if (held)
     fail(FSDP_INVALID_STATE,
          "fsdp_restore_view: group '{}' has copied weights, which are gathered again when no hold is left, and it is "
-         "still held ({}); return the holds with fsdp_reshard first",
+         "still held ({}); return the holds first",
          group.name(), describe_holds(group.slots));
-  for (GatherSlot &slot : group.slots)
+  for (GatheredPiece &slot : group.slots)
     if (slot.gathered) release(group, slot);
 }
 
 std::string Gatherer::list_holds() const {
   std::string text;
   for (const Group &group : runtime_.groups) {
-    const auto whole = [](const GatherSlot &slot) { return slot.holds != SlotState::Counts{}; };
-    const auto piece = [](const GatherSlot &slot) { return slot.piece_holds != SlotState::Counts{}; };
+    const auto whole = [](const GatheredPiece &slot) { return slot.holds != SlotState::Counts{}; };
+    const auto piece = [](const GatheredPiece &slot) { return slot.piece_holds != SlotState::Counts{}; };
     const bool by_whole = std::ranges::any_of(group.slots, whole), by_piece = std::ranges::any_of(group.slots, piece);
     if (by_whole || by_piece)
       text += format_text("{}group '{}' is still held ({}): call {}{}{}", text.empty() ? "" : "; ", group.name(),
@@ -333,7 +335,7 @@ std::string Gatherer::list_holds() const {
 
 void Gatherer::drop_all(bool force) {
   for (Group &group : runtime_.groups)
-    for (GatherSlot &slot : group.slots) {
+    for (GatheredPiece &slot : group.slots) {
       if (force) slot.holds = slot.piece_holds = {};
       if (slot.gathered && slot.hold_count() == 0) release(group, slot);
     }

@@ -66,11 +66,11 @@ class Gatherer {
   bool is_short_copy(const GatherRequest &asked, const device::Stream &waiting) const;
   void copy_here(const GatherRequest &asked);
   void enqueue_copies(const GatherRequest &asked);
-  bool keeps(const Group &group, const GatherSlot &slot, fsdp_phase phase) const;
-  void release(Group &group, GatherSlot &slot);
+  bool keeps(const Group &group, const GatheredPiece &slot, fsdp_phase phase) const;
+  void release(Group &group, GatheredPiece &slot);
   void drop(Group &group);
   void set_readable(const Group &group, uint32_t piece, bool readable);
-  void poison(const GatherSlot &slot);
+  void poison(const GatheredPiece &slot);
 
   Runtime &runtime_;
   VisitCursor cursor_;

@@ -31,17 +31,17 @@ std::string name_of(const Group &group, uint32_t piece) {
 }  // namespace
 
 // Holds of the whole group are counted in each of its pieces, so those of the first piece say how many there are.
-std::string describe_holds(std::span<const GatherSlot> slots) {
+std::string describe_holds(std::span<const GatheredPiece> slots) {
   std::string text;
   const auto add = [&](std::string_view piece, fsdp_phase phase, uint32_t count) {
     if (count) text += format_text("{}{}{} x {}", text.empty() ? "" : ", ", piece, phase_name(phase), count);
   };
   for (fsdp_phase phase = FSDP_FORWARD; phase <= FSDP_EVAL; ++phase) {
     uint32_t whole = 0;
-    for (const GatherSlot &slot : slots)
+    for (const GatheredPiece &slot : slots)
       if (slot.piece == slots.front().piece) whole += slot.holds[static_cast<size_t>(phase)];
     add("", phase, whole);
-    for (const GatherSlot &slot : slots)
+    for (const GatheredPiece &slot : slots)
       add(format_text("piece {} ", slot.piece), phase, slot.piece_holds[static_cast<size_t>(phase)]);
   }
   return text.empty() ? "none" : text;
@@ -49,7 +49,7 @@ std::string describe_holds(std::span<const GatherSlot> slots) {
 
 uint64_t GatherRequest::missing_bytes() const {
   uint64_t bytes = 0;
-  for (const GatherSlot &slot : slots)
+  for (const GatheredPiece &slot : slots)
     if (!slot.gathered) bytes += slot.pulled_bytes;
   return bytes;
 }
@@ -60,12 +60,12 @@ std::string GatherBuffers::Owner::name() const {
   return name_of(*group, slots.size() == 1 ? slots.front().piece : VisitCursor::whole_group);
 }
 
-// If several slots have one key, they are all pieces in a slot of the group.
+// If several pieces have one key, they are all pieces of the group, in one of its slots.
 GatherBuffers::GatherBuffers(Runtime &runtime)
     : runtime_(runtime), held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0) {
   for (Group &group : runtime.groups)
     for (uint32_t s = 0; s < group.plan->slots; ++s)
-      for (GatherSlot &slot : group.pieces_in(s)) {
+      for (GatheredPiece &slot : group.pieces_in(s)) {
         if (owners_.size() <= slot.key) owners_.resize(slot.key + 1);
         Owner &owner = owners_[slot.key];
         owner = {&group, owner.group ? group.pieces_in(s) : std::span(&slot, 1)};
@@ -73,28 +73,28 @@ GatherBuffers::GatherBuffers(Runtime &runtime)
 }
 
 bool GatherBuffers::has_room(const GatherRequest &asked) const {
-  if (std::ranges::any_of(asked.slots, [&](const GatherSlot &slot) { return !slot.gathered && blocked(slot); }))
+  if (std::ranges::any_of(asked.slots, [&](const GatheredPiece &slot) { return !slot.gathered && blocked(slot); }))
     return false;
   return !any_order() || held_.has(asked.slots.front().key) || choose_buffer(true);
 }
 
 void GatherBuffers::take(const GatherRequest &asked, bool ahead, const Drop &drop) {
   if (any_order()) return take_buffer(asked, ahead, drop);
-  for (const GatherSlot &slot : asked.slots)
+  for (const GatheredPiece &slot : asked.slots)
     if (!slot.gathered) require_buffer(asked, slot);
-  for (const GatherSlot &slot : asked.slots)
+  for (const GatheredPiece &slot : asked.slots)
     if (!slot.gathered)
       for (const uint32_t key : slot.overlaps) drop(owners_[key]);
 }
 
-bool GatherBuffers::blocked(const GatherSlot &slot) const {
+bool GatherBuffers::blocked(const GatheredPiece &slot) const {
   return std::ranges::any_of(slot.overlaps, [&](uint32_t key) { return owners_[key].gathered(); });
 }
 
 // Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
 std::string GatherBuffers::advise_residence(const Owner &held) const {
   if (held.group->spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
-      std::ranges::none_of(held.slots, [](const GatherSlot &slot) { return slot.hold_count(FSDP_FORWARD) > 0; }))
+      std::ranges::none_of(held.slots, [](const GatheredPiece &slot) { return slot.hold_count(FSDP_FORWARD) > 0; }))
     return {};
   return format_text(
       ", or create group '{}' with FSDP_GROUP_RESIDENT, which leaves it its buffer until its backward visit ends",
@@ -111,15 +111,15 @@ std::string GatherBuffers::advise_planes(const GatherRequest &asked) const {
 
 // Throws if a held group or piece has bytes of the slot's buffer, or if the request gathers two pieces into the same
 // bytes.
-void GatherBuffers::require_buffer(const GatherRequest &asked, const GatherSlot &slot) const {
+void GatherBuffers::require_buffer(const GatherRequest &asked, const GatheredPiece &slot) const {
   for (const uint32_t key : slot.overlaps) {
     const Owner &other = owners_[key];
     const bool asked_too =
         other.slots.data() >= asked.slots.data() && other.slots.data() < asked.slots.data() + asked.slots.size();
     if (asked_too)
       fail(FSDP_INVALID_STATE,
-           "{}: {} ({}) is gathered whole, and the pieces {} and {} share a buffer, because fsdp_set_schedule only has "
-           "visits of pieces in which they are not held at once; add a visit of the whole group",
+           "{}: {} ({}) cannot be gathered whole: its pieces {} and {} share a buffer, because no visit given to "
+           "fsdp_set_schedule needs both; add a visit of the whole group there, or hold the pieces one by one",
            asked.unshard_call(), asked.name(), phase_name(asked.phase), slot.piece, other.slots.front().piece);
     if (!other.held()) continue;
     fail(FSDP_INVALID_STATE,
@@ -135,7 +135,7 @@ void GatherBuffers::require_buffer(const GatherRequest &asked, const GatherSlot 
 std::optional<uint32_t> GatherBuffers::choose_buffer(bool ahead) const {
   return held_.choose([&](uint32_t key) {
     const Owner &other = owners_[key];
-    return !other.held() && !(ahead && std::ranges::any_of(other.slots, &GatherSlot::prefetched));
+    return !other.held() && !(ahead && std::ranges::any_of(other.slots, &GatheredPiece::prefetched));
   });
 }
 
@@ -150,7 +150,7 @@ void GatherBuffers::take_buffer(const GatherRequest &asked, bool ahead, const Dr
   held_.take(*chosen, key);
   if (!runtime_.plan.visits.shared) return;
   const uint64_t shift = runtime_.plan.gather_pool.offsets[*chosen];
-  for (GatherSlot &slot : owners_[key].slots) {
+  for (GatheredPiece &slot : owners_[key].slots) {
     for (transport::Gather &gather : slot.gathers) gather.to = gather.to - slot.shift + shift;
     slot.shift = shift;
   }
@@ -162,8 +162,8 @@ void GatherBuffers::refuse_buffer(const GatherRequest &asked) const {
     holders += format_text("{}'{}' ({})", holders.empty() ? "" : ", ", owners_[*buffer.key].group->name(),
                            describe_holds(owners_[*buffer.key].slots));
   fail(FSDP_INVALID_STATE,
-       "{}: {} ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with fsdp_reshard first, or "
-       "raise held_groups in fsdp_schedule_options",
+       "{}: {} ({}) finds all {} buffers of FSDP_SCHEDULE_ANY held, by {}; return a hold with fsdp_reshard (or "
+       "fsdp_reshard_piece) first, or raise held_groups in fsdp_schedule_options",
        asked.unshard_call(), asked.name(), phase_name(asked.phase), held_.count(), holders);
 }
 

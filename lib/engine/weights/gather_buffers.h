@@ -16,7 +16,7 @@
 
 namespace fsdp::engine {
 
-// Which gathered weights have which buffer with FSDP_SCHEDULE_ANY: pure bookkeeping. Weights whose last hold was
+// Which gathered weights have which buffer with FSDP_SCHEDULE_ANY; it moves no bytes. Weights whose last hold was
 // returned keep their buffer until other weights need it. The buffer that has been idle longest is taken first.
 
 class HeldBuffers {
@@ -63,12 +63,12 @@ class HeldBuffers {
 
 const char *phase_name(fsdp_phase phase);
 // Lists the holds of the slots by phase, for errors.
-std::string describe_holds(std::span<const GatherSlot> slots);
+std::string describe_holds(std::span<const GatheredPiece> slots);
 
 // What a call asks for: a slot's pieces, all or one.
 struct GatherRequest {
   Group &group;
-  std::span<GatherSlot> slots;
+  std::span<GatheredPiece> slots;
   uint32_t piece;  // VisitCursor::whole_group, or the number of the piece
   fsdp_phase phase;
 
@@ -77,7 +77,7 @@ struct GatherRequest {
     if (!whole()) slots = slots.subspan(piece, 1);
   }
   bool whole() const { return piece == VisitCursor::whole_group; }
-  bool gathered() const { return std::ranges::all_of(slots, &GatherSlot::gathered); }
+  bool gathered() const { return std::ranges::all_of(slots, &GatheredPiece::gathered); }
   // The bytes of the pieces that are not gathered.
   uint64_t missing_bytes() const;
   const char *unshard_call() const { return whole() ? "fsdp_unshard" : "fsdp_unshard_piece"; }
@@ -86,14 +86,14 @@ struct GatherRequest {
 
 class GatherBuffers {
  public:
-  // The slots that have the pool request of one key.
+  // The pieces that share one key, and so one buffer.
   struct Owner {
     Group *group = nullptr;
-    std::span<GatherSlot> slots;
+    std::span<GatheredPiece> slots;
 
-    bool gathered() const { return std::ranges::any_of(slots, &GatherSlot::gathered); }
+    bool gathered() const { return std::ranges::any_of(slots, &GatheredPiece::gathered); }
     bool held() const {
-      return std::ranges::any_of(slots, [](const GatherSlot &slot) { return slot.hold_count() > 0; });
+      return std::ranges::any_of(slots, [](const GatheredPiece &slot) { return slot.hold_count() > 0; });
     }
     std::string name() const;
   };
@@ -101,26 +101,26 @@ class GatherBuffers {
 
   explicit GatherBuffers(Runtime &runtime);
 
-  // Can the request be gathered ahead without a buffer of other weights that are gathered?
+  // Can the request be gathered ahead without dropping other weights?
   bool has_room(const GatherRequest &asked) const;
   // Gives the pieces that are not gathered their buffers. Throws if a group or piece with holds has one of them; drops
   // weights without holds.
   void take(const GatherRequest &asked, bool ahead, const Drop &drop);
   // The last hold of the slot was returned.
-  void set_idle(const GatherSlot &slot) {
+  void set_idle(const GatheredPiece &slot) {
     if (!owners_[slot.key].held()) held_.set_idle(slot.key);
   }
   // The slot's weights are no longer gathered.
-  void give_back(const GatherSlot &slot) {
+  void give_back(const GatheredPiece &slot) {
     if (!owners_[slot.key].gathered()) held_.give_back(slot.key);
   }
 
  private:
   bool any_order() const { return runtime_.spec.schedule == FSDP_SCHEDULE_ANY; }
-  bool blocked(const GatherSlot &slot) const;
+  bool blocked(const GatheredPiece &slot) const;
   std::string advise_residence(const Owner &held) const;
   std::string advise_planes(const GatherRequest &asked) const;
-  void require_buffer(const GatherRequest &asked, const GatherSlot &slot) const;
+  void require_buffer(const GatherRequest &asked, const GatheredPiece &slot) const;
   std::optional<uint32_t> choose_buffer(bool ahead) const;
   void take_buffer(const GatherRequest &asked, bool ahead, const Drop &drop);
   [[noreturn]] void refuse_buffer(const GatherRequest &asked) const;

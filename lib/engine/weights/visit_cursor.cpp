@@ -21,8 +21,8 @@ uint32_t VisitCursor::advance(uint32_t group, uint32_t piece, fsdp_phase phase, 
   return position;
 }
 
-// If the group is visited more than once, this is the next visit from position `from` on. Pieces that are unsharded one
-// by one during a visit of the whole group are in that visit, until one of them comes again.
+// Returns the first visit from position `from` on; if there is none, the first visit of the pass. Pieces that are
+// unsharded one by one during a visit of the whole group are in that visit, until one of them comes again.
 uint32_t VisitCursor::find(uint32_t group, uint32_t piece, fsdp_phase phase, uint32_t last, uint32_t from) const {
   const std::vector<fsdp_visit> &list = visits(phase);
   const auto is_of = [&](uint32_t position) {
@@ -42,7 +42,7 @@ uint32_t VisitCursor::find(uint32_t group, uint32_t piece, fsdp_phase phase, uin
   }
   if (next == no_position) next = first;
   if (next == no_position) return positions_of(group, phase).front();
-  // A whole group that is unsharded where the schedule visits its pieces is past all of them.
+  // If a whole group is unsharded where the schedule visits its pieces, this is the last of these visits.
   while (piece == whole_group && list[next].piece && next + 1 < list.size() && list[next + 1].piece && is_of(next + 1))
     ++next;
   return next;

@@ -32,8 +32,9 @@ class VisitCursor {
     return phase == FSDP_EVAL ? order_.eval_prefetch[position] : order_.train_prefetch[position];
   }
   bool has_visits(uint32_t group, fsdp_phase phase) const { return !positions_of(group, phase).empty(); }
-  // Goes to the visit that the unshard of the group's piece begins, or of the whole group, and returns its position; or
-  // no_position if the schedule has no visit of the group in this phase. `last` is where this was unsharded before.
+  // Moves to the visit that begins when the piece (or whole_group) is unsharded, and returns its position. Returns
+  // no_position if the schedule has no visit of the group in this phase. `last` is the position at which this piece was
+  // unsharded last time.
   uint32_t advance(uint32_t group, uint32_t piece, fsdp_phase phase, uint32_t last);
 
  private:

@@ -181,7 +181,8 @@ pub struct fsdp_model_options {
     pub optimizer: fsdp_optimizer,
     /// number of transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
     pub max_pending_groups: u32,
-    /// number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    /// number of visits (of groups, or of pieces) ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH
+    /// none
     pub prefetch_depth: u32,
     /// kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only kind on a CUDA device
     pub view_kind: fsdp_view_kind,
@@ -235,8 +236,8 @@ pub struct fsdp_visit {
     /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead as
     /// well; without such visits a recompute belongs to a BACKWARD visit
     pub phase: fsdp_phase,
-    /// 0: the whole group; FSDP_PIECE(p): its piece p. If any visit names a piece of the group, each of its pieces
-    /// has a buffer of its own, planned for the visits of the piece and of the group
+    /// 0: the whole group; FSDP_PIECE(p), not p itself: its piece p. If any visit names a piece of the group, each of
+    /// its pieces has a buffer of its own, planned for the visits of the piece and of the group
     pub piece: u32,
 }
 
@@ -417,9 +418,9 @@ pub struct fsdp_param {
     /// The view of the weights stays one tensor \[E, R, C\]. granule_rows, fsdp_get_chunk, fsdp_load_chunk and
     /// fsdp_shard count these rows; fsdp_rename counts rows of the first dimension
     pub row_dimensions: u32,
-    /// number of the piece of the group that the parameter is in. The first parameter's is 0, and each next one's is
-    /// the same or one more. fsdp_unshard_piece gathers a piece by itself. A piece has its own layout, which is even
-    /// over all ranks
+    /// number of the piece of the group that the parameter is in. The first parameter of a group has piece 0; each
+    /// later one has the piece of the parameter before it, or the next. fsdp_unshard_piece gathers a piece by itself.
+    /// Each rank keeps an equal share of each piece, so each piece has padding of its own
     pub piece: u32,
 }
 

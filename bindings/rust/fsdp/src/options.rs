@@ -272,7 +272,8 @@ impl ModelOptions {
         self
     }
 
-    /// number of groups ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH none
+    /// number of visits (of groups, or of pieces) ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH
+    /// none
     pub fn prefetch_depth(mut self, prefetch_depth: u32) -> Self {
         self.raw.prefetch_depth = prefetch_depth;
         self

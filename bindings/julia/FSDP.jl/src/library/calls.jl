@@ -467,12 +467,13 @@ parts), PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Get a read-only view of a parameter's full compute weights. The view may be read while the group is unsharded or, if
-the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS schedules the
-address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by phase
-(fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL share
-another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY the
-address is valid while the group is held, and may differ at the next hold. Every phase is legal here.
+Get a read-only view of a parameter's full compute weights. The view may be read while the parameter's piece is held
+or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
+schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
+phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
+share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY
+the address is valid while the group is held, and may differ at the next hold. Every phase is legal here, except
+BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
 INVALID_STATE (not sealed; not unsharded). Since 0.2.
 ```
@@ -654,8 +655,9 @@ RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are
 (fsdp_plane_policy). flags must be 0.
 Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
 this version). Window: outside.
-Errors: INVALID_STATE (window open; no buffer free, naming both groups; RECOMPUTE and BACKWARD at once, with planes
-by phase), PEER_FAILED, TIMEOUT. Since 0.2.
+Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; two pieces of the group share a
+buffer, because no visit is of the whole group; BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and
+BACKWARD at once, with planes by phase), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_unshard(group, phase, flags, stream) =
@@ -675,14 +677,14 @@ Collective: no; on a CUDA device the shard axis. Blocks: no. Errors: INVALID_STA
 raw"""
 ```text
 Make the weights of one piece of a group readable, as fsdp_unshard does for all of its pieces, and take a hold of the
-piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase, and a hold of
-fsdp_unshard counts as one of each piece. What is gathered already costs nothing: a piece of a group that is
-unsharded, and in fsdp_unshard the pieces that are held. If visits name the group's pieces (fsdp_visit.piece), each
-piece has a buffer that is planned for its own visits, and the next visits are gathered ahead. If not, the group has
-one buffer, which is taken by the first hold and given up after the last. Gradients belong to the whole group.
-fsdp_get_param needs a hold of the parameter's piece. flags must be 0.
-Collective: no; on a CUDA device the shard axis, and the ranks' calls are compared with the pieces' numbers. Blocks:
-as fsdp_unshard. Window: outside.
+piece. The piece alone is gathered, in a launch of its own. Holds are counted for each piece and phase. fsdp_unshard
+holds every piece; only fsdp_reshard returns that hold. A piece that is gathered already is not gathered again,
+neither by this call nor by fsdp_unshard. If visits name the group's pieces (fsdp_visit.piece), each piece has a
+buffer that is planned for its own visits, and the weights of the next visits are gathered ahead. If not, the group
+has one buffer, which the first hold takes and the return of the last hold gives up. Gradients belong to the whole
+group. fsdp_get_param needs a hold of the parameter's piece. flags must be 0.
+Collective: no; on a CUDA device the shard axis, where the comparison of the ranks' calls includes the number of the
+piece. Blocks: as fsdp_unshard. Window: outside.
 Errors: as fsdp_unshard; INVALID_ARGUMENT (the group has no such piece). Since 0.2.
 ```
 """
@@ -903,7 +905,8 @@ parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks:
 raw"""
 ```text
 Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
-The fp64 sums have the order of fsdp_get_param_grad_norms; padding and copies are not counted. Main weights of
+The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and an element that several ranks
+keep is counted once. Main weights of
 FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no
 main weights, so its compute weights are measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure,
 and its norm is NaN. norm_count must be the number of parameters of the model. Inside the window, the weights are
@@ -920,7 +923,7 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 raw"""
 ```text
 Count the elements of the main grads that are exactly +0 or -0, over the whole model: each element once, whichever
-ranks keep it, and no padding. The gradients are those of the window, so after fsdp_finish_grads has scaled them.
+ranks keep it, and no padding. It reads the gradients as fsdp_finish_grads and later scaling have left them.
 *zero_count is the same on every rank. Parameters that the step leaves unchanged are not counted: those that are
 FROZEN or not trained now, and, with FSDP_MISSING_GRAD_SKIP, those to which no rank has given a gradient. With
 FSDP_MISSING_GRAD_ZEROS all elements of a missing gradient count.
