@@ -30,6 +30,20 @@ TEST(BackwardWeights, NoneGathersNothingInBackward) {
   }
 }
 
+// The last group's next visit is BACKWARD. It keeps weights for that visit only if BACKWARD reads them.
+TEST(BackwardWeights, NoneKeepsNothingForTheBackwardVisitThatFollows) {
+  for (const bool none : {false, true}) {
+    Scenario scenario = four_scenario(FSDP_UNSHARD_COPIED, 2);
+    scenario.model.flags = 0;
+    if (none) scenario.groups[1].options.backward_weights = FSDP_BACKWARD_WEIGHTS_NONE;
+    each_rank(scenario, [&](Rank &rank) {
+      FSDP(fsdp_unshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
+      FSDP(fsdp_reshard(rank.groups[1], FSDP_FORWARD, 0, nullptr));
+      REQUIRE(rank.stats().gathered_groups == (none ? 0 : 1));
+    });
+  }
+}
+
 TEST(BackwardWeights, NoneRefusesBackwardHoldsForEveryStrategy) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 2u}) {
