@@ -961,8 +961,9 @@ typedef struct fsdp_param {
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
   uint64_t granule_rows;   /* number of rows in a block; counts only with FSDP_GRANULE_BLOCK. A number above the
-                              parameter's rows means all of its rows. With FP8_BLOCK it must be a multiple of 128, also
-                              if it is above the parameter's rows */
+                              parameter's rows means all of its rows. If the parameter is quantized in blocks, it must
+                              be a multiple of the rows of a block (MXFP8: 32 rows of a matrix, FP8_BLOCK: 128; one if
+                              a row spans whole matrices), also if it is above the parameter's rows */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
   /* The parameter may be a box of a larger tensor, of which other models have the rest (tensor parallelism, a stack of
@@ -1010,7 +1011,9 @@ enum {
   FSDP_BACKWARD_WEIGHTS_GATHERED = 1, /* yes */
   FSDP_BACKWARD_WEIGHTS_NONE = 2      /* no, for example an embedding or a bias. BACKWARD visits of the group gather
                                          nothing, and no prefetch or buffer is planned for them. A BACKWARD hold fails
-                                         with INVALID_STATE. Gradients are as with other groups. Not with
+                                         with INVALID_STATE. For a RECOMPUTE hold there is room only at a RECOMPUTE
+                                         visit; elsewhere it fails if the group's buffer (with INTERLEAVED that of
+                                         FORWARD) is in use. Gradients are as with other groups. Not with
                                          FSDP_GROUP_RESIDENT */
 };
 
@@ -1107,9 +1110,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
  * or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
  * schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
  * phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
- * share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY
- * the address is valid while the group is held, and may differ at the next hold. Every phase is legal here, except
- * BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
+ * share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase or BACKWARD
+ * reads no weights. With ANY the address is valid while the group is held, and may differ at the next hold. Every phase
+ * is legal here, except BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */

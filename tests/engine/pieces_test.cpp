@@ -337,6 +337,18 @@ TEST(Pieces, ThatShareABufferAreRefusedToAWholeUnshard) {
   });
 }
 
+// Three pieces, of which neighbours are alive together, and the first and the last share a buffer.
+TEST(Pieces, ThatShareABufferAreNotGatheredAheadWhole) {
+  Scenario scenario = four_scenario(FSDP_UNSHARD_COPIED, 2);
+  scenario.model.flags = 0;
+  scenario.schedule = FSDP_SCHEDULE_VISITS;
+  scenario.visits = visits_of_pieces(scenario.groups);
+  each_rank(scenario, [](Rank &rank) {
+    FSDP(fsdp_prefetch(rank.groups[0], FSDP_FORWARD, 0, nullptr));
+    REQUIRE(rank.stats().prefetches == 0 && rank.stats().gathered_groups == 0);
+  });
+}
+
 // What a visit prefetches: the next piece, and after a group's last piece the next group's first.
 TEST(Pieces, AreGatheredAheadInTheOrderOfTheirVisits) {
   Scenario scenario = four_scenario(FSDP_UNSHARD_COPIED, 2);

@@ -126,5 +126,45 @@ TEST(RunWalk, TakesWhatIsContiguousAtOnce) {
   EXPECT_EQ(RunWalk(columns, tensor, columns)[63].to, 63u * 8 * 16);
 }
 
+// Boxes that a random division makes, in any order, are disjoint; with one box more two of them overlap.
+TEST(Boxes, ThatOverlapAreFoundInAnyDivision) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    std::mt19937 random(seed);
+    const std::vector<uint64_t> shape{1 + random() % 5, 1 + random() % 6, 1 + random() % 7};
+    const uint64_t all = shape[0] * shape[1] * shape[2];
+    std::vector<Box> boxes;
+    for (uint64_t first = 0; first < all;) {
+      const uint64_t count = std::min<uint64_t>(1 + random() % 40, all - first);
+      for (const Box &box : split_range(shape, first, count)) boxes.push_back(box);
+      first += count;
+    }
+    boxes.push_back({{0, 0, 0}, {1, 0, 1}});  // empty
+    std::shuffle(boxes.begin(), boxes.end(), random);
+    const auto overlap = [](const std::vector<Box> &given) {
+      std::vector<const Box *> pointers;
+      for (const Box &box : given) pointers.push_back(&box);
+      size_t most = 100'000;
+      return find_overlap(pointers, most);
+    };
+    ASSERT_FALSE(overlap(boxes)) << seed;
+    const uint64_t first = random() % all;
+    boxes.push_back(split_range(shape, first, 1 + random() % (all - first)).front());
+    const auto found = overlap(boxes);
+    ASSERT_TRUE(found && found->first) << seed;
+    EXPECT_GT(common_count(*found->first, *found->second), 0u);
+  }
+}
+
+// Boxes that cross each other in many places are not compared for ever.
+TEST(Boxes, ThatCannotBeComparedAreGivenUp) {
+  std::vector<Box> boxes;
+  for (uint64_t i = 0; i < 1000; ++i) boxes.push_back({{i, i}, {1000, 1}});
+  std::vector<const Box *> pointers;
+  for (const Box &box : boxes) pointers.push_back(&box);
+  size_t most = 1000;
+  const auto found = find_overlap(pointers, most);
+  EXPECT_TRUE(found && !found->first);
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that save and load together, as threads that share a folder: on any mesh and from any other, with a fault in
 // each call of each rank, and with damage in each file.
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <ctime>
 #include <utility>
 
 #include "checkpoint/job/open.h"
+#include "checkpoint/job/save_keeper.h"
 #include "checkpoint_ranks.h"
 
 namespace fsdp::checkpoint {
@@ -21,6 +23,19 @@ TEST_F(CheckpointJob, IsLoadedOnEveryMesh) {
       expect_well(load_on(all[to % all.size()], step));
   }
   EXPECT_EQ(names().size(), all.size());
+}
+
+// If a rank dies when it has written its files, the first rank reads from them what the rank would have reported.
+TEST_F(CheckpointJob, HasFilesThatTellWhatTheirRankReports) {
+  save_on(mesh(3, 1, layout::OuterAxis::none), 1);
+  const Manifest manifest = Folder(path).list().at(0).manifest;
+  ASSERT_FALSE(manifest.files.empty());
+  const Fd folder(::open((path + "/" + step_name(1)).c_str(), O_RDONLY | O_DIRECTORY));
+  for (const ManifestFile &file : manifest.files) {
+    const ReportedFile found = read_reported(folder.get(), file.name, file.name);
+    EXPECT_EQ(found.bytes, file.bytes) << file.name;
+    EXPECT_EQ(found.header_sum_text(), file.header_sum) << file.name;
+  }
 }
 
 // All tensors are divided between ranks. Tensors that all ranks have would lie among the parts of the ranks that wrote

@@ -288,5 +288,19 @@ TEST(StackShards, TakeLittleOfAManifest) {
   EXPECT_LT(write_manifest(files.manifest).size(), 100'000u);
 }
 
+// A stack of one whole row a rank: ranks cut inside rows of matrices, and a manifest has two parts for each boundary.
+TEST(StackShards, OfManyRanksHaveAManifestThatIsRead) {
+  memory::ModelSpec spec;
+  spec.mesh = layout::one_axis(16384);
+  spec.groups.resize(1);
+  spec.groups[0].params = {param("experts", {8, 2048, 7170})};
+  spec.groups[0].params[0].row_dimensions = 3;
+  const memory::ModelPlan plan = plan_model(spec);
+  const ModelShards shards(spec, plan, false);
+  Files files(shards);
+  const Manifest read = parse_manifest(write_manifest(files.manifest), "manifest");
+  EXPECT_EQ(read.tensors, files.manifest.tensors);
+}
+
 }  // namespace
 }  // namespace fsdp::checkpoint

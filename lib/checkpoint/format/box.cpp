@@ -146,19 +146,64 @@ std::vector<ByteRange> blocks_of(const WantedRuns &runs, uint64_t block, uint64_
 
 namespace {
 
-// Boxes are sorted by their first row, so that boxes that may overlap are near each other.
-void check_boxes(const std::string &name, SpreadTensor &theirs) {
-  const auto first = [](const auto &one) { return one.second->offset.empty() ? 0 : one.second->offset[0]; };
-  std::ranges::stable_sort(theirs.boxes, {}, first);
-  uint64_t count = 0;
-  for (size_t i = 0; i < theirs.boxes.size(); ++i) {
-    const Box &box = *theirs.boxes[i].second;
-    count += box.count();
-    const uint64_t end = box.offset.empty() ? 1 : box.offset[0] + box.shape[0];
-    for (size_t j = i + 1; j < theirs.boxes.size() && first(theirs.boxes[j]) < end; ++j)
-      if (intersect(box, *theirs.boxes[j].second))
-        fail(FSDP_INVALID_ARGUMENT, "tensor {} comes twice, in two files or more", quote_json(name));
+bool is_same_range(const Box &a, const Box &b, size_t axis) {
+  return a.offset[axis] == b.offset[axis] && a.shape[axis] == b.shape[axis];
+}
+
+// The boxes are sorted by the axis.
+std::optional<BoxPair> compare_all(std::span<const Box *> boxes, size_t axis, size_t &most) {
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    const uint64_t end = boxes[i]->offset[axis] + boxes[i]->shape[axis];
+    for (size_t j = i + 1; j < boxes.size() && boxes[j]->offset[axis] < end; ++j) {
+      if (most-- == 0) return BoxPair{nullptr, nullptr};
+      if (common_count(*boxes[i], *boxes[j])) return BoxPair{boxes[i], boxes[j]};
+    }
   }
+  return std::nullopt;
+}
+
+// All of the boxes share indices of the axes before. They are sorted, and divided into runs whose ranges of this axis
+// are connected. A run of equal ranges is divided by the next axis; in another run each box is compared with those that
+// begin inside it.
+std::optional<BoxPair> find_overlap(std::span<const Box *> boxes, size_t axis, size_t &most) {
+  if (boxes.size() < 2) return std::nullopt;
+  if (axis == boxes[0]->offset.size()) return BoxPair{boxes[0], boxes[1]};
+  std::ranges::stable_sort(boxes, {}, [axis](const Box *box) { return box->offset[axis]; });
+  for (size_t begin = 0, end = 0; begin < boxes.size(); begin = end) {
+    uint64_t reach = 0;
+    bool equal = true;
+    for (end = begin; end < boxes.size() && (end == begin || boxes[end]->offset[axis] < reach); ++end) {
+      reach = std::max(reach, boxes[end]->offset[axis] + boxes[end]->shape[axis]);
+      equal = equal && is_same_range(*boxes[begin], *boxes[end], axis);
+    }
+    if (const auto found = equal ? find_overlap(boxes.subspan(begin, end - begin), axis + 1, most)
+                                 : compare_all(boxes.subspan(begin, end - begin), axis, most))
+      return found;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<BoxPair> find_overlap(std::span<const Box *> boxes, size_t &most) {
+  const auto end = std::partition(boxes.begin(), boxes.end(), [](const Box *box) { return box->count() > 0; });
+  return find_overlap(boxes.first(static_cast<size_t>(end - boxes.begin())), 0, most);
+}
+
+namespace {
+
+void check_boxes(const std::string &name, SpreadTensor &theirs) {
+  constexpr size_t most_compared = size_t{1} << 26;  // pairs of boxes
+  std::vector<const Box *> boxes;
+  uint64_t count = 0;
+  for (const auto &[file, box] : theirs.boxes) {
+    boxes.push_back(box);
+    count += box->count();
+  }
+  size_t most = most_compared;
+  if (const auto found = find_overlap(boxes, most))
+    fail(FSDP_INVALID_ARGUMENT, "tensor {} {}", quote_json(name),
+         found->first ? "comes twice, in two files or more" : "is divided into too many boxes to compare them all");
   if (theirs.may_lack) return;
   uint64_t all = 1;
   for (const uint64_t size : theirs.shape) all = checked_multiply(all, size, name.c_str());

@@ -31,6 +31,11 @@ Box whole(std::span<const uint64_t> shape);
 std::optional<Box> intersect(const Box &a, const Box &b);
 // The number of elements of that part, without making it.
 uint64_t common_count(const Box &a, const Box &b);
+// Finds two boxes that overlap; nothing if they are disjoint. Boxes of a tensor that is divided along one axis after
+// the other are found in the time of a sort. Gives up after `most` comparisons of two boxes, and then returns {NULL,
+// NULL}.
+using BoxPair = std::pair<const Box *, const Box *>;
+std::optional<BoxPair> find_overlap(std::span<const Box *> boxes, size_t &most);
 // Divides the elements [first, first + count) of a tensor into as few boxes as possible, in order. The sizes of the
 // tensor must not overflow.
 std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, uint64_t count);

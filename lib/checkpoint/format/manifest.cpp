@@ -17,7 +17,7 @@ constexpr std::string_view sum_name = ",\n\"sum\":\"";  // the sum of all text b
 constexpr const char *format_name = "libfsdp checkpoint";
 constexpr size_t cut_numbers = 3;
 constexpr size_t max_parts = size_t{1} << 16;
-constexpr size_t max_compared = size_t{1} << 23;  // pairs of parts that may have common indices of the first dimension
+constexpr size_t max_compared = size_t{1} << 23;  // pairs of parts
 
 // ---- text ----
 
@@ -142,21 +142,13 @@ std::vector<uint64_t> parse_shape(const JsonValue &value) {
   return shape;
 }
 
-// Parts are compared in the order of their first index, so that each is compared only with those that begin inside it.
 void check_overlap(const ManifestTensor &tensor, const JsonValue &value) {
-  if (tensor.shape.empty()) return value.require(tensor.parts.size() <= 1, "parts that do not overlap");
   std::vector<const Box *> boxes;
   for (const ManifestPart &part : tensor.parts) boxes.push_back(&part.box);
-  std::ranges::stable_sort(boxes, {}, [](const Box *box) { return box->offset[0]; });
-  size_t compared = 0;
-  for (size_t i = 0; i < boxes.size(); ++i) {
-    const uint64_t end = boxes[i]->offset[0] + boxes[i]->shape[0];
-    for (size_t j = i + 1; j < boxes.size() && boxes[j]->offset[0] < end; ++j) {
-      value.require(++compared <= max_compared,
-                    format_text("at most {} pairs of parts that share indices of the first dimension", max_compared));
-      value.require(!common_count(*boxes[i], *boxes[j]), "parts that do not overlap");
-    }
-  }
+  size_t most = max_compared;
+  const auto found = find_overlap(boxes, most);
+  value.require(!found || found->first, format_text("parts of which at most {} pairs must be compared", max_compared));
+  value.require(!found, "parts that do not overlap");
 }
 
 // Disjoint parts fill the tensor if together they are as large. If they do not, the manifest must say so.

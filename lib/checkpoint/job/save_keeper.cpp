@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/library_thread.h"
+#include "checkpoint/files/shard_reader.h"
 
 namespace fsdp::checkpoint {
 namespace {
@@ -319,9 +320,10 @@ void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
 
 // Takes sizes and sums of the files that have this number. Returns whether the rank has any.
 bool Save::Keeper::take_files(uint32_t place, uint32_t number,
-                              const std::map<std::string_view, ManifestFile *> &files) const {
+                              const std::map<std::string_view, ManifestFile *> &files) {
   bool any = false;
   const SaveReport report = place ? read(place) : report_;
+  if (!has_reported(report, number) && place) return take_unreported(place, number, files);
   for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer, ShardKind::bytes}) {
     const ReportedFile &reported = report.files[static_cast<size_t>(kind)];
     if (!reported.bytes) continue;
@@ -337,20 +339,61 @@ bool Save::Keeper::take_files(uint32_t place, uint32_t number,
   return any;
 }
 
-// Asks the ranks to report their files of this number, and waits for all reports.
+bool Save::Keeper::take_unreported(uint32_t place, uint32_t number,
+                                   const std::map<std::string_view, ManifestFile *> &files) {
+  std::vector<std::string> names;
+  for (const ShardKind kind : {ShardKind::weights, ShardKind::optimizer}) {
+    std::string name = saved_file_name(kind, team_.world_rank(place), place, number);
+    if (files.contains(name)) names.push_back(std::move(name));
+  }
+  const std::vector<ReportedFile> found = read_files(names);
+  for (size_t i = 0; i < names.size(); ++i) {
+    ManifestFile &file = *files.at(names[i]);
+    file.bytes = found[i].bytes;
+    file.header_sum = found[i].header_sum_text();
+  }
+  return !names.empty();
+}
+
+// Asks the ranks to report their files of this number, and waits for all reports. Once ranks have written, it does not
+// matter whether they still live: take_files() reads the files of a rank that has not reported them.
 void Save::Keeper::await_shown(uint32_t number) {
   report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
   report_.code = number;
   post(SaveState::collecting);
   uint32_t place = 1;
-  wait_until([&] {
-    for (; place < team_.size(); ++place) {
-      const SaveReport report = read(place);
-      if (has_failed(report.state)) fail(FSDP_ABORTED, "{}", failed_elsewhere);
-      if (report.state != SaveState::written || report.code != number) return false;
-    }
-    return true;
+  bool failed = false;
+  const auto left = attempt([&] {
+    wait_until([&] {
+      for (; place < team_.size() && !failed; ++place) {
+        const SaveReport report = read(place);
+        failed = has_failed(report.state);
+        if (!failed && !has_reported(report, number)) return false;
+      }
+      return true;
+    });
   });
+  if (failed) fail(FSDP_ABORTED, "{}", failed_elsewhere);
+  if (left && given_up_.failed()) throw Error(*left);
+}
+
+ReportedFile read_reported(int checkpoint, const std::string &name, const std::string &shown) {
+  const auto [folder, leaf] = find_file(checkpoint, name, shown);
+  const ShardReader reader(folder.get(), leaf, shown);
+  ReportedFile file;
+  file.bytes = reader.file_bytes();
+  file.set_header_sum(reader.header_sum());
+  return file;
+}
+
+// Reads sizes and sums of files that their rank has written and cannot report any more.
+std::vector<ReportedFile> Save::Keeper::read_files(const std::vector<std::string> &names) {
+  auto found = std::make_shared<std::vector<ReportedFile>>();
+  work_on_disk([names, found](SaveFolder &folder) {
+    for (const std::string &name : names)
+      found->push_back(read_reported(folder.made->fd(), name, folder.made->shown(name)));
+  });
+  return *found;
 }
 
 // Every file must have bytes; if not, a rank has not written what another rank described.

@@ -39,6 +39,9 @@ struct SaveTask {
   Manifest manifest;             // on the first rank; the sizes of files are still missing
 };
 
+// Reads what a rank reports of a file that it has written.
+ReportedFile read_reported(int checkpoint, const std::string &name, const std::string &shown);
+
 class Save::Keeper {
  public:
   Keeper(const SaveRanks &ranks, std::unique_ptr<SaveTask> task);
@@ -78,7 +81,9 @@ class Save::Keeper {
   void await_all_let_go();
   void collect_files();
   void await_shown(uint32_t number);
-  bool take_files(uint32_t place, uint32_t number, const std::map<std::string_view, ManifestFile *> &files) const;
+  bool take_files(uint32_t place, uint32_t number, const std::map<std::string_view, ManifestFile *> &files);
+  bool take_unreported(uint32_t place, uint32_t number, const std::map<std::string_view, ManifestFile *> &files);
+  std::vector<ReportedFile> read_files(const std::vector<std::string> &names);
   void work_on_disk(std::function<void(SaveFolder &)> work);
   void commit();
   void remove_older();

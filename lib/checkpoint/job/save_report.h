@@ -69,6 +69,11 @@ struct SaveWord {
 };
 static_assert(sizeof(SaveWord) <= membership::post_bytes);
 
+// Does the report have the rank's files of this number?
+constexpr bool has_reported(const SaveWord &report, uint32_t number) {
+  return report.state == SaveState::written && report.code == number;
+}
+
 // A report with the text of the rank's failure, if it has one.
 struct SaveReport : SaveWord {
   std::array<char, membership::post_text_bytes> text{};

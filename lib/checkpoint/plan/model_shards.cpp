@@ -180,8 +180,9 @@ void ModelShards::find_writers(ShardKind kind) {
     const bool one = tensor.row_dimensions() <= 1;
     const auto [begin, end] = places_of(tensor);
     for (uint32_t place = begin; place < end; ++place)
-      if (const RowRange rows = rows_at(tensor, place); rows.count > 0 && (!one || !boxes[place]))
-        boxes[place] = std::max(boxes[place], one ? 1 : boxes_of(tensor, rows).size());
+      if (const bool known = one && boxes[place]; !known)
+        if (const RowRange rows = rows_at(tensor, place); rows.count > 0)
+          boxes[place] = std::max(boxes[place], one ? 1 : boxes_of(tensor, rows).size());
   }
   auto &writers = writers_[static_cast<size_t>(kind)];
   writers.resize(*std::ranges::max_element(boxes));

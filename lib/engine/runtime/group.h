@@ -35,7 +35,8 @@ struct SlotState {
   bool prefetched = false;                 // it was gathered ahead, and no hold has asked for it yet
   using Counts = std::array<uint32_t, 5>;  // by phase
   Counts holds{}, piece_holds{};           // number of holds of the whole group, and of the piece by itself
-  uint32_t position = 0;                   // position of the visit that was unsharded last, in the list of its mode
+  // The position of the visit that was unsharded last, in the list of its mode.
+  uint32_t position = UINT32_MAX;
 
   uint32_t hold_count(fsdp_phase phase) const {
     return holds[static_cast<size_t>(phase)] + piece_holds[static_cast<size_t>(phase)];

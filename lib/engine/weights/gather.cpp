@@ -168,7 +168,8 @@ bool Gatherer::keeps(const Group &group, const GatheredPiece &slot, fsdp_phase p
   if (runtime_.context.debug()) return false;
   if (any_order()) return group.plan->copies;  // until others need the buffer
   const bool visited = phase != FSDP_RECOMPUTE || cursor_.has_visits(group.index, phase);
-  if (!visited) return !group.plan->by_phase;  // it is inside a BACKWARD visit, or before one, which reads these planes
+  // Without visits of its own, a recompute is inside a BACKWARD visit, or before one, which may read these planes.
+  if (!visited) return !group.plan->by_phase && group.spec->backward_weights;
   if ((phase == FSDP_FORWARD || phase == FSDP_RECOMPUTE) && group.spec->resident) return true;
   if (slot.position == VisitCursor::no_position) return false;
   const auto &list = cursor_.visits(phase);

@@ -73,7 +73,8 @@ GatherBuffers::GatherBuffers(Runtime &runtime)
 }
 
 bool GatherBuffers::has_room(const GatherRequest &asked) const {
-  if (std::ranges::any_of(asked.slots, [&](const GatheredPiece &slot) { return !slot.gathered && blocked(slot); }))
+  if (std::ranges::any_of(asked.slots,
+                          [&](const GatheredPiece &slot) { return !slot.gathered && blocked(asked, slot); }))
     return false;
   return !any_order() || held_.has(asked.slots.front().key) || choose_buffer(true);
 }
@@ -87,8 +88,14 @@ void GatherBuffers::take(const GatherRequest &asked, bool ahead, const Drop &dro
       for (const uint32_t key : slot.overlaps) drop(owners_[key]);
 }
 
-bool GatherBuffers::blocked(const GatheredPiece &slot) const {
-  return std::ranges::any_of(slot.overlaps, [&](uint32_t key) { return owners_[key].gathered(); });
+// Is this one of the buffers that the request asks for?
+bool GatherBuffers::is_asked(const GatherRequest &asked, const Owner &owner) {
+  return owner.slots.data() >= asked.slots.data() && owner.slots.data() < asked.slots.data() + asked.slots.size();
+}
+
+bool GatherBuffers::blocked(const GatherRequest &asked, const GatheredPiece &slot) const {
+  return std::ranges::any_of(slot.overlaps,
+                             [&](uint32_t key) { return owners_[key].gathered() || is_asked(asked, owners_[key]); });
 }
 
 // Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
@@ -114,9 +121,7 @@ std::string GatherBuffers::advise_planes(const GatherRequest &asked) const {
 void GatherBuffers::require_buffer(const GatherRequest &asked, const GatheredPiece &slot) const {
   for (const uint32_t key : slot.overlaps) {
     const Owner &other = owners_[key];
-    const bool asked_too =
-        other.slots.data() >= asked.slots.data() && other.slots.data() < asked.slots.data() + asked.slots.size();
-    if (asked_too)
+    if (is_asked(asked, other))
       fail(FSDP_INVALID_STATE,
            "{}: {} ({}) cannot be gathered whole: its pieces {} and {} share a buffer, because no visit given to "
            "fsdp_set_schedule needs both; add a visit of the whole group there, or hold the pieces one by one",

@@ -117,7 +117,8 @@ class GatherBuffers {
 
  private:
   bool any_order() const { return runtime_.spec.schedule == FSDP_SCHEDULE_ANY; }
-  bool blocked(const GatheredPiece &slot) const;
+  bool blocked(const GatherRequest &asked, const GatheredPiece &slot) const;
+  static bool is_asked(const GatherRequest &asked, const Owner &owner);
   std::string advise_residence(const Owner &held) const;
   std::string advise_planes(const GatherRequest &asked) const;
   void require_buffer(const GatherRequest &asked, const GatheredPiece &slot) const;

@@ -374,9 +374,9 @@ extern "C" {
     /// or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
     /// schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
     /// phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
-    /// share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase. With ANY
-    /// the address is valid while the group is held, and may differ at the next hold. Every phase is legal here, except
-    /// BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
+    /// share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase or BACKWARD
+    /// reads no weights. With ANY the address is valid while the group is held, and may differ at the next hold. Every phase
+    /// is legal here, except BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
     /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
     /// INVALID_STATE (not sealed; not unsharded). Since 0.2.
     /// ```
