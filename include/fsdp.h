@@ -961,9 +961,9 @@ typedef struct fsdp_param {
   uint32_t flags;          /* FSDP_PARAM_* */
   fsdp_granule granule;    /* 0: FSDP_GRANULE_ROW */
   uint64_t granule_rows;   /* number of rows in a block; counts only with FSDP_GRANULE_BLOCK. A number above the
-                              parameter's rows means all of its rows. If the parameter is quantized in blocks, it must
-                              be a multiple of the rows of a block (MXFP8: 32 rows of a matrix, FP8_BLOCK: 128; one if
-                              a row spans whole matrices), also if it is above the parameter's rows */
+                              parameter's rows means all of its rows. For a parameter that is quantized in blocks it
+                              must be a multiple of the rows of a block, also if it is above the parameter's rows. A
+                              block has 32 rows of a matrix with MXFP8 and 128 with FP8_BLOCK */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
   /* The parameter may be a box of a larger tensor, of which other models have the rest (tensor parallelism, a stack of
@@ -1287,9 +1287,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
  * (fsdp_plane_policy). flags must be 0.
  * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
  * this version). Window: outside.
- * Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; two pieces of the group share a
- * buffer, because no visit is of the whole group; BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and
- * BACKWARD at once, with planes by phase), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; pieces of the group share a buffer;
+ * BACKWARD with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and BACKWARD at once, with planes by phase), PEER_FAILED,
+ * TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 

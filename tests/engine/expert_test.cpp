@@ -136,7 +136,7 @@ double squares_of(Rank &rank) {
   return norms[0] * norms[0];
 }
 
-// The expected numbers are from a reference in numpy: the mean over the four ranks, one norm of dense and expert
+// The expected numbers are from a reference in numpy. It has the mean over the four ranks, one norm of dense and expert
 // gradients, the factor by which it is clipped to 1.5, and two steps of AdamW.
 TEST(Experts, TrainInTurnWithDenseLayersAsOneProgramWould) {
   constexpr float clip_factor = std::bit_cast<float>(0x3EBC0C20u);

@@ -655,9 +655,9 @@ RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are
 (fsdp_plane_policy). flags must be 0.
 Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
 this version). Window: outside.
-Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; two pieces of the group share a
-buffer, because no visit is of the whole group; BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and
-BACKWARD at once, with planes by phase), PEER_FAILED, TIMEOUT. Since 0.2.
+Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; pieces of the group share a buffer;
+BACKWARD with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and BACKWARD at once, with planes by phase), PEER_FAILED,
+TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_unshard(group, phase, flags, stream) =

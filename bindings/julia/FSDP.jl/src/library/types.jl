@@ -517,9 +517,9 @@ struct fsdp_param
     # 0: FSDP_GRANULE_ROW
     granule::Int32
     # number of rows in a block; counts only with FSDP_GRANULE_BLOCK. A number above the parameter's rows
-    # means all of its rows. If the parameter is quantized in blocks, it must be a multiple of the rows of a
-    # block (MXFP8: 32 rows of a matrix, FP8_BLOCK: 128; one if a row spans whole matrices), also if it is
-    # above the parameter's rows
+    # means all of its rows. For a parameter that is quantized in blocks it must be a multiple of the rows of
+    # a block, also if it is above the parameter's rows. A block has 32 rows of a matrix with MXFP8 and 128
+    # with FP8_BLOCK
     granule_rows::UInt64
     # 0: 1 (see FSDP_PARAM_LR_ZERO)
     lr_scale::Float64
