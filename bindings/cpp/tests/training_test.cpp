@@ -383,13 +383,14 @@ TEST(Training, APlanAnswersWithoutMemory) {
   options.device = FSDP_DEVICE_CUDA;
   fsdp::Context context = fsdp::Context::plan(8, 3, options);
   fsdp::Model model(context);
-  fsdp::Group group = model.create_group(
-      "g", {fsdp::Param("w", {64, 2}).global({128, 2}, {64, 0}), fsdp::Param("experts", {2, 32, 8}).rows_in(2)});
-  model.set_schedule(fsdp::ScheduleKind::visits, {{0, FSDP_FORWARD}, {0, FSDP_BACKWARD}});
+  fsdp::Group group = model.create_group("g", {fsdp::Param("w", {64, 2}).global({128, 2}, {64, 0})});
+  fsdp::Group experts = model.create_group("e", {fsdp::Param("experts", {2, 32, 8}).rows_in(2)});
+  model.set_schedule(fsdp::ScheduleKind::visits,
+                     {{0, FSDP_FORWARD}, {1, FSDP_FORWARD}, {1, FSDP_BACKWARD}, {0, FSDP_BACKWARD}});
   model.seal();
   EXPECT_EQ(group.chunk("w", 3).row_offset, 24u);
-  EXPECT_EQ(group.chunk("experts", 3).row_count, 8u);
-  EXPECT_EQ(group.param_info("experts").row_dimensions, 2u);
+  EXPECT_EQ(experts.chunk("experts", 3).row_count, 8u);
+  EXPECT_EQ(experts.param_info("experts").row_dimensions, 2u);
   EXPECT_EQ(group.param_info("w").global_shape[0], 128u);
   EXPECT_EQ(model.info().element_count, 128u + 512);
   EXPECT_EQ(model.role_bytes(fsdp::Role::optimizer, 3) % 4, 0u);
