@@ -71,9 +71,9 @@ TEST(Manifest, IsOfVersion2IfRanksHaveCutMatricesOfAStack) {
 
 TEST(Manifest, RefusesAnAxisThatIsNotThePartsOwn) {
   for (const auto &[from, to, wrong] :
-       {std::tuple{"\"axis\":1", "\"axis\":2", "an axis before which the part has one index of each"},
-        std::tuple{"\"axis\":1", "\"axis\":3", "an axis before which the part has one index of each"},
-        std::tuple{"\"axis\":1", "\"axis\":0", "an axis before which the part has one index of each"},
+       {std::tuple{"\"axis\":1", "\"axis\":2", "an axis whose preceding dimensions all have size 1 in the part"},
+        std::tuple{"\"axis\":1", "\"axis\":3", "an axis whose preceding dimensions all have size 1 in the part"},
+        std::tuple{"\"axis\":1", "\"axis\":0", "an axis whose preceding dimensions all have size 1 in the part"},
         std::tuple{",\"axis\":1", "", "cuts of all 1 rows"}}) {
     std::string text = write_manifest(stacked());
     text.replace(text.find(from), std::string_view(from).size(), to);

@@ -424,7 +424,9 @@ TEST(ModelPlan, PiecesThatVisitsNameNeedRoomForTwoOfThem) {
   constexpr uint64_t attention = 4 * 4096 * 4096 * 2, feed_forward = 3 * 4096 * 11008 * 2;
   for (const bool pieces : {false, true}) {
     const ModelSpec whole = layers_of_pieces(pieces, false);
-    EXPECT_EQ(plan_model(whole).gather_pool.size_bytes, 2 * (attention + feed_forward));
+    const uint64_t bytes = plan_model(whole).gather_pool.size_bytes, least = 2 * (attention + feed_forward);
+    EXPECT_GE(bytes, least);
+    EXPECT_LE(bytes, least + least / 1000);  // a whole group has some padding
     EXPECT_EQ(validate(plan_model(whole), whole), "");
   }
   const ModelSpec spec = layers_of_pieces(true, true);
