@@ -10,6 +10,8 @@ namespace {
 template <class Source, class Wire>
 struct SumOfElement {
   static constexpr unsigned batch = 4;
+  // From one type of 16 bits by way of the other, the compiler would spill numbers that are loaded before the others.
+  static constexpr bool loads_early = sizeof(typename Source::Stored) == 4 || sizeof(typename Wire::Stored) == 4;
   RankSum sum;
 
   template <unsigned n>
@@ -37,9 +39,11 @@ struct SumOfElement {
   template <unsigned n, unsigned m>
   FSDP_DEVICE void run(uint64_t first, uint64_t step) const {
     Pack<float, n> totals[m], before[m];
-    if (sum.accumulate)
+    if (loads_early && sum.accumulate)
       for (unsigned k = 0; k < m; ++k) before[k] = load_pack<n>(sum.out + first + k * step);
     add_ranks<n, m>(totals, first, step);
+    if (!loads_early && sum.accumulate)
+      for (unsigned k = 0; k < m; ++k) before[k] = load_pack<n>(sum.out + first + k * step);
     for (unsigned k = 0; k < m; ++k) {
       for (unsigned j = 0; j < n; ++j) {
         float &total = totals[k].lane[j];
