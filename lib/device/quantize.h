@@ -65,6 +65,15 @@ struct Fp8Scales {
   float *scales, *scale_inv;
 };
 
+// Finds the largest magnitude of `count` numbers, each rounded to bf16 first if so asked: Inf if one of them is NaN, 0
+// if there are none.
+struct AmaxSpan {
+  float *amax;
+  const float *values;
+  uint64_t count;
+  bool via_bf16;
+};
+
 // Quantizes `count` numbers with one scale.
 struct Fp8Quantize {
   const float *from;

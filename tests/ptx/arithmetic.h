@@ -104,6 +104,25 @@ struct Most {
   }
 };
 
+struct Magnitude {
+  float operator()(float a) const { return canonical(std::fabs(a)); }
+};
+// The second with the sign of the first, also of a NaN.
+struct WithSign {
+  float operator()(float sign, float value) const {
+    constexpr uint32_t bit = 0x80000000;
+    return std::bit_cast<float>((std::bit_cast<uint32_t>(value) & ~bit) | (std::bit_cast<uint32_t>(sign) & bit));
+  }
+};
+// NaN if one of the two is.
+struct MostOrNan {
+  float operator()(float a, float b) const {
+    if (std::isnan(a) || std::isnan(b)) return canonical(std::nanf(""));
+    if (a == b) return std::signbit(a) ? b : a;
+    return a > b ? a : b;
+  }
+};
+
 struct And {
   template <class T>
   T operator()(T a, T b) const {
@@ -218,10 +237,34 @@ struct Narrow {
   uint16_t operator()(float a, float b) const { return static_cast<uint16_t>(code(a) << 8 | code(b)); }
 };
 
+// The first of two is the upper half. The nearer of the two bf16 numbers around a number is taken, and the even one of
+// two that are equally near; a NaN is 0x7fff.
+struct NarrowBf16 {
+  static double value(uint32_t magnitude) {
+    return magnitude == 0x7f80 ? 0x1p128 : double{std::bit_cast<float>(magnitude << 16)};
+  }
+  static uint32_t half(float number) {
+    if (std::isnan(number)) return 0x7fff;
+    const uint32_t sign = std::signbit(number) ? 0x8000 : 0;
+    if (std::isinf(number)) return sign | 0x7f80;
+    const uint32_t below = std::bit_cast<uint32_t>(std::fabs(number)) >> 16;
+    const double size = std::fabs(double{number}), down = size - value(below), up = value(below + 1) - size;
+    return sign | (up < down || (up == down && below % 2 == 1) ? below + 1 : below);
+  }
+  uint32_t operator()(float a, float b) const { return half(a) << 16 | half(b); }
+};
+
 struct Equal {
   template <class T>
   bool operator()(T a, T b) const {
     return a == b;
+  }
+};
+// Not so if one of the two is NaN, unlike the opposite of Equal.
+struct OrderedUnequal {
+  template <class T>
+  bool operator()(T a, T b) const {
+    return a < b || a > b;
   }
 };
 struct Below {

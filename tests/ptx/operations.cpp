@@ -112,6 +112,8 @@ void Table::add_bits(const std::string &type) {
 template <class T>
 void Table::add_float(const std::string &type) {
   add_order<T>(type);
+  add<OrderedUnequal, Predicate, T, T>("setp.ne." + type);
+  add<Opposite<OrderedUnequal>, Predicate, T, T>("setp.equ." + type);
   add<Opposite<Swapped<Below>>, Predicate, T, T>("setp.leu." + type);
   add<Opposite<AtMost>, Predicate, T, T>("setp.gtu." + type);
   add<Opposite<Swapped<AtMost>>, Predicate, T, T>("setp.ltu." + type);
@@ -143,6 +145,7 @@ void Table::add_conversions() {
   add<Convert<float>, float, double>("cvt.rn.f32.f64");
   add<Narrow<fsdp::test::e4m3>, uint16_t, float, float>("cvt.rn.satfinite.e4m3x2.f32");
   add<Narrow<fsdp::test::e5m2>, uint16_t, float, float>("cvt.rn.satfinite.e5m2x2.f32");
+  add<NarrowBf16, uint32_t, float, float>("cvt.rn.bf16x2.f32");
   add<Itself, uint64_t, uint64_t>("cvta.to.global.u64");  // a global address is one as it is
 }
 
@@ -157,6 +160,9 @@ Table::Table() {
   add<MultiplyWide, uint64_t, uint32_t, uint32_t>("mul.wide.u32");
   add<MultiplyWide, uint32_t, uint16_t, uint16_t>("mul.wide.u16");
   add<MultiplyHigh, uint32_t, uint32_t, uint32_t>("mul.hi.u32");
+  add<Magnitude, float, float>("abs.f32");
+  add<WithSign, float, float, float>("copysign.f32");
+  add<MostOrNan, float, float, float>("max.NaN.f32");
   add<CountOnes, uint32_t, uint32_t>("popc.b32");
   add<ExtractBits, uint32_t, uint32_t, uint32_t, uint32_t>("bfe.u32");
   add<InsertBits, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>("bfi.b32");

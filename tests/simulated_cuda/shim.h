@@ -49,14 +49,32 @@ int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUs
                        [=](unsigned block) { run_block(block, threads, [&] { kernel(arguments...); }); });
 }
 
+// Three functions for each thread, with barriers between them, and an object of the thread that outlives them.
+template <class Work>
+void run_kept(const Work &work, unsigned block, unsigned threads) {
+  typename Work::Shared shared;
+  typename Work::Kept kept[Work::threads];
+  run_block(block, threads, [&] { work.first(shared, kept[thread_index.x]); });
+  run_block(block, threads, [&] { work.second(shared, kept[thread_index.x]); });
+  run_block(block, threads, [&] { work.third(shared, kept[thread_index.x]); });
+}
+
 // Two or three functions for each thread, with barriers between them.
+template <class Work>
+void run_phases(const Work &work, unsigned block, unsigned threads) {
+  typename Work::Shared shared;
+  run_block(block, threads, [&] { work.first(shared); });
+  run_block(block, threads, [&] { work.second(shared); });
+  if constexpr (requires { work.third(shared); }) run_block(block, threads, [&] { work.third(shared); });
+}
+
 template <class Work>
 int launch_phased(const Work &work, unsigned blocks, unsigned threads, CUstream_st *stream) {
   return launch_blocks(blocks, stream, [=](unsigned block) {
-    typename Work::Shared shared;
-    run_block(block, threads, [&] { work.first(shared); });
-    run_block(block, threads, [&] { work.second(shared); });
-    if constexpr (requires { work.third(shared); }) run_block(block, threads, [&] { work.third(shared); });
+    if constexpr (requires { typename Work::Kept; })
+      run_kept(work, block, threads);
+    else
+      run_phases(work, block, threads);
   });
 }
 

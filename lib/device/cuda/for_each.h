@@ -74,6 +74,19 @@ int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const Bloc
   return 0;
 }
 
+// The same for works whose spans are made by make_span(work, index), at most `most` at a time.
+template <unsigned most, class Span, class Work, class MakeSpan, class BlocksOf, class Launch>
+int launch_each(Batch<Span, most> &batch, std::span<const Work> works, const MakeSpan &make_span,
+                const BlocksOf &blocks_of, const Launch &launch) {
+  for (size_t first = 0; first < works.size(); first += most) {
+    Span spans[most];
+    const size_t count = works.size() - first < most ? works.size() - first : most;
+    for (size_t i = 0; i < count; ++i) spans[i] = make_span(works[first + i], first + i);
+    if (const int error = launch_all(batch, std::span<const Span>(spans, count), blocks_of, launch)) return error;
+  }
+  return 0;
+}
+
 }  // namespace fsdp::device::cuda
 
 // The only ways to start a kernel. Under nvcc they launch it. In the simulation, whose shim is included first and
@@ -83,8 +96,9 @@ int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const Bloc
 // FSDP_LAUNCH(kernel, blocks, threads, stream, arguments...) starts a __global__ function whose threads do not depend
 // on each other. FSDP_LAUNCH_PHASED(work, blocks, threads, stream) runs work.first(shared) in all threads of a block,
 // and then work.second(shared) in all of them, and then work.third(shared) if there is one. Each block has one
-// uninitialized object of the type Work::Shared. A barrier in a kernel would need threads that the simulation can
-// suspend; several functions do not.
+// uninitialized object of the type Work::Shared. If there is a type Work::Kept, there are three functions, whose second
+// argument is an object of this type: what the thread keeps in registers from one to the next. A barrier in a kernel
+// would need threads that the simulation can suspend; several functions do not.
 
 #ifndef FSDP_SIMULATED_CUDA
 #include <cuda_runtime.h>
@@ -105,12 +119,21 @@ int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUs
 template <class Work>
 __global__ void __launch_bounds__(Work::threads) phased(const __grid_constant__ Work work) {
   __shared__ typename Work::Shared shared;
-  work.first(shared);
-  __syncthreads();
-  work.second(shared);
-  if constexpr (requires { work.third(shared); }) {
+  if constexpr (requires { typename Work::Kept; }) {
+    typename Work::Kept kept;
+    work.first(shared, kept);
     __syncthreads();
-    work.third(shared);
+    work.second(shared, kept);
+    __syncthreads();
+    work.third(shared, kept);
+  } else {
+    work.first(shared);
+    __syncthreads();
+    work.second(shared);
+    if constexpr (requires { work.third(shared); }) {
+      __syncthreads();
+      work.third(shared);
+    }
   }
 }
 

@@ -33,15 +33,31 @@ using Stream = CUstream_st *;
                                  uint64_t count);
 [[nodiscard]] int cast_from_float8(Stream stream, void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format,
                                    uint64_t count);
-[[nodiscard]] int quantize_mxfp8(Stream stream, const Mxfp8Quantize &work);
+// Works on many tensors are one launch: up to 48 of MXFP8 and of FP8 in blocks, 80 with one scale. Up to 96 largest
+// magnitudes take two launches.
+[[nodiscard]] int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works);
+[[nodiscard]] inline int quantize_mxfp8(Stream stream, const Mxfp8Quantize &work) {
+  return quantize_mxfp8(stream, std::span(&work, 1));
+}
 [[nodiscard]] int dequantize_mxfp8(Stream stream, void *to, fsdp_dtype to_dtype, const Mxfp8Dequantize &work);
 [[nodiscard]] int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count);
 [[nodiscard]] int swizzle_scales(Stream stream, const Mxfp8Swizzle &work);
-[[nodiscard]] int find_amax(Stream stream, float *result, const float *values, uint64_t count, bool via_bf16);
+[[nodiscard]] int find_amaxes(Stream stream, std::span<const AmaxSpan> spans);
+[[nodiscard]] inline int find_amax(Stream stream, float *result, const float *values, uint64_t count, bool via_bf16) {
+  const AmaxSpan one{result, values, count, via_bf16};
+  return find_amaxes(stream, {&one, 1});
+}
 [[nodiscard]] int find_fp8_scales(Stream stream, const Fp8Scales &work);
-[[nodiscard]] int quantize_fp8(Stream stream, const Fp8Quantize &work);
+[[nodiscard]] int quantize_fp8(Stream stream, std::span<const Fp8Quantize> works);
+[[nodiscard]] inline int quantize_fp8(Stream stream, const Fp8Quantize &work) {
+  return quantize_fp8(stream, std::span(&work, 1));
+}
 [[nodiscard]] int dequantize_fp8(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
-[[nodiscard]] int quantize_fp8_blocks(Stream stream, const Fp8BlockQuantize &work);
+// Unless `found` is NULL, adds to found[i] how many of the numbers of works[i] are Inf or NaN.
+[[nodiscard]] int quantize_fp8_blocks(Stream stream, std::span<const Fp8BlockQuantize> works, uint64_t *found);
+[[nodiscard]] inline int quantize_fp8_blocks(Stream stream, const Fp8BlockQuantize &work) {
+  return quantize_fp8_blocks(stream, {&work, 1}, nullptr);
+}
 [[nodiscard]] int dequantize_fp8_blocks(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work);
 
 // to += from in fp32, rounded once to to's dtype.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // MXFP8. Both planes come from one reading of the weights: 4 + 2.0625 bytes of traffic per element. A block of threads
-// has 32 x 128 elements. First each thread has a column of them, whose scale and codes are the COL plane's, and leaves
-// them in shared memory; then it has a row of one block, for the ROW plane.
+// has 32 x 128 elements, and a thread 8 x 4 of them in registers: a warp reads and writes whole rows of 128. First each
+// thread finds the largest magnitudes of its columns and rows, then the scales of one column and of one row, and then
+// the codes of both planes.
 #include "device/cuda/float8_elements.h"
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
@@ -9,93 +10,200 @@
 namespace fsdp::device::cuda {
 namespace {
 
-FSDP_DEVICE uint32_t larger(uint32_t amax, float value) {
-  const uint32_t magnitude = bits_of(value) & fp32_magnitude;
-  return magnitude > amax ? magnitude : amax;
-}
-
-FSDP_DEVICE uint8_t block_code(float value, uint8_t scale) {
-  return scale == E8M0::nan ? E4M3::nan : Float8Element<E4M3>::stored(multiplied(value, mxfp8_factor(scale)));
-}
-
-struct QuantizeTile {
-  static constexpr unsigned side = mxfp8_block, threads = 128;
-  struct TileNumbers {
-    float tile[side][threads + 1];  // one more, so that the threads of a warp use different banks
-  };
-  using Shared = TileNumbers;
+struct Mxfp8Span {
   Mxfp8Quantize work;
-  uint64_t tiles_across;
-  bool wide;  // the ROW plane is aligned to 16 bytes
+  uint32_t across;  // blocks of threads in a row of them
+  bool wide;        // all arrays are aligned to four elements
+};
 
-  FSDP_DEVICE uint64_t row() const { return blockIdx.x / tiles_across * side; }
-  FSDP_DEVICE uint64_t column() const { return blockIdx.x % tiles_across * threads; }
+struct QuantizeTiles {
+  static constexpr unsigned side = mxfp8_block, threads = 128, lanes = 32, warps = threads / lanes;
+  static constexpr unsigned rows = side / warps, most = 48;
+  struct TileMagnitudes {
+    float of_columns[warps][threads];    // of the rows of each warp
+    float of_rows[side][lanes + pack];   // of 4 numbers; the last ones let the threads of a warp use different banks
+    float column_factors[threads], row_factors[threads / side][side];
+  };
+  using Shared = TileMagnitudes;
+  struct Kept {
+    Pack<float, pack> values[rows];
+    unsigned span;
+    uint64_t row, column;  // of the first element of the block
+  };
+  Batch<Mxfp8Span, most> batch;
 
-  FSDP_DEVICE void first(Shared &shared) const {
-    const uint64_t c = column() + threadIdx.x;
-    if (c >= work.columns) return;
-    float values[side];
-    for (unsigned r = 0; r < side; ++r) values[r] = via(work.from[(row() + r) * work.columns + c], work.via_bf16);
-    uint32_t amax = 0;
-    for (unsigned r = 0; r < side; ++r) {
-      amax = larger(amax, values[r]);
-      shared.tile[r][threadIdx.x] = values[r];
+  FSDP_DEVICE static unsigned lane() { return threadIdx.x % lanes; }
+  FSDP_DEVICE static unsigned warp() { return threadIdx.x / lanes; }
+  FSDP_DEVICE static bool is_inside(const Mxfp8Span &span, const Kept &kept, unsigned column) {
+    return kept.column + column < span.work.columns;
+  }
+  // The number of this thread's first element.
+  FSDP_DEVICE static uint64_t element(const Mxfp8Span &span, const Kept &kept) {
+    return (kept.row + warp() * rows) * span.work.columns + kept.column + lane() * pack;
+  }
+
+  FSDP_DEVICE void first(Shared &shared, Kept &kept) const {
+    kept.span = batch.span_of(blockIdx.x);
+    const Mxfp8Span &span = batch.spans[kept.span];
+    const uint32_t block = blockIdx.x - batch.first_block[kept.span];
+    kept.row = uint64_t{block / span.across} * side, kept.column = block % span.across * threads;
+    if (!is_inside(span, kept, lane() * pack)) return;
+    load(span, kept);
+    if (span.work.via_bf16) {
+      FSDP_UNROLL
+      for (Pack<float, pack> &values : kept.values) round_to_bf16<false>(values);
     }
-    const uint8_t scale = mxfp8_scale(amax, work.rule);
-    work.column_scales[row() / side * work.columns + c] = scale;
-    for (unsigned r = 0; r < side; ++r) work.column[(row() + r) * work.columns + c] = block_code(values[r], scale);
+    Pack<float, pack> of_columns{};
+    FSDP_UNROLL
+    for (unsigned k = 0; k < rows; ++k) {
+      shared.of_rows[warp() * rows + k][lane()] = largest_magnitude(kept.values[k]);
+      FSDP_UNROLL
+      for (unsigned j = 0; j < pack; ++j)
+        of_columns.lane[j] = larger_magnitude(of_columns.lane[j], kept.values[k].lane[j]);
+    }
+    *reinterpret_cast<Pack<float, pack> *>(&shared.of_columns[warp()][lane() * pack]) = of_columns;
   }
 
-  FSDP_DEVICE void second(Shared &shared) const {
-    const unsigned r = threadIdx.x % side, begin = threadIdx.x / side * side;
-    if (column() + begin >= work.columns) return;
-    const float *const values = &shared.tile[r][begin];
-    uint32_t amax = 0;
-    for (unsigned j = 0; j < side; ++j) amax = larger(amax, values[j]);
-    const uint8_t scale = mxfp8_scale(amax, work.rule);
-    const uint64_t element = (row() + r) * work.columns + column() + begin;
-    work.row_scales[element / side] = scale;
-    Pack<uint8_t, 16> codes[side / 16];
-    for (unsigned j = 0; j < side; ++j) codes[j / 16].lane[j % 16] = block_code(values[j], scale);
-    for (unsigned j = 0; j < side / 16; ++j) put(work.row + element + j * 16, codes[j]);
+  FSDP_DEVICE static void load(const Mxfp8Span &span, Kept &kept) {
+    const float *from = span.work.from + element(span, kept);
+    FSDP_UNROLL
+    for (unsigned k = 0; k < rows; ++k, from += span.work.columns) {
+      if (span.wide) {
+        kept.values[k] = load_pack<pack>(from);
+      } else {
+        FSDP_UNROLL
+        for (unsigned j = 0; j < pack; ++j) kept.values[k].lane[j] = from[j];
+      }
+    }
   }
 
-  FSDP_DEVICE void put(uint8_t *to, const Pack<uint8_t, 16> &codes) const {
-    if (wide) return store_pack<16>(to, codes);
-    for (unsigned j = 0; j < 16; ++j) to[j] = codes.lane[j];
+  FSDP_DEVICE void second(Shared &shared, const Kept &kept) const {
+    const Mxfp8Span &span = batch.spans[kept.span];
+    const Mxfp8Quantize &work = span.work;
+    const unsigned c = threadIdx.x, r = threadIdx.x % side, part = threadIdx.x / side;
+    if (is_inside(span, kept, c)) {
+      float amax = shared.of_columns[0][c];
+      FSDP_UNROLL
+      for (unsigned w = 1; w < warps; ++w) amax = larger_magnitude(amax, shared.of_columns[w][c]);
+      const uint8_t scale = mxfp8_scale(bits_of(amax) & fp32_magnitude, work.rule);
+      work.column_scales[kept.row / side * work.columns + kept.column + c] = scale;
+      shared.column_factors[c] = mxfp8_factor(scale);
+    }
+    if (is_inside(span, kept, part * side)) {
+      const float *const magnitudes = &shared.of_rows[r][part * side / pack];
+      const float amax = larger_magnitude(largest_magnitude(load_pack<pack>(magnitudes)),
+                                          largest_magnitude(load_pack<pack>(magnitudes + pack)));
+      const uint8_t scale = mxfp8_scale(bits_of(amax) & fp32_magnitude, work.rule);
+      work.row_scales[((kept.row + r) * work.columns + kept.column) / side + part] = scale;
+      shared.row_factors[part][r] = mxfp8_factor(scale);
+    }
+  }
+
+  FSDP_DEVICE void third(Shared &shared, const Kept &kept) const {
+    const Mxfp8Span &span = batch.spans[kept.span];
+    if (!is_inside(span, kept, lane() * pack)) return;
+    const uint64_t at = element(span, kept);
+    uint8_t *row = span.work.row + at, *column = span.work.column + at;
+    const FourFactors columns{load_pack<pack>(&shared.column_factors[lane() * pack])};
+    const float *const row_factors = &shared.row_factors[lane() * pack / side][warp() * rows];
+    FSDP_UNROLL
+    for (unsigned k = 0; k < rows; ++k, row += span.work.columns, column += span.work.columns) {
+      const float factor = row_factors[k];
+      put(column, columns.codes(kept.values[k]), span.wide);
+      put(row, FourFactors{{factor, factor, factor, factor}}.codes(kept.values[k]), span.wide);
+    }
+  }
+
+  FSDP_DEVICE static void put(uint8_t *to, uint32_t codes, bool wide) {
+    const Pack<uint8_t, pack> bytes = bytes_of(codes);
+    if (wide) return store_pack<pack>(to, bytes);
+    FSDP_UNROLL
+    for (unsigned j = 0; j < pack; ++j) to[j] = bytes.lane[j];
   }
 };
+static_assert(sizeof(QuantizeTiles) <= max_argument_bytes);
 
-// Factors of the element at an index.
+uint64_t tiles_of(const Mxfp8Span &span) { return span.work.rows / QuantizeTiles::side * span.across; }
+
+Mxfp8Span span_of(const Mxfp8Quantize &work, size_t) {
+  const bool wide = reinterpret_cast<uintptr_t>(work.from) % 16 == 0 && misfit(work.row, 1) == 0 &&
+                    misfit(work.column, 1) == 0;
+  return {work, static_cast<uint32_t>((work.columns + QuantizeTiles::threads - 1) / QuantizeTiles::threads), wide};
+}
+
+// Factors of adjacent elements: at(index) is a place whose next() gives the factor of the element at the index, then
+// that of the element after it. Indices are divided once a place.
 struct RowScales {
+  static constexpr unsigned batch = 4;
   const uint8_t *scales;
-  FSDP_DEVICE float at(uint64_t index) const { return E8M0::value(scales[index / mxfp8_block]); }
-};
 
-struct ColumnScales {
-  const uint8_t *scales;
-  uint64_t columns;
-  FSDP_DEVICE float at(uint64_t index) const {
-    return E8M0::value(scales[index / columns / mxfp8_block * columns + index % columns]);
-  }
+  struct Place {
+    const uint8_t *scales;
+    uint64_t index;
+    FSDP_DEVICE float next() { return E8M0::value(scales[index++ / mxfp8_block]); }
+  };
+  FSDP_DEVICE Place at(uint64_t index) const { return {scales, index}; }
 };
 
 struct OneScale {
+  static constexpr unsigned batch = 4;
   const float *scale_inv;
-  FSDP_DEVICE float at(uint64_t) const { return *scale_inv; }
+  FSDP_DEVICE OneScale at(uint64_t) const { return *this; }
+  FSDP_DEVICE float next() const { return *scale_inv; }
+};
+
+// An element of a matrix. With more than two divisions at a time the compiler would keep numbers in memory.
+constexpr unsigned matrix_batch = 2;
+
+struct MatrixPlace {
+  uint64_t columns, row, column;
+
+  FSDP_DEVICE MatrixPlace(uint64_t columns, uint64_t index)
+      : columns(columns), row(index / columns), column(index - row * columns) {}
+  FSDP_DEVICE void step() {
+    if (++column == columns) column = 0, ++row;
+  }
+};
+
+struct ColumnScales {
+  static constexpr unsigned batch = matrix_batch;
+  const uint8_t *scales;
+  uint64_t columns;
+
+  struct Place : MatrixPlace {
+    const uint8_t *scales;
+    FSDP_DEVICE Place(const ColumnScales &all, uint64_t index)
+        : MatrixPlace(all.columns, index), scales(all.scales) {}
+    FSDP_DEVICE float next() {
+      const float factor = E8M0::value(scales[row / mxfp8_block * columns + column]);
+      step();
+      return factor;
+    }
+  };
+  FSDP_DEVICE Place at(uint64_t index) const { return {*this, index}; }
 };
 
 struct BlockScales {
+  static constexpr unsigned batch = matrix_batch;
   const float *scale_inv;
   uint64_t columns;
-  FSDP_DEVICE float at(uint64_t index) const {
-    return scale_inv[index / columns / fp8_block * fp8_blocks(columns) + index % columns / fp8_block];
-  }
+
+  struct Place : MatrixPlace {
+    const float *scale_inv;
+    FSDP_DEVICE Place(const BlockScales &all, uint64_t index)
+        : MatrixPlace(all.columns, index), scale_inv(all.scale_inv) {}
+    FSDP_DEVICE float next() {
+      const float factor = scale_inv[row / fp8_block * fp8_blocks(columns) + column / fp8_block];
+      step();
+      return factor;
+    }
+  };
+  FSDP_DEVICE Place at(uint64_t index) const { return {*this, index}; }
 };
 
 template <class To, class Scales>
 struct Dequantize {
-  static constexpr unsigned batch = 4;
+  static constexpr unsigned batch = Scales::batch;
   void *to;
   const uint8_t *codes;
   Scales scales;
@@ -106,8 +214,9 @@ struct Dequantize {
     for (unsigned k = 0; k < m; ++k) stored[k] = load_pack<n>(codes + first + k * step);
     for (unsigned k = 0; k < m; ++k) {
       const uint64_t at = first + k * step;
+      auto place = scales.at(at);
       Pack<float, n> values;
-      for (unsigned j = 0; j < n; ++j) values.lane[j] = multiplied(E4M3::value(stored[k].lane[j]), scales.at(at + j));
+      for (unsigned j = 0; j < n; ++j) values.lane[j] = multiplied(E4M3::value(stored[k].lane[j]), place.next());
       store<To, n>(to, at, values);
     }
   }
@@ -135,11 +244,11 @@ __global__ void swizzle(const __grid_constant__ Mxfp8Swizzle work) {
 
 namespace kernels {
 
-int quantize_mxfp8(Stream stream, const Mxfp8Quantize &work) {
-  const uint64_t across = (work.columns + QuantizeTile::threads - 1) / QuantizeTile::threads;
-  const QuantizeTile tile{work, across, reinterpret_cast<uintptr_t>(work.row) % 16 == 0};
-  const auto blocks = static_cast<unsigned>(work.rows / tile.side * across);
-  return blocks ? FSDP_LAUNCH_PHASED(tile, blocks, tile.threads, stream) : 0;
+int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works) {
+  QuantizeTiles tiles;
+  return launch_each(tiles.batch, works, span_of, tiles_of, [&](unsigned blocks) {
+    return FSDP_LAUNCH_PHASED(tiles, blocks, tiles.threads, stream);
+  });
 }
 
 int dequantize_mxfp8(Stream stream, void *to, fsdp_dtype to_dtype, const Mxfp8Dequantize &work) {

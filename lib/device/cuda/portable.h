@@ -2,7 +2,8 @@
 // All functions that kernels may use besides plain C++ and the indices of threads and blocks. They exist under nvcc and
 // in the simulation, which compiles the same kernels for the host. Each arithmetic operation is rounded once, to
 // nearest even, and operations are never contracted, whatever the flags say. FSDP_TABLE declares constants in the
-// memory of the device.
+// memory of the device. FSDP_UNROLL unrolls the loop that follows as a whole, so that the elements of arrays are
+// registers; FSDP_ROLLED leaves it as it is.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,16 @@
 #endif
 #define FSDP_DEVICE __device__ __forceinline__
 #define FSDP_TABLE __device__ constexpr
+#define FSDP_UNROLL _Pragma("unroll")
+#define FSDP_ROLLED _Pragma("unroll 1")
 #else
 #include <chrono>
 #include <cmath>
 #include <thread>
 #define FSDP_DEVICE inline
 #define FSDP_TABLE constexpr
+#define FSDP_UNROLL
+#define FSDP_ROLLED
 #endif
 
 namespace fsdp::device::cuda {
@@ -46,6 +51,27 @@ FSDP_DEVICE double multiplied(double a, double b) { return __dmul_rn(a, b); }
 FSDP_DEVICE double divided(double a, double b) { return __ddiv_rn(a, b); }
 FSDP_DEVICE double root(double value) { return __dsqrt_rn(value); }
 FSDP_DEVICE float narrowed(double value) { return __double2float_rn(value); }
+
+// The larger of two magnitudes; a NaN, of any payload, if one of the numbers is NaN.
+FSDP_DEVICE float larger_magnitude(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return larger;
+}
+
+// The upper half of the result is b, rounded to bf16. A NaN has neither sign nor payload.
+FSDP_DEVICE uint32_t rounded_to_bf16(float a, float b) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(b), "f"(a));
+  return both;
+}
+
+// The highest byte of each number, the first one's at the bottom.
+FSDP_DEVICE uint32_t top_bytes(float a, float b, float c, float d) {
+  const uint32_t lower = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x0073);
+  const uint32_t upper = __byte_perm(__float_as_uint(c), __float_as_uint(d), 0x7300);
+  return __byte_perm(lower, upper, 0x7610);
+}
 
 template <unsigned n, class T>
 FSDP_DEVICE Pack<T, n> load_pack(const T *from) {
@@ -127,6 +153,21 @@ FSDP_DEVICE double multiplied(double a, double b) { return a * b; }
 FSDP_DEVICE double divided(double a, double b) { return a / b; }
 FSDP_DEVICE double root(double value) { return std::sqrt(value); }
 FSDP_DEVICE float narrowed(double value) { return static_cast<float>(value); }
+
+FSDP_DEVICE float larger_magnitude(float a, float b) {
+  const uint32_t of_a = bits_of(a) & 0x7fffffff, of_b = bits_of(b) & 0x7fffffff;
+  return float_of(of_a > of_b ? of_a : of_b);
+}
+FSDP_DEVICE uint32_t rounded_to_bf16(float a, float b) {
+  const auto rounded = [](float value) {
+    const uint32_t bits = bits_of(value);
+    return value == value ? (bits + (bits >> 16 & 1) + 0x7fff) >> 16 : 0x7fff;
+  };
+  return rounded(b) << 16 | rounded(a);
+}
+FSDP_DEVICE uint32_t top_bytes(float a, float b, float c, float d) {
+  return bits_of(a) >> 24 | bits_of(b) >> 24 << 8 | bits_of(c) >> 24 << 16 | bits_of(d) >> 24 << 24;
+}
 
 template <unsigned n, class T>
 FSDP_DEVICE Pack<T, n> load_pack(const T *from) {

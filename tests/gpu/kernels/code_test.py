@@ -4,8 +4,11 @@
 
 The kernels promise the bits of the host's. In PTX an addition or a multiplication that names its rounding is never
 contracted to a fused one, so the PTX may hold nothing else. The machine code is made from the same source with the same
-flags; cuobjdump, where it is installed, shows that it has no fused operation either, but for kernels that divide or
-take roots: ptxas makes both of them.
+flags; cuobjdump, where it and nvdisasm are installed, shows that it has no fused operation either, but for kernels that
+divide or take roots: ptxas makes both of them.
+
+No kernel keeps anything in local memory, which is shown by the object files alone. The disassembly also shows how many
+instructions an element takes in the kernels of 8-bit numbers: see LIMITS.
 """
 import re
 import shutil
@@ -14,18 +17,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+import machine_code
+
 WANTED = {("code", 80), ("code", 90), ("code", 100), ("ptx", 100)}
 # As many as cuda::kernels::prepare (lib/device/cuda/prepare.cpp) runs once, so that none is loaded in the middle of a step.
 KERNELS = 69
 KINDS = {1: "ptx", 2: "code"}
 # All that may be done to floating-point numbers: these are rounded to nearest once, or exact.
-ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.(f64|rn\.f32|rn\.satfinite\.e(4m3|5m2)x2))\.f(32|64)")
+ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.(f64|rn\.f32|rn\.bf16x2|rn\.satfinite\.e(4m3|5m2)x2)|abs|copysign|max\.NaN)\.f(32|64)")
 FLOAT = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*\.(?:f16x2|bf16x2|f16|bf16|tf32|f32|f64)(?:\.\w+)*)\s", re.M)
+# The most instructions an element by architecture. A kernel without a loop over elements is counted along its longest
+# path, so that both the rounding to bf16 and the slower of the forms for aligned and other arrays are in it, and is
+# divided by the elements of a thread; searches, which are loops over spans, count once. In a kernel with such a loop,
+# the shortest loop that loads four times 16 bytes is counted, and divided by its 16 elements. sm_80 has no instruction
+# for numbers of 8 bits.
+WHOLE, LOOP = "whole", "loop"
+LIMITS = {
+    "QuantizeTiles": (WHOLE, 32, {80: 46, 90: 25, 100: 25}),
+    "QuantizeBlocks": (WHOLE, 32, {80: 42, 90: 30, 100: 30}),
+    "10FindAmaxesEEEv": (LOOP, 16, {80: 3, 90: 3, 100: 3}),
+}
 # Fused operations of single and double precision in machine code, and what is made of them there.
 FUSED = re.compile(r"\b(?:FFMA2?|DFMA)\b(?:\.[A-Z0-9]+)*")
 DIVISION = re.compile(r"\b(?:div|sqrt)\.rn\.f(?:32|64)\s")
 ENTRY = re.compile(r"\.entry\s+(\w+)")
-FUNCTION = re.compile(r"^\s*Function : (\S+)", re.M)
 
 
 def entries(data):
@@ -64,26 +79,50 @@ def uncounted(objects):
     return [] if kernels == KERNELS else [f"{kernels} kernels, prepare() knows {KERNELS}"]
 
 
-def sections(heading, text):
-    """(name, text) of what each heading begins, up to the next one."""
-    parts = heading.split(text)[1:]
-    return list(zip(parts[::2], parts[1::2]))
-
-
 def fused(ptx, code):
     """Fused operations of functions whose PTX neither divides nor takes a root. The subroutines that do so are in the
     section of the function that calls them; an architecture each has one of its name."""
-    functions = sections(FUNCTION, code)
+    functions = machine_code.parts(machine_code.FUNCTION, code)
     if not functions:
         return ["cuobjdump shows no function"]
-    divide = {name for name, body in sections(ENTRY, ptx) if DIVISION.search(body)}
+    divide = {name for name, body in machine_code.parts(ENTRY, ptx) if DIVISION.search(body)}
     return sorted({f"{name} has {operation}" for name, body in functions if name not in divide
                    for operation in FUSED.findall(body)})
 
 
-def fused_in(cuobjdump, path, data):
+def fused_in(disassembly, data):
     ptx = "".join(payload.decode() for kind, _, payload in entries(data) if kind == "ptx")
-    return fused(ptx, subprocess.run([cuobjdump, "-sass", path], capture_output=True, text=True, check=True).stdout)
+    return fused(ptx, disassembly)
+
+
+def local_memory(data):
+    """Functions whose code has a frame in local memory, for arrays or for spilled registers."""
+    frames = [(architecture, machine_code.frames(payload))
+              for kind, architecture, payload in entries(data) if kind == "code"]
+    if not all(found for _, found in frames):
+        return ["code has no frame of any function"]
+    return [f"sm_{architecture}: {name} keeps {size} bytes in local memory"
+            for architecture, found in frames for name, size in found.items() if size]
+
+
+def instructions(form, function):
+    return function.longest() if form == WHOLE else function.loop_with("LDG.E.128", 4)
+
+
+def counts(disassemblies, limits=LIMITS):
+    """(kernel, architecture, instructions an element or None, the limit) of each kernel that has a limit."""
+    found = {key: function for text in disassemblies for key, function in machine_code.functions(text).items()}
+    for kernel, (form, elements, limit) in limits.items():
+        for architecture, most in limit.items():
+            one = [function for (sm, name), function in found.items() if sm == architecture and kernel in name]
+            count = instructions(form, one[0]) if len(one) == 1 else None
+            yield kernel, architecture, count and count / elements, most
+
+
+def too_long(disassemblies, limits=LIMITS):
+    return [f"sm_{architecture}: {kernel} has " + (f"{count:.1f} instructions an element, not {most} at most"
+                                                  if count else "no such code")
+            for kernel, architecture, count, most in counts(disassemblies, limits) if not count or count > most]
 
 
 def needed(library):
@@ -142,16 +181,59 @@ def finds_fused_ones():
             yield f"{fused(FIXTURE_PTX, code)}, not {expected}"
 
 
+FIXTURE_LOOP = """
+	code for sm_90
+		Function : loads_and_leaves
+        /*0000*/                   S2R R0, SR_TID.X ;
+        /*0010*/              @!P0 BRA 0x90 ;
+        /*0020*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0030*/               @P1 BRA 0x60 ;
+        /*0040*/                   FADD R4, R4, R5 ;
+        /*0050*/                   FADD R4, R4, R5 ;
+        /*0060*/               @P2 BRA 0x20 ;
+        /*0070*/                   STG.E desc[UR4][R2.64], R4 ;
+        /*0080*/                   EXIT ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   BRA 0xa0;
+        /*00b0*/                   NOP;
+"""
+
+
+def counts_paths():
+    """A message for each count of the fixture that is not the expected one."""
+    function = machine_code.functions(FIXTURE_LOOP)[90, "loads_and_leaves"]
+    for found, expected in (function.longest(), 9), (function.loop_with("LDG.E.128", 1), 5), \
+            (function.loop_with("LDG.E.128", 2), None), (len(function.all), 11):
+        if found != expected:
+            yield f"{found} instructions, not {expected}"
+    for most, expected in (2.5, []), (2, ["sm_90: loads has 2.2 instructions an element, not 2 at most"]):
+        if too_long([FIXTURE_LOOP], {"loads": (WHOLE, 4, {90: most})}) != expected:
+            yield f"{most} at most: {too_long([FIXTURE_LOOP], {'loads': (WHOLE, 4, {90: most})})}"
+    if too_long([FIXTURE_LOOP], {"stores": (WHOLE, 4, {90: 1})}) != ["sm_90: stores has no such code"]:
+        yield "a kernel that is not there has a count"
+
+
+def disassemble(path):
+    return subprocess.run(["cuobjdump", "-sass", path], capture_output=True, text=True, check=True).stdout
+
+
 def cases(library, objects):
     yield "bad instructions would be found", finds_bad_ones(), None
     yield "fused operations would be found, where nothing is divided", list(finds_fused_ones()), None
+    yield "instructions are counted along the longest path", list(counts_paths()), None
+    missing_tool = next((f"no {tool}" for tool in ("cuobjdump", "nvdisasm") if not shutil.which(tool)), None)
+    texts = []
     for path in objects:
         name, data = Path(path).stem, Path(path).read_bytes()
         yield f"{name} has code for every architecture, and PTX", missing(data), None
         yield f"{name} rounds every operation by itself", bad_ptx(data), None
-        cuobjdump = shutil.which("cuobjdump")
+        yield f"{name} keeps nothing in local memory", local_memory(data), None
+        texts += [] if missing_tool else [disassemble(path)]
         yield f"{name} has no fused operation in its code, but for divisions and roots", \
-            fused_in(cuobjdump, path, data) if cuobjdump else [], None if cuobjdump else "no cuobjdump"
+            [] if missing_tool else fused_in(texts[-1], data), missing_tool
+    yield "8-bit kernels take few instructions an element", [] if missing_tool else too_long(texts), missing_tool
+    for kernel, architecture, count, _ in counts(texts) if texts else []:
+        print(f"# sm_{architecture}: {kernel} takes {count or 0:.1f} instructions an element")
     yield "every kernel is prepared", uncounted(objects), None
     yield "libfsdp has it all", missing(Path(library).read_bytes()), None
     yield "libfsdp loads without CUDA", [so for so in needed(library) if "cuda" in so or "nvidia" in so], None
