@@ -69,18 +69,16 @@ class Stream {
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
   virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
   virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
-  // These convert fp32 to codes with a scale for each block, see device/quantize.h.
-  virtual void quantize_mxfp8(const Mxfp8Quantize &work) = 0;
-  virtual void quantize_fp8_blocks(const Fp8BlockQuantize &work) = 0;
+  // These convert many matrices of fp32 to codes with a scale for each block, see device/quantize.h. Unless `found` is
+  // NULL, found[i] = how many of the ROW scales of works[i] stand for Inf or NaN, or how many of its numbers are that.
+  virtual void quantize_all_mxfp8(std::span<const Mxfp8Quantize> works, uint64_t *found) = 0;
+  virtual void quantize_all_fp8_blocks(std::span<const Fp8BlockQuantize> works, uint64_t *found) = 0;
   virtual void swizzle_scales(const Mxfp8Swizzle &work) = 0;
-  // *result = the number of scales that stand for Inf or NaN, or of such numbers in blocks that have been quantized
-  virtual void count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) = 0;
-  virtual void count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) = 0;
-  // These convert fp32 to codes with one scale for all, found from the largest magnitude on any rank. find_amax sets
-  // *amax to this rank's largest magnitude, which is 0 if there are no numbers.
-  virtual void find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) = 0;
+  // These convert tensors of fp32 to codes with one scale each, found from the largest magnitude on any rank.
+  // find_all_amaxes sets each *amax to this rank's largest magnitude, which is 0 if there are no numbers.
+  virtual void find_all_amaxes(std::span<const AmaxSpan> spans) = 0;
   virtual void find_fp8_scales(const Fp8Scales &work) = 0;
-  virtual void quantize_fp8(const Fp8Quantize &work) = 0;
+  virtual void quantize_all_fp8(std::span<const Fp8Quantize> works) = 0;
   // to += from in to's dtype, computed in fp32 and rounded once
   virtual void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   virtual void scale_all(std::span<const FloatSpan> spans, float factor) = 0;
@@ -118,6 +116,13 @@ class Stream {
   void sum_squares(double *result, const float *values, uint64_t count, uint64_t granule) {
     const SquaresSpan one{result, values, count, granule};
     sum_all_squares({&one, 1});
+  }
+  void quantize_mxfp8(const Mxfp8Quantize &work) { quantize_all_mxfp8({&work, 1}, nullptr); }
+  void quantize_fp8_blocks(const Fp8BlockQuantize &work) { quantize_all_fp8_blocks({&work, 1}, nullptr); }
+  void quantize_fp8(const Fp8Quantize &work) { quantize_all_fp8({&work, 1}); }
+  void find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
+    const AmaxSpan one{amax, values, count, via_bf16};
+    find_all_amaxes({&one, 1});
   }
   // CUDA's number of the graph capture that the stream is in; 0: none. See Device::begin_capture.
   virtual uint64_t capture_id() const { return 0; }

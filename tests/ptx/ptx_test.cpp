@@ -179,22 +179,42 @@ TEST(Ptx, EveryKernelRuns) {
 // Nothing but NaN: a block adds what it has found once, whatever a GPU's processors are given.
 TEST(Ptx, ABlockAddsItsCountOnce) {
   constexpr uint64_t of_block = 4096, max_blocks = 1024;
-  for (const uint64_t count : {uint64_t{1}, of_block - 1, 3 * of_block + 1, (max_blocks + 1) * of_block}) {
-    const std::vector<uint8_t> given(count, 0xff);
-    OnGpu scales(given.data(), count), result(8);
+  for (const uint64_t count : {uint64_t{1}, 2 * of_block, 3 * of_block + 1, (max_blocks + 1) * of_block}) {
+    const std::vector<float> given(count, std::nanf(""));
+    OnGpu values(given.data(), count * sizeof(float)), result(8);
     ptx::take_atomics();
-    ASSERT_LAUNCHED(cuda::count_nonfinite_scales(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()),
-                                                 reinterpret_cast<const uint8_t *>(scales.data()), count));
+    ASSERT_LAUNCHED(
+        cuda::count_nonfinite(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()), values.floats(), count));
     EXPECT_EQ(ptx::take_atomics(), std::clamp(count / of_block, uint64_t{1}, max_blocks)) << count;
     uint64_t found = 0;
     std::memcpy(&found, result.read().data(), sizeof found);
     EXPECT_EQ(found, count);
   }
-  const std::vector<float> given(2 * of_block, std::nanf(""));
-  OnGpu values(given.data(), given.size() * sizeof(float)), result(8);
-  ASSERT_LAUNCHED(
-      cuda::count_nonfinite(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()), values.floats(), given.size()));
-  EXPECT_EQ(ptx::take_atomics(), 2u);
+}
+
+// The same for the kernels that quantize blocks. Without a place for counts nothing is added.
+TEST(Ptx, ABlockAddsWhatItHasNotQuantizedOnce) {
+  constexpr uint64_t rows = 96, columns = 256, count = rows * columns;
+  const std::vector<float> given(count, std::nanf(""));
+  const uint64_t none[2] = {};
+  OnGpu values(given.data(), count * sizeof(float)), codes(4 * count), scales(count), found(none, sizeof none);
+  auto *const to = reinterpret_cast<uint8_t *>(codes.data());
+  const device::Mxfp8Quantize tiles{values.floats(), rows,       columns,       {}, false, to,
+                                    to + 2 * count,  to + count, to + 3 * count};
+  const device::Fp8BlockQuantize blocks{values.floats(), rows, columns, false, false, to, scales.floats()};
+  auto *const counts = reinterpret_cast<uint64_t *>(found.data());
+  ptx::take_atomics();
+  ASSERT_LAUNCHED(cuda::quantize_mxfp8(gpu::stream(), {&tiles, 1}, counts));
+  EXPECT_EQ(ptx::take_atomics(), rows / 32 * columns / 128);
+  ASSERT_LAUNCHED(cuda::quantize_fp8_blocks(gpu::stream(), {&blocks, 1}, counts + 1));
+  EXPECT_EQ(ptx::take_atomics(), columns / 128);
+  uint64_t counted[2];
+  std::memcpy(counted, found.read().data(), sizeof counted);
+  EXPECT_EQ(counted[0], count / 32);
+  EXPECT_EQ(counted[1], count);
+  ASSERT_LAUNCHED(cuda::quantize_mxfp8(gpu::stream(), tiles));
+  ASSERT_LAUNCHED(cuda::quantize_fp8_blocks(gpu::stream(), blocks));
+  EXPECT_EQ(ptx::take_atomics(), 0u);
 }
 
 // A chain of additions reads lines of 16 sums, and waits for none that other threads of its block have fetched ahead.
@@ -292,6 +312,31 @@ TEST_F(WideAccesses, OfSumsAndProducts) {
   const auto [loads, stores] = ptx::take_accesses();
   EXPECT_EQ(loads, (ByBytes{{16, 3 * packs}})) << "rank_sum";
   EXPECT_EQ(stores, (ByBytes{{16, packs}})) << "rank_sum";
+}
+
+// Every number is read once, and codes are written four at a time.
+TEST_F(WideAccesses, Of8BitNumbers) {
+  constexpr uint64_t rows = 128, columns = 256, numbers = rows * columns, of_all = numbers / 4;
+  OnGpu values(numbers * 4), codes(4 * numbers), scales(numbers);
+  auto *const to = reinterpret_cast<uint8_t *>(codes.data());
+  const device::Mxfp8Quantize tiles{values.floats(),  rows,         columns,         {}, false, to,
+                                    to + 2 * numbers, to + numbers, to + 3 * numbers};
+  ASSERT_LAUNCHED(cuda::quantize_mxfp8(gpu::stream(), tiles));
+  ptx::Accesses seen = ptx::take_accesses();
+  EXPECT_EQ(seen.loads, (ByBytes{{16, of_all}})) << "MXFP8";
+  EXPECT_EQ(seen.stores, (ByBytes{{1, 2 * numbers / 32}, {4, 2 * of_all}})) << "MXFP8";
+  ASSERT_LAUNCHED(
+      cuda::quantize_fp8_blocks(gpu::stream(), {values.floats(), rows, columns, false, false, to, scales.floats()}));
+  seen = ptx::take_accesses();
+  EXPECT_EQ(seen.loads, (ByBytes{{16, of_all}})) << "blocks";
+  EXPECT_EQ(seen.stores, (ByBytes{{4, of_all + columns / 128}})) << "blocks";
+  ASSERT_LAUNCHED(cuda::find_amax(gpu::stream(), scales.floats(), values.floats(), numbers, false));
+  seen = ptx::take_accesses();
+  EXPECT_EQ(seen.loads, (ByBytes{{16, of_all}})) << "amax";
+  ASSERT_LAUNCHED(cuda::quantize_fp8(gpu::stream(), {values.floats(), numbers, true, scales.floats(), to}));
+  seen = ptx::take_accesses();
+  EXPECT_EQ(seen.loads[16], of_all) << "one scale";
+  EXPECT_EQ(seen.stores, (ByBytes{{4, of_all}})) << "one scale";
 }
 
 // Says what a launch was refused for, below the line that the test wrote of it.

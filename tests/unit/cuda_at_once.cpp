@@ -110,6 +110,24 @@ TEST_F(CudaLaunch, SpansAreBatched) {
   EXPECT_EQ(launches, 4);
 }
 
+TEST_F(CudaLaunch, WorksOn8BitTensorsAreBatched) {
+  uint8_t codes[4096] = {};
+  uint64_t found[90] = {};
+  std::vector<float> many(1024);
+  const std::vector<Mxfp8Quantize> tiles(89, {many.data(), 32, 32, {}, false, codes, codes, codes, codes});
+  EXPECT_EQ(cuda::quantize_mxfp8(nullptr, tiles, found), 0);
+  EXPECT_EQ(std::exchange(launches, 0), 3);
+  const std::vector<Fp8BlockQuantize> blocks(88, {values, 1, 8, false, false, codes, values});
+  EXPECT_EQ(cuda::quantize_fp8_blocks(nullptr, blocks, found), 0);
+  EXPECT_EQ(std::exchange(launches, 0), 2);
+  const std::vector<Fp8Quantize> whole(160, {values, 8, false, values, codes});
+  EXPECT_EQ(cuda::quantize_fp8(nullptr, whole), 0);
+  EXPECT_EQ(std::exchange(launches, 0), 2);
+  const std::vector<AmaxSpan> amaxes(97, {values, values, 8, false});
+  EXPECT_EQ(cuda::find_amaxes(nullptr, amaxes), 0);
+  EXPECT_EQ(launches, 4);
+}
+
 TEST_F(CudaLaunch, MatricesOfScalesAreOneLaunch) {
   uint8_t scales[3 * 4 * 2] = {}, tiles[3 * 512];
   EXPECT_EQ(cuda::swizzle_scales(nullptr, {scales, 4, 2, Mxfp8Form::row, tiles, 3}), 0);
@@ -148,7 +166,6 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   EXPECT_EQ(cuda::cast_from_float8(nullptr, values, FSDP_FLOAT32, codes, Float8::e4m3, 8), error);
   EXPECT_EQ(cuda::quantize_mxfp8(nullptr, {values, 32, 32, {}, false, codes, codes, codes, codes}), error);
   EXPECT_EQ(cuda::dequantize_mxfp8(nullptr, values, FSDP_FLOAT32, {codes, codes, 32, 32, row}), error);
-  EXPECT_EQ(cuda::count_nonfinite_scales(nullptr, &count, codes, 8), error);
   EXPECT_EQ(cuda::swizzle_scales(nullptr, {codes, 1, 1, row, codes}), error);
   EXPECT_EQ(cuda::find_amax(nullptr, values, values, 8, false), error);
   EXPECT_EQ(cuda::find_fp8_scales(nullptr, {values, 1, 8, false, values, values}), error);
@@ -156,14 +173,14 @@ TEST_F(CudaLaunch, ErrorsOf8BitKernelsAreReturned) {
   EXPECT_EQ(cuda::dequantize_fp8(nullptr, values, FSDP_FLOAT32, {codes, 8, values}), error);
   EXPECT_EQ(cuda::quantize_fp8_blocks(nullptr, {values, 1, 8, false, false, codes, values}), error);
   EXPECT_EQ(cuda::dequantize_fp8_blocks(nullptr, values, FSDP_FLOAT32, {codes, values, 1, 8}), error);
-  EXPECT_EQ(launches, 12);
+  EXPECT_EQ(launches, 11);
 }
 
-// Each of the 66 kernels (tests/gpu/kernels/code_test.py counts them), the copy of 16-bit elements for both of their
-// types, and what sets a count to 0 for both kinds.
+// Each of the 65 kernels (tests/gpu/kernels/code_test.py counts them), and the copy of 16-bit elements for both of
+// their types.
 TEST_F(CudaLaunch, PrepareRunsEveryKernel) {
   EXPECT_EQ(cuda::prepare(nullptr, scratch), 0);
-  EXPECT_EQ(launches, 72);
+  EXPECT_EQ(launches, 70);
   next_result = cudaErrorLaunchOutOfResources;
   EXPECT_EQ(cuda::prepare(nullptr, scratch), static_cast<int>(cudaErrorLaunchOutOfResources));
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA kernels of 8-bit numbers and their scales, against the host's: the same bits for any input and alignment.
+#include <memory>
 #include <numeric>
 
 #include "cuda_memory.h"
@@ -195,19 +196,94 @@ TEST(CudaFp8, ValuesAreTheHosts) {
   }
 }
 
-TEST(CudaMxfp8, ScalesAreCountedAsOnTheHost) {
-  for (const size_t count : {0, 1, 255, 1003, 40000, 4300000})  // the last: blocks have more than one part of it
-    for (const size_t offset : {0, 1, 3}) {
-      if (count > 40000 && offset != 3) continue;
-      std::vector<uint8_t> scales(count);
-      for (size_t i = 0; i < count; ++i) scales[i] = static_cast<uint8_t>(250 + i % 6);
-      OnGpu on_gpu(scales.data(), count, offset), result(8);
-      ASSERT_LAUNCHED(cuda::count_nonfinite_scales(gpu::stream(), reinterpret_cast<uint64_t *>(result.data()),
-                                                   codes_in(on_gpu), count));
-      uint64_t found = 0;
-      std::memcpy(&found, result.read().data(), 8);
-      EXPECT_EQ(found, kernels::count_nonfinite_scales(scales.data(), count)) << count;
+// Matrices of several sizes for one launch, with Inf and NaN in every third. Some cannot be loaded in packs.
+struct Matrices {
+  std::vector<std::vector<float>> numbers;
+  std::vector<std::unique_ptr<OnGpu>> from, codes, scales;
+  std::vector<size_t> rows, columns;
+
+  Matrices(size_t count, size_t side) {
+    for (size_t i = 0; i < count; ++i) {
+      rows.push_back(side * (1 + i % 3)), columns.push_back(side * (1 + i % 5));
+      std::vector<float> x = tiles(rows[i], columns[i], static_cast<uint32_t>(i), false);
+      for (size_t k = 0; i % 3 == 0 && k < x.size(); k += 37 + 13 * i) x[k] = k % 2 ? -std::nanf("") : -HUGE_VALF;
+      from.push_back(std::make_unique<OnGpu>(x.data(), x.size() * 4, i % 4 == 1 ? 4 : 0));
+      for (size_t plane = 0; plane < 2; ++plane) {
+        codes.push_back(std::make_unique<OnGpu>(x.size(), i % 4 == 2));
+        scales.push_back(std::make_unique<OnGpu>(x.size()));
+      }
+      numbers.push_back(std::move(x));
     }
+  }
+};
+
+// Counts are added to what is there.
+constexpr uint64_t before = 1000;
+
+std::vector<uint64_t> counts_in(OnGpu &gpu) {
+  std::vector<uint64_t> counts(gpu.read().size() / sizeof(uint64_t));
+  std::memcpy(counts.data(), gpu.read().data(), counts.size() * sizeof(uint64_t));
+  for (uint64_t &count : counts) count -= before;
+  return counts;
+}
+
+TEST(CudaMxfp8, ManyMatricesAreQuantizedAndCountedAtOnce) {
+  constexpr size_t count = 50;
+  Matrices all(count, 32);
+  const std::vector<uint64_t> zeros(count, before);
+  OnGpu found(zeros.data(), count * 8);
+  std::vector<Mxfp8Quantize> works;
+  for (size_t i = 0; i < count; ++i)
+    works.push_back({all.from[i]->floats(), all.rows[i], all.columns[i], i % 2 ? ScaleRule::floor : ScaleRule::round_up,
+                     i % 5 == 0, codes_in(*all.codes[2 * i]), codes_in(*all.scales[2 * i]),
+                     codes_in(*all.codes[2 * i + 1]), codes_in(*all.scales[2 * i + 1])});
+  ASSERT_LAUNCHED(cuda::quantize_mxfp8(gpu::stream(), works, reinterpret_cast<uint64_t *>(found.data())));
+  const std::vector<uint64_t> counts = counts_in(found);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t size = all.numbers[i].size();
+    std::vector<uint8_t> row(size), row_scales(size / 32), column(size), column_scales(size / 32);
+    Mxfp8Quantize work = works[i];
+    work.from = all.numbers[i].data(), work.row = row.data(), work.row_scales = row_scales.data();
+    work.column = column.data(), work.column_scales = column_scales.data();
+    kernels::quantize_mxfp8(work);
+    ASSERT_EQ(bytes(*all.codes[2 * i]), row) << i;
+    ASSERT_EQ(bytes(*all.codes[2 * i + 1]), column) << i;
+    for (const auto &[scales, expected] : {std::pair(2 * i, &row_scales), {2 * i + 1, &column_scales}}) {
+      std::vector<uint8_t> first = bytes(*all.scales[scales]);
+      first.resize(size / 32);
+      ASSERT_EQ(first, *expected) << i;
+    }
+    ASSERT_EQ(counts[i], kernels::count_nonfinite_scales(row_scales.data(), row_scales.size())) << i;
+    sum += counts[i];
+  }
+  EXPECT_GT(sum, count);
+}
+
+TEST(CudaFp8, ManyMatricesAreQuantizedInBlocksAndCountedAtOnce) {
+  constexpr size_t count = 50;
+  Matrices all(count, 46);  // blocks begin in any number of a pack
+  const std::vector<uint64_t> zeros(count, before);
+  OnGpu found(zeros.data(), count * 8);
+  std::vector<Fp8BlockQuantize> works;
+  for (size_t i = 0; i < count; ++i)
+    works.push_back({all.from[i]->floats(), all.rows[i], all.columns[i], i % 2 == 0, i % 5 == 0,
+                     codes_in(*all.codes[2 * i]), all.scales[2 * i]->floats()});
+  ASSERT_LAUNCHED(cuda::quantize_fp8_blocks(gpu::stream(), works, reinterpret_cast<uint64_t *>(found.data())));
+  const std::vector<uint64_t> counts = counts_in(found);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    std::vector<uint8_t> codes(all.numbers[i].size());
+    std::vector<float> scales(fp8_blocks(all.rows[i]) * fp8_blocks(all.columns[i]));
+    Fp8BlockQuantize work = works[i];
+    work.from = all.numbers[i].data(), work.codes = codes.data(), work.scale_inv = scales.data();
+    kernels::quantize_fp8_blocks(work);
+    ASSERT_EQ(bytes(*all.codes[2 * i]), codes) << i;
+    ASSERT_EQ(std::memcmp(all.scales[2 * i]->read().data(), scales.data(), scales.size() * 4), 0) << i;
+    ASSERT_EQ(counts[i], kernels::count_nonfinite(all.numbers[i].data(), codes.size())) << i;
+    sum += counts[i];
+  }
+  EXPECT_GT(sum, count);
 }
 
 TEST(CudaMxfp8, SwizzledScalesAreTheHosts) {
@@ -276,6 +352,36 @@ TEST(CudaFp8, CodesAreTheHosts) {
               cuda::quantize_fp8(gpu::stream(), {from.floats(), count, via_bf16, on_gpu.floats(), codes_in(to)}));
           ASSERT_EQ(bytes(to), expected) << count << " by " << scale;
         }
+}
+
+TEST(CudaFp8, ManyTensorsAreMeasuredAndQuantizedAtOnce) {
+  constexpr size_t count = 100;
+  std::vector<std::vector<float>> numbers;
+  std::vector<std::unique_ptr<OnGpu>> from, codes;
+  std::vector<float> scales;
+  for (size_t i = 0; i < count; ++i) {
+    numbers.push_back(awkward(i % 10 == 3 ? 0 : i % 7 * 1500 + i, static_cast<uint32_t>(i)));
+    from.push_back(std::make_unique<OnGpu>(numbers[i].data(), numbers[i].size() * 4, i % 4 * 4));
+    codes.push_back(std::make_unique<OnGpu>(numbers[i].size(), i % 4));
+    scales.push_back(std::ldexp(1.7f, static_cast<int>(i) - 50));
+  }
+  const std::vector<float> stale(count, HUGE_VALF);
+  OnGpu amaxes(stale.data(), count * 4), factors(scales.data(), count * 4);
+  std::vector<AmaxSpan> spans;
+  std::vector<Fp8Quantize> works;
+  for (size_t i = 0; i < count; ++i) {
+    spans.push_back({amaxes.floats() + i, from[i]->floats(), numbers[i].size(), i % 3 == 0});
+    works.push_back({from[i]->floats(), numbers[i].size(), i % 3 == 0, factors.floats() + i, codes_in(*codes[i])});
+  }
+  ASSERT_LAUNCHED(cuda::find_amaxes(gpu::stream(), spans));
+  ASSERT_LAUNCHED(cuda::quantize_fp8(gpu::stream(), works));
+  for (size_t i = 0; i < count; ++i) {
+    const float amax = read(amaxes.read().data(), FSDP_FLOAT32, i);
+    ASSERT_EQ(amax, kernels::find_amax(numbers[i].data(), numbers[i].size(), i % 3 == 0)) << i;
+    std::vector<uint8_t> expected(numbers[i].size());
+    kernels::quantize_fp8({numbers[i].data(), expected.size(), i % 3 == 0, &scales[i], expected.data()});
+    ASSERT_EQ(bytes(*codes[i]), expected) << i;
+  }
 }
 
 TEST(CudaFp8, QuantizesBlocks) {

@@ -187,14 +187,12 @@ class FullStream final : public device::Stream {
   void compact_adamw_from(const device::AdamW *, std::span<const device::CompactSpan>) override {}
   void store_step(device::AdamW *, const device::AdamW &) override {}
   void round_randomly(const device::RandomRounding &) override {}
-  void quantize_mxfp8(const device::Mxfp8Quantize &) override {}
+  void quantize_all_mxfp8(std::span<const device::Mxfp8Quantize>, uint64_t *) override {}
   void swizzle_scales(const device::Mxfp8Swizzle &) override {}
-  void count_nonfinite_scales(uint64_t *, const uint8_t *, uint64_t) override {}
-  void count_nonfinite_blocks(uint64_t *, const device::Fp8BlockQuantize &) override {}
-  void quantize_fp8_blocks(const device::Fp8BlockQuantize &) override {}
-  void find_amax(float *, const float *, uint64_t, bool) override {}
+  void quantize_all_fp8_blocks(std::span<const device::Fp8BlockQuantize>, uint64_t *) override {}
+  void find_all_amaxes(std::span<const device::AmaxSpan>) override {}
   void find_fp8_scales(const device::Fp8Scales &) override {}
-  void quantize_fp8(const device::Fp8Quantize &) override {}
+  void quantize_all_fp8(std::span<const device::Fp8Quantize>) override {}
   fsdp_stream handle() const noexcept override { return stream_.handle(); }
 
  private:

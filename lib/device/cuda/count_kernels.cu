@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts of what is no number (Inf and NaN in fp32, and scales that stand for them), and of zeros. Threads add up for
-// themselves and blocks for their threads, so that a model whose weights are all NaN is counted as fast as any other:
-// one addition to the result for each block. Least traffic: 4 bytes per element, 1 per scale.
+// Counts of what is no number (Inf and NaN in fp32), and of zeros. Threads add up for themselves and blocks for their
+// threads, so that a model whose weights are all NaN is counted as fast as any other: one addition to the result for
+// each block. Least traffic: 4 bytes per element.
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
 
@@ -18,11 +18,6 @@ struct NonfiniteNumber {
 struct ZeroNumber {
   using Element = float;
   FSDP_DEVICE static bool counts(float value) { return (bits_of(value) & 0x7fffffff) == 0; }
-};
-
-struct NonfiniteScale {
-  using Element = uint8_t;
-  FSDP_DEVICE static bool counts(uint8_t scale) { return scale >= E8M0::largest; }
 };
 
 // What a thread finds of one of the blocks that it has in turn.
@@ -89,10 +84,6 @@ int count_nonfinite(Stream stream, uint64_t *result, const float *values, uint64
 
 int count_zeros(Stream stream, uint64_t *result, const float *values, uint64_t count) {
   return count_of<ZeroNumber>(stream, result, values, count);
-}
-
-int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count) {
-  return count_of<NonfiniteScale>(stream, result, scales, count);
 }
 
 }  // namespace kernels

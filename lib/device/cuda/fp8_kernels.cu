@@ -152,7 +152,7 @@ struct Fp8BlockSpan {
 // aligned, else every 32nd.
 struct QuantizeBlocks {
   static constexpr unsigned threads = 512, side = fp8_block, lanes = 32, warps = threads / lanes;
-  static constexpr unsigned rows = side / warps, most = 48;
+  static constexpr unsigned rows = side / warps, most = 44;
   struct BlockMagnitudes {
     Magnitudes<threads> amaxes;
     uint32_t found[threads];  // written if the thread's amax is not finite

@@ -33,14 +33,14 @@ using Stream = CUstream_st *;
                                  uint64_t count);
 [[nodiscard]] int cast_from_float8(Stream stream, void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format,
                                    uint64_t count);
-// Works on many tensors are one launch: up to 48 of MXFP8 and of FP8 in blocks, 80 with one scale. Up to 96 largest
-// magnitudes take two launches.
-[[nodiscard]] int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works);
+// Works on many tensors are one launch: up to 44 of MXFP8 or of FP8 in blocks, up to 80 with one scale each. Up to 96
+// largest magnitudes take two launches. Unless `found` is NULL, quantize_mxfp8 adds to found[i] how many of the ROW
+// scales of works[i] stand for Inf or NaN, and quantize_fp8_blocks how many of its numbers are that.
+[[nodiscard]] int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works, uint64_t *found);
 [[nodiscard]] inline int quantize_mxfp8(Stream stream, const Mxfp8Quantize &work) {
-  return quantize_mxfp8(stream, std::span(&work, 1));
+  return quantize_mxfp8(stream, {&work, 1}, nullptr);
 }
 [[nodiscard]] int dequantize_mxfp8(Stream stream, void *to, fsdp_dtype to_dtype, const Mxfp8Dequantize &work);
-[[nodiscard]] int count_nonfinite_scales(Stream stream, uint64_t *result, const uint8_t *scales, uint64_t count);
 [[nodiscard]] int swizzle_scales(Stream stream, const Mxfp8Swizzle &work);
 [[nodiscard]] int find_amaxes(Stream stream, std::span<const AmaxSpan> spans);
 [[nodiscard]] inline int find_amax(Stream stream, float *result, const float *values, uint64_t count, bool via_bf16) {
@@ -53,7 +53,6 @@ using Stream = CUstream_st *;
   return quantize_fp8(stream, std::span(&work, 1));
 }
 [[nodiscard]] int dequantize_fp8(Stream stream, void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
-// Unless `found` is NULL, adds to found[i] how many of the numbers of works[i] are Inf or NaN.
 [[nodiscard]] int quantize_fp8_blocks(Stream stream, std::span<const Fp8BlockQuantize> works, uint64_t *found);
 [[nodiscard]] inline int quantize_fp8_blocks(Stream stream, const Fp8BlockQuantize &work) {
   return quantize_fp8_blocks(stream, {&work, 1}, nullptr);

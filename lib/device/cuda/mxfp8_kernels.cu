@@ -12,17 +12,19 @@ namespace {
 
 struct Mxfp8Span {
   Mxfp8Quantize work;
+  uint64_t *found;  // NULL: ROW scales that stand for Inf or NaN are not counted
   uint32_t across;  // blocks of threads in a row of them
   bool wide;        // all arrays are aligned to four elements
 };
 
 struct QuantizeTiles {
   static constexpr unsigned side = mxfp8_block, threads = 128, lanes = 32, warps = threads / lanes;
-  static constexpr unsigned rows = side / warps, most = 48;
+  static constexpr unsigned rows = side / warps, most = 44;
   struct TileMagnitudes {
     float of_columns[warps][threads];    // of the rows of each warp
     float of_rows[side][lanes + pack];   // of 4 numbers; the last ones let the threads of a warp use different banks
     float column_factors[threads], row_factors[threads / side][side];
+    bool found;  // is a ROW scale to be counted?
   };
   using Shared = TileMagnitudes;
   struct Kept {
@@ -47,6 +49,7 @@ struct QuantizeTiles {
     const Mxfp8Span &span = batch.spans[kept.span];
     const uint32_t block = blockIdx.x - batch.first_block[kept.span];
     kept.row = uint64_t{block / span.across} * side, kept.column = block % span.across * threads;
+    if (threadIdx.x == 0) shared.found = false;
     if (!is_inside(span, kept, lane() * pack)) return;
     load(span, kept);
     if (span.work.via_bf16) {
@@ -96,11 +99,13 @@ struct QuantizeTiles {
       const uint8_t scale = mxfp8_scale(bits_of(amax) & fp32_magnitude, work.rule);
       work.row_scales[((kept.row + r) * work.columns + kept.column) / side + part] = scale;
       shared.row_factors[part][r] = mxfp8_factor(scale);
+      if (scale >= E8M0::largest) shared.found = true;
     }
   }
 
   FSDP_DEVICE void third(Shared &shared, const Kept &kept) const {
     const Mxfp8Span &span = batch.spans[kept.span];
+    if (shared.found && span.found && threadIdx.x == 0) add_atomically(span.found, count_found(span, shared, kept));
     if (!is_inside(span, kept, lane() * pack)) return;
     const uint64_t at = element(span, kept);
     uint8_t *row = span.work.row + at, *column = span.work.column + at;
@@ -114,6 +119,16 @@ struct QuantizeTiles {
     }
   }
 
+  FSDP_DEVICE static uint64_t count_found(const Mxfp8Span &span, const Shared &shared, const Kept &kept) {
+    uint64_t found = 0;
+    FSDP_ROLLED
+    for (unsigned i = 0; i < threads; ++i) {
+      const float factor = shared.row_factors[i / side][i % side];
+      if (is_inside(span, kept, i / side * side)) found += !(factor > mxfp8_factor(E8M0::largest));
+    }
+    return found;
+  }
+
   FSDP_DEVICE static void put(uint8_t *to, uint32_t codes, bool wide) {
     const Pack<uint8_t, pack> bytes = bytes_of(codes);
     if (wide) return store_pack<pack>(to, bytes);
@@ -125,10 +140,11 @@ static_assert(sizeof(QuantizeTiles) <= max_argument_bytes);
 
 uint64_t tiles_of(const Mxfp8Span &span) { return span.work.rows / QuantizeTiles::side * span.across; }
 
-Mxfp8Span span_of(const Mxfp8Quantize &work, size_t) {
+Mxfp8Span span_of(const Mxfp8Quantize &work, uint64_t *found) {
   const bool wide = reinterpret_cast<uintptr_t>(work.from) % 16 == 0 && misfit(work.row, 1) == 0 &&
                     misfit(work.column, 1) == 0;
-  return {work, static_cast<uint32_t>((work.columns + QuantizeTiles::threads - 1) / QuantizeTiles::threads), wide};
+  return {work, found, static_cast<uint32_t>((work.columns + QuantizeTiles::threads - 1) / QuantizeTiles::threads),
+          wide};
 }
 
 // Factors of adjacent elements: at(index) is a place whose next() gives the factor of the element at the index, then
@@ -244,9 +260,10 @@ __global__ void swizzle(const __grid_constant__ Mxfp8Swizzle work) {
 
 namespace kernels {
 
-int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works) {
+int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works, uint64_t *found) {
   QuantizeTiles tiles;
-  return launch_each(tiles.batch, works, span_of, tiles_of, [&](unsigned blocks) {
+  const auto make_span = [&](const Mxfp8Quantize &work, size_t i) { return span_of(work, found ? found + i : nullptr); };
+  return launch_each(tiles.batch, works, make_span, tiles_of, [&](unsigned blocks) {
     return FSDP_LAUNCH_PHASED(tiles, blocks, tiles.threads, stream);
   });
 }

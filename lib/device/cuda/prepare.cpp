@@ -94,15 +94,13 @@ int prepare_dequantize(Stream stream, const uint8_t *codes, float *values, const
 int prepare_quantize(Stream stream, void *scratch) {
   constexpr uint64_t tile = 32 * 32;
   auto *const values = static_cast<float *>(scratch), *const scale = values + tile;
-  auto *const count = reinterpret_cast<uint64_t *>(scale + 16);
   auto *const codes = reinterpret_cast<uint8_t *>(scale + 32);
   if (const int error = prepare_casts(stream, codes, values)) return error;
   if (const int error = prepare_dequantize(stream, codes, values, scale)) return error;
   const Mxfp8Quantize both{values, 32, 32, {}, false, codes, codes + tile, codes + 2 * tile, codes + 3 * tile};
   for (const int error :
-       {quantize_mxfp8(stream, both), count_nonfinite_scales(stream, count, codes, 1),
-        swizzle_scales(stream, {codes, 1, 1, Mxfp8Form::row, codes + tile}), find_amax(stream, scale, values, 1, false),
-        find_fp8_scales(stream, {scale, 1, 1, false, scale + 1, scale + 2}),
+       {quantize_mxfp8(stream, both), swizzle_scales(stream, {codes, 1, 1, Mxfp8Form::row, codes + tile}),
+        find_amax(stream, scale, values, 1, false), find_fp8_scales(stream, {scale, 1, 1, false, scale + 1, scale + 2}),
         quantize_fp8(stream, {values, 1, false, scale, codes}),
         quantize_fp8_blocks(stream, {values, 1, 1, false, false, codes, scale})})
     if (error) return error;

@@ -97,38 +97,32 @@ void CudaStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtyp
   if (count) enqueue("kernel cast", [&] { return kernels::cast(stream_, to, to_dtype, from, from_dtype, count); });
 }
 
-void CudaStream::quantize_mxfp8(const Mxfp8Quantize &work) {
-  enqueue("kernel quantize_mxfp8", [&] { return kernels::quantize_mxfp8(stream_, work); });
+void CudaStream::quantize_all_mxfp8(std::span<const Mxfp8Quantize> works, uint64_t *found) {
+  if (works.empty()) return;
+  if (found) fill(found, 0, works.size() * sizeof *found);
+  enqueue("kernel quantize_mxfp8", [&] { return kernels::quantize_mxfp8(stream_, works, found); });
 }
 
-void CudaStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
-  enqueue("kernel quantize_fp8_blocks", [&] { return kernels::quantize_fp8_blocks(stream_, work); });
+void CudaStream::quantize_all_fp8_blocks(std::span<const Fp8BlockQuantize> works, uint64_t *found) {
+  if (works.empty()) return;
+  if (found) fill(found, 0, works.size() * sizeof *found);
+  enqueue("kernel quantize_fp8_blocks", [&] { return kernels::quantize_fp8_blocks(stream_, works, found); });
 }
 
 void CudaStream::swizzle_scales(const Mxfp8Swizzle &work) {
   enqueue("kernel swizzle_scales", [&] { return kernels::swizzle_scales(stream_, work); });
 }
 
-void CudaStream::count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) {
-  enqueue("kernel count_nonfinite_scales",
-          [&] { return kernels::count_nonfinite_scales(stream_, result, scales, count); });
-}
-
-// All numbers are read again, because the kernel that quantizes blocks does not keep the count.
-void CudaStream::count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) {
-  count_nonfinite(result, work.from, work.rows * work.columns);
-}
-
-void CudaStream::find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
-  enqueue("kernel find_amax", [&] { return kernels::find_amax(stream_, amax, values, count, via_bf16); });
+void CudaStream::find_all_amaxes(std::span<const AmaxSpan> spans) {
+  if (!spans.empty()) enqueue("kernel find_amaxes", [&] { return kernels::find_amaxes(stream_, spans); });
 }
 
 void CudaStream::find_fp8_scales(const Fp8Scales &work) {
   enqueue("kernel find_fp8_scales", [&] { return kernels::find_fp8_scales(stream_, work); });
 }
 
-void CudaStream::quantize_fp8(const Fp8Quantize &work) {
-  enqueue("kernel quantize_fp8", [&] { return kernels::quantize_fp8(stream_, work); });
+void CudaStream::quantize_all_fp8(std::span<const Fp8Quantize> works) {
+  if (!works.empty()) enqueue("kernel quantize_fp8", [&] { return kernels::quantize_fp8(stream_, works); });
 }
 
 void CudaStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {

@@ -39,14 +39,12 @@ class CudaStream : public Stream {
   void copy(void *to, const void *from, size_t bytes) override;
   void fill(void *to, uint8_t byte, size_t bytes) override;
   void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
-  void quantize_mxfp8(const Mxfp8Quantize &work) override;
-  void quantize_fp8_blocks(const Fp8BlockQuantize &work) override;
+  void quantize_all_mxfp8(std::span<const Mxfp8Quantize> works, uint64_t *found) override;
+  void quantize_all_fp8_blocks(std::span<const Fp8BlockQuantize> works, uint64_t *found) override;
   void swizzle_scales(const Mxfp8Swizzle &work) override;
-  void count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) override;
-  void count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) override;
-  void find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) override;
+  void find_all_amaxes(std::span<const AmaxSpan> spans) override;
   void find_fp8_scales(const Fp8Scales &work) override;
-  void quantize_fp8(const Fp8Quantize &work) override;
+  void quantize_all_fp8(std::span<const Fp8Quantize> works) override;
   void add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) override;
   void scale_all(std::span<const FloatSpan> spans, float factor) override;
   void rank_sum(const RankSum &sum) override;

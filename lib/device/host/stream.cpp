@@ -27,36 +27,37 @@ void HostStream::cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtyp
   if (count) run([=] { kernels::cast(to, to_dtype, from, from_dtype, count); });
 }
 
-void HostStream::quantize_mxfp8(const Mxfp8Quantize &work) {
-  run([work] { kernels::quantize_mxfp8(work); });
+void HostStream::quantize_all_mxfp8(std::span<const Mxfp8Quantize> works, uint64_t *found) {
+  for (size_t i = 0; i < works.size(); ++i)
+    run([work = works[i], result = found ? found + i : nullptr] {
+      kernels::quantize_mxfp8(work);
+      if (result) *result = kernels::count_nonfinite_scales(work.row_scales, work.rows * work.columns / mxfp8_block);
+    });
 }
 
-void HostStream::quantize_fp8_blocks(const Fp8BlockQuantize &work) {
-  run([work] { kernels::quantize_fp8_blocks(work); });
+void HostStream::quantize_all_fp8_blocks(std::span<const Fp8BlockQuantize> works, uint64_t *found) {
+  for (size_t i = 0; i < works.size(); ++i)
+    run([work = works[i], result = found ? found + i : nullptr] {
+      kernels::quantize_fp8_blocks(work);
+      if (result) *result = kernels::count_nonfinite_blocks(work);
+    });
 }
 
 void HostStream::swizzle_scales(const Mxfp8Swizzle &work) {
   run([work] { kernels::swizzle_scales(work); });
 }
 
-void HostStream::count_nonfinite_scales(uint64_t *result, const uint8_t *scales, uint64_t count) {
-  run([=] { *result = kernels::count_nonfinite_scales(scales, count); });
-}
-
-void HostStream::count_nonfinite_blocks(uint64_t *result, const Fp8BlockQuantize &work) {
-  run([=] { *result = kernels::count_nonfinite_blocks(work); });
-}
-
-void HostStream::find_amax(float *amax, const float *values, uint64_t count, bool via_bf16) {
-  run([=] { *amax = kernels::find_amax(values, count, via_bf16); });
+void HostStream::find_all_amaxes(std::span<const AmaxSpan> spans) {
+  for (const AmaxSpan &span : spans)
+    run([span] { *span.amax = kernels::find_amax(span.values, span.count, span.via_bf16); });
 }
 
 void HostStream::find_fp8_scales(const Fp8Scales &work) {
   run([work] { kernels::find_fp8_scales(work); });
 }
 
-void HostStream::quantize_fp8(const Fp8Quantize &work) {
-  run([work] { kernels::quantize_fp8(work); });
+void HostStream::quantize_all_fp8(std::span<const Fp8Quantize> works) {
+  for (const Fp8Quantize &work : works) run([work] { kernels::quantize_fp8(work); });
 }
 
 void HostStream::add(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) {

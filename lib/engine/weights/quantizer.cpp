@@ -36,38 +36,33 @@ NonfiniteWeights::~NonfiniteWeights() {
 }
 
 void NonfiniteWeights::add(const PlaneSlice &main, const device::Mxfp8Quantize &work) {
-  counted_.push_back({name_of(main), work.rows * work.columns / device::mxfp8_block, work, {}});
+  of_scales_.push_back({name_of(main), work.rows * work.columns / device::mxfp8_block});
 }
 
-void NonfiniteWeights::add(const PlaneSlice &main, const device::Fp8BlockQuantize &work) {
-  counted_.push_back({name_of(main), 0, {}, work});
+void NonfiniteWeights::add(const PlaneSlice &main, const device::Fp8BlockQuantize &) {
+  of_blocks_.push_back(name_of(main));
 }
 
 void NonfiniteWeights::add_amax(const PlaneSlice &main, uint64_t index) { measured_.push_back({name_of(main), index}); }
 
 // While earlier counts are under way, these weights are not counted; a weight that is not finite stays so and is found
 // later. Weights that a graph publishes are not counted either, because no event tells when the count is done.
-void NonfiniteWeights::count(device::Stream &stream, const float *amaxes) {
-  if (counted_.empty() && measured_.empty()) return;
-  if (!runtime_.context.logs(FSDP_LOG_WARNING)) return;
+bool NonfiniteWeights::begin(device::Stream &stream) {
+  if (!counts() && measured_.empty()) return false;
+  if (!runtime_.context.logs(FSDP_LOG_WARNING)) return false;
   const std::lock_guard lock(mutex_);
   report();
-  if (version_ || stream.capture_id()) return;
-  enqueue(stream, amaxes);
+  return !version_ && !stream.capture_id();
+}
+
+void NonfiniteWeights::finish(device::Stream &stream, const float *amaxes) {
+  const std::lock_guard lock(mutex_);
+  if (found_ != counts_) stream.copy(counts_, found_, counts() * sizeof(uint64_t));
+  if (!measured_.empty()) stream.copy(amaxes_, amaxes, runtime_.plan.amax_count * sizeof(float));
   stream.record(*done_);
   version_ = runtime_.step.version() + 1;
   runtime_.context.flight_log().expect_word(true);
   report();
-}
-
-void NonfiniteWeights::enqueue(device::Stream &stream, const float *amaxes) {
-  for (size_t i = 0; i < counted_.size(); ++i)
-    if (counted_[i].scales)
-      stream.count_nonfinite_scales(found_ + i, counted_[i].mxfp8.row_scales, counted_[i].scales);
-    else
-      stream.count_nonfinite_blocks(found_ + i, counted_[i].blocks);
-  if (found_ != counts_) stream.copy(counts_, found_, counted_.size() * sizeof(uint64_t));
-  if (!measured_.empty()) stream.copy(amaxes_, amaxes, runtime_.plan.amax_count * sizeof(float));
 }
 
 void NonfiniteWeights::settle() noexcept {
@@ -93,16 +88,17 @@ const char *NonfiniteWeights::quantized_weights() const {
 }
 
 void NonfiniteWeights::report_counts() const {
-  for (size_t i = 0; i < counted_.size(); ++i)
-    if (counts_[i])
+  const uint64_t *found = counts_;
+  for (const CountedScales &counted : of_scales_)
+    if (const uint64_t count = *found++)
       runtime_.context.log(
           FSDP_LOG_WARNING,
-          counted_[i].scales
-              ? format_text("rank {}: version {}: {}: {} are Inf or NaN: {} of {} ROW scales stand for it",
-                            runtime_.context.rank(), version_, counted_[i].name, quantized_weights(), counts_[i],
-                            counted_[i].scales)
-              : format_text("rank {}: version {}: {}: {} main weights are Inf or NaN", runtime_.context.rank(),
-                            version_, counted_[i].name, counts_[i]));
+          format_text("rank {}: version {}: {}: {} are Inf or NaN: {} of {} ROW scales stand for it",
+                      runtime_.context.rank(), version_, counted.name, quantized_weights(), count, counted.scales));
+  for (const std::string &name : of_blocks_)
+    if (const uint64_t count = *found++)
+      runtime_.context.log(FSDP_LOG_WARNING, format_text("rank {}: version {}: {}: {} main weights are Inf or NaN",
+                                                         runtime_.context.rank(), version_, name, count));
 }
 
 void NonfiniteWeights::report_amaxes() const {
@@ -129,26 +125,30 @@ Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime), nonfinite_(runtime) {
     if (memory::scales_whole_tensors(main.param().quantization))
       add_part(main, via_bf16, first_amax[bucket] + main.tensor);
     else
-      add(runtime, main);
+      add_blocks(runtime, main);
   });
 }
 
-void Quantizer::add(const Runtime &runtime, const PlaneSlice &main) {
+void Quantizer::add_blocks(const Runtime &runtime, const PlaneSlice &main) {
   const layout::Slice scales = memory::slice_of(*main.bucket.plan->scale_layout, main.tensor, main.plane.plan->owned,
                                                 runtime.spec.mesh, runtime.teams.all->rank());
   const BlockWork work = make_block_work(
       runtime.spec, {main.bucket, main.param(), main.slice, scales, reinterpret_cast<const float *>(main.data())});
   std::visit([&](const auto &part) { nonfinite_.add(main, part); }, work);
-  blocks_.push_back(work);
+  if (const auto *mxfp8 = std::get_if<device::Mxfp8Quantize>(&work))
+    mxfp8_.push_back(*mxfp8);
+  else
+    fp8_blocks_.push_back(std::get<device::Fp8BlockQuantize>(work));
 }
 
 void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) {
-  parts_.push_back({{.from = reinterpret_cast<const float *>(main.data()),
-                     .count = main.slice.count,
-                     .via_bf16 = via_bf16,
-                     .scale = amaxes_.scale(index),
-                     .codes = reinterpret_cast<uint8_t *>(main.bucket.plane(PlaneKind::compute).at(main.slice))},
-                    index});
+  const auto *const from = reinterpret_cast<const float *>(main.data());
+  amax_spans_.push_back({amaxes_.own(index), from, main.slice.count, via_bf16});
+  parts_.push_back({.from = from,
+                    .count = main.slice.count,
+                    .via_bf16 = via_bf16,
+                    .scale = amaxes_.scale(index),
+                    .codes = reinterpret_cast<uint8_t *>(main.bucket.plane(PlaneKind::compute).at(main.slice))});
   nonfinite_.add_amax(main, index);
 }
 
@@ -170,17 +170,18 @@ void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_
 }
 
 void Quantizer::quantize(device::Stream &stream) {
-  for (const BlockWork &work : blocks_) engine::quantize(stream, work);
+  const bool counts = nonfinite_.begin(stream);
+  stream.quantize_all_mxfp8(mxfp8_, counts ? nonfinite_.scale_counts() : nullptr);
+  stream.quantize_all_fp8_blocks(fp8_blocks_, counts ? nonfinite_.block_counts() : nullptr);
   quantize_whole(stream);
-  nonfinite_.count(stream, amaxes_.own(0));
+  if (counts) nonfinite_.finish(stream, amaxes_.own(0));
 }
 
 // Passes over the numbers twice. Between the passes, the amaxes of all parameters are exchanged at once.
 void Quantizer::quantize_whole(device::Stream &stream) {
-  for (const WholePart &part : parts_)
-    stream.find_amax(amaxes_.own(part.index), part.work.from, part.work.count, part.work.via_bf16);
+  stream.find_all_amaxes(amax_spans_);
   amaxes_.find_scales(stream);
-  for (const WholePart &part : parts_) stream.quantize_fp8(part.work);
+  stream.quantize_all_fp8(parts_);
   for (const ScaleCopy &copy : scales_) stream.copy(copy.to, copy.from, copy.count * sizeof(float));
 }
 

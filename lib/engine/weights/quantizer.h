@@ -24,36 +24,38 @@ class NonfiniteWeights final : public Unsettled {
   ~NonfiniteWeights() override;
   NonfiniteWeights(const NonfiniteWeights &) = delete;
   NonfiniteWeights &operator=(const NonfiniteWeights &) = delete;
-  // Adds the work on this rank's part of a parameter.
+  // Adds the work on this rank's part of a parameter. Counts are in the order of these calls, first those of MXFP8.
   void add(const PlaneSlice &main, const device::Mxfp8Quantize &work);
   void add(const PlaneSlice &main, const device::Fp8BlockQuantize &work);
   void add_amax(const PlaneSlice &main, uint64_t index);
 
-  // Counts on the stream, after the work that has quantized the weights. `amaxes` are this rank's amaxes of all
-  // parameters with one scale.
-  void count(device::Stream &stream, const float *amaxes);
+  // Are the weights to be counted that are quantized on the stream next? If so, the work that quantizes them writes its
+  // counts here, and finish() is called after it. `amaxes` are this rank's amaxes of all parameters with one scale.
+  bool begin(device::Stream &stream);
+  uint64_t *scale_counts() const { return found_; }
+  uint64_t *block_counts() const { return found_ + of_scales_.size(); }
+  void finish(device::Stream &stream, const float *amaxes);
   // Warns of the last count, once, if its work is done. May be called by any thread.
   void settle() noexcept override;
 
  private:
-  struct Counted {
+  struct CountedScales {
     std::string name;
-    uint64_t scales;  // for MXFP8, the number of scales that are checked; 0: numbers are counted
-    device::Mxfp8Quantize mxfp8;
-    device::Fp8BlockQuantize blocks;
+    uint64_t scales;  // how many there are
   };
   struct Measured {
     std::string name;
     uint64_t index;
   };
-  void enqueue(device::Stream &stream, const float *amaxes);
+  uint64_t counts() const { return of_scales_.size() + of_blocks_.size(); }
   void report() noexcept;
   const char *quantized_weights() const;
   void report_counts() const;
   void report_amaxes() const;
 
   Runtime &runtime_;
-  std::vector<Counted> counted_;
+  std::vector<CountedScales> of_scales_;
+  std::vector<std::string> of_blocks_;  // names
   std::vector<Measured> measured_;
   uint64_t *found_;   // counts in memory of the device, where kernels write them
   uint64_t *counts_;  // their copy for the host; all are copied at once
@@ -71,17 +73,12 @@ class Quantizer {
   void quantize(device::Stream &stream);
 
  private:
-  // This rank's part of a parameter with one scale, and the number of that scale.
-  struct WholePart {
-    device::Fp8Quantize work;
-    uint64_t index;
-  };
   struct ScaleCopy {
     std::byte *to;
     const float *from;
     uint64_t count;
   };
-  void add(const Runtime &runtime, const PlaneSlice &main);
+  void add_blocks(const Runtime &runtime, const PlaneSlice &main);
   void add_part(const PlaneSlice &main, bool via_bf16, uint64_t index);
   void add_scales(const Runtime &runtime, const Bucket &bucket, uint64_t first);
   void quantize_whole(device::Stream &stream);
@@ -89,9 +86,11 @@ class Quantizer {
   SharedAmaxes amaxes_;
   NonfiniteWeights nonfinite_;
   // This rank's parts.
-  std::vector<BlockWork> blocks_;
-  std::vector<WholePart> parts_;
-  std::vector<ScaleCopy> scales_;  // scales of whole parameters that this rank publishes
+  std::vector<device::Mxfp8Quantize> mxfp8_;
+  std::vector<device::Fp8BlockQuantize> fp8_blocks_;
+  std::vector<device::AmaxSpan> amax_spans_;
+  std::vector<device::Fp8Quantize> parts_;  // of parameters with one scale
+  std::vector<ScaleCopy> scales_;           // scales of whole parameters that this rank publishes
 };
 
 }  // namespace fsdp::engine
