@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How fast the CUDA kernels move bytes on a GPU, beside a device-to-device copy of the same run. usage: kernel_bench
-// [MILLIONS] (of elements, 256 if not given). Each line: the traffic in bytes per element, GB/s as the median of 15
-// runs, and the ratio to the copy, which reads and writes. The last line is target 17: AdamW at 0.90 of the copy or
-// more.
+// [MILLIONS] (of elements, 256 if not given; a multiple of 32). Each line: the traffic in bytes per element, GB/s as
+// the median of 15 runs, and the ratio to the copy, which reads and writes. The last line is target 17: AdamW at 0.90
+// of the copy or more.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -102,6 +102,98 @@ struct Bench {
   }
 };
 
+// All elements as matrices of one size whose codes and scales are in the other arrays.
+class Matrices {
+ public:
+  Matrices(const Bench &bench, uint64_t number)
+      : bench_(bench), number_(number), size_(bench.count / number), columns_(number == 1 ? 16384 : 4096) {}
+
+  std::vector<Mxfp8Quantize> mxfp8(bool via_bf16) const {
+    return make<Mxfp8Quantize>([&](uint64_t at) {
+      return Mxfp8Quantize{bench_.a + at,       size_ / columns_, columns_,
+                           ScaleRule::round_up, via_bf16,         codes() + at,
+                           scales() + at / 32,  columns() + at,   scales() + (bench_.count + at) / 32};
+    });
+  }
+  std::vector<Fp8BlockQuantize> blocks(bool via_bf16) const {
+    return make<Fp8BlockQuantize>([&](uint64_t at) {
+      return Fp8BlockQuantize{bench_.a + at, size_ / columns_,    columns_, false, via_bf16,
+                              codes() + at,  bench_.d + at / 4096};
+    });
+  }
+  std::vector<AmaxSpan> amaxes() const {
+    return make<AmaxSpan>([&](uint64_t at) { return AmaxSpan{bench_.d + at / size_, bench_.a + at, size_, false}; });
+  }
+  std::vector<Fp8Quantize> whole() const {
+    return make<Fp8Quantize>([&](uint64_t at) {
+      return Fp8Quantize{bench_.a + at, size_, false, bench_.d + at / size_, codes() + at};
+    });
+  }
+  uint64_t *counts() const { return reinterpret_cast<uint64_t *>(bench_.d + bench_.count / 2); }
+
+  uint8_t *codes() const { return reinterpret_cast<uint8_t *>(bench_.c); }
+  uint8_t *columns() const { return codes() + bench_.count; }
+  uint8_t *scales() const { return codes() + 2 * bench_.count; }
+
+ private:
+  template <class Work, class Make>
+  std::vector<Work> make(const Make &one) const {
+    std::vector<Work> works;
+    for (uint64_t i = 0; i < number_; ++i) works.push_back(one(i * size_));
+    return works;
+  }
+
+  const Bench &bench_;
+  const uint64_t number_, size_, columns_;
+};
+
+// Bytes of an element and of its share of the scales: MXFP8 has two planes of codes with a scale for 32 of them.
+constexpr double mxfp8_bytes = 4 + 2 * (1 + 1 / 32.0), fp8_bytes = 4 + 1;
+
+void quantize(Bench &bench, uint64_t number) {
+  auto *const stream = bench.timer.stream();
+  const Matrices matrices(bench, number);
+  const std::string of = ", " + std::to_string(number) + (number == 1 ? " tensor" : " tensors");
+  for (const bool via_bf16 : {false, true}) {
+    const std::string by = of + (via_bf16 ? ", by bf16" : "");
+    bench.line(("mxfp8" + by).c_str(), mxfp8_bytes,
+               [&] { return kernels::quantize_mxfp8(stream, matrices.mxfp8(via_bf16), nullptr); });
+    bench.line(("fp8 blocks" + by).c_str(), fp8_bytes,
+               [&] { return kernels::quantize_fp8_blocks(stream, matrices.blocks(via_bf16), nullptr); });
+  }
+  bench.line(("mxfp8, counted" + of).c_str(), mxfp8_bytes,
+             [&] { return kernels::quantize_mxfp8(stream, matrices.mxfp8(false), matrices.counts()); });
+  bench.line(("fp8 blocks, counted" + of).c_str(), fp8_bytes,
+             [&] { return kernels::quantize_fp8_blocks(stream, matrices.blocks(false), matrices.counts()); });
+  bench.line(("find_amaxes" + of).c_str(), 4, [&] { return kernels::find_amaxes(stream, matrices.amaxes()); });
+  bench.line(("fp8, one scale" + of).c_str(), fp8_bytes,
+             [&] { return kernels::quantize_fp8(stream, matrices.whole()); });
+}
+
+void read_8_bits(Bench &bench) {
+  auto *const stream = bench.timer.stream();
+  const Matrices matrix(bench, 1);
+  const uint64_t n = bench.count, columns = 16384;
+  const uint8_t *const codes = matrix.codes(), *const scales = matrix.scales();
+  bench.line("cast fp32 to e4m3", fp8_bytes,
+             [&] { return kernels::cast_to_float8(stream, matrix.codes(), Float8::e4m3, bench.a, FSDP_FLOAT32, n); });
+  bench.line("cast e4m3 to bf16", 3,
+             [&] { return kernels::cast_from_float8(stream, bench.narrow, FSDP_BFLOAT16, codes, Float8::e4m3, n); });
+  for (const Mxfp8Form form : {Mxfp8Form::row, Mxfp8Form::column})
+    bench.line(form == Mxfp8Form::row ? "mxfp8 ROW to bf16" : "mxfp8 COL to bf16", 3 + 1 / 32.0, [&] {
+      return kernels::dequantize_mxfp8(stream, bench.narrow, FSDP_BFLOAT16,
+                                       {codes, scales, n / columns, columns, form});
+    });
+  bench.line("fp8, one scale, to bf16", 3, [&] {
+    return kernels::dequantize_fp8(stream, bench.narrow, FSDP_BFLOAT16, {codes, n, bench.d});
+  });
+  bench.line("fp8 blocks to bf16", 3, [&] {
+    return kernels::dequantize_fp8_blocks(stream, bench.narrow, FSDP_BFLOAT16, {codes, bench.d, n / columns, columns});
+  });
+  const Mxfp8Swizzle swizzle{scales, n / columns, columns / 32, Mxfp8Form::row, matrix.columns()};
+  bench.line("swizzle_scales", 2 / 32.0, [&] { return kernels::swizzle_scales(stream, swizzle); });
+}
+
 double run(Bench &bench) {
   auto *const stream = bench.timer.stream();
   const uint64_t n = bench.count;
@@ -126,6 +218,8 @@ double run(Bench &bench) {
                [&] { return kernels::sum_squares(stream, bench.result, a, n, granule, bench.scratch); });
   bench.line("count_nonfinite", 4,
              [&] { return kernels::count_nonfinite(stream, reinterpret_cast<uint64_t *>(bench.result), a, n); });
+  for (const uint64_t number : {1, 256}) quantize(bench, number);
+  read_8_bits(bench);
   const AdamW step{1e-3f, average_of(0.9), average_of(0.999), 1e-8f, 0.1f, 0.5f, 0.5f, 1, 0};
   bench.line("adamw, 1000 spans, bf16 copy", 30, [&] { return kernels::adamw(stream, step, bench.spans(1000)); });
   return bench.line("adamw, 1 span, bf16 copy", 30, [&] { return kernels::adamw(stream, step, bench.spans(1)); });
