@@ -28,13 +28,13 @@ ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|
 FLOAT = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*\.(?:f16x2|bf16x2|f16|bf16|tf32|f32|f64)(?:\.\w+)*)\s", re.M)
 # The most instructions an element by architecture. A kernel without a loop over elements is counted along its longest
 # path, so that both the rounding to bf16 and the slower of the forms for aligned and other arrays are in it, and is
-# divided by the elements of a thread; searches, which are loops over spans, count once. In a kernel with such a loop,
-# the shortest loop that loads four times 16 bytes is counted, and divided by its 16 elements. sm_80 has no instruction
-# for numbers of 8 bits.
+# divided by the elements of a thread; searches for a span, and sums of what is not finite, count once. In a kernel with
+# such a loop, the shortest loop that loads four times 16 bytes is counted, and divided by its 16 elements. sm_80 has no
+# instruction for numbers of 8 bits. The limits leave room for what another compiler makes of the same source.
 WHOLE, LOOP = "whole", "loop"
 LIMITS = {
-    "QuantizeTiles": (WHOLE, 32, {80: 47, 90: 25, 100: 25}),
-    "QuantizeBlocks": (WHOLE, 32, {80: 42, 90: 30, 100: 30}),
+    "QuantizeTiles": (WHOLE, 32, {80: 50, 90: 30, 100: 30}),
+    "QuantizeBlocks": (WHOLE, 32, {80: 45, 90: 32, 100: 32}),
     "10FindAmaxesEEEv": (LOOP, 16, {80: 3, 90: 3, 100: 3}),
 }
 # Fused operations of single and double precision in machine code, and what is made of them there.
@@ -106,7 +106,10 @@ def local_memory(data):
 
 
 def instructions(form, function):
-    return function.longest() if form == WHOLE else function.loop_with("LDG.E.128", 4)
+    """None if the kernel has another form."""
+    if form == LOOP:
+        return function.loop_with("LDG.E.128", 4)
+    return None if function.works_in_loops() else function.longest()
 
 
 def counts(disassemblies, limits=LIMITS):
@@ -121,7 +124,7 @@ def counts(disassemblies, limits=LIMITS):
 
 def too_long(disassemblies, limits=LIMITS):
     return [f"sm_{architecture}: {kernel} has " + (f"{count:.1f} instructions an element, not {most} at most"
-                                                  if count else "no such code")
+                                                  if count else "no code of its form")
             for kernel, architecture, count, most in counts(disassemblies, limits) if not count or count > most]
 
 
@@ -206,11 +209,14 @@ def counts_paths():
             (function.loop_with("LDG.E.128", 2), None), (len(function.all), 11):
         if found != expected:
             yield f"{found} instructions, not {expected}"
+    straight = FIXTURE_LOOP.replace("BRA 0x20", "BRA 0x90")
     for most, expected in (2.5, []), (2, ["sm_90: loads has 2.2 instructions an element, not 2 at most"]):
-        if too_long([FIXTURE_LOOP], {"loads": (WHOLE, 4, {90: most})}) != expected:
-            yield f"{most} at most: {too_long([FIXTURE_LOOP], {'loads': (WHOLE, 4, {90: most})})}"
-    if too_long([FIXTURE_LOOP], {"stores": (WHOLE, 4, {90: 1})}) != ["sm_90: stores has no such code"]:
-        yield "a kernel that is not there has a count"
+        found = too_long([straight], {"loads": (WHOLE, 4, {90: most})})
+        if found != expected:
+            yield f"{most} at most: {found}"
+    for form, kernel in (WHOLE, "stores"), (WHOLE, "loads"), (LOOP, "loads"):  # not there, a loop, loads once
+        if too_long([FIXTURE_LOOP], {kernel: (form, 4, {90: 9})}) != [f"sm_90: {kernel} has no code of its form"]:
+            yield f"{kernel} has a count as {form}"
 
 
 def disassemble(path):

@@ -55,6 +55,10 @@ class Function:
             length[i] = 1 + max((length[n] for n in self.next_of(i) if i < n <= last), default=0)
         return length[first]
 
+    def works_in_loops(self):
+        """Does a loop read or write global memory?"""
+        return any(one.name.startswith(("LDG", "STG")) for first, last in self.loops() for one in self.all[first:last])
+
     def loop_with(self, name, least):
         """The longest path through the shortest loop that has so many instructions of this name; None if none has."""
         return min((self.longest(*loop) for loop in self.loops()
