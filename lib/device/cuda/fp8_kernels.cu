@@ -158,11 +158,12 @@ struct QuantizeBlocks {
     uint32_t found[threads];  // written if the thread's amax is not finite
   };
   using Shared = BlockMagnitudes;
-  struct Kept {
+  struct BlockNumbers {
     Pack<float, pack> values[rows];
     unsigned span;
     uint64_t row, column;  // of this thread's first number
   };
+  using Kept = BlockNumbers;
   Batch<Fp8BlockSpan, most> batch;
 
   // Visits the packs of this thread: visit(k, the number of the first element, how many are in the matrix).

@@ -27,11 +27,12 @@ struct QuantizeTiles {
     bool found;  // is a ROW scale to be counted?
   };
   using Shared = TileMagnitudes;
-  struct Kept {
+  struct TileNumbers {
     Pack<float, pack> values[rows];
     unsigned span;
     uint64_t row, column;  // of the first element of the block
   };
+  using Kept = TileNumbers;
   Batch<Mxfp8Span, most> batch;
 
   FSDP_DEVICE static unsigned lane() { return threadIdx.x % lanes; }
@@ -153,12 +154,12 @@ struct RowScales {
   static constexpr unsigned batch = 4;
   const uint8_t *scales;
 
-  struct Place {
+  struct RowFactors {
     const uint8_t *scales;
     uint64_t index;
     FSDP_DEVICE float next() { return E8M0::value(scales[index++ / mxfp8_block]); }
   };
-  FSDP_DEVICE Place at(uint64_t index) const { return {scales, index}; }
+  FSDP_DEVICE RowFactors at(uint64_t index) const { return {scales, index}; }
 };
 
 struct OneScale {
@@ -186,9 +187,9 @@ struct ColumnScales {
   const uint8_t *scales;
   uint64_t columns;
 
-  struct Place : MatrixPlace {
+  struct ColumnFactors : MatrixPlace {
     const uint8_t *scales;
-    FSDP_DEVICE Place(const ColumnScales &all, uint64_t index)
+    FSDP_DEVICE ColumnFactors(const ColumnScales &all, uint64_t index)
         : MatrixPlace(all.columns, index), scales(all.scales) {}
     FSDP_DEVICE float next() {
       const float factor = E8M0::value(scales[row / mxfp8_block * columns + column]);
@@ -196,7 +197,7 @@ struct ColumnScales {
       return factor;
     }
   };
-  FSDP_DEVICE Place at(uint64_t index) const { return {*this, index}; }
+  FSDP_DEVICE ColumnFactors at(uint64_t index) const { return {*this, index}; }
 };
 
 struct BlockScales {
@@ -204,9 +205,9 @@ struct BlockScales {
   const float *scale_inv;
   uint64_t columns;
 
-  struct Place : MatrixPlace {
+  struct BlockFactors : MatrixPlace {
     const float *scale_inv;
-    FSDP_DEVICE Place(const BlockScales &all, uint64_t index)
+    FSDP_DEVICE BlockFactors(const BlockScales &all, uint64_t index)
         : MatrixPlace(all.columns, index), scale_inv(all.scale_inv) {}
     FSDP_DEVICE float next() {
       const float factor = scale_inv[row / fp8_block * fp8_blocks(columns) + column / fp8_block];
@@ -214,7 +215,7 @@ struct BlockScales {
       return factor;
     }
   };
-  FSDP_DEVICE Place at(uint64_t index) const { return {*this, index}; }
+  FSDP_DEVICE BlockFactors at(uint64_t index) const { return {*this, index}; }
 };
 
 template <class To, class Scales>
@@ -262,7 +263,9 @@ namespace kernels {
 
 int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works, uint64_t *found) {
   QuantizeTiles tiles;
-  const auto make_span = [&](const Mxfp8Quantize &work, size_t i) { return span_of(work, found ? found + i : nullptr); };
+  const auto make_span = [&](const Mxfp8Quantize &work, size_t i) {
+    return span_of(work, found ? found + i : nullptr);
+  };
   return launch_each(tiles.batch, works, make_span, tiles_of, [&](unsigned blocks) {
     return FSDP_LAUNCH_PHASED(tiles, blocks, tiles.threads, stream);
   });

@@ -27,9 +27,9 @@ KINDS = {1: "ptx", 2: "code"}
 ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.(f64|rn\.f32|rn\.bf16x2|rn\.satfinite\.e(4m3|5m2)x2)|abs|copysign|max\.NaN)\.f(32|64)")
 FLOAT = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*\.(?:f16x2|bf16x2|f16|bf16|tf32|f32|f64)(?:\.\w+)*)\s", re.M)
 # The most instructions an element by architecture. A kernel without a loop over elements is counted along its longest
-# path, so that both the rounding to bf16 and the slower of the forms for aligned and other arrays are in it, and is
-# divided by the elements of a thread; searches for a span, and sums of what is not finite, count once. In a kernel with
-# such a loop, the shortest loop that loads four times 16 bytes is counted, and divided by its 16 elements. sm_80 has no
+# path, divided by the elements of a thread. The path includes the rounding to bf16, and the slower of the forms for
+# aligned and other arrays. Searches for a span, and sums of what is not finite, count once. In a kernel with a loop over
+# elements, the shortest loop that loads four times 16 bytes is counted, and divided by its 16 elements. sm_80 has no
 # instruction for numbers of 8 bits. The limits leave room for what another compiler makes of the same source.
 WHOLE, LOOP = "whole", "loop"
 LIMITS = {
