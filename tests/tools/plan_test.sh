@@ -155,7 +155,17 @@ check "a stack on more ranks than matrices doubles" equal "$(value padding_count
 stack 2
 check "... unless ranks divide its matrices" equal "$(value padding_count)" 0
 stack 4
-check "... in dimensions that it has" contains "$err" "row_dimensions is 4, and the parameter has 3 dimensions"
+check "... in dimensions that it has" contains "$err" "row_dimensions is 4, but must be at most 3"
+
+# Two pieces a layer: the pool has one of each kind in place of two layers.
+layers() { planned --layers 4 --width 256 --heads 4 --ffn 1024 --vocab 64 --unshard copied --json "$@"; }
+layers
+whole=$(value rank_bytes.gather)
+layers --by-piece
+check "pieces need less room than layers" test "$(value rank_bytes.gather)" -lt "$whole"
+check "... and are told" equal "$(value pieces.count)" 8
+layers --by-piece --schedule interleaved
+check "... with an order of their own" contains "$err" "--schedule"
 
 # 512 x 512 codes and 4 x 4 fp32 scales. The part of the page behind them that belongs to no rank counts for the first
 # one.
