@@ -230,6 +230,7 @@ std::vector<PieceCase> piece_cases() {
           for (const bool holds_pieces : {true, false})
             for (const bool debug : {false, true}) {
               if (plan == Plan::visits_of_pieces && !holds_pieces) continue;  // the whole group has no buffer there
+              if (on_gpu() && (mode == FSDP_UNSHARD_MAPPED || ranks == 1)) continue;  // there all weights are copied
               if (sample.takes_next()) cases.push_back({strategy, mode, plan, ranks, replicas, holds_pieces, debug});
             }
   return cases;

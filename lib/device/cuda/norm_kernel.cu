@@ -31,20 +31,29 @@ FSDP_DEVICE double add_chain(double sum, From from, Count count, Term term) {
   Count at = 0;
   if (count >= all) {
     Value loaded[groups][ahead];
+    FSDP_UNROLL
     for (unsigned g = 0; g < groups; ++g)
+      FSDP_UNROLL
       for (unsigned k = 0; k < ahead; ++k) loaded[g][k] = from[(g * ahead + k) * stride];
     for (; at + 2 * all <= count; at += all)
+      FSDP_UNROLL
       for (unsigned g = 0; g < groups; ++g) {
+        FSDP_UNROLL
         for (unsigned k = 0; k < ahead; ++k) sum = added(sum, term(loaded[g][k]));
+        FSDP_UNROLL
         for (unsigned k = 0; k < ahead; ++k) loaded[g][k] = from[(at + all + g * ahead + k) * stride];
       }
+    FSDP_UNROLL
     for (unsigned g = 0; g < groups; ++g)
+      FSDP_UNROLL
       for (unsigned k = 0; k < ahead; ++k) sum = added(sum, term(loaded[g][k]));
     at += all;
   }
   for (; at < count; at += ahead) {
     Value loaded[ahead];
+    FSDP_UNROLL
     for (unsigned k = 0; k < ahead; ++k) loaded[k] = at + k < count ? from[(at + k) * stride] : Value();
+    FSDP_UNROLL
     for (unsigned k = 0; k < ahead; ++k) sum = added(sum, term(loaded[k]));
   }
   return sum;

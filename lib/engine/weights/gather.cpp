@@ -314,7 +314,7 @@ void Gatherer::drop(Group &group) {
   if (held)
     fail(FSDP_INVALID_STATE,
          "fsdp_restore_view: group '{}' has copied weights, which are gathered again when no hold is left, and it is "
-         "still held ({}); return the holds with fsdp_reshard or fsdp_reshard_piece first",
+         "still held ({}); return the holds with fsdp_reshard_piece or fsdp_reshard first",
          group.name(), describe_holds(group.slots));
   for (GatheredPiece &slot : group.slots)
     if (slot.gathered) release(group, slot);
