@@ -1010,11 +1010,11 @@ typedef int32_t fsdp_backward_weights;
 enum {
   FSDP_BACKWARD_WEIGHTS_GATHERED = 1, /* yes */
   FSDP_BACKWARD_WEIGHTS_NONE = 2      /* no, for example an embedding or a bias. BACKWARD visits of the group gather
-                                         nothing, and no prefetch or buffer is planned for them. A BACKWARD hold fails
-                                         with INVALID_STATE. For a RECOMPUTE hold there is room only at a RECOMPUTE
-                                         visit; elsewhere it fails if the group's buffer (with INTERLEAVED that of
-                                         FORWARD) is in use. Gradients are as with other groups. Not with
-                                         FSDP_GROUP_RESIDENT */
+                                         nothing, and no prefetch or buffer is planned for them. A BACKWARD hold, and
+                                         fsdp_prefetch for BACKWARD, fail with INVALID_STATE. For a RECOMPUTE hold there
+                                         is room only at a RECOMPUTE visit; elsewhere it fails if the group's buffer
+                                         (with INTERLEAVED that of FORWARD) is in use. Gradients are as with other
+                                         groups. Not with FSDP_GROUP_RESIDENT */
 };
 
 typedef struct fsdp_group_options {
@@ -1521,11 +1521,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, f
 /**
  * Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
  * The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and an element that several ranks
- * keep is counted once. Main weights of
- * FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no
- * main weights, so its compute weights are measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure,
- * and its norm is NaN. norm_count must be the number of parameters of the model. Inside the window, the weights are
- * those that loads, edits and earlier work of the window have left.
+ * keep is counted once. Main weights of FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as
+ * bfloat16 numbers. A FROZEN parameter has no main weights, so its compute weights are measured. If it is quantized or
+ * of FSDP_UINT8, it has no numbers to measure, and its norm is NaN. norm_count must be the number of parameters of the
+ * model. Inside the window, the weights are those that loads, edits and earlier work of the window have left.
  * Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
  * INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
  * PEER_FAILED, TIMEOUT. Since 0.2.

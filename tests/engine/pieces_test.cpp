@@ -160,7 +160,7 @@ TEST(Pieces, ThatARankDividesOtherwiseFailTheSealWithMismatch) {
         scenario, [&](uint32_t r, fsdp_context *context) { Rank(context, r ? odd : scenario); }, &errors);
     for (const std::string &error : errors) {
       EXPECT_NE(error.find("MISMATCH"), std::string::npos) << error;
-      EXPECT_NE(error.find(visits ? "piece 1; rank 1 has visit" : "piece 2"), std::string::npos) << error;
+      EXPECT_NE(error.find(visits ? "piece 0; rank 1 has visit" : "piece 2"), std::string::npos) << error;
     }
   }
 }
@@ -348,6 +348,30 @@ TEST(Pieces, ThatShareABufferAreNotGatheredAheadWhole) {
     FSDP(fsdp_prefetch(rank.groups[0], FSDP_FORWARD, 0, nullptr));
     REQUIRE(rank.stats().prefetches == 0 && rank.stats().gathered_groups == 0);
   });
+}
+
+// A group without parameters needs none of the buffers that FSDP_SCHEDULE_ANY has, and takes none from the others.
+TEST(EmptyGroups, TakeNoBufferWhereTheOrderIsNotKnown) {
+  for (const bool pieces : {false, true})
+    for (const uint32_t held : {0u, 2u, 9u}) {
+      Scenario scenario = four_scenario(FSDP_UNSHARD_COPIED, 3);
+      scenario.schedule = FSDP_SCHEDULE_ANY;
+      scenario.held_groups = held;
+      scenario.groups.insert(scenario.groups.begin() + 1, GroupDef{"empty", {}});
+      if (!pieces)
+        for (GroupDef &group : scenario.groups)
+          for (ParamDef &param : group.params) param.piece = 0;
+      each_rank(scenario, [&](Rank &rank) {
+        const auto weights = rank.read_all();
+        const std::vector<size_t> order = held == 2 ? std::vector<size_t>{1, 0, 2} : std::vector<size_t>{1, 0, 2, 3};
+        for (const size_t g : order) FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, 0, nullptr));
+        for (const size_t g : order)
+          for (size_t p = 0; p < rank.def(g).params.size(); ++p)
+            REQUIRE(rank.view(g, p, FSDP_FORWARD) == weights[rank.setup.ordinal(g, p)]);
+        FSDP(fsdp_prefetch(rank.groups[1], FSDP_FORWARD, 0, nullptr));
+        for (const size_t g : order) FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, 0, nullptr));
+      });
+    }
 }
 
 // What a visit prefetches: the next piece, and after a group's last piece the next group's first.

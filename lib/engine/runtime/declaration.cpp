@@ -206,7 +206,8 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
   lines.push_back(
       format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)
-    lines.push_back(format_text("visit: group {}, phase {}, piece {}", visit.group_index, visit.phase, visit.piece));
+    lines.push_back(format_text("visit: group {}, phase {}, {}", visit.group_index, visit.phase,
+                                visit.piece ? format_text("piece {}", visit.piece - 1) : "whole"));
   for (const auto &state : spec.states)
     lines.push_back(format_text("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));
   for (const auto &group : spec.groups) describe_group(lines, group);

@@ -322,15 +322,10 @@ void Gatherer::drop(Group &group) {
 
 std::string Gatherer::list_holds() const {
   std::string text;
-  for (const Group &group : runtime_.groups) {
-    const auto whole = [](const GatheredPiece &slot) { return slot.holds != SlotState::Counts{}; };
-    const auto piece = [](const GatheredPiece &slot) { return slot.piece_holds != SlotState::Counts{}; };
-    const bool by_whole = std::ranges::any_of(group.slots, whole), by_piece = std::ranges::any_of(group.slots, piece);
-    if (by_whole || by_piece)
-      text += format_text("{}group '{}' is still held ({}): call {}{}{}", text.empty() ? "" : "; ", group.name(),
-                          describe_holds(group.slots), by_whole ? "fsdp_reshard" : "",
-                          by_whole && by_piece ? " and " : "", by_piece ? "fsdp_reshard_piece" : "");
-  }
+  for (const Group &group : runtime_.groups)
+    if (std::ranges::any_of(group.slots, [](const GatheredPiece &slot) { return slot.hold_count() > 0; }))
+      text += format_text("{}group '{}' is still held ({}): call {}", text.empty() ? "" : "; ", group.name(),
+                          describe_holds(group.slots), calls_of_holds(group.slots));
   return text;
 }
 

@@ -15,10 +15,12 @@ const char *phase_name(fsdp_phase phase) {
 
 namespace {
 
-// The number of keys that can be held. It is at most the number of slots, because held_groups may be any number.
+// The number of keys that can have a buffer. It is at most the number of slots, because held_groups may be any number.
+// A group without bytes needs no buffer.
 size_t count_held(const Runtime &runtime) {
   size_t slots = 0;
-  for (const Group &group : runtime.groups) slots += group.plan->slots;
+  for (const Group &group : runtime.groups)
+    if (group.plan->gathered_bytes()) slots += group.plan->slots;
   return std::min<size_t>(runtime.plan.visits.held_groups, slots);
 }
 
@@ -29,6 +31,15 @@ std::string name_of(const Group &group, uint32_t piece) {
 }
 
 }  // namespace
+
+// The calls that return the holds.
+const char *calls_of_holds(std::span<const GatheredPiece> slots) {
+  const bool whole =
+      std::ranges::any_of(slots, [](const GatheredPiece &slot) { return slot.holds != SlotState::Counts{}; });
+  const bool pieces =
+      std::ranges::any_of(slots, [](const GatheredPiece &slot) { return slot.piece_holds != SlotState::Counts{}; });
+  return whole && pieces ? "fsdp_reshard and fsdp_reshard_piece" : pieces ? "fsdp_reshard_piece" : "fsdp_reshard";
+}
 
 // Holds of the whole group are counted in each of its pieces, so those of the first piece say how many there are.
 std::string describe_holds(std::span<const GatheredPiece> slots) {
@@ -76,7 +87,7 @@ bool GatherBuffers::has_room(const GatherRequest &asked) const {
   if (std::ranges::any_of(asked.slots,
                           [&](const GatheredPiece &slot) { return !slot.gathered && blocked(asked, slot); }))
     return false;
-  return !any_order() || held_.has(asked.slots.front().key) || choose_buffer(true);
+  return !any_order() || !needs_buffer(asked) || choose_buffer(true);
 }
 
 void GatherBuffers::take(const GatherRequest &asked, bool ahead, const Drop &drop) {
@@ -100,7 +111,8 @@ bool GatherBuffers::blocked(const GatherRequest &asked, const GatheredPiece &slo
 
 // Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
 std::string GatherBuffers::advise_residence(const Owner &held) const {
-  if (held.group->spec->resident || runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
+  if (held.group->spec->resident || !held.group->spec->backward_weights ||
+      runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
       std::ranges::none_of(held.slots, [](const GatheredPiece &slot) { return slot.hold_count(FSDP_FORWARD) > 0; }))
     return {};
   return format_text(
@@ -131,8 +143,7 @@ void GatherBuffers::require_buffer(const GatherRequest &asked, const GatheredPie
          "{}: {} ({}) needs the buffer that {} holds ({}); return that hold with {} first, or give fsdp_set_schedule "
          "the order of visits in which both are held at once{}{}",
          asked.unshard_call(), asked.name(), phase_name(asked.phase), other.name(), describe_holds(other.slots),
-         other.slots.front().holds == SlotState::Counts{} ? "fsdp_reshard_piece" : "fsdp_reshard",
-         advise_residence(other), advise_planes(asked));
+         calls_of_holds(other.slots), advise_residence(other), advise_planes(asked));
   }
 }
 
@@ -144,11 +155,16 @@ std::optional<uint32_t> GatherBuffers::choose_buffer(bool ahead) const {
   });
 }
 
+// Does the group of the request have bytes, and no buffer yet?
+bool GatherBuffers::needs_buffer(const GatherRequest &asked) const {
+  return asked.group.plan->gathered_bytes() && !held_.has(asked.slots.front().key);
+}
+
 // The pieces of a group share its buffer. In debug mode each slot has its own bytes, and only the number of buffers in
 // use is limited.
 void GatherBuffers::take_buffer(const GatherRequest &asked, bool ahead, const Drop &drop) {
+  if (!needs_buffer(asked)) return;
   const uint32_t key = asked.slots.front().key;
-  if (held_.has(key)) return;
   const auto chosen = choose_buffer(ahead);
   if (!chosen) refuse_buffer(asked);
   if (const auto other = held_.buffers()[*chosen].key) drop(owners_[*other]);

@@ -64,6 +64,7 @@ class HeldBuffers {
 const char *phase_name(fsdp_phase phase);
 // Lists the holds of the slots by phase, for errors.
 std::string describe_holds(std::span<const GatheredPiece> slots);
+const char *calls_of_holds(std::span<const GatheredPiece> slots);
 
 // What a call asks for: a slot's pieces, all or one.
 struct GatherRequest {
@@ -123,6 +124,7 @@ class GatherBuffers {
   std::string advise_planes(const GatherRequest &asked) const;
   void require_buffer(const GatherRequest &asked, const GatheredPiece &slot) const;
   std::optional<uint32_t> choose_buffer(bool ahead) const;
+  bool needs_buffer(const GatherRequest &asked) const;
   void take_buffer(const GatherRequest &asked, bool ahead, const Drop &drop);
   [[noreturn]] void refuse_buffer(const GatherRequest &asked) const;
 

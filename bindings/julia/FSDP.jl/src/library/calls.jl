@@ -906,11 +906,10 @@ raw"""
 ```text
 Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
 The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and an element that several ranks
-keep is counted once. Main weights of
-FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no
-main weights, so its compute weights are measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure,
-and its norm is NaN. norm_count must be the number of parameters of the model. Inside the window, the weights are
-those that loads, edits and earlier work of the window have left.
+keep is counted once. Main weights of FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as
+bfloat16 numbers. A FROZEN parameter has no main weights, so its compute weights are measured. If it is quantized or
+of FSDP_UINT8, it has no numbers to measure, and its norm is NaN. norm_count must be the number of parameters of the
+model. Inside the window, the weights are those that loads, edits and earlier work of the window have left.
 Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
 INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
 PEER_FAILED, TIMEOUT. Since 0.2.
