@@ -54,16 +54,27 @@ class Math {
   std::vector<float *> activations_;
 };
 
+// Holds the group, or each of its pieces by itself.
+void unshard(Rank &rank, size_t g, fsdp_phase phase, cudaStream_t stream) {
+  if (!rank.setup.by_piece) return FSDP(fsdp_unshard(rank.groups[g], phase, 0, stream));
+  for (uint32_t p = 0; p < rank.def(g).pieces(); ++p) FSDP(fsdp_unshard_piece(rank.groups[g], p, phase, 0, stream));
+}
+
+void reshard(Rank &rank, size_t g, fsdp_phase phase, cudaStream_t stream) {
+  if (!rank.setup.by_piece) return FSDP(fsdp_reshard(rank.groups[g], phase, 0, stream));
+  for (uint32_t p = 0; p < rank.def(g).pieces(); ++p) FSDP(fsdp_reshard_piece(rank.groups[g], p, phase, 0, stream));
+}
+
 void eager_step(Rank &rank, Math &math, cudaStream_t stream, double lr) {
   for (size_t g = 0; g < rank.groups.size(); ++g) {
-    FSDP(fsdp_unshard(rank.groups[g], FSDP_FORWARD, 0, stream));
+    unshard(rank, g, FSDP_FORWARD, stream);
     math.forward(g, stream);
-    FSDP(fsdp_reshard(rank.groups[g], FSDP_FORWARD, 0, stream));
+    reshard(rank, g, FSDP_FORWARD, stream);
   }
   for (size_t g = rank.groups.size(); g-- > 0;) {
-    FSDP(fsdp_unshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
+    unshard(rank, g, FSDP_BACKWARD, stream);
     math.backward(g, stream);
-    FSDP(fsdp_reshard(rank.groups[g], FSDP_BACKWARD, 0, stream));
+    reshard(rank, g, FSDP_BACKWARD, stream);
     FSDP(fsdp_reduce_grad(rank.groups[g], FSDP_LAST, stream));
   }
   update(rank, stream, lr);
@@ -199,6 +210,22 @@ TEST(CaptureParts, TheWholeIterationWithGatherAndReduceInside) {
                             graph->replay(rank, stream, lr, [&] { eager_step(rank, math, stream, 0); });
                           };
                         }});
+}
+
+TEST(CaptureParts, TheWholeIterationWithGathersOfPiecesInside) {
+  for (Scenario setup : scenarios(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, true)) {
+    setup.by_piece = true;
+    for (GroupDef &group : setup.groups) {
+      group.params.push_back({group.name + ".last", {5, 8}});
+      group.params.back().piece = group.params[group.params.size() - 2].piece + 1;
+    }
+    expect_eager_bits(setup, {[]() -> Step {
+                        auto graph = std::make_shared<Lazy>();
+                        return [graph](Rank &rank, Math &math, cudaStream_t stream, double lr) {
+                          graph->replay(rank, stream, lr, [&] { eager_step(rank, math, stream, 0); });
+                        };
+                      }});
+  }
 }
 
 TEST(CaptureParts, TheWholeIterationWithGatherAndReduceOutside) {

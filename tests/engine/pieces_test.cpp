@@ -238,6 +238,20 @@ std::vector<PieceCase> piece_cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, PieceTraining, testing::ValuesIn(piece_cases()));
 
+// A limit at which the groups' gradients are lent and reduced in parts, which cross pieces.
+TEST(Pieces, OfGroupsWhoseGradientsAreReducedInPartsTrainTheSameBits) {
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
+  scenario.groups = odd_pieces();
+  scenario.microbatches = 2;
+  scenario.complete = scenario.by_piece = true;
+  scenario.model.max_pending_bytes = 12'000;
+  scenario.prefetch_small_groups();
+  const std::vector<Outcome> outcomes = train_threads(scenario);
+  EXPECT_EQ(difference(scenario, outcomes), "");
+  EXPECT_LE(outcomes[0].memory.role_bytes[FSDP_ROLE_REDUCE], uint64_t{12'000 + 4096});
+  EXPECT_EQ(outcomes[0].stats.allocated_bytes, outcomes[0].memory.role_bytes);
+}
+
 class PieceCheckpoint : public Checkpoint {};
 
 // Three ranks save and two load, with and without pieces on each side, and with other pieces.

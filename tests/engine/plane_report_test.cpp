@@ -151,6 +151,11 @@ TEST(PlaneReport, BytesAreCountedByPlane) {
   setup.model.plane_policy = FSDP_PLANES_BOTH;
   expect(2 * 6336, 2 * 6336, 2 * (2 * 6336 + 4096));
   setup.model.plane_policy = 0;
+  // Two pieces of one launch are counted together.
+  setup.groups[0].params.push_back(quantized_param("v", {64, 96}, FSDP_QUANTIZE_MXFP8));
+  setup.groups[0].params.back().piece = 1;
+  expect(2 * 6336, 2 * 6336, 2 * (2 * 6336 + 4096));
+  setup.groups[0].params.pop_back();
   setup.groups[0].params[0].quantization = FSDP_QUANTIZE_FP8_BLOCK;
   constexpr uint64_t padded = 2 * (128 * 96 + 4);  // a granule of 128 rows, and its scale, on each rank
   expect(2 * padded, 0, 2 * (padded + 4096));

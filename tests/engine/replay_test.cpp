@@ -208,6 +208,15 @@ TEST(Replay, ARankThatCannotReplayTellsTheOthers) {
     expect_refused({"fsdp_prepare_replay", "rank 1: the model is not in the state in which capture 1 began",
                     "'head' has 2 holds"});
     if (rank.rank == 1) FSDP(fsdp_reshard(head, FSDP_RECOMPUTE, 0, stream));
+    // As many holds as then, but of a piece.
+    const auto exchange_hold = [&](auto take, auto give_back) {
+      if (rank.rank == 1) take(), give_back();
+    };
+    exchange_hold([&] { FSDP(fsdp_unshard_piece(head, 0, FSDP_BACKWARD, 0, stream)); },
+                  [&] { FSDP(fsdp_reshard(head, FSDP_BACKWARD, 0, stream)); });
+    expect_refused({"rank 1", "'head' has 0 holds and 1 of a piece, and had 1 and 0 then"});
+    exchange_hold([&] { FSDP(fsdp_unshard(head, FSDP_BACKWARD, 0, stream)); },
+                  [&] { FSDP(fsdp_reshard_piece(head, 0, FSDP_BACKWARD, 0, stream)); });
     const Stream captured;  // of the program's own
     if (rank.rank == 0) CUDA(cudaStreamBeginCapture(captured, cudaStreamCaptureModeThreadLocal));
     require_error(fsdp_prepare_replay(math->capture(), 0, rank.rank == 0 ? captured : stream), FSDP_INVALID_STATE,

@@ -48,7 +48,7 @@ class CompactKernel {
   uint64_t traffic() const {
     return count_ * variant_.bytes + (variant_.codes ? state_blocks(count_) * 4 * sizeof(float) : 0);
   }
-  // Against the formula in double. States that are all equal are exact in codes, too.
+  // The result is compared with the formula in double. States that are all equal are exact in codes, too.
   uint64_t check() {
     reset();
     (*this)();

@@ -363,7 +363,7 @@ void Save::Keeper::await_shown(uint32_t number) {
   post(SaveState::collecting);
   uint32_t place = 1;
   bool failed = false;
-  const auto left = attempt([&] {
+  const auto interrupted = attempt([&] {
     wait_until([&] {
       for (; place < team_.size() && !failed; ++place) {
         const SaveReport report = read(place);
@@ -374,7 +374,7 @@ void Save::Keeper::await_shown(uint32_t number) {
     });
   });
   if (failed) fail(FSDP_ABORTED, "{}", failed_elsewhere);
-  if (left && given_up_.failed()) throw Error(*left);
+  if (interrupted && given_up_.failed()) throw Error(*interrupted);
 }
 
 ReportedFile read_reported(int checkpoint, const std::string &name, const std::string &shown) {

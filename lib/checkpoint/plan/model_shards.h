@@ -5,9 +5,9 @@
 // The places of ranks are in the order of their slices. Ranks with the same slice are neighbours, and the first of
 // these divide its rows among them. A file is numbered by its rank's place.
 //
-// The rows that a rank writes of a tensor are one box of it, unless rows lie in several dimensions. Rows of a stack of
-// matrices that begin and end inside matrices are three boxes (in general 2 * row_dimensions - 1). A file has each name
-// once, so a rank has as many files as its tensors have boxes: file n has the n-th box of each tensor.
+// A rank's rows of a tensor are one box of it if a row spans all dimensions but the first. Rows of a stack that begin
+// and end inside matrices are three boxes (in general 2 * row_dimensions - 1). A file has each name once, so a rank has
+// as many files as its tensors have boxes: file n has the n-th box of each tensor.
 #pragma once
 
 #include <algorithm>

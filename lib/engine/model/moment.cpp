@@ -2,6 +2,7 @@
 #include "engine/model/moment.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace fsdp::engine {
 namespace {
@@ -14,11 +15,17 @@ const char *grad_name(GradStage state) {
   }
 }
 
+uint32_t count(const SlotState::Counts &holds) { return std::accumulate(holds.begin(), holds.end(), 0u); }
+
 std::string compare_slot(const SlotState &expected, const SlotState &found, const Group &group) {
   if (expected.gathered != found.gathered)
     return format_text("group '{}' {} gathered, and {} then", group.name(), found.gathered ? "is" : "is not",
                        expected.gathered ? "was" : "was not");
-  if (expected.holds != found.holds || expected.piece_holds != found.piece_holds)
+  if (expected.piece_holds != found.piece_holds)
+    return format_text("group '{}' has {} holds and {} of a piece, and had {} and {} then", group.name(),
+                       count(found.holds), count(found.piece_holds), count(expected.holds),
+                       count(expected.piece_holds));
+  if (expected.holds != found.holds)
     return format_text("group '{}' has {} holds, and {} then", group.name(), found.hold_count(), expected.hold_count());
   return {};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A parameter group of a sealed model. A group has one slot of gathered weights, or two if the schedule keeps forward
-// and backward apart or planes are gathered by phase. Each of its pieces is gathered into a slot by itself. It has one
-// full gradient, or parts of it that are lent, reduced and drained one by one.
+// and backward apart or planes are gathered by phase. Each of its pieces is gathered into a slot by itself. Its full
+// gradient is lent, reduced and drained as a whole or part by part.
 #pragma once
 
 #include <array>

@@ -15,12 +15,10 @@ const char *phase_name(fsdp_phase phase) {
 
 namespace {
 
-// The number of keys that can have a buffer. It is at most the number of slots, because held_groups may be any number.
-// A group without bytes needs no buffer.
+// The number of keys that can be held. It is at most the number of slots, because held_groups may be any number.
 size_t count_held(const Runtime &runtime) {
   size_t slots = 0;
-  for (const Group &group : runtime.groups)
-    if (group.plan->gathered_bytes()) slots += group.plan->slots;
+  for (const Group &group : runtime.groups) slots += group.plan->slots;
   return std::min<size_t>(runtime.plan.visits.held_groups, slots);
 }
 
@@ -32,7 +30,6 @@ std::string name_of(const Group &group, uint32_t piece) {
 
 }  // namespace
 
-// The calls that return the holds.
 const char *calls_of_holds(std::span<const GatheredPiece> slots) {
   const bool whole =
       std::ranges::any_of(slots, [](const GatheredPiece &slot) { return slot.holds != SlotState::Counts{}; });

@@ -30,7 +30,8 @@ class HeldBuffers {
 
   size_t count() const { return buffers_.size(); }
   const std::vector<Buffer> &buffers() const { return buffers_; }
-  // Returns a buffer without weights. If there is none, returns the buffer idle longest of those whose weights may go.
+  // Returns a buffer without weights or, if there is none, the one that has been idle longest of those whose weights
+  // may be dropped.
   template <class MayGo>
   std::optional<uint32_t> choose(MayGo may_go) const {
     std::optional<uint32_t> chosen;
@@ -62,7 +63,7 @@ class HeldBuffers {
 };
 
 const char *phase_name(fsdp_phase phase);
-// Lists the holds of the slots by phase, for errors.
+// For errors: lists the holds of the slots by phase, and names the calls that return them.
 std::string describe_holds(std::span<const GatheredPiece> slots);
 const char *calls_of_holds(std::span<const GatheredPiece> slots);
 
@@ -102,7 +103,8 @@ class GatherBuffers {
 
   explicit GatherBuffers(Runtime &runtime);
 
-  // Can the request be gathered ahead without dropping other weights?
+  // Is there a buffer for a gather ahead of the unshard? It is planned for no weights that are gathered now or, with
+  // FSDP_SCHEDULE_ANY, it has weights without holds.
   bool has_room(const GatherRequest &asked) const;
   // Gives the pieces that are not gathered their buffers. Throws if a group or piece with holds has one of them; drops
   // weights without holds.

@@ -21,8 +21,8 @@ uint32_t VisitCursor::advance(uint32_t group, uint32_t piece, fsdp_phase phase, 
   return position;
 }
 
-// Returns the first visit from position `from` on; if there is none, the first visit of the pass. Pieces that are
-// unsharded one by one during a visit of the whole group are in that visit, until one of them comes again.
+// Returns the next visit, which is at position `from` or later. If the pass has none left, returns its first visit.
+// Pieces that are unsharded one by one during a visit of the whole group are in that visit, until one comes again.
 uint32_t VisitCursor::find(uint32_t group, uint32_t piece, fsdp_phase phase, uint32_t last, uint32_t from) const {
   const std::vector<fsdp_visit> &list = visits(phase);
   const auto is_of = [&](uint32_t position) {
