@@ -53,8 +53,7 @@ template <class... Args>
 
 // Converts the exception that is being handled to an Error, and returns that. Call it in a catch block.
 Error current_error();
-// Runs the body. Runs the body. If it throws, converts the exception to an Error and returns that; else returns
-// nothing.
+// Runs the body. If it throws, converts the exception to an Error and returns that; else returns nothing.
 template <class Body>
 std::optional<Error> capture_error(Body &&body) {
   try {

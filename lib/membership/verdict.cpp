@@ -2,7 +2,7 @@
 #include "membership/verdict.h"
 
 #include <algorithm>
-#include <cstring>
+#include <string_view>
 
 #include "base/text.h"
 
@@ -41,19 +41,11 @@ std::vector<uint32_t> RankSet::list() const {
   return ranks;
 }
 
-void Accusation::set_text(const std::string &to) noexcept {
-  const size_t length = cut_length(to, sizeof text - 1);
-  std::memcpy(text, to.data(), length);
-  text[length] = '\0';
-}
-
-std::string Accusation::copy_text() const { return std::string(text, ::strnlen(text, sizeof text)); }
-
-std::string Accusation::where() const { return copy_text().substr(0, where_bytes); }
+std::string Accusation::where() const { return std::string(text.view().substr(0, where_bytes)); }
 
 std::string Accusation::what() const {
-  const std::string all = copy_text();
-  return all.substr(std::min<size_t>(where_bytes, all.size()));
+  const std::string_view all = text.view();
+  return std::string(all.substr(std::min<size_t>(where_bytes, all.size())));
 }
 
 std::string rank_list(std::span<const uint32_t> ranks) {
@@ -65,7 +57,7 @@ Accusation accuse_rank(FailureKind kind, uint32_t rank, const std::string &text)
   accusation.kind = kind;
   accusation.rank = static_cast<int32_t>(rank);
   accusation.ranks.add(rank);
-  accusation.set_text(text);
+  accusation.text.set(text);
   return accusation;
 }
 
@@ -118,7 +110,7 @@ Accusation accuse_for(const Error &error, uint32_t self, const std::string &host
   accusation.rank = error.rank;
   for (const uint32_t blamed : error.ranks) accusation.ranks.add(blamed);
   if (error.rank >= 0) accusation.ranks.add(static_cast<uint32_t>(error.rank));
-  accusation.set_text(text);
+  accusation.text.set(text);
   return accusation;
 }
 
@@ -131,7 +123,7 @@ Error error_of(const Accusation &accusation, uint32_t self) {
   const bool own_abort = accusation.kind == FailureKind::aborted && accusation.rank == static_cast<int32_t>(self);
   // A peer may have written any other number.
   const bool known = accusation.origin == FSDP_ORIGIN_UCX || accusation.origin == FSDP_ORIGIN_OS;
-  std::string text = accusation.copy_text();
+  std::string text = accusation.text.copy();
   if (text.empty()) text = short_text(accusation.kind, accusation.rank);
   Error error(own_abort ? FSDP_ABORTED : status_of(accusation.kind), std::move(text), accusation.rank,
               known ? accusation.origin : FSDP_ORIGIN_FSDP, known ? accusation.origin_code : 0);

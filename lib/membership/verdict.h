@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/wire_error.h"
 
 namespace fsdp::membership {
 
@@ -55,8 +56,7 @@ struct CutLink {
   bool operator==(const CutLink &) const = default;
 };
 
-// An accused rank or link, and why. A peer may have written it, so readers trust neither the end of its text nor its
-// counts.
+// An accused rank or link, and why. A peer may have written it, so readers do not trust its counts.
 struct Accusation {
   static constexpr uint32_t max_links = 64;
 
@@ -68,10 +68,8 @@ struct Accusation {
   int32_t origin_code = 0;
   CutLink links[max_links] = {};
   RankSet ranks;  // all ranks to blame, `rank` included; meaningless where `rank` is -1
-  char text[944] = {};
+  WireText<944> text;
 
-  void set_text(const std::string &to) noexcept;
-  std::string copy_text() const;
   std::string where() const;
   std::string what() const;  // the text behind where()
 };

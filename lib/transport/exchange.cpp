@@ -6,6 +6,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/wire_error.h"
+
 namespace fsdp::transport {
 
 namespace {
@@ -20,25 +22,22 @@ std::string_view text_of(const std::vector<std::byte> &bytes) {
   return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-// The fixed part of an error that is sent; the text follows it.
-struct ErrorHead {
-  fsdp_status status;
-  fsdp_origin origin;
-  int64_t code;
-};
-
+// The text follows the head and is not cut.
 std::string write_error(const Error &error) {
-  const ErrorHead head{error.status, error.origin, error.origin_code};
+  const WireErrorHead head(error);
   return std::string(reinterpret_cast<const char *>(&head), sizeof head) + error.message;
 }
 
 Error read_error(std::string_view told, uint32_t world_rank, const std::string &what) {
-  ErrorHead head;
+  WireErrorHead head;
   if (told.size() < sizeof head)
     return {FSDP_INTERNAL, format_text("{}: rank {} is in trouble and does not say why", what, world_rank)};
-  std::memcpy(&head, told.data(), sizeof head);
-  return {head.status, format_text("rank {}: {}", world_rank, told.substr(sizeof head)),
-          static_cast<int32_t>(world_rank), head.origin, head.code};
+  std::memcpy(static_cast<void *>(&head), told.data(), sizeof head);
+  const std::string_view text = told.substr(sizeof head);
+  const bool names_another = head.rank >= 0 && head.rank != static_cast<int32_t>(world_rank);
+  if (names_another) return head.to_error(std::string(text));  // the text names that rank already
+  head.rank = static_cast<int32_t>(world_rank);
+  return head.to_error(format_text("rank {}: {}", world_rank, text));
 }
 
 }  // namespace

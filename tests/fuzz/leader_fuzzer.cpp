@@ -288,7 +288,7 @@ class Play {
   void end() {
     for (int i = 0; i < 4 && !promised_.empty(); ++i) scene_.round(500);
     require(promised_.empty() ||
-            (scene_.verdict() && scene_.verdict()->copy_text().find(promised_) != std::string::npos));
+            (scene_.verdict() && scene_.verdict()->text.copy().find(promised_) != std::string::npos));
     const uint64_t beats = scene_.beats_heard();
     scene_.round(500);
     require(!scene_.expects_beats() || scene_.beats_heard() > beats);

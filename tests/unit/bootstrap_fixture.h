@@ -65,7 +65,7 @@ struct RanksByHand {
     join.rank = rank;
     join.world_size = options.size;
     join.wire_version = wire_version;
-    std::strncpy(join.library, library_version, sizeof join.library - 1);
+    join.library.set(library_version);
     send_packet(socket, &join, sizeof join, files);
   }
   // Returns when rank 0 has let this rank in: until then a second one is refused for another reason, if at all.
@@ -74,7 +74,7 @@ struct RanksByHand {
       const Fd socket = meet();
       join(socket, rank);
       const auto refusal = hear<wire::RefusedPacket>(socket);
-      if (refusal && std::string(refusal->text).find("already") != std::string::npos) return;
+      if (refusal && refusal->text.view().find("already") != std::string::npos) return;
       std::this_thread::sleep_for(1ms);
     }
   }

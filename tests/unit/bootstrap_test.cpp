@@ -23,7 +23,7 @@ TEST(Packet, TheLastWordBeforeAResetIsHeard) {
   far.reset();
   const auto heard = receive_packet(near);
   ASSERT_TRUE(heard && heard->as<wire::RefusedPacket>());
-  EXPECT_STREQ(heard->as<wire::RefusedPacket>()->text, "rank 2 died");
+  EXPECT_EQ(heard->as<wire::RefusedPacket>()->text.view(), "rank 2 died");
   const auto end = receive_packet(near);
   ASSERT_TRUE(end);
   EXPECT_EQ(end->bytes, 0u);
@@ -150,7 +150,7 @@ TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
   const auto told = hear<wire::RefusedPacket>(late);  // its library may be of another version
   ASSERT_TRUE(told);
   EXPECT_EQ(told->rank, 2);
-  EXPECT_STREQ(told->text, "rank 2 died before the job had formed");
+  EXPECT_EQ(told->text.view(), "rank 2 died before the job had formed");
 }
 
 // The rank is in the handshake when another one dies. Without an answer it would look for rank 0 until its timeout.
@@ -168,7 +168,7 @@ TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   const auto told = hear<wire::VerdictPacket>(late);
   ASSERT_TRUE(told);
   EXPECT_EQ(told->verdict.accusation.rank, 2);
-  EXPECT_EQ(told->verdict.accusation.copy_text(), "rank 2 died before the job had formed");
+  EXPECT_EQ(told->verdict.accusation.text.copy(), "rank 2 died before the job had formed");
   finish();
   expect(zero, FSDP_PEER_FAILED, "rank 2 died");
   expect(one, FSDP_PEER_FAILED, "rank 2 died");
@@ -200,19 +200,19 @@ TEST_F(Bootstrap, AnotherLibraryIsRefusedByBothVersions) {
   other.rank = 1;
   other.world_size = options.size;
   other.wire_version = wire_version + 1;
-  std::strncpy(other.library, "9.8.7", sizeof other.library);
+  other.library.set("9.8.7");
   send_packet(socket, &other, sizeof other);
   const auto refusal = hear<wire::RefusedPacket>(socket);
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->status, FSDP_MISMATCH);
-  EXPECT_NE(std::string(refusal->text)
-                .find(fmt::format("rank 1 has libfsdp 9.8.7 (wire format {}), rank 0 has libfsdp", wire_version + 1)),
+  EXPECT_NE(refusal->text.copy().find(
+                fmt::format("rank 1 has libfsdp 9.8.7 (wire format {}), rank 0 has libfsdp", wire_version + 1)),
             std::string::npos)
-      << refusal->text;
+      << refusal->text.view();
   const size_t one = start(1), two = start(2);
   finish();
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
-  EXPECT_EQ(std::string(reports[zero].logged), "refused a process of this host: " + std::string(refusal->text));
+  EXPECT_EQ(std::string(reports[zero].logged), "refused a process of this host: " + refusal->text.copy());
   EXPECT_STREQ(reports[one].logged, "");
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <ctime>
 #include <utility>
 
@@ -226,17 +227,17 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
 TEST(SaveReport, SaysWhatItCanWithoutItsText) {
   SaveReport report;
   report.set(Error(FSDP_SYSTEM, "the disk is full", 7, FSDP_ORIGIN_OS, ENOSPC));
-  EXPECT_EQ(report.error().message, "the disk is full");
+  EXPECT_EQ(report.to_error().message, "the disk is full");
   SaveReport other;
   static_cast<SaveWord &>(other) = report;
-  const Error error = other.error();
+  const Error error = other.to_error();
   EXPECT_EQ(error.message, "its part of the save has failed, as those of many ranks");
   EXPECT_EQ(error.status, FSDP_SYSTEM);
   EXPECT_EQ(error.rank, 7);
   EXPECT_EQ(error.origin, FSDP_ORIGIN_OS);
   EXPECT_EQ(error.origin_code, ENOSPC);
-  report.text.fill('x');
-  EXPECT_EQ(report.error().message.size(), report.text.size()) << "its end is not trusted";
+  std::ranges::fill(report.text.bytes, 'x');
+  EXPECT_EQ(report.to_error().message.size(), sizeof report.text.bytes) << "its end is not trusted";
 }
 
 TEST(SaveReport, HasNoTextOfItsOwnForAnothersFailure) {
@@ -245,8 +246,8 @@ TEST(SaveReport, HasNoTextOfItsOwnForAnothersFailure) {
   EXPECT_EQ(report.posted(), "");
   SaveReport other;
   static_cast<SaveWord &>(other) = report;
-  EXPECT_EQ(other.error().message, failed_elsewhere);
-  EXPECT_EQ(other.error().status, FSDP_ABORTED);
+  EXPECT_EQ(other.to_error().message, failed_elsewhere);
+  EXPECT_EQ(other.to_error().status, FSDP_ABORTED);
   report.set(Error(FSDP_ABORTED, "the caller wants to end", 3));
   EXPECT_EQ(report.posted(), "the caller wants to end");
 }

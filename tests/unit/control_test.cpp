@@ -221,7 +221,7 @@ TEST_F(WaitingCallers, NeverTellTheTextOfAnother) {
     WaitTexts::Copy text;
     if (!control.waits().texts().load(r, number, text)) continue;
     ++seen;
-    if (text.data() != text_of(r, number)) other = text.data();
+    if (text.view() != text_of(r, number)) other = text.copy();
   }
   stop = true;
   for (std::thread &thread : threads) thread.join();
@@ -310,7 +310,7 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
     other.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
     return count;
   };
-  tree::WaitText text{7, 2, {'e', 'a', 'r', 'l', 'y'}};
+  tree::WaitText text{7, 2, std::string_view("early")};
   EXPECT_FALSE(there->apply(text)) << "it has not been heard of";
   tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
   EXPECT_TRUE(there->apply(state));

@@ -146,13 +146,13 @@ TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   ASSERT_TRUE(seat->control.accused());
   const Accusation verdict = seat->control.verdict();
   EXPECT_EQ(verdict.rank, -1);
-  EXPECT_TRUE(verdict.copy_text().starts_with("host a (node 0) cannot hear host b (node 1): what came was not said by"))
-      << verdict.copy_text();
+  EXPECT_TRUE(verdict.text.copy().starts_with("host a (node 0) cannot hear host b (node 1): what came was not said by"))
+      << verdict.text.copy();
   EXPECT_EQ(transport::error_of(verdict, 0).status, FSDP_PEER_FAILED);
   while (const auto frame = of_guest.at(0).receive(soon())) {
     const auto told = tree::as<Verdict>(*frame);
     if (!told) continue;
-    EXPECT_EQ(told->accusation.copy_text(), verdict.copy_text());
+    EXPECT_EQ(told->accusation.text.copy(), verdict.text.copy());
     return;
   }
   ADD_FAILURE() << "the other leader is not told: " << of_guest.at(0).problem();

@@ -190,7 +190,7 @@ TEST_F(Forming, ARankInTheHandshakeIsToldWhyTheJobFails) {
   const auto told = hear<Verdict>(three);
   ASSERT_TRUE(told);
   EXPECT_EQ(told->accusation.rank, 2);
-  EXPECT_EQ(told->accusation.copy_text(), "rank 2 on far died before the job had formed");
+  EXPECT_EQ(told->accusation.text.copy(), "rank 2 on far died before the job had formed");
   finish();
 }
 

@@ -391,7 +391,7 @@ TEST(Coordinator, DecidesAtOnceWhatComesAlone) {
 TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   Accusation lost;
   lost.kind = FailureKind::cut;
-  lost.set_text("no contact between host a and host b");
+  lost.text.set("no contact between host a and host b");
   const Accusation felt = accuse_rank(FailureKind::failed, 1, "rank 1 did not connect");
   const Accusation late = accuse_rank(FailureKind::timeout, 2, "rank 2 is late");
   Coordinator coordinator;
@@ -407,7 +407,7 @@ TEST(Coordinator, LetsADeathOutrankReportsWhileTheJobForms) {
   EXPECT_EQ(error_of(coordinator.decide(1060).value(), 0).rank, 1) << "of equal reports the first one decides";
   Accusation link;  // a frame that is not its sender's: neither end is to blame
   link.kind = FailureKind::failed;
-  link.set_text("host a cannot hear host b");
+  link.text.set("host a cannot hear host b");
   Coordinator of_link;
   of_link.hear(link, 1000);
   of_link.hear(felt, 1010);
@@ -425,7 +425,7 @@ TEST(Accusation, NamesTheRankOfAnOwnErrorAndThatOfAnother) {
   const Accusation own = accuse_for(Error(FSDP_SYSTEM, "no\nmemory"), 2, "a");
   EXPECT_EQ(own.kind, FailureKind::failed);
   EXPECT_EQ(own.rank, 2);
-  EXPECT_EQ(own.copy_text(), "rank 2 on a gave up before the job had formed: no?memory");
+  EXPECT_EQ(own.text.copy(), "rank 2 on a gave up before the job had formed: no?memory");
   Error late(FSDP_TIMEOUT, "ranks 3, 4 are late", 3);
   late.ranks = {3, 4};
   const Error told = error_of(accuse_for(late, 0, "a"), 1);

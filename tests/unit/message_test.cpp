@@ -83,7 +83,7 @@ TEST(Message, WhatIsWrittenIsReadBack) {
   const Report report = read_back(std::get<Report>(all[9]));
   EXPECT_EQ(std::tie(report.accusation.kind, report.accusation.rank, report.last_of),
             std::make_tuple(FailureKind::timeout, 5, 4));
-  EXPECT_EQ(report.accusation.copy_text(), "rank 5 is late");
+  EXPECT_EQ(report.accusation.text.copy(), "rank 5 is late");
   const Verdict verdict = read_back(std::get<Verdict>(all[10]));
   EXPECT_EQ(std::tie(verdict.accusation.kind, verdict.accusation.rank), std::make_tuple(FailureKind::died, 6));
   EXPECT_TRUE(verdict.accusation.ranks.contains(6));

@@ -459,7 +459,7 @@ TEST_F(ChildLeader, AccusesNoLinkThatASilentParentWouldExplain) {
   const tree::Goodbye goodbye{};
   say(static_cast<uint32_t>(goodbye.kind), tree::bytes_of(goodbye));
   run_for(3000);
-  EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().copy_text();
+  EXPECT_FALSE(seat->control.accused()) << seat->control.verdict().text.copy();
 }
 
 // Another way in the tree may bring older news.
@@ -484,7 +484,7 @@ TEST_P(StrangeRank, IsNotBlamedButTheRankThatNamesIt) {
   say(static_cast<uint32_t>(verdict.kind), tree::bytes_of(verdict));
   run_for(2000);
   EXPECT_EQ(seat->control.verdict().rank, 0);
-  EXPECT_TRUE(seat->control.verdict().copy_text().ends_with("sent what is no message of this version of the library"));
+  EXPECT_TRUE(seat->control.verdict().text.copy().ends_with("sent what is no message of this version of the library"));
 }
 
 // A rank that the job lacks is not blamed as one of a set, either.
@@ -503,8 +503,8 @@ TEST_F(ChildLeader, TurnsAwayFromAParentThatDumpsCore) {
   DumpNotices(root).send(77);
   run_for(400);
   ASSERT_TRUE(seat->control.accused());
-  EXPECT_TRUE(seat->control.verdict().copy_text().ends_with("(pid 77, host h) is dumping core"))
-      << seat->control.verdict().copy_text();
+  EXPECT_TRUE(seat->control.verdict().text.copy().ends_with("(pid 77, host h) is dumping core"))
+      << seat->control.verdict().text.copy();
   while (parent.receive()) {
   }
   EXPECT_FALSE(parent.open());
@@ -559,7 +559,7 @@ TEST(NodeTree, ALateRefugeeHearsTheVerdict) {
   ASSERT_TRUE(frame);
   const auto verdict = tree::as<Verdict>(*frame);
   ASSERT_TRUE(verdict);
-  EXPECT_EQ(verdict->accusation.copy_text(), "it failed");
+  EXPECT_EQ(verdict->accusation.text.copy(), "it failed");
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST_F(Strangers, GarbageDoesNotDisturb) {
     const auto refusal = hear<wire::RefusedPacket>(sockets.back());
     ASSERT_TRUE(refusal);
     EXPECT_EQ(refusal->status, FSDP_INVALID_ARGUMENT);
-    EXPECT_STREQ(refusal->text, "rank 77 is outside [0, 3)");
+    EXPECT_EQ(refusal->text.view(), "rank 77 is outside [0, 3)");
   }
   const size_t one = start(1), two = start(2);
   finish();

@@ -51,13 +51,7 @@ void ShardWriter::give_up(fsdp_status status, const char *why) noexcept {
 // Runs the body of a thread; an exception ends both threads.
 template <class Body>
 void ShardWriter::attempt(Body body) noexcept {
-  try {
-    body();
-  } catch (const Error &error) {
-    fail_with(error);
-  } catch (const std::exception &) {
-    give_up(FSDP_OUT_OF_MEMORY, "no memory to save");
-  }
+  if (const auto failure = capture_error(body)) fail_with(*failure);
 }
 
 std::vector<WrittenShard> ShardWriter::result() const {

@@ -47,14 +47,7 @@ void DiskThread::serve(DiskWork &state) {
         std::move(state.work);  // moved out, so that no other thread can replace it meanwhile
     state.work = nullptr;
     lock.unlock();
-    std::optional<Error> failure;
-    try {
-      work(*state.folder);
-    } catch (const Error &error) {
-      failure = error;
-    } catch (const std::exception &) {
-      failure.emplace(FSDP_OUT_OF_MEMORY, "no memory to save");
-    }
+    std::optional<Error> failure = capture_error([&] { work(*state.folder); });
     lock.lock();
     state.failure = std::move(failure);
     state.busy = false;

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <optional>
 
 #include "base/text.h"
+#include "base/wire_error.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/weight_files.h"
 #include "checkpoint/format/shard_file.h"
@@ -21,7 +21,7 @@ namespace {
 
 // The checkpoint that the first rank has chosen.
 struct ChosenName {
-  char name[64] = {};        // empty: no candidate is left
+  WireText<64> name;         // empty: no candidate is left
   uint64_t passed_over = 0;  // number of newer unreadable checkpoints since the last choice
 };
 
@@ -133,12 +133,12 @@ std::vector<std::string> Loading::pass_over(size_t number) {
 // Returns false if no candidate is left.
 bool Loading::choose(size_t number) {
   ChosenName mine;
-  if (number < found_.names.size()) std::strncpy(mine.name, found_.names[number].c_str(), sizeof mine.name - 1);
+  if (number < found_.names.size()) mine.name.set(found_.names[number]);
   const std::vector<std::string> texts = pass_over(number);
   mine.passed_over = texts.size();
   std::vector<ChosenName> all(team_.size());
   team_.all_gather(&mine, sizeof mine, all.data(), "a load's checkpoint");
-  result_.name = all[0].name;
+  result_.name = all[0].name.copy();
   if (all[0].passed_over) {
     const std::string text = join_texts(texts);
     const auto told = team_.all_gather(std::as_bytes(std::span(text)), "what a load passes over");

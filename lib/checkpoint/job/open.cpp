@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <sstream>
 
 #include "base/text.h"
+#include "base/wire_error.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/plan/save_plan.h"
 #include "transport/exchange.h"
@@ -20,7 +20,7 @@ namespace {
 
 // The checkpoint that the first rank has found.
 struct FoundName {
-  char name[64] = {};
+  WireText<64> name;
 };
 
 std::string describe_one(const FolderEntry &entry) {
@@ -137,12 +137,13 @@ OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path)
     found = candidates_of(*folder);
     if (found.names.empty()) refuse_empty(path, found.unreadable);
     require_newest_is_known(path, found.unreadable);
-    std::strncpy(mine.name, found.names[0].c_str(), sizeof mine.name - 1);
+    mine.name.set(found.names[0]);
   });
   compare_folders(team, path, found);
   std::vector<FoundName> all(team.size());
   team.all_gather(&mine, sizeof mine, all.data(), "a checkpoint's name");
-  OpenedCheckpoint opened{folder->shown(all[0].name), all[0].name, {}};
+  const std::string chosen = all[0].name.copy();
+  OpenedCheckpoint opened{folder->shown(chosen), chosen, {}};
   std::string sum;
   transport::attempt_together(team, "a checkpoint's manifest",
                               [&] { opened.manifest = folder->read_manifest(opened.name, &sum); });

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/text.h"
+#include "base/wire_error.h"
 #include "checkpoint/job/save_keeper.h"
 #include "transport/exchange.h"
 
@@ -20,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 // The first rank's message about the checkpoint that it has begun.
 struct Beginning {
-  char id[40] = {};
+  WireText<40> id;
   uint64_t sequence = 0;
 };
 
@@ -110,11 +111,11 @@ void Beginner::make_folder() {
     if (!order_.choice.commit_manifest) check_free(*there.folder);
     beginning.sequence = there.folder->next_sequence();
     there.made.emplace(*there.folder, given_name());
-    std::strncpy(beginning.id, there.made->id().c_str(), sizeof beginning.id - 1);
+    beginning.id.set(there.made->id());
   });
   std::vector<Beginning> all(team_.size());
   team_.all_gather(&beginning, sizeof beginning, all.data(), "a save's name");
-  task_.id = std::string(all[0].id, ::strnlen(all[0].id, sizeof all[0].id));
+  task_.id = all[0].id.copy();
   task_.manifest.sequence = all[0].sequence;
 }
 

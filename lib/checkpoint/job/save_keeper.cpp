@@ -16,18 +16,6 @@ namespace {
 // Reading a post takes a few cache lines. A rank that reads many posts, or asks the kernel, does so less often.
 constexpr std::chrono::milliseconds longest_pause(2), look_period(20), job_period(100);
 
-template <class Body>
-std::optional<Error> attempt(Body body) {
-  try {
-    body();
-  } catch (const Error &error) {
-    return error;
-  } catch (const std::exception &) {
-    return Error(FSDP_OUT_OF_MEMORY, "no memory to save");
-  }
-  return std::nullopt;
-}
-
 void remove_all_but(const SaveChoice &choice, const Folder &folder) {
   const std::vector<FolderEntry> there = folder.list();
   for (size_t i = choice.keep; i < there.size(); ++i)
@@ -113,7 +101,7 @@ void Save::Keeper::give_up(fsdp_status status, const char *why) noexcept {
 void Save::Keeper::run() noexcept {
   post(SaveState::writing);
   looked_ = moved_ = Clock::now();
-  std::optional<Error> failure = attempt([&] { write(); });
+  std::optional<Error> failure = capture_error([&] { write(); });
   {
     const std::lock_guard lock(mutex_);
     packed_ = true;
@@ -123,7 +111,7 @@ void Save::Keeper::run() noexcept {
     writer_->give_up(FSDP_ABORTED, "the save was given up");
     writer_->await_written(patience_);  // other ranks are told only when the file is no longer in use
   }
-  if (const auto lost = attempt([&] { failure = first() ? lead(failure) : follow(failure); })) failure = lost;
+  if (const auto lost = capture_error([&] { failure = first() ? lead(failure) : follow(failure); })) failure = lost;
   if (first())
     await_heard();
   else
@@ -204,7 +192,7 @@ void Save::Keeper::watch_disk() {
 SaveReport Save::Keeper::read(uint32_t place) const noexcept {
   SaveReport report;
   const auto word = std::as_writable_bytes(std::span(static_cast<SaveWord *>(&report), 1));
-  const bool posted = world_.read_post(team_.world_rank(place), word, report.text);
+  const bool posted = world_.read_post(team_.world_rank(place), word, report.text.bytes);
   return posted && report.save == number_ ? report : SaveReport{};
 }
 
@@ -237,11 +225,11 @@ void Save::Keeper::look_at_job() {
 // ---- the first rank ----
 
 std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
-  if (!failure) failure = attempt([&] { await_written_by_all(); });
-  if (!failure) failure = attempt([&] { collect_files(); });
+  if (!failure) failure = capture_error([&] { await_written_by_all(); });
+  if (!failure) failure = capture_error([&] { collect_files(); });
   if (!failure) {
     post(SaveState::committing);
-    failure = attempt([&] { commit(); });
+    failure = capture_error([&] { commit(); });
     if (!failure) {
       post(SaveState::committed);
       remove_older();
@@ -254,7 +242,7 @@ std::optional<Error> Save::Keeper::lead(std::optional<Error> failure) {
   failure = find_failure(failure);
   // If the disk does not return, the disk thread removes the folder when it does.
   if (disk_->idle() && (!writer_ || writer_->is_written()))
-    attempt([&] { work_on_disk([](SaveFolder &folder) { folder.made.reset(); }); });
+    capture_error([&] { work_on_disk([](SaveFolder &folder) { folder.made.reset(); }); });
   report_.set(*failure);
   post(SaveState::failed);
   return failure;
@@ -279,18 +267,18 @@ std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) co
   const bool others = failure->status == FSDP_ABORTED && !given_up_.failed();
   if (!others) return failure->rank >= 0 ? *failure : of_rank(*failure, team_.world_rank(0));
   for (uint32_t place = 1; place < team_.size(); ++place)
-    if (const SaveReport report = read(place); has_failed(report.state) && report.status != FSDP_ABORTED)
-      return of_rank(report.error(), team_.world_rank(place));
+    if (const SaveReport report = read(place); has_failed(report.state) && report.error.status != FSDP_ABORTED)
+      return of_rank(report.to_error(), team_.world_rank(place));
   for (uint32_t place = 1; place < team_.size(); ++place)
     if (const SaveReport report = read(place); has_failed(report.state))
-      return of_rank(report.error(), team_.world_rank(place));
+      return of_rank(report.to_error(), team_.world_rank(place));
   return failure;
 }
 
 // Waits until no rank uses the folder, so that no rank writes into a folder that is being removed. Ends with the job.
 void Save::Keeper::await_all_let_go() {
   const auto start = Clock::now();
-  attempt([&] {
+  capture_error([&] {
     for (pause_ = {};; pause()) {
       bool all = true;
       for (uint32_t place = 1; place < team_.size() && all; ++place) {
@@ -359,11 +347,11 @@ bool Save::Keeper::take_unreported(uint32_t place, uint32_t number,
 // matter whether they still live: take_files() reads the files of a rank that has not reported them.
 void Save::Keeper::await_shown(uint32_t number) {
   report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
-  report_.code = number;
+  report_.file_number = number & 0xffffff;
   post(SaveState::collecting);
   uint32_t place = 1;
   bool failed = false;
-  const auto interrupted = attempt([&] {
+  const auto interrupted = capture_error([&] {
     wait_until([&] {
       for (; place < team_.size() && !failed; ++place) {
         const SaveReport report = read(place);
@@ -425,7 +413,7 @@ void Save::Keeper::commit() {
 // The checkpoint exists. Errors from now on do not change that, and become a warning.
 void Save::Keeper::remove_older() {
   if (task_->order.choice.keep == 0) return;
-  const auto failed = attempt([&] {
+  const auto failed = capture_error([&] {
     work_on_disk([choice = task_->order.choice](SaveFolder &folder) { remove_all_but(choice, *folder.folder); });
   });
   if (failed) result_.warning = format_text("older ones could not be removed: {}", failed->message);
@@ -436,7 +424,7 @@ void Save::Keeper::remove_older() {
 void Save::Keeper::await_heard() {
   const auto start = Clock::now();
   uint32_t place = 1;
-  attempt([&] {
+  capture_error([&] {
     for (pause_ = {}; place < team_.size(); pause()) {
       for (; place < team_.size(); ++place) {
         SaveWord report;
@@ -455,7 +443,7 @@ std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
   if (failure) report_.set(*failure);
   post(failure ? SaveState::failed : SaveState::written);
   std::optional<SaveReport> end;
-  std::optional<Error> lost = attempt([&] {
+  std::optional<Error> lost = capture_error([&] {
     for (pause_ = {}; !(end = read_end()); pause()) {
       given_up_.check();
       look_at_job();
@@ -463,7 +451,7 @@ std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
   });
   if (lost) end = await_first(*lost);
   heard_ = end.has_value();
-  if (end) return end->state == SaveState::committed ? std::nullopt : std::optional(end->error());
+  if (end) return end->state == SaveState::committed ? std::nullopt : std::optional(end->to_error());
   if (!failure) report_.set(*lost), post(SaveState::failed);
   if (read(0).state != SaveState::committing) return failure && failure->status != FSDP_ABORTED ? failure : lost;
   lost->message = format_text("whether {} was committed is not known: {}", task_->name, lost->message);
@@ -484,15 +472,16 @@ std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
 // Shows the first rank the files that it asks for.
 void Save::Keeper::show_files(uint32_t number) noexcept {
   report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
-  report_.code = number;
+  report_.file_number = number & 0xffffff;
   post(SaveState::written);
 }
 
 // The first rank's last report.
 std::optional<SaveReport> Save::Keeper::read_end() noexcept {
   const SaveReport report = read(0);
-  if (report.state == SaveState::collecting && report_.state == SaveState::written && report.code != report_.code)
-    show_files(static_cast<uint32_t>(report.code));
+  if (report.state == SaveState::collecting && report_.state == SaveState::written &&
+      report.file_number != report_.file_number)
+    show_files(report.file_number);
   if (report.state == SaveState::committed || report.state == SaveState::failed) return report;
   return std::nullopt;
 }

@@ -9,12 +9,11 @@
 #include <array>
 #include <charconv>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 
 #include "base/error.h"
-#include "base/text.h"
+#include "base/wire_error.h"
 #include "checkpoint/plan/model_shards.h"
 #include "transport/team.h"
 
@@ -59,41 +58,33 @@ struct ReportedFile {
 inline constexpr std::string_view failed_elsewhere = "another rank's part of this save has failed";
 // The part of a report that a rank always posts.
 struct SaveWord {
-  uint64_t save = 0;  // number of the save: posts of an earlier save are ignored
-  SaveState state = SaveState::none;
-  uint8_t origin = FSDP_ORIGIN_FSDP;
-  int16_t status = FSDP_OK;  // with giving_up and failed: the error
-  int32_t rank = -1;         // with giving_up and failed: the rank to blame
-  int64_t code = 0;          // with written: the number of the reported files; with collecting: of those asked for
+  uint64_t save = 0;              // number of the save: posts of an earlier save are ignored
+  WireErrorHead error;            // with giving_up and failed
+  uint32_t file_number : 24 = 0;  // with written: the number of the reported files; with collecting: of those asked for
+  SaveState state : 8 = SaveState::none;
   std::array<ReportedFile, shard_kinds> files{};
 };
 static_assert(sizeof(SaveWord) <= membership::post_bytes);
 
 // Does the report have the rank's files of this number?
 constexpr bool has_reported(const SaveWord &report, uint32_t number) {
-  return report.state == SaveState::written && report.code == number;
+  return report.state == SaveState::written && report.file_number == number;
 }
 
 // A report with the text of the rank's failure, if it has one.
 struct SaveReport : SaveWord {
-  std::array<char, membership::post_text_bytes> text{};
+  WireText<membership::post_text_bytes> text;
 
-  void set(const Error &error) noexcept {
-    status = static_cast<int16_t>(error.status), rank = error.rank;
-    origin = static_cast<uint8_t>(error.origin), code = error.origin_code;
-    const std::string_view message = error.what();
-    text = {};
-    std::memcpy(text.data(), message.data(), cut_length(message, text.size() - 1));
-  }
+  void set(const Error &failure) noexcept { error = WireErrorHead(failure), text.set(failure.message); }
   // The text to post. There are few places for texts, so ranks that only repeat another rank's failure post none.
-  std::string_view posted() const noexcept { return told() == failed_elsewhere ? std::string_view() : told(); }
-  // The text. It may come from another process, so its terminator is not trusted.
-  std::string_view told() const noexcept { return {text.data(), ::strnlen(text.data(), text.size())}; }
-  Error error() const {
-    std::string why(told());
-    if (why.empty() && status == FSDP_ABORTED) why = failed_elsewhere;
+  std::string_view posted() const noexcept {
+    return text.view() == failed_elsewhere ? std::string_view() : text.view();
+  }
+  Error to_error() const {
+    std::string why = text.copy();
+    if (why.empty() && error.status == FSDP_ABORTED) why = failed_elsewhere;
     if (why.empty()) why = "its part of the save has failed, as those of many ranks";
-    Error failure(status, why, rank, static_cast<fsdp_origin>(origin), code);
+    Error failure = error.to_error(std::move(why));
     failure.ends_context = false;  // a failed save ends only that save
     return failure;
   }

@@ -117,7 +117,7 @@ bool host_is_silent(int code) noexcept { return code == ETIMEDOUT || code == EHO
 Accusation lost_contact(const std::string &one, const std::string &other) {
   Accusation accusation;
   accusation.kind = FailureKind::cut;
-  accusation.set_text(format_text(
+  accusation.text.set(format_text(
       "no contact between {} and {} before the job had formed: the network between them is cut, or a host is down", one,
       other));
   return accusation;
@@ -254,7 +254,7 @@ std::optional<Error> RootFormingWatch::verdict() const {
   if (!accusation) return {};
   if (accusation->kind == FailureKind::died) {
     const std::vector<uint32_t> dead = accusation->ranks.list();
-    accusation->set_text(
+    accusation->text.set(
         dead.size() == 1 ? format_text("rank {} on {} died before the job had formed", dead[0], parties_[dead[0]].host)
                          : rank_list(dead) + " died before the job had formed");
   }

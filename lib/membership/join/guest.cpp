@@ -112,7 +112,7 @@ void Visit::join() {
   join.rank = options_.rank;
   join.world_size = options_.size;
   join.wire_version = wire_version;
-  std::strncpy(join.library, library_version, sizeof join.library - 1);
+  join.library.set(library_version);
   const int files[] = {descriptors_.process.get(), descriptors_.outbox.get()};
   send_packet(socket_, &join, sizeof join, files);  // if sending fails, the end of the connection tells hear()
 }
@@ -123,8 +123,7 @@ void Visit::throw_ending(const Packet &packet) const {
     throw error_of(told->verdict.accusation, options_.rank);
   const auto refused = packet.as<wire::RefusedPacket>();
   if (!refused) return;
-  throw Error(refused->status == FSDP_OK ? FSDP_INTERNAL : refused->status,
-              std::string(refused->text, ::strnlen(refused->text, sizeof refused->text)), refused->rank);
+  throw Error(refused->status == FSDP_OK ? FSDP_INTERNAL : refused->status, refused->text.copy(), refused->rank);
 }
 
 Rendezvous Visit::await_start() {

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/wire_error.h"
 #include "membership/job.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"
@@ -39,13 +40,14 @@ struct JoinPacket {
   PacketHead head;
   uint32_t rank, world_size;
   uint32_t wire_version;
-  char library[28];  // the version, cut where it is too long
+  WireText<28> library;  // the version, cut where it is too long
 };
+// Has the same form in all versions of the library, like Join, so that another version reads why it was refused.
 struct RefusedPacket {
   static constexpr PacketKind kind = PacketKind::refused;
   PacketHead head;
   int32_t status, rank;
-  char text[480];
+  WireText<480> text;
 };
 struct ReportPacket {
   static constexpr PacketKind kind = PacketKind::report;
@@ -70,7 +72,7 @@ inline RefusedPacket make_refused(int32_t status, int32_t rank, std::string_view
   auto refused = make<RefusedPacket>();
   refused.status = status;
   refused.rank = rank;
-  text.copy(refused.text, sizeof refused.text - 1);
+  refused.text.set(text);
   return refused;
 }
 

@@ -142,8 +142,8 @@ void Host::join(Guest &guest, Packet &packet) {
     known_refusals_.note({}, text);
     send_refused(guest.socket, status, static_cast<int32_t>(join.rank), text);
   };
-  const std::string library(join.library, ::strnlen(join.library, sizeof join.library));
-  if (const auto difference = compare_versions(join.rank, join.wire_version, library, ranks_[0]); !difference.empty())
+  if (const auto difference = compare_versions(join.rank, join.wire_version, join.library.copy(), ranks_[0]);
+      !difference.empty())
     return refuse(FSDP_MISMATCH, difference);
   if (join.world_size != options_.size)
     return refuse(FSDP_MISMATCH, format_text("rank {} says that the world has {} ranks, rank {} says {}", join.rank,

@@ -324,11 +324,11 @@ void get(Reader &from, Redirect &redirect) {
 }
 void get(Reader &from, Report &report) {
   from.bytes(&report, sizeof report);
-  from.check_text(report.accusation.copy_text());
+  from.check_text(report.accusation.text.copy());
 }
 void get(Reader &from, Verdict &verdict) {
   from.bytes(&verdict, sizeof verdict);
-  from.check_text(verdict.accusation.copy_text());
+  from.check_text(verdict.accusation.text.copy());
 }
 void get(Reader &, Formed &) {}
 void get(Reader &from, Refused &refused) {

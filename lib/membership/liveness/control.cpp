@@ -131,7 +131,7 @@ void Control::find_data_peers(const std::function<void(uint32_t)> &found) const 
 
 std::string Control::host(uint32_t rank) const {
   const uint32_t number = member(rank).host.load(std::memory_order_acquire);
-  return number ? head().hosts[number - 1].text.load().data() : "unknown";
+  return number ? head().hosts[number - 1].text.load().copy() : "unknown";
 }
 
 bool Control::write(AccusationSlot &slot, const Accusation &accusation) noexcept {

@@ -13,6 +13,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/wire_error.h"
 #include "membership/job.h"
 
 namespace fsdp::membership {
@@ -22,25 +23,22 @@ namespace fsdp::membership {
 template <size_t bytes>
 class SharedText {
  public:
-  using Copy = std::array<char, bytes>;  // ends with a NUL
+  using Copy = WireText<bytes>;
 
   void store(std::string_view text) noexcept {
-    Copy copy{};
-    std::copy_n(text.data(), std::min(text.size(), bytes - 1), copy.begin());
+    const Copy copy(text);
     for (size_t i = 0; i < std::size(words_); ++i) {
       uint64_t word = 0;
-      std::memcpy(&word, copy.data() + i * sizeof word, sizeof word);
+      std::memcpy(&word, copy.bytes + i * sizeof word, sizeof word);
       words_[i].store(word, std::memory_order_release);
     }
   }
-  // Another process wrote the text, so its terminating NUL is not trusted.
   Copy load() const noexcept {
-    Copy copy{};
+    Copy copy;
     for (size_t i = 0; i < std::size(words_); ++i) {
       const uint64_t word = words_[i].load(std::memory_order_acquire);
-      std::memcpy(copy.data() + i * sizeof word, &word, sizeof word);
+      std::memcpy(copy.bytes + i * sizeof word, &word, sizeof word);
     }
-    copy.back() = '\0';
     return copy;
   }
 
@@ -217,9 +215,9 @@ class Posts {
   bool load(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept {
     const PostEntry *entry = find(rank);
     return entry && entry->load(bytes, [&](uint32_t turn) {
-      PostTexts::Copy copy{};
+      PostTexts::Copy copy;
       if (!text.empty()) room_.texts.load(rank, turn, copy);
-      std::copy_n(copy.begin(), std::min(text.size(), copy.size()), text.begin());
+      std::copy_n(copy.bytes, std::min(text.size(), sizeof copy.bytes), text.begin());
     });
   }
   // NULL: the rank has posted nothing.

@@ -18,7 +18,7 @@ constexpr uint64_t late_looks = 60;
 std::string Waits::text(uint32_t rank) const {
   WaitTexts::Copy text;
   const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
-  return texts_->load(rank, static_cast<uint32_t>(looks >> 32), text) ? text.data() : "another call";
+  return texts_->load(rank, static_cast<uint32_t>(looks >> 32), text) ? text.copy() : "another call";
 }
 
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank) {

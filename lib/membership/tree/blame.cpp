@@ -90,7 +90,7 @@ void Blame::blame_link(uint32_t to, const std::string &problem) {
   const auto name = [this](uint32_t node) { return format_text("host {} (node {})", plan_.nodes[node].host, node); };
   Accusation accusation;
   accusation.kind = FailureKind::failed;  // blames no rank
-  accusation.set_text(format_text("{} cannot hear {}: {}", name(node()), name(to), problem));
+  accusation.text.set(format_text("{} cannot hear {}: {}", name(node()), name(to), problem));
   accuse(accusation);
 }
 

@@ -57,7 +57,7 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
     if (accusation.link_count < Accusation::max_links) accusation.links[accusation.link_count++] = link;
     names.push_back(format_text("{}{} and {}", names.empty() ? "" : "between ", name(link.first), name(link.second)));
   }
-  accusation.set_text(format_text("no contact between {} for {:.1f} s: the network between them is cut",
+  accusation.text.set(format_text("no contact between {} for {:.1f} s: the network between them is cut",
                                   fmt::join(names, ", "), plan.heartbeat_timeout_ms / 1e3));
   return accusation;
 }
@@ -92,12 +92,12 @@ void Coordinator::merge(const Accusation &other) {
     first = merge_deaths(first, other);
   } else if (first.kind == FailureKind::stopped && !first.ranks.contains(other.ranks)) {
     // A report that names all ranks of the first one replaces its text.
-    first.set_text(other.ranks.contains(first.ranks) ? other.copy_text()
-                                                     : first.copy_text() + "; " + other.copy_text());
+    first.text.set(other.ranks.contains(first.ranks) ? other.text.copy()
+                                                     : first.text.copy() + "; " + other.text.copy());
     first.ranks.add(other.ranks);
     first.rank = std::min(first.rank, other.rank);
   } else if (first.kind == FailureKind::cut && forming_) {
-    if (first.copy_text() != other.copy_text()) first.set_text(first.copy_text() + "; " + other.copy_text());
+    if (first.text.copy() != other.text.copy()) first.text.set(first.text.copy() + "; " + other.text.copy());
   } else if (first.kind == FailureKind::cut) {
     std::vector<CutLink> links = links_of(first), more = links_of(other);
     links.insert(links.end(), more.begin(), more.end());

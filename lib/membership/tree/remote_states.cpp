@@ -106,7 +106,7 @@ void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &
     if (!entry) continue;
     const uint32_t turn = entry->turn();
     tree::Post post{said.rank, tree::Post::everybody, {}, {}};
-    if (turn == said.post_turn || !control_.posts().load(said.rank, post.bytes, post.text)) continue;
+    if (turn == said.post_turn || !control_.posts().load(said.rank, post.bytes, post.text.bytes)) continue;
     said.post_turn = turn;
     post.to = entry->to().value_or(tree::Post::everybody);
     say(post);
@@ -134,14 +134,13 @@ void RemoteStates::look_at_texts(uint64_t now_ms, const std::function<void(const
 
 bool RemoteStates::apply(const tree::Post &post) noexcept {
   if (!elsewhere(post.rank)) return false;
-  control_.posts().store(post.rank, post.bytes, {post.text.data(), ::strnlen(post.text.data(), post.text.size())},
-                         std::nullopt);
+  control_.posts().store(post.rank, post.bytes, post.text.view(), std::nullopt);
   return true;
 }
 
 bool RemoteStates::apply(const tree::WaitText &text) noexcept {
   if (!elsewhere(text.rank) || !control_.waits().is_current(text.rank, text.number)) return false;
-  control_.waits().show_text(text.rank, text.number, {text.text.data(), ::strnlen(text.text.data(), text.text.size())});
+  control_.waits().show_text(text.rank, text.number, text.text.view());
   return true;
 }
 

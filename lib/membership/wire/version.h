@@ -10,7 +10,7 @@
 namespace fsdp::membership {
 
 // Raised with every change, anywhere in the library, to what ranks of different processes exchange.
-constexpr uint32_t wire_version = 8;
+constexpr uint32_t wire_version = 9;
 constexpr const char *library_version = FSDP_VERSION_TEXT;
 
 // Empty, or why rank `rank` with these versions cannot be in a job whose rank `host` has this library.

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/settings.h"
+#include "base/wire_error.h"
 #include "transport/exchange.h"
 #include "transport/nccl/places.h"
 
@@ -25,7 +26,7 @@ struct NcclCard {
   uint8_t windows, no_windows, copy_engines, ordered, splits;
   uint8_t blocks_all;  // calls block even while communicators are made
   BlockLimits blocks;
-  char why[480];
+  WireText<480> why;
 };
 
 bool same_settings(const NcclCard &a, const NcclCard &b) {
@@ -67,7 +68,7 @@ NcclCard make_card(const device::Device &device, const BlockLimits &blocks, Choi
     choice.library = load_library();
     card.version = choice.library->version;
   } catch (const Error &error) {
-    std::strncpy(card.why, error.what(), sizeof card.why - 1);
+    card.why.set(error.message);
   }
   card.may_share_gpu = nccl_number("NCCL_MULTI_RANK_GPU_ENABLE").value_or(0) != 0;
   card.windows = equals(setting("FSDP_NCCL_WINDOWS"), "1");
@@ -101,9 +102,7 @@ std::string find_shared_gpu(const Team &host, const std::vector<NcclCard> &cards
 // Returns the first obstacle, and what to do about it.
 std::string find_obstacle(Team &host, const std::vector<NcclCard> &cards, bool &share) {
   for (uint32_t r = 0; r < cards.size(); ++r) {
-    if (cards[r].version == 0)
-      return format_text("rank {}: {}", host.world_rank(r),
-                         std::string(cards[r].why, ::strnlen(cards[r].why, sizeof cards[r].why)));
+    if (cards[r].version == 0) return format_text("rank {}: {}", host.world_rank(r), cards[r].why.view());
     if (cards[r].version != cards[0].version)
       return format_text(
           "rank {} has NCCL {}, rank {} has {}: they must be the same; name one file in FSDP_NCCL_LIBRARY on all of "

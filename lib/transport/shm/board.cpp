@@ -20,12 +20,6 @@ class AwaitedBoard final : public AwaitedWords {
   const char *what_;
 };
 
-// Reads a text from a peer's memory, where it may lack its terminator.
-template <size_t N>
-std::string bounded_text(const char (&text)[N]) {
-  return std::string(text, ::strnlen(text, N));
-}
-
 }  // namespace
 
 uint64_t Board::size_bytes(uint32_t team_size) noexcept {
@@ -52,7 +46,7 @@ class Board::Unbroken {
 uint64_t Board::BoardCall::hash() const noexcept {
   uint64_t hash = (0xcbf29ce484222325 ^ static_cast<uint64_t>(kind)) * 0x100000001b3;  // FNV-1a
   if (kind == LengthKind::fixed) hash = (hash ^ total) * 0x100000001b3;
-  for (const char *c = what; *c; ++c) hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3;
+  for (const char c : what.view()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return hash;
 }
 
@@ -63,7 +57,7 @@ void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t of
   Half &place = half(rank_);
   place.call.total = mine.size();
   place.call.kind = kind;
-  std::strncpy(place.call.what, what, sizeof place.call.what - 1);
+  place.call.what.set(what);
   if (offset < mine.size())
     std::memcpy(place.chunk, mine.data() + offset, std::min<uint64_t>(chunk_bytes, mine.size() - offset));
   ballot(rank_) = own;
@@ -79,8 +73,8 @@ void Board::check_same_call() {
   for (uint32_t r = 1; r < words_.size(); ++r) {
     if (ballot(r).call == ballot(0).call) continue;
     const auto name = [](const BoardCall &call) {
-      return call.kind == LengthKind::fixed ? format_text("'{}' ({} bytes)", bounded_text(call.what), call.total)
-                                            : format_text("'{}'", bounded_text(call.what));
+      return call.kind == LengthKind::fixed ? format_text("'{}' ({} bytes)", call.what.view(), call.total)
+                                            : format_text("'{}'", call.what.view());
     };
     seat_.watch.condemn(FailureKind::mismatch, words_.world_rank(r),
                         format_text("rank {} called {}, rank {} called {}", words_.world_rank(0), name(half(0).call),

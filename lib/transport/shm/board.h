@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/mapping.h"
+#include "base/wire_error.h"
 #include "membership/seat.h"
 #include "transport/exchange.h"
 #include "transport/names.h"
@@ -39,7 +40,7 @@ class Board {
   struct BoardCall {
     uint64_t total;  // length of the whole message in bytes
     LengthKind kind;
-    char what[116];
+    WireText<116> what;
     uint64_t hash() const noexcept;
   };
   struct Half {
