@@ -44,6 +44,8 @@
  *   Arrays     An array of structs comes with a stride, the bytes from one element to the next: sizeof the struct in
  *              the caller's header, whatever the count. FSDP_ARRAY(array) writes a C array's pointer, count and stride.
  *   Ranks      A rank or root that is passed, returned or named in a message is a rank of the job, never of a mesh.
+ *   Meshes     "The mesh" in a docstring is the model's mesh; "the group's mesh" is another one only if
+ *              fsdp_group_options.mesh names it.
  *   Threads    Only one thread at a time may be inside a context; a second one gets FSDP_BUSY. Abort, destroy and the
  *              getters that say so may be called from any thread at any time.
  *   Streams    fsdp_stream is a cudaStream_t on a CUDA device (NULL: the legacy default stream). On the host device it
@@ -196,8 +198,9 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
  *                says "Blocks: peers".
  *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
- *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
- *                calls differ, MISMATCH comes at the latest at the end of the step.
+ *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order, and
+ *                ranks that are together in a shard axis of one host in each of two models must interleave the calls of
+ *                both alike. If the calls differ, MISMATCH comes at the latest at the end of the step.
  *   Unshard      fsdp_unshard always copies (FSDP_UNSHARD_COPIED), except where one rank has everything: a GPU does not
  *                map the memory of other GPUs.
  *   Pointers     Memory given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, and memory given to
@@ -500,7 +503,7 @@ enum {
 
 typedef int32_t fsdp_grad_op;
 enum {
-  FSDP_GRAD_OP_MEAN = 1,  /* (1 / data-parallel ranks) times the sum */
+  FSDP_GRAD_OP_MEAN = 1,  /* (1 / ranks of the model) times the sum */
   FSDP_GRAD_OP_SUM = 2,
   FSDP_GRAD_OP_FACTOR = 3 /* grad_factor times the sum */
 };
@@ -787,9 +790,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_check_model(const fsdp_model *model, char
 FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
 
 /**
- * The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. The call
- * answers for any rank. If a planning context for a GPU names no device_transport, STAGING is the maximum that the seal
- * may choose.
+ * The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. rank may be
+ * any rank that is in all meshes of this rank: any rank, if no group has a mesh of its own. If a planning context for a
+ * GPU names no device_transport, STAGING is the maximum that the seal may choose.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_role_bytes(const fsdp_model *model, fsdp_role role, uint32_t rank,
@@ -807,8 +810,9 @@ typedef struct fsdp_model_info {
   uint64_t struct_size;
   uint64_t group_count;
   uint64_t param_count;              /* number of parameters in all groups */
-  uint64_t element_count;            /* elements of all whole parameters, without padding */
-  uint64_t padding_count;            /* elements of padding, counted over the whole model */
+  uint64_t element_count;            /* elements of all whole parameters that this rank declares, without padding */
+  uint64_t padding_count;            /* elements of padding in what this rank declares, counted over all ranks of its
+                                        meshes */
   uint64_t gather_pool_bytes;        /* size of the pool of gathered weights */
   uint64_t gather_lower_bound_bytes; /* gathered bytes alive at the schedule's peak: no pool can be smaller */
   uint64_t reduce_pool_bytes;        /* size of the pool of full gradients */
@@ -914,7 +918,8 @@ enum {
  *               most 448 in magnitude; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and
  *               granule are legal. In a publish, the ranks that hold different parts exchange their largest magnitudes,
  *               4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange. A FROZEN
- *               parameter with FP8 cannot be a box of a larger tensor.
+ *               parameter with FP8 cannot be a box of a larger tensor. FP8 is refused in a group whose mesh or
+ *               outer_strategy is not the model's.
  *   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0); number = code times scale. There are two
  *               forms. ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes have blocks
  *               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
@@ -966,10 +971,11 @@ typedef struct fsdp_param {
                               block has 32 rows of a matrix with MXFP8 and 128 with FP8_BLOCK */
   double lr_scale;         /* 0: 1 (see FSDP_PARAM_LR_ZERO) */
   void *user_data;         /* kept and returned by fsdp_get_param_info; never read */
-  /* The parameter may be a box of a larger tensor, of which other models have the rest (tensor parallelism, a stack of
-     experts). global_shape is then the shape of the larger tensor, and global_offset is where the box begins in it;
-     both have dimension_count numbers and are copied. Checkpoints then describe the larger tensor: this model saves its
-     box of it, and loads the box from any checkpoint that has it. If both are NULL, the parameter is a whole tensor. */
+  /* The parameter may be a box of a larger tensor, of which other models or other meshes of the group have the rest
+     (tensor parallelism, a stack of experts). global_shape is then the shape of the larger tensor, and global_offset
+     is where the box begins in it; both have dimension_count numbers and are copied. Checkpoints then describe the
+     larger tensor: this model saves its box of it, and loads the box from any checkpoint that has it. If both are
+     NULL, the parameter is a whole tensor. */
   const uint64_t *global_shape;
   const uint64_t *global_offset;
   fsdp_quantization quantization; /* 0: none */
@@ -1025,14 +1031,34 @@ typedef struct fsdp_group_options {
   fsdp_dtype reduce_dtype; /* 0: the model's */
   fsdp_main_storage main_storage; /* 0: the model's */
   fsdp_backward_weights backward_weights; /* 0: FSDP_BACKWARD_WEIGHTS_GATHERED */
+  const fsdp_mesh *mesh;   /* the ranks that share this group; NULL: the model's mesh. They are some of the model's
+                              ranks, and this rank is one of them. The meshes that the model's ranks name for a group
+                              are equal in shape and disjoint, and together they have all ranks of the model (see
+                              fsdp_create_group) */
+  fsdp_grad_op grad_op;    /* 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every
+                              group: the gradient of an expert has the tokens of all of them. The seal refuses a mean
+                              for a trained group whose ranks may be tensor-parallel: if meshes have equal boxes, or
+                              if they have boxes of one tensor and no group is on the model's mesh */
+  fsdp_outer_strategy outer_strategy; /* 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with
+                              replicas */
+  double grad_factor;      /* counts only with FSDP_GRAD_OP_FACTOR in grad_op, where it is finite and not 0 */
 } fsdp_group_options;
-#define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0, 0, 0}
+#define FSDP_GROUP_OPTIONS_INIT {sizeof(fsdp_group_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Declare a group of param_count parameters. The descriptors follow each other at a distance of param_stride bytes,
  * which is sizeof(fsdp_param). The group's name is UTF-8 of 1-255 bytes and unique among the model's groups. Parameters
  * of different dtypes, row sizes and trainability may mix; the library splits the group internally. A group without
- * parameters is legal. Collective: the mesh (compared at the seal). Blocks: no. Memory: none until the seal.
+ * parameters is legal.
+ * A group may have a mesh of its own, for example experts. With 4 ranks and expert-parallel 2, ranks 0 and 2 name the
+ * mesh {0, 2} for a group; ranks 1 and 3 name the mesh {1, 3}. Each rank declares the same groups in the same order.
+ * Parameters with the same index in different meshes are different parameters: they have the same shape and options,
+ * but their values, names, global_shape and global_offset may differ. Parameters with one name in several meshes are
+ * boxes of one tensor; boxes that are equal hold the same values, and norms and checkpoints count them once. Calls that
+ * load or read one parameter are collective over the group's mesh. Settings such as lr_scale and trainability must be
+ * equal on all ranks of the model. All ranks of the model also call the reduces, and on GPUs the gathers, of all groups
+ * in one order.
+ * Collective: the model's mesh (compared at the seal). Blocks: no. Memory: none until the seal.
  * Errors: INVALID_ARGUMENT (naming the parameter and field), INVALID_STATE (sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_param *params,
@@ -1053,8 +1079,13 @@ typedef struct fsdp_group_info {
   fsdp_main_storage main_storage;
   fsdp_backward_weights backward_weights;
   uint64_t piece_count;    /* at least 1 */
+  uint32_t replicate_size; /* shape of the group's mesh */
+  uint32_t shard_size;
+  fsdp_grad_op grad_op;
+  fsdp_outer_strategy outer_strategy;
+  double grad_factor;      /* the number by which sums of gradients are multiplied */
 } fsdp_group_info;
-#define FSDP_GROUP_INFO_INIT {sizeof(fsdp_group_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_GROUP_INFO_INIT {sizeof(fsdp_group_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Get the number of groups that were created. Threads: any, once sealed. Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_group_count(const fsdp_model *model, uint64_t *group_count);
@@ -1081,12 +1112,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
  * passes the same data and nothing is communicated. Otherwise rank `root` passes the data, and data should be NULL on
  * the other ranks. A rank that passes NULL may pass any dtype and element_count; data that is not NULL is checked as
  * the root's data is. The data may be freed when the call returns. flags must be 0.
- * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: for a FROZEN quantized parameter 4
- * bytes for each element of this rank's part during the call, because the planes are made when all data has come.
- * Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. If the root's data,
- * dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument fails the call only on its
- * own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there
- * is a root, else on this rank. Load the parameter again before the next publish. Since 0.2.
+ * Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Memory:
+ * for a FROZEN quantized parameter 4 bytes for each element of this rank's part during the call, because the planes are
+ * made when all data has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED,
+ * TIMEOUT. If the root's data, dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument
+ * fails the call only on its own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they
+ * were, on all ranks if there is a root, else on this rank. Load the parameter again before the next publish. Since
+ * 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1097,10 +1129,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t pa
  * root FSDP_EVERY_RANK every rank gets the data; otherwise only rank `root` gets it, and data may be NULL on the
  * others. flags must be 0. The data arrives piece by piece from the ranks that own it, so if a peer fails, some of data
  * has been written.
- * Collective: the mesh. Blocks: peers. Window: either; while the window is open, no rank may write main weights during
- * the call. Memory: for a FROZEN quantized parameter all its codes and scales during the call, on each rank that gets
- * the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange
- * parts), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either; while the window is open, no
+ * rank may write main weights during the call. Memory: for a FROZEN quantized parameter all its codes and scales during
+ * the call, on each rank that gets the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE,
+ * OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                  uint64_t element_count, int32_t root, uint32_t flags);
@@ -1158,9 +1190,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
  * rounding. root and flags are as in fsdp_load_param.
  * Planes that belong together must be loaded together, in the same window: codes and scales, and for MXFP8 both forms.
  * The library does not check this.
- * Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
- * another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN, so that planes are made of main
- * weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
+ * INVALID_ARGUMENT (no such plane; another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN,
+ * so that planes are made of main weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane plane,
                                                   const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -1196,7 +1228,7 @@ typedef struct fsdp_chunk {
 /**
  * Get the part of a parameter that rank `rank` stores, by arithmetic alone. On that rank fsdp_load_chunk takes this
  * part, and fsdp_get_shard shows it if the parameter is not FROZEN. The part is the whole parameter where every rank
- * has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts.
+ * has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts. The rank must be in the group's mesh.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32_t rank,
@@ -1221,16 +1253,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t pa
  * Load a named optimizer state of a parameter from full data, as fsdp_load_param does for its weights: "exp_avg" or
  * "exp_avg_sq" of AdamW, or one of the caller's own states. AdamW's number of steps is not part of a state and is not
  * changed by this call: set it once with fsdp_adamw_options.step, and later steps count on. flags must be 0.
- * Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
- * Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+ * Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
+ * as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_state(fsdp_group *group, uint64_t param_index, const char *name,
                                                  const void *data, fsdp_dtype dtype, uint64_t element_count,
                                                  int32_t root, uint32_t flags);
 /**
  * Copy a whole optimizer state of a parameter out, as fsdp_read_param does for its weights. flags must be 0.
- * Collective: the mesh. Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such
- * state), INVALID_STATE (frozen). Since 0.2.
+ * Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either. Errors: as fsdp_read_param,
+ * and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char *name, void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1431,16 +1463,18 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_finish_grads(fsdp_model *model, double sc
 
 /**
  * Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer
- * will see it. Otherwise the call works as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
- * gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+ * will see it. Otherwise the call works as fsdp_read_param. Collective: the group's mesh (root is one of its ranks).
+ * Blocks: peers. Window: inside, with gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in
+ * this window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_grad(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                 uint64_t element_count, int32_t root, uint32_t flags);
 
 /**
  * Replace a main gradient by full data, as fsdp_load_param replaces weights, for example after a transformation of the
- * whole gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
- * fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
+ * whole gradient. Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window:
+ * inside, with gradients. Errors: as fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this
+ * window). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t param_index, const void *data,
                                                 fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1514,17 +1548,19 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_grad_norm(fsdp_model *model, const fs
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_last_norm(const fsdp_model *model, double *norm);
 /**
  * Get the L2 norm of each parameter's main grad, group by group in declaration order. norm_count must be the number of
- * parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+ * parameters of the model. Frozen parameters give 0. Where meshes of a group have different parameters, each rank gets
+ * the norms of those that it declares. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, fsdp_stream stream, double *norms,
                                                            uint64_t norm_count);
 /**
- * Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
- * The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and an element that several ranks
- * keep is counted once. Main weights of FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as
- * bfloat16 numbers. A FROZEN parameter has no main weights, so its compute weights are measured. If it is quantized or
- * of FSDP_UINT8, it has no numbers to measure, and its norm is NaN. norm_count must be the number of parameters of the
- * model. Inside the window, the weights are those that loads, edits and earlier work of the window have left.
+ * Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank
+ * that declares the parameter. The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and
+ * an element that several ranks keep is counted once. Main weights of FSDP_MAIN_SPLIT16 count as fp32 numbers, and
+ * those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no main weights, so its compute weights are
+ * measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure, and its norm is NaN. norm_count must be
+ * the number of parameters of the model. Inside the window, the weights are those that loads, edits and earlier work of
+ * the window have left.
  * Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
  * INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
  * PEER_FAILED, TIMEOUT. Since 0.2.
@@ -1559,8 +1595,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_clip_grads(fsdp_model *model, const fsdp_
                                                  fsdp_stream stream, double *norm);
 /**
  * Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the
- * name of the first parameter that has some, or to NULL; name may be NULL. Collective: the mesh. Blocks: peers. Window:
- * inside. Since 0.2.
+ * name of the first parameter that has some, or to NULL; name may be NULL. A parameter of a group with several meshes
+ * has the name that it has on the first rank where such a number was found. Collective: the mesh. Blocks: peers.
+ * Window: inside. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_check_grads(fsdp_model *model, fsdp_stream stream, int32_t *found,
                                                   const char **name);
@@ -1650,8 +1687,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stre
  * Compare the data that several ranks store alike, to find a replica that has drifted: a bit that flipped, or a load or
  * edit that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are
  * hashed as they are in memory, without padding. The hashes are compared among the ranks that have the same elements:
- * the replicas of a mesh, and all ranks if each has the whole. Data that only one rank has is not compared. MISMATCH,
- * with the same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
+ * the replicas of a mesh, and all ranks of a mesh if each has the whole. Data that only one rank of a mesh has is not
+ * compared, so equal boxes in different meshes (fsdp_create_group) are not compared with each other. MISMATCH, with the
+ * same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
  * fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model
  * can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be
  * 0. Collective: the mesh. Blocks: peers, and the GPU.
@@ -1740,7 +1778,8 @@ enum {
                                             same call serves a job that begins and a job that goes on. With
                                             ALLOW_MISSING a load that finds none of the model's tensors succeeds too */
   FSDP_LOAD_ONE_REPLICA = 1u << 9        /* M ranks that keep the same rows each read one M-th of them and exchange what
-                                            they read: for networks that are faster than the disk */
+                                            they read: for networks that are faster than the disk. Rows of groups with
+                                            other meshes are not exchanged: each rank reads all of its rows */
 };
 
 typedef struct fsdp_load_options {

@@ -26,7 +26,10 @@ A model file lists groups in the order of the forward pass; "{}" in names counts
     {"name": "embedding", "params": [{"name": "embedding", "shape": [50257, 768]}]},
     {"name": "layer.{}", "repeat": 12, "params": [{"name": "layer.{}.qkv", "shape": [2304, 768]}]}]}
 Groups may have: strategy, grad_dtype, reduce_dtype, main_storage (as --main), backward_weights (gathered or none),
-resident. Parameters: dtype, frozen, no_decay, granule, granule_rows, row_dimensions, quantization, piece.
+resident, meshes, replicate. With "meshes": 4, rank r shares the group with the ranks r % 4, r % 4 + 4, ... (experts);
+"replicate" is the number of replicas in each of these meshes. Shapes are those of one rank's experts, and the table
+shows a rank of the first mesh.
+Parameters may have: dtype, frozen, no_decay, granule, granule_rows, row_dimensions, quantization, piece.
 
 Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
 )";

@@ -19,7 +19,7 @@ import sys
 import compact
 import quantized
 import scenarios
-from training import CONSTANTS, FLOAT32, Group, Model, Param, array, bytes_of, crc, hex_of, norm_of
+from training import CONSTANTS, FLOAT32, Group, Mesh, Model, Param, array, bytes_of, crc, hex_of, norm_of
 
 TARGET = pathlib.Path(__file__).resolve().parent / "scenarios.txt"
 
@@ -30,9 +30,24 @@ class Run:
     def __init__(self, world, saved):
         self.world, self.saved = world, saved
         self.ranks, self.declared, self.named = range(world), [], {}
+        self.meshes = {}  # {name: {rank: Mesh}}
 
     def call(self, words, keys):
+        named = self.named.get(words[1]) if len(words) > 1 else None
+        if isinstance(named, list):
+            return self.call_by_mesh(named, words, keys)
         return getattr(self, words[0])(*words[1:], **keys)
+
+    def call_by_mesh(self, groups, words, keys):
+        """A call on a group with several meshes, each of whose ranks share other parameters."""
+        ranks, given = self.ranks, set()
+        for group in groups:
+            self.ranks, self.named[words[1]] = [rank for rank in ranks if rank in group.mesh.ranks], group
+            if self.ranks:
+                given.add(getattr(self, words[0])(*words[1:], **keys))
+        self.ranks, self.named[words[1]] = ranks, groups
+        assert len(given) == 1, f"{words} gives other values on other meshes: write a line for each rank"
+        return given.pop()
 
     def ignore(self, *words, **keys):
         """These calls change nothing that a later value depends on."""
@@ -42,18 +57,28 @@ class Run:
     check_replicas = commit_checkpoint = wait_checkpoint = ignore
 
     def param(self, name, *shape, **keys):
-        self.declared.append(Param(name, list(map(int, shape)), keys))
+        self.declared.append((self.ranks, name, list(map(int, shape)), keys))
 
-    def create_mesh(self, mesh, **keys):
-        self.named[mesh] = int(keys.get("replicate_size", 1))
+    def create_mesh(self, name, *ranks, **keys):
+        mesh = Mesh(map(int, ranks) if ranks else range(self.world), int(keys.get("replicate_size", 1)))
+        self.meshes.setdefault(name, {}).update({rank: mesh for rank in self.ranks})
+
+    def mesh_at(self, name, rank):
+        return self.meshes[name][rank] if name else Mesh(range(self.world))
 
     def create_model(self, model, mesh=None, **keys):
-        self.named[model] = Model(self.world, keys, self.named[mesh] if mesh else 1)
+        self.named[model] = Model(keys, self.mesh_at(mesh, 0))
 
-    def create_group(self, model, group, **keys):
-        self.named[group] = Group(self.named[model], self.declared, keys)
-        self.named[model].groups.append(self.named[group])
-        self.declared = []
+    def create_group(self, model, group, mesh=None, **keys):
+        model, made = self.named[model], {}
+        for rank in self.ranks:
+            own = self.mesh_at(mesh, rank) if mesh else model.mesh
+            if tuple(own.ranks) not in made:
+                params = [Param(*param) for ranks, *param in self.declared if rank in ranks]
+                made[tuple(own.ranks)] = Group(model, params, keys, own)
+        made, self.declared = list(made.values()), []
+        self.named[group] = made[0] if len(made) == 1 else made
+        model.groups += made
 
     def at(self, group, index):
         return self.named[group].params[int(index)]
@@ -141,10 +166,11 @@ class Run:
         return hex_of(self.named[model].norm())
 
     def get_param_grad_norms(self, model):
-        return self.norms(param.grad if param.has_gradient else [] for param in self.named[model].params)
+        params = self.named[model].params_of(self.ranks[0])
+        return self.norms(param.grad if param.has_gradient else [] for param in params)
 
     def get_param_weight_norms(self, model):
-        return self.norms(param.main for param in self.named[model].params)
+        return self.norms(param.main for param in self.named[model].params_of(self.ranks[0]))
 
     def norms(self, parts):
         return crc(b"".join(struct.pack("<d", norm_of(values)) for values in parts))

@@ -4,6 +4,7 @@
 Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of include/fsdp.h.
 """
 
+import expert_scenarios
 import piece_scenarios
 import precision_scenarios
 from scenario_parts import (
@@ -567,6 +568,7 @@ def all_scenarios():
     yield from private_views()
     yield from any_order()
     yield from piece_scenarios.pieces()
+    yield from expert_scenarios.all_scenarios()
     yield tied()
     yield frozen()
     yield from accumulation()

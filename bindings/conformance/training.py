@@ -124,8 +124,10 @@ class Param:
 
 
 class Group:
-    def __init__(self, model, params, keys):
-        self.model, self.params, self.keys = model, params, keys
+    """A group as the ranks of one mesh share it. Other ranks of the model may share it with other parameters."""
+
+    def __init__(self, model, params, keys, mesh):
+        self.model, self.params, self.keys, self.mesh = model, params, keys, mesh
         for param in params:
             param.keep_in(self.option("main_storage", CONSTANTS["MAIN_FLOAT32"]), model.has_codes)
 
@@ -156,9 +158,9 @@ class Group:
         if self.is_last_only() and not is_last:
             return
         trained = [param for param in self.params if param.has_gradient]
-        self.model.reduces += self.model.world > 1 and bool(trained)
+        self.model.reduces += 0 in self.mesh.ranks and len(self.mesh.ranks) > 1 and bool(trained)
         for param in trained:
-            added = [self.sum_replica(param, replica) for replica in range(self.model.replicas)]
+            added = [self.sum_replica(param, replica) for replica in range(self.mesh.replicas)]
             before, param.local = param.totals, {}
             param.totals = (
                 added if before is None else [[f32(x + y) for x, y in zip(*pair)] for pair in zip(before, added)]
@@ -168,7 +170,7 @@ class Group:
         """Reduces gradients that wait for the last contribution; a group without any contribution gets zeros."""
         if all(param.totals is None and not param.local for param in filter(lambda param: param.trainable, self.params)):
             for index, param in enumerate(self.params):
-                for rank in range(self.model.world if param.trainable else 0):
+                for rank in self.mesh.ranks if param.trainable else ():
                     self.contribute(rank, index, [0.0] * param.count)
             self.reduce(True)
         elif self.is_last_only() and any(param.local for param in self.params):
@@ -177,14 +179,22 @@ class Group:
     def sum_replica(self, param, replica):
         """Adds up the ranks of one replica in their order, each rounded to the dtype that is sent, then multiplies by
         the factor."""
-        size = self.model.world // self.model.replicas
+        size = len(self.mesh.ranks) // self.mesh.replicas
         wire = self.option("reduce_dtype", self.grad_dtype(param))
-        ranks = range(replica * size, (replica + 1) * size)
+        ranks = self.mesh.ranks[replica * size : (replica + 1) * size]
         total = [rounded(x, wire) for x in param.local[ranks[0]]]
         for rank in ranks[1:]:
             total = [f32(x + rounded(y, wire)) for x, y in zip(total, param.local[rank])]
-        factor = self.model.factor()
+        factor = self.factor()
         return [f32(x * factor) for x in total]
+
+    def factor(self):
+        """The mean is over the ranks of the model, also where fewer ranks share the group."""
+        keys = self.keys if int(self.keys.get("grad_op", 0)) else self.model.keys
+        op = int(keys.get("grad_op", CONSTANTS["GRAD_OP_MEAN"]))
+        if op == CONSTANTS["GRAD_OP_FACTOR"]:
+            return f32(float(keys["grad_factor"]))
+        return f32(1 / len(self.model.mesh.ranks)) if op == CONSTANTS["GRAD_OP_MEAN"] else 1.0
 
 
 def norm_of(values):
@@ -194,9 +204,14 @@ def norm_of(values):
     return math.sqrt(squares)
 
 
+class Mesh:
+    def __init__(self, ranks, replicas=1):
+        self.ranks, self.replicas = list(ranks), replicas
+
+
 class Model:
-    def __init__(self, world, keys, replicas):
-        self.world, self.keys, self.replicas = world, keys, replicas
+    def __init__(self, keys, mesh):
+        self.keys, self.mesh = keys, mesh
         self.groups, self.version, self.step, self.reduces = [], 0, 0, 0
 
     @property
@@ -207,15 +222,12 @@ class Model:
     def params(self):
         return [param for group in self.groups for param in group.params]
 
+    def params_of(self, rank):
+        return [param for group in self.groups if rank in group.mesh.ranks for param in group.params]
+
     @property
     def trained(self):
         return [param for param in self.params if param.has_gradient]
-
-    def factor(self):
-        op = int(self.keys.get("grad_op", CONSTANTS["GRAD_OP_MEAN"]))
-        if op == CONSTANTS["GRAD_OP_FACTOR"]:
-            return f32(float(self.keys["grad_factor"]))
-        return f32(1 / self.world) if op == CONSTANTS["GRAD_OP_MEAN"] else 1.0
 
     def publish(self):
         for param in self.params:

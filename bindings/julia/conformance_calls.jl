@@ -27,18 +27,25 @@ function declare(rank, line)
     push!(rank.declared, Param(line.words[2], T, dims...; keys...))
 end
 
-call(rank, ::Val{:create_mesh}, words, keys) =
-    rank.named[words[1]] = FSDP.create_mesh(rank.context; numbers(keys)...)
-function call(rank, ::Val{:create_model}, words, keys)
+function call(rank, ::Val{:create_mesh}, words, keys)
+    ranks = length(words) > 1 ? parse.(Int, words[2:end]) : nothing
+    rank.named[words[1]] = FSDP.create_mesh(rank.context; ranks = ranks, numbers(keys)...)
+end
+# The mesh that `mesh=` names, and the other keys as numbers.
+function mesh_and_numbers(rank, keys)
     mesh = haskey(keys, :mesh) ? rank.named[keys[:mesh]] : nothing
-    fields = numbers(filter(pair -> pair.first != :mesh, keys))
+    return mesh, numbers(filter(pair -> pair.first != :mesh, keys))
+end
+function call(rank, ::Val{:create_model}, words, keys)
+    mesh, fields = mesh_and_numbers(rank, keys)
     rank.named[words[1]] = FSDP.create_model(rank.context; mesh = mesh, fields...)
 end
 function call(rank, ::Val{:create_group}, words, keys)
     declared, rank.declared = rank.declared, Param[]
     haskey(rank.params, words[2]) || push!(rank.order, words[2])
     get!(rank.params, words[2], declared)
-    rank.named[words[2]] = FSDP.create_group(rank.named[words[1]], words[2], declared; numbers(keys)...)
+    mesh, fields = mesh_and_numbers(rank, keys)
+    rank.named[words[2]] = FSDP.create_group(rank.named[words[1]], words[2], declared; mesh = mesh, fields...)
 end
 function call(rank, ::Val{:set_schedule}, words, keys)
     visits, rank.visits = isempty(rank.visits) ? nothing : rank.visits, []

@@ -111,16 +111,18 @@ class Rank:
     def visit(self, group, phase, piece=None):
         self.visits.append((self.named[group].info.group_index, int(phase), number_or_none(piece)))
 
-    def create_mesh(self, name, **keys):
-        self.named[name] = self.context.create_mesh(**numbers(keys))
+    def create_mesh(self, name, *ranks, **keys):
+        self.named[name] = self.context.create_mesh(ranks=list(map(int, ranks)) or None, **numbers(keys))
 
     def create_model(self, name, mesh=None, **keys):
         self.named[name] = self.context.create_model(mesh=self.named[mesh] if mesh else None, **numbers(keys))
 
-    def create_group(self, model, name, **keys):
+    def create_group(self, model, name, mesh=None, **keys):
         declared, self.declared = self.declared, []
         self.params.setdefault(name, declared)
-        self.named[name] = self.named[model].create_group(name, declared, **numbers(keys))
+        self.named[name] = self.named[model].create_group(
+            name, declared, mesh=self.named[mesh] if mesh else None, **numbers(keys)
+        )
 
     def set_schedule(self, model, kind, held_groups=0):
         visits, self.visits = self.visits or None, []

@@ -29,7 +29,7 @@ OPTIONS = {
                                                "device_index": None}),
     "fsdp_mesh_options": (None, {"ranks": "Vec<u32>", "rank_count": None}),
     "fsdp_model_options": ("FSDP_MODEL_", {"mesh": None}),
-    "fsdp_group_options": ("FSDP_GROUP_", {}),
+    "fsdp_group_options": ("FSDP_GROUP_", {"mesh": None}),
     "fsdp_adamw_options": ("FSDP_ADAMW_", {}),
     "fsdp_save_options": ("FSDP_SAVE_", {}),
     "fsdp_load_options": ("FSDP_LOAD_", {}),

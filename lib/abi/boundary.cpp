@@ -47,8 +47,8 @@ static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_
 static_assert(sizeof(fsdp_stats) == 256 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
 static_assert(sizeof(fsdp_param) == 96 && offsetof(fsdp_param, row_dimensions) == 88 &&
               offsetof(fsdp_param, piece) == 92);
-static_assert(sizeof(fsdp_group_options) == 32 && offsetof(fsdp_group_options, backward_weights) == 28);
-static_assert(sizeof(fsdp_group_info) == 64 && offsetof(fsdp_group_info, piece_count) == 56);
+static_assert(sizeof(fsdp_group_options) == 56 && offsetof(fsdp_group_options, grad_factor) == 48);
+static_assert(sizeof(fsdp_group_info) == 88 && offsetof(fsdp_group_info, grad_factor) == 80);
 static_assert(sizeof(fsdp_chunk) == 40 && offsetof(fsdp_chunk, row_count) == 32);
 static_assert(sizeof(fsdp_shard) == 104 && offsetof(fsdp_shard, state_count) == 100);
 static_assert(sizeof(fsdp_adamw_options) == 56 && offsetof(fsdp_adamw_options, reserved) == 52);

@@ -17,6 +17,59 @@ std::string read_name(const char *name, size_t most, const char *call, const Fie
   return text;
 }
 
+void set_outer_strategy(fsdp_outer_strategy strategy, layout::Mesh &mesh, const char *call, const Field &field) {
+  if (strategy == FSDP_OUTER_NO_SHARD) return;
+  if (mesh.replicate_size == 1)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: {} FSDP_OUTER_OPTIM shards optimizer state over replicas, but the mesh has one; "
+         "make a mesh with replicate_size above 1",
+         call, field);
+  mesh.outer = layout::OuterAxis::optim;
+}
+
+double read_grad_factor(fsdp_grad_op op, double factor, const char *call, const Field &field) {
+  if (op != FSDP_GRAD_OP_FACTOR) return 1.0;
+  check_factor(factor, call, field);
+  if (factor == 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be finite and not 0", call, field, factor);
+  return factor;
+}
+
+namespace {
+
+// A group's mesh has this rank and only ranks of the model.
+void check_group_mesh(const layout::Mesh &mesh, const layout::Mesh &model_mesh, uint32_t rank, const std::string &group,
+                      const char *call) {
+  if (std::ranges::find(mesh.ranks, rank) == mesh.ranks.end())
+    fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is not in the mesh that it names for group '{}', which has the ranks {}",
+         call, rank, group, fmt::join(mesh.ranks, ", "));
+  std::vector<uint32_t> known = model_mesh.ranks;
+  std::ranges::sort(known);
+  for (const uint32_t other : mesh.ranks)
+    if (!std::ranges::binary_search(known, other))
+      fail(FSDP_INVALID_ARGUMENT,
+           "{}: the mesh of group '{}' has rank {}, which is not in the model's mesh; make the model with a mesh that "
+           "has the ranks of all its groups",
+           call, group, other);
+}
+
+// Returns the group's mesh with its outer strategy set.
+layout::Mesh read_group_mesh(const fsdp_group_options &given, HandledModel &model, const std::string &group,
+                             const char *call) {
+  constexpr auto field = "fsdp_group_options.outer_strategy";
+  const layout::Mesh &model_mesh = model.spec().mesh();
+  const auto named = abi::mesh_of(given.mesh, model.context(), call);
+  layout::Mesh mesh = named ? *named : model_mesh;
+  if (named) check_group_mesh(mesh, model_mesh, model.context().rank(), group, call);
+  const bool divides = model_mesh.outer == layout::OuterAxis::optim && mesh.replicate_size > 1;
+  const auto strategy = read_enum(given.outer_strategy, divides ? FSDP_OUTER_OPTIM + 0 : FSDP_OUTER_NO_SHARD + 0,
+                                  FSDP_OUTER_OPTIM + 0, call, field);
+  if (mesh.outer == layout::OuterAxis::optim) mesh.outer = layout::OuterAxis::replicate;
+  set_outer_strategy(strategy, mesh, call, field);
+  return mesh;
+}
+
+}  // namespace
+
 }  // namespace fsdp::abi
 
 extern "C" {
@@ -55,13 +108,19 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
            "{}: group '{}' has FSDP_GROUP_RESIDENT, which keeps weights for BACKWARD, and FSDP_BACKWARD_WEIGHTS_NONE; "
            "leave out one of the two",
            call, spec.name);
+    spec.grad_op = read_enum(given.grad_op, 0, FSDP_GRAD_OP_FACTOR + 0, call, "fsdp_group_options.grad_op");
+    spec.grad_factor = read_grad_factor(spec.grad_op, given.grad_factor, call, "fsdp_group_options.grad_factor");
+    // A value equal to the model's is declared as 0, so that ranks may differ in how they write it.
+    if (impl.spec().grad_op == spec.grad_op && impl.spec().grad_factor == spec.grad_factor)
+      spec.grad_op = 0, spec.grad_factor = 1.0;
+    layout::Mesh mesh = read_group_mesh(given, impl, spec.name, call);
     const std::lock_guard lock(impl.mutex);
     if (impl.ended) refuse_handle(model, call, "model");
     // Memory is reserved first: once the model has the group, nothing may fail. The capacity doubles, since otherwise
     // many groups would be moved again and again.
     if (impl.groups.size() == impl.groups.capacity()) impl.groups.reserve(2 * impl.groups.size() + 16);
     NewHandle<fsdp_group> handle(acquire(model, call), static_cast<uint32_t>(impl.groups.size()));
-    impl.declaration().add_group(std::move(spec));
+    impl.declaration().add_group(std::move(spec), std::move(mesh));
     impl.groups.push_back(*group = handle.give_out());
   });
 }
@@ -110,7 +169,9 @@ fsdp_status fsdp_get_group_info(const fsdp_group *group, fsdp_group_info *info) 
     const HandledGroup handle = acquire_group(group, call);
     check_output(info, call, "fsdp_group_info");
     const std::lock_guard lock(handle.model->mutex);
-    const memory::GroupSpec &spec = handle.model->spec().groups[handle.index];
+    const memory::ModelSpec &model = handle.model->spec();
+    const memory::GroupSpec &spec = model.groups[handle.index];
+    const layout::Mesh &mesh = model.mesh_of(spec);
     fsdp_group_info value = FSDP_GROUP_INFO_INIT;
     value.name = spec.name.c_str();
     value.param_count = spec.params.size();
@@ -124,6 +185,11 @@ fsdp_status fsdp_get_group_info(const fsdp_group *group, fsdp_group_info *info) 
     value.backward_weights =
         spec.backward_weights ? FSDP_BACKWARD_WEIGHTS_GATHERED + 0 : FSDP_BACKWARD_WEIGHTS_NONE + 0;
     value.piece_count = spec.piece_count();
+    value.replicate_size = mesh.replicate_size;
+    value.shard_size = mesh.shard_size;
+    value.grad_op = spec.grad_op ? spec.grad_op : model.grad_op;
+    value.outer_strategy = mesh.outer == layout::OuterAxis::optim ? FSDP_OUTER_OPTIM + 0 : FSDP_OUTER_NO_SHARD + 0;
+    value.grad_factor = model.factor_of(spec);
     write_output(info, value);
   });
 }

@@ -35,11 +35,7 @@ void read_policy(const fsdp_model_options &options, const engine::Context &conte
          call);
   read_views(options.view_kind, maps, spec, call);
   spec.grad_op = read_enum(options.grad_op, FSDP_GRAD_OP_MEAN + 0, FSDP_GRAD_OP_FACTOR + 0, call, "grad_op");
-  spec.grad_factor = options.grad_factor;
-  if (spec.grad_op == FSDP_GRAD_OP_FACTOR) check_factor(options.grad_factor, call, "grad_factor");
-  if (spec.grad_op == FSDP_GRAD_OP_FACTOR && options.grad_factor == 0)
-    fail(FSDP_INVALID_ARGUMENT, "{}: grad_factor is {}, it must be finite and not 0", call, options.grad_factor);
-  if (spec.grad_op != FSDP_GRAD_OP_FACTOR) spec.grad_factor = 1.0;
+  spec.grad_factor = read_grad_factor(spec.grad_op, options.grad_factor, call, "grad_factor");
   spec.force_communication = options.flags & FSDP_MODEL_FORCE_COMMUNICATION;
   spec.prefetches = !(options.flags & FSDP_MODEL_NO_PREFETCH);
   if (!spec.prefetches && options.prefetch_bytes && !options.prefetch_depth)
@@ -63,18 +59,6 @@ layout::Mesh whole_world(const engine::Context &context) {
   for (uint32_t rank = 0; rank < context.world_size(); ++rank) request.ranks.push_back(rank);
   request.hosts = context.hosts_of(request.ranks);
   return layout::arrange_mesh(std::move(request));
-}
-
-void read_outer_strategy(const fsdp_model_options &options, layout::Mesh &mesh, const char *call) {
-  const auto outer =
-      read_enum(options.outer_strategy, FSDP_OUTER_NO_SHARD + 0, FSDP_OUTER_OPTIM + 0, call, "outer_strategy");
-  if (outer == FSDP_OUTER_NO_SHARD) return;
-  if (mesh.replicate_size == 1)
-    fail(FSDP_INVALID_ARGUMENT,
-         "{}: outer_strategy FSDP_OUTER_OPTIM shards optimizer state over replicas, but the mesh has one; "
-         "make a mesh with replicate_size above 1",
-         call);
-  mesh.outer = layout::OuterAxis::optim;
 }
 
 uint32_t read_held_groups(const fsdp_schedule_options &options, fsdp_schedule_kind kind, const char *call) {
@@ -110,11 +94,13 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     if (given.mesh) {
       const auto mesh = acquire(given.mesh, call);
       if (mesh->context != impl) fail(FSDP_INVALID_HANDLE, "{}: the mesh belongs to another context", call);
-      spec.mesh = mesh->mesh;
+      spec.mesh() = mesh->mesh;
     } else {
-      spec.mesh = whole_world(*impl);  // throws if the hosts divide the world unevenly
+      spec.mesh() = whole_world(*impl);  // throws if the hosts divide the world unevenly
     }
-    read_outer_strategy(given, spec.mesh, call);
+    set_outer_strategy(
+        read_enum(given.outer_strategy, FSDP_OUTER_NO_SHARD + 0, FSDP_OUTER_OPTIM + 0, call, "outer_strategy"),
+        spec.mesh(), call, "outer_strategy");
     read_policy(given, *impl, spec, call);
     const auto optimizer =
         read_enum(given.optimizer, FSDP_OPTIMIZER_ADAMW + 0, FSDP_OPTIMIZER_ADAMW_8BIT + 0, call, "optimizer");

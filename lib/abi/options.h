@@ -156,6 +156,11 @@ void write_text(const std::string &text, char *buffer, uint64_t *size_bytes, con
 // Reads a name, which must be UTF-8 of 1 to `most` bytes.
 std::string read_name(const char *name, size_t most, const char *call, const Field &field);
 
+// Divides main weights and states among the replicas of a mesh, if the strategy says so.
+void set_outer_strategy(fsdp_outer_strategy strategy, layout::Mesh &mesh, const char *call, const Field &field);
+// Returns the factor that counts for an fsdp_grad_op; 1 if the operation has none.
+double read_grad_factor(fsdp_grad_op op, double factor, const char *call, const Field &field);
+
 // Checks a number for fp32 arithmetic: it must be finite in fp32.
 inline void check_factor(double value, const char *call, const Field &field) {
   if (!std::isfinite(value) || std::abs(value) > static_cast<double>(std::numeric_limits<float>::max()))

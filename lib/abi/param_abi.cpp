@@ -513,7 +513,8 @@ fsdp_status fsdp_get_chunk(const fsdp_group *group, uint64_t param_index, uint32
     param_of(handle, param_index, call);
     const memory::ModelPlan &plan = handle.model->plan(call);
     const memory::ModelSpec &spec = handle.model->spec();
-    write_output(chunk, make_chunk(plan, spec.mesh, handle.index, param_index, spec.mesh.index_of(rank, call)));
+    const layout::Mesh &mesh = spec.mesh_of(spec.groups[handle.index]);
+    write_output(chunk, make_chunk(plan, mesh, handle.index, param_index, mesh.index_of(rank, call)));
   });
 }
 

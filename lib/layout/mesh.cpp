@@ -112,8 +112,7 @@ Mesh arrange_mesh(MeshRequest request) {
 uint32_t Mesh::index_of(uint32_t world_rank, const char *call) const {
   const auto found = std::find(ranks.begin(), ranks.end(), world_rank);
   if (found == ranks.end())
-    fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is not one of the {} ranks of the model's mesh", call, world_rank,
-         ranks.size());
+    fail(FSDP_INVALID_ARGUMENT, "{}: rank {} is not one of the {} ranks of the mesh", call, world_rank, ranks.size());
   return static_cast<uint32_t>(found - ranks.begin());
 }
 

@@ -50,6 +50,7 @@ struct Mesh {
   uint32_t holder(uint32_t slot) const { return slot % slices() * inner_size + slot / slices(); }
   std::vector<uint32_t> inner_ranks(uint32_t rank) const;  // world ranks that have the same outer index as `rank`
   std::vector<uint32_t> outer_ranks(uint32_t rank) const;  // world ranks that have the same inner index as `rank`
+  bool operator==(const Mesh &) const = default;
 };
 
 struct MeshRequest {

@@ -36,6 +36,7 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   BucketPlan bucket;
   bucket.planes.reserve(max_planes);
   bucket.group = group_index;
+  bucket.mesh = group.mesh;
   bucket.piece = first.piece;
   bucket.dtype = first.dtype;
   bucket.quantization = first.quantization;
@@ -46,7 +47,7 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
   bucket.wire_dtype = group.reduce_dtype ? group.reduce_dtype : bucket.grad_dtype;
   std::vector<layout::TensorSpec> tensors;
   for (const uint32_t index : params) tensors.push_back(tensor_of(group.params[index]));
-  bucket.layout = layout::build_flat_layout(tensors, spec.mesh.slots());
+  bucket.layout = layout::build_flat_layout(tensors, spec.mesh_of(group).slots());
   if (bucket.quantization)
     bucket.scale_layout = std::make_shared<const layout::FlatLayout>(
         scales_whole_tensors(bucket.quantization) ? layout::build_tensor_scale_layout(bucket.layout)
@@ -56,7 +57,7 @@ BucketPlan make_bucket(const ModelSpec &spec, uint32_t group_index, std::vector<
     bucket.state_layout =
         std::make_shared<const layout::FlatLayout>(layout::build_scale_layout(bucket.layout, tensors));
   }
-  bucket.slices = spec.mesh.slices();
+  bucket.slices = spec.mesh_of(group).slices();
   bucket.params = std::move(params);
   return bucket;
 }
@@ -150,12 +151,13 @@ uint64_t BucketPlan::bytes(const PlanePlan &plane, const char *what) const {
   return checked_multiply(count(plane), dtype_size(plane.dtype), what);
 }
 
-std::array<uint64_t, 8> ModelPlan::role_bytes(uint32_t rank, uint32_t ranks) const {
+std::array<uint64_t, 8> ModelPlan::role_bytes(std::span<const InnerPlace> places) const {
   std::array<uint64_t, 8> bytes{};
   for (const RegionPlan &region : regions) {
-    checked_multiply(region.own_bytes, ranks, region.what);
+    const InnerPlace &place = places[region.mesh];
+    checked_multiply(region.own_bytes, place.ranks, region.what);
     uint64_t &sum = bytes[static_cast<size_t>(region.role)];
-    sum = checked_add(sum, region.bytes_of(rank, ranks), region.what);
+    sum = checked_add(sum, region.bytes_of(place.rank, place.ranks), region.what);
   }
   for (size_t role = 1; role < bytes.size(); ++role)
     bytes[0] = checked_add(bytes[0], bytes[role], "a rank's bytes in all roles");
@@ -235,6 +237,11 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
                       group.name));
     for (const ParamSpec &param : group.params) {
       if (auto misfit = find_misfit(param, group.name)) violations.push_back(std::move(*misfit));
+      if (group.mesh > 0 && scales_whole_tensors(param.quantization))
+        violations.push_back(format_text(
+            "parameter '{}' of group '{}': FSDP_QUANTIZE_FP8 finds one scale over the model's mesh, and the group has "
+            "another mesh or outer_strategy; take FSDP_QUANTIZE_FP8_BLOCK or FSDP_QUANTIZE_MXFP8",
+            param.name, group.name));
       if (auto misfit = find_storage_misfit(param, group)) violations.push_back(std::move(*misfit));
     }
     ScheduledGroup scheduled;
@@ -251,7 +258,7 @@ namespace {
 
 ModelPlan plan_cut(const ModelSpec &spec, const GradCut &cut) {
   ModelPlan plan;
-  name_regions(plan);
+  name_regions(plan, spec.meshes.size());
   plan.groups.resize(spec.groups.size());
   plan.buckets.reserve(spec.groups.size());
   for (uint32_t g = 0; g < spec.groups.size(); ++g) {
@@ -261,11 +268,15 @@ ModelPlan plan_cut(const ModelSpec &spec, const GradCut &cut) {
   for (BucketPlan &bucket : plan.buckets) {
     plan_part("group", spec.groups[bucket.group].name, [&] { place_optimizer_planes(spec, plan, bucket); });
     std::ranges::sort(bucket.planes, {}, place_in_list);
+    for (PlanePlan &plane : bucket.planes) plane.mesh = static_cast<uint16_t>(bucket.mesh);
   }
   place_pools(spec, cut, plan);
   count_elements(plan);
   size_scratch(spec, plan);
-  plan.role_bytes(0, spec.mesh.inner_size);  // the largest sums, so that asking for them later is no error
+  // The largest sums, so that asking for them later is no error.
+  std::vector<InnerPlace> first;
+  for (const layout::Mesh &mesh : spec.meshes) first.push_back({0, mesh.inner_size});
+  plan.role_bytes(first);
   return plan;
 }
 
@@ -275,7 +286,11 @@ struct FittingCut {
 };
 
 uint64_t pool_bytes(const ModelPlan &plan) {
-  return plan.grad_pool.size_bytes ? plan.region(RegionId::lent_grads).bytes : 0;
+  uint64_t bytes = 0;
+  for (const RegionPlan &region : plan.regions)
+    if (region.id == RegionId::lent_grads && plan.grad_pool.size_bytes)
+      bytes = checked_add(bytes, region.bytes, region.what);
+  return bytes;
 }
 
 // The bytes that the smallest of the cuts takes that would be tried with this limit; nothing if none fits.
@@ -387,7 +402,7 @@ bool lies_alone(const PlanePlan &plane) {
 }
 
 struct Lies {
-  RegionId region;
+  const RegionPlan *region;
   uint64_t begin, end;
   const BucketPlan *bucket;
 };
@@ -396,7 +411,7 @@ std::string check_planes(const ModelPlan &plan, const ModelSpec &spec) {
   std::vector<Lies> all;
   for (const BucketPlan &bucket : plan.buckets)
     for (const PlanePlan &plane : bucket.planes) {
-      const RegionPlan &region = plan.region(plane.region);
+      const RegionPlan &region = plan.region(plane);
       const uint64_t bytes = bucket.count(plane) * dtype_size(plane.dtype);
       if (plane.offset > region.bytes || bytes > region.bytes - plane.offset)
         return format_text("a plane of group '{}' ends at byte {} of {}, which have {}", spec.groups[bucket.group].name,
@@ -406,14 +421,14 @@ std::string check_planes(const ModelPlan &plan, const ModelSpec &spec) {
           (plane.offset < plane.index * turn || plane.offset + bytes > (plane.index + 1) * turn))
         return format_text("the partial sums of turn {} of group '{}' lie in those of another turn", plane.index,
                            spec.groups[bucket.group].name);
-      if (lies_alone(plane)) all.push_back({plane.region, plane.offset, plane.offset + bytes, &bucket});
+      if (lies_alone(plane)) all.push_back({&region, plane.offset, plane.offset + bytes, &bucket});
     }
   std::ranges::stable_sort(all, {}, [](const Lies &one) { return std::tuple(one.region, one.begin, one.end); });
   for (size_t i = 1; i < all.size(); ++i)
     if (all[i].region == all[i - 1].region && all[i].begin < all[i - 1].end)
       return format_text("planes of the groups '{}' and '{}' share bytes of {}",
                          spec.groups[all[i - 1].bucket->group].name, spec.groups[all[i].bucket->group].name,
-                         plan.region(all[i].region).what);
+                         all[i].region->what);
   return {};
 }
 

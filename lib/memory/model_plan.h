@@ -28,6 +28,7 @@ namespace fsdp::memory {
 
 struct BucketPlan {
   uint32_t group = 0, piece = 0;
+  uint32_t mesh = 0;                     // index in ModelSpec::meshes
   fsdp_dtype dtype = FSDP_FLOAT32;       // dtype of the parameters
   fsdp_quantization quantization = 0;    // quantization of the compute weights; 0: they are numbers of `dtype`
   fsdp_dtype grad_dtype = FSDP_FLOAT32;  // dtype of full gradients
@@ -68,8 +69,14 @@ struct BucketPlan {
 // The bytes of a piece or a part in a region in which all of its buckets lie together.
 struct GroupBytes {
   RegionId region = RegionId::local_compute;
+  uint32_t mesh = 0;  // index of the group's mesh
   uint64_t offset = 0;
   uint64_t bytes = 0;
+};
+
+// A rank's place on the inner axis of a mesh.
+struct InnerPlace {
+  uint32_t rank = 0, ranks = 1;
 };
 
 // `buckets` and `full_grad` are empty if no parameter of the group is trainable.
@@ -115,7 +122,8 @@ struct ModelPlan {
   std::vector<GroupPlan> groups;
   std::vector<PartPlan> parts;  // group by group
   uint32_t pending_grads = 0;   // how many of the full gradients that take turns may be alive at once
-  std::array<RegionPlan, region_count> regions;
+  // region_count for each mesh; a region of which there is only one is with the first mesh.
+  std::vector<RegionPlan> regions = std::vector<RegionPlan>(region_count);
   VisitOrder visits;
   PoolPlan gather_pool;
   PoolPlan grad_pool;
@@ -133,10 +141,15 @@ struct ModelPlan {
   std::span<const PartPlan> parts_of(const GroupPlan &group) const {
     return std::span(parts).subspan(group.first_part, group.part_count);
   }
-  RegionPlan &region(RegionId id) { return regions[static_cast<size_t>(id)]; }
-  const RegionPlan &region(RegionId id) const { return regions[static_cast<size_t>(id)]; }
-  // Bytes that inner rank `rank` of `ranks` inner ranks accounts for, by fsdp_role; [0] is the sum.
-  std::array<uint64_t, 8> role_bytes(uint32_t rank, uint32_t ranks) const;
+  // The number of a region in `regions`.
+  static size_t number_of(RegionId id, uint32_t mesh) {
+    return (is_by_mesh(id) ? mesh : 0) * region_count + static_cast<size_t>(id);
+  }
+  RegionPlan &region(RegionId id, uint32_t mesh = 0) { return regions[number_of(id, mesh)]; }
+  const RegionPlan &region(RegionId id, uint32_t mesh = 0) const { return regions[number_of(id, mesh)]; }
+  const RegionPlan &region(const PlanePlan &plane) const { return region(plane.region, plane.mesh); }
+  // Bytes that a rank with these places, one in each mesh, accounts for, by fsdp_role; [0] is the sum.
+  std::array<uint64_t, 8> role_bytes(std::span<const InnerPlace> places) const;
 };
 
 // At the end of RegionId::norms there are a count for each quantized parameter and then this rank's amaxes: see

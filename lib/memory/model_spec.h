@@ -51,6 +51,20 @@ struct ParamSpec {
   bool skips_missing() const { return !frozen() && missing_grad == FSDP_MISSING_GRAD_SKIP; }
 };
 
+// What may differ between the parameters of one place in different meshes.
+struct ParamIdentity {
+  std::string name;
+  std::vector<uint64_t> global_shape, global_offset;  // empty: it is not a box
+
+  bool operator==(const ParamIdentity &) const = default;
+};
+
+// A group as the ranks of one mesh have it.
+struct GroupInstance {
+  std::vector<uint32_t> ranks;        // ranks of the job, in the mesh's order
+  std::vector<ParamIdentity> params;  // in the order of declaration
+};
+
 struct GroupSpec {
   std::string name;
   std::vector<ParamSpec> params;
@@ -62,6 +76,14 @@ struct GroupSpec {
   bool root = false;             // visited first and last in each direction
   bool backward_weights = true;  // can BACKWARD hold its weights?
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
+  uint32_t mesh = 0;         // index in ModelSpec::meshes
+  fsdp_grad_op grad_op = 0;  // 0: the model's
+  double grad_factor = 1.0;  // counts only with FSDP_GRAD_OP_FACTOR in grad_op
+  // The group on each of its meshes, in the order of their first ranks. Set at the seal; empty on the model's mesh.
+  std::vector<GroupInstance> instances;
+  // The instance whose ranks count the parameter in norms and write it into checkpoints: the first one with this box.
+  // Known and empty together with `instances`.
+  std::vector<uint32_t> counted_by;
 
   // An upper bound of the bytes in one call of a collective: the whole group in the widest dtype.
   uint64_t longest_call() const {
@@ -78,6 +100,10 @@ struct GroupSpec {
       if (!param.frozen()) return true;
     return false;
   }
+  // The instance whose ranks count the parameter; NULL: the group is on the model's mesh.
+  const GroupInstance *counting(uint64_t param) const {
+    return instances.empty() ? nullptr : &instances[counted_by[param]];
+  }
   // Is any parameter of the group trained now?
   bool trained() const { return std::ranges::any_of(params, &ParamSpec::has_gradient); }
 };
@@ -90,7 +116,8 @@ struct StateSpec {
 inline constexpr uint32_t adamw_states = 2;
 
 struct ModelSpec {
-  layout::Mesh mesh;
+  // The model's mesh, and then the other meshes of groups, each once, in the order in which groups first name them.
+  std::vector<layout::Mesh> meshes{1};
   bool force_communication = false;
   // In debug mode buffers are never shared, and whole weights in host memory are shown in a view whose access can be
   // taken away.
@@ -125,10 +152,24 @@ struct ModelSpec {
   std::vector<StateSpec> states;
   std::deque<GroupSpec> groups;  // a deque, so that names that the caller was given keep their addresses
 
-  // Does the model communicate over the inner axis, whose ranks share memory?
-  bool communicates() const { return mesh.inner_size > 1 || force_communication; }
-  // Does publishing gather the parts of other outer ranks?
-  bool gathers_outer() const { return mesh.slices() > 1; }
+  layout::Mesh &mesh() { return meshes.front(); }
+  const layout::Mesh &mesh() const { return meshes.front(); }
+  const layout::Mesh &mesh_of(const GroupSpec &group) const { return meshes[group.mesh]; }
+  // Do ranks communicate over the mesh's inner axis, whose ranks share memory?
+  bool communicates(const layout::Mesh &of) const { return of.inner_size > 1 || force_communication; }
+  // The factor by which the sum of a group's gradients is multiplied. A mean is over all ranks of the model: a rank's
+  // expert sees tokens of all of them.
+  float factor_of(const GroupSpec &group) const {
+    switch (group.grad_op ? group.grad_op : grad_op) {
+      case FSDP_GRAD_OP_SUM: return 1.0F;
+      case FSDP_GRAD_OP_FACTOR: return static_cast<float>(group.grad_op ? group.grad_factor : grad_factor);
+      default: return static_cast<float>(1.0 / mesh().size());
+    }
+  }
+  // How many ranks of an outer axis exchange values that are measured for all parameters. With one mesh, replicas
+  // measure the same, so only ranks with other slots exchange. With several meshes all ranks of the model do.
+  uint32_t value_slices() const { return meshes.size() > 1 ? mesh().outer_size : mesh().slices(); }
+  uint32_t value_count() const { return mesh().inner_size * value_slices(); }
   // Full gradients that are pending at once. Those of root groups come on top, because they stay for a whole pass.
   uint32_t pending_groups() const {
     uint32_t count = max_pending_groups;
@@ -143,7 +184,9 @@ struct ModelSpec {
   }
   // Are whole weights shown in a separate view, and not where this rank writes them?
   bool shows_apart() const { return host_memory && (debug || private_views); }
-  bool mapped() const { return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(); }
+  bool mapped(const layout::Mesh &of) const {
+    return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(of);
+  }
 };
 
 }  // namespace fsdp::memory

@@ -47,7 +47,7 @@ fsdp_dtype sent_dtype(const BucketPlan &bucket) { return is_rounded(bucket) ? bu
 // Are slices received in a separate buffer? If gradients are rounded into another buffer, their own memory is free for
 // received slices, unless the sums are made there. A single rank receives nothing.
 bool is_received_apart(const ModelSpec &spec, const BucketPlan &bucket) {
-  if (bucket.frozen || spec.mesh.inner_size == 1 || sent_dtype(bucket) == FSDP_FLOAT32) return false;
+  if (bucket.frozen || spec.meshes[bucket.mesh].inner_size == 1 || sent_dtype(bucket) == FSDP_FLOAT32) return false;
   return !is_rounded(bucket) || keeps_sums_in_place(spec, bucket);
 }
 
@@ -55,9 +55,9 @@ RegionId choose_home(const ModelSpec &spec, const GroupSpec &group) {
   const bool shards_params = group.strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
   if (group.strategy == FSDP_STRATEGY_NO_SHARD)
     return spec.shows_apart() ? RegionId::whole_compute : RegionId::local_compute;
-  if (!spec.host_memory && !spec.communicates()) return RegionId::local_compute;
+  if (!spec.host_memory && !spec.communicates(spec.mesh_of(group))) return RegionId::local_compute;
   if (!spec.host_memory && shards_params) return RegionId::sharded_compute;
-  return shards_params || spec.mapped() ? RegionId::mapped_compute : RegionId::whole_compute;
+  return shards_params || spec.mapped(spec.mesh_of(group)) ? RegionId::mapped_compute : RegionId::whole_compute;
 }
 
 uint64_t grad_alignment(const ModelSpec &spec) { return spec.debug ? page_bytes : buffer_alignment; }
@@ -98,9 +98,9 @@ void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &gro
     PlanePlan grad{.kind = PlaneKind::grad, .extent = Extent::shard, .owned = Extent::shard, .region = RegionId::grad};
     if (whole)
       grad.extent = grad.owned = Extent::whole, grad.region = RegionId::kept_grads;
-    else if (spec.mesh.outer == layout::OuterAxis::optim)
+    else if (spec.meshes[bucket.mesh].outer == layout::OuterAxis::optim)
       grad.extent = Extent::group;
-    grad.offset = take(plan.region(grad.region), bucket.bytes(grad, "main grads"));
+    grad.offset = take(plan.region(grad.region, bucket.mesh), bucket.bytes(grad, "main grads"));
     bucket.planes.push_back(grad);
   }
 }
@@ -108,8 +108,9 @@ void add_main_grads(const ModelSpec &spec, ModelPlan &plan, const GroupPlan &gro
 // Places the inner sums that the outer axis adds to main grads slot by slot. All parts take turns with the same
 // buffers.
 void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
-  if (spec.mesh.outer != layout::OuterAxis::shard) return;
-  RegionPlan &region = plan.region(RegionId::partial);
+  const GroupSpec &group = spec.groups[part.group];
+  if (spec.mesh_of(group).outer != layout::OuterAxis::shard) return;
+  RegionPlan &region = plan.region(RegionId::partial, group.mesh);
   uint64_t size = 0;
   for (const uint32_t b : part.buckets) {
     BucketPlan &bucket = plan.buckets[b];
@@ -125,11 +126,11 @@ void add_partial_sums(const ModelSpec &spec, ModelPlan &plan, const PartPlan &pa
 
 // Gives each turn its buffer, once the size of the largest part is known.
 void part_turns(ModelPlan &plan) {
-  const uint64_t stride = plan.region(RegionId::partial).bytes / partial_turns;
-  if (!stride) return;
-  for (BucketPlan &bucket : plan.buckets)
+  for (BucketPlan &bucket : plan.buckets) {
+    const uint64_t stride = plan.region(RegionId::partial, bucket.mesh).bytes / partial_turns;
     for (PlanePlan &plane : bucket.planes)
       if (plane.kind == PlaneKind::partial) plane.offset += plane.index * stride;
+  }
 }
 
 ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelPlan &plan) {
@@ -156,6 +157,7 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
     scheduled.grad_bytes.clear();
     for (const PartPlan &part : plan.parts_of(group))
       scheduled.grad_bytes.push_back(group.persistent_grad ? 0 : part.full_grad.bytes);
+    scheduled.mesh = spec.groups[g].mesh;
     scheduled.resident = spec.groups[g].resident && !spec.debug;
     scheduled.root = spec.groups[g].root;
     scheduled.by_phase = group.by_phase;
@@ -227,10 +229,12 @@ uint64_t count_step_kinds(const ModelSpec &spec) {
 
 }  // namespace
 
-void name_regions(ModelPlan &plan) {
+void name_regions(ModelPlan &plan, size_t meshes) {
   using Id = RegionId;
+  plan.regions.resize(meshes * region_count);
   const auto name = [&](Id id, fsdp_role role, const char *what, Reach reach = Reach::own) {
-    plan.region(id) = {.role = role, .what = what, .reach = reach};
+    for (uint32_t mesh = 0; mesh < (is_by_mesh(id) ? meshes : 1); ++mesh)
+      plan.region(id, mesh) = {.id = id, .mesh = mesh, .role = role, .what = what, .reach = reach};
   };
   name(Id::mapped_compute, FSDP_ROLE_COMPUTE, "compute weights", Reach::common);
   name(Id::whole_compute, FSDP_ROLE_COMPUTE, "whole compute weights", Reach::parts);
@@ -255,7 +259,8 @@ void name_regions(ModelPlan &plan) {
   name(Id::device_messages, FSDP_ROLE_STAGING, "messages of a device");
   for (const Id id : {Id::gathered, Id::rounded, Id::received}) plan.region(id).registered = true;
   // Norms are measured, and parameters staged, where the calling thread can read them.
-  plan.region(Id::norms).on_host = plan.region(Id::staging).on_host = plan.region(Id::messages).on_host = true;
+  for (uint32_t mesh = 0; mesh < meshes; ++mesh) plan.region(Id::staging, mesh).on_host = true;
+  plan.region(Id::norms).on_host = plan.region(Id::messages).on_host = true;
   plan.region(Id::save_staging).on_host = true;
   plan.region(Id::messages).by_comm = plan.region(Id::device_messages).by_comm = true;
 }
@@ -263,7 +268,8 @@ void name_regions(ModelPlan &plan) {
 // Places the published planes of a piece's buckets one after the other.
 void place_piece(const ModelSpec &spec, ModelPlan &plan, const GroupSpec &group, PiecePlan &piece) {
   piece.compute.region = choose_home(spec, group);
-  RegionPlan &region = plan.region(piece.compute.region);
+  piece.compute.mesh = group.mesh;
+  RegionPlan &region = plan.region(piece.compute.region, group.mesh);
   const bool sharded = piece.compute.region == RegionId::sharded_compute;
   uint64_t home = 0, own = 0;
   for (const uint32_t b : piece.buckets) {
@@ -294,8 +300,9 @@ void place_piece(const ModelSpec &spec, ModelPlan &plan, const GroupSpec &group,
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   GroupPlan &group = plan.groups[g];
   group.by_piece = is_by_piece(spec, g);
-  group.gathers = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && spec.communicates();
-  group.copies = group.gathers && !spec.mapped();
+  group.gathers =
+      spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && spec.communicates(spec.mesh_of(spec.groups[g]));
+  group.copies = group.gathers && !spec.mapped(spec.mesh_of(spec.groups[g]));
   for (PiecePlan &piece : group.pieces) place_piece(spec, plan, spec.groups[g], piece);
   // This holds on one rank too, so that a program that runs on one rank runs on many.
   group.parts_phases = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && !spec.groups[g].resident &&
@@ -315,17 +322,20 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
     // In debug mode the part has whole pages, so that their access can be taken away separately.
     part.full_grad.bytes = spec.debug ? round_up(size, page_bytes, full_grads) : size;
     part.full_grad.region = group.persistent_grad ? RegionId::kept_grads : RegionId::lent_grads;
+    part.full_grad.mesh = spec.groups[g].mesh;
   }
   add_main_grads(spec, plan, group);
   if (!group.persistent_grad) return;
   for (PartPlan &part : plan.parts_of(group))
-    place_full_grad(plan, part, take(plan.region(RegionId::kept_grads), part.full_grad.bytes, grad_alignment(spec)));
+    place_full_grad(
+        plan, part,
+        take(plan.region(RegionId::kept_grads, part.full_grad.mesh), part.full_grad.bytes, grad_alignment(spec)));
 }
 
 // Places the buffer where the communicator rounds gradients before it sends them, and the buffer for gradients of other
-// ranks. All parts share the two buffers, since reduces run one after the other.
+// ranks. All parts share the two buffers: where there are such buffers, all reduces run on one stream.
 void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
-  if (!spec.communicates()) return;
+  if (!spec.communicates(spec.mesh_of(spec.groups[part.group]))) return;
   uint64_t sizes[2] = {};
   const auto add = [&](BucketPlan &bucket, PlanePlan plane, uint64_t &size) {
     plane.offset = take(size, bucket.bytes(plane, plan.region(plane.region).what), plan.region(plane.region).what);
@@ -354,7 +364,7 @@ void drop_received(ModelPlan &plan) {
 
 void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char *what) {
   plane.owned = plane.extent;
-  plane.offset = take(plan.region(plane.region), bucket.bytes(plane, what));
+  plane.offset = take(plan.region(plane.region, bucket.mesh), bucket.bytes(plane, what));
   bucket.planes.push_back(plane);
 }
 
@@ -388,7 +398,39 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
   }
 }
 
-// In the rank's part of the arena of gradients, the kept gradients come first and then the pool.
+namespace {
+
+// Calls `visit` with each part of the mesh whose full gradients are in the pool, and with its offset there.
+template <class Visit>
+void for_each_lent(ModelPlan &plan, uint32_t mesh, Visit &&visit) {
+  for (size_t p = 0; p < plan.parts.size(); ++p)
+    if (const GroupPlan &group = plan.groups[plan.parts[p].group];
+        group.trainable && !group.persistent_grad && plan.parts[p].full_grad.mesh == mesh)
+      visit(plan.parts[p], plan.grad_pool.offsets[p]);
+}
+
+// Places the mesh's share of the pool of full gradients, after its kept gradients in the same arena. Each mesh is a
+// track of the pool's plan, so its buffers lie next to each other.
+void place_grad_pool(const ModelSpec &spec, ModelPlan &plan, uint32_t mesh) {
+  uint64_t begin = UINT64_MAX, end = 0;
+  for_each_lent(plan, mesh, [&](const PartPlan &part, uint64_t offset) {
+    if (part.full_grad.bytes == 0) return;
+    begin = std::min(begin, offset);
+    end = std::max(end,
+                   checked_add(offset, round_up(part.full_grad.bytes, grad_alignment(spec), full_grads), full_grads));
+  });
+  const uint64_t size = end > begin ? end - begin : 0;
+  const uint64_t kept = plan.region(RegionId::kept_grads, mesh).bytes;
+  uint64_t part_end = kept;
+  const uint64_t pool = take(part_end, size, full_grads, grad_alignment(spec)) - kept;
+  plan.region(RegionId::lent_grads, mesh).bytes = round_up(part_end, page_bytes, full_grads) - kept;
+  for_each_lent(plan, mesh, [&](PartPlan &part, uint64_t offset) {
+    place_full_grad(plan, part, part.full_grad.bytes ? checked_add(pool, offset - begin, full_grads) : pool);
+  });
+}
+
+}  // namespace
+
 void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan) {
   part_turns(plan);
   plan.visits = build_visit_order(schedule_of(spec, cut, plan));
@@ -398,13 +440,7 @@ void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan) {
   plan_part("the pool of full gradients", [&] { plan.grad_pool = plan_pool(plan.visits.grads, grad_alignment(spec)); });
   plan.region(RegionId::gathered).bytes = plan.gather_pool.size_bytes;
   place_gathered(plan);
-  const uint64_t kept = plan.region(RegionId::kept_grads).bytes;
-  uint64_t part = kept;
-  const uint64_t pool = take(part, plan.grad_pool.size_bytes, full_grads, grad_alignment(spec)) - kept;
-  plan.region(RegionId::lent_grads).bytes = round_up(part, page_bytes, full_grads) - kept;
-  for (size_t p = 0; p < plan.parts.size(); ++p)
-    if (const GroupPlan &group = plan.groups[plan.parts[p].group]; group.trainable && !group.persistent_grad)
-      place_full_grad(plan, plan.parts[p], checked_add(pool, plan.grad_pool.offsets[p], full_grads));
+  for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh) place_grad_pool(spec, plan, mesh);
 }
 
 // The region has this rank's amaxes, the amaxes of all ranks that hold slots, the scales and their inverses. Ranks in
@@ -414,7 +450,7 @@ void size_amaxes(const ModelSpec &spec, ModelPlan &plan) {
     if (!bucket.frozen && scales_whole_tensors(bucket.quantization)) plan.amax_count += bucket.params.size();
   if (!plan.amax_count) return;
   RegionPlan &region = plan.region(RegionId::amaxes);
-  const uint64_t told = checked_multiply(std::min(plan.amax_count, amax_chunk), spec.mesh.slots(), region.what);
+  const uint64_t told = checked_multiply(std::min(plan.amax_count, amax_chunk), spec.value_count(), region.what);
   region.bytes = checked_multiply(checked_add(3 * plan.amax_count, told, region.what), sizeof(float), region.what);
   if (spec.host_memory) return;
   region.reach = Reach::parts;
@@ -429,10 +465,11 @@ uint64_t count_quantized(const ModelPlan &plan) {
 }
 
 void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
-  for (const RegionId id : {RegionId::whole_compute, RegionId::sharded_compute})
-    plan.region(id).bytes = round_up(plan.region(id).bytes, page_bytes, plan.region(id).what);
+  for (RegionPlan &region : plan.regions)
+    if (region.id == RegionId::whole_compute || region.id == RegionId::sharded_compute)
+      region.bytes = round_up(region.bytes, page_bytes, region.what);
   const auto norms_of = [&](uint64_t values_of_a_slot) {
-    const uint64_t values = checked_multiply(values_of_a_slot, spec.mesh.slots(), "norms");
+    const uint64_t values = checked_multiply(values_of_a_slot, spec.value_count(), "norms");
     const uint64_t bytes = checked_multiply(checked_add(plan.param_count, values, "norms"), sizeof(double), "norms");
     return checked_add(norm_head_bytes, bytes, "norms");
   };
@@ -445,7 +482,9 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   plan.region(RegionId::save_staging).bytes = spec.save_staging_bytes;
   plan.region(RegionId::messages).bytes = spec.message_bytes;
   plan.region(RegionId::device_messages).bytes = spec.device_team_bytes;
-  plan.region(RegionId::staging).bytes = spec.communicates() || spec.mesh.size() > 1 ? staging_chunk_bytes : 0;
+  for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh)
+    plan.region(RegionId::staging, mesh).bytes =
+        spec.communicates(spec.meshes[mesh]) || spec.meshes[mesh].size() > 1 ? staging_chunk_bytes : 0;
 }
 
 uint64_t nonfinite_count_bytes(const ModelPlan &plan) { return plan.quantized_count * sizeof(uint64_t); }

@@ -33,7 +33,7 @@ void plan_part(const char *what, Body &&body) {
 }
 
 // Fills the rows of the region table, without their bytes.
-void name_regions(ModelPlan &plan);
+void name_regions(ModelPlan &plan, size_t meshes);
 // These place the planes of one group whose buckets are made. They are called in this order.
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t group);

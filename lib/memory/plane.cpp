@@ -171,8 +171,19 @@ bool can_code_states(const ParamSpec &param) {
   return !param.is_box() || has_scale_rows(param) || find_first_block(param).has_value();
 }
 
+bool can_code_states_of_all(const ParamSpec &param) {
+  if (!can_code_states(param)) return false;
+  for (const uint64_t place : {0, 1}) {
+    ParamSpec box = param;
+    for (size_t d = 0; d < box.global_offset.size(); ++d)
+      box.global_offset[d] = std::min(place * box.shape[d], box.global_shape[d] - box.shape[d]);
+    if (!can_code_states(box)) return false;
+  }
+  return true;
+}
+
 bool cuts_coded_blocks(const ParamSpec &param) {
-  return !param.frozen() && whole_count(param) >= least_coded_elements && !can_code_states(param);
+  return !param.frozen() && whole_count(param) >= least_coded_elements && !param.coded_states;
 }
 
 // The dimensions after `cut` are whole. So elements that differ only in the index of `cut` and in later indices lie

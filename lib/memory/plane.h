@@ -75,6 +75,13 @@ enum class RegionId : uint8_t {
 };
 inline constexpr auto region_count = static_cast<size_t>(RegionId::device_messages) + 1;
 
+// True if each mesh has a region of its own: its ranks read the region, or its outer axis uses it in turns. The other
+// regions exist once.
+constexpr bool is_by_mesh(RegionId id) {
+  return id == RegionId::mapped_compute || id == RegionId::whole_compute || id == RegionId::sharded_compute ||
+         id == RegionId::kept_grads || id == RegionId::lent_grads || id == RegionId::partial || id == RegionId::staging;
+}
+
 // Which ranks read a region, and which one owns it.
 enum class Reach : uint8_t {
   own,    // private
@@ -83,6 +90,8 @@ enum class Reach : uint8_t {
 };
 
 struct RegionPlan {
+  RegionId id = RegionId::mapped_compute;
+  uint32_t mesh = 0;  // index in ModelSpec::meshes
   fsdp_role role = FSDP_ROLE_ALL;
   const char *what = "";  // for messages
   Reach reach = Reach::own;
@@ -104,6 +113,7 @@ struct PlanePlan {
   PlaneKind kind = PlaneKind::compute;
   uint16_t index = 0;
   uint8_t slot = 0;                 // for gathered kinds: in which of the group's buffers the plane lies
+  uint16_t mesh = 0;                // index of the group's mesh
   fsdp_dtype dtype = FSDP_FLOAT32;  // for rests only its size is used
   Extent extent = Extent::whole;    // which elements the plane has in memory
   Extent owned = Extent::whole;     // which of these elements this rank writes
@@ -158,6 +168,9 @@ inline constexpr uint64_t least_coded_elements = 4096;
 // Can AdamW's states of the parameter be codes of 8 bits? Blocks are counted from the parameter's first element. The
 // blocks of a box must be blocks of the whole tensor, so that checkpoints can store them.
 bool can_code_states(const ParamSpec &param);
+// The same for a group with several meshes. The answer must not depend on which box a rank has, so the first two boxes
+// of an evenly divided tensor must be codable, too.
+bool can_code_states_of_all(const ParamSpec &param);
 // Are the states of a box fp32 only because its blocks would not be blocks of the whole tensor?
 bool cuts_coded_blocks(const ParamSpec &param);
 // The same tensor as tensor_of(), but with the numbers of scales of a state in codes.

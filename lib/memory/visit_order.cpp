@@ -172,7 +172,7 @@ class Builder {
         // The backward pass advances independently of the forward pass of another micro-batch.
         if (order_.slots == 2) order_.gathered.push_back({twice ? buffer.bytes : 0, {}, interleaved() ? 1u : 0u});
       }
-      for (const uint64_t bytes : group.grad_bytes) order_.grads.push_back({bytes, {}, 0});
+      for (const uint64_t bytes : group.grad_bytes) order_.grads.push_back({bytes, {}, group.mesh});
     }
   }
 

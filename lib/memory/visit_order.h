@@ -22,6 +22,7 @@ struct GatherBuffer {
 struct ScheduledGroup {
   std::vector<GatherBuffer> buffers = std::vector<GatherBuffer>(1);  // one for the group, or one for each of its pieces
   uint32_t piece_count = 1;
+  uint32_t mesh = 0;                    // full gradients of different meshes lie in different memory
   std::vector<uint64_t> grad_bytes{0};  // size of each part's transient full gradient; 0: frozen or persistent
   bool resident = false;
   bool root = false;      // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction

@@ -85,13 +85,24 @@ const char *FlightRecorder::keep(std::string_view text) {
 
 uint32_t FlightRecorder::count_models(const std::string &ranks) const {
   const std::lock_guard lock(mutex_);
-  return static_cast<uint32_t>(std::ranges::count(models_, ranks, &FlightModel::ranks));
+  return count_models_locked(ranks);
+}
+
+uint32_t FlightRecorder::count_models_locked(const std::string &ranks) const {
+  return static_cast<uint32_t>(std::ranges::count_if(
+      models_, [&](const FlightModel &model) { return model.mesh == 0 && model.ranks == ranks; }));
 }
 
 uint16_t FlightRecorder::open_model(const std::string &ranks, const std::string &inner, const std::string &outer) {
   const std::lock_guard lock(mutex_);
-  const auto number = std::ranges::count(models_, ranks, &FlightModel::ranks);
-  models_.push_back({static_cast<uint32_t>(number), ranks, inner, outer});
+  models_.push_back({count_models_locked(ranks), ranks, inner, outer});
+  return static_cast<uint16_t>(models_.size() - 1);
+}
+
+uint16_t FlightRecorder::open_mesh(uint16_t model, uint32_t mesh, const std::string &inner, const std::string &outer) {
+  const std::lock_guard lock(mutex_);
+  const FlightModel of = models_[model];
+  models_.push_back({of.number, of.ranks, inner, outer, mesh});
   return static_cast<uint16_t>(models_.size() - 1);
 }
 
@@ -183,8 +194,9 @@ std::string sequence_name(const FlightRecorder::Collective &of,
   if (of.sequence == Sequence::values || of.model >= models.size()) return "values";
   const FlightRecorder::FlightModel &model = models[of.model];
   const auto name = [&](const char *what, const std::string &among) {
-    return format_text("{} of model {}{}{}{}{}", what, model.number, model.ranks.empty() ? "" : " on ranks ",
-                       model.ranks, among.empty() ? "" : " among ranks ", among);
+    return format_text("{} of {}model {}{}{}{}{}", what, model.mesh ? format_text("mesh {} of ", model.mesh) : "",
+                       model.number, model.ranks.empty() ? "" : " on ranks ", model.ranks,
+                       among.empty() ? "" : " among ranks ", among);
   };
   switch (of.sequence) {
     case Sequence::meetings: return name("meetings", "");

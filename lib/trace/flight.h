@@ -106,10 +106,13 @@ class FlightRecorder {
   // ranks have the same numbers on all of these ranks. open_model() returns the number by which entries name the model.
   uint32_t count_models(const std::string &ranks) const;  // the number that the next model of these ranks will get
   uint16_t open_model(const std::string &ranks, const std::string &inner, const std::string &outer);
+  // Opens the sequences of another mesh of a model that is open; `mesh` is above 0.
+  uint16_t open_mesh(uint16_t model, uint32_t mesh, const std::string &inner, const std::string &outer);
 
   struct FlightModel {
     uint32_t number = 0;  // number among the models of the same ranks
     std::string ranks, inner, outer;
+    uint32_t mesh = 0;
   };
   struct FlightCall {
     uint64_t number = 0;
@@ -182,6 +185,8 @@ class FlightRecorder {
   std::atomic<const char *> wait_what_{}, wait_object_{};
   std::atomic<uint64_t> wait_since_{0};
   mutable std::mutex mutex_;  // guards the members below
+  uint32_t count_models_locked(const std::string &ranks) const;
+
   std::vector<FlightModel> models_;
   std::unordered_set<std::string> texts_;
 };

@@ -118,6 +118,28 @@ TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
   }
 }
 
+// Collectives of two meshes are in the graph: ranks 0 and 2 share the second group, and so do ranks 1 and 3.
+TEST(Capture, RanksWithExpertsCaptureTheCollectivesOfBothMeshes) {
+  NEEDS_NCCL();
+  for (const fsdp_strategy strategy : strategies) {
+    Scenario setup = nccl_scenario(strategy, 4);
+    setup.groups[1].meshes = 2;
+    const Weights expected = train_eagerly(setup, 2);
+    const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+      pass(rank, stream, false);
+      pass(rank, stream, true);
+      update(rank, stream, lr_of(0));
+      Graph graph(rank, stream, [&] {
+        pass(rank, stream, false);
+        pass(rank, stream, true);
+        update(rank, stream, 0);
+      });
+      for (int i = 1; i < steps; ++i) graph.replay(lr_of(i));
+    });
+    EXPECT_TRUE(same_bits(weights, expected)) << "strategy " << strategy;
+  }
+}
+
 void expect_outer_stats(const fsdp_stats &found, const fsdp_stats &expected, const std::string &what) {
   EXPECT_EQ(found.outer_all_reduces, expected.outer_all_reduces) << what;
   EXPECT_EQ(found.outer_reduce_scatters, expected.outer_reduce_scatters) << what;

@@ -7,11 +7,12 @@
 #include <bit>
 #include <cmath>
 #include <memory>
-#include <span>
 
+#include "expert_layers.h"
 #include "harness.h"
 
 using namespace harness;
+using namespace expert_layers;
 
 namespace {
 
@@ -91,32 +92,6 @@ std::vector<GroupDef> layers_of(const std::string &kind, uint64_t rows) {
   return groups;
 }
 
-std::vector<float> values_of(uint64_t count, const std::function<int64_t(int64_t)> &whole, float divisor) {
-  std::vector<float> values(count);
-  for (uint64_t i = 0; i < count; ++i)
-    values[i] = static_cast<float>(whole(static_cast<int64_t>(i))) / divisor;  // exact in fp32
-  return values;
-}
-
-uint32_t crc_of(const std::vector<float> &values) {
-  uint32_t crc = ~0u;
-  for (const uint8_t byte :
-       std::span(reinterpret_cast<const uint8_t *>(values.data()), values.size() * sizeof(float))) {
-    crc ^= byte;
-    for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
-  }
-  return ~crc;
-}
-
-void load_layers(Rank &rank) {
-  for (size_t l = 0; l < layer_count; ++l) {
-    const auto weights = values_of(
-        rank.def(l).params[0].count(), [](int64_t i) { return 3 * i % 17 - 8; }, 8);
-    FSDP(fsdp_load_param(rank.groups[l], 0, weights.data(), FSDP_FLOAT32, weights.size(), FSDP_EVERY_RANK, 0));
-  }
-  FSDP(fsdp_publish_weights(rank.model, nullptr));
-}
-
 void read_layer(Rank &rank, size_t layer, fsdp_phase phase, uint32_t expected) {
   FSDP(fsdp_unshard(rank.groups[layer], phase, 0, nullptr));
   if (expected) REQUIRE(crc_of(rank.view(layer, 0, phase)) == expected);
@@ -149,17 +124,13 @@ TEST(Experts, TrainInTurnWithDenseLayersAsOneProgramWould) {
       expert.setup.groups = layers_of("experts", 6);
       Rank both[] = {Rank(context, dense), Rank(context, expert.setup)};
       for (Rank &rank : both) load_layers(rank);
-      const auto dense_grad = values_of(
-          40, [r](int64_t i) { return (7 * i + 3 * r) % 11 - 5; }, 4);
-      const auto expert_grad = values_of(
-          24, [r](int64_t i) { return (5 * i + 2 * r) % 13 - 6; }, 2);
       for (uint32_t step = 0; step < adamw_count; ++step) {
         for (size_t l = 0; l < layer_count; ++l)
           for (Rank &rank : both) read_layer(rank, l, FSDP_FORWARD, 0);
         for (size_t l = layer_count; l-- > 0;)
           for (Rank *const rank : {&both[1], &both[0]}) {
             read_layer(*rank, l, FSDP_BACKWARD, 0);
-            give_layer(*rank, l, rank == &both[0] ? dense_grad : expert_grad);
+            give_layer(*rank, l, rank == &both[0] ? dense_grad(r) : expert_grad(r));
           }
         for (Rank &rank : both) FSDP(fsdp_finish_grads(rank.model, 1.0, 0, nullptr));
         const double squares[] = {squares_of(both[0]), squares_of(both[1])};

@@ -98,6 +98,9 @@ struct GroupDef {
   std::string name;
   std::vector<ParamDef> params;
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
+  // Above 1: rank r has the group in mesh number r % meshes, as experts are divided, and adds this number to the names
+  // of its parameters.
+  uint32_t meshes = 1;
 
   uint32_t pieces() const { return params.empty() ? 1 : params.back().piece + 1; }
 };
@@ -213,6 +216,7 @@ class Rank {
 
  private:
   void declare(bool seal);
+  fsdp_mesh *mesh_of(const GroupDef &def) const;
 };
 
 // The gradient of one element, as this rank's data of a micro-batch gives it.

@@ -10,30 +10,17 @@
 #include <filesystem>
 #include <fstream>
 
-#include <nlohmann/json.hpp>
-
 #include "device.h"
 #include "element.h"
 #include "harness.h"
 #include "misuse.h"
+#include "weight_file.h"
 
 using namespace harness;
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// A tensor of a file.
-struct Given {
-  std::string name, type;
-  std::vector<uint64_t> shape;
-  std::string bytes;
-};
-
-template <class T>
-std::string bytes_of(const std::vector<T> &values) {
-  return {reinterpret_cast<const char *>(values.data()), values.size() * sizeof(T)};
-}
 
 // Exact in every dtype here: multiples of 1/8 below 16.
 float value(uint64_t tensor, uint64_t element) { return static_cast<float>((element * 7 + tensor * 13) % 128) / 8.0f; }
@@ -42,21 +29,6 @@ std::vector<float> values(uint64_t tensor, uint64_t count) {
   std::vector<float> all(count);
   for (uint64_t i = 0; i < count; ++i) all[i] = value(tensor, i);
   return all;
-}
-
-void write_file(const std::string &path, const std::vector<Given> &tensors, const nlohmann::json &metadata = {}) {
-  nlohmann::json header = nlohmann::json::object();
-  uint64_t at = 0;
-  for (const Given &one : tensors) {
-    header[one.name] = {{"dtype", one.type}, {"shape", one.shape}, {"data_offsets", {at, at + one.bytes.size()}}};
-    at += one.bytes.size();
-  }
-  if (!metadata.is_null()) header["__metadata__"] = metadata;
-  const std::string json = header.dump();
-  const uint64_t length = json.size();
-  std::ofstream file(path, std::ios::binary);
-  file.write(reinterpret_cast<const char *>(&length), sizeof length) << json;
-  for (const Given &one : tensors) file << one.bytes;
 }
 
 std::vector<float> transposed(const std::vector<float> &values, uint64_t rows, uint64_t columns) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <deque>
 
 #include "device.h"
 #include "harness.h"
@@ -26,9 +27,11 @@ Rank::Rank(fsdp_context *context, const Scenario &setup, bool seal) : setup(setu
 void Rank::declare(bool seal) {
   for (const GroupDef &def : setup.groups) {
     std::vector<fsdp_param> params;
+    std::deque<std::string> names;
     for (const ParamDef &param : def.params) {
       fsdp_param p = FSDP_PARAM_INIT;
-      p.name = param.name.c_str();
+      const std::string part = def.meshes > 1 ? "." + std::to_string(rank % def.meshes) : "";
+      p.name = names.emplace_back(param.name + part).c_str();
       p.shape = param.shape.data();
       p.dimension_count = static_cast<uint32_t>(param.shape.size());
       p.dtype = param.dtype;
@@ -47,8 +50,12 @@ void Rank::declare(bool seal) {
       params.push_back(p);
     }
     fsdp_group *group = nullptr;
-    FSDP(fsdp_create_group(model, def.name.c_str(), params.data(), params.size(), sizeof(fsdp_param), &def.options,
-                           &group));
+    fsdp_group_options options = def.options;
+    if (def.meshes > 1) options.mesh = mesh_of(def);
+    const fsdp_status status =
+        fsdp_create_group(model, def.name.c_str(), params.data(), params.size(), sizeof(fsdp_param), &options, &group);
+    if (def.meshes > 1) fsdp_destroy_mesh(const_cast<fsdp_mesh *>(options.mesh));
+    check(status, "fsdp_create_group");
     groups.push_back(group);
   }
   if (setup.schedule != FSDP_SCHEDULE_SEQUENTIAL) {
@@ -60,6 +67,14 @@ void Rank::declare(bool seal) {
     FSDP(fsdp_set_schedule(model, setup.schedule, &options));
   }
   if (seal) FSDP(fsdp_seal_model(model));
+}
+
+fsdp_mesh *Rank::mesh_of(const GroupDef &def) const {
+  std::vector<uint32_t> members;
+  uint32_t world_size = 0;
+  FSDP(fsdp_get_world_size(context, &world_size));
+  for (uint32_t r = rank % def.meshes; r < world_size; r += def.meshes) members.push_back(r);
+  return make_mesh(context, members);
 }
 
 Rank::~Rank() { fsdp_destroy_model(model); }

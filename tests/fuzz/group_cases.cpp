@@ -83,6 +83,10 @@ fsdp_status create_group(Rank &rank) {
   options.reduce_dtype = rank.exactly(0);
   options.main_storage = rank.random.one_in(8) ? rank.choice(FSDP_MAIN_NONE) : 0;
   options.backward_weights = rank.random.one_in(8) ? rank.choice(FSDP_BACKWARD_WEIGHTS_NONE) : 0;
+  options.mesh = rank.random.one_in(4) ? rank.mesh() : nullptr;
+  options.grad_op = rank.random.one_in(8) ? rank.choice(FSDP_GRAD_OP_FACTOR) : 0;
+  options.outer_strategy = rank.random.one_in(8) ? rank.choice(FSDP_OUTER_OPTIM) : 0;
+  options.grad_factor = rank.real(0.5);
   const Input<fsdp_group_options> input(rank, options);
   fsdp_model *const model = rank.model();
   const auto known = rank.main_storages.find(model);

@@ -178,7 +178,7 @@ AT(fsdp_param, missing_grad, 84);
 AT(fsdp_param, row_dimensions, 88);
 AT(fsdp_param, piece, 92);
 
-SIZE(fsdp_group_options, 32);
+SIZE(fsdp_group_options, 56);
 AT(fsdp_group_options, struct_size, 0);
 AT(fsdp_group_options, flags, 8);
 AT(fsdp_group_options, strategy, 12);
@@ -186,8 +186,12 @@ AT(fsdp_group_options, grad_dtype, 16);
 AT(fsdp_group_options, reduce_dtype, 20);
 AT(fsdp_group_options, main_storage, 24);
 AT(fsdp_group_options, backward_weights, 28);
+AT(fsdp_group_options, mesh, 32);
+AT(fsdp_group_options, grad_op, 40);
+AT(fsdp_group_options, outer_strategy, 44);
+AT(fsdp_group_options, grad_factor, 48);
 
-SIZE(fsdp_group_info, 64);
+SIZE(fsdp_group_info, 88);
 AT(fsdp_group_info, struct_size, 0);
 AT(fsdp_group_info, name, 8);
 AT(fsdp_group_info, param_count, 16);
@@ -200,6 +204,11 @@ AT(fsdp_group_info, reduce_dtype, 44);
 AT(fsdp_group_info, main_storage, 48);
 AT(fsdp_group_info, backward_weights, 52);
 AT(fsdp_group_info, piece_count, 56);
+AT(fsdp_group_info, replicate_size, 64);
+AT(fsdp_group_info, shard_size, 68);
+AT(fsdp_group_info, grad_op, 72);
+AT(fsdp_group_info, outer_strategy, 76);
+AT(fsdp_group_info, grad_factor, 80);
 
 SIZE(fsdp_chunk, 40);
 AT(fsdp_chunk, struct_size, 0);

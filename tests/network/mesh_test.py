@@ -68,6 +68,19 @@ def check(name):
              f"memory by role {results[0]['planned']}")
 
 
+# Every second group is on two meshes, of ranks 0 and 2 and of ranks 1 and 3, so that a node has one rank of each. Ranks
+# of different meshes have different weights.
+def experts():
+    for options in ({}, {"replicate": 2, "shard": 2}, {"replicate": 2, "shard": 2, "outer": "hfsdp", "mode": "copied"}):
+        options = dict(options, experts=2, steps=STEPS, microbatches=MICROBATCHES)
+        results, others = run([2, 2], options), run([4], dict(options, ranks_per_host=2))
+        for rank, result in enumerate(results):
+            same_bits([result], [others[rank]], f"rank {rank}, {options}")
+            assert result["planned"] == result["allocated"], f"rank {rank}: {result['planned']} {result['allocated']}"
+            assert result["outer_sent_bytes"] > 0, f"rank {rank} sent nothing"
+        assert results[0]["weights"] == results[2]["weights"] != results[1]["weights"], results
+
+
 # Those comparisons could not fail if the blocks changed nothing.
 def blocks_change_bits():
     plain, blocks = on_one_process(4, {}), on_one_process(4, {"block": 2})
@@ -181,5 +194,5 @@ def guards_are_tcp_s():
 
 # Cases of UCX alone.
 UCX_CASES = [("guards are TCP's", guards_are_tcp_s), ("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
-tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits)] +
+tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits), ("experts train over nodes", experts)] +
         (UCX_CASES if tap.OVER_UCX else TCP_CASES))

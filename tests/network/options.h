@@ -62,6 +62,7 @@ inline harness::Scenario scenario_from(const Options &options) {
     scenario.groups = quantized_groups();
     scenario.model.grad_dtype = FSDP_FLOAT32;
   }
+  for (size_t g = 1; g < scenario.groups.size(); g += 2) scenario.groups[g].meshes = options.number("experts", 1);
   scenario.steps = options.number("steps", 3);
   scenario.microbatches = options.number("microbatches", 2);
   scenario.clip = 0.5;

@@ -212,6 +212,10 @@ check "a negative size" refuses '{"groups": [{"name": "g", "params": [{"name": "
 check "an unknown member" refuses '{"groups": [{"name": "g", "parms": [], "params": []}]}' 'unknown member "parms"'
 check "an unknown strategy" refuses '{"groups": [{"name": "g", "strategy": "zero9", "params": []}]}' \
   "groups[0].strategy: must be one of no_shard, optim"
+check "no mesh" refuses '{"groups": [{"name": "g", "meshes": 0, "params": []}]}' \
+  "groups[0].meshes: must be 1 or more"
+check "meshes that do not divide the ranks" refuses '{"groups": [{"name": "g", "meshes": 3, "params": []}]}' \
+  "group 'g': 8 ranks are not a multiple of 3 meshes"
 check "what the library refuses" refuses \
   '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [1]}, {"name": "p", "shape": [1]}]}]}' INVALID_ARGUMENT
 
@@ -230,6 +234,19 @@ host=$(bytes compute)
 planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16 --ranks-per-host 8
 check "hosts of a shard axis hold the compute weights once each" near "$(bytes compute)" $((2 * host))
 check "... and divide optimizer state by all ranks" near $((2 * $(bytes optimizer))) "$hsdp"
+# Dense layers on all ranks, and 128 experts in 64 meshes: each rank has its share of two experts.
+cat > experts.json <<END
+{"groups": [
+  {"name": "dense.{}", "repeat": 4, "params": [{"name": "dense.{}.w", "shape": [4096, 4096]}]},
+  {"name": "experts.{}", "repeat": 4, "meshes": 64,
+   "params": [{"name": "experts.{}.w", "shape": [2, 4096, 4096], "row_dimensions": 2}]}]}
+END
+experts() { planned --json --model experts.json --ranks "$@"; }
+experts 16384
+check "16,384 ranks in 64 meshes of experts are planned" equal $((4 * 4096 * 4096 * 8 / 4096 * (1 + 2 * 64 / 4))) \
+  "$(bytes optimizer)"
+experts 1024 --ranks-per-host 8
+check "... on several hosts" equal "$(bytes optimizer)" $((4 * 4096 * 4096 * 8 / 1024 * (1 + 2 * 64)))
 planned --ranks 16 --ranks-per-host 3
 check "hosts that cut the shard axis unevenly are refused" equal $status 1
 check "... which is said" contains "$err" "unevenly"

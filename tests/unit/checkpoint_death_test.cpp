@@ -107,7 +107,7 @@ TEST_F(CheckpointJob, OfADiskThatHangsIsNoDeath) {
 // A model with a box of a tensor of [40, 6], and a tensor that each model has whole.
 memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(ranks);
+  spec.mesh() = layout::one_axis(ranks);
   spec.states = {{"exp_avg", FSDP_FLOAT32}};
   spec.groups.resize(1);
   spec.groups[0].params = {param("w", box.shape), param("b", {5})};

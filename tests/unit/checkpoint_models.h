@@ -2,10 +2,13 @@
 // Models and meshes to save and load: a group of each strategy, and every arrangement of a few ranks.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/format/box.h"
 #include "memory/model_plan.h"
 
 namespace fsdp::checkpoint::test {
@@ -34,7 +37,7 @@ inline layout::Mesh mesh(uint32_t inner, uint32_t outer, layout::OuterAxis axis)
 // A group of each strategy, with dtypes, frozen parameters, scalars and tensors that ranks do not cut evenly.
 inline memory::ModelSpec model(const layout::Mesh &mesh, uint64_t rows = 37) {
   memory::ModelSpec spec;
-  spec.mesh = mesh;
+  spec.mesh() = mesh;
   spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_BFLOAT16}};
   for (const fsdp_strategy strategy :
        {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
@@ -64,6 +67,18 @@ inline std::vector<layout::Mesh> meshes() {
   for (const auto axis : {replicate, optim, shard})
     for (const auto &[inner, outer] : {std::pair{1, 2}, {3, 2}, {2, 4}}) all.push_back(mesh(inner, outer, axis));
   return all;
+}
+
+// Calls visit(index in the whole tensor, index in the box) for each element of a box, both counted in C order.
+template <class Visit>
+void for_each_element(const Box &box, std::span<const uint64_t> shape, Visit visit) {
+  std::vector<uint64_t> at(shape.size());
+  for (uint64_t i = 0; i < box.count(); ++i) {
+    uint64_t left = i, index = 0;
+    for (size_t d = shape.size(); d-- > 0; left /= box.shape[d]) at[d] = box.offset[d] + left % box.shape[d];
+    for (size_t d = 0; d < shape.size(); ++d) index = index * shape[d] + at[d];
+    visit(index, i);
+  }
 }
 
 }  // namespace fsdp::checkpoint::test

@@ -60,7 +60,8 @@ struct Part {
       : spec(given), plan(plan_model(spec)), shards(spec, plan, true, 64), rank(place) {
     for (const KeptTensor &tensor : shards.tensors()) {
       const RowRange rows = shards.kept_rows(tensor, rank);
-      bytes[tensor.name].resize(*stored_bytes(*tensor.type, rows.count * tensor.row_size()));
+      if (bytes[tensor.name].empty())
+        bytes[tensor.name].resize(*stored_bytes(*tensor.type, rows.count * tensor.row_size()));
     }
   }
   template <class Visit>  // (name, first byte in the whole tensor, the bytes here)
@@ -104,7 +105,7 @@ struct Part {
                      [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
                        std::memcpy(to.data(), bytes.at(tensor.name).data() + first, to.size());
                      }};
-    for (uint32_t r = 0; r < spec.mesh.size(); ++r) model.ranks.push_back(r);
+    for (uint32_t r = 0; r < spec.mesh().size(); ++r) model.ranks.push_back(r);
     order.models.push_back(std::move(model));
     order.keys = {{"note", "n"}};
     order.choice = std::move(choice);

@@ -109,7 +109,7 @@ TEST(CodedStates, KeepABlocksRowsTogether) {
 
 ModelSpec model_of(std::vector<ParamSpec> params, fsdp_main_storage storage, uint32_t ranks) {
   ModelSpec spec;
-  spec.mesh = layout::one_axis(ranks);
+  spec.mesh() = layout::one_axis(ranks);
   spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
   spec.groups.resize(1);
   spec.groups[0].name = "g";
@@ -137,7 +137,7 @@ TEST(CodedStates, HaveTheirScalesOnTheSameRank) {
     ASSERT_EQ(validate(plan, spec), "") << round;
     for (const BucketPlan &bucket : plan.buckets)
       for (size_t t = 0; bucket.coded_states && t < bucket.params.size(); ++t)
-        for (uint32_t rank = 0; rank < spec.mesh.size(); ++rank) {
+        for (uint32_t rank = 0; rank < spec.mesh().size(); ++rank) {
           const layout::Slice codes = bucket.layout.slice(t, rank), scales = bucket.state_layout->slice(t, rank);
           ASSERT_EQ(codes.tensor_offset % coded_block, 0u);
           ASSERT_EQ(scales.count, (codes.count + coded_block - 1) / coded_block);

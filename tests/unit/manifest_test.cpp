@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 
 #include "base/error.h"
 #include "base/text.h"
@@ -96,6 +97,65 @@ TEST(Manifest, RowsThatRanksCutAlikeAreOneRun) {
   EXPECT_EQ(part.cuts, (std::vector<RowCut>{{4, 3, 10}, {7, 1, 3}, {9, 1, 3}}));
 }
 
+// Every second rank of a model has a mesh of its own.
+TEST(Manifest, RowsInFilesAtEqualDistancesAreOneRun) {
+  ManifestPart part;
+  part.add_rows(0, 10);
+  for (uint32_t i = 0; i < 9; ++i) part.add_rows(3 + 2 * i, 5);
+  for (uint32_t i = 0; i < 7; ++i) part.add_rows(30 + 2 * i, 5);
+  ManifestPart joined = part;
+  joined.join_cuts();
+  std::vector<RowCut> wanted{{0, 1, 10}, {3, 9, 5, 2}};
+  for (uint32_t i = 0; i < 7; ++i) wanted.push_back({30 + 2 * i, 1, 5});  // too few
+  EXPECT_EQ(joined.cuts, wanted);
+  for (uint32_t i = 0; i < 9; ++i) EXPECT_EQ(joined.cuts[1].file(i), part.cuts[1 + i].first_file);
+  ManifestPart more{{}, {{1, 10, 1, 2}}};
+  more.add_rows(11, 1);
+  EXPECT_EQ(more.cuts, (std::vector<RowCut>{{1, 10, 1, 2}, {11, 1, 1}})) << "11 is not behind 19";
+}
+
+// Cuts stay as they are if one of them has other rows or several files, or if files do not follow one another.
+TEST(Manifest, OtherCutsAreNotJoined) {
+  const auto expect_kept = [](const std::function<RowCut(uint32_t)> &cut) {
+    ManifestPart part;
+    for (uint32_t i = 0; i < 8; ++i) part.cuts.push_back(cut(i));
+    ManifestPart joined = part;
+    joined.join_cuts();
+    EXPECT_EQ(joined.cuts, part.cuts);
+  };
+  expect_kept([](uint32_t i) { return RowCut{3 * i, 1, i == 4 ? 6u : 5u}; });
+  expect_kept([](uint32_t i) { return RowCut{3 * i, i == 4 ? 2u : 1u, 5}; });
+  expect_kept([](uint32_t i) { return RowCut{3 * i, i == 0 ? 2u : 1u, 5}; });
+  expect_kept([](uint32_t i) { return RowCut{30 - 3 * i, 1, 5}; });
+  expect_kept([](uint32_t) { return RowCut{7, 1, 5}; });
+}
+
+Manifest with_distances() {
+  Manifest manifest = small();
+  manifest.files.clear();
+  for (int i = 0; i < 20; ++i)
+    manifest.files.push_back({"file" + std::to_string(i), 1, "0123456789abcdef0123456789abcdef"});
+  manifest.tensors = {{"w", find_element_type("F32"), {10}, {{{{0}, {10}}, {{1, 10, 1, 2}}}}}};
+  manifest.bytes.clear();
+  return manifest;
+}
+
+// Older releases would take them for neighbours.
+TEST(Manifest, HasVersion3IfFilesAreAtDistances) {
+  const std::string text = write_manifest(with_distances());
+  EXPECT_NE(text.find("\"version\":3,"), std::string::npos);
+  EXPECT_NE(text.find("\"cuts\":[[1,10,1,2]]"), std::string::npos);
+  EXPECT_EQ(parse_manifest(text, "m"), with_distances());
+  for (const char *cut : {"[2,10,1,2]", "[1,10,1,0]", "[1,10,1,3]", "[1,21,1,1]", "[20,1,10]", "[21,1,10]",
+                          "[0,9223372036854775809,1,2]", "[0,1,10,21]", "[1,10,1,2,2]"}) {
+    std::string wrong = text;
+    wrong.replace(wrong.find("[1,10,1,2]"), 10, cut);
+    const auto error = capture_error([&] { parse_manifest(wrong, "m"); });
+    ASSERT_TRUE(error);
+    EXPECT_NE(error->message.find("/tensors/0/parts/0/cuts/0"), std::string::npos) << error->message;
+  }
+}
+
 // One thing is changed in the text of a good manifest.
 struct Damage {
   const char *name, *from, *to, *text;
@@ -146,10 +206,10 @@ const Damage damages[] = {
     {"rows_missing", "[1,1,64]", "[1,1,63]", "/tensors/0/parts/0/cuts is [[0,1,32],[1,1,63]], not cuts of all 96 rows"},
     {"rows_too_many", "[1,1,64]", "[1,1,65]", "cuts of all 96 rows"},
     {"rows_overflow", "[1,1,64]", "[0,2,9223372036854775808]", "not rows that 64 bits can count"},
-    {"no_such_file", "[1,1,64]", "[3,1,64]", "of 3 files"},
-    {"no_such_files", "[1,1,64]", "[2,2,32]", "of 3 files"},
-    {"no_files", "[1,1,64]", "[1,0,64]", "of 3 files"},
-    {"cut_numbers", "[1,1,64]", "[1,1,64,0]", "an array of at most 3 numbers"},
+    {"no_such_file", "[1,1,64]", "[3,1,64]", "within 3 files"},
+    {"no_such_files", "[1,1,64]", "[2,2,32]", "within 3 files"},
+    {"no_files", "[1,1,64]", "[1,0,64]", "within 3 files"},
+    {"cut_numbers", "[1,1,64]", "[1,1,64,1,0]", "an array of at most 4 numbers"},
     {"overlap", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,1],\"shape\":[4,4]", "parts that do not overlap"},
     {"outside", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,3],\"shape\":[4,4]", "a part of its tensor"},
     {"part_missing", "\"offset\":[0,2],\"shape\":[4,4]", "\"offset\":[0,2],\"shape\":[4,3]",
@@ -178,13 +238,13 @@ std::string with_version(const std::string &version) {
 }
 
 TEST(Manifest, OfANewerReleaseIsToldSo) {
-  for (const char *known : {"1", "2"}) EXPECT_EQ(parse_manifest(with_version(known), "m"), small());
+  for (const char *known : {"1", "2", "3"}) EXPECT_EQ(parse_manifest(with_version(known), "m"), small());
   try {
-    parse_manifest(with_version("3"), "m");
+    parse_manifest(with_version("4"), "m");
     FAIL() << "it was read";
   } catch (const Error &error) {
     EXPECT_EQ(error.status, FSDP_UNSUPPORTED);
-    EXPECT_EQ(error.message, "m: it is of version 3 of the format; this release reads versions 1 to 2");
+    EXPECT_EQ(error.message, "m: it is of version 4 of the format; this release reads versions 1 to 3");
   }
 }
 

@@ -122,16 +122,21 @@ TEST_F(MemoryLimits, WhereThereIsNoneThereIsNone) {
   EXPECT_TRUE(read().empty());
 }
 
+uint64_t bytes_of(const memory::ModelPlan &plan, uint32_t rank, uint32_t ranks) {
+  const memory::InnerPlace place{rank, ranks};
+  return engine::host_bytes(plan, true, {&place, 1});
+}
+
 // More than 64 bits, over the ranks of a host or over the regions of one: the most that can be said, and not little.
 TEST(HostBytes, SumsBeyond64BitsAreTheLargestNumber) {
   memory::ModelPlan plan;
   plan.region(memory::RegionId::whole_compute) = {.reach = memory::Reach::parts, .bytes = uint64_t{1} << 62};
-  EXPECT_EQ(engine::host_bytes(plan, true, 0, 2), uint64_t{1} << 63);
-  EXPECT_EQ(engine::host_bytes(plan, true, 1, 2), 0u);
-  EXPECT_EQ(engine::host_bytes(plan, true, 0, 5), UINT64_MAX);
+  EXPECT_EQ(bytes_of(plan, 0, 2), uint64_t{1} << 63);
+  EXPECT_EQ(bytes_of(plan, 1, 2), 0u);
+  EXPECT_EQ(bytes_of(plan, 0, 5), UINT64_MAX);
   plan.region(memory::RegionId::main).bytes = uint64_t{3} << 62;
-  EXPECT_EQ(engine::host_bytes(plan, true, 1, 2), uint64_t{3} << 62);
-  EXPECT_EQ(engine::host_bytes(plan, true, 0, 2), UINT64_MAX);
+  EXPECT_EQ(bytes_of(plan, 1, 2), uint64_t{3} << 62);
+  EXPECT_EQ(bytes_of(plan, 0, 2), UINT64_MAX);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ ParamSpec param(const std::string &name, std::vector<uint64_t> shape, fsdp_dtype
 
 ModelSpec copied_model() {
   ModelSpec spec;
-  spec.mesh = layout::one_axis(3);
+  spec.mesh() = layout::one_axis(3);
   spec.unshard_mode = FSDP_UNSHARD_COPIED;
   for (const std::string name : {"a", "b", "c", "d"}) {
     GroupSpec group;
@@ -39,6 +39,12 @@ ModelSpec copied_model() {
 uint64_t round_up_to(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
+
+// Of a plan whose groups are on one mesh.
+std::array<uint64_t, 8> role_bytes(const ModelPlan &plan, uint32_t rank, uint32_t ranks) {
+  const InnerPlace place{rank, ranks};
+  return plan.role_bytes({&place, 1});
+}
 
 TEST(ModelPlan, KeepsItsPromises) {
   for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_COPIED, FSDP_UNSHARD_MAPPED})
@@ -84,7 +90,7 @@ ParamSpec counted(const std::string &name, std::vector<uint64_t> shape, fsdp_dty
 // A layer of a usual transformer, in bf16 but for its norms.
 ModelSpec layered_model(uint64_t width, uint32_t ranks) {
   ModelSpec spec;
-  spec.mesh = layout::one_axis(ranks);
+  spec.mesh() = layout::one_axis(ranks);
   for (const std::string name : {"a", "b", "c"}) {
     GroupSpec group;
     group.name = name;
@@ -194,8 +200,8 @@ TEST(ModelPlan, ALargeVocabularyDividesNoLayer) {
 // While the outer axis reads the sums of one turn, the inner one writes those of the next.
 TEST(ModelPlan, TurnsOfPartialSumsLieApart) {
   ModelSpec spec = copied_model();
-  spec.mesh = layout::arrange_mesh({.ranks = {0, 1, 2, 3}, .hosts = {0, 0, 1, 1}});
-  ASSERT_EQ(spec.mesh.outer, layout::OuterAxis::shard);
+  spec.mesh() = layout::arrange_mesh({.ranks = {0, 1, 2, 3}, .hosts = {0, 0, 1, 1}});
+  ASSERT_EQ(spec.mesh().outer, layout::OuterAxis::shard);
   const ModelPlan plan = plan_model(spec);
   EXPECT_EQ(validate(plan, spec), "");
   const uint64_t turn = plan.region(RegionId::partial).bytes / 2;
@@ -221,7 +227,7 @@ TEST(ModelPlan, SumsStayWhereTheyAreIfNothingElseIsWrittenThere) {
     for (const bool host : {false, true})
       for (const fsdp_reduce_policy policy : {FSDP_REDUCE_POLICY_EACH, FSDP_REDUCE_POLICY_LAST}) {
         ModelSpec spec = copied_model();
-        spec.mesh = layout::arrange_mesh({.ranks = {0, 1, 2, 3}, .hosts = {0, 0, 1, 1}});
+        spec.mesh() = layout::arrange_mesh({.ranks = {0, 1, 2, 3}, .hosts = {0, 0, 1, 1}});
         spec.debug = debug;
         spec.host_memory = host;
         for (GroupSpec &group : spec.groups) {
@@ -383,13 +389,13 @@ TEST(ModelPlan, DevicesKeepTheirOwnSlicesAlone) {
     end = compute.offset + bucket.count(compute) * (bucket.dtype == FSDP_FLOAT32 ? 4 : 2);
   }
   EXPECT_LE(end, plan.region(RegionId::sharded_compute).bytes);
-  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_COMPUTE], plan.region(RegionId::sharded_compute).bytes);
-  EXPECT_EQ(plan.role_bytes(0, 3), plan.role_bytes(2, 3));
+  EXPECT_EQ(role_bytes(plan, 0, 3)[FSDP_ROLE_COMPUTE], plan.region(RegionId::sharded_compute).bytes);
+  EXPECT_EQ(role_bytes(plan, 0, 3), role_bytes(plan, 2, 3));
 }
 
 TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
   ModelSpec spec = copied_model();
-  spec.mesh = layout::one_axis(1);
+  spec.mesh() = layout::one_axis(1);
   spec.host_memory = false;
   const ModelPlan plan = plan_model(spec);
   EXPECT_EQ(plan.groups[0].pieces.front().compute.region, RegionId::local_compute);
@@ -401,7 +407,7 @@ TEST(ModelPlan, ARankOfADeviceThatHasAllKeepsItInPlace) {
 // Two layers of attention (4 matrices of 4096 x 4096) and a feed-forward layer (3 of 4096 x 11008) in bf16.
 ModelSpec layers_of_pieces(bool pieces, bool visited) {
   ModelSpec spec;
-  spec.mesh = layout::one_axis(8);
+  spec.mesh() = layout::one_axis(8);
   spec.unshard_mode = FSDP_UNSHARD_COPIED;
   for (const std::string name : {"a", "b"}) {
     GroupSpec group;
@@ -444,7 +450,7 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   ModelSpec spec = copied_model();
   spec.host_memory = false;
   spec.rounds_gradients_before_sending = true;
-  const uint64_t without = plan_model(spec).role_bytes(0, 3)[FSDP_ROLE_REDUCE];
+  const uint64_t without = role_bytes(plan_model(spec), 0, 3)[FSDP_ROLE_REDUCE];
   EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
   for (GroupSpec &group : spec.groups) group.reduce_dtype = FSDP_BFLOAT16;
   const ModelPlan plan = plan_model(spec);
@@ -457,7 +463,7 @@ TEST(ModelPlan, GradientsAreRoundedInABufferOfTheLargestGroup) {
   }
   EXPECT_GE(plan.region(RegionId::rounded).bytes, most);
   EXPECT_LT(plan.region(RegionId::rounded).bytes, most + 2 * buffer_alignment);
-  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], without + plan.region(RegionId::rounded).bytes);
+  EXPECT_EQ(role_bytes(plan, 0, 3)[FSDP_ROLE_REDUCE], without + plan.region(RegionId::rounded).bytes);
   spec.rounds_gradients_before_sending = false;
   EXPECT_EQ(plan_model(spec).region(RegionId::rounded).bytes, 0u);
 }
@@ -481,14 +487,14 @@ TEST(ModelPlan, SlicesOfPeersAreReceivedInABufferOfTheLargestGroup) {
   EXPECT_EQ(received(), in_place.region(RegionId::received).bytes);
   ModelPlan plan = plan_model(spec);
   EXPECT_EQ(plan.region(RegionId::rounded).bytes, 0u);
-  const uint64_t with = plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], bytes = received();
+  const uint64_t with = role_bytes(plan, 0, 3)[FSDP_ROLE_REDUCE], bytes = received();
   drop_received(plan);
-  EXPECT_EQ(plan.role_bytes(0, 3)[FSDP_ROLE_REDUCE], with - bytes);
+  EXPECT_EQ(role_bytes(plan, 0, 3)[FSDP_ROLE_REDUCE], with - bytes);
   EXPECT_EQ(plan.buckets[0].find(PlaneKind::received), nullptr);
-  spec.mesh = layout::one_axis(1);
+  spec.mesh() = layout::one_axis(1);
   spec.force_communication = true;
   EXPECT_EQ(received(), 0u);
-  spec.mesh = layout::one_axis(3);
+  spec.mesh() = layout::one_axis(3);
   spec.receives_slices = false;
   EXPECT_EQ(received(), 0u);
 }
@@ -506,7 +512,7 @@ std::string overflow_of(const ModelSpec &spec) {
 
 ModelSpec huge_model(std::vector<uint64_t> element_counts, fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS) {
   ModelSpec spec;
-  spec.mesh = layout::one_axis(1);
+  spec.mesh() = layout::one_axis(1);
   spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
   for (size_t g = 0; g < element_counts.size(); ++g) {
     GroupSpec group;
@@ -546,7 +552,7 @@ TEST(ModelPlan, NoSumWraps) {
     const ModelSpec spec = huge_model(counts, random() % 2 ? FSDP_STRATEGY_NO_SHARD : FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
     try {
       const ModelPlan plan = plan_model(spec);
-      const auto bytes = plan.role_bytes(0, 1);
+      const auto bytes = role_bytes(plan, 0, 1);
       ++planned;
       ASSERT_GE(static_cast<long double>(bytes[0]), least);
       for (int role = 1; role < 8; ++role) ASSERT_LE(bytes[role], bytes[0]);

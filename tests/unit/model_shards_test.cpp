@@ -27,11 +27,12 @@ void expect_each_row_once(const memory::ModelSpec &spec, const ModelShards &shar
     const uint64_t all = tensor.shape().empty() ? 1 : tensor.shape()[0];
     const uint64_t row = tensor.plane ? tensor.param->element_count / all : 1;
     std::vector<int> written(all);
-    for (uint32_t rank = 0; rank < spec.mesh.size(); ++rank) {
+    for (uint32_t rank = 0; rank < spec.mesh().size(); ++rank) {
       const RowRange rows = shards.rows(tensor, rank);
       if (rows.count == 0) continue;
       if (tensor.plane) {
-        const layout::Slice own = slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec.mesh, rank);
+        const layout::Slice own =
+            slice_of(tensor.bucket->layout, tensor.tensor, tensor.plane->owned, spec.mesh(), rank);
         EXPECT_GE(rows.first * row, own.tensor_offset);
         EXPECT_LE((rows.first + rows.count) * row, own.tensor_offset + own.count);
       }
@@ -48,7 +49,7 @@ TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
   expect_each_row_once(spec, ModelShards(spec, plan), 2);
   const ModelShards shared(spec, plan, true, 64);
   expect_each_row_once(spec, shared, 3);  // steps, too
-  EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh.size());
+  EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh().size());
 }
 
 // What the manifest says of each row is what its rank writes.
@@ -72,7 +73,7 @@ TEST_P(ModelShardsOn, TheManifestSaysWhichRankHasWhichRows) {
               << tensor.name;
       EXPECT_EQ(row, tensor.parts[0].rows());
     }
-    for (uint32_t rank = 0; rank < spec.mesh.size(); ++rank)
+    for (uint32_t rank = 0; rank < spec.mesh().size(); ++rank)
       EXPECT_EQ(shards.written_by(rank, kind).empty(), std::ranges::find(writers, rank) == writers.end());
   }
 }
@@ -210,7 +211,7 @@ TEST(LoadPlan, TellsAllThatDoesNotFit) {
 // Without its scales a plane of codes is no weights, which a file without any of them leaves as they were.
 TEST(LoadPlan, TakesAllPlanesOfAFrozenParameterOrNone) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(1);
+  spec.mesh() = layout::one_axis(1);
   spec.groups.resize(1);
   for (const char *name : {"a", "b"}) {
     spec.groups[0].params.push_back(param(name, {32, 32}, FSDP_FLOAT32, FSDP_PARAM_FROZEN));
@@ -233,7 +234,7 @@ TEST(LoadPlan, TakesAllPlanesOfAFrozenParameterOrNone) {
 // The codes of a state mean nothing without their scales; a state that is stored as numbers is encoded.
 TEST(LoadPlan, TakesCodesWithTheirScalesOrNumbers) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(2);
+  spec.mesh() = layout::one_axis(2);
   spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
   spec.groups.resize(1);
   spec.groups[0].params = {param("w", {64, 96}, FSDP_BFLOAT16)};
@@ -265,7 +266,7 @@ TEST(LoadPlan, TakesTheFormOfAStateThatHasAllOfABox) {
   constexpr uint64_t rows = 64, columns = 96, half = rows / 2;
   const auto model_of = [](std::optional<uint64_t> first, bool coded) {
     memory::ModelSpec spec;
-    spec.mesh = layout::one_axis(2);
+    spec.mesh() = layout::one_axis(2);
     spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
     spec.groups.resize(1);
     memory::ParamSpec w = param("w", {first ? half : rows, columns}, FSDP_BFLOAT16);
@@ -303,7 +304,7 @@ TEST(LoadPlan, TakesTheFormOfAStateThatHasAllOfABox) {
 // Parts of tensor parallelism, each of which ranks have cut by rows; one reads rows of both.
 TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(1);
+  spec.mesh() = layout::one_axis(1);
   spec.groups.resize(1);
   spec.groups[0].params = {param("w", {8, 6}, FSDP_FLOAT32, FSDP_PARAM_FROZEN)};
   const memory::ModelPlan plan = plan_model(spec);
@@ -322,7 +323,7 @@ TEST(LoadPlan, TakesRowsFromAllPartsOfATensor) {
 // A model of one tensor of [8, 6], or of a box of it, on so many ranks.
 memory::ModelSpec boxed(uint32_t ranks, const Box &box) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(ranks);
+  spec.mesh() = layout::one_axis(ranks);
   spec.states = {{"exp_avg", FSDP_FLOAT32}};
   spec.groups.resize(1);
   spec.groups[0].params = {param("w", box.shape)};

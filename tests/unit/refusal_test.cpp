@@ -83,8 +83,8 @@ TEST(Refusal, ARefusedSealIsReadByAll) {
 TEST(Refusal, OfDeclarationsThatDiffer) {
   expect_read_by_all(2, [](Team &team) {
     memory::ModelSpec spec;
-    spec.mesh.ranks = {0, 1, 2};
-    spec.mesh.inner_size = team.rank() == 1 ? 3 : 1;
+    spec.mesh().ranks = {0, 1, 2};
+    spec.mesh().inner_size = team.rank() == 1 ? 3 : 1;
     engine::verify_declarations(team, spec, memory::ModelPlan{}, 0);
   });
 }

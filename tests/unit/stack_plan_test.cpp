@@ -22,7 +22,7 @@ ParamSpec stack(std::vector<uint64_t> shape, uint32_t row_dimensions, fsdp_quant
 
 ModelSpec model_of(std::vector<ParamSpec> params, uint32_t ranks) {
   ModelSpec spec;
-  spec.mesh = layout::one_axis(ranks);
+  spec.mesh() = layout::one_axis(ranks);
   spec.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
   spec.groups.resize(1);
   spec.groups[0].name = "g";

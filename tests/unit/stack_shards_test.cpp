@@ -11,7 +11,7 @@
 
 namespace fsdp::checkpoint {
 
-using test::mesh, test::meshes, test::param;
+using test::for_each_element, test::mesh, test::meshes, test::param;
 
 namespace {
 
@@ -20,7 +20,7 @@ const std::vector<std::vector<uint64_t>> shapes{{3, 5, 4}, {2, 100}, {7, 1, 6}, 
 // A stack of each shape, in rows of the first `row_dimensions` dimensions, if there are so many.
 memory::ModelSpec stacks(const layout::Mesh &mesh, uint32_t row_dimensions) {
   memory::ModelSpec spec;
-  spec.mesh = mesh;
+  spec.mesh() = mesh;
   spec.states = {{"exp_avg", FSDP_FLOAT32}};
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS}) {
     memory::GroupSpec group;
@@ -42,18 +42,6 @@ struct Stacks {
   memory::ModelPlan plan;
   ModelShards shards;
 };
-
-// Calls visit(index in the tensor, index in the box) for each element of a box, both counted in C order.
-template <class Visit>
-void for_each_element(const Box &box, std::span<const uint64_t> shape, Visit visit) {
-  std::vector<uint64_t> at(shape.size());
-  for (uint64_t i = 0; i < box.count(); ++i) {
-    uint64_t left = i, index = 0;
-    for (size_t d = shape.size(); d-- > 0; left /= box.shape[d]) at[d] = box.offset[d] + left % box.shape[d];
-    for (size_t d = 0; d < shape.size(); ++d) index = index * shape[d] + at[d];
-    visit(index, i);
-  }
-}
 
 // What each of the manifest's files has.
 struct Files {
@@ -275,7 +263,7 @@ TEST(StackShards, OfTwoMeshesAreWrittenByOne) {
 // The text grows with matrices plus ranks, and not with their product.
 TEST(StackShards, TakeLittleOfAManifest) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(16384);
+  spec.mesh() = layout::one_axis(16384);
   spec.groups.resize(1);
   spec.groups[0].params = {param("experts", {256, 2048, 7168}), param("pair", {2, uint64_t{64} << 20}),
                            param("long", {uint64_t{64} << 20, 2})};
@@ -291,7 +279,7 @@ TEST(StackShards, TakeLittleOfAManifest) {
 // A stack of one whole row a rank: ranks cut inside rows of matrices, and a manifest has two parts for each boundary.
 TEST(StackShards, OfManyRanksHaveAManifestThatIsRead) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(16384);
+  spec.mesh() = layout::one_axis(16384);
   spec.groups.resize(1);
   spec.groups[0].params = {param("experts", {8, 2048, 7170})};
   spec.groups[0].params[0].row_dimensions = 3;

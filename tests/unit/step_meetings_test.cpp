@@ -20,7 +20,7 @@ struct Met {
 
 std::shared_ptr<Model> make_model(const std::shared_ptr<Context> &context) {
   memory::ModelSpec spec;
-  spec.mesh = layout::one_axis(ranks);
+  spec.mesh() = layout::one_axis(ranks);
   auto model = std::make_shared<Model>(context, spec, FSDP_OPTIMIZER_ADAMW, GroupDefaults{});
   memory::GroupSpec group;
   group.name = "layer";
@@ -29,13 +29,13 @@ std::shared_ptr<Model> make_model(const std::shared_ptr<Context> &context) {
   weight.shape = {12, 4};
   weight.element_count = 48;
   group.params.push_back(weight);
-  model->declaration().add_group(std::move(group));
+  model->declaration().add_group(std::move(group), layout::one_axis(ranks));
   model->seal();
   return model;
 }
 
 Met take_steps(Model &model, int steps) {
-  const transport::Team &team = *model.runtime(call).teams.all;
+  const transport::Team &team = model.runtime(call).team();
   UpdateWindow &update = model.update(call);
   Met met;
   const auto count = [&](uint64_t &meetings, const auto &body) {

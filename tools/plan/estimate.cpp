@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/estimate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <stdexcept>
 
 #include "handles.h"
 
@@ -14,9 +18,32 @@ using tools::check;
 // A sealed model of a planning context. Members are destroyed in reverse order, the context last.
 struct Planned {
   tools::Context context;
-  tools::Mesh mesh;
+  std::vector<tools::Mesh> meshes;  // the model's mesh first
   tools::Model model;
 };
+
+fsdp_mesh *add_mesh(Planned &planned, const fsdp_mesh_options &options) {
+  fsdp_mesh *mesh = nullptr;
+  check(fsdp_create_mesh(planned.context.get(), &options, &mesh), planned.context.get());
+  planned.meshes.emplace_back(mesh);
+  return mesh;
+}
+
+bool has_mesh(const GroupSpec &group) { return group.meshes > 1 || group.replicate; }
+
+// The mesh of rank 0 for a group.
+fsdp_mesh *add_mesh(Planned &planned, const GroupSpec &group, const Policy &policy) {
+  if (policy.ranks % group.meshes != 0)
+    throw std::invalid_argument(
+        fmt::format("group '{}': {} ranks are not a multiple of {} meshes", group.name, policy.ranks, group.meshes));
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < policy.ranks; rank += group.meshes) ranks.push_back(rank);
+  fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
+  options.ranks = ranks.data();
+  options.rank_count = static_cast<uint32_t>(ranks.size());
+  options.replicate_size = std::max(group.replicate, 1u);
+  return add_mesh(planned, options);
+}
 
 fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
@@ -60,6 +87,7 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
   options.reduce_dtype = group.reduce_dtype;
   options.main_storage = group.main_storage;
   options.backward_weights = group.backward_weights;
+  if (has_mesh(group)) options.mesh = add_mesh(planned, group, policy);
   fsdp_group *handle = nullptr;
   check(fsdp_create_group(planned.model.get(), group.name.c_str(), params.data(), params.size(), sizeof(fsdp_param),
                           &options, &handle),
@@ -89,11 +117,7 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
   fsdp_mesh_options mesh_options = FSDP_MESH_OPTIONS_INIT;
   mesh_options.replicate_size = policy.replicate;
   mesh_options.shard_size = policy.ranks / policy.replicate;
-  fsdp_mesh *mesh = nullptr;
-  check(fsdp_create_mesh(context, &mesh_options, &mesh), context);
-  planned.mesh.reset(mesh);
-
-  const auto options = describe_policy(policy, mesh);
+  const auto options = describe_policy(policy, add_mesh(planned, mesh_options));
   fsdp_model *model = nullptr;
   check(fsdp_create_model(context, &options, &model), context);
   planned.model.reset(model);
@@ -124,7 +148,7 @@ Memory estimate_one_rank(const ModelSpec &spec, Policy policy, fsdp_strategy str
   policy.ranks_per_host = 0;
   policy.strategy = strategy;
   auto whole = spec;
-  for (auto &group : whole.groups) group.strategy = 0;
+  for (auto &group : whole.groups) group.strategy = 0, group.meshes = 1, group.replicate = 0;
   return read_memory(seal(whole, policy), 0);
 }
 
@@ -173,7 +197,11 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
   result.info = FSDP_MODEL_INFO_INIT;
   check(fsdp_get_model_info(planned.model.get(), &result.info), planned.context.get());
   const auto shard_size = policy.ranks / policy.replicate;
-  for (uint32_t rank = 0; rank < shard_size; ++rank) {
+  // This plan knows rank 0's meshes only. It answers for ranks that are in all of them; the other ranks need the same
+  // memory, because the meshes of a group are alike.
+  uint32_t apart = 1;
+  for (const auto &group : spec.groups) apart = std::lcm(apart, group.meshes);
+  for (uint32_t rank = 0; rank < shard_size; rank += apart) {
     const auto memory = read_memory(planned, rank);
     if (rank == 0 || memory.total() > result.largest.total()) {
       result.largest = memory;

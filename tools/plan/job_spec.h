@@ -30,6 +30,8 @@ struct GroupSpec {
   fsdp_dtype reduce_dtype = 0;
   fsdp_main_storage main_storage = 0;
   fsdp_backward_weights backward_weights = 0;
+  uint32_t meshes = 1;     // rank r has the group in mesh number r % meshes, as experts are divided
+  uint32_t replicate = 0;  // replicas of each of these meshes; 0: the job's if there is one mesh, else 1
   std::vector<ParamSpec> params;
 };
 

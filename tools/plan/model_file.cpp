@@ -90,6 +90,12 @@ class Object {
   std::set<std::string> known_;
 };
 
+uint32_t small_number(Object &object, const char *key, uint32_t otherwise) {
+  const uint64_t value = object.number(key, otherwise);
+  if (value > UINT32_MAX) fail(object.at(key), "must be below 2^32, is {}", value);
+  return static_cast<uint32_t>(value);
+}
+
 ParamSpec read_param(const Json &json, const std::string &where) {
   Object object(json, where);
   ParamSpec param;
@@ -101,13 +107,9 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   param.flags = object.flag("frozen", FSDP_PARAM_FROZEN) | object.flag("no_decay", FSDP_PARAM_NO_DECAY);
   param.granule = object.word("granule", granules);
   param.granule_rows = object.number("granule_rows", 0);
-  const uint64_t row_dimensions = object.number("row_dimensions", 0);
-  if (row_dimensions > UINT32_MAX) fail(object.at("row_dimensions"), "must be below 2^32, is {}", row_dimensions);
-  param.row_dimensions = static_cast<uint32_t>(row_dimensions);
+  param.row_dimensions = small_number(object, "row_dimensions", 0);
   param.quantization = object.word("quantization", quantizations);
-  const uint64_t piece = object.number("piece", 0);
-  if (piece > UINT32_MAX) fail(object.at("piece"), "must be below 2^32, is {}", piece);
-  param.piece = static_cast<uint32_t>(piece);
+  param.piece = small_number(object, "piece", 0);
   object.refuse_unknown();
   return param;
 }
@@ -127,6 +129,9 @@ void read_group(const Json &json, const std::string &where, ModelSpec &model) {
   group.reduce_dtype = object.word("reduce_dtype", dtypes);
   group.main_storage = object.word("main_storage", main_storages);
   group.backward_weights = object.word("backward_weights", backward_weights);
+  group.meshes = small_number(object, "meshes", 1);
+  group.replicate = small_number(object, "replicate", 0);
+  if (group.meshes == 0) fail(object.at("meshes"), "must be 1 or more, is 0");
   const auto &params = object.array("params");
   for (size_t p = 0; p < params.size(); ++p)
     group.params.push_back(read_param(params[p], fmt::format("{}[{}]", object.at("params"), p)));

@@ -38,6 +38,9 @@ fsdp_status do_create_mesh(rank_state *state, const line *words) {
   fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
   options.replicate_size = (uint32_t)key_or(words, "replicate_size", 0);
   options.shard_size = (uint32_t)key_or(words, "shard_size", 0);
+  uint32_t ranks[MOST_WORDS];
+  for (int i = 2; i < words->word_count; ++i) ranks[options.rank_count++] = (uint32_t)integer(words, i);
+  if (options.rank_count > 0) options.ranks = ranks;
   fsdp_mesh *mesh = NULL;
   const fsdp_status status = fsdp_create_mesh(state->context, &options, &mesh);
   bind_name(state, word(words, 1), 's', mesh);
@@ -77,6 +80,10 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
   options.reduce_dtype = (fsdp_dtype)key_or(words, "reduce_dtype", 0);
   options.main_storage = (fsdp_main_storage)key_or(words, "main_storage", 0);
   options.backward_weights = (fsdp_backward_weights)key_or(words, "backward_weights", 0);
+  if (find_key(words, "mesh")) options.mesh = find_name(state, find_key(words, "mesh"), 's')->handle;
+  options.grad_op = (fsdp_grad_op)key_or(words, "grad_op", 0);
+  options.outer_strategy = (fsdp_outer_strategy)key_or(words, "outer_strategy", 0);
+  if (find_key(words, "grad_factor")) options.grad_factor = strtod(find_key(words, "grad_factor"), NULL);
   fsdp_param params[MOST_PARAMS];
   for (uint64_t p = 0; p < state->declared_count; ++p) {
     const declared_param *from = &state->declared[p];

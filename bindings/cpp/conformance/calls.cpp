@@ -129,6 +129,10 @@ void Rank::create_group(const Line &line) {
   options.reduce_dtype = static_cast<fsdp_dtype>(line.key_or("reduce_dtype", 0));
   options.main_storage = static_cast<fsdp_main_storage>(line.key_or("main_storage", 0));
   options.backward_weights = static_cast<fsdp_backward_weights>(line.key_or("backward_weights", 0));
+  if (line.has("mesh")) options.mesh = meshes_.at(line.keys.at("mesh")).get();
+  options.grad_op = static_cast<fsdp_grad_op>(line.key_or("grad_op", 0));
+  options.outer_strategy = static_cast<fsdp_outer_strategy>(line.key_or("outer_strategy", 0));
+  options.grad_factor = line.key_number("grad_factor");
   const std::vector<fsdp::Param> params = std::move(declared_);
   declared_.clear();
   const bool is_new = groups_.count(line.word(2)) == 0;
@@ -164,6 +168,10 @@ std::string Rank::declare(const Line &line) {
     fsdp::MeshOptions options;
     options.replicate_size = static_cast<std::uint32_t>(line.key_or("replicate_size", 0));
     options.shard_size = static_cast<std::uint32_t>(line.key_or("shard_size", 0));
+    std::vector<std::uint32_t> ranks;
+    for (std::size_t i = 2; i < line.words.size(); ++i) ranks.push_back(static_cast<std::uint32_t>(line.integer(i)));
+    if (!ranks.empty()) options.ranks = ranks.data();
+    options.rank_count = static_cast<std::uint32_t>(ranks.size());
     meshes_.insert_or_assign(line.word(1), fsdp::Mesh(context, options));
   } else if (call == "create_model") {
     create_model(line);

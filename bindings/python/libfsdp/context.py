@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint
 from .constants import DeviceKind
 from .errors import Error, PeerFailed, error_of
 from .handle import Handle, Owner
-from .mesh import Mesh
+from .mesh import Mesh, handle_of
 from .model import Model
 
 
@@ -158,7 +158,7 @@ class Context(Owner):
         is_one = not hasattr(values, "__len__")
         numbers = [values] if is_one else list(values)
         array = (ctypes.c_double * len(numbers))(*numbers)
-        self.check(lib.all_reduce_values(self.handle, mesh.handle if mesh else None, array, len(array), op))
+        self.check(lib.all_reduce_values(self.handle, handle_of(mesh), array, len(array), op))
         return array[0] if is_one else list(array)
 
     def wait_stream(self, stream=None, timeout_ms=0):

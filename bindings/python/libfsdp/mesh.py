@@ -16,3 +16,12 @@ class Mesh(Owner):
             options.update(ranks=(ctypes.c_uint32 * len(ranks))(*ranks), rank_count=len(ranks))
         made = make(_abi.fsdp_mesh_options, options)
         self._handle = context.own(lib.destroy_mesh, lib.create_mesh, context.handle, made)
+
+
+def handle_of(mesh):
+    """The handle for a call. Without a mesh it is None, which means all ranks; so a closed mesh is refused here."""
+    if mesh is None:
+        return None
+    if mesh.is_closed:
+        raise ValueError("the mesh is closed: close it after the calls that take it")
+    return mesh.handle

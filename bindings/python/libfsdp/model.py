@@ -12,6 +12,7 @@ from .capture import Capture
 from .constants import DeviceKind, Dtype, ScheduleKind
 from .group import Group, Param, number_of_piece
 from .handle import Owner
+from .mesh import handle_of
 from .shard import Shard
 
 
@@ -22,7 +23,7 @@ class Model(Owner):
     """
 
     def __init__(self, context, mesh=None, **options):
-        options["mesh"] = mesh.handle if mesh else None
+        options["mesh"] = handle_of(mesh)
         self.context, self.groups, self._device, self._states = context, {}, None, []
         self.has_fixed_addresses = True  # of gathered weights
         made = make(_abi.fsdp_model_options, options)
@@ -35,8 +36,10 @@ class Model(Owner):
 
     # -- declaring ----------------------------------------------------------------------------------------------
 
-    def create_group(self, name, params, **options):
-        """Declare a group of Params. Keywords are the fields of fsdp_group_options."""
+    def create_group(self, name, params, mesh=None, **options):
+        """Declare a group of Params. mesh: the ranks that share the group, by default the model's. Keywords are the
+        other fields of fsdp_group_options."""
+        options["mesh"] = handle_of(mesh)
         params = [param if isinstance(param, Param) else Param(*param) for param in params]
         array = (_abi.fsdp_param * len(params))(*[param.declared() for param in params])
         number = ctypes.c_void_p()
@@ -172,7 +175,7 @@ class Model(Owner):
 
     def get_grad_norm(self, mesh=None, stream=None):
         norm = ctypes.c_double()
-        self.context.check(lib.get_grad_norm(self.handle, mesh.handle if mesh else None, stream, norm))
+        self.context.check(lib.get_grad_norm(self.handle, handle_of(mesh), stream, norm))
         return norm.value
 
     @property
@@ -207,7 +210,7 @@ class Model(Owner):
     def clip_grads(self, max_norm, mesh=None, stream=None):
         """Clip all main gradients to max_norm. Returns the norm before clipping."""
         norm = ctypes.c_double()
-        self.context.check(lib.clip_grads(self.handle, mesh.handle if mesh else None, max_norm, stream, norm))
+        self.context.check(lib.clip_grads(self.handle, handle_of(mesh), max_norm, stream, norm))
         return norm.value
 
     def check_grads(self, stream=None):

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::string_view sum_name = ",\n\"sum\":\"";  // the sum of all text before it
 constexpr const char *format_name = "libfsdp checkpoint";
-constexpr size_t cut_numbers = 3;
+constexpr size_t cut_numbers = 3;   // a cut has a fourth number if its files are not neighbours
+constexpr size_t least_joined = 8;  // shorter runs are not joined, so older releases can read small checkpoints
 constexpr size_t max_parts = size_t{1} << 16;
 constexpr size_t max_compared = size_t{1} << 23;  // pairs of parts
 
@@ -37,7 +38,8 @@ void append_part(std::string &text, const ManifestPart &part) {
   text += format_text(R"({{"offset":[{}],"shape":[{}],"cuts":[)", fmt::join(part.box.offset, ","),
                       fmt::join(part.box.shape, ","));
   for (const RowCut &cut : part.cuts)
-    text += format_text("{}[{},{},{}]", text.ends_with('[') ? "" : ",", cut.first_file, cut.files, cut.rows);
+    text += format_text("{}[{},{},{}{}]", text.ends_with('[') ? "" : ",", cut.first_file, cut.files, cut.rows,
+                        cut.step > 1 ? format_text(",{}", cut.step) : "");
   text += "]";
   if (part.axis) text += format_text(R"(,"axis":{})", part.axis);
   text += "}";
@@ -98,11 +100,15 @@ ManifestModel parse_model(const JsonValue &value) {
 }
 
 RowCut parse_cut(const JsonValue &value, uint64_t files) {
-  const std::vector<uint64_t> numbers = value.unsigned_numbers(cut_numbers);
+  const std::vector<uint64_t> numbers = value.unsigned_numbers(cut_numbers + 1);
+  const uint64_t step = numbers.size() > cut_numbers ? numbers[cut_numbers] : 1;
   value.require(
-      numbers.size() == cut_numbers && numbers[1] > 0 && numbers[0] <= files && numbers[1] <= files - numbers[0],
-      format_text("[first file, files, rows] of {} files", files));
-  return {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]), numbers[2]};
+      numbers.size() >= cut_numbers && numbers[0] < files && numbers[1] > 0 && numbers[1] <= files && step > 0 &&
+          step <= files && (numbers[1] - 1) * step < files - numbers[0],
+      format_text("[first file, number of files, rows] or [first file, number of files, rows, step], within {} files",
+                  files));
+  return {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]), numbers[2],
+          static_cast<uint32_t>(step)};
 }
 
 uint32_t parse_axis(const JsonValue &value, const Box &box) {
@@ -223,12 +229,39 @@ Manifest parse_document(const JsonValue &value) {
 void ManifestPart::add_rows(uint32_t file, uint64_t more) {
   if (!cuts.empty()) {
     RowCut &last = cuts.back();
-    if (last.rows == more && last.first_file + last.files == file) {
+    if (last.rows == more && last.step == 1 && last.first_file + last.files == file) {
       ++last.files;
       return;
     }
   }
   cuts.push_back({file, 1, more});
+}
+
+namespace {
+
+// The number of the first cuts that are one run of files at equal distances.
+size_t count_alike(std::span<const RowCut> cuts) {
+  if (cuts.size() < 2 || cuts[0].files != 1 || cuts[1].first_file <= cuts[0].first_file) return 1;
+  const uint32_t step = cuts[1].first_file - cuts[0].first_file;
+  size_t count = 1;
+  while (count < cuts.size() && cuts[count].files == 1 && cuts[count].rows == cuts[0].rows &&
+         cuts[count].first_file == cuts[0].first_file + count * step)
+    ++count;
+  return count;
+}
+
+}  // namespace
+
+void ManifestPart::join_cuts() {
+  std::vector<RowCut> joined;
+  for (std::span<const RowCut> left(cuts); !left.empty();) {
+    const size_t alike = count_alike(left), taken = alike < least_joined ? 1 : alike;
+    joined.push_back(left[0]);
+    if (taken > 1)
+      joined.back().files = static_cast<uint32_t>(taken), joined.back().step = left[1].first_file - left[0].first_file;
+    left = left.subspan(taken);
+  }
+  cuts = std::move(joined);
 }
 
 bool ManifestTensor::filled() const {
@@ -240,9 +273,13 @@ bool ManifestTensor::filled() const {
 namespace {
 
 uint64_t version_of(const Manifest &manifest) {
+  uint64_t version = first_manifest_version;
   for (const ManifestTensor &tensor : manifest.tensors)
-    if (std::ranges::any_of(tensor.parts, &ManifestPart::axis)) return manifest_version;
-  return first_manifest_version;
+    for (const ManifestPart &part : tensor.parts) {
+      if (std::ranges::any_of(part.cuts, [](const RowCut &cut) { return cut.step > 1; })) return 3;
+      if (part.axis) version = 2;
+    }
+  return version;
 }
 
 }  // namespace

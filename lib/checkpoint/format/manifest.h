@@ -22,15 +22,19 @@
 
 namespace fsdp::checkpoint {
 
-// Version 2 added parts whose axis is not the first dimension. Manifests without such parts are of version 1.
-inline constexpr uint64_t manifest_version = 2, first_manifest_version = 1;
+// Version 2 added parts whose axis is not the first dimension, and version 3 runs of files at a distance. Manifests
+// without these are of version 1.
+inline constexpr uint64_t manifest_version = 3, first_manifest_version = 1;
 inline constexpr const char *manifest_name = "checkpoint.json";
 
-// A run of rows: `rows` rows in each of `files` files, which are numbered from `first_file` on, in the order of rows.
+// A run of rows: `rows` rows in each of `files` files, in the order of rows. The numbers of these files begin with
+// `first_file`, and each is greater by `step` than the one before.
 struct RowCut {
   uint32_t first_file = 0, files = 1;
   uint64_t rows = 0;
+  uint32_t step = 1;
 
+  uint32_t file(uint64_t number) const { return first_file + static_cast<uint32_t>(number) * step; }
   bool operator==(const RowCut &) const = default;
 };
 
@@ -40,6 +44,9 @@ struct ManifestPart {
   uint32_t axis = 0;  // rows follow one another along this axis; the box has size 1 in each dimension before it
   // Appends rows. The last run grows if it can.
   void add_rows(uint32_t file, uint64_t rows);
+  // Joins neighbouring cuts of one file each, if there are many whose files are at equal distances: ranks of a mesh
+  // that has every n-th rank of a model.
+  void join_cuts();
   uint64_t rows() const { return box.shape.empty() ? 1 : box.shape[axis]; }
   bool operator==(const ManifestPart &) const = default;
 };

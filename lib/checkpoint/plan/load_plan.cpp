@@ -34,8 +34,7 @@ void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &fil
          ++i) {
       Box stored = part.box;
       if (!scalar) stored.offset[part.axis] = begin + i * cut.rows, stored.shape[part.axis] = cut.rows;
-      if (const auto common = intersect(own, stored))
-        files[cut.first_file + static_cast<uint32_t>(i)].push_back(at(wanted, *common));
+      if (const auto common = intersect(own, stored)) files[cut.file(i)].push_back(at(wanted, *common));
     }
   }
 }
@@ -98,6 +97,11 @@ void LoadPlan::refuse_parts(const ModelShards &shards) {
   }
 }
 
+void LoadPlan::drop_repeated() {
+  std::unordered_set<std::string> known;
+  std::erase_if(other, [&](const std::string &text) { return !known.insert(text).second; });
+}
+
 namespace {
 
 // The tensors of a checkpoint by name, and what a tensor of the model is loaded from.
@@ -144,13 +148,25 @@ void add_names(const KeptTensor &own, std::unordered_set<std::string> &known) {
   for (const char *form : {"", ".code", ".absmax"}) known.insert(numbers + form);
 }
 
+// Finds the first box of each tensor, because lists of names have each name once.
+class FirstNames {
+ public:
+  explicit FirstNames(const ModelShards &shards) : all_differ_(shards.one_mesh()) {}
+  bool add(const std::string &name) { return all_differ_ || names_.insert(name).second; }
+
+ private:
+  bool all_differ_;
+  std::unordered_set<std::string_view> names_;
+};
+
 }  // namespace
 
 void LoadPlan::add(const ModelShards &shards, uint32_t index, const ManifestTensor &stored, uint32_t rank,
                    bool one_replica, FileRows &rows) {
   const KeptTensor &own = shards.tensors()[index];
   const RowRange kept = shards.kept_rows(own, rank);
-  const ModelShards::Holder holder = one_replica ? shards.holder(own, rank) : ModelShards::Holder{};
+  const bool shares = one_replica && own.cover == 0;  // ranks exchange rows over the model's mesh
+  const ModelShards::Holder holder = shares ? shards.holder(own, rank) : ModelShards::Holder{};
   if (holder.count > 1) shared.push_back(index);
   const RowRange share = ModelShards::share_of(kept.count, holder);
   if (share.count == 0) return;
@@ -167,32 +183,36 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
   LoadPlan plan;
   const Sources sources(manifest);
   std::unordered_set<std::string> known;
+  FirstNames first(shards);
   FileRows rows;
   for (uint32_t i = 0; i < shards.tensors().size(); ++i) {
     const KeptTensor &own = shards.tensors()[i];
     add_names(own, known);
     if (own.kind == ShardKind::optimizer && !choice.states) continue;
-    const bool encodes = sources.encodes(own);
+    const bool is_first = first.add(own.name), encodes = sources.encodes(own);
     const ManifestTensor *const stored = sources.find(encodes ? own.numbers_name : own.name);
-    if (encodes) plan.encoded.push_back(own.name);
-    if (encodes && own.is_scales())  // they are made with the codes
-      plan.loaded.push_back(own.name);
-    else if (sources.is_coded_only(own))
+    if (encodes && is_first) plan.encoded.push_back(own.name);
+    if (encodes && own.is_scales()) {  // they are made with the codes
+      if (is_first) plan.loaded.push_back(own.name);
+    } else if (sources.is_coded_only(own)) {
       plan.other.push_back(
           format_text("{} is in codes of 8 bits in the checkpoint (FSDP_OPTIMIZER_ADAMW_8BIT) and in {} "
                       "here, and codes are not decoded; FSDP_LOAD_WEIGHTS_ONLY loads the weights alone",
                       quote_json(own.name), own.type->name));
-    else if (!stored)
-      plan.missing.push_back(own.name);
-    else if (std::string text = difference(own, *stored, encodes); !text.empty())
+    } else if (!stored) {
+      if (is_first) plan.missing.push_back(own.name);
+    } else if (std::string text = difference(own, *stored, encodes); !text.empty()) {
       plan.other.push_back(std::move(text));
-    else  // blocks of codes are made of numbers that one rank has read
-      plan.loaded.push_back(own.name), plan.add(shards, i, *stored, rank, choice.one_replica && !encodes, rows);
+    } else {  // blocks of codes are made of numbers that one rank has read
+      if (is_first) plan.loaded.push_back(own.name);
+      plan.add(shards, i, *stored, rank, choice.one_replica && !encodes, rows);
+    }
   }
   for (const ManifestTensor &tensor : manifest.tensors)
     if (!known.contains(tensor.name) && (choice.states || !tensor.name.starts_with("state.")))
       plan.unexpected.push_back(tensor.name);
   plan.refuse_parts(shards);
+  plan.drop_repeated();
   for (auto &[file, some] : rows) plan.files.push_back({file, std::move(some)});
   return plan;
 }

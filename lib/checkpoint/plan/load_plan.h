@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a rank reads from a checkpoint: the rows that it keeps, from the files that have them. It also says what does
-// not fit: every rank finds the same, since whole tensors are compared.
+// not fit: every rank finds the same, since whole tensors are compared, also those that only other ranks keep.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +45,8 @@ struct LoadPlan : LoadedTensors {
   // only some planes are missing; they may only be missing as a whole. Called after everything that is missing is
   // known.
   void refuse_parts(const ModelShards &shards);
+  // Removes repeated texts from `other`: meshes with equal boxes find the same problem.
+  void drop_repeated();
   // Adds the rows of a tensor of the model that `rank` reads from `stored`.
   void add(const ModelShards &shards, uint32_t index, const ManifestTensor &stored, uint32_t rank, bool one_replica,
            FileRows &rows);

@@ -8,6 +8,10 @@
 // A rank's rows of a tensor are one box of it if a row spans all dimensions but the first. Rows of a stack that begin
 // and end inside matrices are three boxes (in general 2 * row_dimensions - 1). A file has each name once, so a rank has
 // as many files as its tensors have boxes: file n has the n-th box of each tensor.
+//
+// Groups may have meshes of their own. Then there are the tensors of all meshes, and a rank keeps those of its own:
+// ranks outside of a tensor's mesh have no rows of it. Tensors of several meshes may be boxes of one tensor, and of
+// equal boxes only the first is written.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +23,7 @@
 
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/format/shard_file.h"
+#include "checkpoint/plan/mesh_covers.h"
 #include "memory/model_plan.h"
 #include "memory/plane.h"
 
@@ -44,6 +49,8 @@ struct KeptTensor {
   const memory::PlanePlan *plane = nullptr;
   memory::StoredShape scales = {};  // shape of a plane of scales
   std::string numbers_name = {};    // for a state in codes: the name that it has where it is stored as numbers
+  uint32_t cover = 0, mesh = 0;     // its mesh, which is one of a cover's: MeshCovers::covers()
+  bool counts = true;               // no tensor before has the same box, so that this one is written
   // The shape of the model's part.
   std::span<const uint64_t> shape() const {
     if (!plane) return {};
@@ -101,16 +108,23 @@ class ModelShards {
   ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, bool counts_steps = false,
               uint64_t least = least_share);
 
-  uint32_t ranks() const { return spec_.mesh.size(); }
+  uint32_t ranks() const { return spec_.mesh().size(); }
+  bool one_mesh() const { return meshes_.one_mesh(); }
 
-  // Main weights and optimizer states, by parameter in the order of declaration. Frozen parameters have compute
-  // weights, or their codes and scales, instead of main weights.
+  // Main weights and optimizer states, the same list on every rank: by group, then by mesh of the group, then by
+  // parameter in the order of declaration. Frozen parameters have compute weights, or codes and scales, instead of main
+  // weights.
   const std::vector<KeptTensor> &tensors() const { return tensors_; }
-  // The rows of a tensor that a rank of the mesh writes; a count of 0 means none.
-  RowRange rows(const KeptTensor &tensor, uint32_t rank) const { return rows_at(tensor, place_of(rank)); }
+  // Below, ranks are those of the model. The rows of a tensor that a rank writes; a count of 0 means none.
+  RowRange rows(const KeptTensor &tensor, uint32_t rank) const {
+    return has(tensor, rank) ? rows_at(tensor, place_of(mesh_of(tensor), place(tensor, rank).rank)) : RowRange{};
+  }
   // The rows of a tensor that a rank keeps, even if another rank writes them.
-  RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const;
+  RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const {
+    return has(tensor, rank) ? kept_by(tensor, place(tensor, rank).rank) : RowRange{};
+  }
   // The ranks that keep the same rows of a tensor are numbered in order: the number of `rank`, and how many there are.
+  // For a tensor on the model's mesh.
   struct Holder {
     uint32_t number = 0, count = 1;
   };
@@ -127,7 +141,7 @@ class ModelShards {
 
   // How many files of the kind a rank has at most.
   uint32_t files(ShardKind kind) const { return static_cast<uint32_t>(writers_[static_cast<size_t>(kind)].size()); }
-  // The ranks of the mesh that write this file of the kind, in the order of places.
+  // The ranks that write this file of the kind, in the order of their places in the model's mesh.
   const std::vector<uint32_t> &writers(ShardKind kind, uint32_t file = 0) const {
     static const std::vector<uint32_t> none;
     return file < files(kind) ? writers_[static_cast<size_t>(kind)][file] : none;
@@ -141,23 +155,45 @@ class ModelShards {
   struct Holding {
     uint32_t first, count, writers;
   };
-  uint32_t place_of(uint32_t rank) const;
-  uint32_t rank_at(uint32_t place) const;
-  Holding holding(memory::Extent extent, uint32_t place) const;
+  // The plans of a parameter whose tensors are added, and the mesh that has them.
+  struct Adding {
+    const memory::BucketPlan &bucket;
+    uint32_t tensor;  // index in the bucket
+    const memory::ParamSpec &param;
+    uint32_t cover, mesh;
+    bool counts, names;  // see MeshGroup
+  };
+  static uint32_t place_of(const layout::Mesh &mesh, uint32_t rank);
+  static uint32_t rank_at(const layout::Mesh &mesh, uint32_t place);
+  const MeshCover &cover_of(const KeptTensor &tensor) const { return meshes_.covers()[tensor.cover]; }
+  const layout::Mesh &mesh_of(const KeptTensor &tensor) const { return cover_of(tensor).meshes[tensor.mesh]; }
+  const MeshPlace &place(const KeptTensor &tensor, uint32_t rank) const { return cover_of(tensor).places[rank]; }
+  bool has(const KeptTensor &tensor, uint32_t rank) const { return place(tensor, rank).mesh == tensor.mesh; }
+  // The place in the model's mesh of a place in the tensor's mesh.
+  uint32_t place_in_model(const KeptTensor &tensor, uint32_t place) const;
+  // In the functions below, ranks and places are those of the tensor's mesh.
+  Holding holding(uint32_t cover, memory::Extent extent, uint32_t place) const;
+  RowRange kept_by(const KeptTensor &tensor, uint32_t rank) const;
   RowRange rows_at(const KeptTensor &tensor, uint32_t place) const;
   // The first place that has rows of the tensor, and the place after the last.
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
-  void add(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, bool counts_steps);
-  void add_weights(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param);
-  void add_state(const memory::BucketPlan &bucket, uint32_t tensor, const memory::ParamSpec &param, uint32_t index);
+  void add_group(const memory::ModelPlan &plan, size_t group, bool counts_steps);
+  void add(const Adding &adding, bool counts_steps);
+  void add_weights(const Adding &adding);
+  void add_state(const Adding &adding, uint32_t index);
+  KeptTensor &add_tensor(const Adding &adding, std::string name, ShardKind kind, const ElementType &type,
+                         const memory::PlanePlan *plane);
   void count_writers(uint64_t least);
   void find_writers(ShardKind kind);
-  void add_parts(std::vector<ManifestPart> &parts, const KeptTensor &tensor, uint32_t place,
+  void add_parts(std::vector<ManifestPart> &parts, const KeptTensor &tensor,
+                 const std::vector<std::vector<uint32_t>> &files) const;
+  void add_boxes(std::vector<ManifestPart> &parts, const KeptTensor &tensor, uint32_t place,
                  const std::vector<std::vector<uint32_t>> &files) const;
 
   const memory::ModelSpec &spec_;
+  MeshCovers meshes_;
   std::vector<KeptTensor> tensors_;
-  std::array<uint32_t, 3> writer_counts_;                                // by extent
+  std::vector<std::array<uint32_t, 3>> writer_counts_;                   // by cover and extent
   std::array<std::vector<std::vector<uint32_t>>, shard_kinds> writers_;  // by kind and file
 };
 

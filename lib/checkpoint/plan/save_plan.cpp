@@ -39,8 +39,12 @@ std::map<std::string, uint32_t> numbers_of(const std::vector<ManifestFile> &file
 // The same rows, with the files' new numbers.
 ManifestPart renumber(const ManifestPart &part, std::span<const uint32_t> numbers) {
   ManifestPart renumbered{part.box, {}, part.axis};
-  for (const RowCut &cut : part.cuts)
-    for (uint32_t i = 0; i < cut.files; ++i) renumbered.add_rows(numbers[cut.first_file + i], cut.rows);
+  bool joins = false;
+  for (const RowCut &cut : part.cuts) {
+    for (uint32_t i = 0; i < cut.files; ++i) renumbered.add_rows(numbers[cut.file(i)], cut.rows);
+    joins = joins || cut.step > 1;
+  }
+  if (joins) renumbered.join_cuts();
   return renumbered;
 }
 
@@ -59,7 +63,7 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
     fail(FSDP_INVALID_ARGUMENT, "two models have a tensor {}; a checkpoint has each name once",
          quote_json(tensor.name));
   if (there.shape != tensor.shape || there.type != tensor.type)
-    fail(FSDP_INVALID_ARGUMENT, "two ranks have parts of {} that are no parts of one tensor: of {} [{}] and of {} [{}]",
+    fail(FSDP_INVALID_ARGUMENT, "two ranks declare {} as boxes of different tensors: {} [{}] and {} [{}]",
          quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
          fmt::join(tensor.shape, ","));
   // If several meshes have a box, one of them writes it. They may have cut it differently.

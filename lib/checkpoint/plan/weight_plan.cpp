@@ -62,7 +62,7 @@ class WeightPlanner {
   WeightPlanner(const ModelShards &shards, std::span<const StoredFile> files, std::span<const Rename> renames)
       : shards_(shards), renames_(renames), theirs_(collect_tensors(files)) {
     for (uint32_t i = 0; i < shards.tensors().size(); ++i)
-      if (shards.tensors()[i].kind == ShardKind::weights) numbers_[shards.tensors()[i].name] = i;
+      if (shards.tensors()[i].kind == ShardKind::weights) numbers_[shards.tensors()[i].name].push_back(i);
   }
 
   LoadPlan plan(uint32_t rank) {
@@ -70,13 +70,15 @@ class WeightPlanner {
     for (uint32_t i = 0; i < shards_.tensors().size(); ++i)
       if (shards_.tensors()[i].kind == ShardKind::weights) plan_tensor(i, rank);
     plan_.refuse_parts(shards_);
+    plan_.drop_repeated();
     for (auto &[file, rows] : files_) plan_.files.push_back({file, std::move(rows)});
     return std::move(plan_);
   }
 
  private:
   void find_uses(const std::string &name, const SpreadTensor &theirs);
-  void use(const std::string &ours, Use use);
+  void use(const std::string &ours, const Use &use);
+  void use(uint32_t number, Use use);
   std::string difference(const KeptTensor &own, const Use &use) const;
   bool covers(const KeptTensor &own, std::vector<Use> &uses);
   static Box theirs_of(Box box, const Use &use, uint64_t begin, uint64_t end);
@@ -87,8 +89,9 @@ class WeightPlanner {
   const ModelShards &shards_;
   std::span<const Rename> renames_;
   std::map<std::string, SpreadTensor> theirs_;
-  std::unordered_map<std::string_view, uint32_t> numbers_;  // numbers of our weights, by name
-  std::map<uint32_t, std::vector<Use>> uses_;               // key: the number of our tensor
+  // Numbers of our weights, by name. Several meshes may have boxes of one tensor.
+  std::unordered_map<std::string_view, std::vector<uint32_t>> numbers_;
+  std::map<uint32_t, std::vector<Use>> uses_;  // key: the number of our tensor
   std::map<uint32_t, std::vector<LoadedRows>> files_;
   LoadPlan plan_;
 };
@@ -103,20 +106,24 @@ void WeightPlanner::find_uses(const std::string &name, const SpreadTensor &their
   if (!renamed) use(name, {{}, &theirs, name});
 }
 
-void WeightPlanner::use(const std::string &ours, Use use) {
+void WeightPlanner::use(const std::string &ours, const Use &use) {
   const auto found = numbers_.find(ours);
   if (found == numbers_.end()) {  // several renames may use one name, which is listed once
     if (plan_.unexpected.empty() || plan_.unexpected.back() != use.name) plan_.unexpected.push_back(use.name);
     return;
   }
-  const KeptTensor &own = shards_.tensors()[found->second];
+  for (const uint32_t number : found->second) this->use(number, use);
+}
+
+void WeightPlanner::use(uint32_t number, Use use) {
+  const KeptTensor &own = shards_.tensors()[number];
   if (std::string text = difference(own, use); !text.empty()) {
     plan_.other.push_back(std::move(text));
     return;
   }
   const uint64_t rows = rows_of(as_seen(*use.theirs, use.rename));
   if (!use.rename.row_count) use.rename.row_count = rows - use.rename.from_row;
-  uses_[found->second].push_back(std::move(use));
+  uses_[number].push_back(std::move(use));
 }
 
 // Says why theirs cannot be those rows of ours; empty if it can.
@@ -195,12 +202,13 @@ bool WeightPlanner::is_stored(const KeptTensor &own, const Use &use, const Box &
 void WeightPlanner::plan_tensor(uint32_t number, uint32_t rank) {
   const KeptTensor &own = shards_.tensors()[number];
   const auto uses = uses_.find(number);
+  const bool is_first = number == numbers_.at(own.name).front();
   if (uses == uses_.end()) {
-    plan_.missing.push_back(own.name);
+    if (is_first) plan_.missing.push_back(own.name);
     return;
   }
   if (!covers(own, uses->second)) return;
-  plan_.loaded.push_back(own.name);
+  if (is_first) plan_.loaded.push_back(own.name);
   uint64_t first = 0;
   for (const Box &box : ModelShards::boxes_of(own, shards_.kept_rows(own, rank))) {
     for (const Use &use : uses->second) take(number, use, box, first);

@@ -16,6 +16,7 @@
 #include "engine/context/checkpoint_slot.h"
 #include "engine/context/flight_log.h"
 #include "engine/context/log_queue.h"
+#include "engine/context/model_calls.h"
 #include "engine/context/value_reducer.h"
 #include "fsdp.h"
 #include "layout/mesh.h"
@@ -90,6 +91,7 @@ class Context {
   void write_trace(const std::string &path) const;
   trace::FlightRecorder &flight() noexcept { return flight_log_.recorder(); }
   FlightLog &flight_log() noexcept { return flight_log_; }
+  CallLog &call_log() noexcept { return call_log_; }
   void write_flight_record(const std::string &path) const;
   // Called on a thread of the caller when a call reports that the context has failed. Writes the flight record once,
   // where the options say.
@@ -164,6 +166,7 @@ class Context {
   Waiter waiter_;
   FlightLog flight_log_;
   LogQueue log_queue_;
+  CallLog call_log_;
   CheckpointSlot checkpoint_slot_;
   mutable std::mutex mutex_;                // guards the models and the last error
   std::unique_ptr<device::Device> device_;  // may log until it ends

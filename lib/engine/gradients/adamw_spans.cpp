@@ -48,8 +48,8 @@ void set_states(const Runtime &runtime, const Shard &shard, device::CompactSpan 
   span.exp_avg = bucket.plane(PlaneKind::state, 0).at(shard.slice);
   span.exp_avg_sq = bucket.plane(PlaneKind::state, 1).at(shard.slice);
   if (!bucket.plan->coded_states) return;
-  const layout::Slice scales = memory::slice_of(*bucket.plan->state_layout, shard.tensor, bucket.home().plan->owned,
-                                                runtime.spec.mesh, runtime.teams.all->rank());
+  const layout::Slice scales =
+      runtime.slice_of(*bucket.plan->state_layout, shard.tensor, bucket.home().plan->owned, bucket.plan->mesh);
   span.exp_avg_scales = reinterpret_cast<float *>(bucket.plane(PlaneKind::state_scales, 0).at(scales));
   span.exp_avg_sq_scales = reinterpret_cast<float *>(bucket.plane(PlaneKind::state_scales, 1).at(scales));
 }

@@ -17,8 +17,9 @@ struct Shard {
   const Bucket *bucket;
   uint32_t tensor;  // index in the bucket
   layout::Slice slice;
-  layout::Slice counted;
-  uint64_t scale_count;  // the number of scales of each of AdamW's states, if they are in codes
+  layout::Slice counted;  // this rank's slot of the parameter
+  bool answers;           // does this rank count its slot where the model's ranks add values (Runtime::answers_for)?
+  uint64_t scale_count;   // the number of scales of each of AdamW's states, if they are in codes
 
   const memory::ParamSpec &param(const Runtime &runtime) const {
     return runtime.groups[group].spec->params[param_index];

@@ -154,14 +154,15 @@ void Reducer::refuse_shared(const GradPart &part, const GradPart &other, const c
 // Waits until peers have read the buffer, so that it may be written again.
 void Reducer::drain(GradPart &part, device::Stream &caller) {
   const Group *const group = part.group;
-  if (runtime_.communicates() && runtime_.collectives().releases_tickets) {
-    if (!runtime_.reduces.comm->released(part.ticket)) {
+  if (const MeshComms &comms = runtime_.comms_of(*part.group);
+      comms.communicates && runtime_.collectives().releases_tickets) {
+    if (!comms.reduces->released(part.ticket)) {
       const WaitSpan span(runtime_, WaitKind::reduce, group);
-      runtime_.reduces.comm->await_release(part.ticket, caller);
+      comms.reduces->await_release(part.ticket, caller);
       runtime_.context.failure().check();  // the end of a peer also releases the buffer
     }
     // The end of a broken round releases the buffer at once, while this rank's own stream may still use it.
-    if (runtime_.reduces.comm->broken()) runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
+    if (comms.reduces->broken()) runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
   } else {
     runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
   }
@@ -320,7 +321,7 @@ void Reducer::wait_for_writers(GradPart &part) {
     if (!found) continue;
     device::Event &written = part.written.of(stream);
     found->record(written);
-    if (!written.done()) runtime_.reduces.stream->wait(written);
+    if (!written.done()) runtime_.comms_of(*part.group).reducing.stream->wait(written);
   }
 }
 

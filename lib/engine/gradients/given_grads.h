@@ -18,7 +18,7 @@ class GivenGrads {
   bool any() const noexcept { return !params_.empty(); }  // are there such parameters?
   // The hash of this rank's present bits; 0 if there are no such parameters.
   uint64_t hash() noexcept;
-  // Collective over the model: afterwards Contribution::given of these parameters covers all ranks.
+  // Collective over the model: afterwards Contribution::given of these parameters covers all ranks of their meshes.
   void share();
 
  private:

@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 #include <span>
+#include <unordered_map>
 
 #include "base/dtype.h"
 #include "device/state_codes.h"
@@ -22,12 +23,14 @@ Optimizer::Optimizer(Runtime &runtime, bool adamw)
   for (const Group &group : runtime.groups)
     for (const memory::ParamSpec &param : group.spec->params) names_.push_back(param.name.c_str());
   for_each_slice(runtime, {PlaneKind::main}, [&](const PlaneSlice &main) {
-    const layout::Slice counted = memory::slice_of(main.bucket.plan->layout, main.tensor, Extent::shard,
-                                                   runtime.spec.mesh, runtime.teams.all->rank());
+    const layout::Slice counted =
+        runtime.slice_of(main.bucket.plan->layout, main.tensor, Extent::shard, main.bucket.plan->mesh);
     if (main.slice.count)
       shards_.push_back({main.group.index, main.param_index, main.ordinal, &main.bucket, main.tensor, main.slice,
-                         counted, device::state_blocks(main.slice.count)});
+                         counted, runtime.answers_for(main.group, main.param_index),
+                         device::state_blocks(main.slice.count)});
   });
+  list_counting_ranks();
   size_t compact_count = 0;
   kept_.reserve(shards_.size());
   clear_codes();
@@ -57,7 +60,7 @@ void Optimizer::list_grads() noexcept {
   for (const Shard &shard : shards_) {
     const bool trained = param_of(shard).has_gradient();
     if (trained) grads_.push_back({shard.main_grad(), shard.slice.count});
-    if (shard.counted.count == 0) continue;
+    if (shard.counted.count == 0 || !shard.answers) continue;
     const uint64_t granule = runtime_.placement(runtime_.groups[shard.group].places[shard.param_index]).granule;
     const auto *counted = reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted));
     squares_.push_back({nullptr, counted, trained ? shard.counted.count : 1, trained ? granule : 1});
@@ -132,8 +135,7 @@ StatePart Optimizer::state(const Shard &shard, const std::string &name, const ch
   const auto &states = runtime_.spec.states;
   const auto part_of = [&](PlaneKind kind, size_t index) {
     const Plane &plane = shard.bucket->plane(kind, static_cast<uint32_t>(index));
-    const layout::Slice slice = memory::slice_of(*plane.layout, shard.tensor, plane.plan->owned, runtime_.spec.mesh,
-                                                 runtime_.teams.all->rank());
+    const layout::Slice slice = runtime_.slice_of(plane, shard.tensor, plane.plan->owned);
     return StatePart{plane.at(slice), kind == PlaneKind::state ? &shard.slice.count : &shard.scale_count,
                      plane.dtype()};
   };
@@ -275,17 +277,36 @@ void Optimizer::exchange(const double *own, size_t count, const char *what) {
   runtime_.holders().all_gather(own, count * sizeof(double), all_values(), what);
 }
 
-// Calls `take` with the values of each parameter from all slots, in the order of slots. Only some parameters are
-// exchanged at a time.
+// Calls `take` with each parameter's value from every slot, in the order of slots, and with the rank that has the slot.
+// If groups have several meshes, these are the values of all ranks of the model in their order.
 template <class Take>
 void Optimizer::exchange_values(const char *what, Take take) {
-  const layout::Mesh &mesh = runtime_.spec.mesh;
+  const memory::ModelSpec &spec = runtime_.spec;
+  const uint32_t slots = spec.value_count();
   for (size_t first = 0; first < names_.size(); first += memory::norm_chunk) {
     const size_t count = std::min<size_t>(memory::norm_chunk, names_.size() - first);
     exchange(own_values() + first, count, what);
     for (size_t p = 0; p < count; ++p)
-      for (uint32_t slot = 0; slot < mesh.slots(); ++slot) take(first + p, all_values()[mesh.holder(slot) * count + p]);
+      for (uint32_t slot = 0; slot < slots; ++slot) {
+        const uint32_t holder = spec.meshes.size() > 1 ? slot : spec.mesh().holder(slot);
+        take(first + p, all_values()[holder * count + p], holder);
+      }
   }
+}
+
+// Lists which ranks of the model count each parameter; an empty list stands for all ranks.
+void Optimizer::list_counting_ranks() {
+  if (runtime_.spec.meshes.size() == 1) return;
+  std::unordered_map<uint32_t, uint32_t> numbers;  // in the model, by rank of the job
+  for (uint32_t r = 0; r < runtime_.team().size(); ++r) numbers[runtime_.team().world_rank(r)] = r;
+  for (const Group &group : runtime_.groups)
+    for (uint64_t p = 0; p < group.places.size(); ++p) {
+      std::vector<bool> &counting = counting_.emplace_back();
+      const memory::GroupInstance *const instance = group.spec->counting(p);
+      if (!instance) continue;
+      counting.resize(runtime_.team().size());
+      for (const uint32_t rank : instance->ranks) counting[numbers.at(rank)] = true;
+    }
 }
 
 namespace {
@@ -374,7 +395,7 @@ std::optional<NormDispute> Optimizer::exchange_further(const layout::Mesh &furth
 // Checks that `further` contains no other rank of the model's own mesh. Such a rank has the same norm of the whole
 // model, which would then count twice.
 void Optimizer::require_other_parts(const layout::Mesh &further) const {
-  const auto &own = runtime_.spec.mesh.ranks;
+  const auto &own = runtime_.spec.mesh().ranks;
   for (const uint32_t rank : further.ranks)
     if (rank != runtime_.context.rank() && std::find(own.begin(), own.end(), rank) != own.end())
       fail(FSDP_INVALID_ARGUMENT,
@@ -393,7 +414,7 @@ void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, devic
   runtime_.leave_window(caller);
   const auto dispute = meet_for_norm(max_norm);
   if (further) return measure_further(*further, max_norm, dispute, caller);
-  if (dispute) refuse(*dispute, runtime_.teams.number);
+  if (dispute) refuse(*dispute, runtime_.number());
   norm_.find(max_norm, caller);
   known_norm_ = {true, {}};
 }
@@ -407,7 +428,7 @@ void Optimizer::measure_further(const layout::Mesh &further, double max_norm, co
     norm_.find(0, caller);
     squares = norm_.read().squares;
   }
-  if (const auto dispute = exchange_further(further, max_norm, squares, own)) refuse(*dispute, runtime_.teams.number);
+  if (const auto dispute = exchange_further(further, max_norm, squares, own)) refuse(*dispute, runtime_.number());
   known_norm_ = {true, std::sqrt(squares)};
 }
 
@@ -438,7 +459,9 @@ void Optimizer::check_norm_count(uint64_t count, const char *call) const {
 // Makes the norms from the squares that the ranks have of each parameter.
 void Optimizer::add_norms(const char *what, double *norms) {
   std::fill_n(norms, names_.size(), 0.0);
-  exchange_values(what, [&](size_t p, double squares) { norms[p] += squares; });
+  exchange_values(what, [&](size_t p, double squares, uint32_t holder) {
+    if (is_counted_by(p, holder)) norms[p] += squares;
+  });
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
@@ -450,9 +473,9 @@ WeightSpans Optimizer::list_weights() const {
     const Bucket &bucket = weights.bucket;
     const fsdp_dtype dtype = weights.plane.dtype();
     if (&weights.plane != &bucket.home() || !is_number(dtype)) return;
-    const layout::Slice counted = memory::slice_of(bucket.plan->layout, weights.tensor, Extent::shard,
-                                                   runtime_.spec.mesh, runtime_.teams.all->rank());
-    if (counted.count == 0) return;
+    const layout::Slice counted =
+        runtime_.slice_of(bucket.plan->layout, weights.tensor, Extent::shard, bucket.plan->mesh);
+    if (counted.count == 0 || !runtime_.answers_for(weights.group, weights.param_index)) return;
     const uint64_t granule = runtime_.placement(weights.group.places[weights.param_index]).granule;
     const std::byte *const at = weights.plane.at(counted);
     double *const result = own_values() + weights.ordinal;
@@ -499,13 +522,14 @@ uint64_t Optimizer::count_zero_grads(device::Stream &caller) {
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   runtime_.join_window(caller);
   for (const Shard &shard : shards_)
-    if (shard.counted.count && !is_kept(shard))
+    if (shard.counted.count && shard.answers && !is_kept(shard))
       caller.count_zeros(counts + shard.ordinal,
                          reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
                          shard.counted.count);
   synchronize(caller);
   uint64_t zeros = 0;
-  exchange_values("zeros of gradients", [&](size_t, double count) { zeros += std::bit_cast<uint64_t>(count); });
+  exchange_values("zeros of gradients",
+                  [&](size_t, double count, uint32_t) { zeros += std::bit_cast<uint64_t>(count); });
   return zeros;
 }
 
@@ -533,18 +557,38 @@ void Optimizer::clip_to_norm(device::Stream &caller) {
   runtime_.leave_window(caller);
 }
 
+// What a rank of the model calls the parameter.
+const char *Optimizer::name_on(size_t ordinal, uint32_t holder) const {
+  size_t first = 0;
+  for (const Group &group : runtime_.groups) {
+    const size_t param = ordinal - first;
+    first += group.places.size();
+    if (ordinal >= first) continue;
+    for (const memory::GroupInstance &instance : group.spec->instances)
+      if (std::ranges::find(instance.ranks, runtime_.team().world_rank(holder)) != instance.ranks.end())
+        return instance.params[param].name.c_str();
+    break;
+  }
+  return names_[ordinal];
+}
+
 const char *Optimizer::find_nonfinite(device::Stream &caller) {
   const CallSpan span(runtime_, "check_grads");
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   runtime_.join_window(caller);
-  for (size_t i = 0; i < squares_.size(); ++i)
-    caller.count_nonfinite(counts + measured_ordinals_[i], squares_[i].values, squares_[i].count);
+  // Checks also the copies that no norm counts.
+  for (const Shard &shard : shards_)
+    if (shard.counted.count && param_of(shard).has_gradient())
+      caller.count_nonfinite(counts + shard.ordinal,
+                             reinterpret_cast<const float *>(shard.bucket->plane(PlaneKind::grad).at(shard.counted)),
+                             shard.counted.count);
   synchronize(caller);
   size_t first = names_.size();
-  exchange_values("numbers that are not finite", [&](size_t p, double count) {
-    if (std::bit_cast<uint64_t>(count)) first = std::min(first, p);
+  uint32_t found = 0;
+  exchange_values("numbers that are not finite", [&](size_t p, double count, uint32_t holder) {
+    if (std::bit_cast<uint64_t>(count) && p < first) first = p, found = holder;
   });
-  return first < names_.size() ? names_[first] : nullptr;
+  return first < names_.size() ? name_on(first, found) : nullptr;
 }
 
 }  // namespace fsdp::engine

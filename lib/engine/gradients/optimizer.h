@@ -105,6 +105,11 @@ class Optimizer {
   void exchange(const double *own, size_t count, const char *what);
   template <class Take>
   void exchange_values(const char *what, Take take);
+  void list_counting_ranks();
+  bool is_counted_by(size_t ordinal, uint32_t holder) const {
+    return counting_.empty() || counting_[ordinal].empty() || counting_[ordinal][holder];
+  }
+  const char *name_on(size_t ordinal, uint32_t holder) const;
   void check_norm_count(uint64_t count, const char *call) const;
   void add_norms(const char *what, double *norms);
   void synchronize(device::Stream &stream);
@@ -139,6 +144,8 @@ class Optimizer {
   std::vector<uint32_t> measured_ordinals_;   // for each of squares_, the number of its parameter in the model
   const WeightSpans weights_;
   std::vector<const char *> names_;  // names of all parameters of the model
+  // For each parameter, which ranks of the model count it; empty: all of them. Empty if all groups have one mesh.
+  std::vector<std::vector<bool>> counting_;
 };
 
 }  // namespace fsdp::engine

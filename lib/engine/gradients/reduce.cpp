@@ -79,7 +79,8 @@ void Reducer::reduce_parts(Group &group, bool last) {
     reduce_part(group.parts[p]);
     reduced = group.parts[p].reduced.get();
   }
-  if (runtime_.outer && last && !runtime_.outer->sums_each()) sum_outer(group, reduced);
+  if (const Outer *outer = runtime_.comms_of(group).outer.get(); outer && last && !outer->sums_each())
+    sum_outer(group, reduced);
   ++group.grad.reduced_count;
 }
 
@@ -93,7 +94,7 @@ void Reducer::warn_of_narrow_sum(const Group &group) {
   const auto found = std::ranges::find_if(group.spec->params, narrow);
   if (found == group.spec->params.end()) return;
   narrow_sum_told_ = true;
-  if (runtime_.spec.mesh.ranks.front() != runtime_.context.rank()) return;
+  if (runtime_.team().world_rank(0) != runtime_.context.rank()) return;
   runtime_.context.log(
       FSDP_LOG_WARNING,
       format_text("rank {}: gradients of group '{}' (parameter '{}') add up over micro-batches in {}, the dtype of the "
@@ -110,25 +111,28 @@ void Reducer::warn_of_narrow_sum(const Group &group) {
 // capture may not use.
 void Reducer::sum_outer(Group &group, const device::Event *reduced) {
   if (!reduced) {
-    runtime_.reduces.stream->record(*group.parts.front().reduced);
+    runtime_.comms_of(group).reducing.stream->record(*group.parts.front().reduced);
     reduced = group.parts.front().reduced.get();
   }
-  runtime_.outer->reduce_group(group, *reduced, runtime_.step.version());
+  runtime_.comms_of(group).outer->reduce_group(group, *reduced, runtime_.step.version());
 }
 
 void Reducer::reduce_part(GradPart &part) {
+  const MeshComms &comms = runtime_.comms_of(*part.group);
+  device::Stream &stream = *comms.reducing.stream;
   wait_for_writers(part);
   // The update of the step before may still read the main grads.
-  runtime_.join_window(*runtime_.reduces.stream);
-  const uint32_t turn = runtime_.outer ? runtime_.outer->take_turn(part, *runtime_.reduces.stream) : 0;
-  if (runtime_.communicates())
+  runtime_.join_window(stream);
+  if (runtime_.records_calls() && (comms.communicates || comms.outer))
+    runtime_.record_call({CallKind::reduce, part.number});
+  const uint32_t turn = comms.outer ? comms.outer->take_turn(part, stream) : 0;
+  if (comms.communicates)
     enqueue(part, turn);
   else
     enqueue_local(part, turn);
-  runtime_.reduces.stream->record(*part.reduced);
-  if (runtime_.outer && runtime_.outer->sums_each())
-    runtime_.outer->reduce_part(part, turn, part.partial && part.group->grad.reduced_count > 0,
-                                runtime_.step.version());
+  stream.record(*part.reduced);
+  if (comms.outer && comms.outer->sums_each())
+    comms.outer->reduce_part(part, turn, part.partial && part.group->grad.reduced_count > 0, runtime_.step.version());
   part.given = true;
   part.stage = GradStage::reducing;
   set_access(part, Access::read);
@@ -150,42 +154,42 @@ void Reducer::enqueue(GradPart &part, uint32_t turn) {
   const transport::Tag tag{part.number, part.name.c_str(), nullptr, runtime_.reduce_note};
   const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
   Stats &stats = runtime_.stats;
-  if (runtime_.collectives().records_calls) runtime_.calls.add(CallKind::reduce, part.number);
   ++stats.reduces;
   stats.reduced_bytes += part.reduced_bytes;
   const char *name = part.everywhere ? "all_reduce" : "reduce_scatter";
   const uint64_t bytes = part.everywhere ? part.all_reduced_bytes : part.reduced_bytes;
-  runtime_.reduces.trace->begin(name, part, bytes);
-  part.ticket = runtime_.reduces.comm->sum(part.sums[turn], accumulate, tag, *runtime_.reduces.stream);
+  const MeshComms &comms = runtime_.comms_of(*part.group);
+  comms.reducing.trace->begin(name, part, bytes);
+  part.ticket = comms.reduces->sum(part.sums[turn], accumulate, tag, *comms.reducing.stream);
   ++(part.everywhere ? stats.all_reduces : stats.reduce_scatters);
   (part.everywhere ? stats.all_reduce_bytes : stats.reduce_scatter_bytes) += bytes;
-  runtime_.reduces.trace->end(name, part, bytes, runtime_.step.version(), *runtime_.reduces.comm);
+  comms.reducing.trace->end(name, part, bytes, runtime_.step.version(), *comms.reduces);
 }
 
-// Reduces in a world of one rank: a copy with an explicit scale.
+// Reduces where the inner axis has one rank: a copy with an explicit scale.
 void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
   const bool accumulate = part.group->grad.reduced_count > 0 && !part.partial;
-  runtime_.reduces.trace->begin("local_sum", part, part.reduced_bytes);
+  const CollectiveStream &reducing = runtime_.comms_of(*part.group).reducing;
+  reducing.trace->begin("local_sum", part, part.reduced_bytes);
   for (const transport::Sum &sum : part.sums[turn])
-    runtime_.reduces.stream->rank_sum({sum.from.of(0), 0, 1, sum.dtype, sum.wire, sum.to.floats(), sum.count,
-                                       sum.factor, accumulate, sum.to.own == sum.from.own});
-  runtime_.reduces.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
+    reducing.stream->rank_sum({sum.from.of(0), 0, 1, sum.dtype, sum.wire, sum.to.floats(), sum.count, sum.factor,
+                               accumulate, sum.to.own == sum.from.own});
+  reducing.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
 }
 
 // If there is an outer axis, the main grads of no_shard groups are summed slot by slot. This makes them whole. It comes
 // after the last reduce, so that the sums of that one do not wait for it.
 void Reducer::gather_whole() {
-  if (!runtime_.outer) return;
   for (Group &group : runtime_.groups) {
-    if (group.whole_grads.empty() || !group.trained()) continue;
-    runtime_.outer->gather_grads(group, runtime_.step.version());
-    if (!runtime_.communicates()) continue;
-    runtime_.reduces.stream->wait(*group.grad.summed);
-    runtime_.reduces.trace->begin("all_gather", group, group.reduced_bytes);
-    runtime_.reduces.comm->gather(group.whole_grads, {group.index, group.name(), nullptr, runtime_.reduce_note},
-                                  *runtime_.reduces.stream);
-    runtime_.reduces.trace->end("all_gather", group, group.reduced_bytes, runtime_.step.version(),
-                                *runtime_.reduces.comm);
+    const MeshComms &comms = runtime_.comms_of(group);
+    if (!comms.outer || group.whole_grads.empty() || !group.trained()) continue;
+    comms.outer->gather_grads(group, runtime_.step.version());
+    if (!comms.communicates) continue;
+    comms.reducing.stream->wait(*group.grad.summed);
+    comms.reducing.trace->begin("all_gather", group, group.reduced_bytes);
+    comms.reduces->gather(group.whole_grads, {group.index, group.name(), nullptr, runtime_.reduce_note},
+                          *comms.reducing.stream);
+    comms.reducing.trace->end("all_gather", group, group.reduced_bytes, runtime_.step.version(), *comms.reduces);
     ++runtime_.stats.all_gathers;
   }
 }
@@ -208,12 +212,13 @@ void Reducer::end_group(Group &group) {
   if (group.plan->persistent_grad) {
     for (GradPart &part : group.parts) {
       part.streams.clear();
-      runtime_.reduces.stream->wait(*part.opened);
+      runtime_.comms_of(group).reducing.stream->wait(*part.opened);
     }
     reduce_parts(group, true);
     return end_contribution(group);
   }
-  if (runtime_.outer && !runtime_.outer->sums_each()) sum_outer(group, nullptr);
+  if (const Outer *outer = runtime_.comms_of(group).outer.get(); outer && !outer->sums_each())
+    sum_outer(group, nullptr);
 }
 
 // Gives zeros for all parameters, from the last to the first, and completes each at once. The gradient pool was planned
@@ -275,8 +280,9 @@ void Reducer::start_step() {
 
 // Would drain() return at once?
 bool Reducer::is_drained(const GradPart &part) const {
-  if (!runtime_.communicates() || !runtime_.collectives().releases_tickets) return part.reduced->done();
-  const transport::Collectives &comm = *runtime_.reduces.comm;
+  const MeshComms &comms = runtime_.comms_of(*part.group);
+  if (!comms.communicates || !runtime_.collectives().releases_tickets) return part.reduced->done();
+  const transport::Collectives &comm = *comms.reduces;
   return comm.released(part.ticket) && (!comm.broken() || part.reduced->done());
 }
 
@@ -338,7 +344,7 @@ bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtyp
 // Nothing is checked in a capture, because no bytes are written yet.
 void Reducer::hide(GradPart &part, device::Stream &caller) {
   if (!runtime_.context.debug() || !part.group->plan->trainable) return;
-  if (runtime_.storage->protects_grads()) return set_access(part, Access::none);
+  if (runtime_.storage->protects_grads(part.plan->full_grad.mesh)) return set_access(part, Access::none);
   for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     const Plane &full_grad = bucket.plane(PlaneKind::full_grad);

@@ -96,10 +96,15 @@ void describe_pieces(Out out, const memory::GroupPlan &group) {
   fmt::format_to(out, "], ");
 }
 
+void describe_group_mesh(Out out, const layout::Mesh &mesh) {
+  fmt::format_to(out, "\"replicate_size\": {}, \"shard_size\": {}, \"ranks\": [{}], ", mesh.replicate_size,
+                 mesh.shard_size, fmt::join(mesh.ranks, ", "));
+}
+
 void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelPlan &plan, size_t g) {
   const memory::GroupPlan &group = plan.groups[g];
   const bool lent = group.trainable && !group.persistent_grad;
-  const uint64_t behind = lent ? plan.region(memory::RegionId::kept_grads).bytes : 0;
+  const uint64_t behind = lent ? plan.region(memory::RegionId::kept_grads, spec.groups[g].mesh).bytes : 0;
   const auto parts = plan.parts_of(group);
   uint64_t full_grad_bytes = 0;
   for (const memory::PartPlan &part : parts) full_grad_bytes += part.full_grad.bytes;
@@ -110,6 +115,7 @@ void describe_group(Out out, const memory::ModelSpec &spec, const memory::ModelP
                  group.gathered_bytes(), full_grad_bytes, parts.front().full_grad.offset + behind);
   if (parts.size() > 1) describe_parts(out, spec.groups[g], parts, behind);
   if (group.pieces.size() > 1) describe_pieces(out, group);
+  if (spec.groups[g].mesh) describe_group_mesh(out, spec.mesh_of(spec.groups[g]));
   fmt::format_to(out, "\"buckets\": [");
   for (size_t b = 0; b < group.buckets.size(); ++b) {
     if (b) fmt::format_to(out, ",\n    ");
@@ -126,7 +132,7 @@ std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &pla
   fmt::format_to(out,
                  "{{\"layout_hash\": \"{:016x}\", \"replicate_size\": {}, \"shard_size\": {}, \"elements\": {}, "
                  "\"padding\": {},\n",
-                 plan.layout_hash, spec.mesh.replicate_size, spec.mesh.shard_size, plan.element_count,
+                 plan.layout_hash, spec.mesh().replicate_size, spec.mesh().shard_size, plan.element_count,
                  plan.padding_count);
   fmt::format_to(out, "\"gather_pool\": {{\"bytes\": {}, \"lower_bound_bytes\": {}, \"slots\": [{}]}},\n",
                  plan.gather_pool.size_bytes, plan.gather_pool.lower_bound_bytes,
@@ -142,13 +148,19 @@ std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &pla
 }
 
 std::string describe_mesh(const memory::ModelSpec &spec) {
-  std::string text = format_text("{} ranks, replicate {} x shard {}", spec.mesh.size(), spec.mesh.replicate_size,
-                                 spec.mesh.shard_size);
+  std::string text = format_text("{} ranks, replicate {} x shard {}", spec.mesh().size(), spec.mesh().replicate_size,
+                                 spec.mesh().shard_size);
   constexpr const char *names[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
   for (const fsdp_strategy strategy :
        {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
     if (const auto count = std::ranges::count(spec.groups, strategy, &memory::GroupSpec::strategy))
       text += format_text(", {} groups {}", count, names[strategy - FSDP_STRATEGY_NO_SHARD]);
+  for (uint32_t number = 1; number < spec.meshes.size(); ++number) {
+    const auto group = std::ranges::find(spec.groups, number, &memory::GroupSpec::mesh);
+    text += format_text(", {} groups on {} meshes of replicate {} x shard {}",
+                        std::ranges::count(spec.groups, number, &memory::GroupSpec::mesh), group->instances.size(),
+                        spec.meshes[number].replicate_size, spec.meshes[number].shard_size);
+  }
   return text;
 }
 
@@ -196,8 +208,7 @@ const Plane &Checkpoints::plane_of(const KeptTensor &tensor) const {
 }
 
 layout::Slice Checkpoints::slice_of(const KeptTensor &tensor) const {
-  return memory::slice_of(tensor.layout(), tensor.tensor, tensor.plane->owned, runtime_.spec.mesh,
-                          runtime_.teams.all->rank());
+  return runtime_.slice_of(tensor.layout(), tensor.tensor, tensor.plane->owned, tensor.bucket->mesh);
 }
 
 uint64_t Checkpoints::step() const {
@@ -270,7 +281,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   }
   saved_steps_ = static_cast<double>(runtime_.step.adamw_step());
   if (std::string loaded = spared(order.folder); !loaded.empty()) order.choice.spared.push_back(std::move(loaded));
-  const transport::Team &team = *runtime_.teams.all;
+  const transport::Team &team = runtime_.team();
   checkpoint::SavedModel model{
       std::make_shared<const checkpoint::ModelShards>(shards()),
       {name, describe_mesh(runtime_.spec), runtime_.plan.layout_hash, seed_of(runtime_.spec)},
@@ -294,7 +305,7 @@ void Checkpoints::save(const std::string &folder, std::optional<uint64_t> given,
   order.choice = std::move(choice);
   add_to(order, "", call);
   const checkpoint::SaveResult result =
-      checkpoint::save({*runtime_.teams.all, context.world(), context.waiter()}, std::move(order));
+      checkpoint::save({runtime_.team(), context.world(), context.waiter()}, std::move(order));
   if (!result.warning.empty()) context.log(FSDP_LOG_WARNING, "fsdp_save: " + result.warning);
 }
 
@@ -404,7 +415,7 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
     StateEncoder &encoder;
     ~Clearing() { encoder.clear(); }
   } clearing{encoder_};
-  return take({shards, runtime_.plan.layout_hash, begin, write, read, runtime_.teams.outer.get()});
+  return take({shards, runtime_.plan.layout_hash, begin, write, read, runtime_.teams.front().outer.get()});
 }
 
 // Logs which names were loaded. With a mistyped name a model would silently begin from nothing.
@@ -435,10 +446,30 @@ std::string Checkpoints::describe_load(const char *call) const {
   return load_text_;
 }
 
+// Ranks read the number of optimizer steps with the tensors that they keep. All that read one must have read the same;
+// the others take it.
+void Checkpoints::agree_on_steps(const char *call) {
+  if (runtime_.spec.meshes.size() == 1) return;
+  const transport::Team &team = runtime_.team();
+  const double own = steps_.value_or(-1);
+  std::vector<double> all(team.size());
+  runtime_.team().all_gather(&own, sizeof own, all.data(), "the optimizer's steps in a checkpoint");
+  const auto read = [](double steps) { return steps >= 0; };
+  const auto first = std::ranges::find_if(all, read);
+  for (auto other = first; other != all.end(); ++other)
+    if (read(*other) && *other != *first)
+      fail(FSDP_INVALID_ARGUMENT,
+           "{}: the checkpoint has {} optimizer steps for the parameters of rank {} and {} for those of rank {}; a "
+           "model has one number of steps, so save them as one model, or load with FSDP_LOAD_WEIGHTS_ONLY",
+           call, *first, team.world_rank(static_cast<uint32_t>(first - all.begin())), *other,
+           team.world_rank(static_cast<uint32_t>(other - all.begin())));
+  if (first != all.end()) steps_ = *first;
+}
+
 checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &folder,
                                          const checkpoint::LoadOptions &options) {
   checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
-    return checkpoint::load(*runtime_.teams.all, runtime_.context.waiter(), folder, model, options);
+    return checkpoint::load(runtime_.team(), runtime_.context.waiter(), folder, model, options);
   });
   for (const std::string &problem : result.passed_over)
     runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: passed over: {}", call, problem));
@@ -453,6 +484,7 @@ checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &fo
     return result;
   }
   note_seed(call, result, options.model);
+  if (options.states) agree_on_steps(call);
   if (steps_ && options.states) runtime_.step.stepped(static_cast<uint64_t>(*steps_));
   loaded_step_ = result.manifest.step;
   loaded_version_ = runtime_.step.version() + 1;
@@ -467,7 +499,7 @@ checkpoint::LoadResult Checkpoints::load_weights(const std::string &path, std::s
                                                  const checkpoint::LoadOptions &options) {
   constexpr auto call = "fsdp_load_weights";
   checkpoint::LoadResult result = load_into(call, [&](const checkpoint::LoadedModel &model) {
-    return checkpoint::load_weights(*runtime_.teams.all, runtime_.context.waiter(), path, model, renames, options);
+    return checkpoint::load_weights(runtime_.team(), runtime_.context.waiter(), path, model, renames, options);
   });
   note_load(call, path, result);
   return result;

@@ -64,6 +64,8 @@ class Checkpoints {
   void write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const;
   void note_steps(const checkpoint::KeptTensor &tensor, const checkpoint::ElementType &type,
                   std::span<const std::byte> element);
+  // Collective: the model's mesh, if its groups have several.
+  void agree_on_steps(const char *call);
   void note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result);
   std::string spared(const std::string &folder) const;
 

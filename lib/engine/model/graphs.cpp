@@ -102,7 +102,7 @@ void Graphs::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, 
                   .numbers = numbers,
                   .capture = capture_ ? number() : capture->number()});
   meetings_.check(Intent::replay);
-  runtime_.calls.add(CallKind::replay, capture->number());
+  runtime_.record_call({CallKind::replay, capture->number()});
   prepared_ = {capture->number(), capture, stream};
   const auto failed = capture_error([&] { capture->enter(lr, stream); });
   if (!failed) return;
@@ -136,7 +136,7 @@ void Graphs::cancel_replay(Capture &capture, fsdp_stream stream) {
 
 // Gives the prepared replay up. If peers do not, their calls differ from here on, and the next meeting reports that.
 void Graphs::give_up_replay() {
-  runtime_.calls.add(CallKind::cancel, prepared_.number);
+  runtime_.record_call({CallKind::cancel, prepared_.number});
   prepared_ = {};
 }
 

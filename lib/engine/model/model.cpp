@@ -2,6 +2,9 @@
 
 #include "engine/model/model.h"
 
+#include <algorithm>
+#include <array>
+#include <memory_resource>
 #include <utility>
 
 #include "base/dtype.h"
@@ -31,21 +34,27 @@ void Model::seal() {
 void Model::seal_running() {
   const trace::Span span(context_->timeline(), trace::EventKind::call, "seal_model");
   const memory::ModelSpec &spec = declaration_.spec();
-  Teams teams = create_teams(*context_, spec.mesh);
-  transport::Team *const team = teams.all.get();
+  std::vector<Teams> teams{create_teams(*context_, spec.mesh(), "the model")};
+  transport::Team *const team = teams.front().all.get();
+  declaration_.number_meshes_alike(*team);
   std::unique_ptr<memory::ModelPlan> made;
   const auto unplanned = capture_error([&] { made = declaration_.make_plan(); });
-  teams.number = context_->flight().count_models(name_ranks(*team, context_->world_size()));
-  verify_declarations(*team, spec, unplanned ? memory::ModelPlan{} : *made, teams.number);
+  const uint32_t number = context_->flight().count_models(name_ranks(*team, context_->world_size()));
+  teams.front().number = number;
+  verify_declarations(*team, spec, unplanned ? memory::ModelPlan{} : *made, number);
   transport::share_error(*team, unplanned, "fsdp_seal_model");
   plan_ = std::move(made);
-  create_axes(teams, *context_, spec.mesh, spec.communicates());
+  check_meshes(*team, spec);
+  declaration_.learn_instances(*team);
+  create_teams_of_groups(teams);
   const TeamMemory exchanges = team_memory(teams, *context_, spec);
   plan_->region(memory::RegionId::messages).bytes = exchanges.message_bytes;
   plan_->acted_message_bytes = exchanges.acted_bytes;
   plan_->region(memory::RegionId::device_messages).bytes = exchanges.device_bytes;
-  if (!teams.inner_data->traits().receives_slices) drop_received(*plan_);
-  runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), teams);
+  if (std::ranges::none_of(teams,
+                           [](const Teams &mesh_teams) { return mesh_teams.inner_data->traits().receives_slices; }))
+    drop_received(*plan_);
+  runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), std::move(teams));
   runtime_->step.set_lr_scales(hash_lr_scales(spec));
   runtime_->set_trained(hash_trained(spec), true);
   // If another rank fails, this one does not keep its parts either, and the model is not sealed.
@@ -54,7 +63,7 @@ void Model::seal_running() {
                               [&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); });
   parts_ = std::move(parts);
   warn_of_queues(*context_, runtime_->teams);
-  if (context_->debug()) views_.emplace(*runtime_, runtime_->teams.number);
+  if (context_->debug()) views_.emplace(*runtime_, runtime_->number());
   declaration_.seal();
   context_->log(FSDP_LOG_INFO,
                 format_text("sealed a model of {} groups, {} elements, {} bytes on this rank", spec.groups.size(),
@@ -62,6 +71,25 @@ void Model::seal_running() {
   log_granules();
   log_padding();
   log_memory();
+}
+
+// A failure of one team must fail the ranks of the others, too.
+void Model::create_teams_of_groups(std::vector<Teams> &teams) {
+  const memory::ModelSpec &spec = declaration_.spec();
+  transport::Team &all = *teams.front().all;
+  const auto create_axes_of = [&](uint32_t mesh, const std::string &what) {
+    create_axes(teams[mesh], *context_, spec.meshes[mesh], spec.communicates(spec.meshes[mesh]), what);
+  };
+  if (spec.meshes.size() == 1) return create_axes_of(0, "the model");
+  transport::attempt_together(all, "fsdp_seal_model", [&] { create_axes_of(0, "the model"); });
+  for (uint32_t mesh = 1; mesh < spec.meshes.size(); ++mesh)
+    transport::attempt_together(all, "fsdp_seal_model", [&] {
+      const std::string what = format_text("mesh {} of the model", mesh);
+      teams.push_back(create_teams(*context_, spec.meshes[mesh], what));
+      teams.back().number = teams.front().number;
+      verify_declarations(*teams.back().all, spec, *plan_, teams.front().number, mesh);
+      create_axes_of(mesh, what);
+    });
 }
 
 namespace {
@@ -115,7 +143,7 @@ void Model::log_memory() const {
   for (const memory::RegionPlan &region : plan_->regions)
     if (region.bytes)
       context_->log(FSDP_LOG_DEBUG,
-                    format_text("model {}: {}{}: {} bytes", runtime_->teams.number, region.what,
+                    format_text("model {}: {}{}: {} bytes", runtime_->number(), region.what,
                                 region.reach == memory::Reach::common ? " of all ranks" : "", region.bytes));
 }
 
@@ -198,7 +226,10 @@ std::string Model::open_graph() const { return parts_ ? parts_->graphs.describe_
 uint64_t Model::role_bytes(fsdp_role role, uint32_t rank) const {
   constexpr auto call = "fsdp_get_role_bytes";
   const memory::ModelPlan &model_plan = plan(call);
-  return model_plan.role_bytes(spec().mesh.inner(spec().mesh.index_of(rank, call)), spec().mesh.inner_size)[role];
+  // The call may be made in every step, where nothing is allocated.
+  std::array<std::byte, 1024> room;
+  std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
+  return model_plan.role_bytes(places_of(spec(), rank, call, &memory))[role];
 }
 
 uint64_t Model::allocated_bytes(fsdp_role role) {
@@ -245,12 +276,13 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.wait_ns = counted.gather_wait_ns + counted.reduce_wait_ns + counted.peer_wait_ns;
   stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
   stats.all_reduce_bytes = counted.all_reduce_bytes;
-  if (state.outer) {
-    const OuterStats outer = state.outer->stats();
-    stats.outer_all_reduces = outer.all_reduces;
-    stats.outer_reduce_scatters = outer.reduce_scatters;
-    stats.outer_all_gathers = outer.all_gathers;
-    stats.outer_sent_bytes = outer.sent_bytes;
+  for (const MeshComms &mesh_comms : state.comms) {
+    if (!mesh_comms.outer) continue;
+    const OuterStats outer = mesh_comms.outer->stats();
+    stats.outer_all_reduces += outer.all_reduces;
+    stats.outer_reduce_scatters += outer.reduce_scatters;
+    stats.outer_all_gathers += outer.all_gathers;
+    stats.outer_sent_bytes += outer.sent_bytes;
   }
   stats.allocations = context_->device().allocations();
   stats.last_rank = parts_->meetings.last_rank();

@@ -80,7 +80,7 @@ class Model : public OpenModel {
                  int32_t root);
   // Waits of this call are reported with the model's number if the context has several models.
   void name_waits() const noexcept {
-    if (runtime_ && context_->has_several_models()) context_->waiter().set_model(runtime_->teams.number);
+    if (runtime_ && context_->has_several_models()) context_->waiter().set_model(runtime_->number());
   }
   // See Graphs.
   void note_failure(const char *call, Error &error) noexcept;
@@ -101,6 +101,7 @@ class Model : public OpenModel {
   }
   [[noreturn]] void refuse_parts(const char *call) const;
   void seal_running();
+  void create_teams_of_groups(std::vector<Teams> &teams);
   void log_granules() const;
   void log_padding() const;
   void log_memory() const;

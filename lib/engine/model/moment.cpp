@@ -87,7 +87,8 @@ Moment read_state(const Runtime &runtime, const Gatherer &gatherer, const Reduce
   state.cursors = gatherer.cursors();
   state.pool = reducer.pool();
   state.stats = runtime.stats;
-  if (runtime.outer) state.outer = runtime.outer->state();
+  for (const MeshComms &mesh_comms : runtime.comms)
+    state.outer.push_back(mesh_comms.outer ? mesh_comms.outer->state() : OuterState());
   for (const Group &group : runtime.groups) {
     state.slots.insert(state.slots.end(), group.slots.begin(), group.slots.end());
     state.grads.push_back(group.grad);
@@ -101,7 +102,8 @@ void write_state(const Moment &state, Runtime &runtime, Gatherer &gatherer, Redu
   gatherer.set_cursors(state.cursors);
   reducer.set_pool(state.pool);
   runtime.stats = state.stats;
-  if (runtime.outer) runtime.outer->set_state(state.outer);
+  for (size_t mesh = 0; mesh < runtime.comms.size(); ++mesh)
+    if (runtime.comms[mesh].outer) runtime.comms[mesh].outer->set_state(state.outer[mesh]);
   size_t slot = 0;
   for (Group &group : runtime.groups) {
     for (GatheredPiece &own : group.slots) static_cast<SlotState &>(own) = state.slots[slot++];
@@ -135,7 +137,8 @@ Moment advance(const Moment &now, const Moment &before, const Moment &after) {
   state.step.version = now.step.version + (after.step.version - before.step.version);
   state.step.adamw_step = now.step.adamw_step + (after.step.adamw_step - before.step.adamw_step);
   state.stats = advance(now.stats, before.stats, after.stats);
-  state.outer = advance(now.outer, before.outer, after.outer);
+  for (size_t mesh = 0; mesh < state.outer.size(); ++mesh)
+    state.outer[mesh] = advance(now.outer[mesh], before.outer[mesh], after.outer[mesh]);
   for (size_t g = 0; g < state.grads.size(); ++g) {
     ContributionState &grad = state.grads[g];
     // If the step goes on, its contributions from before the graph count, too. If it ended in the graph, the count

@@ -20,7 +20,7 @@ struct Moment {
   std::vector<ContributionState> grads;
   std::vector<PartState> parts;  // parts of full gradients of all groups
   Stats stats;
-  OuterState outer;  // empty without an outer axis
+  std::vector<OuterState> outer;  // by mesh; unused without an outer axis
 };
 
 Moment read_state(const Runtime &runtime, const Gatherer &gatherer, const Reducer &reducer);

@@ -4,6 +4,7 @@
 
 #include "engine/model/update.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -15,24 +16,50 @@ namespace fsdp::engine {
 void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   gatherer_.drop_all(false);
   if (runtime_.collectives().step_ends_round) {
-    runtime_.reduces.comm->quiesce();
-    if (runtime_.outer) runtime_.outer->sum_comm().quiesce();
+    for (const MeshComms &mesh_comms : runtime_.comms) {
+      mesh_comms.reduces->quiesce();
+      if (mesh_comms.outer) mesh_comms.outer->sum_comm().quiesce();
+    }
   }
   await_readers(caller);
+  call.capture = graphs_.number();
+  call.again = runtime_.compares_reduces();
+  if (call.again) compare_reduces(call, caller);
   runtime_.wait_idle(caller);
-  auto broken = runtime_.reduces.comm->broken();
-  if (!broken && runtime_.outer) broken = runtime_.outer->sum_comm().broken();
-  if (!broken) broken = runtime_.gathers.comm->broken();
-  if (broken) {
+  if (const auto broken = find_broken()) {
     if (call.missing.empty()) call.blamed = broken->rank;
     call.missing += format_text("{}{}", call.missing.empty() ? "" : "; ", broken->message);
   }
-  call.capture = graphs_.number();
   meetings_.meet(call);
   meetings_.check(call.intent);
   runtime_.calls.restart();
   realign();
   runtime_.leave_window(caller);
+}
+
+// Meets before waiting for the streams. All ranks then report the first reduce that differs, and not the broken round
+// that may follow from it.
+void UpdateWindow::compare_reduces(Meetings::Arrival call, device::Stream &caller) {
+  call.again = false;
+  meetings_.meet(call);
+  try {
+    meetings_.check(call.intent);
+  } catch (const Error &) {
+    runtime_.abandon();
+    runtime_.wait_idle(caller);
+    throw;
+  }
+}
+
+// Returns the error of a collective of this round that did not complete.
+std::optional<Error> UpdateWindow::find_broken() const {
+  std::optional<Error> broken;
+  for (const MeshComms &mesh_comms : runtime_.comms) {
+    if (!broken) broken = mesh_comms.reduces->broken();
+    if (!broken && mesh_comms.outer) broken = mesh_comms.outer->sum_comm().broken();
+    if (!broken) broken = mesh_comms.gathers->broken();
+  }
+  return broken;
 }
 
 // Waits for the caller's streams that read weights in place. Only the returned holds tell when they are done.
@@ -284,21 +311,35 @@ void UpdateWindow::publish(fsdp_stream stream) {
   close_window(caller);
 }
 
-// The outer communicator writes the parts of other outer ranks, and raises the version when they have come.
+// Gathers the weights of other outer ranks on the outer streams. Returns the stream after whose work the weights of all
+// meshes are complete.
 device::Stream &UpdateWindow::gather_outer_weights(device::Stream &caller) {
-  caller.record(*runtime_.marks.order);
-  device::Stream &stream = runtime_.outer->stream();
-  if (!runtime_.marks.order->done()) stream.wait(*runtime_.marks.order);
-  for (Group &group : runtime_.groups) runtime_.outer->gather_weights(group, runtime_.step.version());
-  return stream;
+  device::Stream *last = &caller;
+  const auto order = [this](device::Stream &before, device::Stream &after) {
+    before.record(*runtime_.marks.order);
+    if (!runtime_.marks.order->done()) after.wait(*runtime_.marks.order);
+  };
+  for (const MeshComms &mesh_comms : runtime_.comms) {
+    if (!mesh_comms.outer || !mesh_comms.outer->gathers()) continue;
+    device::Stream &stream = mesh_comms.outer->stream();
+    order(caller, stream);
+    for (Group &group : runtime_.groups)
+      if (&runtime_.comms_of(group) == &mesh_comms) mesh_comms.outer->gather_weights(group, runtime_.step.version());
+    if (mesh_comms.versions) mesh_comms.versions->publish(runtime_.step.version(), stream);
+    if (last != &caller && last != &stream) order(*last, stream);
+    last = &stream;
+  }
+  return *last;
 }
 
 // Called when the compute weights are written. Raises the version and lets readers in.
 void UpdateWindow::close_window(device::Stream &caller) {
   gatherer_.show_whole(true);
   const uint64_t version = runtime_.step.raise_version();
-  device::Stream &writer = runtime_.outer && runtime_.outer->gathers() ? gather_outer_weights(caller) : caller;
-  if (runtime_.versions) runtime_.versions->publish(version, writer);
+  for (const MeshComms &mesh_comms : runtime_.comms)
+    if (mesh_comms.versions && !(mesh_comms.outer && mesh_comms.outer->gathers()))
+      mesh_comms.versions->publish(version, caller);
+  device::Stream &writer = gather_outer_weights(caller);
   writer.record(*runtime_.marks.published);
   if (runtime_.timeline) {
     const uint64_t now = trace::now_ns();
@@ -317,28 +358,31 @@ void UpdateWindow::close_window(device::Stream &caller) {
 // Refreshes whole weights of which peers have parts. Copied ones are pulled now. Mapped ones are complete once all
 // ranks have published.
 void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
-  // No other inner rank has parts of the weights, but other outer ranks may.
-  if (!runtime_.communicates()) {
-    if (runtime_.outer && runtime_.outer->gathers()) runtime_.await_version();
-    return;
-  }
-  bool copies = false, any = false;
+  bool any = false;
+  std::ranges::fill(copied_, uint8_t{0});
   for (Group &group : runtime_.groups) {
+    MeshComms &comms = runtime_.comms_of(group);
+    if (!comms.communicates) {
+      any = any || (comms.outer && comms.outer->gathers());  // other outer ranks have parts of the weights
+      continue;
+    }
     const bool own = group.spec->strategy == FSDP_STRATEGY_NO_SHARD ||
                      group.plan->compute_region() == memory::RegionId::local_compute;
     if (group.plan->gathers || own) continue;
     any = true;
     ++runtime_.stats.gathers;
     if (group.refresh.empty()) continue;
-    if (!copies) runtime_.await_parts("the refresh of whole weights", nullptr);
-    copies = true;
+    if (!copied_[group.spec->mesh]) runtime_.await_parts(comms, "the refresh of whole weights", nullptr);
+    copied_[group.spec->mesh] = 1;
     const Traced traced(group, group.refreshed_planes.traced());
     runtime_.gathers.trace->begin("all_gather", traced, group.refreshed_bytes);
     runtime_.gather(group.refresh, group);
+    runtime_.place_call({CallKind::refresh, group.index});
     runtime_.gathers.trace->end("all_gather", traced, group.refreshed_bytes, runtime_.step.version());
     runtime_.stats.add_all_gather(group.refreshed_bytes, group.refreshed_planes);
   }
-  if (copies) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
+  if (std::ranges::find(copied_, 1) != copied_.end())
+    runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
   if (any) runtime_.await_version();
 }
 
@@ -363,16 +407,18 @@ void UpdateWindow::discard(fsdp_stream stream) {
   do meetings_.meet({.intent = Intent::discard, .capture = graphs_.number()});
   while (!meetings_.all_came_for(Intent::discard));
   meetings_.check_versions();
-  if (runtime_.collectives().step_ends_round)
+  if (runtime_.collectives().step_ends_round) {
+    runtime_.calls.restart();
     realign();
-  else
+  } else {
     end_messages(stream);
+  }
   runtime_.step.discard();
   gatherer_.show_whole(true);
   reducer_.start_step();
   gatherer_.start_step();
   runtime_.context.log(FSDP_LOG_DEBUG, format_text("model {}: the step after version {} was discarded",
-                                                   runtime_.teams.number, runtime_.step.version()));
+                                                   runtime_.number(), runtime_.step.version()));
 }
 
 // Work of steps that ended well, and of a norm, may still be under way on all ranks. The weights or a read of the norm
@@ -388,26 +434,35 @@ void UpdateWindow::await_ended_steps() {
 // numbers if streams may still use them.
 void UpdateWindow::realign() {
   if (!runtime_.collectives().step_ends_round) {
-    runtime_.reduces.trace->next_round();
-    if (runtime_.outer) runtime_.outer->trace_next_round();
+    start_trace_rounds();
     return;
   }
-  runtime_.reduces.comm->next_round();
-  runtime_.reduces.trace->next_round();
-  if (runtime_.outer) runtime_.outer->next_round();
+  for (const MeshComms &mesh_comms : runtime_.comms) {
+    mesh_comms.reduces->next_round();
+    if (mesh_comms.outer) mesh_comms.outer->next_round();
+  }
+  start_trace_rounds();
+}
+
+void UpdateWindow::start_trace_rounds() {
+  for (const CollectiveStream &stream : runtime_.reduces) stream.trace->next_round();
+  for (const CollectiveStream &stream : runtime_.outers)
+    if (stream.trace) stream.trace->next_round();
 }
 
 // All ranks give this step up. Some of them may have enqueued work that others have not; such work is given up, too, so
 // that the streams can be waited for. The numbers of messages may be realigned only when the streams of all ranks are
 // idle.
 void UpdateWindow::end_messages(fsdp_stream stream) {
-  bool sound = true;
-  runtime_.teams.for_each_data([&](transport::Team &team) { sound = team.ends_alike() && sound; });
+  bool sound = meetings_.models_are_in_one_order();
+  for (const Teams &mesh_teams : runtime_.teams)
+    mesh_teams.for_each_data([&](transport::Team &team) { sound = team.ends_alike() && sound; });
   meetings_.say_sound(sound);
   meetings_.meet_again();
   if (!meetings_.all_sound()) {
-    runtime_.teams.for_each_data([](transport::Team &team) { team.cut(); });
-    runtime_.teams.for_each_data([](transport::Team &team) { team.renew(); });
+    for (const Teams &mesh_teams : runtime_.teams) mesh_teams.for_each_data([](transport::Team &team) { team.cut(); });
+    for (const Teams &mesh_teams : runtime_.teams)
+      mesh_teams.for_each_data([](transport::Team &team) { team.renew(); });
     runtime_.team_news.tell();
   }
   reducer_.await_writers(stream);
@@ -420,11 +475,14 @@ void UpdateWindow::end_messages(fsdp_stream stream) {
 
 // Called when nothing is under way. The exchange must be over before the next collective.
 void UpdateWindow::realign_messages() {
-  runtime_.reduces.comm->next_round();
-  runtime_.gathers.comm->next_round();
-  runtime_.reduces.trace->next_round();
-  if (runtime_.outer) runtime_.outer->next_round();
+  for (const MeshComms &mesh_comms : runtime_.comms) {
+    mesh_comms.reduces->next_round();
+    mesh_comms.gathers->next_round();
+    if (mesh_comms.outer) mesh_comms.outer->next_round();
+  }
+  start_trace_rounds();
   runtime_.calls.restart();
+  if (runtime_.model_calls) runtime_.model_calls->restart();
   meetings_.meet_again();
 }
 

@@ -27,7 +27,8 @@ class UpdateWindow {
         meetings_(meetings),
         graphs_(graphs),
         given_(runtime),
-        adamw_(adamw) {}
+        adamw_(adamw),
+        copied_(runtime.comms.size()) {}
 
   void finish_grads(double scale, uint32_t flags, fsdp_stream stream, const StepNumbers &numbers = {});
   void begin(fsdp_stream stream);
@@ -55,17 +56,20 @@ class UpdateWindow {
  private:
   void require_adamw(const char *call) const;
   void capture_norm(bool waits, const char *call);
-  // -- how a step ends (update.cpp) --
+  // -- how a step ends --
   void end_step(Meetings::Arrival call, device::Stream &caller);
   void await_readers(device::Stream &caller);
   void put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream);
   void open_with_grads(device::Stream &caller);
   void check_grads(const Strided<fsdp_grad> &grads, const char *call) const;
-  // -- publish.cpp --
+  void compare_reduces(Meetings::Arrival call, device::Stream &caller);
+  std::optional<Error> find_broken() const;
+  // -- how weights are published --
   void close_window(device::Stream &caller);
   device::Stream &gather_outer_weights(device::Stream &caller);
   void refresh_whole_weights(device::Stream &caller);
-  // -- discard.cpp --
+  // -- how a step is given up --
+  void start_trace_rounds();
   void realign();
   void end_messages(fsdp_stream stream);
   void await_ended_steps();
@@ -80,6 +84,7 @@ class UpdateWindow {
   Graphs &graphs_;
   GivenGrads given_;
   bool adamw_;
+  std::vector<uint8_t> copied_;  // for a refresh of whole weights, by mesh: are any copied?
 };
 
 }  // namespace fsdp::engine

@@ -63,7 +63,14 @@ void Declaration::require_own_optimizer(fsdp_main_storage storage, const char *c
         call);
 }
 
-void Declaration::add_group(memory::GroupSpec group) {
+uint32_t Declaration::number_of(layout::Mesh mesh) {
+  const auto known = std::ranges::find(spec_.meshes, mesh);
+  const auto number = static_cast<uint32_t>(known - spec_.meshes.begin());
+  if (known == spec_.meshes.end()) spec_.meshes.push_back(std::move(mesh));
+  return number;
+}
+
+void Declaration::add_group(memory::GroupSpec group, layout::Mesh mesh) {
   require_unsealed("fsdp_create_group");
   require_own_optimizer(group.main_storage, "fsdp_create_group");
   if (group_names_.contains(group.name))
@@ -78,12 +85,22 @@ void Declaration::add_group(memory::GroupSpec group) {
            param.name, group.name);
   param_names_.merge(names);
   group_names_.insert(group.name);
-  for (memory::ParamSpec &param : group.params) param.coded_states = codes_states() && memory::can_code_states(param);
   const uint64_t longest = group.longest_call();
+  const size_t meshes = spec_.meshes.size();
+  group.mesh = number_of(std::move(mesh));
+  for (memory::ParamSpec &param : group.params)
+    param.coded_states =
+        codes_states() && (group.mesh ? memory::can_code_states_of_all(param) : memory::can_code_states(param));
   spec_.groups.push_back(std::move(group));
-  if (longest <= longest_call_) return;
-  longest_call_ = longest;
+  if (longest <= longest_call_ && spec_.meshes.size() == meshes) return;
+  longest_call_ = std::max(longest_call_, longest);
   plan_exchanges();
+}
+
+void Declaration::number_meshes_alike(transport::Team &team) {
+  const size_t meshes = spec_.meshes.size();
+  engine::number_meshes_alike(team, spec_);
+  if (spec_.meshes.size() != meshes) plan_exchanges();
 }
 
 void Declaration::set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits, uint32_t held_groups) {
@@ -140,6 +157,21 @@ std::unique_ptr<memory::ModelPlan> Declaration::make_plan() const {
   return plan;
 }
 
+std::pmr::vector<memory::InnerPlace> places_of(const memory::ModelSpec &spec, uint32_t rank, const char *call,
+                                               std::pmr::memory_resource *memory) {
+  std::pmr::vector<memory::InnerPlace> places(memory);
+  places.reserve(spec.meshes.size());
+  for (const layout::Mesh &mesh : spec.meshes) {
+    if (&mesh != &spec.mesh() && std::ranges::find(mesh.ranks, rank) == mesh.ranks.end())
+      fail(FSDP_INVALID_ARGUMENT,
+           "{}: rank {} is not in the mesh {{{}}} that this rank has for a group; call it on rank {}, or in a planning "
+           "context of that rank",
+           call, rank, fmt::join(mesh.ranks, ", "), rank);
+    places.push_back({mesh.inner(mesh.index_of(rank, call)), mesh.inner_size});
+  }
+  return places;
+}
+
 std::vector<std::string> Declaration::list_violations(uint32_t rank, const char *call) const {
   require_unsealed(call);
   if (spec_.groups.empty()) return {"the model has no group; call fsdp_create_group first"};
@@ -147,13 +179,12 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
   if (!violations.empty()) return violations;
   memory::ModelPlan planned;
   if (const auto unplanned = capture_error([&] { planned = memory::plan_model(spec_); })) return {unplanned->message};
-  const auto needed = planned.role_bytes(spec_.mesh.inner(spec_.mesh.index_of(rank, call)), spec_.mesh.inner_size);
+  const auto needed = planned.role_bytes(places_of(spec_, rank, call));
   for (const auto &[role, arena] : arenas_)
     if (arena.size_bytes < needed[role])
       violations.push_back(format_text("fsdp_set_arena: the arena for role {} has {} bytes, the model needs {}", role,
                                        arena.size_bytes, needed[role]));
-  if (arenas_.contains(FSDP_ROLE_GRAD) && planned.region(memory::RegionId::kept_grads).bytes)
-    violations.emplace_back(grad_arena_refusal);
+  if (arenas_.contains(FSDP_ROLE_GRAD) && keeps_read_grads(planned)) violations.emplace_back(grad_arena_refusal);
   return violations;
 }
 
@@ -164,13 +195,17 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
 
 namespace {
 
-std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param) {
-  const std::string box = param.is_box() ? format_text(" from [{}] on of [{}]", fmt::join(param.global_offset, ", "),
-                                                       fmt::join(param.global_shape, ", "))
-                                         : "";
+// `named`: with the name and the box, which may differ between meshes.
+std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param, bool named) {
+  const std::string name =
+      named ? format_text("'{}'", param.name) : format_text("number {}", &param - group.params.data());
+  const std::string box = named && param.is_box()
+                              ? format_text(" from [{}] on of [{}]", fmt::join(param.global_offset, ", "),
+                                            fmt::join(param.global_shape, ", "))
+                              : "";
   return format_text(
-      "parameter '{}' of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}",
-      param.name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
+      "parameter {} of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}", name,
+      group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
       param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
       param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "", param.coded_states ? ", states in 8 bits" : "",
@@ -178,21 +213,50 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
       param.piece ? format_text(", piece {}", param.piece) : "");
 }
 
-void describe_group(std::vector<std::string> &lines, const memory::GroupSpec &group) {
-  lines.push_back(format_text(
-      "group '{}': strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}, "
-      "main storage {}, backward weights {}",
-      group.name, group.strategy, group.grad_dtype, group.reduce_dtype, group.reduce_policy, group.resident, group.root,
-      group.main_storage, group.backward_weights ? "FSDP_BACKWARD_WEIGHTS_GATHERED" : "FSDP_BACKWARD_WEIGHTS_NONE"));
-  for (const auto &param : group.params) lines.push_back(describe_param(group, param));
+const char *outer_axis_name(layout::OuterAxis outer) {
+  switch (outer) {
+    case layout::OuterAxis::none: return "none";
+    case layout::OuterAxis::replicate: return "replicate";
+    case layout::OuterAxis::optim: return "optim";
+    case layout::OuterAxis::shard: break;
+  }
+  return "shard";
 }
 
-std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, const memory::ModelPlan &plan) {
+// The group's mesh without its ranks, which may differ.
+std::string describe_mesh(const memory::ModelSpec &spec, const memory::GroupSpec &group) {
+  const layout::Mesh &mesh = spec.mesh_of(group);
+  if (!group.mesh) return ", the model's mesh";
+  const uint32_t count = spec.mesh().size() / mesh.size();
+  return format_text(", mesh {} ({} {}): replicate {} x shard {}, {} a host, outer axis {}, reduction block {}",
+                     group.mesh, count, count == 1 ? "mesh" : "meshes", mesh.replicate_size, mesh.shard_size,
+                     mesh.inner_size, outer_axis_name(mesh.outer), mesh.reduction_block);
+}
+
+void describe_group(std::vector<std::string> &lines, const memory::ModelSpec &spec, const memory::GroupSpec &group,
+                    bool named) {
+  lines.push_back(
+      format_text("group '{}'{}: strategy {}, grad dtype {}, reduce dtype {}, reduce policy {}, resident {}, root {}, "
+                  "main storage {}, backward weights {}, grad op {}, grad factor {}",
+                  group.name, describe_mesh(spec, group), group.strategy, group.grad_dtype, group.reduce_dtype,
+                  group.reduce_policy, group.resident, group.root, group.main_storage,
+                  group.backward_weights ? "FSDP_BACKWARD_WEIGHTS_GATHERED" : "FSDP_BACKWARD_WEIGHTS_NONE",
+                  group.grad_op ? group.grad_op : spec.grad_op, spec.factor_of(group)));
+  for (const auto &param : group.params) lines.push_back(describe_param(group, param, named));
+}
+
+// A rank whose plan has failed says so after the comparison, if the declarations differ in nothing else.
+constexpr auto unplanned_line = "layout hash: none, since the plan has failed";
+
+bool differ_in_the_plan(std::string_view a, std::string_view b) { return a == unplanned_line || b == unplanned_line; }
+
+std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
+                                              uint32_t of_mesh) {
   std::vector<std::string> lines;
   lines.push_back(format_text("mesh: replicate {} x shard {}, {} a host, outer axis {}, reduction block {}, ranks {}",
-                              spec.mesh.replicate_size, spec.mesh.shard_size, spec.mesh.inner_size,
-                              static_cast<int>(spec.mesh.outer), spec.mesh.reduction_block,
-                              fmt::join(spec.mesh.ranks, ", ")));
+                              spec.mesh().replicate_size, spec.mesh().shard_size, spec.mesh().inner_size,
+                              static_cast<int>(spec.mesh().outer), spec.mesh().reduction_block,
+                              fmt::join(spec.mesh().ranks, ", ")));
   lines.push_back(format_text(
       "policy: debug {}, unshard mode {}, grad op {}, grad factor {}, prefetches {}, prefetch depth {}, "
       "prefetch bytes {}, "
@@ -210,9 +274,9 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
                                 visit.piece ? format_text("piece {}", visit.piece - 1) : "whole"));
   for (const auto &state : spec.states)
     lines.push_back(format_text("optimizer state '{}': {}", state.name, dtype_name(state.dtype)));
-  for (const auto &group : spec.groups) describe_group(lines, group);
+  for (const auto &group : spec.groups) describe_group(lines, spec, group, group.mesh == 0 || group.mesh == of_mesh);
   lines.push_back(format_text("number of groups: {}", spec.groups.size()));
-  lines.push_back(format_text("layout hash: {:016x}", plan.layout_hash));
+  lines.push_back(plan.buckets.empty() ? unplanned_line : format_text("layout hash: {:016x}", plan.layout_hash));
   return lines;
 }
 
@@ -249,8 +313,9 @@ std::string excerpt(std::string_view line, std::string_view other) {
   return format_text("{}{}{}", line.substr(0, head), from > head ? "..." : "", line.substr(from, most - head));
 }
 
-// Reports the lowest rank that differs from rank 0, and where. The error is the same on every rank.
-[[noreturn]] void report_difference(transport::Team &team, const std::string &mine, uint32_t model) {
+// Reports the lowest rank that differs from rank 0, and where. The error is the same on every rank. Returns if only the
+// plans of some ranks have failed.
+void report_difference(transport::Team &team, const std::string &mine, uint32_t model) {
   const auto all = team.all_gather(std::as_bytes(std::span(mine)), "comparing declarations");
   const auto text = [&](size_t r) {
     return std::string_view(reinterpret_cast<const char *>(all[r].data()), all[r].size());
@@ -260,20 +325,20 @@ std::string excerpt(std::string_view line, std::string_view other) {
     if (text(r) == text(0)) continue;
     const size_t line = first_difference(text(0), text(r));
     const std::string_view usual = line_of(text(0), line), odd = line_of(text(r), line);
+    if (differ_in_the_plan(usual, odd)) continue;
     const uint32_t zero = team.world_rank(0), other = team.world_rank(r);
     fail_rank(FSDP_MISMATCH, static_cast<int32_t>(other),
               "fsdp_seal_model: model {}: ranks declared it differently; the first difference is: rank {} has {}; rank "
               "{} has {}",
               model, zero, excerpt(usual, odd), other, excerpt(odd, usual));
   }
-  fail(FSDP_INTERNAL, "fsdp_seal_model: hashes of equal declarations differ");
 }
 
 }  // namespace
 
 void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                         uint32_t model) {
-  const std::string mine = join(describe_declaration(spec, plan));
+                         uint32_t model, uint32_t mesh) {
+  const std::string mine = join(describe_declaration(spec, plan, mesh));
   const uint64_t hash = XXH64(mine.data(), mine.size(), 0);
   if (!team.agree({.same = hash}, "fsdp_seal_model: declarations").agreed()) report_difference(team, mine, model);
 }

@@ -4,11 +4,13 @@
 
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "engine/context/context.h"
+#include "engine/runtime/group_meshes.h"
 #include "engine/runtime/storage.h"
 #include "memory/model_plan.h"
 
@@ -22,6 +24,11 @@ struct GroupDefaults {
   fsdp_reduce_policy reduce_policy = 0;
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
 };
+
+// The places of a rank of the job in the meshes of the model. Throws INVALID_ARGUMENT, naming the call, if the rank is
+// not in all of them.
+std::pmr::vector<memory::InnerPlace> places_of(const memory::ModelSpec &spec, uint32_t rank, const char *call,
+                                               std::pmr::memory_resource *memory = std::pmr::get_default_resource());
 
 class Declaration {
  public:
@@ -37,7 +44,7 @@ class Declaration {
   void require_unsealed(const char *call) const;
 
   // Each of these throws INVALID_STATE once the model is sealed.
-  void add_group(memory::GroupSpec group);
+  void add_group(memory::GroupSpec group, layout::Mesh mesh);
   void set_schedule(fsdp_schedule_kind kind, std::vector<fsdp_visit> visits, uint32_t held_groups);
   void add_state(memory::StateSpec state);
   void set_arena(fsdp_role role, void *data, uint64_t size_bytes);
@@ -46,12 +53,18 @@ class Declaration {
   // Called by the seal: throws the first violation.
   std::unique_ptr<memory::ModelPlan> make_plan() const;
   void seal() { sealed_ = true; }
+  // The seal calls number_meshes_alike() before it plans, and learn_instances() after it has compared the
+  // declarations. Both are collective over the model.
+  void number_meshes_alike(transport::Team &team);
+  void learn_instances(transport::Team &team) { engine::learn_instances(team, spec_); }
   // After the seal only the lr_scale and `trained` may change.
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:
   // Throws if the caller's own optimizer cannot work on main weights in this storage.
   void require_own_optimizer(fsdp_main_storage storage, const char *call) const;
+  // The mesh's index in the spec, to which it is added if it is new.
+  uint32_t number_of(layout::Mesh mesh);
   // Plans the memory for exchanges, which depends on the largest group.
   void plan_exchanges();
 
@@ -65,9 +78,10 @@ class Declaration {
   bool sealed_ = false;
 };
 
-// Compares the declarations of all ranks (verify.cpp). Throws MISMATCH, which names the first difference. `model` is
-// its number among the models that these ranks have sealed, as in the flight record.
+// Compares the declarations of the team's ranks. Throws MISMATCH, which names the first difference. `model` is its
+// number among the models that these ranks have sealed, as in the flight record. `mesh` is the mesh whose ranks the
+// team has. Names and boxes are compared only for groups on this mesh or the model's.
 void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                         uint32_t model);
+                         uint32_t model, uint32_t mesh = 0);
 
 }  // namespace fsdp::engine

@@ -28,14 +28,6 @@ std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
   return overlaps;
 }
 
-float grad_factor(const memory::ModelSpec &spec) {
-  switch (spec.grad_op) {
-    case FSDP_GRAD_OP_SUM: return 1.0f;
-    case FSDP_GRAD_OP_FACTOR: return static_cast<float>(spec.grad_factor);
-    default: return static_cast<float>(1.0 / spec.mesh.size());
-  }
-}
-
 // Returns NULL if the bucket does not have this plane.
 std::byte *place_in(PlaneKind kind, const Bucket &bucket, const layout::SubBucket &sub) {
   return bucket.has(kind) ? bucket.plane(kind).element(sub.full_offset) : nullptr;
@@ -102,7 +94,7 @@ void GroupMaker::add_gathers(const Group &group, uint32_t number, GatheredPiece 
     for (const Plane &to : bucket.planes) {
       if (!memory::is_gathered(to.plan->kind) || to.plan->slot != number) continue;
       const Plane &from = bucket.plane(memory::published_into(to.plan->kind), to.plan->index);
-      const uint64_t bytes = add_gather(slot.gathers, bucket, from, to) * runtime_.inner().size();
+      const uint64_t bytes = add_gather(slot.gathers, bucket, from, to) * inner_of(bucket).size();
       slot.pulled_bytes += bytes;
       if (bucket.plan->quantization) slot.planes.add(to.plan->index, bytes);
     }
@@ -118,7 +110,7 @@ uint64_t GroupMaker::add_gather(std::vector<transport::Gather> &gathers, const B
     const uint64_t bytes = sub.shard_count * bucket.plan->slices * number;
     if (bytes == 0) continue;
     transport::Part from = published.part.at(published.index_of(sub, bucket.plan->slices, 0) * number);
-    if (published.plan->extent == Extent::whole) from = from.slice(bytes, runtime_.inner().rank());
+    if (published.plan->extent == Extent::whole) from = from.slice(bytes, inner_of(bucket).rank());
     gathers.push_back({from, to.element(sub.full_offset), bytes});
     sum += bytes;
   }
@@ -136,7 +128,7 @@ void GroupMaker::make_grads(Group &group) {
     for (const uint32_t param : runtime_.plan.parts_of(*group.plan)[p].params) group.places[param].part = p;
     make_part(group, group.plan->first_part + p);
   }
-  if (runtime_.outer) runtime_.outer->add_group(group, *runtime_.storage);
+  if (Outer *const outer = runtime_.comms_of(group).outer.get()) outer->add_group(group, *runtime_.storage);
 }
 
 void GroupMaker::make_part(Group &group, uint32_t number) {
@@ -155,13 +147,14 @@ void GroupMaker::make_part(Group &group, uint32_t number) {
   part.streams.reserve(16);
   part.written.create(runtime_.context.device());
   for (auto *event : {&part.reduced, &part.opened, &part.hidden}) *event = runtime_.context.device().create_event();
-  const float factor = grad_factor(runtime_.spec);
+  const float factor = runtime_.spec.factor_of(*group.spec);
+  const bool has_outer = runtime_.comms_of(group).outer != nullptr;
   for (const uint32_t b : part.plan->buckets) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     part.partial = part.partial || bucket.has(PlaneKind::partial);
     for (const layout::SubBucket &sub : bucket.plan->layout.sub_buckets) {
       if (sub.shard_count == 0) continue;
-      if (bucket.is_whole() && !runtime_.outer) {
+      if (bucket.is_whole() && !has_outer) {
         add_all_reduce(part, bucket, sub, factor);
         continue;
       }
@@ -174,7 +167,7 @@ void GroupMaker::make_part(Group &group, uint32_t number) {
 
 void GroupMaker::add_all_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
   const uint64_t element = dtype_size(bucket.plan->grad_dtype);
-  const uint32_t ranks = runtime_.inner().size();
+  const uint32_t ranks = inner_of(bucket).size();
   const Plane &grad = bucket.plane(PlaneKind::grad);
   part.reduced_bytes += sub.shard_count * element * ranks;
   part.all_reduced_bytes += sub.shard_count * (element * ranks + sizeof(float) * (ranks - 1));
@@ -191,13 +184,13 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
   const uint64_t element = dtype_size(of.grad_dtype);
   const uint64_t count = sub.shard_count * of.slices;
   const transport::Part from = bucket.plane(PlaneKind::full_grad).part.at(sub.full_offset * element);
-  part.reduced_bytes += count * element * runtime_.inner().size();
+  part.reduced_bytes += count * element * inner_of(bucket).size();
   for (uint32_t turn = 0; turn < memory::partial_turns; ++turn) {
     const Plane &sums =
         bucket.has(PlaneKind::partial) ? bucket.plane(PlaneKind::partial, turn) : bucket.plane(PlaneKind::grad);
-    float *to = sums.fp32(sums.index_of(sub, of.slices, runtime_.inner().rank()));
+    float *to = sums.fp32(sums.index_of(sub, of.slices, inner_of(bucket).rank()));
     part.sums[turn].push_back({from, transport::Part::alone(to), of.grad_dtype, of.wire_dtype,
-                               count * runtime_.inner().size(), factor, false,
+                               count * inner_of(bucket).size(), factor, false,
                                place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
   }
 }
@@ -206,7 +199,7 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
 void GroupMaker::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
   const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
   const Plane &grad = bucket.plane(PlaneKind::grad);
-  const transport::Part from = grad.part.at(sub.full_offset * sizeof(float)).slice(bytes, runtime_.inner().rank());
+  const transport::Part from = grad.part.at(sub.full_offset * sizeof(float)).slice(bytes, inner_of(bucket).rank());
   group.whole_grads.push_back({from, grad.element(sub.full_offset), bytes});
 }
 
@@ -217,7 +210,7 @@ void GroupMaker::make_refresh(Group &group) {
     const Bucket &bucket = runtime_.storage->buckets()[b];
     for (const Plane &plane : bucket.planes) {
       if (!memory::is_published(plane.plan->kind)) continue;
-      const uint64_t bytes = add_gather(group.refresh, bucket, plane, plane) * (runtime_.inner().size() - 1);
+      const uint64_t bytes = add_gather(group.refresh, bucket, plane, plane) * (inner_of(bucket).size() - 1);
       group.refreshed_bytes += bytes;
       if (bucket.plan->quantization) group.refreshed_planes.add(plane.plan->index, bytes);
     }

@@ -25,6 +25,7 @@ class GroupMaker {
   void make_refresh(Group &group);
   uint64_t add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
                       const Plane &to) const;
+  const transport::Team &inner_of(const Bucket &bucket) const { return runtime_.comms[bucket.plan->mesh].inner(); }
 
   Runtime &runtime_;
   uint32_t slot_count_ = 0;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/runtime/call_order.h"
 #include "engine/runtime/param_settings.h"
 
 #define XXH_INLINE_ALL
@@ -22,7 +23,7 @@ uint64_t hash(Meeting meeting) {
 
 }  // namespace
 
-Meetings::Meetings(Runtime &runtime) : runtime_(runtime), meetings_(runtime.teams.all->size() + 1) {}
+Meetings::Meetings(Runtime &runtime) : runtime_(runtime), meetings_(runtime.team().size() + 1) {}
 
 void Meetings::meet(const Arrival &call) {
   runtime_.replays.check();
@@ -37,6 +38,7 @@ void Meetings::meet(const Arrival &call) {
   mine.trained = runtime_.step.trained();
   mine.given = call.given;
   mine.calls = runtime_.calls.hash();
+  mine.order = runtime_.model_calls ? runtime_.model_calls->hash() : 0;
   mine.capture = call.capture;
   mine.flags = call.flags;
   mine.waited_ns = std::exchange(waited_ns_, 0);
@@ -46,13 +48,13 @@ void Meetings::meet(const Arrival &call) {
   if (mine.sound)
     std::construct_at(&mine.numbers, numbers);
   else
-    std::strncpy(mine.missing, call.missing.c_str(), sizeof mine.missing - 1);
+    mine.missing.set(call.missing);
   runtime_.gathers.trace->settle();
-  runtime_.reduces.trace->settle();
+  for (const CollectiveStream &stream : runtime_.reduces) stream.trace->settle();
   const trace::FlightScope flight(*runtime_.flights.meetings, intent_call(call.intent), 0);
   const uint64_t came = trace::now_ns();
   exchange();
-  if (call.intent == Intent::finish) waited_ns_ = std::max<uint64_t>(1, trace::now_ns() - came);
+  if (call.intent == Intent::finish && !call.again) waited_ns_ = std::max<uint64_t>(1, trace::now_ns() - came);
   note_lag();
   ++count_;
   // Captures are counted here, because all ranks see the same. A capture that could not begin on this rank counts, too.
@@ -64,9 +66,8 @@ void Meetings::exchange() {
   const WaitSpan span(runtime_, WaitKind::peers);
   constexpr auto what = "the end of a step";
   const Meeting &mine = meetings_.back();
-  ballot_ =
-      runtime_.teams.all->agree({.same = hash(mine), .troubled = mine.sound == 0, .waited_ns = mine.waited_ns}, what);
-  if (!ballot_.agreed()) runtime_.teams.all->all_gather(&mine, sizeof mine, meetings_.data(), what);
+  ballot_ = runtime_.team().agree({.same = hash(mine), .troubled = mine.sound == 0, .waited_ns = mine.waited_ns}, what);
+  if (!ballot_.agreed()) runtime_.team().all_gather(&mine, sizeof mine, meetings_.data(), what);
 }
 
 void Meetings::meet_again() { exchange(); }
@@ -85,24 +86,29 @@ bool Meetings::all_gave_alike() const {
 
 // Clocks of hosts differ, so ranks tell how long they have waited. The rank that waited least came last.
 void Meetings::note_lag() {
-  const transport::Team &team = *runtime_.teams.all;
+  const transport::Team &team = runtime_.team();
   if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
   last_rank_ = static_cast<int32_t>(team.world_rank(ballot_.last));
   last_lag_ns_ = ballot_.max_waited_ns - ballot_.least_waited_ns;
 }
 
 void Meetings::check(Intent intent) {
-  if (ballot_.agreed()) return;
+  if (!ballot_.agreed()) compare_all(intent);
+  if (runtime_.model_calls) runtime_.model_calls->settle();
+}
+
+void Meetings::compare_all(Intent intent) {
   const auto all = told();
-  const transport::Team &team = *runtime_.teams.all;
+  const transport::Team &team = runtime_.team();
   Differences found;
   compare_calls(found);
+  if (found.text.empty()) compare_orders(found);
   const bool same_intent = compare_intents(all, team, found), all_came = found.text.empty();
   if (same_intent) compare(found);
   list_missing(all, team, found);
   if (found.text.empty()) return check_versions();
   const fsdp_status status = found.mismatch ? FSDP_MISMATCH : FSDP_INVALID_STATE;
-  const uint32_t model = runtime_.teams.number;
+  const uint32_t model = runtime_.number();
   // Nothing has been done yet, on any rank.
   if (all_came && intent == Intent::capture)
     fail_rank(status, found.rank, "{}: model {}: the graph is of no use, and the model is as before it: {}",
@@ -117,11 +123,11 @@ void Meetings::check(Intent intent) {
 
 void Meetings::check_versions() {
   if (ballot_.agreed()) return;
-  const transport::Team &team = *runtime_.teams.all;
+  const transport::Team &team = runtime_.team();
   for (uint32_t r = 1; r < team.size(); ++r) {
     if (meetings_[r].version == meetings_[0].version) continue;
     const Error error(FSDP_MISMATCH,
-                      format_text("model {}: rank {} has published {} times, rank {} {} times", runtime_.teams.number,
+                      format_text("model {}: rank {} has published {} times, rank {} {} times", runtime_.number(),
                                   team.world_rank(r), meetings_[r].version, team.world_rank(0), meetings_[0].version),
                       static_cast<int32_t>(team.world_rank(r)));
     runtime_.context.failure().set(error);
@@ -195,7 +201,7 @@ void list_missing(std::span<const Meeting> told, const transport::Team &team, Di
   for (uint32_t r = 0; r < told.size(); ++r)
     if (!told[r].sound)
       found.add(told[r].blamed < 0 ? team.world_rank(r) : static_cast<uint32_t>(told[r].blamed),
-                format_text("rank {}: {}", team.world_rank(r), told[r].missing));
+                format_text("rank {}: {}", team.world_rank(r), told[r].missing.view()));
 }
 
 // The advice how to go on. Before the first publish there is no step that could be discarded.
@@ -214,7 +220,7 @@ std::string way_on(std::span<const Meeting> told) {
 // something have told that instead of their numbers. Replicas meet only in the last reduce, so only the count of
 // reduces shows that one of them had more micro-batches.
 void Meetings::compare(Differences &found) {
-  transport::Team &team = *runtime_.teams.all;
+  transport::Team &team = runtime_.team();
   const auto told = this->told();
   const auto sound = std::find_if(told.begin(), told.end(), [](const Meeting &one) { return one.sound != 0; });
   const auto base = static_cast<uint32_t>(sound - told.begin());
@@ -263,28 +269,9 @@ struct Calls {
   }
 };
 
-std::string describe_gather(const Runtime &state, const SequencedCall &call) {
-  for (const Group &group : state.groups)
-    for (size_t s = 0; s < group.slots.size(); ++s) {
-      const GatheredPiece &slot = group.slots[s];
-      if (slot.number != call.number) continue;
-      return format_text("gathered {}group '{}'{}{}",
-                         group.piece_count() > 1 ? format_text("piece {} of ", slot.piece) : std::string(),
-                         group.name(), s >= group.piece_count() ? " for BACKWARD" : "",
-                         call.kind == CallKind::join ? " in the same call" : "");
-    }
-  return "gathered a group or piece that does not exist";
-}
-
 std::string describe(const Runtime &state, const Calls &calls, size_t index) {
   if (index >= calls.kept.size()) return calls.count > calls.kept.size() ? "something later" : "nothing more";
-  const SequencedCall &call = calls.kept[index];
-  if (call.kind == CallKind::replay) return format_text("replayed capture {}", call.number);
-  if (call.kind == CallKind::cancel) return format_text("gave up the replay of capture {}", call.number);
-  if (call.kind == CallKind::reduce)
-    return call.number < state.parts.size() ? format_text("reduced group '{}'", state.parts[call.number].name)
-                                            : "a group that there is not";
-  return describe_gather(state, call);
+  return describe_call(state, calls.kept[index]);
 }
 
 std::string describe_difference(const Runtime &state, uint32_t a, const Calls &of_a, uint32_t b, const Calls &of_b) {
@@ -295,30 +282,48 @@ std::string describe_difference(const Runtime &state, uint32_t a, const Calls &o
   return format_text(
       "ranks gathered and reduced different things since the last update: as number {}, rank {} {}, rank {} {} "
       "({} and {} calls in all)",
-      same + 1, state.teams.all->world_rank(a), describe(state, of_a, same), state.teams.all->world_rank(b),
+      same + 1, state.team().world_rank(a), describe(state, of_a, same), state.team().world_rank(b),
       describe(state, of_b, same), of_a.count, of_b.count);
 }
 
 }  // namespace
 
-// Ranks of one inner axis exchange messages with each other. All ranks know alike whether any of them differ, so all of
-// them come to the exchange.
+// Ranks of one inner axis exchange messages with each other; if groups have several meshes, so do all ranks. All ranks
+// know alike whether any of them differ, so all of them come to the exchange.
 void Meetings::compare_calls(Differences &found) {
   const Runtime &state = runtime_;
-  const uint32_t size = state.teams.all->size(), inner = state.spec.mesh.inner_size;
-  const auto first_of = [&](uint32_t r) { return r - r % inner; };
+  const uint32_t size = state.team().size();
   uint32_t odd = 0;  // the lowest rank that differs; 0 if none does, as rank 0 is the first of its axis
   for (uint32_t r = 0; r < size; ++r) {
     if (meetings_[r].intent == Intent::discard) return;
-    if (odd == 0 && meetings_[r].calls != meetings_[first_of(r)].calls) odd = r;
+    if (odd == 0 && meetings_[r].calls != meetings_[state.first_compared(r)].calls) odd = r;
   }
   if (odd == 0) return;
   const std::vector<std::byte> mine = pack(state.calls);
-  const auto all = state.teams.all->all_gather(mine, "gathers and reduces that differ");
-  const uint32_t first = first_of(odd);
+  const auto all = state.team().all_gather(mine, "gathers and reduces that differ");
+  const uint32_t first = state.first_compared(odd);
   found.mismatch = true;
-  found.add(state.teams.all->world_rank(odd),
-            describe_difference(state, first, Calls(all[first]), odd, Calls(all[odd])));
+  found.add(state.team().world_rank(odd), describe_difference(state, first, Calls(all[first]), odd, Calls(all[odd])));
 }
+
+// A quick check by hashes. It may also be true for ranks with different other models, which is legal:
+// find_order_difference() decides.
+bool Meetings::orders_differ() const {
+  const std::span<const Meeting> all = told();
+  for (uint32_t r = 0; r < all.size(); ++r)
+    if (all[r].order != all[runtime_.first_compared(r)].order) return true;
+  return false;
+}
+
+void Meetings::compare_orders(Differences &found) {
+  if (std::ranges::any_of(told(), [](const Meeting &one) { return one.intent == Intent::discard; })) return;
+  if (!orders_differ()) return;
+  const auto difference = find_order_difference(runtime_);
+  if (!difference) return;
+  found.mismatch = true;
+  found.add(runtime_.team().world_rank(difference->odd), describe_order_difference(runtime_, *difference));
+}
+
+bool Meetings::models_are_in_one_order() { return !orders_differ() || !find_order_difference(runtime_); }
 
 }  // namespace fsdp::engine

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/wire_error.h"
 #include "engine/runtime/runtime.h"
 #include "engine/runtime/step.h"
 #include "transport/team.h"
@@ -30,13 +31,14 @@ struct Meeting {
   double value = 1;        // scale of finish_grads, or lr of a step or replay: must be the same on every rank
   uint64_t reduces = 0;    // contributions of this step that are reduced one by one: must be the same on every rank
   uint64_t calls = 0;      // hash of the gathers and reduces since the last update, if these are messages
+  uint64_t order = 0;      // hash of how these are interleaved with calls of other models: may differ
   uint64_t capture = 0;    // number of the capture under way, or of that to be replayed; 0: none
   uint64_t trained = 0;    // hash of which parameters are trained: must be the same on every rank
   uint64_t given = 0;      // hash of which skippable parameters have a gradient: may differ
   uint64_t waited_ns = 0;  // time waited for peers at the end of a step before this meeting; 0: not known
   uint64_t flags = 0;      // flags of fsdp_finish_grads: must be the same on every rank
   union {
-    char missing[424];
+    WireText<416> missing;
     StepNumbers numbers;
   };
 
@@ -85,6 +87,7 @@ class Meetings {
     uint64_t given = 0;    // for a step that finishes: hash of which parameters have a gradient (given_grads.h)
     uint32_t capture = 0;  // number of the capture under way, or of that to be replayed; 0: none
     uint32_t flags = 0;    // flags of fsdp_finish_grads
+    bool again = false;    // true for the second meeting of one call: its wait is not measured
   };
   // meet() is collective over the model. check() comes next: it throws the same error on all ranks if they did not come
   // for the same reason, or if one of them misses something. The step has then failed.
@@ -101,6 +104,9 @@ class Meetings {
   // the last meeting?
   void say_sound(bool sound) { meetings_.back().sound = sound; }
   bool all_sound() const;
+  // In the last meeting: do all ranks that share two models interleave this model's calls alike with the other's?
+  // Collective.
+  bool models_are_in_one_order();
   // In the last meeting: has every rank given the same parameters a gradient?
   bool all_gave_alike() const;
   uint64_t count() const { return count_; }              // number of meetings so far
@@ -114,7 +120,10 @@ class Meetings {
   }
   void exchange();
   void note_lag();
+  void compare_all(Intent intent);
   void compare_calls(Differences &found);
+  void compare_orders(Differences &found);
+  bool orders_differ() const;
   void compare(Differences &found);
 
   Runtime &runtime_;

@@ -41,22 +41,18 @@ transport::Gather gather_in(std::byte *whole, uint64_t bytes, uint32_t rank) {
 
 }  // namespace
 
-Outer::Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::TimelineLane lane,
-             trace::FlightSequence flights)
-    : mesh_(spec.mesh),
+Outer::Outer(Context &context, const layout::Mesh &mesh, const Teams &teams, device::Stream &stream, StreamTrace &trace,
+             uint64_t longest_call)
+    : mesh_(mesh),
       rank_(teams.outer->rank()),
       inner_(teams.inner->rank()),
-      gathers_(spec.gathers_outer()),
-      sums_(teams.outer_data->create_collectives("outer sums", transport::Shape::messages(true, spec.longest_call()))),
-      weights_(teams.outer_data->create_collectives("outer weights",
-                                                    transport::Shape::messages(false, spec.longest_call()))),
-      stream_(context.device().create_stream("outer")),
-      trace_(std::make_unique<StreamTrace>(context, *stream_, lane, flights)) {
+      gathers_(mesh.slices() > 1),
+      sums_(teams.outer_data->create_collectives("outer sums", transport::Shape::messages(true, longest_call))),
+      weights_(teams.outer_data->create_collectives("outer weights", transport::Shape::messages(false, longest_call))),
+      stream_(stream),
+      trace_(trace) {
   for (auto &event : partial_free_) event = context.device().create_event();
 }
-
-// The stream ends first, because its work refers to the other members.
-Outer::~Outer() { stream_.reset(); }
 
 void Outer::add_group(Group &group, const Storage &storage) {
   for (GradPart &part : group.parts) add_part(group, part, storage);
@@ -125,66 +121,59 @@ void Outer::sum(const OuterSums &sums, uint32_t turn, bool accumulate, const tra
                 uint64_t version) {
   if (!sums.everywhere.empty()) {
     const uint64_t bytes = bytes_of(sums.everywhere);
-    trace_->begin("all_reduce", of, bytes);
-    sums_->sum(sums.everywhere, false, tag, *stream_);
-    trace_->end("all_reduce", of, bytes, version, *sums_);
+    trace_.begin("all_reduce", of, bytes);
+    sums_->sum(sums.everywhere, false, tag, stream_);
+    trace_.end("all_reduce", of, bytes, version, *sums_);
     ++state_.stats.all_reduces;
   }
   if (const auto &slices = sums.slices[turn]; !slices.empty()) {
     const uint64_t bytes = bytes_of(slices);
-    trace_->begin("reduce_scatter", of, bytes);
-    sums_->sum(slices, accumulate, tag, *stream_);
-    trace_->end("reduce_scatter", of, bytes, version, *sums_);
+    trace_.begin("reduce_scatter", of, bytes);
+    sums_->sum(slices, accumulate, tag, stream_);
+    trace_.end("reduce_scatter", of, bytes, version, *sums_);
     ++state_.stats.reduce_scatters;
   }
 }
 
 void Outer::reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version) {
-  stream_->wait(*part.reduced);
+  stream_.wait(*part.reduced);
   sum(part.outer, turn, accumulate, {part.number, part.name.c_str(), nullptr, note_}, part, version);
-  if (part.partial) stream_->record(*partial_free_[turn]);
-  stream_->record(*part.group->grad.summed);
+  if (part.partial) stream_.record(*partial_free_[turn]);
+  stream_.record(*part.group->grad.summed);
 }
 
 void Outer::reduce_group(Group &group, const device::Event &reduced, uint64_t version) {
-  stream_->wait(reduced);
+  stream_.wait(reduced);
   sum(group.outer, 0, false, {group.index, group.name(), nullptr, note_}, group, version);
-  stream_->record(*group.grad.summed);
+  stream_.record(*group.grad.summed);
 }
 
 void Outer::gather(transport::Collectives &by, const std::vector<transport::Gather> &gathers, Group &group,
                    uint64_t version) {
   const uint64_t bytes = bytes_of(gathers) * mesh_.outer_size;
-  trace_->begin("all_gather", group, bytes);
-  by.gather(gathers, {group.index, group.name()}, *stream_);
-  trace_->end("all_gather", group, bytes, version, by);
+  trace_.begin("all_gather", group, bytes);
+  by.gather(gathers, {group.index, group.name()}, stream_);
+  trace_.end("all_gather", group, bytes, version, by);
   ++state_.stats.all_gathers;
 }
 
 void Outer::gather_grads(Group &group, uint64_t version) {
   if (group.outer_grads.empty()) return;
   gather(*sums_, group.outer_grads, group, version);
-  stream_->record(*group.grad.summed);
+  stream_.record(*group.grad.summed);
 }
 
 void Outer::gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after,
                           uint64_t version) {
-  stream_->wait(after);
+  stream_.wait(after);
   const transport::Gather gather = gather_in(whole, bytes, rank_);
-  trace_->begin("all_gather", of, bytes * mesh_.outer_size);
-  sums_->gather({&gather, 1}, {no_group, of.in_flight}, *stream_);
-  trace_->end("all_gather", of, bytes * mesh_.outer_size, version, *sums_);
+  trace_.begin("all_gather", of, bytes * mesh_.outer_size);
+  sums_->gather({&gather, 1}, {no_group, of.in_flight}, stream_);
+  trace_.end("all_gather", of, bytes * mesh_.outer_size, version, *sums_);
 }
 
 void Outer::gather_weights(Group &group, uint64_t version) {
   if (!group.outer_weights.empty()) gather(*weights_, group.outer_weights, group, version);
 }
-
-void Outer::next_round() {
-  sums_->next_round();
-  trace_->next_round();
-}
-
-void Outer::abandon() { sums_->abandon(); }
 
 }  // namespace fsdp::engine

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outer axis of a mesh: the exchanges of its ranks besides the reduces and gathers of the inner axis. They run on
-// their own stream, so that they overlap with those.
+// The outer axis of a mesh: the exchanges of its ranks besides the reduces and gathers of the inner axis. The outer
+// axes of all meshes share a stream of their own, so that these exchanges overlap with those.
 //
 //   replicate (HSDP)  each group's inner sums are all-reduced on the last contribution of a step
 //   optim (HFSDP)     they are reduce-scattered on the last contribution; publishing gathers updated compute weights
@@ -36,10 +36,9 @@ struct OuterState {
 
 class Outer {
  public:
-  // Collective over the outer ranks.
-  Outer(Context &context, const memory::ModelSpec &spec, const Teams &teams, trace::TimelineLane lane,
-        trace::FlightSequence flights);
-  ~Outer();
+  // Collective over the outer ranks. `stream` and `trace` are the model's for all outer axes.
+  Outer(Context &context, const layout::Mesh &mesh, const Teams &teams, device::Stream &stream, StreamTrace &trace,
+        uint64_t longest_call);
   Outer(const Outer &) = delete;
   Outer &operator=(const Outer &) = delete;
 
@@ -63,11 +62,10 @@ class Outer {
   // A note that messages add to the names of sums. The text must stay where it is.
   void set_note(const char *note) { note_ = note; }
 
-  device::Stream &stream() { return *stream_; }
+  device::Stream &stream() { return stream_; }
   transport::Collectives &sum_comm() { return *sums_; }
-  void next_round();
-  void trace_next_round() { trace_->next_round(); }
-  void abandon();
+  void next_round() { sums_->next_round(); }
+  void abandon() { sums_->abandon(); }
   OuterStats stats() const { return state().stats; }
   OuterState state() const;
   void set_state(const OuterState &state);
@@ -89,8 +87,8 @@ class Outer {
   bool gathers_;
   const char *note_ = "";
   std::unique_ptr<transport::Collectives> sums_, weights_;
-  std::unique_ptr<device::Stream> stream_;
-  std::unique_ptr<StreamTrace> trace_;
+  device::Stream &stream_;
+  StreamTrace &trace_;
   std::unique_ptr<device::Event> partial_free_[2];
   OuterState state_;
   uint64_t uncounted_bytes_ = 0;  // bytes that communicators have counted but the state has not, modulo 2^64

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <set>
 #include <thread>
 
 #include "engine/runtime/group_maker.h"
@@ -11,17 +12,15 @@
 namespace fsdp::engine {
 namespace {
 
-uint16_t open_flight(trace::FlightRecorder &flight, const Teams &teams, uint32_t world_size) {
-  const auto axis = [&](const transport::Team *team) {
-    return team && team->size() < teams.all->size() ? list_ranks(*team) : "";
-  };
-  return flight.open_model(name_ranks(*teams.all, world_size), axis(teams.inner.get()), axis(teams.outer.get()));
+// The ranks of an axis of a mesh; an empty text if they are all ranks of the model.
+std::string name_axis(const transport::Team *axis, const transport::Team &model) {
+  return axis && axis->size() < model.size() ? list_ranks(*axis) : "";
 }
 
 }  // namespace
 
 Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &arenas, Teams teams_in)
+                 const std::map<fsdp_role, CallerArena> &arenas, std::vector<Teams> teams_in)
     : context(context),
       spec(spec),
       plan(plan),
@@ -33,7 +32,7 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
   device::Device &device = context.device();
   const auto early = capture_error([&] {
     gathers.stream = device.create_stream("gather");
-    reduces.stream = device.create_stream("reduce");
+    make_streams();
     marks.published = device.create_event();
     marks.finished = device.create_event();
     marks.order = device.create_event();
@@ -43,50 +42,103 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     if (has_graphs) replays.make_room();
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
-  if (timeline) model_number_ = timeline->open_model();
-  // A failure of the ranks of one inner axis must fail the ranks of the others, too.
-  if (teams.outer)
-    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { make_inner(); });
-  else
-    make_inner();
-  // The outer axis waits for all inner axes, so it comes after them.
-  if (teams.outer)
-    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { make_parts(); });
-  else
-    make_parts();
+  comms.reserve(teams.size());
+  for (size_t mesh = 0; mesh < teams.size(); ++mesh)
+    comms.push_back({.mesh = spec.meshes[mesh],
+                     .teams = teams[mesh],
+                     .reducing = reduces[std::min(mesh, reduces.size() - 1)],
+                     .communicates = spec.communicates(spec.meshes[mesh])});
+  for (MeshComms &mesh_comms : comms)
+    for (uint32_t r = 0; r < team().size(); ++r)
+      if (mesh_comms.teams.all == teams.front().all ||
+          std::ranges::find(mesh_comms.mesh.ranks, team().world_rank(r)) != mesh_comms.mesh.ranks.end())
+        mesh_comms.members.push_back(r);
+  // A failure of the ranks of one team must fail the ranks of the others, too. Outer axes wait for all inner axes, so
+  // they come after them.
+  const bool several = teams.size() > 1 || teams.front().outer;
+  const auto make = [&](const std::function<void()> &step) {
+    several ? transport::attempt_together(team(), "fsdp_seal_model", step) : step();
+  };
+  for (MeshComms &mesh_comms : comms) make([&] { make_inner(mesh_comms); });
+  make([this] { make_parts(); });
+  log_calls_of_models();
   team_news.tell();
 }
 
-void Runtime::make_inner() {
+void Runtime::make_streams() {
+  device::Device &device = context.device();
+  const auto name = [&](const char *what) {
+    return outers.empty() ? std::string(what) : format_text("{} of mesh {}", what, outers.size());
+  };
+  do {
+    reduces.push_back({device.create_stream(name("reduce")), nullptr});
+    const bool shares = !reduces.front().stream->runs_tasks();
+    const bool has_outer = shares ? std::ranges::any_of(teams, &Teams::has_outer) : teams[outers.size()].has_outer();
+    outers.push_back({has_outer ? device.create_stream(name("outer")) : nullptr, nullptr});
+  } while (reduces.front().stream->runs_tasks() && reduces.size() < teams.size());
+}
+
+void Runtime::make_inner(MeshComms &mesh_comms) {
   // If nothing is ever sent, collectives over the device's memory are not needed.
-  transport::Team &data = communicates() ? *teams.inner_data : inner();
-  if (communicates()) storage->register_with(data);
-  versions = teams.inner_data->create_versions("publish");
-  gathers.comm = data.create_collectives("gather", {.longest_call = spec.longest_call()});
-  reduces.comm =
-      data.create_collectives("reduce", {.block = spec.mesh.reduction_block, .longest_call = spec.longest_call()});
-  control_comm = inner().create_collectives("control");
+  transport::Team &data = mesh_comms.communicates ? *mesh_comms.teams.inner_data : mesh_comms.inner();
+  if (mesh_comms.communicates) storage->register_with(data);
+  mesh_comms.versions = mesh_comms.teams.inner_data->create_versions("publish");
+  mesh_comms.gathers = data.create_collectives("gather", {.longest_call = spec.longest_call()});
+  mesh_comms.reduces = data.create_collectives(
+      "reduce", {.block = mesh_comms.mesh.reduction_block, .longest_call = spec.longest_call()});
+  mesh_comms.control = mesh_comms.inner().create_collectives("control");
 }
 
 void Runtime::make_parts() {
   make_traces();
+  for (size_t mesh = 0; mesh < comms.size(); ++mesh) {
+    const CollectiveStream &outer = outers[std::min(mesh, outers.size() - 1)];
+    MeshComms &mesh_comms = comms[mesh];
+    if (mesh_comms.teams.outer)
+      mesh_comms.outer = std::make_unique<Outer>(context, mesh_comms.mesh, mesh_comms.teams, *outer.stream,
+                                                 *outer.trace, spec.longest_call());
+  }
   GroupMaker(*this).make_groups();
 }
 
+// The key is made from what all ranks of the model know alike: its number is unique among models of the same ranks.
+void Runtime::log_calls_of_models() {
+  if (!collectives().records_calls) return;
+  uint64_t key = mix_calls(number());
+  for (const uint32_t rank : spec.mesh().ranks) key = mix_calls(key ^ rank);
+  std::set<uint32_t> ranks;
+  for (const MeshComms &mesh_comms : comms)
+    for (const uint32_t rank : mesh_comms.mesh.inner_ranks(mesh_comms.rank())) ranks.insert(rank);
+  model_calls = std::make_unique<ModelCalls>(context.call_log(), *this, key, std::vector(ranks.begin(), ranks.end()));
+}
+
+// A stream that serves one mesh reports that mesh's sequences; one that serves all, the model's.
 void Runtime::make_traces() {
   trace::FlightRecorder &flight = context.flight();
-  const uint16_t number = open_flight(flight, teams, context.world_size());
   using trace::Sequence;
-  gathers.trace = std::make_unique<StreamTrace>(context, *gathers.stream, trace::gather_lane(model_number_),
-                                                trace::FlightSequence(flight, Sequence::gathers, number));
-  reduces.trace = std::make_unique<StreamTrace>(context, *reduces.stream, trace::reduce_lane(model_number_),
-                                                trace::FlightSequence(flight, Sequence::reduces, number));
-  flights.meetings = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
-  flights.params = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
-  replays.set_flights(trace::FlightSequence(flight, Sequence::replays, number));
-  if (teams.outer)
-    outer = std::make_unique<Outer>(context, spec, teams, trace::outer_lane(model_number_),
-                                    trace::FlightSequence(flight, Sequence::outer, number));
+  const auto trace_of = [&](const CollectiveStream &collective_stream, trace::TimelineLane lane, Sequence sequence,
+                            uint16_t number) {
+    return std::make_unique<StreamTrace>(context, *collective_stream.stream, lane,
+                                         trace::FlightSequence(flight, sequence, number));
+  };
+  uint16_t model = 0;
+  for (uint32_t mesh = 0; mesh < reduces.size(); ++mesh) {
+    const std::string inner = name_axis(teams[mesh].inner.get(), team()),
+                      outer = name_axis(teams[mesh].outer.get(), team());
+    const uint16_t number = mesh ? flight.open_mesh(model, mesh, inner, outer)
+                                 : flight.open_model(name_ranks(team(), context.world_size()), inner, outer);
+    if (mesh == 0) model = number;
+    const uint32_t lane = timeline ? timeline->open_model() : 0;
+    if (timeline) lanes_.push_back(lane);
+    reduces[mesh].trace = trace_of(reduces[mesh], trace::reduce_lane(lane), Sequence::reduces, number);
+    if (outers[mesh].stream)
+      outers[mesh].trace = trace_of(outers[mesh], trace::outer_lane(lane), Sequence::outer, number);
+    if (mesh > 0) continue;
+    gathers.trace = trace_of(gathers, trace::gather_lane(lane), Sequence::gathers, number);
+    flights.meetings = std::make_unique<trace::FlightSequence>(flight, Sequence::meetings, number);
+    flights.params = std::make_unique<trace::FlightSequence>(flight, Sequence::params, number);
+    replays.set_flights(trace::FlightSequence(flight, Sequence::replays, number));
+  }
 }
 
 // Streams end first, because their work refers to everything else. If the model ends in the middle of a step, work may
@@ -95,31 +147,42 @@ void Runtime::make_traces() {
 Runtime::~Runtime() {
   if (!gathers.stream->runs_tasks()) end_streams();
   abandon();
-  if (versions) {
+  if (std::ranges::any_of(comms, [](const MeshComms &mesh_comms) { return mesh_comms.versions != nullptr; })) {
     gathers.stream->record(*marks.finished);
-    if (!marks.finished->done() && !versions->ready(step.version()))
+    if (!marks.finished->done() && !version_ready())
       context.fail_for_good(Error(FSDP_INVALID_STATE,
                                   format_text("a model of rank {} was destroyed with work in flight", context.rank())));
   }
-  outer.reset();
-  reduces.stream.reset();
+  for (CollectiveStream &collective_stream : outers) collective_stream.stream.reset();
+  for (CollectiveStream &collective_stream : reduces) collective_stream.stream.reset();
   gathers.stream.reset();
-  if (timeline) timeline->close_model(model_number_);
+  for (const uint32_t lane : lanes_) timeline->close_model(lane);
+}
+
+bool Runtime::answers_for(const Group &group, uint64_t param_index) const {
+  if (spec.meshes.size() == 1) return true;
+  const MeshComms &mesh_comms = comms_of(group);
+  const memory::GroupInstance *const counting = group.spec->counting(param_index);
+  return (mesh_comms.mesh.slices() > 1 || mesh_comms.mesh.outer_index(mesh_comms.rank()) == 0) &&
+         (!counting || counting->ranks == mesh_comms.mesh.ranks);
 }
 
 void Runtime::gather(std::span<const transport::Gather> given, const Group &group) {
   const transport::Tag tag{group.index, group.name()};
-  if (auto error = gathers.comm->broken()) throw *std::move(error);
+  transport::Collectives &comm = *comms_of(group).gathers;
+  if (auto error = comm.broken()) throw *std::move(error);
   if (collectives().gathers_are_collective)
-    gathers.comm->gather(given, tag, *gathers.stream);
+    comm.gather(given, tag, *gathers.stream);
   else
-    gathers.comm->gather_stable(given, tag, *gathers.stream);
+    comm.gather_stable(given, tag, *gathers.stream);
 }
 
 void Runtime::abandon() {
-  if (reduces.comm) reduces.comm->abandon();
-  if (outer) outer->abandon();
-  if (gathers.comm && collectives().gathers_are_collective) gathers.comm->abandon();
+  for (MeshComms &mesh_comms : comms) {
+    if (mesh_comms.reduces) mesh_comms.reduces->abandon();
+    if (mesh_comms.outer) mesh_comms.outer->abandon();
+    if (mesh_comms.gathers && collectives().gathers_are_collective) mesh_comms.gathers->abandon();
+  }
 }
 
 // The device reads and writes memory that ends with this object. Work that all ranks have called ends by itself, so
@@ -141,7 +204,7 @@ void Runtime::end_streams() noexcept {
                               context.rank()));
     }
     abandon();
-    teams.for_each_data([](transport::Team &team) { team.cut(); });
+    for (const Teams &mesh_teams : teams) mesh_teams.for_each_data([](transport::Team &team) { team.cut(); });
     if (streams_end(longest)) return;
     const std::string replay = replays.describe_oldest();
     context.fail_for_good(
@@ -166,7 +229,7 @@ bool Runtime::in_a_step() const {
 
 bool Runtime::streams_end(std::chrono::milliseconds within) {
   const auto end = std::chrono::steady_clock::now() + within;
-  for (device::Stream *stream : {gathers.stream.get(), outer ? &outer->stream() : nullptr, reduces.stream.get()}) {
+  for (device::Stream *stream : library_streams()) {
     if (!stream || !marks.finished) continue;
     stream->record(*marks.finished);
     while (!marks.finished->done()) {
@@ -180,7 +243,8 @@ bool Runtime::streams_end(std::chrono::milliseconds within) {
 void Runtime::set_trained(uint64_t hash, bool all) {
   step.set_trained(hash);
   reduce_note = all ? "" : " (not all are trained)";
-  if (outer) outer->set_note(reduce_note);
+  for (MeshComms &mesh_comms : comms)
+    if (mesh_comms.outer) mesh_comms.outer->set_note(reduce_note);
 }
 
 ParamPlace &Runtime::place(Group &group, uint64_t param_index, const char *call) {
@@ -217,15 +281,19 @@ device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) con
 }
 
 std::vector<device::Stream *> Runtime::library_streams() const {
-  std::vector<device::Stream *> streams{gathers.stream.get(), reduces.stream.get()};
-  if (outer) streams.push_back(&outer->stream());
+  std::vector<device::Stream *> streams{gathers.stream.get()};
+  for (const CollectiveStream &collective_stream : outers)
+    if (collective_stream.stream) streams.push_back(collective_stream.stream.get());
+  for (const CollectiveStream &collective_stream : reduces) streams.push_back(collective_stream.stream.get());
   return streams;
 }
 
 std::vector<device::Event *> Runtime::events() const {
   std::vector<device::Event *> events{marks.published.get(), marks.window_work.get(), marks.norm.get(),
                                       marks.amaxes.get()};
-  if (outer) events.insert(events.end(), {outer->partial_free(0), outer->partial_free(1)});
+  for (const MeshComms &mesh_comms : comms)
+    if (mesh_comms.outer)
+      events.insert(events.end(), {mesh_comms.outer->partial_free(0), mesh_comms.outer->partial_free(1)});
   const auto add = [&](device::Event &event) { events.push_back(&event); };
   for (const Group &group : groups) {
     for (const GatheredPiece &slot : group.slots) {
@@ -311,14 +379,16 @@ void Runtime::await_version() {
     // wait for this one.
     device::Stream &caller = context.device().caller_stream(nullptr);
     caller.wait(*marks.published);
-    versions->await(step.version(), caller, "fsdp_publish_weights (or a step that publishes)");
+    for (MeshComms &mesh_comms : comms)
+      if (mesh_comms.versions)
+        mesh_comms.versions->await(step.version(), caller, "fsdp_publish_weights (or a step that publishes)");
   }
   step.see_version();
 }
 
-void Runtime::await_parts(const char *what, const char *object) {
+void Runtime::await_parts(MeshComms &mesh_comms, const char *what, const char *object) {
   gathers.stream->wait(*marks.published);
-  if (versions) gathers.trace->await(*versions, step.version(), what, object);
+  if (mesh_comms.versions) gathers.trace->await(*mesh_comms.versions, step.version(), what, object);
 }
 
 void Runtime::wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group) {
@@ -362,11 +432,13 @@ void Runtime::await_pulls() {
   context.failure().check();
 }
 
-// The outer stream is waited for after the reduce stream, because it takes the sums of that one.
+// Outer streams are waited for after reduce streams, because they take the sums of those.
 void Runtime::wait_idle(device::Stream &caller) {
-  wait_idle(*reduces.stream, WaitKind::reduce, caller);
-  if (outer) wait_idle(outer->stream(), WaitKind::reduce, caller);
-  if (versions)
+  for (const CollectiveStream &collective_stream : reduces)
+    wait_idle(*collective_stream.stream, WaitKind::reduce, caller);
+  for (const CollectiveStream &collective_stream : outers)
+    if (collective_stream.stream) wait_idle(*collective_stream.stream, WaitKind::reduce, caller);
+  if (model_comms().versions)
     await_pulls();
   else
     wait_idle(*gathers.stream, WaitKind::gather, caller);

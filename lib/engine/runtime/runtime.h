@@ -2,12 +2,14 @@
 // Everything that exists from the seal on: memory, streams, communicators, groups, and the state that all calls check.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <vector>
 
 #include "device/device.h"
 #include "engine/context/context.h"
+#include "engine/context/model_calls.h"
 #include "engine/runtime/call_sequence.h"
 #include "engine/runtime/group.h"
 #include "engine/runtime/outer.h"
@@ -39,11 +41,27 @@ struct Stats {
 
 // What the caller waits for. `publish` and `peers` share one counter; the others have one each.
 enum class WaitKind { gather, reduce, publish, peers, checkpoint };
-// An ordered sequence of collectives over the inner axis. Collectives of one sequence do not wait for those of another.
+// A stream of the library on which collectives run, in the order in which they were called.
 struct CollectiveStream {
-  std::unique_ptr<transport::Collectives> comm;
   std::unique_ptr<device::Stream> stream;
   std::unique_ptr<StreamTrace> trace;
+};
+
+// How this rank communicates with the ranks of one mesh. Each Collectives below is an ordered sequence of its own,
+// which does not wait for the other ones.
+struct MeshComms {
+  const layout::Mesh &mesh;
+  const Teams &teams;
+  CollectiveStream &reducing;                                    // the stream of its reduces
+  bool communicates;                                             // does the mesh's inner axis communicate?
+  std::unique_ptr<transport::Versions> versions{};               // NULL: gathers wait for publishing ranks
+  std::unique_ptr<transport::Collectives> control{};             // for calls that wait for peers on the calling thread
+  std::unique_ptr<transport::Collectives> gathers{}, reduces{};  // over the inner axis
+  std::unique_ptr<Outer> outer{};                                // NULL: the mesh has one axis
+
+  transport::Team &inner() const { return *teams.inner; }
+  uint32_t rank() const { return teams.all->rank(); }  // this rank's number in the mesh
+  std::vector<uint32_t> members{};                     // numbers in the model of the mesh's ranks, ascending
 };
 
 // Points in the order of streams.
@@ -63,7 +81,7 @@ struct Flights {
 class Runtime {
  public:
   Runtime(Context &context, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-          const std::map<fsdp_role, CallerArena> &arenas, Teams teams);
+          const std::map<fsdp_role, CallerArena> &arenas, std::vector<Teams> teams);
   ~Runtime();
   Runtime(const Runtime &) = delete;
   Runtime &operator=(const Runtime &) = delete;
@@ -71,17 +89,20 @@ class Runtime {
   Context &context;
   const memory::ModelSpec &spec;
   const memory::ModelPlan &plan;
-  Teams teams;
-  TeamNews team_news;  // declared before the members that use the teams
+  const std::vector<Teams> teams;  // by mesh
+  TeamNews team_news;              // declared before the members that use the teams
   std::unique_ptr<Storage> storage;
-  std::unique_ptr<transport::Versions> versions;         // NULL: gathers wait for publishing ranks
-  std::unique_ptr<transport::Collectives> control_comm;  // for calls that wait for peers on the calling thread
-  CollectiveStream gathers, reduces;
-  std::unique_ptr<Outer> outer;  // NULL: the mesh has one axis
+  // Gathers of all meshes share one stream. On the host a stream is a thread that waits for peers, so each mesh has
+  // streams of its own for reduces and for its outer axis. On GPUs all meshes share one stream of each kind, because a
+  // GPU's messages need one order. An outer stream is NULL if no mesh that it serves has an outer axis.
+  CollectiveStream gathers;
+  std::vector<CollectiveStream> reduces, outers;
+  std::vector<MeshComms> comms;  // by mesh
   Marks marks;
   CallSequence calls;  // calls that peers must make too, if the collectives' traits ask the caller to record them
   std::vector<Group> groups;
-  std::vector<GradPart> parts;  // parts of full gradients, group by group
+  std::vector<GradPart> parts;              // parts of full gradients, group by group
+  std::unique_ptr<ModelCalls> model_calls;  // NULL: calls are not recorded
   Stats stats;
   trace::Timeline *timeline;  // NULL: no trace is kept
   Flights flights;
@@ -90,17 +111,47 @@ class Runtime {
   const bool has_graphs;    // can the device's streams be captured?
   Replays replays;
   const char *reduce_note = "";  // a note that messages add to the names of reduces (transport::Tag)
-  transport::Team &inner() const { return *teams.inner; }
-  // The ranks that hold different slots. Replicas hold the same slots and compute the same results.
-  transport::Team &holders() const { return spec.mesh.slices() > 1 ? *teams.all : inner(); }
-  // How the collectives of both axes behave.
-  const transport::CollectiveTraits &collectives() const { return teams.inner_data->traits(); }
-  bool communicates() const { return spec.communicates(); }
+  transport::Team &team() const { return *teams.front().all; }  // all ranks of the model
+  uint32_t number() const { return teams.front().number; }      // number among the models of the same ranks
+  MeshComms &model_comms() { return comms.front(); }
+  MeshComms &comms_of(const Group &group) { return comms[group.spec->mesh]; }
+  const MeshComms &comms_of(const Group &group) const { return comms[group.spec->mesh]; }
+  // The ranks that exchange what each of them has measured. If groups have several meshes, these are all ranks of the
+  // model. If not, they are the ranks that hold different slots: replicas compute the same results.
+  transport::Team &holders() const { return spec.value_slices() > 1 ? team() : *teams.front().inner; }
+  // How the collectives of all meshes and axes behave.
+  const transport::CollectiveTraits &collectives() const { return teams.front().inner_data->traits(); }
+  // Are calls recorded, so that ranks compare them when they meet? On the host each mesh compares its own collectives.
+  // With several meshes the ranks also record reduces, to compare their order between meshes.
+  bool records_calls() const { return collectives().records_calls || compares_reduces(); }
+  // Must ranks compare their reduces before they wait for streams?
+  bool compares_reduces() const { return collectives().step_ends_round && spec.meshes.size() > 1; }
+  // The lowest rank of the model with which the calls of rank `r` are compared. If groups have several meshes, all
+  // ranks are compared; if not, those of an inner axis, which exchange messages.
+  uint32_t first_compared(uint32_t r) const { return spec.meshes.size() > 1 ? 0 : r - spec.mesh().inner(r); }
+  // Does this rank count its slot of the parameter in sums over the model? Of ranks with the same elements, one does.
+  bool answers_for(const Group &group, uint64_t param_index) const;
+  // The part of a tensor that the extent covers on this rank.
+  layout::Slice slice_of(const Plane &plane, uint64_t tensor, Extent extent) const {
+    return slice_of(*plane.layout, tensor, extent, plane.plan->mesh);
+  }
+  layout::Slice slice_of(const layout::FlatLayout &layout, uint64_t tensor, Extent extent, uint32_t mesh) const {
+    return memory::slice_of(layout, tensor, extent, comms[mesh].mesh, comms[mesh].rank());
+  }
   const Bucket &bucket(const ParamPlace &place) const { return storage->buckets()[place.bucket]; }
   const layout::Placement &placement(const ParamPlace &place) const {
     return plan.buckets[place.bucket].layout.tensors[place.tensor];
   }
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
+  // record_call() notes a call that peers must make, too. place_call() notes a call that is compared only with calls of
+  // other models. Calls in a capture are not noted there, because only replays enqueue work.
+  void record_call(SequencedCall call) {
+    calls.add(call);
+    place_call(call);
+  }
+  void place_call(SequencedCall call) {
+    if (model_calls && capture_id == 0) model_calls->add(call);
+  }
   // Notes the trained parameters. If ranks differ, their collectives may fail before they meet; the errors then have a
   // note about it.
   void set_trained(uint64_t hash, bool all);
@@ -110,11 +161,16 @@ class Runtime {
   // all replays so far.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
   // True if every rank has published the current version. This costs one atomic load per rank.
-  bool version_ready() const noexcept { return !versions || versions->ready(step.version()); }
-  // The caller waits until every rank has published this version.
+  bool version_ready() const noexcept {
+    return std::ranges::all_of(comms, [&](const MeshComms &mesh_comms) {
+      return !mesh_comms.versions || mesh_comms.versions->ready(step.version());
+    });
+  }
+  // The caller waits until every rank of the model's meshes has published this version.
   void await_version();
-  // Later work on the gather stream comes after every rank has published this version. `what` is for messages.
-  void await_parts(const char *what, const char *object);
+  // Later work on the gather stream comes after every rank of the mesh has published this version. `what` is for
+  // messages.
+  void await_parts(MeshComms &mesh_comms, const char *what, const char *object);
   // The caller waits for all work that the library's streams have been given.
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
@@ -141,11 +197,13 @@ class Runtime {
   void end_streams() noexcept;
   bool in_a_step() const;
   bool streams_end(std::chrono::milliseconds within);
-  void make_inner();
+  void make_streams();
+  void make_inner(MeshComms &mesh_comms);
   void make_parts();
   void make_traces();
+  void log_calls_of_models();
 
-  uint32_t model_number_ = 0;  // number in the timeline
+  std::vector<uint32_t> lanes_;  // numbers of models in the timeline: one for each stream of reduces
 };
 // A call of the caller in the timeline.
 class CallSpan : public trace::Span {

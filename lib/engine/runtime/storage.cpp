@@ -2,6 +2,7 @@
 
 #include "engine/runtime/storage.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -10,19 +11,21 @@
 #include <string_view>
 #include <tuple>
 
+#include "base/wire_error.h"
+
 namespace fsdp::engine {
 
 namespace {
 
 // The memory that one rank needs under one limit. Ranks exchange it as bytes.
 struct Claim {
-  char boot[40] = {};  // the kernel's boot id, because ranks of one host may count as ranks of several
+  WireText<40> boot;  // the kernel's boot id, because ranks of one host may count as ranks of several
   uint64_t device = 0, inode = 0;
   uint64_t limit_bytes = 0, used_bytes = 0, reclaimable_bytes = 0, free_bytes = 0;
   uint64_t bytes = 0;
-  char path[256] = {};  // cut at the end if longer
+  WireText<256> path;  // cut at the end if longer
 
-  auto key() const { return std::tuple(std::string_view(boot, ::strnlen(boot, sizeof boot)), device, inode); }
+  auto key() const { return std::tuple(boot.view(), device, inode); }
 };
 
 std::vector<Claim> make_claims(uint64_t bytes, const std::vector<device::MemoryLimit> &limits) {
@@ -31,8 +34,8 @@ std::vector<Claim> make_claims(uint64_t bytes, const std::vector<device::MemoryL
   std::vector<Claim> claims;
   for (const device::MemoryLimit &limit : limits) {
     Claim claim;
-    boot.copy(claim.boot, sizeof claim.boot - 1);
-    limit.path.copy(claim.path, sizeof claim.path - 1);
+    claim.boot.set(boot);
+    claim.path.set(limit.path);
     claim.device = limit.device;
     claim.inode = limit.inode;
     claim.limit_bytes = limit.limit_bytes;
@@ -75,15 +78,17 @@ std::vector<ClaimSum> add_claims(transport::Team &team, const std::vector<std::v
 
 }  // namespace
 
-uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept {
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory,
+                    std::span<const memory::InnerPlace> places) noexcept {
   uint64_t bytes = 0;
   for (const memory::RegionPlan &region : plan.regions) {
+    const memory::InnerPlace &place = places[region.mesh];
     if (!region.on_host && (!host_memory || region.by_comm)) continue;
     if (region.reach == memory::Reach::own)
       bytes = saturated_add(bytes, region.bytes);
-    else if (inner == 0)
+    else if (place.rank == 0)
       bytes = saturated_add(
-          bytes, region.reach == memory::Reach::common ? region.bytes : saturated_multiply(region.bytes, inner_size));
+          bytes, region.reach == memory::Reach::common ? region.bytes : saturated_multiply(region.bytes, place.ranks));
   }
   return bytes;
 }
@@ -97,7 +102,7 @@ void check_room(transport::Team &team, uint64_t bytes, const std::vector<device:
            "fsdp_seal_model: {} rank(s) of one host, the first of them rank {}, need {} bytes together; their memory "
            "cgroup {} "
            "has {} bytes free (limit {}, used {}, of which {} are file cache)",
-           sum.ranks, sum.rank, sum.bytes, sum.first.path, sum.first.free_bytes, sum.first.limit_bytes,
+           sum.ranks, sum.rank, sum.bytes, sum.first.path.view(), sum.first.free_bytes, sum.first.limit_bytes,
            sum.first.used_bytes, sum.first.reclaimable_bytes);
 }
 
@@ -110,22 +115,32 @@ using memory::RegionId;
 
 }  // namespace
 
+bool keeps_read_grads(const memory::ModelPlan &plan) {
+  return std::ranges::any_of(plan.regions, [](const memory::RegionPlan &region) {
+    return region.id == RegionId::kept_grads && region.bytes > 0;
+  });
+}
+
 Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
-                 const std::map<fsdp_role, CallerArena> &callers, const Teams &teams, device::Device &device,
-                 std::optional<Error> early)
-    : spec_(spec), plan_(plan), callers_(callers), host_team_(*teams.inner), team_(*teams.inner_data), device_(device) {
+                 const std::map<fsdp_role, CallerArena> &callers, const std::vector<Teams> &teams,
+                 device::Device &device, std::optional<Error> early)
+    : spec_(spec), plan_(plan), callers_(callers), teams_(teams), device_(device), regions_(plan.regions.size()) {
+  transport::Team &all = *teams.front().all;
   std::vector<device::MemoryLimit> limits;
   const auto unread = capture_error([&] { limits = device::read_memory_limits(); });
   if (!early) early = unread;
-  check_room(*teams.all, needed_bytes(), limits);
+  check_room(all, needed_bytes(), limits);
   // Private memory comes first. A rank that cannot get it must say so before the others wait for it in a collective.
   if (!early) early = capture_error([this] { allocate_all_own(); });
-  transport::share_error(*teams.all, early, "fsdp_seal_model");
-  // The ranks of one inner axis fail alike, and the ranks of the other axes must learn it.
-  if (spec_.mesh.outer_size == 1)
-    allocate_arenas();
-  else
-    transport::attempt_together(*teams.all, "fsdp_seal_model", [this] { allocate_arenas(); });
+  transport::share_error(all, early, "fsdp_seal_model");
+  // The ranks of one inner axis fail alike, and the ranks of the other axes and meshes must learn it.
+  for (uint32_t mesh = 0; mesh < teams.size(); ++mesh)
+    if (teams.size() == 1 && !teams.front().outer)
+      allocate_arenas(mesh);
+    else
+      transport::attempt_together(all, "fsdp_seal_model", [&] { allocate_arenas(mesh); });
+  for (const memory::RegionPlan &region : plan_.regions)
+    if (region.by_comm) allocated(region) += region.bytes;  // the outer axis and the device's teams allocated it
   buckets_.resize(plan_.buckets.size());
   for (size_t b = 0; b < buckets_.size(); ++b) place(plan_.buckets[b], buckets_[b]);
   for (size_t role = 1; role < allocated_.size(); ++role) allocated_[0] += allocated_[role];
@@ -137,7 +152,9 @@ const CallerArena *Storage::handed_in(const memory::RegionPlan &plan) const {
 }
 
 uint64_t Storage::needed_bytes() const {
-  uint64_t bytes = host_bytes(plan_, device_.traits().host_memory, host_team_.rank(), host_team_.size());
+  std::vector<memory::InnerPlace> places;
+  for (const Teams &mesh_teams : teams_) places.push_back({mesh_teams.inner->rank(), mesh_teams.inner->size()});
+  uint64_t bytes = host_bytes(plan_, device_.traits().host_memory, places);
   if (!device_.traits().host_memory) return bytes;
   for (const memory::RegionPlan &region : plan_.regions)
     if (handed_in(region)) bytes -= region.bytes;
@@ -155,7 +172,7 @@ void Storage::clear(std::byte *data, uint64_t bytes) const {
 void Storage::take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const {
   if (arena.size_bytes < plan.bytes)
     fail(FSDP_INVALID_ARGUMENT, "fsdp_set_arena: the arena for {} has {} bytes, the model needs {} on rank {}",
-         plan.what, arena.size_bytes, plan.bytes, team_.world_rank(team_.rank()));
+         plan.what, arena.size_bytes, plan.bytes, teams_.front().all->world_rank(teams_.front().all->rank()));
   region.data = arena.data;
   clear(region.data, plan.bytes);
 }
@@ -173,8 +190,7 @@ void Storage::allocate_own(const memory::RegionPlan &plan, Region &region) {
 }
 
 void Storage::allocate_all_own() {
-  if (callers_.contains(FSDP_ROLE_GRAD) && plan_.region(RegionId::kept_grads).bytes)
-    fail(FSDP_UNSUPPORTED, "{}", grad_arena_refusal);
+  if (callers_.contains(FSDP_ROLE_GRAD) && keeps_read_grads(plan_)) fail(FSDP_UNSUPPORTED, "{}", grad_arena_refusal);
   for (size_t r = 0; r < regions_.size(); ++r)
     if (const memory::RegionPlan &plan = plan_.regions[r]; plan.reach == Reach::own && !plan.by_comm && plan.bytes)
       allocate_own(plan, regions_[r]);
@@ -187,38 +203,45 @@ void Storage::register_with(transport::Team &team) const {
       team.register_memory(regions_[r].data, plan.bytes, plan.what);
 }
 
-// The pool of full gradients comes after the persistent full gradients, in the same arena.
-void Storage::allocate_arenas() {
-  allocate_common(RegionId::mapped_compute);
-  allocate_parts(RegionId::whole_compute, 0);
-  allocate_parts(RegionId::sharded_compute, 0);
-  const uint64_t kept = plan_.region(RegionId::kept_grads).bytes, lent = plan_.region(RegionId::lent_grads).bytes;
-  allocate_parts(RegionId::kept_grads, lent);
-  if (const Region &first = region(RegionId::kept_grads); first.arena) {
-    regions_[static_cast<size_t>(RegionId::lent_grads)] = {
-        nullptr, first.arena, first.data + kept, first.view + kept, first.shown + kept, kept, first.stride};
-    allocated(plan_.region(RegionId::kept_grads)) -= lent;
-    allocated(plan_.region(RegionId::lent_grads)) += lent;
+void Storage::allocate_arenas(uint32_t mesh) {
+  allocate_common(plan_.region(RegionId::mapped_compute, mesh));
+  allocate_parts(plan_.region(RegionId::whole_compute, mesh));
+  allocate_parts(plan_.region(RegionId::sharded_compute, mesh));
+  allocate_grads(mesh);
+  if (mesh == 0) {
+    allocate_parts(plan_.region(RegionId::device_norms));
+    if (const memory::RegionPlan &amaxes = plan_.region(RegionId::amaxes); amaxes.reach == Reach::parts)
+      allocate_parts(amaxes);
   }
-  allocate_parts(RegionId::device_norms, 0);
-  if (plan_.region(RegionId::amaxes).reach == Reach::parts) allocate_parts(RegionId::amaxes, 0);
-  allocate_parts(RegionId::staging, 0);
-  for (const memory::RegionPlan &plan : plan_.regions)
-    if (plan.by_comm) allocated(plan) += plan.bytes;  // the outer axis and the device's teams allocated it
+  allocate_parts(plan_.region(RegionId::staging, mesh));
+}
+
+// The pool of full gradients comes after the persistent full gradients, in the same arena.
+void Storage::allocate_grads(uint32_t mesh) {
+  const memory::RegionPlan &kept = plan_.region(RegionId::kept_grads, mesh);
+  const memory::RegionPlan &lent = plan_.region(RegionId::lent_grads, mesh);
+  allocate_parts(kept, lent.bytes);
+  const Region &first = region_of(kept);
+  if (!first.arena) return;
+  region_of(lent) = {
+      nullptr,    first.arena, first.data + kept.bytes, first.view + kept.bytes, first.shown + kept.bytes,
+      kept.bytes, first.stride};
+  allocated(kept) -= lent.bytes;
+  allocated(lent) += lent.bytes;
 }
 
 // The view that the caller has of a region. Compute weights are shown; if all are copied into a pool, its buffers are.
-View Storage::view_of(RegionId id) const {
-  const bool shown = id == RegionId::whole_compute || (id == RegionId::mapped_compute && spec_.mapped());
+View Storage::view_of(const memory::RegionPlan &plan) const {
+  const bool shown = plan.id == RegionId::whole_compute ||
+                     (plan.id == RegionId::mapped_compute && spec_.mapped(spec_.meshes[plan.mesh]));
   return shown && spec_.private_views ? View::copy_on_write : View::read_only;
 }
 
-void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
-  const memory::RegionPlan &plan = plan_.region(id);
+void Storage::allocate_parts(const memory::RegionPlan &plan, uint64_t bytes_behind) {
   if (plan.bytes + bytes_behind == 0) return;
   transport::Team &team = team_of(plan);
-  Region &region = regions_[static_cast<size_t>(id)];
-  region.arena = team.create_parts(plan.bytes + bytes_behind, plan.what, view_of(id));
+  Region &region = region_of(plan);
+  region.arena = team.create_parts(plan.bytes + bytes_behind, plan.what, view_of(plan));
   region.stride = plan.bytes + bytes_behind;
   region.data = region.arena->writable() + team.rank() * region.stride;
   region.view = region.arena->data() + team.rank() * region.stride;
@@ -227,88 +250,89 @@ void Storage::allocate_parts(RegionId id, uint64_t bytes_behind) {
 }
 
 // The ranges of a region that this rank writes: its slices of every sub-bucket.
-std::vector<transport::Range> Storage::own_ranges(RegionId id) const {
+std::vector<transport::Range> Storage::own_ranges(const memory::RegionPlan &plan) const {
   std::vector<transport::Range> own;
+  const uint32_t rank = team_of(plan).rank();
   for (const memory::BucketPlan &bucket : plan_.buckets)
     for (const memory::PlanePlan &plane : bucket.planes) {
-      if (!memory::is_published(plane.kind) || plane.region != id) continue;
+      if (!memory::is_published(plane.kind) || &plan_.region(plane) != &plan) continue;
       const uint64_t number = dtype_size(plane.dtype);
       for (const layout::SubBucket &sub : bucket.layout_of(plane).sub_buckets) {
         const uint64_t count = sub.shard_count * bucket.slices;
-        if (count) own.push_back({plane.offset + (sub.full_offset + team_.rank() * count) * number, count * number});
+        if (count) own.push_back({plane.offset + (sub.full_offset + rank * count) * number, count * number});
       }
     }
   return own;
 }
 
 // Allocates a region that ranks share. The first rank also counts the bytes that belong to no rank.
-void Storage::allocate_common(RegionId id) {
-  const memory::RegionPlan &plan = plan_.region(id);
+void Storage::allocate_common(const memory::RegionPlan &plan) {
   if (plan.bytes == 0) return;
-  const std::vector<transport::Range> own = own_ranges(id);
-  Region &region = regions_[static_cast<size_t>(id)];
-  region.arena = team_.create_arena(plan.bytes, own, plan.what, view_of(id));
+  transport::Team &team = team_of(plan);
+  const std::vector<transport::Range> own = own_ranges(plan);
+  Region &region = region_of(plan);
+  region.arena = team.create_arena(plan.bytes, own, plan.what, view_of(plan));
   region.data = region.arena->writable();
   region.view = region.arena->data();
   region.shown = region.arena->shown();
   uint64_t own_bytes = 0;
   for (const transport::Range &range : own) own_bytes += range.bytes;
-  allocated(plan) += own_bytes + (team_.rank() == 0 ? region.arena->size_bytes() - own_bytes * team_.size() : 0);
+  allocated(plan) += own_bytes + (team.rank() == 0 ? region.arena->size_bytes() - own_bytes * team.size() : 0);
 }
 
-const std::byte *Storage::part_of(RegionId id, uint32_t inner_rank) const {
-  return region(id).arena->data() + region(id).arena_offset + inner_rank * region(id).stride;
+const std::byte *Storage::part_of(RegionId id, uint32_t mesh, uint32_t inner_rank) const {
+  const Region &home = region(id, mesh);
+  return home.arena->data() + home.arena_offset + inner_rank * home.stride;
 }
 
 void Storage::show_compute(const memory::PiecePlan &piece, bool readable) const {
-  const Region &home = region(piece.compute.region);
+  const Region &home = region(piece.compute.region, piece.compute.mesh);
   if (!home.arena || !home.arena->protects()) return;
-  home.arena->protect(home.arena_offset + team_.rank() * home.stride + piece.compute.offset, piece.compute.bytes,
-                      readable);
+  home.arena->protect(own_offset(piece.compute), piece.compute.bytes, readable);
 }
 
 bool Storage::restores(const memory::PiecePlan &piece) const {
-  const Region &home = region(piece.compute.region);
+  const Region &home = region(piece.compute.region, piece.compute.mesh);
   return !piece.compute.bytes ? spec_.private_views : home.arena && home.arena->restores();
 }
 
 void Storage::restore(const memory::PiecePlan &piece) const {
-  const Region &home = region(piece.compute.region);
-  if (piece.compute.bytes)
-    home.arena->restore(home.arena_offset + team_.rank() * home.stride + piece.compute.offset, piece.compute.bytes);
+  const Region &home = region(piece.compute.region, piece.compute.mesh);
+  if (piece.compute.bytes) home.arena->restore(own_offset(piece.compute), piece.compute.bytes);
 }
 
 void Storage::restore_all() const {
-  for (const RegionId id : {RegionId::mapped_compute, RegionId::whole_compute})
-    if (const Region &home = region(id); home.arena && home.arena->restores())
-      home.arena->restore(home.arena_offset + team_.rank() * home.stride, plan_.region(id).bytes);
+  for (const memory::RegionPlan &plan : plan_.regions) {
+    if (plan.id != RegionId::mapped_compute && plan.id != RegionId::whole_compute) continue;
+    if (const Region &home = region(plan.id, plan.mesh); home.arena && home.arena->restores())
+      home.arena->restore(own_offset({.region = plan.id, .mesh = plan.mesh}), plan.bytes);
+  }
 }
 
 void Storage::set_grad_access(const memory::PartPlan &part, Access access) const {
-  const Region &home = region(part.full_grad.region);
-  if (part.full_grad.bytes && protects_grads())
-    home.arena->protect_own(home.arena_offset + team_.rank() * home.stride + part.full_grad.offset,
-                            part.full_grad.bytes, access);
+  if (part.full_grad.bytes && protects_grads(part.full_grad.mesh))
+    region(part.full_grad.region, part.full_grad.mesh)
+        .arena->protect_own(own_offset(part.full_grad), part.full_grad.bytes, access);
 }
 
-bool Storage::protects_grads() const {
-  const Region &home = region(memory::RegionId::kept_grads);
+bool Storage::protects_grads(uint32_t mesh) const {
+  const Region &home = region(memory::RegionId::kept_grads, mesh);
   return home.arena && home.arena->protects();
 }
 
 std::span<const std::byte> Storage::full_grad(const memory::PartPlan &part) const {
-  return {own_part(part.full_grad.region) + part.full_grad.offset, part.full_grad.bytes};
+  return {own_part(part.full_grad.region, part.full_grad.mesh) + part.full_grad.offset, part.full_grad.bytes};
 }
 
 std::span<const std::byte> Storage::shown_compute(const memory::PiecePlan &piece) const {
-  return {region(piece.compute.region).shown + piece.compute.offset, piece.compute.bytes};
+  return {region(piece.compute.region, piece.compute.mesh).shown + piece.compute.offset, piece.compute.bytes};
 }
 
 void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
   bucket.plan = &plan;
   bucket.planes.reserve(plan.planes.size());
   for (const memory::PlanePlan &row : plan.planes) {
-    const Region &home = region(row.region);
+    const Region &home = region(row.region, row.mesh);
     Plane plane{&row,
                 &plan.layout_of(row),
                 home.data + row.offset,

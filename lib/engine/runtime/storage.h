@@ -21,9 +21,10 @@
 namespace fsdp::engine {
 
 // Checks whether there is room for a model where its ranks run. If there is not, the kernel kills processes, so the
-// check comes before anything is allocated. The bytes that rank `inner` of the inner axis will allocate in the host's
-// memory. They include memory that it makes for its whole axis.
-uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory, uint32_t inner, uint32_t inner_size) noexcept;
+// check comes before anything is allocated. The bytes that a rank with these places, one in each mesh, will allocate in
+// the host's memory. They include memory that it makes for its whole axis.
+uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory,
+                    std::span<const memory::InnerPlace> places) noexcept;
 // Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup together need more memory than
 // the cgroup has free.
 void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits);
@@ -32,6 +33,9 @@ inline constexpr auto grad_arena_refusal =
     "fsdp_set_arena: main grads of groups with FSDP_STRATEGY_NO_SHARD or FSDP_REDUCE_POLICY_LAST lie in memory that "
     "peers map; "
     "FSDP_ROLE_GRAD cannot be handed in for this model";
+
+// Do peers read main gradients in place? Then the caller cannot hand in their memory.
+bool keeps_read_grads(const memory::ModelPlan &plan);
 
 // Memory that the caller passed in for a role.
 struct CallerArena {
@@ -44,19 +48,21 @@ class Storage {
   // Collective over all ranks of the model. `early` is an error because of which this rank cannot go on; every rank
   // then throws it.
   Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
-          const Teams &teams, device::Device &device, std::optional<Error> early = {});
+          const std::vector<Teams> &teams, device::Device &device, std::optional<Error> early = {});
 
   const std::vector<Bucket> &buckets() const { return buckets_; }
-  const Region &region(memory::RegionId id) const { return regions_[static_cast<size_t>(id)]; }
+  const Region &region(memory::RegionId id, uint32_t mesh = 0) const {
+    return regions_[memory::ModelPlan::number_of(id, mesh)];
+  }
   // own_part() is this rank's part for writing; part_of() is any inner rank's part for reading.
-  std::byte *own_part(memory::RegionId id) const { return region(id).data; }
-  const std::byte *part_of(memory::RegionId id, uint32_t inner_rank) const;
+  std::byte *own_part(memory::RegionId id, uint32_t mesh = 0) const { return region(id, mesh).data; }
+  const std::byte *part_of(memory::RegionId id, uint32_t mesh, uint32_t inner_rank) const;
   // Collective: registers private memory that collectives of the team will use.
   void register_with(transport::Team &team) const;
   // Debug mode, if the arena can protect pages: sets what this rank may do with a part's full gradient. Peers read it
   // in their own views.
   void set_grad_access(const memory::PartPlan &part, Access access) const;
-  bool protects_grads() const;
+  bool protects_grads(uint32_t mesh) const;
   // Debug mode, if the arena can protect pages: sets whether the caller may read a group's weights in shared memory.
   void show_compute(const memory::PiecePlan &piece, bool readable) const;
   // restores(): can writes into views of a group's weights be undone? restore() undoes them.
@@ -77,24 +83,35 @@ class Storage {
   void allocate_own(const memory::RegionPlan &plan, Region &region);
   void take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const;
   void allocate_all_own();
-  void allocate_arenas();
-  View view_of(memory::RegionId id) const;
-  void allocate_parts(memory::RegionId id, uint64_t bytes_behind);
-  void allocate_common(memory::RegionId id);
-  std::vector<transport::Range> own_ranges(memory::RegionId id) const;
+  void allocate_arenas(uint32_t mesh);
+  void allocate_grads(uint32_t mesh);
+  View view_of(const memory::RegionPlan &plan) const;
+  void allocate_parts(const memory::RegionPlan &plan, uint64_t bytes_behind = 0);
+  void allocate_common(const memory::RegionPlan &plan);
+  std::vector<transport::Range> own_ranges(const memory::RegionPlan &plan) const;
   void clear(std::byte *data, uint64_t bytes) const;
   void place(const memory::BucketPlan &plan, Bucket &bucket) const;
-  transport::Team &team_of(const memory::RegionPlan &plan) const { return plan.on_host ? host_team_ : team_; }
+  Region &region_of(const memory::RegionPlan &plan) {
+    return regions_[memory::ModelPlan::number_of(plan.id, plan.mesh)];
+  }
+  // The inner ranks that read a region.
+  transport::Team &team_of(const memory::RegionPlan &plan) const {
+    return plan.on_host ? *teams_[plan.mesh].inner : *teams_[plan.mesh].inner_data;
+  }
+  // The offset of this rank's part from the first byte that the arena has for the region.
+  uint64_t own_offset(const memory::GroupBytes &bytes) const {
+    const Region &home = region(bytes.region, bytes.mesh);
+    return home.arena_offset + teams_[bytes.mesh].inner->rank() * home.stride + bytes.offset;
+  }
   uint64_t &allocated(const memory::RegionPlan &plan) { return allocated_[static_cast<size_t>(plan.role)]; }
 
   const memory::ModelSpec &spec_;
   const memory::ModelPlan &plan_;
   const std::map<fsdp_role, CallerArena> &callers_;
-  transport::Team &host_team_;  // the inner ranks
-  transport::Team &team_;       // the inner ranks over memory of the device
+  const std::vector<Teams> &teams_;  // by mesh
   device::Device &device_;
   std::array<uint64_t, 8> allocated_{};
-  std::array<Region, memory::region_count> regions_;
+  std::vector<Region> regions_;            // numbered as those of the plan
   std::unique_ptr<device::Memory> acted_;  // see TeamMemory
   std::vector<Bucket> buckets_;
 };

@@ -29,18 +29,18 @@ std::string name_ranks(const transport::Team &team, uint32_t world_size) {
   return team.size() < world_size ? list_ranks(team) : "";
 }
 
-Teams create_teams(Context &context, const layout::Mesh &mesh) {
+Teams create_teams(Context &context, const layout::Mesh &mesh, const std::string &what) {
   Teams teams;
-  teams.all = context.create_team(mesh.ranks, "the model");
+  teams.all = context.create_team(mesh.ranks, what);
   return teams;
 }
 
-void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates) {
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates, const std::string &what) {
   const uint32_t rank = teams.all->rank();
   teams.inner = teams.all;
   if (mesh.outer_size > 1) {
-    teams.inner = context.create_team(mesh.inner_ranks(rank), "the model's inner axis");
-    teams.outer = context.create_team(mesh.outer_ranks(rank), "the model's outer axis");
+    teams.inner = context.create_team(mesh.inner_ranks(rank), what + "'s inner axis");
+    teams.outer = context.create_team(mesh.outer_ranks(rank), what + "'s outer axis");
   }
   // A team that only has memory needs no transport that must be opened.
   const auto make_inner = [&] {
@@ -55,9 +55,10 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
 }
 
 void TeamNews::tell() noexcept {
-  teams_.for_each_data([this](transport::Team &team) {
-    for (const transport::Note &note : team.take_news()) context_.log(note.level, note.text);
-  });
+  for (const Teams &mesh_teams : teams_)
+    mesh_teams.for_each_data([this](transport::Team &team) {
+      for (const transport::Note &note : team.take_news()) context_.log(note.level, note.text);
+    });
 }
 
 namespace {
@@ -69,10 +70,10 @@ std::vector<uint32_t> outer_ranks(const Context &context, const layout::Mesh &me
   return mesh.outer_ranks(static_cast<uint32_t>(rank));
 }
 
-uint64_t count_device_bytes(const memory::ModelSpec &spec, DeviceTransport inner, DeviceTransport outer) {
-  const layout::Mesh &mesh = spec.mesh;
+uint64_t count_device_bytes(const memory::ModelSpec &spec, const layout::Mesh &mesh, DeviceTransport inner,
+                            DeviceTransport outer) {
   const uint64_t longest = spec.longest_call();
-  return (spec.communicates() ? transport::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
+  return (spec.communicates(mesh) ? transport::device_team_bytes(mesh.inner_size, inner, longest) : 0) +
          // The factor 2 is for sums and for weights.
          (mesh.outer_size > 1 ? 2 * transport::device_message_bytes(mesh.outer_size, outer, longest) : 0);
 }
@@ -110,13 +111,23 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
 }  // namespace
 
 TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec) {
-  const DeviceTransport outer = plan_outer(context, spec.mesh);
-  return count_team_memory(context, spec.mesh, outer, count_device_bytes(spec, context.transport(), outer));
+  TeamMemory memory;
+  for (const layout::Mesh &mesh : spec.meshes) {
+    const DeviceTransport outer = plan_outer(context, mesh);
+    memory += count_team_memory(context, mesh, outer, count_device_bytes(spec, mesh, context.transport(), outer));
+  }
+  return memory;
 }
 
-TeamMemory team_memory(const Teams &teams, const Context &context, const memory::ModelSpec &spec) {
-  const DeviceTransport outer = teams.outer ? teams.outer_data->transport() : DeviceTransport::none;
-  return count_team_memory(context, spec.mesh, outer, count_device_bytes(spec, teams.inner_data->transport(), outer));
+TeamMemory team_memory(const std::vector<Teams> &teams, const Context &context, const memory::ModelSpec &spec) {
+  TeamMemory memory;
+  for (size_t m = 0; m < teams.size(); ++m) {
+    const layout::Mesh &mesh = spec.meshes[m];
+    const DeviceTransport outer = teams[m].outer ? teams[m].outer_data->transport() : DeviceTransport::none;
+    memory += count_team_memory(context, mesh, outer,
+                                count_device_bytes(spec, mesh, teams[m].inner_data->transport(), outer));
+  }
+  return memory;
 }
 
 namespace {
@@ -129,11 +140,12 @@ struct Share {
   uint32_t streams;  // streams that wait for kernels of peers, or 0
 };
 
-bool waits_for_kernels(const Teams &teams) {
+bool waits_for_kernels(const std::vector<Teams> &teams) {
   bool waits = false;
-  teams.for_each_data([&](const transport::Team &team) {
-    waits |= team.size() > 1 && team.transport() == transport::DeviceTransport::nccl;
-  });
+  for (const Teams &mesh_teams : teams)
+    mesh_teams.for_each_data([&](const transport::Team &team) {
+      waits |= team.size() > 1 && team.transport() == transport::DeviceTransport::nccl;
+    });
   return waits;
 }
 
@@ -152,10 +164,10 @@ long count_queues() {
 
 }  // namespace
 
-void warn_of_queues(Context &context, const Teams &teams) {
+void warn_of_queues(Context &context, const std::vector<Teams> &teams) {
   const device::Device &device = context.device();
   if (device.traits().host_memory) return;
-  transport::Team &team = *teams.all;
+  transport::Team &team = *teams.front().all;
   const Share mine{name_process(), device.index(), waits_for_kernels(teams) ? device.streams() : 0};
   std::vector<Share> all(team.size());
   team.all_gather(&mine, sizeof mine, all.data(), "the streams of a GPU");

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "layout/mesh.h"
 #include "memory/model_spec.h"
@@ -20,6 +21,7 @@ struct Teams {
   std::shared_ptr<transport::Team> outer;  // ranks that exchange over the outer axis; NULL: there is none
   // The inner and the outer team over the device's memory. On the host they are the same as above.
   std::shared_ptr<transport::Team> inner_data, outer_data;
+  bool has_outer() const { return outer != nullptr; }
   // Visits the teams over the device's memory that differ from those above.
   template <class Visit>
   void for_each_data(Visit &&visit) const {
@@ -35,7 +37,7 @@ std::string name_ranks(const transport::Team &team, uint32_t world_size);
 // Logs news of teams after their creation, at the latest when everything that uses them has ended.
 class TeamNews {
  public:
-  TeamNews(Context &context, const Teams &teams) : context_(context), teams_(teams) {}
+  TeamNews(Context &context, const std::vector<Teams> &teams) : context_(context), teams_(teams) {}
   ~TeamNews() { tell(); }
   TeamNews(const TeamNews &) = delete;
   TeamNews &operator=(const TeamNews &) = delete;
@@ -43,24 +45,32 @@ class TeamNews {
 
  private:
   Context &context_;
-  const Teams &teams_;
+  const std::vector<Teams> &teams_;
 };
 
 // Collective over the mesh. create_teams() makes the team of all ranks. Once the ranks are known to have the same mesh,
-// create_axes() makes the teams of its axes. `communicates`: ranks communicate over the inner axis.
-Teams create_teams(Context &context, const layout::Mesh &mesh);
-void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates);
+// create_axes() makes the teams of its axes. `communicates`: ranks communicate over the inner axis. `what` names the
+// mesh in messages.
+Teams create_teams(Context &context, const layout::Mesh &mesh, const std::string &what);
+void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool communicates, const std::string &what);
 
 // The memory that a rank allocates for the model's communicators.
 struct TeamMemory {
   uint64_t device_bytes = 0;   // memory of a device, in both axes
   uint64_t message_bytes = 0;  // messages of the host, over the outer axis
   uint64_t acted_bytes = 0;    // the part of message_bytes that only real hosts would use
+
+  TeamMemory &operator+=(const TeamMemory &other) {
+    device_bytes += other.device_bytes;
+    message_bytes += other.message_bytes;
+    acted_bytes += other.acted_bytes;
+    return *this;
+  }
 };
 // The memory before there are teams. If the transport is chosen at the seal, it is the maximum.
 TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec);
 // The memory of existing teams.
-TeamMemory team_memory(const Teams &teams, const Context &context, const memory::ModelSpec &spec);
+TeamMemory team_memory(const std::vector<Teams> &teams, const Context &context, const memory::ModelSpec &spec);
 
 // CUDA puts the streams of one process on a GPU into few hardware queues, and streams of one queue wait for each other.
 // If the streams belong to ranks that are threads of one process and wait for each other, too, the waits may form a
@@ -72,6 +82,6 @@ struct Teams;
 
 // Collective over the model's ranks, when all streams have been made. If ranks that use NCCL share the queues of a GPU,
 // the first of them logs a warning.
-void warn_of_queues(Context &context, const Teams &teams);
+void warn_of_queues(Context &context, const std::vector<Teams> &teams);
 
 }  // namespace fsdp::engine

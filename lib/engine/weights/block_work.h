@@ -42,8 +42,6 @@ struct PlaneSlice {
 // then by kind in the plan's order.
 template <class Visit>
 void for_each_slice(const Runtime &runtime, std::initializer_list<PlaneKind> kinds, Visit &&visit) {
-  const layout::Mesh &mesh = runtime.spec.mesh;
-  const uint32_t rank = runtime.teams.all->rank();
   uint32_t ordinal = 0;
   for (const Group &group : runtime.groups)
     for (uint32_t p = 0; p < group.places.size(); ++p, ++ordinal) {
@@ -53,7 +51,7 @@ void for_each_slice(const Runtime &runtime, std::initializer_list<PlaneKind> kin
         for (const PlaneKind kind : kinds)
           if (plane.plan->kind == kind)
             visit(PlaneSlice{group, p, ordinal, bucket, place.tensor, plane,
-                             memory::slice_of(*plane.layout, place.tensor, plane.plan->owned, mesh, rank)});
+                             runtime.slice_of(plane, place.tensor, plane.plan->owned)});
     }
 }
 

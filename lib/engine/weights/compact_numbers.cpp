@@ -55,9 +55,7 @@ CompactNumbers::CompactNumbers(Runtime &runtime, const Bucket &bucket, const Pla
   if (plane.plan->kind == PlaneKind::state) form_ = plane.plan->index ? Form::unsigned_codes : Form::signed_codes;
   second_ =
       form_ == Form::split ? &bucket.plane(PlaneKind::rest) : &bucket.plane(PlaneKind::state_scales, plane.plan->index);
-  const auto part_of = [&](const Plane &of) {
-    return memory::slice_of(*of.layout, tensor, of.plan->owned, runtime.spec.mesh, runtime.teams.all->rank());
-  };
+  const auto part_of = [&](const Plane &of) { return runtime.slice_of(of, tensor, of.plan->owned); };
   slice_ = part_of(plane);
   of_second_ = part_of(*second_);
   const uint64_t blocks = device::state_blocks(std::min({longest, slice_.count, piece_count}));

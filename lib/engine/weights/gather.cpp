@@ -239,7 +239,7 @@ void Gatherer::enqueue_copies(const GatherRequest &asked) {
   const uint64_t bytes = asked.missing_bytes();
   device::Stream &stream = *runtime_.gathers.stream;
   StreamTrace &trace = *runtime_.gathers.trace;
-  runtime_.await_parts(group.name(), group.trace_name);
+  runtime_.await_parts(runtime_.comms_of(group), group.name(), group.trace_name);
   const Traced traced(group, planes.traced());
   trace.begin("all_gather", traced, bytes);
   runtime_.gather(gathers, group);
@@ -248,7 +248,7 @@ void Gatherer::enqueue_copies(const GatherRequest &asked) {
   for (const GatheredPiece &slot : asked.slots) {
     if (slot.gathered) continue;
     stream.record(*slot.ready);
-    if (runtime_.collectives().records_calls) runtime_.calls.add(std::exchange(kind, CallKind::join), slot.number);
+    if (runtime_.collectives().records_calls) runtime_.record_call({std::exchange(kind, CallKind::join), slot.number});
   }
   runtime_.stats.add_all_gather(bytes, planes);
 }
@@ -264,15 +264,15 @@ void Gatherer::release(Group &group, GatheredPiece &slot) {
   const bool gathered = std::ranges::any_of(
       group.slots, [&](const GatheredPiece &other) { return other.piece == slot.piece && other.gathered; });
   if (!gathered) set_readable(group, slot.piece, false);
-  if (runtime_.context.debug() && group.plan->copies) poison(slot);
+  if (runtime_.context.debug() && group.plan->copies) poison(group, slot);
 }
 
 // The poison comes after the copies on their stream. If the caller's stream is the calling thread, it is done when the
 // call returns.
-void Gatherer::poison(const GatheredPiece &slot) {
+void Gatherer::poison(const Group &group, const GatheredPiece &slot) {
   // 0xFF bytes are a NaN in every dtype of numbers.
   for (const transport::Gather &gather : slot.gathers)
-    runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.inner().size());
+    runtime_.gathers.stream->fill(gather.to, 0xFF, gather.bytes * runtime_.comms_of(group).inner().size());
   device::Stream &caller = runtime_.context.device().caller_stream(nullptr);
   if (caller.is_calling_thread()) runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
 }

@@ -70,7 +70,7 @@ class Gatherer {
   void release(Group &group, GatheredPiece &slot);
   void drop(Group &group);
   void set_readable(const Group &group, uint32_t piece, bool readable);
-  void poison(const GatheredPiece &slot);
+  void poison(const Group &group, const GatheredPiece &slot);
 
   Runtime &runtime_;
   VisitCursor cursor_;

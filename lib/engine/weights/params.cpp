@@ -2,10 +2,10 @@
 #include "engine/weights/params.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 
 #include "base/dtype.h"
+#include "base/wire_error.h"
 #include "engine/weights/quantized_params.h"
 #include "memory/plane.h"
 #include "transport/exchange.h"
@@ -13,8 +13,10 @@
 namespace fsdp::engine {
 
 Params::Params(Runtime &runtime) : runtime_(runtime) {
-  if (runtime.teams.outer)
-    outer_ = runtime.teams.outer->create_collectives("outer parameters", transport::Shape::messages(false));
+  for (const MeshComms &mesh_comms : runtime.comms)
+    outer_.push_back(mesh_comms.teams.outer ? mesh_comms.teams.outer->create_collectives(
+                                                  "outer parameters", transport::Shape::messages(false))
+                                            : nullptr);
 }
 
 // Checks the dtype. Numbers may have any dtype of numbers; all other data must have the dtype that is stored.
@@ -35,38 +37,38 @@ void Params::check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, u
 }
 
 void Params::check_data(const Tensor &tensor, const void *data, std::optional<uint32_t> root) const {
-  if ((!root || *root == runtime_.teams.all->rank()) && !data)
+  if ((!root || *root == comms_of(tensor).rank()) && !data)
     fail(FSDP_INVALID_ARGUMENT, "{}: data is NULL for {} on rank {}", tensor.call,
          tensor.stored ? tensor.name : format_text("parameter '{}'", tensor.param.name), runtime_.context.rank());
 }
 
-std::optional<uint32_t> Params::find_root(int32_t root, const char *call) const {
+std::optional<uint32_t> Params::find_root(int32_t root, const Tensor &tensor) const {
   if (root == FSDP_EVERY_RANK) return std::nullopt;
-  const auto &ranks = runtime_.spec.mesh.ranks;
+  const auto &ranks = comms_of(tensor).mesh.ranks;
   const auto found = root < 0 ? ranks.end() : std::find(ranks.begin(), ranks.end(), static_cast<uint32_t>(root));
   if (found == ranks.end())
-    fail(FSDP_INVALID_ARGUMENT, "{}: root {} is neither FSDP_EVERY_RANK nor one of the {} ranks of the model's mesh",
-         call, root, ranks.size());
+    fail(FSDP_INVALID_ARGUMENT, "{}: root {} is neither FSDP_EVERY_RANK nor one of the {} ranks of the {} mesh",
+         tensor.call, root, ranks.size(), tensor.plane.plan->mesh ? "group's" : "model's");
   return static_cast<uint32_t>(found - ranks.begin());
 }
 
 layout::Slice Params::owned(const Tensor &tensor, uint32_t rank) const {
-  return memory::slice_of(*tensor.plane.layout, tensor.place.tensor, tensor.plane.plan->owned, runtime_.spec.mesh,
+  return memory::slice_of(*tensor.plane.layout, tensor.place.tensor, tensor.plane.plan->owned, comms_of(tensor).mesh,
                           rank);
 }
 
 // Is a part of the parameter only on other outer ranks?
-bool Params::travels(const ParamPlace &place) const {
-  return runtime_.spec.mesh.slices() > 1 && !runtime_.plan.buckets[place.bucket].frozen;
+bool Params::travels(const Tensor &tensor) const {
+  return comms_of(tensor).mesh.slices() > 1 && !runtime_.plan.buckets[tensor.place.bucket].frozen;
 }
 
 // The ranks whose parts make up the parameter. If outer ranks hold the same parts, these are the ranks of this inner
 // axis.
-std::vector<uint32_t> Params::holders(const ParamPlace &place) const {
-  const layout::Mesh &mesh = runtime_.spec.mesh;
-  const uint32_t first = mesh.outer_index(runtime_.teams.all->rank()) * mesh.inner_size;
+std::vector<uint32_t> Params::holders(const Tensor &tensor) const {
+  const layout::Mesh &mesh = comms_of(tensor).mesh;
+  const uint32_t first = mesh.outer_index(comms_of(tensor).rank()) * mesh.inner_size;
   std::vector<uint32_t> ranks;
-  if (travels(place))
+  if (travels(tensor))
     for (uint32_t slot = 0; slot < mesh.slots(); ++slot) ranks.push_back(mesh.holder(slot));
   else
     for (uint32_t i = 0; i < mesh.inner_size; ++i) ranks.push_back(first + i);
@@ -84,7 +86,7 @@ std::optional<CompactNumbers> Params::compact_numbers(const Tensor &tensor, bool
 
 void Params::store(const Tensor &tensor, std::optional<CompactNumbers> &compact, const std::byte *from,
                    fsdp_dtype dtype, uint64_t first, uint64_t count) {
-  const layout::Slice own = owned(tensor, runtime_.teams.all->rank());
+  const layout::Slice own = owned(tensor, comms_of(tensor).rank());
   const uint64_t begin = std::max(first, own.tensor_offset);
   const uint64_t end = std::min(first + count, own.tensor_offset + own.count);
   if (begin >= end) return;
@@ -101,10 +103,10 @@ void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64
   runtime_.context.device().transfer(to, dtype, from, dtype, count);
 }
 
-void Params::meet(const transport::Tag &tag, device::Stream &caller) {
+void Params::meet(transport::Collectives &control, const transport::Tag &tag, device::Stream &caller) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope barrier(*runtime_.flights.params, "barrier", 0);
-  runtime_.control_comm->await_release(runtime_.control_comm->barrier(tag, caller), caller);
+  control.await_release(control.barrier(tag, caller), caller);
 }
 
 // The owner fills its part of the staging memory. If the owner is on another outer rank, the outer ranks with its inner
@@ -112,24 +114,25 @@ void Params::meet(const transport::Tag &tag, device::Stream &caller) {
 // taken it.
 template <class Fill, class Take>
 void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
+  const Tensor &tensor = piece.tensor;
+  const MeshComms &comms = comms_of(tensor);
+  const uint32_t mesh = tensor.plane.plan->mesh;
   device::Stream &caller = runtime_.context.device().calling_thread();
   // Ranks must agree on the whole text. If they do not, the error shows the text and may cut off its end, but the whole
   // text is compared.
-  const std::string text =
-      format_text("{} from rank {} of {}{}", piece.call, runtime_.teams.all->world_rank(piece.shown), piece.name,
-                  piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
+  const std::string text = format_text("{} from rank {} of {}{}", tensor.call, comms.teams.all->world_rank(piece.shown),
+                                       tensor.name, piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
   const transport::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
-  const uint32_t inner = runtime_.spec.mesh.inner(piece.owner);
-  std::byte *own = runtime_.storage->own_part(memory::RegionId::staging);
-  if (piece.owner == runtime_.teams.all->rank()) fill(own);
-  if (outer_ && piece.travels && inner == runtime_.inner().rank()) {
+  const uint32_t inner = comms.mesh.inner(piece.owner);
+  std::byte *own = runtime_.storage->own_part(memory::RegionId::staging, mesh);
+  if (piece.owner == comms.rank()) fill(own);
+  if (outer_[mesh] && piece.travels && inner == comms.inner().rank()) {
     const WaitSpan span(runtime_, WaitKind::peers);
-    outer_->broadcast(transport::Part::alone(own), piece.bytes, runtime_.spec.mesh.outer_index(piece.owner), tag,
-                      caller);
+    outer_[mesh]->broadcast(transport::Part::alone(own), piece.bytes, comms.mesh.outer_index(piece.owner), tag, caller);
   }
-  meet(tag, caller);
-  take(runtime_.storage->part_of(memory::RegionId::staging, inner));
-  meet(tag, caller);
+  meet(*comms.control, tag, caller);
+  take(runtime_.storage->part_of(memory::RegionId::staging, mesh, inner));
+  meet(*comms.control, tag, caller);
 }
 
 Params::Tensor Params::weights_of(Group &group, uint64_t param_index, const char *call) {
@@ -171,7 +174,7 @@ void Params::load_rows(Group &group, uint64_t param_index, const void *data, fsd
   runtime_.require_eager(call);
   const uint64_t row = runtime_.placement(tensor.place).row;
   check(group, tensor, dtype, tensor.count());
-  const layout::Slice own = owned(tensor, runtime_.teams.all->rank());
+  const layout::Slice own = owned(tensor, comms_of(tensor).rank());
   const uint64_t first = own.tensor_offset / row, end = first + own.count / row;
   if (row_offset < first || row_offset > end || row_count > end - row_offset)
     fail(FSDP_INVALID_ARGUMENT,
@@ -268,8 +271,8 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
   const CallSpan span(runtime_, tensor.stored ? "load_plane" : "load_param", &group, element_count * dtype_size(dtype));
   runtime_.step.require_window(call);
   runtime_.require_eager(call);
-  const auto owner = find_root(root, call);
-  if (owner && runtime_.teams.all->size() > 1) {
+  const auto owner = find_root(root, tensor);
+  if (owner && comms_of(tensor).teams.all->size() > 1) {
     dtype = offered(group, tensor, data, dtype, element_count, *owner);
   } else {
     check(group, tensor, dtype, element_count);
@@ -278,7 +281,7 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
   runtime_.join_window(runtime_.caller_stream(nullptr, call));
   const auto *bytes = static_cast<const std::byte *>(data);
   if (tensor.is_converted()) return load_converted(tensor, bytes, dtype, owner);
-  auto compact = compact_numbers(tensor, owner && runtime_.teams.all->size() > 1);
+  auto compact = compact_numbers(tensor, owner && comms_of(tensor).teams.all->size() > 1);
   bring(tensor, bytes, dtype, owner, [&](const std::byte *from, uint64_t first, uint64_t count) {
     store(tensor, compact, from, dtype, first, count);
   });
@@ -289,30 +292,28 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
 fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype,
                            uint64_t element_count, uint32_t root) {
   struct Offer {
-    fsdp_status status = FSDP_OK;
     fsdp_dtype dtype = 0;
-    char reason[400] = {};
+    WireError<400> error;
   } offer;
-  std::optional<Error> refused;
-  try {
-    if (data || root == runtime_.teams.all->rank()) check(group, tensor, dtype, element_count);
+  const bool is_root = root == comms_of(tensor).rank();
+  const auto root_rank = static_cast<int32_t>(comms_of(tensor).teams.all->world_rank(root));
+  // Throwing at once would leave the root waiting; the root may have the same error.
+  std::optional<Error> refused = capture_error([&] {
+    if (data || is_root) check(group, tensor, dtype, element_count);
     check_data(tensor, data, root);
     offer.dtype = dtype;
-  } catch (const Error &error) {
-    refused = error;  // throwing at once would leave the root waiting; the root may have the same error
-    if (root == runtime_.teams.all->rank()) refused->rank = static_cast<int32_t>(runtime_.teams.all->world_rank(root));
-    offer.status = error.status;
-    std::snprintf(offer.reason, sizeof offer.reason, "%s", error.what());
+  });
+  if (refused) {
+    if (is_root) refused->rank = root_rank;
+    offer.error = WireError<400>(*refused);
   }
   stage(
-      {tensor.call, root, root, true, sizeof offer, 0, tensor.name.c_str()},
-      [&](std::byte *to) { std::memcpy(to, &offer, sizeof offer); },
-      [&](const std::byte *from) { std::memcpy(&offer, from, sizeof offer); });
+      {tensor, root, root, true, sizeof offer, 0}, [&](std::byte *to) { std::memcpy(to, &offer, sizeof offer); },
+      [&](const std::byte *from) { std::memcpy(static_cast<void *>(&offer), from, sizeof offer); });
   if (refused) throw *refused;
-  if (offer.status)
-    fail_rank(offer.status, static_cast<int32_t>(runtime_.teams.all->world_rank(root)),
-              "{}: the root, rank {}, has no data: {}", tensor.call, runtime_.teams.all->world_rank(root),
-              offer.reason);
+  if (offer.error.failed())
+    fail_rank(offer.error.status, root_rank, "{}: the root, rank {}, has no data: {}", tensor.call, root_rank,
+              offer.error.text.view());
   return data ? dtype : offer.dtype;
 }
 
@@ -320,12 +321,12 @@ template <class Take>
 void Params::bring(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype, std::optional<uint32_t> root,
                    Take take) {
   const uint64_t all = tensor.count(), element = dtype_size(dtype);
-  if (!root || runtime_.teams.all->size() == 1) return take(data, 0, all);
-  const uint64_t step = runtime_.plan.region(memory::RegionId::staging).bytes / element;
+  if (!root || comms_of(tensor).teams.all->size() == 1) return take(data, 0, all);
+  const uint64_t step = runtime_.plan.region(memory::RegionId::staging, tensor.plane.plan->mesh).bytes / element;
   for (uint64_t first = 0; first < all; first += step) {
     const uint64_t count = std::min(step, all - first);
     stage(
-        {tensor.call, *root, *root, true, count * element, dtype, tensor.name.c_str()},
+        {tensor, *root, *root, true, count * element, dtype},
         [&](std::byte *to) { copy(to, data + first * element, dtype, count); },
         [&](const std::byte *from) { take(from, first, count); });
   }
@@ -334,14 +335,14 @@ void Params::bring(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype
 void Params::attempt(const Tensor &tensor, bool together, const std::function<void()> &step) {
   if (!together) return step();
   const WaitSpan span(runtime_, WaitKind::peers);
-  transport::attempt_together(*runtime_.teams.all, format_text("{} of '{}'", tensor.call, tensor.name), step);
+  transport::attempt_together(*comms_of(tensor).teams.all, format_text("{} of '{}'", tensor.call, tensor.name), step);
 }
 
 void Params::load_converted(const Tensor &tensor, const std::byte *data, fsdp_dtype dtype,
                             std::optional<uint32_t> root) {
   std::optional<FrozenLoad> numbers;
-  attempt(tensor, root && runtime_.teams.all->size() > 1,
-          [&] { numbers.emplace(runtime_, tensor.param, tensor.place, owned(tensor, runtime_.teams.all->rank())); });
+  attempt(tensor, root && comms_of(tensor).teams.all->size() > 1,
+          [&] { numbers.emplace(runtime_, tensor.param, tensor.place, owned(tensor, comms_of(tensor).rank())); });
   bring(tensor, data, dtype, root,
         [&](const std::byte *from, uint64_t first, uint64_t count) { numbers->take(from, dtype, first, count); });
   numbers->store();
@@ -353,9 +354,9 @@ void Params::read(const Group &group, const Tensor &tensor, void *data, fsdp_dty
   runtime_.require_eager(call);
   const CallSpan span(runtime_, "read_param", &group, element_count * dtype_size(dtype));
   check(group, tensor, dtype, element_count);
-  const auto reader = find_root(root, call);
+  const auto reader = find_root(root, tensor);
   check_data(tensor, data, reader);
-  const bool reads = !reader || *reader == runtime_.teams.all->rank();
+  const bool reads = !reader || *reader == comms_of(tensor).rank();
   runtime_.join_window(runtime_.caller_stream(nullptr, call));
   auto *to = static_cast<std::byte *>(data);
   if (tensor.is_converted())
@@ -384,31 +385,30 @@ void Params::read_converted(const Tensor &tensor, std::byte *to, fsdp_dtype dtyp
 }
 
 bool Params::is_here(const Tensor &tensor) const {
-  return tensor.plane.plan->owned == Extent::whole || runtime_.teams.all->size() == 1;
+  return tensor.plane.plan->owned == Extent::whole || comms_of(tensor).teams.all->size() == 1;
 }
 
 void Params::copy_out(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, bool reads) {
   device::Device &device = runtime_.context.device();
-  const ParamPlace &place = tensor.place;
   const Plane &plane = tensor.plane;
   auto compact = compact_numbers(tensor, !is_here(tensor));
   if (is_here(tensor)) {
     if (reads && compact)
       compact->read_as(0, tensor.count(), to, dtype);
     else if (reads)
-      device.transfer(to, dtype, plane.at(owned(tensor, runtime_.teams.all->rank())), plane.dtype(), tensor.count());
+      device.transfer(to, dtype, plane.at(owned(tensor, comms_of(tensor).rank())), plane.dtype(), tensor.count());
     return;
   }
   const fsdp_dtype shown_dtype = compact ? FSDP_FLOAT32 + 0 : plane.dtype();
   const uint64_t element = dtype_size(shown_dtype);
-  const uint64_t step = runtime_.plan.region(memory::RegionId::staging).bytes / element;
-  for (const uint32_t r : holders(place)) {
+  const uint64_t step = runtime_.plan.region(memory::RegionId::staging, tensor.plane.plan->mesh).bytes / element;
+  for (const uint32_t r : holders(tensor)) {
     const layout::Slice slice = owned(tensor, r);
     for (uint64_t done = 0; done < slice.count; done += step) {
       const uint64_t count = std::min(step, slice.count - done);
-      const uint32_t shown = travels(place) ? r : runtime_.spec.mesh.inner(r);
+      const uint32_t shown = travels(tensor) ? r : comms_of(tensor).mesh.inner(r);
       stage(
-          {tensor.call, r, shown, travels(place), count * element, shown_dtype, tensor.name.c_str()},
+          {tensor, r, shown, travels(tensor), count * element, shown_dtype},
           [&](std::byte *part) {
             if (compact)
               compact->read_as(done, count, part, shown_dtype);

@@ -78,30 +78,30 @@ class Params {
   // Writes elements [first, first + count) of the parameter from `from`, as far as this rank owns them.
   void store(const Tensor &tensor, std::optional<CompactNumbers> &compact, const std::byte *from, fsdp_dtype dtype,
              uint64_t first, uint64_t count);
-  std::vector<uint32_t> holders(const ParamPlace &place) const;
-  bool travels(const ParamPlace &place) const;
+  std::vector<uint32_t> holders(const Tensor &tensor) const;
+  bool travels(const Tensor &tensor) const;
+  const MeshComms &comms_of(const Tensor &tensor) const { return runtime_.comms[tensor.plane.plan->mesh]; }
   // Bytes of one rank that are shown to all ranks, or to the ranks of its outer index.
   struct ShownBytes {
-    const char *call;
+    const Tensor &tensor;
     uint32_t owner;  // rank of the mesh
     uint32_t shown;  // a number that must be the same on all ranks; they compare it
     bool travels;
     uint64_t bytes;
     fsdp_dtype dtype;  // 0: the bytes are no numbers
-    const char *name;
   };
   // Calls fill() on the owner, and then take() on every rank.
   template <class Fill, class Take>
   void stage(const ShownBytes &piece, Fill fill, Take take);
   void copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count);
-  void meet(const transport::Tag &tag, device::Stream &caller);
+  void meet(transport::Collectives &control, const transport::Tag &tag, device::Stream &caller);
   // The rank in the mesh of a root, which is given as a rank of the job.
-  std::optional<uint32_t> find_root(int32_t root, const char *call) const;
+  std::optional<uint32_t> find_root(int32_t root, const Tensor &tensor) const;
   void check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, uint64_t element_count) const;
   void check_data(const Tensor &tensor, const void *data, std::optional<uint32_t> root) const;
 
   Runtime &runtime_;
-  std::unique_ptr<transport::Collectives> outer_;  // NULL: there is no outer axis
+  std::vector<std::unique_ptr<transport::Collectives>> outer_;  // by mesh; NULL: it has no outer axis
 };
 
 }  // namespace fsdp::engine

@@ -84,10 +84,9 @@ layout::Slice find_scales(const Runtime &runtime, const memory::ParamSpec &param
                           const layout::Slice &rows) {
   const memory::BucketPlan &bucket = *runtime.bucket(place).plan;
   const memory::Extent owned = bucket.home().owned;
-  const uint32_t rank = runtime.teams.all->rank();
-  layout::Slice scales = memory::slice_of(*bucket.scale_layout, place.tensor, owned, runtime.spec.mesh, rank);
+  layout::Slice scales = runtime.slice_of(*bucket.scale_layout, place.tensor, owned, bucket.mesh);
   if (memory::scales_whole_tensors(param.quantization)) return scales;
-  const layout::Slice own = memory::slice_of(bucket.layout, place.tensor, owned, runtime.spec.mesh, rank);
+  const layout::Slice own = runtime.slice_of(bucket.layout, place.tensor, owned, bucket.mesh);
   const uint64_t before = (rows.tensor_offset - own.tensor_offset) / bucket.layout.tensors[place.tensor].row;
   const uint64_t skipped = memory::count_scales(param, before);
   scales.tensor_offset += skipped, scales.full_offset += skipped;

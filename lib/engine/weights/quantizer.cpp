@@ -130,8 +130,8 @@ Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime), nonfinite_(runtime) {
 }
 
 void Quantizer::add_blocks(const Runtime &runtime, const PlaneSlice &main) {
-  const layout::Slice scales = memory::slice_of(*main.bucket.plan->scale_layout, main.tensor, main.plane.plan->owned,
-                                                runtime.spec.mesh, runtime.teams.all->rank());
+  const layout::Slice scales =
+      runtime.slice_of(*main.bucket.plan->scale_layout, main.tensor, main.plane.plan->owned, main.bucket.plan->mesh);
   const BlockWork work = make_block_work(
       runtime.spec, {main.bucket, main.param(), main.slice, scales, reinterpret_cast<const float *>(main.data())});
   std::visit([&](const auto &part) { nonfinite_.add(main, part); }, work);
@@ -157,8 +157,7 @@ void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) 
 void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_t first) {
   const Plane &plane = bucket.plane(PlaneKind::compute_scales);
   for (uint64_t tensor = 0; tensor < plane.layout->tensors.size(); ++tensor) {
-    const layout::Slice slice = memory::slice_of(*plane.layout, tensor, bucket.plane(PlaneKind::main).plan->owned,
-                                                 runtime.spec.mesh, runtime.teams.all->rank());
+    const layout::Slice slice = runtime.slice_of(plane, tensor, bucket.plane(PlaneKind::main).plan->owned);
     if (!slice.count) continue;
     std::byte *const to = plane.at(slice);
     if (!scales_.empty() && scales_.back().to + scales_.back().count * sizeof(float) == to &&

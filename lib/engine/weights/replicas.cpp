@@ -84,18 +84,17 @@ Holders holders_of(Extent extent) {
   return extent == Extent::whole ? Holders::all : extent == Extent::group ? Holders::inner : Holders::slot;
 }
 
-// Lists the replicas. The list is the same on every rank, except for the hashes.
-std::vector<Replica> list_replicas(Runtime &runtime) {
-  const layout::Mesh &mesh = runtime.spec.mesh;
+// Lists the replicas of a mesh. The list is the same on every rank of it, except for the hashes.
+std::vector<Replica> list_replicas(const Runtime &runtime, const MeshComms &comms) {
   std::vector<Replica> replicas;
   const auto list = [&](const PlaneSlice &own) {
     const memory::PlanePlan &plane = *own.plane.plan;
-    if (plane.again) return;
+    if (plane.again || &runtime.comms_of(own.group) != &comms) return;
     // Ranks of one host map the same memory, so each rank checks its own part.
-    const bool common = runtime.plan.region(plane.region).reach == memory::Reach::common;
+    const bool common = runtime.plan.region(plane).reach == memory::Reach::common;
     const Extent kept = common ? plane.owned : plane.extent;
-    if (!has_peers(mesh, holders_of(kept))) return;
-    const layout::Slice slice = memory::slice_of(*own.plane.layout, own.tensor, kept, mesh, runtime.teams.all->rank());
+    if (!has_peers(comms.mesh, holders_of(kept))) return;
+    const layout::Slice slice = runtime.slice_of(own.plane, own.tensor, kept);
     const uint64_t hash =
         slice.count == 0 ? 0 : hash_plane(runtime.context.device(), own.plane.at(slice), plane.dtype, slice.count);
     replicas.push_back({&own.group, own.param_index, describe(runtime, plane), holders_of(kept), hash});
@@ -138,9 +137,8 @@ std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::v
   return {};
 }
 
-[[noreturn]] void report(Runtime &runtime, const std::vector<Replica> &replicas, const Difference &found,
-                         const char *call) {
-  transport::Team &team = *runtime.teams.all;
+[[noreturn]] void report(const Runtime &runtime, transport::Team &team, const std::vector<Replica> &replicas,
+                         const Difference &found, const char *call) {
   std::vector<uint64_t> mine;
   if (team.rank() == found.usual || team.rank() == found.odd)
     for (const Replica &replica : replicas) mine.push_back(replica.hash);
@@ -158,10 +156,20 @@ std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::v
           FSDP_MISMATCH, static_cast<int32_t>(odd),
           "{}: model {}: parameter '{}' of group '{}': the {} of rank {} have the hash {:016x}, those of rank {} have "
           "{:016x} ({} rank(s) agree with the latter)",
-          call, runtime.teams.number, runtime.param(*replicas[i].group, replicas[i].param_index).name,
+          call, runtime.number(), runtime.param(*replicas[i].group, replicas[i].param_index).name,
           replicas[i].group->name(), replicas[i].what, odd, hash(found.odd, i), usual, hash(found.usual, i),
           found.agreeing);
   fail(FSDP_INTERNAL, "{}: hashes of equal planes differ", call);
+}
+
+void compare(const Runtime &runtime, const MeshComms &comms, const char *call) {
+  transport::Team &team = *comms.teams.all;
+  const std::vector<Replica> replicas = list_replicas(runtime, comms);
+  const Sums mine = sum_up(replicas);
+  std::vector<Sums> all(team.size());
+  team.all_gather(&mine, sizeof mine, all.data(), call);
+  for (const Holders holders : {Holders::all, Holders::inner, Holders::slot})
+    if (const auto found = find_difference(comms.mesh, all, holders)) report(runtime, team, replicas, *found, call);
 }
 
 }  // namespace
@@ -175,12 +183,10 @@ void check_replicas(Runtime &runtime, fsdp_stream stream) {
   runtime.await_version();
   runtime.join_window(caller);
   runtime.synchronize(caller);
-  const std::vector<Replica> replicas = list_replicas(runtime);
-  const Sums mine = sum_up(replicas);
-  std::vector<Sums> all(runtime.teams.all->size());
-  runtime.teams.all->all_gather(&mine, sizeof mine, all.data(), call);
-  for (const Holders holders : {Holders::all, Holders::inner, Holders::slot})
-    if (const auto found = find_difference(runtime.spec.mesh, all, holders)) report(runtime, replicas, *found, call);
+  if (runtime.comms.size() == 1) return compare(runtime, runtime.model_comms(), call);
+  // A difference in one mesh is an error on the ranks of all meshes.
+  for (const MeshComms &mesh_comms : runtime.comms)
+    transport::attempt_together(runtime.team(), call, [&] { compare(runtime, mesh_comms, call); });
 }
 
 }  // namespace fsdp::engine

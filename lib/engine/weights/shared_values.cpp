@@ -6,26 +6,30 @@
 
 namespace fsdp::engine {
 
-// Gathers first from the ranks of the inner axis, and then from those of the outer axis if that divides slots.
+// Gathers first from the ranks of the inner axis of the model's mesh. It then gathers from those of the outer axis if
+// their values differ.
 device::Stream &gather_values(Runtime &runtime, const ValuesGather &gather, device::Stream &caller) {
-  CollectiveStream &reduces = runtime.reduces;
-  const layout::Mesh &mesh = runtime.spec.mesh;
+  const MeshComms &comms = runtime.model_comms();
+  const CollectiveStream &reduces = comms.reducing;
+  const layout::Mesh &mesh = comms.mesh;
   const uint64_t bytes = gather.bytes * mesh.inner_size, version = runtime.step.version();
-  const uint32_t part = mesh.slices() > 1 ? mesh.outer_index(runtime.teams.all->rank()) : 0;
+  const bool over_outer = runtime.spec.value_slices() > 1;
+  const uint32_t part = over_outer ? mesh.outer_index(comms.rank()) : 0;
   const transport::Gather near{gather.from, gather.whole + part * bytes, gather.bytes};
   caller.record(*runtime.marks.order);
   if (!runtime.marks.order->done()) reduces.stream->wait(*runtime.marks.order);
-  if (runtime.communicates()) {
+  if (comms.communicates) {
     reduces.trace->begin("all_gather", gather.of, bytes);
-    reduces.comm->gather({&near, 1}, {no_group, gather.of.in_flight}, *reduces.stream);
-    reduces.trace->end("all_gather", gather.of, bytes, version, *reduces.comm);
+    comms.reduces->gather({&near, 1}, {no_group, gather.of.in_flight}, *reduces.stream);
+    runtime.place_call({CallKind::values, 0});
+    reduces.trace->end("all_gather", gather.of, bytes, version, *comms.reduces);
   } else {
     reduces.stream->copy(near.to, near.from.own, near.bytes);
   }
-  if (mesh.slices() == 1) return *reduces.stream;
+  if (!over_outer) return *reduces.stream;
   reduces.stream->record(gather.event);
-  runtime.outer->gather_values(gather.of, gather.whole, bytes, gather.event, version);
-  return runtime.outer->stream();
+  comms.outer->gather_values(gather.of, gather.whole, bytes, gather.event, version);
+  return comms.outer->stream();
 }
 
 namespace {
@@ -49,7 +53,7 @@ void SharedAmaxes::find_scales(device::Stream &caller) {
   for (uint64_t first = 0; first < count_; first += memory::amax_chunk) {
     const uint64_t count = std::min(memory::amax_chunk, count_ - first);
     device::Stream &last = gather(first, count, caller);
-    last.find_fp8_scales({all_, runtime_.spec.mesh.slots(), count, power_of_two, scales_ + first, inverses_ + first});
+    last.find_fp8_scales({all_, runtime_.spec.value_count(), count, power_of_two, scales_ + first, inverses_ + first});
     if (&last == &caller) continue;
     last.record(*runtime_.marks.amaxes);
     runtime_.wait(*runtime_.marks.amaxes, WaitKind::peers, caller);
@@ -84,12 +88,11 @@ device::Norm *norm_at(std::byte *head) { return reinterpret_cast<device::Norm *>
 // Each region begins with this rank's share and the norm. In the device's region the shares of all ranks and the
 // squares of the parameters follow. On the host these are where all measured values are.
 SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
-  const layout::Mesh &mesh = runtime.spec.mesh;
   std::byte *const host = runtime.storage->own_part(RegionId::norms);
   const Region &device = runtime.storage->region(RegionId::device_norms);
   std::byte *const head = device.data ? device.data : host;
   auto *const values = reinterpret_cast<double *>(head + memory::norm_head_bytes);
-  squares_ = device.data ? values + mesh.slots() : values;
+  squares_ = device.data ? values + runtime.spec.value_count() : values;
   shares_ = device.data ? values : values + runtime.plan.param_count;
   share_ = reinterpret_cast<double *>(head);
   norm_ = norm_at(head);
@@ -98,9 +101,11 @@ SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
 }
 
 void SharedNorm::find(double max_norm, device::Stream &caller) {
-  const layout::Mesh &mesh = runtime_.spec.mesh;
+  const memory::ModelSpec &spec = runtime_.spec;
   device::Stream &last = callers_tell() ? caller : gather(caller);
-  last.find_norm(norm_, {shares_, mesh.slots(), mesh.slices(), mesh.inner_size, max_norm});
+  // Shares are added in the order of slots; if groups have several meshes, in the order of ranks.
+  const uint32_t slices = spec.meshes.size() > 1 ? 1 : spec.value_slices();
+  last.find_norm(norm_, {shares_, spec.value_count(), slices, spec.mesh().inner_size, max_norm});
   if (copy_ != norm_) last.copy(copy_, norm_, sizeof *copy_);
   last.record(*runtime_.marks.norm);
 }

@@ -143,7 +143,9 @@ end
 all_reduce_values(context::Context, value::Real, op::ValueOp = VALUE_SUM; mesh = nothing) =
     all_reduce_values(context, [value], op; mesh = mesh)[1]
 
-number_or_null(owner) = owner === nothing ? C_NULL : owner.number
+# Without a mesh the number is C_NULL, which means all ranks; so a closed mesh is refused here.
+number_or_null(::Nothing) = C_NULL
+number_or_null(mesh) = is_closed(mesh) ? throw(ArgumentError("the mesh is closed")) : mesh.number
 
 "Wait until all that the stream was given is done; with a `timeout_ms` of the caller's own, if that is not 0."
 wait_stream(context::Context, stream = C_NULL; timeout_ms = 0) =

@@ -59,15 +59,17 @@ function forget(group::Group)
 end
 
 """
-    create_group(model, name, params; options...)
+    create_group(model, name, params; mesh, options...)
 
-A group of `Param`s; keywords are the fields of `fsdp_group_options`.
+A group of `Param`s. `mesh` has the ranks that share the group; if it is left out, they are those of the model. Other
+keywords are the fields of `fsdp_group_options`.
 """
-function create_group(model::Model, name, params; fields...)
+function create_group(model::Model, name, params; mesh = nothing, fields...)
     params = collect(Param, params)
     made = declared.(params)
     array = fsdp_param[one.memory[] for one in made]
     number, wanted = Ref{Ptr{fsdp_group}}(C_NULL), options(fsdp_group_options, fields)
+    setfield(wanted, :mesh, number_or_null(mesh))
     GC.@preserve made @call model.state fsdp_create_group(model.number, name, array, length(array), sizeof(fsdp_param),
         wanted, number)
     indices = Dict(param.name => index for (index, param) in enumerate(params))

@@ -282,9 +282,9 @@ pub struct fsdp_model_info {
     pub group_count: u64,
     /// number of parameters in all groups
     pub param_count: u64,
-    /// elements of all whole parameters, without padding
+    /// elements of all whole parameters that this rank declares, without padding
     pub element_count: u64,
-    /// elements of padding, counted over the whole model
+    /// elements of padding in what this rank declares, counted over all ranks of its meshes
     pub padding_count: u64,
     /// size of the pool of gathered weights
     pub gather_pool_bytes: u64,
@@ -450,6 +450,19 @@ pub struct fsdp_group_options {
     pub main_storage: fsdp_main_storage,
     /// 0: FSDP_BACKWARD_WEIGHTS_GATHERED
     pub backward_weights: fsdp_backward_weights,
+    /// the ranks that share this group; NULL: the model's mesh. They are some of the model's ranks, and this rank is
+    /// one of them. The meshes that the model's ranks name for a group are equal in shape and disjoint, and together
+    /// they have all ranks of the model (see fsdp_create_group)
+    pub mesh: *const fsdp_mesh,
+    /// 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group: the gradient of
+    /// an expert has the tokens of all of them. The seal refuses a mean for a trained group whose ranks may be
+    /// tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no group is on the
+    /// model's mesh
+    pub grad_op: fsdp_grad_op,
+    /// 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with replicas
+    pub outer_strategy: fsdp_outer_strategy,
+    /// counts only with FSDP_GRAD_OP_FACTOR in grad_op, where it is finite and not 0
+    pub grad_factor: f64,
 }
 
 impl Default for fsdp_group_options {
@@ -482,6 +495,13 @@ pub struct fsdp_group_info {
     pub backward_weights: fsdp_backward_weights,
     /// at least 1
     pub piece_count: u64,
+    /// shape of the group's mesh
+    pub replicate_size: u32,
+    pub shard_size: u32,
+    pub grad_op: fsdp_grad_op,
+    pub outer_strategy: fsdp_outer_strategy,
+    /// the number by which sums of gradients are multiplied
+    pub grad_factor: f64,
 }
 
 impl Default for fsdp_group_info {
@@ -955,7 +975,7 @@ mod tests {
 
     #[test]
     fn fsdp_group_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_group_options>(), 32);
+        assert_eq!(std::mem::size_of::<fsdp_group_options>(), 56);
         assert_eq!(offset!(fsdp_group_options, struct_size), 0);
         assert_eq!(offset!(fsdp_group_options, flags), 8);
         assert_eq!(offset!(fsdp_group_options, strategy), 12);
@@ -963,11 +983,15 @@ mod tests {
         assert_eq!(offset!(fsdp_group_options, reduce_dtype), 20);
         assert_eq!(offset!(fsdp_group_options, main_storage), 24);
         assert_eq!(offset!(fsdp_group_options, backward_weights), 28);
+        assert_eq!(offset!(fsdp_group_options, mesh), 32);
+        assert_eq!(offset!(fsdp_group_options, grad_op), 40);
+        assert_eq!(offset!(fsdp_group_options, outer_strategy), 44);
+        assert_eq!(offset!(fsdp_group_options, grad_factor), 48);
     }
 
     #[test]
     fn fsdp_group_info_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_group_info>(), 64);
+        assert_eq!(std::mem::size_of::<fsdp_group_info>(), 88);
         assert_eq!(offset!(fsdp_group_info, struct_size), 0);
         assert_eq!(offset!(fsdp_group_info, name), 8);
         assert_eq!(offset!(fsdp_group_info, param_count), 16);
@@ -980,6 +1004,11 @@ mod tests {
         assert_eq!(offset!(fsdp_group_info, main_storage), 48);
         assert_eq!(offset!(fsdp_group_info, backward_weights), 52);
         assert_eq!(offset!(fsdp_group_info, piece_count), 56);
+        assert_eq!(offset!(fsdp_group_info, replicate_size), 64);
+        assert_eq!(offset!(fsdp_group_info, shard_size), 68);
+        assert_eq!(offset!(fsdp_group_info, grad_op), 72);
+        assert_eq!(offset!(fsdp_group_info, outer_strategy), 76);
+        assert_eq!(offset!(fsdp_group_info, grad_factor), 80);
     }
 
     #[test]

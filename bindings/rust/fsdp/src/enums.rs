@@ -144,8 +144,9 @@ impl Dtype {
 ///                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
 ///                says "Blocks: peers".
 ///   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
-///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If the
-///                calls differ, MISMATCH comes at the latest at the end of the step.
+///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order, and
+///                ranks that are together in a shard axis of one host in each of two models must interleave the calls of
+///                both alike. If the calls differ, MISMATCH comes at the latest at the end of the step.
 ///   Unshard      fsdp_unshard always copies (FSDP_UNSHARD_COPIED), except where one rank has everything: a GPU does not
 ///                map the memory of other GPUs.
 ///   Pointers     Memory given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, and memory given to
@@ -647,7 +648,8 @@ impl Granule {
 ///               most 448 in magnitude; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and
 ///               granule are legal. In a publish, the ranks that hold different parts exchange their largest magnitudes,
 ///               4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange. A FROZEN
-///               parameter with FP8 cannot be a box of a larger tensor.
+///               parameter with FP8 cannot be a box of a larger tensor. FP8 is refused in a group whose mesh or
+///               outer_strategy is not the model's.
 ///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0); number = code times scale. There are two
 ///               forms. ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes have blocks
 ///               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule

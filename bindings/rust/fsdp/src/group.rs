@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{BackwardWeights, Dtype, MainStorage, Phase, ReducePolicy, Status, Strategy};
+use crate::enums::{BackwardWeights, Dtype, GradOp, MainStorage, OuterStrategy, Phase, ReducePolicy, Status, Strategy};
 use crate::error::{check, text, Error, Result};
 use crate::sys;
 use std::cell::{Cell, UnsafeCell};
@@ -44,6 +44,16 @@ pub struct GroupInfo {
     pub backward_weights: BackwardWeights,
     /// At least 1.
     pub piece_count: u64,
+    /// Of the group's mesh.
+    pub replicate_size: u32,
+    /// Of the group's mesh.
+    pub shard_size: u32,
+    /// How gradients are added over ranks.
+    pub grad_op: GradOp,
+    /// What the replicas of the group's mesh divide among themselves.
+    pub outer_strategy: OuterStrategy,
+    /// Sums of gradients are multiplied by it.
+    pub grad_factor: f64,
 }
 
 impl GroupInfo {
@@ -60,6 +70,11 @@ impl GroupInfo {
             main_storage: MainStorage::from_raw(raw.main_storage).expect("a storage of this release"),
             backward_weights: BackwardWeights::from_raw(raw.backward_weights).expect("a kind of this release"),
             piece_count: raw.piece_count,
+            replicate_size: raw.replicate_size,
+            shard_size: raw.shard_size,
+            grad_op: GradOp::from_raw(raw.grad_op).expect("an operation of this release"),
+            outer_strategy: OuterStrategy::from_raw(raw.outer_strategy).expect("a strategy of this release"),
+            grad_factor: raw.grad_factor,
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 use crate::error::{check, Result};
 use crate::hooks::Hooks;
-use crate::{sys, Context, MeshOptions, ModelOptions};
+use crate::{sys, Context, GroupOptions, MeshOptions, ModelOptions};
 use std::sync::Arc;
 
 /// Ranks arranged as replicate x shard. Models made from it keep what they need.
@@ -38,6 +38,15 @@ impl ModelOptions {
     /// The mesh that the model is sharded over; without one, 1 x world. It must live until [`Model::new`](crate::Model::new).
     pub fn mesh(mut self, mesh: &Mesh) -> Self {
         self.raw.mesh = mesh.raw; // a number: that of a mesh that has gone is an error of the call
+        self
+    }
+}
+
+impl GroupOptions {
+    /// The mesh of the ranks that share the group, for example those that have the same experts; without one, the
+    /// model's. It must live until [`Model::create_group`](crate::Model::create_group).
+    pub fn mesh(mut self, mesh: &Mesh) -> Self {
+        self.raw.mesh = mesh.raw;
         self
     }
 }

@@ -407,6 +407,27 @@ impl GroupOptions {
         self
     }
 
+    /// 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group: the gradient of
+    /// an expert has the tokens of all of them. The seal refuses a mean for a trained group whose ranks may be
+    /// tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no group is on the
+    /// model's mesh
+    pub fn grad_op(mut self, grad_op: GradOp) -> Self {
+        self.raw.grad_op = grad_op as i32;
+        self
+    }
+
+    /// 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with replicas
+    pub fn outer_strategy(mut self, outer_strategy: OuterStrategy) -> Self {
+        self.raw.outer_strategy = outer_strategy as i32;
+        self
+    }
+
+    /// counts only with FSDP_GRAD_OP_FACTOR in grad_op, where it is finite and not 0
+    pub fn grad_factor(mut self, grad_factor: f64) -> Self {
+        self.raw.grad_factor = grad_factor;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_group_options> {
         Ok(self.raw)

@@ -327,9 +327,9 @@ one rank, it fails on all ranks with the same status. Since 0.2.
 
 raw"""
 ```text
-The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. The call
-answers for any rank. If a planning context for a GPU names no device_transport, STAGING is the maximum that the seal
-may choose.
+The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. rank may be
+any rank that is in all meshes of this rank: any rank, if no group has a mesh of its own. If a planning context for a
+GPU names no device_transport, STAGING is the maximum that the seal may choose.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -377,7 +377,16 @@ raw"""
 Declare a group of param_count parameters. The descriptors follow each other at a distance of param_stride bytes,
 which is sizeof(fsdp_param). The group's name is UTF-8 of 1-255 bytes and unique among the model's groups. Parameters
 of different dtypes, row sizes and trainability may mix; the library splits the group internally. A group without
-parameters is legal. Collective: the mesh (compared at the seal). Blocks: no. Memory: none until the seal.
+parameters is legal.
+A group may have a mesh of its own, for example experts. With 4 ranks and expert-parallel 2, ranks 0 and 2 name the
+mesh {0, 2} for a group; ranks 1 and 3 name the mesh {1, 3}. Each rank declares the same groups in the same order.
+Parameters with the same index in different meshes are different parameters: they have the same shape and options,
+but their values, names, global_shape and global_offset may differ. Parameters with one name in several meshes are
+boxes of one tensor; boxes that are equal hold the same values, and norms and checkpoints count them once. Calls that
+load or read one parameter are collective over the group's mesh. Settings such as lr_scale and trainability must be
+equal on all ranks of the model. All ranks of the model also call the reduces, and on GPUs the gathers, of all groups
+in one order.
+Collective: the model's mesh (compared at the seal). Blocks: no. Memory: none until the seal.
 Errors: INVALID_ARGUMENT (naming the parameter and field), INVALID_STATE (sealed). Since 0.2.
 ```
 """
@@ -437,12 +446,13 @@ Load a parameter from full data: element_count elements of dtype, in C order. Wi
 passes the same data and nothing is communicated. Otherwise rank `root` passes the data, and data should be NULL on
 the other ranks. A rank that passes NULL may pass any dtype and element_count; data that is not NULL is checked as
 the root's data is. The data may be freed when the call returns. flags must be 0.
-Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Memory: for a FROZEN quantized parameter 4
-bytes for each element of this rank's part during the call, because the planes are made when all data has come.
-Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. If the root's data,
-dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument fails the call only on its
-own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they were, on all ranks if there
-is a root, else on this rank. Load the parameter again before the next publish. Since 0.2.
+Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Memory:
+for a FROZEN quantized parameter 4 bytes for each element of this rank's part during the call, because the planes are
+made when all data has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED,
+TIMEOUT. If the root's data, dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument
+fails the call only on its own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they
+were, on all ranks if there is a root, else on this rank. Load the parameter again before the next publish. Since
+0.2.
 ```
 """
 @inline fsdp_load_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -455,10 +465,10 @@ Copy a whole parameter out: the main weights (for a frozen parameter the compute
 root FSDP_EVERY_RANK every rank gets the data; otherwise only rank `root` gets it, and data may be NULL on the
 others. flags must be 0. The data arrives piece by piece from the ranks that own it, so if a peer fails, some of data
 has been written.
-Collective: the mesh. Blocks: peers. Window: either; while the window is open, no rank may write main weights during
-the call. Memory: for a FROZEN quantized parameter all its codes and scales during the call, on each rank that gets
-the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange
-parts), PEER_FAILED, TIMEOUT. Since 0.2.
+Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either; while the window is open, no
+rank may write main weights during the call. Memory: for a FROZEN quantized parameter all its codes and scales during
+the call, on each rank that gets the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE,
+OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_read_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -516,9 +526,9 @@ plane's shape and dtype (see fsdp_plane), in C order. This loads another program
 rounding. root and flags are as in fsdp_load_param.
 Planes that belong together must be loaded together, in the same window: codes and scales, and for MXFP8 both forms.
 The library does not check this.
-Collective: the mesh. Blocks: peers, if there is a root. Window: inside. Errors: INVALID_ARGUMENT (no such plane;
-another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN, so that planes are made of main
-weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
+INVALID_ARGUMENT (no such plane; another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN,
+so that planes are made of main weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_load_plane(group, param_index, plane, data, dtype, element_count, root, flags) =
@@ -548,7 +558,7 @@ raw"""
 ```text
 Get the part of a parameter that rank `rank` stores, by arithmetic alone. On that rank fsdp_load_chunk takes this
 part, and fsdp_get_shard shows it if the parameter is not FROZEN. The part is the whole parameter where every rank
-has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts.
+has the whole (FSDP_STRATEGY_NO_SHARD). Each replica has the same parts. The rank must be in the group's mesh.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -578,8 +588,8 @@ raw"""
 Load a named optimizer state of a parameter from full data, as fsdp_load_param does for its weights: "exp_avg" or
 "exp_avg_sq" of AdamW, or one of the caller's own states. AdamW's number of steps is not part of a state and is not
 changed by this call: set it once with fsdp_adamw_options.step, and later steps count on. flags must be 0.
-Collective: the mesh. Blocks: peers, if there is a root. Window: inside.
-Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
+as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
 ```
 """
 @inline fsdp_load_state(group, param_index, name, data, dtype, element_count, root, flags) =
@@ -589,8 +599,8 @@ Errors: as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE 
 raw"""
 ```text
 Copy a whole optimizer state of a parameter out, as fsdp_read_param does for its weights. flags must be 0.
-Collective: the mesh. Blocks: peers. Window: either. Errors: as fsdp_read_param, and INVALID_ARGUMENT (no such
-state), INVALID_STATE (frozen). Since 0.2.
+Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either. Errors: as fsdp_read_param,
+and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
 ```
 """
 @inline fsdp_read_state(group, param_index, name, data, dtype, element_count, root, flags) =
@@ -813,8 +823,9 @@ Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, MI
 raw"""
 ```text
 Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer
-will see it. Otherwise the call works as fsdp_read_param. Collective: the mesh. Blocks: peers. Window: inside, with
-gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2.
+will see it. Otherwise the call works as fsdp_read_param. Collective: the group's mesh (root is one of its ranks).
+Blocks: peers. Window: inside, with gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in
+this window). Since 0.2.
 ```
 """
 @inline fsdp_read_grad(group, param_index, data, dtype, element_count, root, flags) =
@@ -824,8 +835,9 @@ gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients i
 raw"""
 ```text
 Replace a main gradient by full data, as fsdp_load_param replaces weights, for example after a transformation of the
-whole gradient. Collective: the mesh. Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as
-fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2.
+whole gradient. Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window:
+inside, with gradients. Errors: as fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this
+window). Since 0.2.
 ```
 """
 @inline fsdp_load_grad(group, param_index, data, dtype, element_count, root, flags) =
@@ -895,7 +907,8 @@ this rank. Errors: INVALID_STATE (no norm was measured yet), PEER_FAILED, TIMEOU
 raw"""
 ```text
 Get the L2 norm of each parameter's main grad, group by group in declaration order. norm_count must be the number of
-parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
+parameters of the model. Frozen parameters give 0. Where meshes of a group have different parameters, each rank gets
+the norms of those that it declares. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.
 ```
 """
 @inline fsdp_get_param_grad_norms(model, stream, norms, norm_count) =
@@ -904,12 +917,13 @@ parameters of the model. Frozen parameters give 0. Collective: the mesh. Blocks:
 
 raw"""
 ```text
-Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank.
-The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and an element that several ranks
-keep is counted once. Main weights of FSDP_MAIN_SPLIT16 count as fp32 numbers, and those of FSDP_MAIN_NONE as
-bfloat16 numbers. A FROZEN parameter has no main weights, so its compute weights are measured. If it is quantized or
-of FSDP_UINT8, it has no numbers to measure, and its norm is NaN. norm_count must be the number of parameters of the
-model. Inside the window, the weights are those that loads, edits and earlier work of the window have left.
+Get the L2 norm of each parameter's main weights, group by group in declaration order, the same double on every rank
+that declares the parameter. The fp64 sums have the order of fsdp_get_param_grad_norms; padding is not counted, and
+an element that several ranks keep is counted once. Main weights of FSDP_MAIN_SPLIT16 count as fp32 numbers, and
+those of FSDP_MAIN_NONE as bfloat16 numbers. A FROZEN parameter has no main weights, so its compute weights are
+measured. If it is quantized or of FSDP_UINT8, it has no numbers to measure, and its norm is NaN. norm_count must be
+the number of parameters of the model. Inside the window, the weights are those that loads, edits and earlier work of
+the window have left.
 Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
 INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
 PEER_FAILED, TIMEOUT. Since 0.2.
@@ -961,8 +975,9 @@ again. Since 0.2.
 raw"""
 ```text
 Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the
-name of the first parameter that has some, or to NULL; name may be NULL. Collective: the mesh. Blocks: peers. Window:
-inside. Since 0.2.
+name of the first parameter that has some, or to NULL; name may be NULL. A parameter of a group with several meshes
+has the name that it has on the first rank where such a number was found. Collective: the mesh. Blocks: peers.
+Window: inside. Since 0.2.
 ```
 """
 @inline fsdp_check_grads(model, stream, found, name) =
@@ -1051,8 +1066,9 @@ raw"""
 Compare the data that several ranks store alike, to find a replica that has drifted: a bit that flipped, or a load or
 edit that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are
 hashed as they are in memory, without padding. The hashes are compared among the ranks that have the same elements:
-the replicas of a mesh, and all ranks if each has the whole. Data that only one rank has is not compared. MISMATCH,
-with the same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
+the replicas of a mesh, and all ranks of a mesh if each has the whole. Data that only one rank of a mesh has is not
+compared, so equal boxes in different meshes (fsdp_create_group) are not compared with each other. MISMATCH, with the
+same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
 fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model
 can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be
 0. Collective: the mesh. Blocks: peers, and the GPU.

@@ -419,9 +419,9 @@ struct fsdp_model_info
     group_count::UInt64
     # number of parameters in all groups
     param_count::UInt64
-    # elements of all whole parameters, without padding
+    # elements of all whole parameters that this rank declares, without padding
     element_count::UInt64
-    # elements of padding, counted over the whole model
+    # elements of padding in what this rank declares, counted over all ranks of its meshes
     padding_count::UInt64
     # size of the pool of gathered weights
     gather_pool_bytes::UInt64
@@ -558,6 +558,19 @@ struct fsdp_group_options
     main_storage::Int32
     # 0: FSDP_BACKWARD_WEIGHTS_GATHERED
     backward_weights::Int32
+    # the ranks that share this group; NULL: the model's mesh. They are some of the model's ranks, and this
+    # rank is one of them. The meshes that the model's ranks name for a group are equal in shape and disjoint,
+    # and together they have all ranks of the model (see fsdp_create_group)
+    mesh::Ptr{fsdp_mesh}
+    # 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group: the
+    # gradient of an expert has the tokens of all of them. The seal refuses a mean for a trained group whose
+    # ranks may be tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no
+    # group is on the model's mesh
+    grad_op::Int32
+    # 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with replicas
+    outer_strategy::Int32
+    # counts only with FSDP_GRAD_OP_FACTOR in grad_op, where it is finite and not 0
+    grad_factor::Float64
 end
 
 raw"""
@@ -581,6 +594,13 @@ struct fsdp_group_info
     backward_weights::Int32
     # at least 1
     piece_count::UInt64
+    # shape of the group's mesh
+    replicate_size::UInt32
+    shard_size::UInt32
+    grad_op::Int32
+    outer_strategy::Int32
+    # the number by which sums of gradients are multiplied
+    grad_factor::Float64
 end
 
 raw"""
@@ -772,8 +792,8 @@ const LAYOUTS = (
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
     (fsdp_param, 96, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92,)),
-    (fsdp_group_options, 32, (0, 8, 12, 16, 20, 24, 28,)),
-    (fsdp_group_info, 64, (0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 52, 56,)),
+    (fsdp_group_options, 56, (0, 8, 12, 16, 20, 24, 28, 32, 40, 44, 48,)),
+    (fsdp_group_info, 88, (0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 76, 80,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
     (fsdp_shard, 104, (0, 8, 16, 24, 32, 40, 48, 52, 56, 64, 72, 80, 88, 96, 100,)),
     (fsdp_adamw_options, 56, (0, 8, 16, 24, 32, 40, 48, 52,)),

@@ -2,9 +2,9 @@
 //! One rank of one scenario: its handles by name, what declares, loads, reads and saves. training.rs has the steps.
 use crate::line::Line;
 use fsdp::{
-    sys, BackwardWeights, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, Group, GroupOptions,
-    LoadOptions, MainStorage, Mesh, MeshOptions, MissingGrad, Model, ModelOptions, Param, Phase, Quantization, Result,
-    SaveOptions, Schedule, ScheduleKind, Status, ValueOp, F16,
+    sys, BackwardWeights, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, GradOp, Group, GroupOptions,
+    LoadOptions, MainStorage, Mesh, MeshOptions, MissingGrad, Model, ModelOptions, OuterStrategy, Param, Phase,
+    Quantization, Result, SaveOptions, Schedule, ScheduleKind, Status, Strategy, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -182,7 +182,11 @@ impl Rank {
 
     fn create_mesh(&mut self, line: &Line) -> Result<()> {
         let size = |key| line.key_integer(key).unwrap_or(0) as u32;
-        let options = MeshOptions::new().replicate_size(size("replicate_size")).shard_size(size("shard_size"));
+        let mut options = MeshOptions::new().replicate_size(size("replicate_size")).shard_size(size("shard_size"));
+        let ranks: Vec<u32> = (2..line.words.len()).map(|i| line.integer(i) as u32).collect();
+        if !ranks.is_empty() {
+            options = options.ranks(&ranks);
+        }
         let mesh = Mesh::new(self.context(), &options)?;
         self.meshes.insert(line.word(1).to_string(), mesh);
         Ok(())
@@ -268,6 +272,21 @@ impl Rank {
         let reads = line.key_integer("backward_weights").and_then(|raw| BackwardWeights::from_raw(raw as i32));
         if let Some(reads) = reads {
             options = options.backward_weights(reads);
+        }
+        if let Some(mesh) = line.key("mesh") {
+            options = options.mesh(&self.meshes[mesh]);
+        }
+        if let Some(op) = line.key_integer("grad_op").and_then(|raw| GradOp::from_raw(raw as i32)) {
+            options = options.grad_op(op);
+        }
+        if let Some(outer) = line.key_integer("outer_strategy").and_then(|raw| OuterStrategy::from_raw(raw as i32)) {
+            options = options.outer_strategy(outer);
+        }
+        if let Some(factor) = line.key_number("grad_factor") {
+            options = options.grad_factor(factor);
+        }
+        if let Some(strategy) = line.key_integer("strategy").and_then(|raw| Strategy::from_raw(raw as i32)) {
+            options = options.strategy(strategy);
         }
         let created = self.model(line.word(1))?.create_group(line.word(2), &params, &options);
         let is_known = self.groups.iter().any(|(name, _)| name == line.word(2));
