@@ -47,6 +47,16 @@ class Report:
         return 1 if self.failed else 0
 
 
+def run_cases(cases):
+    """Runs (name, function) of cases(mode) for the modes and words of the arguments. Returns the exit status."""
+    options, report = read_options(), Report()
+    for mode in options.modes:
+        for name, function in cases(mode):
+            if all(word in name for word in options.words):
+                report.run(name, function)
+    return report.end()
+
+
 def options_of(mode, world_size):
     """Options of shard(), so that copied weights are copied on one rank, too."""
     if mode != "copied":

@@ -12,8 +12,10 @@ from autograd as soon as it is complete. Gradients of several backward passes be
 must run in eager mode: after shard() compile layers or parts of them, not the module as one graph.
 """
 
-from ..constants import MissingGrad
+from ..constants import MissingGrad, Optimizer
 from .division import check_module, find_layers
+from .layer import Rules
+from .optimizer import choose_optimizer
 from .parameter import HandedGrad, HiddenParameter
 from .sharded import Sharded
 
@@ -24,26 +26,49 @@ def shard(
     module,
     context,
     layers=None,
-    no_decay=lambda name, param: param.dim() < 2,
+    no_decay=None,
     missing_grad=MissingGrad.SKIP,
     held_groups=0,
     row_dimensions=lambda name, param: 1,
+    boxes=lambda name, param: None,
+    group_options=lambda name, layer: {},
+    optimizer=Optimizer.ADAMW,
+    optimizer_options=None,
+    optimizer_groups=None,
     **options,
 ):
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
 
     layers: the submodules that become one group each; default: the elements of each outermost ModuleList and
     Sequential. All other parameters, and those that several layers share, form the root group.
-    no_decay(name, param): True for parameters without weight decay.
+    no_decay(name, param): True for parameters without weight decay, with AdamW of the library. Default: those of fewer
+    than two dimensions; none with optimizer=torch.optim.AdamW.
     missing_grad: what a step does to a parameter for which no rank has a gradient. Default: it leaves the parameter
     unchanged, as torch's optimizers do.
     held_groups: how many groups can be unsharded at once where weights are copied (fsdp_schedule_options).
     row_dimensions(name, param): in how many leading dimensions ranks may divide it. With 2 they also divide the matrices
     of a stack of experts; all ranks must answer the same.
-    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16 or optimizer=Optimizer.ADAMW_8BIT.
+    boxes(name, param): None, or (global_shape, global_offset) if the parameter is a box of a larger tensor: this rank's
+    experts are a box of the stack of all experts.
+    group_options(name, layer): fields of fsdp_group_options for the group of this layer, for example {"mesh": mesh}.
+    For the root group, layer is the whole module.
+    optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a class of torch.optim, which must update each element
+    by itself, or a function of a list of parameters that returns such an optimizer. sharded.optimizer is then an
+    optimizer of torch over this rank's shards, for torch's schedulers and GradScaler. torch.optim.AdamW stands for the
+    library's AdamW, unless amsgrad or maximize is True.
+    optimizer_options: the optimizer's arguments, as {"lr": 0.1, "momentum": 0.9}. With AdamW or ADAMW_8BIT of the
+    library they are those of torch.optim.AdamW.
+    optimizer_groups(name, param): the options of the param_group that has the parameter, where they differ from
+    optimizer_options, as {"weight_decay": 0.0}; equal options make one group.
+    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16.
 
-    Each rank shards the values of its own module: they must be equal on all ranks.
+    Each rank shards the values of its own module: they must be equal on all ranks that share the group.
     """
     layers = list(find_layers(module)) if layers is None else list(layers)
     check_module(module, context, layers)
-    return Sharded(module, context, layers, no_decay, missing_grad, held_groups, row_dimensions, options)
+    device = next(module.parameters()).device
+    steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
+    options["optimizer"] = (steps and steps.model_optimizer) or optimizer
+    no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
+    rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options)
+    return Sharded(module, context, layers, rules, steps, held_groups, options)

@@ -2,6 +2,7 @@
 """Shards one layer: a group of the library, and the hooks on its module that unshard and reshard it."""
 
 import ctypes
+import dataclasses
 
 import torch
 from torch.nn import Parameter
@@ -71,6 +72,30 @@ class Use:
             self.layer.owner.passes.end_uses(self.layer)
 
 
+@dataclasses.dataclass
+class Rules:
+    """The callables that shard() was given."""
+
+    no_decay: object
+    missing_grad: object
+    row_dimensions: object
+    boxes: object
+    group_options: object
+
+    def fields(self, name, param):
+        """The fields of a parameter's fsdp_param."""
+        flags = 0 if param.requires_grad else ParamFlag.FROZEN
+        flags |= ParamFlag.NO_DECAY if self.no_decay(name, param) else 0
+        shape, offset = self.boxes(name, param) or (None, None)
+        return {
+            "flags": flags,
+            "missing_grad": self.missing_grad,
+            "row_dimensions": self.row_dimensions(name, param),
+            "global_shape": shape,
+            "global_offset": offset,
+        }
+
+
 class Layer(NotCopied):
     """One group, its module, and its parameters: [(name, parameter)] in the order of the group."""
 
@@ -86,14 +111,15 @@ class Layer(NotCopied):
         self.was_used = False  # since the last step
         self.grads = Grads(self)
 
-    def declare(self, no_decay, missing_grad, row_dimensions):
+    def declare(self, rules):
         declared = []
         for name, param in self.params:
-            flags = 0 if param.requires_grad else ParamFlag.FROZEN
-            flags |= ParamFlag.NO_DECAY if no_decay(name, param) else 0
-            fields = {"flags": flags, "missing_grad": missing_grad, "row_dimensions": row_dimensions(name, param)}
-            declared.append(Param(name, param.shape, DTYPES[param.dtype], **fields))
-        self.group = self.owner.model.create_group(self.name, declared)
+            declared.append(Param(name, param.shape, DTYPES[param.dtype], **rules.fields(name, param)))
+        options = rules.group_options(self.name, self.module)
+        self.has_mesh = options.get("mesh") is not None
+        if self.owner.steps:
+            self.owner.steps.check_storage(options, f"group {self.name!r}")
+        self.group = self.owner.model.create_group(self.name, declared, **options)
         self._found = (_abi.fsdp_tensor * len(declared))()
         self._views = {}
 

@@ -146,14 +146,44 @@ class HandedGrad(torch.Tensor):
             name = next(_tensors_in((*args, *kwargs.values()), HandedGrad)).param_name
             raise RuntimeError(
                 f"{_name_of(function)}: the gradient of {name!r} was handed to libfsdp, which sums it over ranks. "
-                "sharded.step(lr, max_norm=...) clips and steps; sharded.read_grad(name) after sharded.finish() reads "
-                "it; an optimizer of torch has nothing to do"
+                "sharded.step(lr, max_norm=...) clips and steps, and sharded.clip_grad_norm_(max_norm, norm_type) clips "
+                "by other norms; sharded.read_grad(name) after sharded.finish() reads it; an optimizer of torch "
+                "steps if shard() gets its class, as in shard(..., optimizer=torch.optim.SGD)"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 
     def __repr__(self):
         return f"HandedGrad({self.param_name!r}, {tuple(self.shape)})"
+
+
+class ShardGrad(torch.Tensor):
+    """The gradient of a shard, as an optimizer's parameter shows it outside of the step. A GradScaler unscales it on
+    all ranks; for all else there are calls of Sharded, which know of the other ranks' shards."""
+
+    @staticmethod
+    def of(grad, name, owner):
+        made = grad.as_subclass(ShardGrad)
+        made.param_name, made.owner = name, owner
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch._amp_foreach_non_finite_check_and_unscale_:
+            return args[0][0].owner.unscale(*args, **kwargs)
+        if function not in _METADATA:
+            name = next(_tensors_in((*args, *kwargs.values()), ShardGrad)).param_name
+            raise RuntimeError(
+                f"{_name_of(function)}: this is only this rank's part of the gradient of {name!r}. "
+                "sharded.clip_grad_norm_(max_norm, norm_type) and sharded.clip_grad_value_(value) clip on all ranks; "
+                "sharded.read_grad(name) after sharded.finish() reads the whole gradient"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs)
+
+    def __repr__(self):
+        return f"ShardGrad({self.param_name!r}, {self.numel()} elements)"
 
 
 def _name_of(function):
@@ -165,5 +195,6 @@ def refuse_use(name, function):
         f"{_name_of(function)}: the weights of {name!r} are not unsharded: outside of the module's forward and "
         "backward passes each rank has only a shard. To read them, use `with sharded.unsharded():` or "
         "sharded.full_state_dict(). To load them, use module.load_state_dict() or sharded.load_full_state_dict(). Do "
-        "so on every rank. To train them, call sharded.step(lr): an optimizer of torch has nothing to do"
+        "so on every rank. To train them, call sharded.step(lr), or give shard() the class of an optimizer, as in "
+        "shard(..., optimizer=torch.optim.SGD)"
     )

@@ -2,6 +2,7 @@
 """A sharded module: its forward passes, its steps, and how its values are read, saved and loaded."""
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -10,9 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
-from . import state
+from . import clipping, state
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
+from .optimizer import ShardView
 from .passes import Passes
 from .saved import SavedWeights, current_task
 from .words import advice, in_torch_words
@@ -25,26 +27,34 @@ def _traces():
 
 
 class Sharded(NotCopied):
-    """What shard() returns: model is the libfsdp.Model, module the module."""
+    """What shard() returns: model is the libfsdp.Model, module the module. optimizer is an optimizer of torch over this
+    rank's shards, or None if shard() got none. skipped_param is the parameter whose gradient was not finite in the last
+    step(skip_nonfinite=True), or None."""
 
-    def __init__(self, module, context, layers, no_decay, missing_grad, held_groups, row_dimensions, options):
-        self.module, self.context = module, context
+    def __init__(self, module, context, layers, rules, steps, held_groups, options):
+        self.module, self.context, self.steps = module, context, steps
+        self.optimizer = self.skipped_param = self._shards = None
+        self._is_skipped = False  # a GradScaler has found Inf or NaN: its step of the optimizer does nothing
         self._thread, self._depth, self._scope_holds, self._is_finished = None, 0, {}, False
         self._discards = 0
-        self._device = next(module.parameters()).device
-        self._on_host = self._device.type != "cuda"
-        self._mesh = options.get("mesh")
+        self.device = next(module.parameters()).device
+        self._on_host = self.device.type != "cuda"
+        self.mesh = options.get("mesh")
         self._prefetches = options.get("prefetch_depth", 1) > 0
         self.by_parts = options.get("max_pending_bytes", 0) > 0
         mapped = options.get("unshard_mode", UnshardMode.MAPPED if self._on_host else UnshardMode.COPIED)
         if self._on_host:
             options.setdefault("view_kind", ViewKind.PRIVATE)
+        if steps:
+            steps.check_storage(options, "the model")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
         self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, layers))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
-            layer.declare(no_decay, missing_grad, row_dimensions)
+            layer.declare(rules)
+        if steps:
+            steps.declare(self.model)
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
@@ -60,6 +70,9 @@ class Sharded(NotCopied):
         for layer in self.layers:
             layer.attach()
         self.writes.attach()
+        if steps:
+            steps.attach(self)
+            self.optimizer = steps.optimizer
         self._hook()
 
     def _hook(self):
@@ -78,7 +91,7 @@ class Sharded(NotCopied):
 
     def stream(self):
         """torch's current stream; None on the host."""
-        return None if self._on_host else torch.cuda.current_stream(self._device).cuda_stream
+        return None if self._on_host else torch.cuda.current_stream(self.device).cuda_stream
 
     # -- forward ------------------------------------------------------------------------------------------------
 
@@ -102,6 +115,7 @@ class Sharded(NotCopied):
                 "sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() before the "
                 "next forward pass"
             )
+        self._is_skipped = False
         self.dicts.require_ended()
         compiled = sys.modules.get("torch._dynamo.compiled_autograd")
         if compiled and compiled.compiled_autograd_enabled:
@@ -263,17 +277,113 @@ class Sharded(NotCopied):
         self._is_finished = True
 
     @in_torch_words
-    def step(self, lr, max_norm=None, scale=1.0, **options):
-        """Steps AdamW after the last backward pass. Keywords are the fields of fsdp_adamw_options. With max_norm, clips
-        the gradients and returns their norm before clipping. Collective."""
+    def step(self, lr=None, max_norm=None, scale=1.0, skip_nonfinite=False, **options):
+        """Steps AdamW after the last backward pass, or the optimizer that shard() got, which has its own lr. Keywords
+        are the fields of fsdp_adamw_options. With max_norm, clips the gradients and returns their norm before clipping.
+        With skip_nonfinite, a step with Inf or NaN in any rank's gradients changes nothing, and skipped_param names the
+        parameter. Collective."""
+        self._check_options(lr, options)
         if not self._is_finished:
             self.finish(scale)
         elif scale != 1.0:
             raise ValueError("sharded.step(scale=...): sharded.finish(scale) was called before: give it the scale")
         norm = None if max_norm is None else self.model.clip_grads(max_norm, stream=self.stream())
+        if skip_nonfinite and self._skip(norm):
+            return norm
+        if self.optimizer is not None:
+            self.optimizer.step()
+            return norm
         self.model.step_adamw(lr, stream=self.stream(), **options)
         self._end_step()
         return norm
+
+    def _check_options(self, lr, options):
+        if self.optimizer is None and lr is None:
+            raise TypeError("sharded.step() needs lr, unless shard() got an optimizer of torch or optimizer_options")
+        given = (["lr"] if lr is not None else []) + list(options)
+        if self.optimizer is not None and given:
+            raise TypeError(
+                f"sharded.step({given[0]}=): the options of {type(self.optimizer).__name__} are in "
+                "sharded.optimizer.param_groups"
+            )
+
+    def _skip(self, norm):
+        """Forgets the step if its gradients are not finite on any rank."""
+        self.skipped_param = None
+        if norm is None or not math.isfinite(norm):
+            self.skipped_param = self.model.check_grads(self.stream())
+        if self.skipped_param is not None:
+            self.discard()
+        return self.skipped_param is not None
+
+    @in_torch_words
+    def step_by(self, step):
+        """Called by the optimizer's step(); step is that of its class."""
+        if self._is_skipped:
+            return
+        if not self._is_finished:
+            self.finish()
+        self.steps.run(step)
+        self._end_step()
+
+    @in_torch_words
+    def unscale(self, grads, found_inf, inverse_scale):
+        """Called by a GradScaler: divides this rank's gradients by the scale. Ranks agree if any has Inf or NaN; then
+        they forget the step. Collective."""
+        if not self._is_finished:
+            self.finish()
+        with torch._C.DisableTorchFunctionSubclass():
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
+        if self.context.all_reduce_values(found_inf.item(), ValueOp.MAX, self.mesh):
+            found_inf.fill_(1.0)
+            self.discard()
+            self._is_skipped = True
+
+    @in_torch_words
+    def clip_grad_norm_(self, max_norm, norm_type=2.0, error_if_nonfinite=False):
+        """Ends the step's gradients and clips them by their norm over all ranks, as torch.nn.utils.clip_grad_norm_
+        does; norm_type is above 0, or inf. Returns the norm before clipping, as a tensor. Gradients whose norm is not
+        finite stay as they are. Then call step(). Collective."""
+        clipping.check_arguments(self, max_norm, norm_type)
+        norm = math.inf if self._is_skipped else self._clip_norm(float(max_norm), float(norm_type))
+        if error_if_nonfinite and not math.isfinite(norm):
+            raise RuntimeError(
+                f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {norm}: call sharded.discard() on "
+                "every rank, or give error_if_nonfinite=False"
+            )
+        return torch.tensor(norm, dtype=torch.float64).to(torch.float32)
+
+    def _clip_norm(self, max_norm, norm_type):
+        if not self._is_finished:
+            self.finish()
+        return clipping.clip_norm(self, max_norm, norm_type)
+
+    @in_torch_words
+    def clip_grad_value_(self, clip_value):
+        """Ends the step's gradients and clamps their elements to [-clip_value, clip_value]. Then call step().
+        Collective."""
+        if not clip_value >= 0:
+            raise ValueError(f"clip_grad_value_: clip_value is {clip_value}: it must not be below 0")
+        if self._is_skipped:
+            return
+        if not self._is_finished:
+            self.finish()
+        clipping.clip_value(self, float(clip_value))
+
+    def shards(self):
+        """This rank's shards, as tensors."""
+        if self._shards is None:
+            count = len(self.model.shards())
+            with torch.inference_mode(False):
+                self._shards = [ShardView(self, index) for index in range(count)]
+        return self._shards
+
+    def require_no_grads(self, call):
+        if self._is_finished or self.passes.reduced_passes or self.passes.has_late():
+            raise RuntimeError(
+                f"{call}: libfsdp has gradients of a backward pass: to forget a step, call sharded.discard() on every "
+                "rank; after a step there is nothing to clear"
+            )
 
     def _end_step(self):
         self._is_finished = False
@@ -290,7 +400,7 @@ class Sharded(NotCopied):
         """Once a step, ranks tell each other their order of groups and if they have late gradients."""
         number = float(self.passes.order_number())
         values = [-number, number, float(self.passes.has_late())]
-        low, high, late = self.context.all_reduce_values(values, ValueOp.MAX, self._mesh)
+        low, high, late = self.context.all_reduce_values(values, ValueOp.MAX, self.mesh)
         if late:
             self.passes.reduce_late()
         if -low == high:

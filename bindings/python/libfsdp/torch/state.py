@@ -207,30 +207,48 @@ def _buffers(module):
                 yield (path + "." if path else "") + name, buffer
 
 
-BUFFERS = "torch.buffers"
+BUFFERS, OPTIMIZER = "torch.buffers", "torch.optimizer"
 
 
 def save(owner, folder, options):
-    """Saves a checkpoint of the model, and the module's buffers in it as bytes of torch.save()."""
-    buffers = io.BytesIO()
-    torch.save({name: buffer.detach().cpu() for name, buffer in _buffers(owner.module)}, buffers)
+    """Saves a checkpoint of the model. In it, as bytes of torch.save(), are the module's buffers, and the param_groups
+    and single numbers of an optimizer of torch."""
+    optimizer = owner.steps.save() if owner.steps else None
     with owner.context.begin_checkpoint(folder, **options) as checkpoint:
         checkpoint.add_model(owner.model)
-        checkpoint.add_bytes(BUFFERS, buffers.getvalue())
+        checkpoint.add_bytes(BUFFERS, _pack({name: buffer.detach().cpu() for name, buffer in _buffers(owner.module)}))
+        if optimizer:
+            checkpoint.add_bytes(OPTIMIZER, _pack(optimizer))
         checkpoint.commit()
         checkpoint.wait()
 
 
+def _pack(values):
+    packed = io.BytesIO()
+    torch.save(values, packed)
+    return packed.getvalue()
+
+
+def _unpack(checkpoint, name):
+    """None if the checkpoint is another program's, without these bytes."""
+    try:
+        packed = checkpoint.read_bytes(name)
+    except InvalidArgument:
+        return None
+    return torch.load(io.BytesIO(packed), weights_only=True)
+
+
 def load(owner, folder, options):
     with owner.context.open_checkpoint(folder) as checkpoint:  # a missing checkpoint fails here, before the window
+        optimizer = _unpack(checkpoint, OPTIMIZER) if owner.steps else None
+        if optimizer:
+            owner.steps.check_saved(optimizer)
         with owner.window("sharded.load()"):
             loaded = checkpoint.load_model(owner.model, **options)
-        try:
-            saved = checkpoint.read_bytes(BUFFERS)
-        except InvalidArgument:
-            saved = None  # another program's checkpoint, without buffers
-    if saved:
-        kept = torch.load(io.BytesIO(saved), weights_only=True)
+        kept = _unpack(checkpoint, BUFFERS)
+    if owner.steps:
+        owner.steps.load(optimizer)
+    if kept:
         with torch.no_grad():
             for name, buffer in _buffers(owner.module):
                 if name in kept:

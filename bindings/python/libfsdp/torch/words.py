@@ -14,9 +14,10 @@ _PHRASES = {
     "FSDP_SAVE_REPLACE replaces it": "sharded.save(folder, flags=libfsdp.SaveFlag.REPLACE) replaces it",
 }
 _CALLS = {
-    "fsdp_all_reduce_values": "sharded.step()",
     "fsdp_acquire_grad": "the backward pass",
+    "fsdp_all_reduce_values": "sharded.step()",
     "fsdp_begin_update": "the beginning of a load",
+    "fsdp_check_grads": "sharded.step(skip_nonfinite=True)",
     "fsdp_clip_grads": "sharded.step(max_norm=)",
     "fsdp_complete_grad": "the backward pass",
     "fsdp_discard_step": "sharded.discard()",
@@ -33,6 +34,7 @@ _CALLS = {
     "fsdp_reshard": "the end of `with sharded.unsharded():`",
     "fsdp_restore_view": "sharded.drop_writes()",
     "fsdp_save": "sharded.save()",
+    "fsdp_scale_grads": "sharded.clip_grad_norm_()",
     "fsdp_set_param_trainable": "requires_grad",
     "fsdp_step_adamw": "sharded.step()",
     "fsdp_unshard": "the forward pass",
