@@ -15,7 +15,7 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 // Published is the type of the compute weights, which are the rounded weights; void means that none are written.
 template <class Published>
 struct AdamWUpdate {
-  const AdamWSpan &span;
+  AdamWSpan span;  // by value, like the formula
   AdamWFormula formula;
 
   template <class D>

@@ -14,10 +14,11 @@ HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 // If fixed_ranks is 0, there are sum.ranks ranks. The number of instances is kept low, since this code compiles slowly
-// under sanitizers: whether to stream is decided at run time, by a branch that is always predicted.
+// under sanitizers: whether to stream is decided at run time, by a branch that is always predicted. The sum is held by
+// value, since the compiler would read a reference's fields again after each store.
 template <class Source, class Wire, uint32_t fixed_ranks>
 struct Summand {
-  const RankSum &sum;
+  RankSum sum;
   bool streaming;
 
   HWY_INLINE uint32_t ranks() const { return fixed_ranks ? fixed_ranks : sum.ranks; }
