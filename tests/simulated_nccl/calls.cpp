@@ -22,6 +22,7 @@ struct Group {
   std::vector<Collective> calls;
 };
 thread_local Group group;
+constexpr size_t longest_group = 2048;
 
 Result flush() {
   Lock lock(state().mutex);
@@ -66,6 +67,7 @@ Result call(Collective collective, Comm *comm, fsdp_stream stream) {
     state().breach(comm, "a group of several communicators or streams");
   }
   if (collective.from && is_older_than(version_code(2, 24))) collective.readers = find_readers(collective.from);
+  if (group.calls.size() == longest_group) return invalid_usage;
   group.comm = comm;
   group.stream = stream;
   group.calls.push_back(collective);

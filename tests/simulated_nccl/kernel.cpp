@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "simulated_nccl/state.h"
@@ -90,11 +92,77 @@ bool await(Lock &lock, const Comm &comm, bool by_copies, Come &&come) {
   return !given_up();
 }
 
+// The messages of a launch that has nothing else. It waits for the ranks that send them or receive them, and for no
+// other: the n-th message that one rank sends to another is the n-th that the other one receives.
+class Messages {
+ public:
+  Messages(Comm &comm, const std::vector<Collective> &launch) : comm_(comm), launch_(launch) {
+    for (const Collective &call : launch) {
+      const Pair pair = call.kind == Kind::send ? Pair(comm.rank, call.root) : Pair(call.root, comm.rank);
+      all_.push_back({pair, comm.passed[pair]++});
+      mine(all_.size() - 1) = call;
+    }
+    state().changed.notify_all();
+  }
+  bool met() {
+    for (size_t i = 0; i < all_.size(); ++i)
+      if (!find(i).sent || !find(i).received) return false;
+    return true;
+  }
+  // No peer may take what is no longer there.
+  void withdraw() {
+    for (size_t i = 0; i < all_.size(); ++i) mine(i).reset();
+  }
+  void inspect() {
+    for (size_t i = 0; i < all_.size(); ++i) simulated::nccl::inspect(comm_, launch_, i, find(i));
+  }
+  // Copies without the lock. A sender that is aborted meanwhile forgets nothing.
+  void take(Lock &lock) {
+    std::vector<Collective> sent;
+    for (size_t i = 0; i < all_.size(); ++i) sent.push_back(*find(i).sent);
+    lock.unlock();
+    for (size_t i = 0; i < all_.size(); ++i)
+      if (launch_[i].kind == Kind::receive)
+        std::memcpy(launch_[i].to, sent[i].from, sent[i].count * size_of(sent[i].type));
+    lock.lock();
+    for (size_t i = 0; i < all_.size(); ++i)
+      if (launch_[i].kind == Kind::receive) find(i).taken = true;
+    state().changed.notify_all();
+  }
+  // Of what this rank sends: its peer may have forgotten the others.
+  bool taken() {
+    for (size_t i = 0; i < all_.size(); ++i)
+      if (launch_[i].kind == Kind::send && !find(i).taken) return false;
+    return true;
+  }
+  void forget() {
+    for (size_t i = 0; i < all_.size(); ++i)
+      if (launch_[i].kind == Kind::send) comm_.clique->messages[all_[i].first].erase(all_[i].second);
+  }
+
+ private:
+  Message &find(size_t i) { return comm_.clique->messages[all_[i].first][all_[i].second]; }
+  std::optional<Collective> &mine(size_t i) { return launch_[i].kind == Kind::send ? find(i).sent : find(i).received; }
+
+  Comm &comm_;
+  const std::vector<Collective> &launch_;
+  std::vector<std::pair<Pair, uint64_t>> all_;
+};
+
+void pass(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
+  Messages messages(comm, launch);
+  if (!await(lock, comm, false, [&] { return messages.met(); })) return messages.withdraw();
+  messages.inspect();
+  messages.take(lock);
+  if (await(lock, comm, false, [&] { return messages.taken(); })) messages.forget();
+}
+
 void meet(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
-  const uint64_t number = comm.ran++;
   const bool by_copies = is_by_copies(comm, launch);
   int64_t &hang = state().knob(Knob::hang_collective);
   if (hang > 0 && --hang == 0) return (void)await(lock, comm, by_copies, [] { return false; });
+  if (std::all_of(launch.begin(), launch.end(), is_message)) return pass(lock, comm, launch);
+  const uint64_t number = comm.ran++;
   const std::shared_ptr<Clique> clique = comm.clique;
   const auto size = static_cast<size_t>(clique->size);
   Meeting &meeting = clique->meetings[number];

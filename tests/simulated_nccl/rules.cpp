@@ -44,12 +44,9 @@ Bytes bytes_of(const Collective &message) {
   return {message.kind == Kind::send ? message.from : message.to, message.count * size_of(message.type)};
 }
 
-void inspect_message(const Comm &comm, const Meeting &meeting, size_t index) {
-  const std::vector<Collective> &launch = *meeting.launches[static_cast<size_t>(comm.rank)];
+void inspect_message(const Comm &comm, const std::vector<Collective> &launch, size_t index, const Collective &theirs) {
   const Collective &mine = launch[index];
-  const Collective *theirs = counterpart(comm, meeting, index);
-  if (!theirs) return state().breach(&comm, "a message that its peer knows nothing of");
-  if (theirs->count != mine.count || theirs->type != mine.type)
+  if (theirs.count != mine.count || theirs.type != mine.type)
     state().breach(&comm, "a message that its peer calls with another size");
   if (mine.kind == Kind::send) return (void)++state().count(Count::messages);
   const Bytes to = bytes_of(mine);
@@ -57,6 +54,13 @@ void inspect_message(const Comm &comm, const Meeting &meeting, size_t index) {
     if (const Bytes other = i != index && is_message(launch[i]) ? bytes_of(launch[i]) : Bytes{};
         overlap(to.at, to.count, other.at, other.count))
       state().breach(&comm, "a message is received where another one of the launch is");
+}
+
+void inspect_message(const Comm &comm, const Meeting &meeting, size_t index) {
+  const std::vector<Collective> &launch = *meeting.launches[static_cast<size_t>(comm.rank)];
+  const Collective *theirs = counterpart(comm, meeting, index);
+  if (!theirs) return state().breach(&comm, "a message that its peer knows nothing of");
+  inspect_message(comm, launch, index, *theirs);
 }
 
 const Comm *comm_of(const Comm &comm, size_t rank) {
@@ -131,6 +135,10 @@ const Collective *counterpart(const Comm &comm, const Meeting &meeting, size_t i
   for (const Collective &call : *meeting.launches[peer])
     if (call.kind == wanted && call.root == comm.rank && before-- == 0) return &call;
   return nullptr;
+}
+
+void inspect(const Comm &comm, const std::vector<Collective> &launch, size_t index, const Message &message) {
+  inspect_message(comm, launch, index, launch[index].kind == Kind::send ? *message.received : *message.sent);
 }
 
 bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "simulated_nccl/simulated_nccl.h"
@@ -41,12 +42,20 @@ struct Meeting {
   size_t came = 0, read = 0;
 };
 
+// A message from one rank to another, as each of the two calls it.
+struct Message {
+  std::optional<Collective> sent, received;
+  bool taken = false;
+};
+using Pair = std::pair<int, int>;  // the ranks that send and receive
+
 struct Clique {
   int size = 0;
   std::vector<bool> joined;
   std::vector<std::shared_ptr<Comm>> members;  // whose memory has not been given back
   std::map<uint64_t, Meeting> meetings;
-  std::map<uint64_t, std::vector<size_t>> windows;  // sizes of the n-th, of the ranks that came
+  std::map<Pair, std::map<uint64_t, Message>> messages;  // of launches that have nothing else, by number
+  std::map<uint64_t, std::vector<size_t>> windows;       // sizes of the n-th, of the ranks that came
 };
 
 struct Region {
@@ -71,8 +80,9 @@ struct Comm : std::enable_shared_from_this<Comm> {
   std::string name, id;
   int polls = 0;  // left until what was called is done
   std::vector<std::pair<std::vector<simulated::nccl::Collective>, fsdp_stream>> pending;
-  uint64_t launched = 0;  // on streams
-  uint64_t ran = 0;
+  uint64_t launched = 0;                             // on streams
+  uint64_t ran = 0;                                  // ... of them those that all ranks have
+  std::map<simulated::nccl::Pair, uint64_t> passed;  // messages of launches that have nothing else
   uint64_t windows_made = 0;
   bool joining = false, hangs = false, waits_for_windows = false, ending = false, finalized = false;
   bool ended = false;  // aborted or destroyed, though its memory may still be there
@@ -150,5 +160,6 @@ void store(const Comm &comm, const std::vector<Collective> &launch, const std::v
 bool is_by_copies(const Comm &comm, const std::vector<Collective> &launch);
 // What differs between ranks, or breaks a rule.
 void inspect(const Comm &comm, const Meeting &meeting);
+void inspect(const Comm &comm, const std::vector<Collective> &launch, size_t index, const Message &message);
 
 }  // namespace simulated::nccl
