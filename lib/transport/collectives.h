@@ -127,6 +127,13 @@ struct Sum {
   bool plain() const noexcept { return dtype == FSDP_FLOAT32 && wire == FSDP_FLOAT32 && factor == 1.0F; }
 };
 
+// A move of an exchange: `bytes` bytes of the source's part, from `offset` on, go to `to` on the target.
+struct Move {
+  uint32_t source, target;  // ranks of the team
+  uint64_t offset, bytes;
+  std::byte *to;  // counts only on the target
+};
+
 // The kinds of calls that a team's collectives will be used for.
 struct Shape {
   // Parts lie in arenas of the team. If false, each rank passes its own memory, which no other rank reads. Sums are
@@ -182,6 +189,10 @@ class Collectives {
   virtual Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) = 0;
   // Copies the root's data.own to the data.own of the others. Transports with shared memory read the root's part.
   virtual Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) = 0;
+  // Moves bytes between pairs of ranks. Every rank passes the same moves, apart from `to`. `from` is the part that
+  // moves read; targets do not overlap with bytes that a move of the call reads. A move to its own source copies. Moves
+  // of 0 bytes do nothing. A call without moves only compares the ranks' calls.
+  virtual Ticket exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) = 0;
   virtual Ticket barrier(Tag tag, device::Stream &stream) = 0;
   // Work enqueued later on the stream starts when the ticket is released. On the caller's stream of the host device
   // this blocks.

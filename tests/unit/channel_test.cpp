@@ -28,7 +28,7 @@ constexpr uint64_t key = 7, chunk_bytes = 61440;
 class PlayedTransport final : public messages::Transport {
  public:
   PlayedTransport() : Transport(0) {}
-  messages::TransportTraits traits() const noexcept override { return {true, true}; }
+  messages::TransportTraits traits() const noexcept override { return {in_order, true}; }
   std::vector<std::byte> address() const override { return {}; }
   const std::string &warnings() const noexcept override { return none_; }
   void join(NetJob, std::shared_ptr<Seat>) override {}
@@ -42,7 +42,8 @@ class PlayedTransport final : public messages::Transport {
   void prepare(uint32_t) override {
     if (keeps_data && under_way > 0) throw std::bad_alloc();
   }
-  void send_data(uint32_t to, const Header &, const void *) override {
+  void send_data(uint32_t to, const Header &header, const void *data) override {
+    sent.push_back({to, header.bytes, data});
     ++under_way;
     if (keeps_data) return;
     --under_way;
@@ -58,7 +59,15 @@ class PlayedTransport final : public messages::Transport {
   std::atomic<int> calls{0};
   std::vector<std::pair<uint32_t, uint64_t>> answers;  // the ranks that were answered, with the question's number
   messages::Ended told{};                              // last, of this rank's end
-  bool keeps_data = false;                             // until it is cut; and there is memory for one message only
+  struct Sent {
+    uint32_t to;
+    uint64_t bytes;
+    const void *data;
+    bool operator==(const Sent &) const = default;
+  };
+  std::vector<Sent> sent;
+  bool in_order = true;
+  bool keeps_data = false;  // until it is cut; and there is memory for one message only
   int under_way = 0;
 
  private:
@@ -163,6 +172,105 @@ TEST(Channel, TakesOnlyWhatItsCallWaitsFor) {
   });
   EXPECT_EQ(problems[0], "");
 }
+
+Header header_of(const Launch &launch, Kind kind, uint32_t from, uint64_t bytes) {
+  Header header{};
+  header.magic = messages::header_magic;
+  header.kind = kind;
+  header.from = from;
+  header.key = key;
+  header.round = launch.round;
+  header.number = launch.number;
+  header.call = launch.fingerprint.hash;
+  header.bytes = bytes;
+  return header;
+}
+
+// Rank 1 sends two chunks of one move and one of another; rank 2 sends nothing. Rank 0 sends to rank 2 alone.
+void exchange_chunks(bool in_order) {
+  const auto problems = run_threads(1, [&](Rank &rank) {
+    auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
+    PlayedTransport transport;
+    transport.in_order = in_order;
+    Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, nullptr, "a channel");
+    std::vector<std::byte> from(chunk_bytes + 200, std::byte{3}), to(2 * chunk_bytes, std::byte{77});
+    const std::vector<Move> moves = {
+        {0, 2, 10, chunk_bytes + 8, nullptr},        {1, 0, 0, chunk_bytes + 50, to.data()},
+        {0, 0, 0, 5, to.data() + chunk_bytes + 100}, {2, 1, 0, 99, nullptr},
+        {1, 0, 7, 30, to.data() + chunk_bytes + 51}, {0, 2, 3, 40, nullptr}};
+    Launch launch;
+    launch.start(Operation::exchange, {1, "moved"});
+    launch.add(Part::alone(from.data()), moves, 0, 3);
+    launch.round = channel.round().number();
+    launch.number = channel.round().enqueue();
+    bool well = false;
+    std::thread call([&] {
+      try {
+        well = channel.run(launch, false);
+      } catch (const Error &) {
+        // The test itself reports what it has found.
+      }
+    });
+    while (transport.calls.load() < 2) std::this_thread::yield();
+
+    auto lock = transport.lock();
+    Receiver &receiver = transport.receiver();
+    for (const uint32_t r : {1, 2})
+      receiver.control(header_of(launch, Kind::call, r, chunk_bytes), &launch.fingerprint, sizeof launch.fingerprint);
+    receiver.move_on();
+    std::string problem;
+    const auto require_misfit = [&](const char *what, uint32_t source, uint64_t chunk, uint64_t bytes, Stage stage) {
+      Header data = header_of(launch, Kind::data, source, bytes);
+      data.chunk = chunk;
+      data.stage = stage;
+      const Place place = receiver.place(data, bytes);
+      if (place.to || !place.misfit) problem += std::string(" a chunk ") + what + " is taken;";
+    };
+    require_misfit("of a rank that sends nothing", 2, 0, 99, Stage::gather);
+    require_misfit("behind the last one", 1, 3, chunk_bytes, Stage::gather);
+    require_misfit("2^63", 1, uint64_t{1} << 63, chunk_bytes, Stage::gather);
+    require_misfit("of a sum", 1, 0, chunk_bytes, Stage::reduce);
+    const uint64_t sizes[] = {chunk_bytes, 50, 30};
+    for (uint64_t chunk = 0; chunk < 3; ++chunk) {
+      if (in_order) require_misfit("out of order", 1, chunk + 1, sizes[(chunk + 1) % 3], Stage::gather);
+      require_misfit("that is longer", 1, chunk, sizes[chunk] + 1, Stage::gather);
+      require_misfit("that is shorter", 1, chunk, sizes[chunk] - 1, Stage::gather);
+      Header data = header_of(launch, Kind::data, 1, sizes[chunk]);
+      data.chunk = chunk;
+      data.stage = Stage::gather;
+      const Place place = receiver.place(data, sizes[chunk]);
+      if (!place.to) {
+        problem += " the right chunk has no place;";
+        break;
+      }
+      std::memset(place.to, static_cast<int>(chunk + 1), sizes[chunk]);
+      receiver.arrived(data);
+      if (in_order) require_misfit("that has come", 1, chunk, sizes[chunk], Stage::gather);
+    }
+    require_misfit("behind the last one", 1, 3, 30, Stage::gather);
+    receiver.move_on();
+    lock.unlock();
+    if (!problem.empty()) rank.failure.set(Error(FSDP_ABORTED, problem));  // the call would wait for ever
+    call.join();
+    require(problem.empty(), problem);
+    require(well, "the call was given up");
+    std::vector<std::byte> wanted(2 * chunk_bytes, std::byte{77});
+    const auto fill = [&](uint64_t begin, uint64_t bytes, int value) { std::memset(&wanted[begin], value, bytes); };
+    fill(0, chunk_bytes, 1);
+    fill(chunk_bytes, 50, 2);
+    fill(chunk_bytes + 51, 30, 3);
+    fill(chunk_bytes + 100, 5, 3);
+    require(to == wanted, "what was moved here");
+    const std::vector<PlayedTransport::Sent> sent = {
+        {2, chunk_bytes, &from[10]}, {2, 8, &from[10 + chunk_bytes]}, {2, 40, &from[3]}};
+    require(transport.sent == sent, fmt::format("{} chunks are sent, or others", transport.sent.size()));
+  });
+  EXPECT_EQ(problems[0], "");
+}
+
+TEST(Channel, AnExchangeTakesAndSendsOnlyChunksOfItsMoves) { exchange_chunks(true); }
+
+TEST(Channel, AnExchangeTakesOnlyItsChunksInAnyOrder) { exchange_chunks(false); }
 
 // The peer has come first, so data goes out as soon as the call begins. When it throws, no thread may go on to read
 // what its caller then gives back. Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is

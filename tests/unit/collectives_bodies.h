@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
+
 #include "collectives_rig.h"
 
 namespace fsdp::transport::test {
+
+constexpr auto late = std::chrono::milliseconds(20);  // of a slow rank
 
 class Conformance : public testing::TestWithParam<Transport> {
  protected:
@@ -71,6 +76,91 @@ inline void check_gathers(Rig &rig, bool stable, bool in_place, uint64_t salt) {
   rig.finish();
   for (const Gathering &one : all) one.check(rig);
   rig.rank.meet();
+}
+
+// -- exchanges --
+
+struct Route {
+  uint32_t source, target;
+  uint64_t bytes;
+};
+
+// Each move reads bytes of its own, unless all read the same. On its target it has a place with a byte behind it.
+struct Exchanging {
+  enum class Sources { apart, same };
+
+  Exchanging(Rig &rig, std::vector<Route> the_routes, uint64_t salt, Sources sources = Sources::apart)
+      : routes(std::move(the_routes)), salt(salt) {
+    std::vector<uint64_t> read(rig.size()), written(rig.size());
+    for (const Route &route : routes) {
+      const uint64_t offset = sources == Sources::same ? 5 : read[route.source] + 3;
+      moves.push_back({route.source, route.target, offset, route.bytes, nullptr});
+      read[route.source] = std::max(read[route.source], offset + route.bytes);
+      places.push_back(written[route.target]);
+      written[route.target] += route.bytes + 1;
+    }
+    from_bytes = *std::max_element(read.begin(), read.end());
+    to_bytes = *std::max_element(written.begin(), written.end());
+    from.emplace(rig.block(from_bytes));
+    to.emplace(rig.block(to_bytes));
+    for (size_t i = 0; i < moves.size(); ++i)
+      if (moves[i].target == rig.me()) moves[i].to = to->own + places[i];
+    fill(rig);
+  }
+  void fill(const Rig &rig) const {
+    for (uint64_t i = 0; i < from_bytes; ++i) from->own[i] = byte_of(rig.me(), i, salt);
+    std::memset(to->own, 77, to_bytes);
+  }
+  Ticket enqueue(Rig &rig, const char *name = "exchanged") const {
+    return rig.collectives->exchange(from->at(), moves, {1, name}, *rig.stream);
+  }
+  void check(const Rig &rig) const {
+    for (size_t i = 0; i < moves.size(); ++i) {
+      if (moves[i].target != rig.me()) continue;
+      for (uint64_t b = 0; b < moves[i].bytes; ++b)
+        require_byte(moves[i].to[b], byte_of(moves[i].source, moves[i].offset + b, salt), "a move", b);
+      require_byte(moves[i].to[moves[i].bytes], std::byte{77}, "behind a move", moves[i].bytes);
+    }
+  }
+  void check_sources(const Rig &rig) const {
+    for (uint64_t i = 0; i < from_bytes; ++i)
+      require_byte(from->own[i], byte_of(rig.me(), i, salt), "a source of moves", i);
+  }
+  // Bytes that the rank sends to others.
+  uint64_t sent_by(uint32_t rank) const {
+    uint64_t bytes = 0;
+    for (const Route &route : routes)
+      if (route.source == rank && route.target != rank) bytes += route.bytes;
+    return bytes;
+  }
+
+  std::vector<Route> routes;
+  uint64_t salt;
+  std::vector<Move> moves;
+  std::vector<uint64_t> places;
+  uint64_t from_bytes = 0, to_bytes = 0;
+  std::optional<Block> from, to;
+};
+
+inline void check_exchange(Rig &rig, std::vector<Route> routes, uint64_t salt = 0,
+                           Exchanging::Sources sources = Exchanging::Sources::apart) {
+  const Exchanging one(rig, std::move(routes), salt, sources);
+  rig.finish(one.enqueue(rig));
+  one.check(rig);
+  one.check_sources(rig);
+  rig.rank.meet();
+}
+
+// Rank 0 receives from all and sends nothing to others; the last rank does the reverse. Some moves have no bytes.
+inline std::vector<Route> uneven_routes(uint32_t size, uint64_t bytes) {
+  std::vector<Route> routes;
+  for (uint32_t turn = 0; turn < 2; ++turn)
+    for (uint32_t target = 0; target < size; ++target)
+      for (uint32_t source = 0; source < size; ++source) {
+        const bool barred = source != target && (source == 0 || target == size - 1);
+        if (!barred) routes.push_back({source, target, (source * 7 + target * 3 + turn) % 4 * bytes + turn});
+      }
+  return routes;
 }
 
 // -- sums --

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Promises of every transport: waits for a slow rank, ends of rounds, and the end of calls when a rank does not come.
+#include <functional>
+#include <latch>
+
 #include "collectives_bodies.h"
 #include "transport/call/round.h"
 
 namespace fsdp::transport::test {
 namespace {
-
-constexpr auto late = std::chrono::milliseconds(20);
 
 // -- waits --
 
@@ -126,29 +127,74 @@ void end_abandoned(Rig &rig) {
   rig.finish();
 }
 
+// One rank abandons the round instead of making the call.
+void abandon_call(Rig &rig, uint32_t quitter, const std::function<void()> &call) {
+  const auto start = std::chrono::steady_clock::now();
+  if (rig.me() != quitter) call();
+  if (rig.me() == quitter) std::this_thread::sleep_for(late);
+  const bool told = !rig.transport.compares_later;
+  if (rig.me() == quitter || !told)
+    rig.collectives->abandon();
+  else
+    rig.collectives->quiesce();
+  end_abandoned(rig);
+  require(seconds_since(start) < patience_seconds, "an abandoned round ended late");
+  const auto broken = rig.collectives->broken();
+  if (told && rig.me() != quitter)
+    require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(quitter),
+            broken ? broken->message : "not broken");
+  start_round(rig);
+}
+
 TEST_P(Conformance, ARoundThatOneRankAbandonsEndsAndTheNextOneWorks) {
   run(3, [](Rig &rig) {
     for (uint32_t quitter = 0; quitter < rig.size(); ++quitter) {
-      const auto start = std::chrono::steady_clock::now();
       Summing one(rig, {}, 3 * 20'000, false);
       one.fill(rig);
       check_sum(rig, {}, 3 * 10, false, false);
-      if (rig.me() != quitter) rig.collectives->sum({&one.sum, 1}, false, {1, "left"}, *rig.stream);
-      if (rig.me() == quitter) std::this_thread::sleep_for(late);
-      const bool told = !rig.transport.compares_later;
-      if (rig.me() == quitter || !told)
+      abandon_call(rig, quitter, [&] { rig.collectives->sum({&one.sum, 1}, false, {1, "left"}, *rig.stream); });
+      check_sum(rig, {}, 3 * 5000, false, true);
+      require(!rig.collectives->broken(), "a new round is not broken");
+    }
+  });
+}
+
+TEST_P(Conformance, AnExchangeThatOneRankAbandonsEndsAndTheNextRoundWorks) {
+  run(3, [](Rig &rig) {
+    for (uint32_t quitter = 0; quitter < rig.size(); ++quitter) {
+      const Exchanging one(rig, uneven_routes(rig.size(), 300'000), quitter);
+      check_exchange(rig, uneven_routes(rig.size(), 10));
+      abandon_call(rig, quitter, [&] { one.enqueue(rig, "left"); });
+      one.fill(rig);
+      rig.finish(one.enqueue(rig, "again"));
+      one.check(rig);
+      require(!rig.collectives->broken(), "a new round is not broken");
+      rig.rank.meet();
+    }
+  });
+}
+
+// All ranks have made the call, and one abandons it while bytes are under way. What lies behind the targets is
+// untouched.
+TEST_P(Conformance, AnExchangeIsAbandonedInItsMiddle) {
+  run(3, [](Rig &rig) {
+    for (uint32_t round = 0; round < 4; ++round) {
+      const Exchanging one(rig, uneven_routes(rig.size(), 300'000), round);
+      rig.rank.meet();
+      one.enqueue(rig, "left");
+      std::this_thread::sleep_for(round * std::chrono::microseconds(500));
+      if (rig.me() == round % 3 || rig.transport.compares_later)
         rig.collectives->abandon();
       else
         rig.collectives->quiesce();
       end_abandoned(rig);
-      require(seconds_since(start) < patience_seconds, "an abandoned round ended late");
-      const auto broken = rig.collectives->broken();
-      if (told && rig.me() != quitter)
-        require(broken && broken->status == FSDP_INVALID_STATE && broken->rank == static_cast<int32_t>(quitter),
-                broken ? broken->message : "not broken");
+      for (const Move &move : one.moves)
+        if (move.to) require_byte(move.to[move.bytes], std::byte{77}, "behind a move", move.bytes);
       start_round(rig);
-      check_sum(rig, {}, 3 * 5000, false, true);
-      require(!rig.collectives->broken(), "a new round is not broken");
+      one.fill(rig);
+      rig.finish(one.enqueue(rig, "again"));
+      one.check(rig);
+      rig.rank.meet();
     }
   });
 }
@@ -199,8 +245,11 @@ struct Ends {
 };
 
 // How the call ends on each rank; on one without an end it is "no error".
-std::vector<Ends> ends_of(const Transport &transport, const std::function<void(Rig &)> &body) {
+std::vector<Ends> ends_of(const Transport &transport, const std::function<void(Rig &)> &body,
+                          uint32_t timeout_ms = RankOptions().timeout_ms) {
   std::vector<Ends> ends(3);
+  RankOptions options = options_of(transport);
+  options.timeout_ms = timeout_ms;
   run_threads(
       3,
       [&](Rank &rank) {
@@ -217,7 +266,7 @@ std::vector<Ends> ends_of(const Transport &transport, const std::function<void(R
         }
         ends[rank.rank()] = {FSDP_OK, "no error", seconds_since(start)};
       },
-      options_of(transport));
+      options);
   return ends;
 }
 
@@ -234,6 +283,86 @@ TEST_P(Conformance, CallsThatDifferAreNamedOnEveryRank) {
     EXPECT_NE(end.text.find("called reduce_scatter of 'a' (#1, float32, 24 elements)"), std::string::npos) << end.text;
     EXPECT_LT(end.seconds, patience_seconds);
   }
+}
+
+// Lists of moves differ by the bytes of a move, by its target, or by its source.
+TEST_P(Conformance, ExchangesThatDifferAreNamedOnEveryRank) {
+  if (GetParam().compares_later) GTEST_SKIP() << "the engine's ranks compare what they have called";
+  struct Difference {
+    Route other;
+    const char *bytes;
+  };
+  for (const Difference &difference : {Difference{{0, 1, 12}, "17"}, {{0, 2, 8}, "13"}, {{2, 1, 8}, "13"}}) {
+    const auto ends = ends_of(GetParam(), [&](Rig &rig) {
+      const Route same{2, 0, 5}, usual{0, 1, 8};
+      const Exchanging one(rig, {same, rig.me() == 1 ? difference.other : usual}, 0);
+      rig.finish(one.enqueue(rig, "a"));
+    });
+    const std::string theirs = fmt::format("rank 1 called exchange of 'a' (#1, {} bytes)", difference.bytes);
+    for (const Ends &end : ends) {
+      EXPECT_EQ(end.status, FSDP_MISMATCH) << end.text;
+      EXPECT_NE(end.text.find(theirs), std::string::npos) << end.text;
+      const bool is_named = end.text.find("rank 0 called exchange of 'a' (#1, 13 bytes)") != std::string::npos ||
+                            end.text.find("rank 2 called exchange of 'a' (#1, 13 bytes)") != std::string::npos;
+      EXPECT_TRUE(is_named) << end.text;
+      EXPECT_LT(end.seconds, patience_seconds);
+    }
+  }
+}
+
+// All of the moves end, but the ranks do not agree about one without bytes.
+TEST_P(Conformance, RanksThatMakeDifferentExchangesDoNotEndAlike) {
+  if (!GetParam().compares_later) GTEST_SKIP() << "the call itself compares";
+  run(3, [](Rig &rig) {
+    for (const bool differs : {false, true}) {
+      const Exchanging one(rig, {{2, 0, 5}, {0, rig.me() == 1 && differs ? 2u : 1u, 0}}, 0);
+      rig.finish(one.enqueue(rig));
+      one.check(rig);
+      require(rig.team->ends_alike() != differs, differs ? "a difference is not seen" : "the same calls differ");
+    }
+    rig.collectives->abandon();
+    end_abandoned(rig);
+    start_round(rig);
+    check_exchange(rig, uneven_routes(3, 10));
+  });
+}
+
+TEST_P(Conformance, ARankThatDoesNotComeToAnExchangeIsNamed) {
+  if (GetParam().compares_later) GTEST_SKIP() << "NCCL does not say for which rank it waits";
+  std::latch over(2);
+  const auto ends = ends_of(
+      GetParam(),
+      [&](Rig &rig) {
+        const Exchanging one(rig, {{0, 2, 8}}, 0);
+        if (rig.me() == 1) return over.wait();
+        one.enqueue(rig, "missed");
+        while (!rig.rank.failure.failed()) std::this_thread::sleep_for(late / 10);  // the wait for a GPU names no rank
+        over.count_down();
+        rig.rank.failure.check();
+      },
+      1500);
+  for (const uint32_t r : {0, 2}) {
+    EXPECT_EQ(ends[r].status, FSDP_TIMEOUT) << ends[r].text;
+    EXPECT_NE(ends[r].text.find("exchange of 'missed' (#1, 8 bytes): rank 1 has not come"), std::string::npos)
+        << ends[r].text;
+  }
+}
+
+TEST_P(Conformance, ARankThatEndsItsRoundWithoutAnExchangeIsNamed) {
+  if (GetParam().compares_later) GTEST_SKIP() << "the engine's ranks compare what they have called";
+  run(3, [](Rig &rig) {
+    const Exchanging one(rig, {{0, 2, 8}}, 0);
+    if (rig.me() != 1) one.enqueue(rig, "missed");
+    rig.collectives->quiesce();
+    rig.finish();
+    const auto broken = rig.collectives->broken();
+    if (rig.me() != 1)
+      require(broken && broken->status == FSDP_MISMATCH &&
+                  broken->message.find("rank 1 finished the step without exchange of 'missed' (#0, 8 bytes)") == 0,
+              broken ? broken->message : "not broken");
+    start_round(rig);
+    check_exchange(rig, {{0, 2, 8}});
+  });
 }
 
 TEST_P(Conformance, WhenARankFailsEveryCallEnds) {

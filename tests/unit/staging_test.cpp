@@ -19,6 +19,17 @@ struct StagingTest : testing::TestWithParam<uint32_t> {
   }
 };
 
+// Moves of a rank to itself need no room. All ranks have the chunks of the rank that has most.
+TEST(MoveChunks, AreAsManyAsOneRankNeeds) {
+  constexpr uint64_t room = uint64_t{16} << 10, mib = uint64_t{1} << 20;
+  const auto count = [](const std::vector<Move> &moves) { return staging::MoveChunks(moves, room).count(2); };
+  EXPECT_EQ(count({}), 0);
+  EXPECT_EQ(count({{0, 1, 0, 2 * room + 1, nullptr}, {1, 0, 0, room, nullptr}}), 3);
+  EXPECT_EQ(count({{1, 1, 0, 10 * mib, nullptr}, {1, 0, 0, 5, nullptr}}), 1);
+  EXPECT_EQ(count(std::vector<Move>(2 * staging::max_pieces + 1, {1, 0, 0, 1, nullptr})), 3);
+  EXPECT_EQ(count(std::vector<Move>(2 * staging::max_pieces + 1, {1, 1, 0, 1, nullptr})), 3);
+}
+
 TEST_P(StagingTest, EveryCollectiveHasTheBitsOfTheHost) {
   run(GetParam(), [](Rank &rank) { same_bits(rank, 0, 1, 6); });
 }

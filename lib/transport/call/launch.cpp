@@ -2,6 +2,7 @@
 
 #include "transport/call/launch.h"
 
+#include <bit>
 #include <cstring>
 
 #include "base/dtype.h"
@@ -32,6 +33,7 @@ const char *operation_name(Operation operation) noexcept {
     case Operation::all_reduce: return "all_reduce";
     case Operation::broadcast: return "broadcast";
     case Operation::barrier: return "barrier";
+    case Operation::exchange: return "exchange";
   }
   return "an unknown operation";
 }
@@ -56,7 +58,15 @@ void Fingerprint::start(Operation op, const Tag &tag) noexcept {
 }
 
 void Fingerprint::add_span(fsdp_dtype of, fsdp_dtype wire_dtype, uint64_t count) noexcept {
-  hash = mix(mix(hash, static_cast<uint64_t>(of) << 32 | static_cast<uint32_t>(wire_dtype)), count);
+  add(of, static_cast<uint64_t>(of) << 32 | static_cast<uint32_t>(wire_dtype), count);
+}
+
+void Fingerprint::add_move(const Move &move) noexcept {
+  add(0, static_cast<uint64_t>(move.source) << 32 | move.target, move.bytes);
+}
+
+void Fingerprint::add(fsdp_dtype of, uint64_t kind, uint64_t count) noexcept {
+  hash = mix(mix(hash, kind), count);
   if (call) return;
   dtype = of;
   elements += count;
@@ -115,6 +125,36 @@ void require_root(uint32_t root, uint32_t ranks) {
   if (root >= ranks) fail(FSDP_INTERNAL, "broadcast from rank {} of {}", root, ranks);
 }
 
+void require_moves(const Part &from, std::span<const Move> moves, const Shape &shape, uint32_t ranks, const Tag &tag) {
+  if (shape.arenas && !from.arena && !moves.empty())
+    fail(FSDP_INTERNAL, "an exchange of '{}' is of memory that no other rank reads", tag.name);
+  for (const Move &move : moves)
+    if (move.source >= ranks || move.target >= ranks)
+      fail(FSDP_INTERNAL, "a move of '{}' from rank {} to rank {} of {}", tag.name, move.source, move.target, ranks);
+}
+
+uint64_t count_moves(std::span<const Move> moves, uint32_t rank) noexcept {
+  const auto counts = [&](const Move &move) { return move.bytes && (move.source == rank || move.target == rank); };
+  return static_cast<uint64_t>(std::ranges::count_if(moves, counts));
+}
+
+// Only the source's `own` is memory that a move reads here: other ranks may pass a part without it.
+void Launch::add(const Part &from, std::span<const Move> moves, uint32_t rank, uint32_t ranks) {
+  sent.assign(ranks, 0);
+  for (const Move &move : moves) {
+    describe(fingerprint, move);
+    if (move.bytes && (move.source == rank || move.target == rank)) {
+      Piece &piece = pieces.emplace_back(Piece{from, Part::alone(move.to), move.bytes});
+      piece.from.offset += move.offset;
+      if (move.source == rank) piece.from.own += move.offset;
+      piece.source = move.source;
+      piece.target = move.target;
+      piece.place = sent[move.source];
+    }
+    if (move.source != move.target) sent[move.source] += move.bytes;
+  }
+}
+
 namespace {
 
 constexpr size_t first_launches = 64;
@@ -122,7 +162,8 @@ constexpr size_t first_pieces = 16;
 
 std::unique_ptr<Launch> make_launch(uint64_t piece_count) {
   auto launch = std::make_unique<Launch>();
-  launch->pieces.reserve(std::max<uint64_t>(piece_count, first_pieces));
+  // Rounded up, so that calls whose lengths vary need few launches.
+  launch->pieces.reserve(std::bit_ceil(std::max<uint64_t>(piece_count, first_pieces)));
   return launch;
 }
 

@@ -26,7 +26,7 @@ void add_in_rank_order(const std::byte *base, uint64_t stride, uint32_t ranks, f
 // Describes a rank's n-th collective. Ranks compare fingerprints when they synchronize, so that ranks that make
 // different calls get an error that names both calls.
 
-enum class Operation : uint32_t { all_gather = 1, reduce_scatter, all_reduce, broadcast, barrier };
+enum class Operation : uint32_t { all_gather = 1, reduce_scatter, all_reduce, broadcast, barrier, exchange };
 
 const char *operation_name(Operation operation) noexcept;
 
@@ -47,10 +47,14 @@ struct Fingerprint {
     return call;
   }
   void add_span(fsdp_dtype dtype, fsdp_dtype wire_dtype, uint64_t count) noexcept;
+  void add_move(const Move &move) noexcept;
   // Sets the number of a call that consists of several collectives: messages name the call instead of them.
   void number_call(uint64_t number) noexcept;
   // Returns "reduce_scatter of 'a' (#3, float32, 1024 elements)". `number` is the collective's number.
   std::string text(uint64_t number) const;
+
+ private:
+  void add(fsdp_dtype dtype, uint64_t kind, uint64_t count) noexcept;
 };
 
 // How every transport describes its collectives, so that ranks compare them alike, and how sums are cut into one slice
@@ -73,10 +77,15 @@ class Slices {
 Operation operation_of(std::span<const Sum> sums, bool accumulate, const Shape &shape, uint32_t ranks, const Tag &tag);
 // Throws INTERNAL if there is no such rank.
 void require_root(uint32_t root, uint32_t ranks);
+// Throws INTERNAL if a move names a rank that the team does not have, or if the shape does not allow to read the part.
+void require_moves(const Part &from, std::span<const Move> moves, const Shape &shape, uint32_t ranks, const Tag &tag);
+// Returns how many moves carry bytes from this rank or to it.
+uint64_t count_moves(std::span<const Move> moves, uint32_t rank) noexcept;
 
 // These functions are inline, since each function call counts for small collectives.
 inline void describe(Fingerprint &call, const Gather &gather) noexcept { call.add_span(0, 0, gather.bytes); }
 inline void describe(Fingerprint &call, const Sum &sum) noexcept { call.add_span(sum.dtype, sum.wire, sum.count); }
+inline void describe(Fingerprint &call, const Move &move) noexcept { call.add_move(move); }
 template <class Span>
 void describe(Fingerprint &call, std::span<const Span> spans) noexcept {
   for (const Span &span : spans) describe(call, span);
@@ -85,13 +94,15 @@ inline void describe_broadcast(Fingerprint &call, uint64_t bytes, uint32_t root)
   call.add_span(0, static_cast<fsdp_dtype>(root), bytes);  // roots must agree
 }
 
-// One gather, one sum or one broadcast of a call.
+// One gather, sum, broadcast or move of a call.
 struct Piece {
   Part from, to;
-  uint64_t count;  // bytes per rank of a gather, all bytes of a broadcast, or elements of a sum
+  uint64_t count;  // bytes per rank of a gather, all bytes of a broadcast or of a move, or elements of a sum
   fsdp_dtype dtype = FSDP_FLOAT32, wire = FSDP_FLOAT32;
   float factor = 1;
   bool accumulate = false;
+  uint32_t source = 0, target = 0;  // the ranks of a move
+  uint64_t place = 0;               // number of bytes that the source of a move sends to other ranks before it
 };
 
 struct Launch {
@@ -117,6 +128,8 @@ struct Launch {
     pieces.push_back({data, data, bytes});
     describe_broadcast(fingerprint, bytes, root);
   }
+  // Describes all moves, and adds those from or to `rank`, which is this rank.
+  void add(const Part &from, std::span<const Move> moves, uint32_t rank, uint32_t ranks);
 
   Operation operation;      // what is done
   Fingerprint fingerprint;  // how messages name it
@@ -124,6 +137,7 @@ struct Launch {
   uint64_t number = 0;  // number in the round, from 0
   uint32_t root = 0;    // root of a broadcast
   std::vector<Piece> pieces;
+  std::vector<uint64_t> sent;     // by rank: bytes that the moves carry from it to other ranks
   std::atomic<bool> busy{false};  // set by the caller, cleared by the stream
 };
 

@@ -15,6 +15,9 @@ bool nccl_adds(const Sum &sum) { return sum.sent_dtype() == FSDP_FLOAT32; }
 
 bool is_rounded(const Sum &sum) { return sum.sent_dtype() != sum.dtype; }
 
+// NCCL takes 2048 operations in a group.
+constexpr size_t moves_of_launch = 1024;
+
 // The slices that this rank sends, ordered by the rank that each is for.
 std::byte *sent(const Sum &sum) { return is_rounded(sum) ? sum.rounded : sum.from.own; }
 
@@ -87,7 +90,7 @@ void NcclCollectives::prepare(const Sum &sum, device::Stream &stream) const {
 }
 
 // Sends one message to each peer and receives one from each.
-void NcclCollectives::exchange(const Sum &sum, Comm *comm, device::Stream &stream) const {
+void NcclCollectives::swap_slices(const Sum &sum, Comm *comm, device::Stream &stream) const {
   const Library &library = launches_->library();
   const DataType type = data_type_of(sum.sent_dtype());
   const uint64_t count = sum.count / size_;
@@ -112,7 +115,7 @@ void NcclCollectives::send(const Sum &sum, bool accumulate, Comm *comm, device::
                                                addition, comm, stream.handle()),
                      "ncclReduceScatter", comm);
   else
-    exchange(sum, comm, stream);
+    swap_slices(sum, comm, stream);
 }
 
 // If NCCL has added, there is only one addend, which may be at its place already.
@@ -178,6 +181,40 @@ Ticket NcclCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t roo
                                                         stream.handle()),
                      "ncclBroadcast", comm);
   });
+  return launches_->end(stream);
+}
+
+void NcclCollectives::pass(const Part &from, const Move &move, Comm *comm, device::Stream &stream) const {
+  const Library &library = launches_->library();
+  if (move.source == move.target || move.bytes == 0) return;
+  if (move.source == rank_)
+    launches_->check(library.ncclSend(from.own + move.offset, move.bytes, uint8, static_cast<int>(move.target), comm,
+                                      stream.handle()),
+                     "ncclSend", comm);
+  if (move.target == rank_)
+    launches_->check(library.ncclRecv(move.to, move.bytes, uint8, static_cast<int>(move.source), comm, stream.handle()),
+                     "ncclRecv", comm);
+}
+
+// All ranks cut the moves alike, and a rank without moves to or from others launches nothing. NCCL compares nothing, so
+// the history has the hash of the moves.
+Ticket NcclCollectives::exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) {
+  require_moves(from, moves, shape_, size_, tag);
+  Fingerprint call = Fingerprint::of(transport::Operation::exchange, {tag.what, tag.name});
+  describe(call, moves);
+  launches_->begin("exchange", tag, call.elements, stream, call.hash);
+  for (const Move &move : moves) {
+    if (move.source != rank_ || move.bytes == 0) continue;
+    if (move.target != rank_)
+      sent_ += move.bytes;
+    else if (move.to != from.own + move.offset)
+      stream.copy(move.to, from.own + move.offset, move.bytes);
+  }
+  for (size_t first = 0; first < moves.size(); first += moves_of_launch)
+    launches_->run(stream, [&](Comm *comm) {
+      for (const Move &move : moves.subspan(first, std::min(moves_of_launch, moves.size() - first)))
+        pass(from, move, comm, stream);
+    });
   return launches_->end(stream);
 }
 

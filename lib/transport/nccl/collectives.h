@@ -25,6 +25,7 @@ class NcclCollectives final : public Collectives {
   Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
   Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
   Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) override;
   Ticket barrier(Tag tag, device::Stream &stream) override;
   void await_release(Ticket ticket, device::Stream &stream) override { launches_->await(ticket, stream); }
   bool released(Ticket ticket) const noexcept override { return launches_->released(ticket); }
@@ -45,7 +46,8 @@ class NcclCollectives final : public Collectives {
   float *target(const Sum &sum) const noexcept;
   void prepare(const Sum &sum, device::Stream &stream) const;
   void send(const Sum &sum, bool accumulate, Comm *comm, device::Stream &stream) const;
-  void exchange(const Sum &sum, Comm *comm, device::Stream &stream) const;
+  void swap_slices(const Sum &sum, Comm *comm, device::Stream &stream) const;
+  void pass(const Part &from, const Move &move, Comm *comm, device::Stream &stream) const;
   void add(const Sum &sum, bool accumulate, device::Stream &stream) const;
   void spread(std::span<const Sum> sums, bool accumulate, device::Stream &stream);
   uint64_t bytes_of(std::span<const Sum> sums, bool accumulate) const noexcept;

@@ -22,7 +22,7 @@ Launches::Launches(std::unique_ptr<Connection> connection, device::Device &devic
   }
 }
 
-void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream) {
+void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream, uint64_t hash) {
   failure_.check();
   connection_->handle()->doubt({});  // peers that take part in this collective do not abort it
   if (quiet_)
@@ -30,7 +30,7 @@ void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, devi
          tag.name);
   what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);
   // Graphs are compared separately, and the work of a failed capture never runs.
-  if (!stream.capture_id()) add_to_history(tag.what);
+  if (!stream.capture_id()) add_to_history(tag.what, hash);
   {
     const std::lock_guard lock(mutex_);
     oldest_ = std::max(oldest_, next_ + 1 - std::min(next_ + 1, kept));
@@ -41,10 +41,11 @@ void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, devi
   stream.record(*mine.begin);
 }
 
-void Launches::add_to_history(uint64_t what) noexcept {
+void Launches::add_to_history(uint64_t what, uint64_t hash) noexcept {
   constexpr uint64_t prime = 0x100000001b3;  // FNV-1a
   for (const char letter : what_) history_.hash = (history_.hash ^ static_cast<unsigned char>(letter)) * prime;
   history_.hash = (history_.hash ^ what) * prime;
+  history_.hash = (history_.hash ^ hash) * prime;
   history_.hash = (history_.hash ^ ++launched_) * prime;
   ++history_.count;
   std::strncpy(history_.last, what_.c_str(), sizeof history_.last - 1);

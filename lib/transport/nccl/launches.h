@@ -34,7 +34,8 @@ class Launches final : public Guarded {
   // -- called by the caller's thread --
   // A collective is begin(), then run() and kernels on the stream as often as needed, then end(). An error in between
   // fails the context, since it is not known how much of the collective is under way.
-  void begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream);
+  // `hash` is of all else that ranks must agree about.
+  void begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream, uint64_t hash = 0);
   void run(device::Stream &stream, const std::function<void(Comm *)> &enqueue);
   Ticket end(device::Stream &stream);
   // Called by `enqueue` for the result of each call.
@@ -76,7 +77,7 @@ class Launches final : public Guarded {
   LaunchSlot &slot(uint64_t number) { return slots_[number % kept]; }
   const LaunchSlot &slot(uint64_t number) const { return slots_[number % kept]; }
   bool done(uint64_t number) const { return slot(number).end->done(); }
-  void add_to_history(uint64_t what) noexcept;
+  void add_to_history(uint64_t what, uint64_t hash) noexcept;
   Clock::duration stalled();
   // How long the caller has been in NCCL with a launch after the GPU had done all earlier work. The caller then waits
   // for peers that are not connected yet, and not for room in its stream. Called after stalled().

@@ -119,6 +119,13 @@ Ticket ShmCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t root
   return enqueue(launch, stream);
 }
 
+Ticket ShmCollectives::exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) {
+  require_moves(from, moves, relay_ ? Shape::messages() : Shape(), words_.size(), tag);
+  Launch &launch = launches_.take(Operation::exchange, tag, count_moves(moves, rank_));
+  launch.add(from, moves, rank_, words_.size());
+  return enqueue(launch, stream);
+}
+
 Ticket ShmCollectives::barrier(Tag tag, device::Stream &stream) {
   return enqueue(launches_.take(Operation::barrier, tag, 0), stream);
 }
@@ -190,6 +197,7 @@ bool ShmCollectives::carry(const Launch &launch) {
     case Operation::broadcast:
       pull(launch.pieces[0].from, launch.root, launch.pieces[0].to.own, launch.pieces[0].count);
       break;
+    case Operation::exchange: pull_moves(launch); break;
     case Operation::barrier: break;
   }
   return true;
@@ -222,6 +230,15 @@ void ShmCollectives::gather(const Piece &piece) const {
   for (uint32_t i = 0; i < words_.size(); ++i) {
     const uint32_t r = (rank_ + i) % words_.size();
     pull(piece.from, r, piece.to.own + r * piece.count, piece.count);
+  }
+}
+
+// Each rank starts with the bytes of a different source, here too.
+void ShmCollectives::pull_moves(const Launch &launch) const {
+  for (uint32_t i = 0; i < words_.size(); ++i) {
+    const uint32_t source = (rank_ + i) % words_.size();
+    for (const Piece &piece : launch.pieces)
+      if (piece.source == source && piece.target == rank_) pull(piece.from, source, piece.to.own, piece.count);
   }
 }
 

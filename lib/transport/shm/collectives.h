@@ -31,6 +31,7 @@ class ShmCollectives final : public Collectives {
   Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
   Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
   Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) override;
   Ticket barrier(Tag tag, device::Stream &stream) override;
   void await_release(Ticket ticket, device::Stream &stream) override;
   bool released(Ticket ticket) const noexcept override;
@@ -65,6 +66,7 @@ class ShmCollectives final : public Collectives {
   bool await(const Launch &launch, Phase phase);
   void await_phase(uint64_t phase, const Fingerprint &fingerprint);
   void gather(const Piece &piece) const;
+  void pull_moves(const Launch &launch) const;
   void pull(const Part &from, uint32_t r, std::byte *to, uint64_t bytes) const;
   // Reduces `count` elements from element `first` on.
   void reduce(const Piece &piece, uint64_t first, uint64_t count, float *out) const;

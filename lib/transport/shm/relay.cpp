@@ -43,6 +43,7 @@ Relay::Relay(std::unique_ptr<Arena> halves, Mapping steps, uint32_t rank, std::v
 
 bool Relay::carry(ShmCollectives &calls, const Launch &launch) {
   step_ = std::max(step_, first_step(launch.round));
+  if (launch.operation == Operation::exchange) return carry_moves({calls, launch});
   for (const Piece &piece : launch.pieces)
     if (!carry({calls, launch}, piece)) return false;
   return true;
@@ -58,6 +59,7 @@ bool Relay::carry(const Way &way, const Piece &piece) {
     case Operation::reduce_scatter: return in(piece.count / size(), half_floats / size(), &Relay::slice_chunk);
     case Operation::all_gather: return in(piece.count, half_bytes, &Relay::gather_chunk);
     case Operation::broadcast: return in(piece.count, half_bytes, &Relay::broadcast_chunk);
+    case Operation::exchange:
     case Operation::barrier: break;
   }
   return true;
@@ -122,6 +124,37 @@ bool Relay::broadcast_chunk(const Way &way, const Piece &piece, uint64_t offset,
   }
   if (!meet(way)) return false;
   if (!gives) device::kernels::copy_bytes(piece.to.own + offset, half(way.launch.root), bytes);
+  return true;
+}
+
+// All ranks take the steps of the rank that sends most.
+bool Relay::carry_moves(const Way &way) {
+  for (const Piece &piece : way.launch.pieces)
+    if (piece.source == piece.target && piece.to.own != piece.from.own)
+      device::kernels::copy_bytes(piece.to.own, piece.from.own, piece.count);
+  return in_chunks(*std::ranges::max_element(way.launch.sent), half_bytes,
+                   [&](uint64_t first, uint64_t) { return move_chunk(way, first); });
+}
+
+// Carries the bytes of each rank that would fill one half, from byte `first` of those that it sends.
+bool Relay::move_chunk(const Way &way, uint64_t first) {
+  const auto each = [&](auto &&copy) {
+    for (const Piece &piece : way.launch.pieces) {
+      if (piece.source == piece.target) continue;
+      const uint64_t begin = std::max(piece.place, first),
+                     end = std::min(piece.place + piece.count, first + half_bytes);
+      if (begin < end) copy(piece, begin - piece.place, begin - first, end - begin);
+    }
+  };
+  each([&](const Piece &piece, uint64_t offset, uint64_t place, uint64_t bytes) {
+    if (piece.source != rank_) return;
+    device::kernels::copy_bytes(own_half() + place, piece.from.own + offset, bytes);
+    count_sent(bytes);
+  });
+  if (!meet(way)) return false;
+  each([&](const Piece &piece, uint64_t offset, uint64_t place, uint64_t bytes) {
+    if (piece.target == rank_) device::kernels::copy_bytes(piece.to.own + offset, half(piece.source) + place, bytes);
+  });
   return true;
 }
 

@@ -38,6 +38,9 @@ class Relay {
   bool slice_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t count);
   bool gather_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t bytes);
   bool broadcast_chunk(const Way &way, const Piece &piece, uint64_t offset, uint64_t bytes);
+  // Copies the moves of an exchange. Each rank's halves carry the bytes that it sends, one move after the other.
+  bool carry_moves(const Way &way);
+  bool move_chunk(const Way &way, uint64_t first);
   void sum(float *to, uint64_t offset, uint64_t count, bool accumulate) const;
   std::byte *own_half() const noexcept;
   const std::byte *half(uint32_t r) const noexcept;

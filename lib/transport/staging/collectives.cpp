@@ -161,6 +161,55 @@ Ticket StagedCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t r
   return enqueue(call, stream, [&] { carry(call, 1, bring, send, take); });
 }
 
+Ticket StagedCollectives::exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) {
+  require_moves(from, moves, shape_, size_, tag);
+  Fingerprint call = Fingerprint::of(Operation::exchange, tag);
+  describe(call, moves);
+  return enqueue(call, stream, [&] { carry_moves(call, from, moves); });
+}
+
+std::byte *StagedCollectives::moved(uint64_t slot, const ChunkPiece &piece, uint32_t r) const {
+  return (slots_ ? slots_->part(slot, r) : own_slot(slot) + r * moving_room()) + piece.place;
+}
+
+// Cursors of carry() count the chunks. The chunks of all ranks are taken in order, each from where the last one ended.
+void StagedCollectives::carry_moves(const Fingerprint &call, const Part &from, std::span<const Move> moves) {
+  using Destination = MoveChunks::Destination;
+  const MoveChunks chunks(moves, moving_room());
+  const auto source = [&](const ChunkPiece &piece) { return from.own + moves[piece.span].offset + piece.first; };
+  Cursor brought, copied;
+  moves_taken_.assign(size_, {});
+  const auto bring = [&](Cursor chunk, uint64_t slot) {
+    brought = chunks.fill(rank_, Destination::others, brought, [&](const ChunkPiece &piece) {
+      down().copy(moved(slot, piece, rank_), source(piece), piece.count);
+    });
+    return Cursor{chunk.span + 1, 0};
+  };
+  const auto send = [&](Cursor, uint64_t slot, const Tag &step) { send_moves(moves, chunks, slot, step); };
+  const auto take = [&](Cursor, uint64_t slot) {
+    for (uint32_t r = 0; r < size_; ++r)
+      moves_taken_[r] = chunks.fill(r, Destination::others, moves_taken_[r], [&](const ChunkPiece &piece) {
+        const Move &move = moves[piece.span];
+        if (move.target == rank_) up().copy(move.to + piece.first, moved(slot, piece, r), piece.count);
+      });
+    copied = chunks.fill(rank_, Destination::itself, copied, [&](const ChunkPiece &piece) {
+      std::byte *to = moves[piece.span].to + piece.first;
+      if (to != source(piece)) up().copy(to, source(piece), piece.count);
+    });
+  };
+  carry(call, chunks.count(size_), bring, send, take);
+}
+
+void StagedCollectives::send_moves(std::span<const Move> moves, const MoveChunks &chunks, uint64_t slot,
+                                   const Tag &step) {
+  host_moves_.clear();
+  for (uint32_t r = 0; r < size_; ++r)
+    chunks.fill(r, MoveChunks::Destination::others, moves_taken_[r], [&](const ChunkPiece &piece) {
+      host_moves_.push_back({r, moves[piece.span].target, piece.place, piece.count, moved(slot, piece, r)});
+    });
+  host_->exchange(Part::alone(moved(slot, {}, rank_)), host_moves_, step, host_stream());
+}
+
 Ticket StagedCollectives::barrier(Tag tag, device::Stream &stream) {
   Fingerprint call = Fingerprint::of(Operation::barrier, tag);
   const auto none = [](Cursor, uint64_t) { return Cursor{1, 0}; };

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "transport/call/launch.h"
 #include "transport/device_team.h"
@@ -31,6 +32,7 @@ class StagedCollectives final : public Collectives {
   Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
   Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
   Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) override;
   Ticket barrier(Tag tag, device::Stream &stream) override;
   void await_release(Ticket ticket, device::Stream &stream) override;
   bool released(Ticket ticket) const noexcept override;
@@ -60,6 +62,9 @@ class StagedCollectives final : public Collectives {
   void step(const Fingerprint &call, uint64_t chunk, Send &&send);
   template <class GatherAt>
   void carry_gathers(const Fingerprint &call, uint64_t count, GatherAt &&gather_at);
+  void carry_moves(const Fingerprint &call, const Part &from, std::span<const Move> moves);
+  // Passes the chunk that begins at moves_taken_ to the host's collectives.
+  void send_moves(std::span<const Move> moves, const MoveChunks &chunks, uint64_t slot, const Tag &step);
   // Sums through shared slots: the device adds.
   void carry_shared(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
   Addends addends_of(const Sum &sum) const;
@@ -73,6 +78,10 @@ class StagedCollectives final : public Collectives {
 
   // The address of rank r's bytes of a gathered piece in a slot.
   std::byte *place(uint64_t slot, const ChunkPiece &piece, uint32_t r) const;
+  // The address of a piece that rank r moves in a slot. In a slot of its own a rank has room for the moves of all
+  // ranks, and leaves out those between others.
+  std::byte *moved(uint64_t slot, const ChunkPiece &piece, uint32_t r) const;
+  uint64_t moving_room() const noexcept { return slots_ ? slot_room() : room_of(size_); }
   std::byte *own_slot(uint64_t slot) const { return memory_->data() + slot * sizes_.slot_bytes; }
   uint64_t slot_room() const noexcept { return slots_ ? slots_->part_bytes() : sizes_.slot_bytes; }
   uint64_t room_of(uint64_t parts) const noexcept { return slot_room() / parts / piece_alignment * piece_alignment; }
@@ -95,6 +104,8 @@ class StagedCollectives final : public Collectives {
   const device::Event *last_ = nullptr;  // the last recorded event of done_
   uint64_t calls_ = 0;                   // number of calls in this round
   uint64_t chunks_ = 0;                  // number of their chunks, which is the same on all ranks
+  std::vector<Cursor> moves_taken_;      // of an exchange: where the next chunk of each rank begins
+  std::vector<Move> host_moves_;         // the moves of the host's collectives for one chunk
   Conveyor conveyor_;                    // the last member: its work refers to the others
 };
 

@@ -30,6 +30,17 @@ bool pins(Team &team, const std::byte *view, const std::string &what) {
 
 }  // namespace
 
+uint64_t MoveChunks::count(uint32_t ranks) const {
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < ranks; ++r)
+    for (const Destination to : {Destination::others, Destination::itself}) {
+      uint64_t chunks = 0;
+      for (Cursor at; at.span < moves_.size(); ++chunks) at = fill(r, to, at, [](const ChunkPiece &) {});
+      most = std::max(most, chunks);
+    }
+  return most;
+}
+
 // All of the memory is writable here, although this rank writes only its own parts: not every driver pins read-only
 // memory.
 Slots::Slots(Team &team, device::Device &device, uint64_t count, uint64_t part_bytes, const std::string &what)

@@ -19,6 +19,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "transport/team.h"
@@ -86,6 +87,33 @@ Cursor fill_slot(Cursor at, uint64_t span_count, uint64_t room, ExtentOf &&exten
   }
   return at;
 }
+
+// The moves of an exchange as chunks. A chunk has one slot of each rank's moves to other ranks. It also has some of
+// each rank's moves to itself, which need no room in slots.
+class MoveChunks {
+ public:
+  enum class Destination { others, itself };
+
+  // `room` is the room for the moves of one rank in a slot.
+  MoveChunks(std::span<const Move> moves, uint64_t room) : moves_(moves), room_(room) {}
+  // Calls take(piece) for the pieces of one chunk that `source` moves there, and returns where the next chunk
+  // begins.
+  template <class Take>
+  Cursor fill(uint32_t source, Destination to, Cursor from, Take &&take) const {
+    const auto extent = [&](uint64_t i) {
+      const Move &move = moves_[i];
+      const Destination of_move = move.target == move.source ? Destination::itself : Destination::others;
+      return SpanSize{move.source == source && of_move == to ? move.bytes : 0, 1};
+    };
+    return fill_slot(from, moves_.size(), to == Destination::itself ? UINT64_MAX : room_, extent, take);
+  }
+  // The number of chunks of the rank that has most, for all ranks.
+  uint64_t count(uint32_t ranks) const;
+
+ private:
+  std::span<const Move> moves_;
+  uint64_t room_;
+};
 
 // Pinned memory of the host that the ranks of a team share, cut into slots that take turns. In a slot every rank has a
 // part. Its device writes the part, and the devices of the others read it: the host copies no bytes.

@@ -18,24 +18,81 @@ void Call::start(const Launch &launch, uint32_t rank, uint32_t ranks, uint64_t c
   launch_ = &launch;
   rank_ = rank;
   ranks_ = ranks;
+  slices_.clear();
+  exchanges() ? start_moves(chunk_bytes) : start_slices(chunk_bytes);
+}
+
+void Call::start_slices(uint64_t chunk_bytes) {
   uint64_t all = 0;
-  for (const Piece &piece : launch.pieces) all += slice_bytes(piece);
+  for (const Piece &piece : launch_->pieces) all += slice_bytes(piece);
   chunk_bytes_ = std::min(chunk_bytes, std::max(least_chunk_bytes, all / least_chunks / 64 * 64));
-  chunks_ = 0;
-  first_.clear();
-  for (const Piece &piece : launch.pieces) {
-    first_.push_back(chunks_);
-    chunks_ += (slice_bytes(piece) + chunk_bytes_ - 1) / chunk_bytes_;
+  for (const Piece &piece : launch_->pieces) slices_.add(piece, slice_bytes(piece), chunk_bytes_);
+}
+
+// Nothing is summed, so short chunks would gain nothing. Moves of this rank to itself are among its own chunks, which
+// no lane sends.
+void Call::start_moves(uint64_t chunk_bytes) {
+  chunk_bytes_ = chunk_bytes;
+  for (auto *all : {&sent_, &received_}) {
+    all->resize(ranks_);
+    for (Chunks &chunks : *all) chunks.clear();
   }
+  for (const Piece &piece : launch_->pieces) {
+    Chunks &chunks = piece.source == rank_ ? sent_[piece.target] : received_[piece.source];
+    chunks.add(piece, piece.count, chunk_bytes_);
+  }
+}
+
+void Call::Chunks::clear() noexcept {
+  firsts_.clear();
+  count_ = 0;
+}
+
+void Call::Chunks::add(const Piece &piece, uint64_t bytes, uint64_t chunk_bytes) {
+  firsts_.push_back({count_, &piece});
+  count_ += (bytes + chunk_bytes - 1) / chunk_bytes;
+}
+
+// Empty pieces begin where the next one does.
+const Piece &Call::Chunks::find(uint64_t &chunk) const noexcept {
+  const auto after = std::upper_bound(firsts_.begin(), firsts_.end(), chunk,
+                                      [](uint64_t number, const First &first) { return number < first.chunk; });
+  const First &first = *std::prev(after);
+  chunk -= first.chunk;
+  return *first.piece;
 }
 
 bool Call::reduces() const noexcept {
   return operation() == Operation::all_reduce || operation() == Operation::reduce_scatter;
 }
 
+uint64_t Call::sent_to(uint32_t r) const noexcept {
+  if (exchanges()) return sent_[r].count();
+  return gathered_from(rank_);
+}
+
+uint64_t Call::received_from(uint32_t r) const noexcept {
+  if (exchanges()) return received_[r].count();
+  return gathered_from(r);
+}
+
 uint64_t Call::gathered_from(uint32_t r) const noexcept {
-  if (operation() == Operation::broadcast) return r == launch_->root ? chunks_ : 0;
-  return operation() == Operation::reduce_scatter ? 0 : chunks_;
+  if (operation() == Operation::broadcast) return r == launch_->root ? chunks() : 0;
+  return operation() == Operation::reduce_scatter ? 0 : chunks();
+}
+
+ByteSpan Call::outgoing(uint32_t r, uint64_t chunk) const noexcept {
+  return exchanges() ? move(sent_[r], chunk, &Piece::from) : slice(rank_, chunk);
+}
+
+ByteSpan Call::incoming(uint32_t r, uint64_t chunk) const noexcept {
+  return exchanges() ? move(received_[r], chunk, &Piece::to) : slice(r, chunk);
+}
+
+ByteSpan Call::move(const Chunks &chunks, uint64_t chunk, Part Piece::*end) const noexcept {
+  const Piece &piece = chunks.find(chunk);
+  const uint64_t offset = chunk * chunk_bytes_;
+  return {(piece.*end).own + offset, std::min(chunk_bytes_, piece.count - offset)};
 }
 
 // The length of the longest slice.
@@ -52,12 +109,9 @@ std::pair<uint64_t, uint64_t> Call::bounds(const Piece &piece, uint32_t r) const
 }
 
 Call::Cut Call::cut(uint32_t r, uint64_t chunk) const noexcept {
-  const auto after =
-      std::upper_bound(first_.begin(), first_.end(), chunk);  // empty pieces begin where the next one does
-  const auto index = static_cast<size_t>(after - first_.begin()) - 1;
-  const Piece &piece = launch_->pieces[index];
+  const Piece &piece = slices_.find(chunk);
   const uint64_t length = bounds(piece, r).second;
-  const uint64_t offset = std::min((chunk - first_[index]) * chunk_bytes_, length);
+  const uint64_t offset = std::min(chunk * chunk_bytes_, length);
   return {&piece, offset, std::min(chunk_bytes_, length - offset)};
 }
 
@@ -76,9 +130,10 @@ ByteSpan Call::sum(uint64_t chunk, bool &accumulate) const noexcept {
 }
 
 void Call::place_own(const Launch &launch, uint32_t rank) noexcept {
-  if (launch.operation != Operation::all_gather) return;
+  const bool gathers = launch.operation == Operation::all_gather, exchanges = launch.operation == Operation::exchange;
   for (const Piece &piece : launch.pieces) {
-    std::byte *place = piece.to.own + rank * piece.count;
+    if (!gathers && !(exchanges && piece.source == piece.target)) continue;
+    std::byte *place = piece.to.own + (gathers ? rank * piece.count : 0);
     if (place != piece.from.own && piece.count) std::memcpy(place, piece.from.own, piece.count);
   }
 }

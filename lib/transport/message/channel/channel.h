@@ -24,6 +24,7 @@ class Channel {
   Channel &operator=(const Channel &) = delete;
 
   uint32_t size() const noexcept { return lanes_.size(); }
+  uint32_t rank() const noexcept { return lanes_.rank(); }
   const std::vector<uint32_t> &ranks() const noexcept { return lanes_.ranks(); }
   Round &round() noexcept { return lanes_.round(); }
   const Round &round() const noexcept { return lanes_.round(); }

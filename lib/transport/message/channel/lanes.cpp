@@ -164,12 +164,12 @@ Place Lanes::place(const Header &header, uint64_t bytes) {
   const uint32_t r = lane_of(header.from);
   if (r >= size() || r == rank_) return misfit;
   if (!is_active(header)) return {};
-  if (header.call != call_.launch().fingerprint.hash || header.chunk >= call_.chunks() || bytes != header.bytes)
-    return misfit;
+  if (header.call != call_.launch().fingerprint.hash || bytes != header.bytes) return misfit;
   if (header.stage == Stage::reduce) return place_of_sum(r, header);
-  if (header.stage != Stage::gather || lanes_[r].gather_arrived >= call_.gathered_from(r)) return misfit;
+  const uint64_t awaited = call_.received_from(r);
+  if (header.stage != Stage::gather || header.chunk >= awaited || lanes_[r].gather_arrived >= awaited) return misfit;
   if (transport_.traits().in_order && header.chunk != lanes_[r].gather_arrived) return misfit;
-  const ByteSpan extent = call_.slice(r, header.chunk);
+  const ByteSpan extent = call_.incoming(r, header.chunk);
   if (bytes != extent.bytes) return misfit;
   ++receiving_;
   return {extent.data};
@@ -177,7 +177,8 @@ Place Lanes::place(const Header &header, uint64_t bytes) {
 
 Place Lanes::place_of_sum(uint32_t r, const Header &header) noexcept {
   const Place misfit{nullptr, true};
-  if (!call_.reduces() || header.chunk < summed_ || header.chunk >= summed_ + window_) return misfit;
+  if (!call_.reduces() || header.chunk >= call_.chunks()) return misfit;
+  if (header.chunk < summed_ || header.chunk >= summed_ + window_) return misfit;
   if (header.bytes != call_.slice(rank_, header.chunk).bytes) return misfit;
   if (lanes_[r].arrived[header.chunk % window_] > header.chunk) return misfit;
   ++receiving_;
@@ -250,8 +251,9 @@ void Lanes::move_on() {
   if (active_ ? attention_.load(std::memory_order_relaxed) : quiet()) transport_.changed().notify_all();
 }
 
-uint64_t Lanes::gather_allowed() const noexcept {
-  return std::min(call_.gathered_from(rank_), call_.reduces() ? summed_ : call_.chunks());
+uint64_t Lanes::gather_allowed(uint32_t r) const noexcept {
+  const uint64_t all = call_.sent_to(r);
+  return call_.reduces() ? std::min(all, summed_) : all;
 }
 
 // Sums are sent first: a peer that has the sum needs nothing more for that chunk.
@@ -259,7 +261,7 @@ void Lanes::post(uint32_t r) {
   Lane &lane = lanes_[r];
   const uint64_t most = std::max(least_in_flight, in_flight_bytes / chunk_bytes_);
   while (lane.met && lane.in_flight < most) {
-    if (lane.gather_sent < gather_allowed())
+    if (lane.gather_sent < gather_allowed(r))
       post_chunk(r, Stage::gather, lane.gather_sent++);
     else if (call_.reduces() && lane.reduce_sent < std::min(call_.chunks(), lane.reduce_allowed))
       post_chunk(r, Stage::reduce, lane.reduce_sent++);
@@ -269,7 +271,7 @@ void Lanes::post(uint32_t r) {
 }
 
 void Lanes::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
-  const ByteSpan extent = call_.slice(stage == Stage::reduce ? r : rank_, chunk);
+  const ByteSpan extent = stage == Stage::reduce ? call_.slice(r, chunk) : call_.outgoing(r, chunk);
   transport_.prepare(ranks_[r]);
   Header message = header(Kind::data);
   message.stage = stage;
@@ -284,7 +286,7 @@ void Lanes::post_chunk(uint32_t r, Stage stage, uint64_t chunk) {
 bool Lanes::misses_data(uint32_t r) const noexcept {
   const Lane &lane = lanes_[r];
   const bool reduced = !call_.reduces() || summed_ == call_.chunks() || lane.arrived[summed_ % window_] > summed_;
-  return !reduced || lane.gather_arrived < call_.gathered_from(r);
+  return !reduced || lane.gather_arrived < call_.received_from(r);
 }
 
 bool Lanes::can_sum() const noexcept {
@@ -299,7 +301,7 @@ bool Lanes::done() const noexcept {
   for (uint32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     const Lane &lane = lanes_[r];
-    if (misses(r) || lane.gather_sent < call_.gathered_from(rank_)) return false;
+    if (misses(r) || lane.gather_sent < call_.sent_to(r)) return false;
     if (call_.reduces() && lane.reduce_sent < call_.chunks()) return false;
   }
   return true;

@@ -114,7 +114,7 @@ class Lanes final : private Receiver {
   void answer_questions();
   void take_answer(uint32_t r, const Header &header) noexcept;
   void meet(Lane &lane, const LaneHello &hello) noexcept;
-  uint64_t gather_allowed() const noexcept;
+  uint64_t gather_allowed(uint32_t r) const noexcept;
   void post(uint32_t r);
   void post_chunk(uint32_t r, Stage stage, uint64_t chunk);
   bool misses_data(uint32_t r) const noexcept;

@@ -41,6 +41,14 @@ Ticket ChannelCollectives::broadcast(const Part &data, uint64_t bytes, uint32_t 
   return enqueue(launch, stream);
 }
 
+Ticket ChannelCollectives::exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) {
+  require_moves(from, moves, Shape::messages(), channel_->size(), tag);
+  const uint32_t rank = channel_->rank();
+  Launch &launch = launches_.take(Operation::exchange, tag, count_moves(moves, rank));
+  launch.add(from, moves, rank, channel_->size());
+  return enqueue(launch, stream);
+}
+
 Ticket ChannelCollectives::barrier(Tag tag, device::Stream &stream) {
   return enqueue(launches_.take(Operation::barrier, tag, 0), stream);
 }

@@ -22,6 +22,7 @@ class ChannelCollectives final : public Collectives {
   Ticket gather(std::span<const Gather> gathers, Tag tag, device::Stream &stream) override;
   Ticket sum(std::span<const Sum> sums, bool accumulate, Tag tag, device::Stream &stream) override;
   Ticket broadcast(const Part &data, uint64_t bytes, uint32_t root, Tag tag, device::Stream &stream) override;
+  Ticket exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) override;
   Ticket barrier(Tag tag, device::Stream &stream) override;
   // Sources are free when the stream has done the collective.
   void await_release(Ticket, device::Stream &) override {}
