@@ -546,7 +546,8 @@ typedef int32_t fsdp_optimizer;
 enum {
   FSDP_OPTIMIZER_ADAMW = 1, /* fsdp_step_adamw, with fp32 states "exp_avg" and "exp_avg_sq"; fsdp_add_optimizer_state
                                adds states of the caller's own */
-  FSDP_OPTIMIZER_CALLER = 2, /* an optimizer of the caller's own, with states from fsdp_add_optimizer_state */
+  FSDP_OPTIMIZER_CALLER = 2, /* an optimizer of the caller's own, with states from fsdp_add_optimizer_state. In a model
+                                with AdamW single parameters may have it (fsdp_param.optimizer) */
   FSDP_OPTIMIZER_ADAMW_8BIT = 3 /* AdamW whose two states are codes of 8 bits, with an fp32 scale (absmax) for each
                                    block of 256 elements of a parameter: 2.03 bytes an element in place of 8. A step
                                    decodes the states, computes in fp32 and encodes them. Rows that share a block stay
@@ -566,7 +567,9 @@ enum {
                             Training is as exact as with FLOAT32. Only the compute weight of a main weight in the middle
                             between two bf16 numbers may differ: it is rounded away from zero and not to even. The main
                             weights have no address: fsdp_shard.main_weight is NULL, and load, read and save calls
-                            convert. It is only for the optimizers FSDP_OPTIMIZER_ADAMW and FSDP_OPTIMIZER_ADAMW_8BIT */
+                            convert. It is only for the optimizers FSDP_OPTIMIZER_ADAMW and FSDP_OPTIMIZER_ADAMW_8BIT,
+                            and no bfloat16 parameter of such a group can have fsdp_param.optimizer
+                            FSDP_OPTIMIZER_CALLER */
   FSDP_MAIN_NONE = 3     /* none: the optimizer works on the compute weights, and fsdp_shard.main_weight_dtype is
                             FSDP_BFLOAT16. AdamW computes in fp32 and rounds stochastically: the random bits depend only
                             on rounding_seed, the parameter's name, the element's number in the parameter (for a box: in
@@ -737,7 +740,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_sche
 /**
  * Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
  * of the weights). The state is as long as each main weight shard, is zeroed at the seal, and is saved and loaded with
- * the other states.
+ * the other states. All parameters that are not FROZEN have it. But if AdamW updates some of them and the caller others
+ * (fsdp_param.optimizer), only those that the caller updates have it.
  * Collective: the mesh. Blocks: no.
  * Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
  * UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
@@ -990,8 +994,14 @@ typedef struct fsdp_param {
                               has piece 0; each later one has the piece of the parameter before it, or the next.
                               fsdp_unshard_piece gathers a piece by itself. Each rank keeps an equal share of each
                               piece, so each piece has padding of its own */
+  fsdp_optimizer optimizer; /* which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a
+                              model with AdamW the caller updates it in the window: it has none of AdamW's states, and
+                              fsdp_step_adamw publishes its main weights as they are. FSDP_OPTIMIZER_ADAMW is only for
+                              models with AdamW, and means the model's, with states in fp32 or in 8 bits. A FROZEN
+                              parameter must have 0 */
+  uint32_t reserved;       /* must be 0 */
 } fsdp_param;
-#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
 /** In C, writes a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
@@ -1254,7 +1264,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_chunk(fsdp_group *group, uint64_t pa
  * "exp_avg_sq" of AdamW, or one of the caller's own states. AdamW's number of steps is not part of a state and is not
  * changed by this call: set it once with fsdp_adamw_options.step, and later steps count on. flags must be 0.
  * Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
- * as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+ * as fsdp_load_param, and INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_state(fsdp_group *group, uint64_t param_index, const char *name,
                                                  const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -1262,7 +1272,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_state(fsdp_group *group, uint64_t pa
 /**
  * Copy a whole optimizer state of a parameter out, as fsdp_read_param does for its weights. flags must be 0.
  * Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either. Errors: as fsdp_read_param,
- * and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+ * and INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (frozen). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_state(fsdp_group *group, uint64_t param_index, const char *name, void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1502,8 +1512,8 @@ typedef struct fsdp_shard {
   uint32_t flags;           /* FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave
                                weights and states unchanged, because of fsdp_set_param_trainable or
                                FSDP_MISSING_GRAD_SKIP */
-  uint32_t state_count;     /* number of optimizer states: AdamW's two first, then one for each call of
-                               fsdp_add_optimizer_state, in call order */
+  uint32_t state_count;     /* number of optimizer states that the parameter has: AdamW's two first, then one for each
+                               call of fsdp_add_optimizer_state, in call order (see fsdp_param.optimizer) */
 } fsdp_shard;
 #define FSDP_SHARD_INIT {sizeof(fsdp_shard), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -1520,7 +1530,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64
  * Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
  * FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
  * "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
- * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (not sealed, or
+ * only planned). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_state(const fsdp_model *model, uint64_t shard_index, const char *name,
                                                       fsdp_tensor *state);
@@ -1626,6 +1637,9 @@ typedef struct fsdp_adamw_options {
  *   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
  *   eps)
  * Here s is the parameter's lr_scale, and c = 1 - beta^step is computed in double and rounded to fp32.
+ * The step does not change the main weights and states of a parameter with fsdp_param.optimizer FSDP_OPTIMIZER_CALLER.
+ * The caller has updated them in the window, and this call publishes them with the others, as fsdp_publish_weights
+ * does.
  * Collective: the mesh. Window: closes it.
  * Blocks: peers. The ranks agree to step before any weight is changed. So if a rank discards the step instead, this
  * call fails, and all ranks can still discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta,
@@ -1714,7 +1728,8 @@ typedef struct fsdp_grad {
  * norm before clipping. The step is taken even if gradients are not finite; to skip such a step, use the single calls.
  * max_norm must be the same on every rank. With max_norm 0, either all ranks pass NULL for norm or none does.
  * Collective: the mesh. Blocks: peers. Window: outside; it is closed again when the call returns. Errors: as those of
- * the calls that this call replaces. Since 0.2.
+ * the calls that this call replaces, and INVALID_STATE (a trained parameter has fsdp_param.optimizer
+ * FSDP_OPTIMIZER_CALLER, which leaves no moment to update it). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_apply_grads(fsdp_model *model, const fsdp_grad *grads, uint64_t grad_count,
                                                  uint64_t grad_stride, double lr, double max_norm,

@@ -45,8 +45,8 @@ static_assert(sizeof(fsdp_visit) == 12 && offsetof(fsdp_visit, piece) == 8);
 static_assert(sizeof(fsdp_schedule_options) == 40 && offsetof(fsdp_schedule_options, reserved) == 36);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
 static_assert(sizeof(fsdp_stats) == 256 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
-static_assert(sizeof(fsdp_param) == 96 && offsetof(fsdp_param, row_dimensions) == 88 &&
-              offsetof(fsdp_param, piece) == 92);
+static_assert(sizeof(fsdp_param) == 104 && offsetof(fsdp_param, row_dimensions) == 88 &&
+              offsetof(fsdp_param, piece) == 92 && offsetof(fsdp_param, reserved) == 100);
 static_assert(sizeof(fsdp_group_options) == 56 && offsetof(fsdp_group_options, grad_factor) == 48);
 static_assert(sizeof(fsdp_group_info) == 88 && offsetof(fsdp_group_info, grad_factor) == 80);
 static_assert(sizeof(fsdp_chunk) == 40 && offsetof(fsdp_chunk, row_count) == 32);

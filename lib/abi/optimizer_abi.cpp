@@ -105,7 +105,7 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     value.row_count = own.slice.count / row;
     value.lr_scale = param.lr_scale;
     value.flags = param.flags | (impl.optimizer(call).is_kept(own) ? FSDP_PARAM_FROZEN + 0u : 0u);
-    value.state_count = static_cast<uint32_t>(impl.spec().states.size());
+    value.state_count = impl.spec().state_count(param);
     write_output(shard, value);
   });
 }

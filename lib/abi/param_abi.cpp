@@ -88,6 +88,16 @@ void read_missing_grad(const fsdp_param &given, uint64_t index, memory::ParamSpe
                                  field_of(index, param, "missing_grad"));
 }
 
+void read_optimizer(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
+  const Field field = field_of(index, param, "optimizer");
+  param.optimizer = read_enum(given.optimizer, 0, FSDP_OPTIMIZER_CALLER + 0, call, field);
+  if (param.frozen() && param.optimizer)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, but no optimizer updates a parameter with FSDP_PARAM_FROZEN; give it 0",
+         call, field, param.optimizer);
+  if (given.reserved)
+    fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be 0", call, field_of(index, param, "reserved"), given.reserved);
+}
+
 // Checks a parameter of FSDP_UINT8: nothing is computed with bytes.
 void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *call) {
   if (!param.frozen())
@@ -137,6 +147,7 @@ memory::ParamSpec read_param(const fsdp_param *at, uint64_t index, const char *c
   param.user_data = given.user_data;
   read_quantization(given, index, param, call);
   read_missing_grad(given, index, param, call);
+  read_optimizer(given, index, param, call);
   param.piece = given.piece;
   if (param.dtype == FSDP_UINT8) check_bytes(param, index, call);
   return param;
@@ -336,6 +347,7 @@ fsdp_status fsdp_get_param_info(const fsdp_group *group, uint64_t param_index, f
     value.quantization = spec.quantization;
     value.missing_grad = spec.missing_grad;
     value.piece = spec.piece;
+    value.optimizer = spec.optimizer;
     if (spec.is_box()) value.global_shape = spec.global_shape.data(), value.global_offset = spec.global_offset.data();
     write_output(param, value);
   });

@@ -73,18 +73,19 @@ void make_parts(const GroupSpec &group, std::span<const uint32_t> part_of, uint3
     if (!group.params[i].frozen()) plan.parts_of(of_group)[part_of[i]].params.push_back(i);
 }
 
-// One bucket for each (dtype, trainability, quantization, coded states, piece, part) of the group, in order of first
-// appearance.
+// One bucket for each (dtype, trainability, quantization, coded states, optimizer, piece, part) of the group, in order
+// of first appearance.
 void split_group(const ModelSpec &spec, const GradCut &cut, uint32_t group_index, ModelPlan &plan) {
   const GroupSpec &group = spec.groups[group_index];
   const std::vector<uint32_t> part_of = cut_group(group, cut);
   make_parts(group, part_of, group_index, plan);
-  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, bool, uint32_t, uint32_t>;
-  constexpr size_t part_in_kind = 5;
+  using Kind = std::tuple<fsdp_dtype, bool, fsdp_quantization, bool, bool, uint32_t, uint32_t>;
+  constexpr size_t part_in_kind = 6;
   std::vector<std::pair<Kind, std::vector<uint32_t>>> kinds;
   for (uint32_t i = 0; i < group.params.size(); ++i) {
     const ParamSpec &param = group.params[i];
-    const Kind kind{param.dtype, param.frozen(), param.quantization, param.coded_states, param.piece, part_of[i]};
+    const Kind kind{param.dtype,       param.frozen(), param.quantization, param.coded_states,
+                    param.by_caller(), param.piece,    part_of[i]};
     auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto &entry) { return entry.first == kind; });
     if (found == kinds.end()) found = kinds.insert(kinds.end(), {kind, {}});
     found->second.push_back(i);
@@ -168,19 +169,20 @@ namespace {
 
 class NameSearch {
  public:
-  void add(const ParamSpec &param, const GroupSpec &group, const std::vector<StateSpec> &states) {
+  void add(const ParamSpec &param, const GroupSpec &group, const ModelSpec &spec) {
     const std::string owner = format_text("parameter '{}' of group '{}'", param.name, group.name);
     if (!param.frozen() || !param.quantized())
       take(param.name, owner);
     else
       for (const PlanePlan &plane : published_planes(param.dtype, param.quantization))
         take(stored_name(param, plane), format_text("plane {} of {}", plane_name(plane), owner));
-    if (param.frozen()) return;
-    for (size_t s = 0; s < states.size(); ++s) {
-      const std::string what = format_text("state {} of {}", states[s].name, owner);
+    for (size_t s = 0; s < spec.states.size(); ++s) {
+      const StateSpec &state = spec.states[s];
+      if (!spec.has_state(param, state)) continue;
+      const std::string what = format_text("state {} of {}", state.name, owner);
       const bool coded = param.coded_states && s < adamw_states;
-      take(coded ? coded_name(param, states[s], false) : stored_name(param, states[s]), what);
-      if (coded) take(coded_name(param, states[s], true), "the scales of " + what);
+      take(coded ? coded_name(param, state, false) : stored_name(param, state), what);
+      if (coded) take(coded_name(param, state, true), "the scales of " + what);
     }
   }
 
@@ -201,7 +203,7 @@ class NameSearch {
 std::vector<std::string> find_shared_names(const ModelSpec &spec) {
   NameSearch search;
   for (const GroupSpec &group : spec.groups)
-    for (const ParamSpec &param : group.params) search.add(param, group, spec.states);
+    for (const ParamSpec &param : group.params) search.add(param, group, spec);
   return std::move(search.shared);
 }
 

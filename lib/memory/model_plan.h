@@ -5,7 +5,7 @@
 //   group    parameters that are declared together, in buckets
 //   piece    parameters of a group that are gathered together: all, or some (fsdp_param.piece)
 //   part     parameters of a group whose full gradients are lent and reduced together: all, or some (grad_parts.h)
-//   bucket   parameters of one piece and part with the same dtype, trainability and quantization, in a flat layout
+//   bucket   parameters of one piece and part with the same dtype, optimizer and quantization, in a flat layout
 //   plane    one stored form of a bucket's elements: a row of a table (plane.h)
 //   region   memory that planes lie in: also a row of a table
 #pragma once

@@ -31,6 +31,9 @@ struct ParamSpec {
   uint32_t piece = 0;         // number of the piece of the group with which it is gathered
   bool trained = true;        // set by fsdp_set_param_trainable; without meaning for a frozen parameter
   bool coded_states = false;  // AdamW's states are codes of 8 bits (can_code_states() in memory/plane.h)
+  // The optimizer that updates the parameter: FSDP_OPTIMIZER_ADAMW, also if its states are in codes, or
+  // FSDP_OPTIMIZER_CALLER; 0: none, since it is frozen. Before it is declared in a model, 0 means the model's.
+  fsdp_optimizer optimizer = 0;
   void *user_data = nullptr;
 
   bool is_box() const { return !global_shape.empty(); }
@@ -47,6 +50,7 @@ struct ParamSpec {
   bool frozen() const { return flags & FSDP_PARAM_FROZEN; }
   bool quantized() const { return quantization != 0; }
   bool has_gradient() const { return !frozen() && trained; }
+  bool by_caller() const { return optimizer == FSDP_OPTIMIZER_CALLER; }
   // Does a step without a gradient leave the parameter as it is?
   bool skips_missing() const { return !frozen() && missing_grad == FSDP_MISSING_GRAD_SKIP; }
 };
@@ -110,7 +114,8 @@ struct GroupSpec {
 
 struct StateSpec {
   std::string name;
-  fsdp_dtype dtype;  // of AdamW's states: if they are not in codes
+  fsdp_dtype dtype;       // of AdamW's states: if they are not in codes
+  bool by_adamw = false;  // is it one of AdamW's?
 };
 // The first of a model's states are AdamW's, if it is the optimizer.
 inline constexpr uint32_t adamw_states = 2;
@@ -150,11 +155,22 @@ struct ModelSpec {
   bool receives_slices = false;  // gradients of fewer than 32 bits are received in a buffer before they are summed
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
-  std::deque<GroupSpec> groups;  // a deque, so that names that the caller was given keep their addresses
+  bool mixes_optimizers = false;  // AdamW updates some of its trainable parameters, and the caller updates others
+  std::deque<GroupSpec> groups;   // a deque, so that names that the caller was given keep their addresses
 
   layout::Mesh &mesh() { return meshes.front(); }
   const layout::Mesh &mesh() const { return meshes.front(); }
   const layout::Mesh &mesh_of(const GroupSpec &group) const { return meshes[group.mesh]; }
+  // AdamW's states belong to the parameters that AdamW updates. Others belong to all trainable parameters, or only to
+  // the caller's if AdamW updates the rest.
+  bool has_state(const ParamSpec &param, const StateSpec &state) const {
+    if (param.frozen()) return false;
+    return state.by_adamw ? !param.by_caller() : !mixes_optimizers || param.by_caller();
+  }
+  uint32_t state_count(const ParamSpec &param) const {
+    const auto has = [&](const StateSpec &state) { return has_state(param, state); };
+    return static_cast<uint32_t>(std::ranges::count_if(states, has));
+  }
   // Do ranks communicate over the mesh's inner axis, whose ranks share memory?
   bool communicates(const layout::Mesh &of) const { return of.inner_size > 1 || force_communication; }
   // The factor by which the sum of a group's gradients is multiplied. A mean is over all ranks of the model: a rank's

@@ -388,6 +388,7 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
   const Extent extent = is_whole(spec, bucket) ? Extent::whole : Extent::shard;
   place_main(plan, bucket, extent);
   for (uint16_t s = 0; s < spec.states.size(); ++s) {
+    if (!spec.has_state(spec.groups[bucket.group].params[bucket.params.front()], spec.states[s])) continue;
     const bool coded = bucket.coded_states && s < adamw_states;
     PlanePlan state{.kind = PlaneKind::state, .index = s, .extent = extent, .region = RegionId::optimizer};
     state.dtype = coded ? FSDP_UINT8 + 0 : spec.states[s].dtype;

@@ -217,6 +217,11 @@ bool rounds_randomly(const ModelSpec &spec) {
 
 std::optional<std::string> find_storage_misfit(const ParamSpec &param, const GroupSpec &group) {
   if (group.main_storage == FSDP_MAIN_FLOAT32 || param.frozen()) return {};
+  if (param.by_caller() && main_storage_of(group, param.dtype) == FSDP_MAIN_SPLIT16)
+    return format_text(
+        "parameter '{}' of group '{}' has FSDP_OPTIMIZER_CALLER: FSDP_MAIN_SPLIT16 is for weights that fsdp_step_adamw "
+        "updates; give the group main_storage FSDP_MAIN_FLOAT32, or FSDP_MAIN_NONE and call fsdp_round_stochastic",
+        param.name, group.name);
   if (!param.quantized() && param.dtype != FSDP_FLOAT16) return {};
   return format_text(
       "parameter '{}' of group '{}' is {}: {} is for bfloat16 weights that are not quantized; give the group "

@@ -91,6 +91,25 @@ TEST(Capture, WeightsAndStatesInFewerBitsHaveTheBitsOfEagerSteps) {
     }
 }
 
+// The caller's update of some parameters is in the graph, and each replay publishes it.
+TEST(Capture, ParametersOfTheCallersOptimizerHaveTheBitsOfEagerSteps) {
+  for (const fsdp_optimizer optimizer : {FSDP_OPTIMIZER_ADAMW, FSDP_OPTIMIZER_ADAMW_8BIT}) {
+    Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
+    setup.set_dtype(FSDP_BFLOAT16);
+    setup.groups[0].params.push_back({"coded", {70, 64}, FSDP_BFLOAT16});
+    setup.groups[0].params.push_back({"own", {70, 64}, FSDP_BFLOAT16});
+    for (ParamDef *const own : {&setup.groups[0].params[2], &setup.groups[1].params[0], &setup.groups[3].params[0]})
+      own->optimizer = FSDP_OPTIMIZER_CALLER;
+    setup.model.optimizer = optimizer;
+    const Weights expected = train_eagerly(setup, 1);
+    const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
+      Graph graph(rank, stream, [&] { step(rank, stream, 123.0); });  // no replay uses this rate
+      for (int i = 0; i < steps; ++i) graph.replay(lr_of(i));
+    });
+    EXPECT_TRUE(same_bits(weights, expected)) << optimizer;
+  }
+}
+
 // Gathers and reduces are in the graph: NCCL's look-alike takes them as NCCL does.
 TEST(Capture, RanksThatExchangeOverNcclCaptureTheirCollectives) {
   NEEDS_NCCL();

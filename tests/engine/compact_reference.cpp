@@ -20,7 +20,7 @@ fsdp_main_storage storage_of(const Scenario &setup, const GroupDef &group, const
 }
 
 bool has_codes(const Scenario &setup, const ParamDef &param) {
-  return setup.model.optimizer == FSDP_OPTIMIZER_ADAMW_8BIT && param.count() >= 4096;
+  return setup.model.optimizer == FSDP_OPTIMIZER_ADAMW_8BIT && !param.by_caller() && param.count() >= 4096;
 }
 
 // Adds half a unit of the last place of bf16 to the magnitude, and drops the lower 16 bits.

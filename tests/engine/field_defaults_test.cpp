@@ -43,6 +43,7 @@ const Default defaults[] = {
     {"fsdp_param", "lr_scale", 1, 0.5},
     {"fsdp_param", "row_dimensions", 1, 2},
     {"fsdp_param", "missing_grad", FSDP_MISSING_GRAD_ZEROS, FSDP_MISSING_GRAD_SKIP},
+    {"fsdp_param", "optimizer", FSDP_OPTIMIZER_ADAMW, FSDP_OPTIMIZER_CALLER},
     {"fsdp_mesh_options", "replicate_size", 1, 2},
     {"fsdp_mesh_options", "shard_size", 2, 1},
 };

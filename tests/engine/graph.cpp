@@ -140,10 +140,29 @@ void pass(Rank &rank, cudaStream_t stream, bool last) {
   }
 }
 
+// Enqueues what update_own() does: SGD with momentum on the parameters that the caller updates.
+void enqueue_own(Rank &rank, cudaStream_t stream) {
+  const std::vector<fsdp_shard> shards = rank.shards();
+  for (uint64_t s = 0; s < shards.size(); ++s) {
+    fsdp_param param = FSDP_PARAM_INIT;
+    FSDP(fsdp_get_param_info(shards[s].group, shards[s].param_index, &param));
+    if (param.optimizer != FSDP_OPTIMIZER_CALLER) continue;
+    fsdp_tensor state = FSDP_TENSOR_INIT;
+    FSDP(fsdp_get_shard_state(rank.model, s, "momentum", &state));
+    CUDA(simulated::enqueue(stream, [shard = shards[s], momentum = static_cast<float *>(state.data)] {
+      for (uint64_t i = 0; i < shard.element_count; ++i) {
+        momentum[i] = 0.9f * momentum[i] + main_grad(shard)[i];
+        main_weight(shard)[i] -= 0.01f * momentum[i];
+      }
+    }));
+  }
+}
+
 void update(Rank &rank, cudaStream_t stream, double lr) {
   fsdp_adamw_options options = FSDP_ADAMW_OPTIONS_INIT;
   options.weight_decay = 0.1;
   FSDP(fsdp_finish_grads(rank.model, 0.5, 0, stream));
+  enqueue_own(rank, stream);
   FSDP(fsdp_step_adamw(rank.model, lr, &options, stream));
 }
 

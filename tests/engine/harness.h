@@ -81,7 +81,10 @@ struct ParamDef {
   fsdp_missing_grad missing_grad = 0;
   uint32_t row_dimensions = 0;
   uint32_t piece = 0;
+  // FSDP_OPTIMIZER_CALLER: update() updates it, by SGD with momentum. The model then has the state "momentum".
+  fsdp_optimizer optimizer = 0;
 
+  bool by_caller() const { return optimizer == FSDP_OPTIMIZER_CALLER; }
   uint64_t count() const {
     uint64_t product = 1;
     for (const uint64_t size : shape) product *= size;
@@ -229,9 +232,10 @@ void forward(Rank &rank, Outcome *outcome);
 void backward(Rank &rank, uint32_t step, uint32_t microbatch, Outcome *outcome);
 void backward_group(Rank &rank, size_t group, uint32_t step, uint32_t microbatch, Outcome *outcome);
 void train(Rank &rank, Outcome &outcome);
-// The parts of a step without a record of it: up to the open window, AdamW as train() does it, both.
+// The parts of a step without a record of it: up to the open window, the update as train() does it, both.
 void finish_step(Rank &rank, uint32_t step);
 void update(Rank &rank);
+void update_own(Rank &rank);  // the part of update() that is the caller's
 void clean_step(Rank &rank, uint32_t step);
 // Gives every parameter of the group a gradient of one value.
 void put_all(Rank &rank, size_t group, float value);

@@ -50,6 +50,9 @@ TEST_F(MisusedGroup, ParametersThatCannotBeAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::row_dimensions, 3u),
                field("row_dimensions is 3, but must be at most 2, the parameter's number of dimensions"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::piece, 2u), field("piece is 2"), "it must be 0 or 1");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::optimizer, FSDP_OPTIMIZER_ADAMW_8BIT + 0),
+               field("optimizer is 3"), "[1, 2]");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::reserved, 7u), field("reserved is 7"), "must be 0");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, not_a_number), field("lr_scale is nan"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, -0.5), field("lr_scale is -0.5"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, infinity), field("lr_scale is inf"));

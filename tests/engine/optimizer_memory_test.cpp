@@ -414,7 +414,9 @@ TEST(OptimizerMemoryLog, TellsWhatIsNotKeptAsDeclared) {
                             {"usual", {64, 256}, FSDP_BFLOAT16},
                             quantized({"mx", {64, 96}, FSDP_BFLOAT16}, FSDP_QUANTIZE_MXFP8),
                             box("cut", 24),
-                            box("small", 3)};
+                            box("small", 3),
+                            box("own", 24)};
+  setup.groups[0].params.back().optimizer = FSDP_OPTIMIZER_CALLER;
   told.listen(setup);
   run(setup, "told", [](Rank &rank) { rank.load(); });
   const auto line = [&](const char *name) { return told.find("parameter '" + std::string(name) + "'"); };
@@ -425,6 +427,7 @@ TEST(OptimizerMemoryLog, TellsWhatIsNotKeptAsDeclared) {
   EXPECT_EQ(line("mx"), "parameter 'mx' of group 'all': its granule is 32 rows, not 1: mxfp8 keeps them together");
   EXPECT_NE(line("cut").find("its states are fp32, since the blocks of such a box"), std::string::npos) << line("cut");
   EXPECT_EQ(line("small"), "") << "it is too small for codes, whatever its blocks are";
+  EXPECT_EQ(line("own"), "") << "the caller updates it, so that it has no states of AdamW";
 }
 
 TEST_F(Checkpoint, OfAnotherSeedOrOfNumbersIsTold) {

@@ -25,6 +25,7 @@ Rank::Rank(fsdp_context *context, const Scenario &setup, bool seal) : setup(setu
 }
 
 void Rank::declare(bool seal) {
+  bool has_own = false;
   for (const GroupDef &def : setup.groups) {
     std::vector<fsdp_param> params;
     std::deque<std::string> names;
@@ -43,6 +44,8 @@ void Rank::declare(bool seal) {
       p.missing_grad = param.missing_grad;
       p.row_dimensions = param.row_dimensions;
       p.piece = param.piece;
+      p.optimizer = param.optimizer;
+      has_own = has_own || param.by_caller();
       if (!param.global_shape.empty()) {
         p.global_shape = param.global_shape.data();
         p.global_offset = param.global_offset.data();
@@ -66,6 +69,7 @@ void Rank::declare(bool seal) {
     options.held_groups = setup.held_groups;
     FSDP(fsdp_set_schedule(model, setup.schedule, &options));
   }
+  if (has_own) FSDP(fsdp_add_optimizer_state(model, "momentum", FSDP_FLOAT32));
   if (seal) FSDP(fsdp_seal_model(model));
 }
 

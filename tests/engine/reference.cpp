@@ -118,6 +118,14 @@ struct ReferenceParam {
     }
     keep(step + 1);
   }
+  // SGD with momentum, as update_own() does it.
+  void momentum(uint32_t step) {
+    for (uint64_t i = 0; i < weight.size(); ++i) {
+      m[i] = 0.9f * m[i] + grad[i];
+      weight[i] = weight[i] - 0.01f * m[i];
+    }
+    keep(step + 1);
+  }
   // What is left where weights and states have fewer bits than fp32.
   void keep(uint32_t step) {
     if (storage_of(setup, group, param) == FSDP_MAIN_NONE)
@@ -235,7 +243,7 @@ Outcome reference(const Scenario &setup) {
     for (auto &p : params)
       if (!(p.param.flags & FSDP_PARAM_FROZEN)) {
         p.clip(factor);
-        p.adamw(step);
+        p.param.by_caller() ? p.momentum(step) : p.adamw(step);
       }
     publish();
   }

@@ -167,7 +167,47 @@ void finish_step(Rank &rank, uint32_t step) {
   FSDP(fsdp_finish_grads(rank.model, rank.setup.scale, rank.setup.ends_late ? FSDP_LAST : 0, stream()));
 }
 
+namespace {
+
+void store_own(const Rank &rank, const fsdp_shard &shard, const std::vector<float> &weights) {
+  if (shard.main_weight_dtype == FSDP_FLOAT32) return store_elements(shard.main_weight, FSDP_FLOAT32, weights);
+  const Placed placed(weights);
+  const Stats stats = rank.stats();
+  const uint64_t step = rank.setup.model.optimizer == FSDP_OPTIMIZER_CALLER ? stats.version : stats.step + 1;
+  FSDP(fsdp_round_stochastic(shard.group, shard.param_index, shard.element_offset,
+                             static_cast<const float *>(placed.data()), shard.main_weight, weights.size(), step,
+                             stream()));
+}
+
+}  // namespace
+
+void update_own(Rank &rank) {
+  const std::vector<fsdp_shard> shards = rank.shards();
+  for (uint64_t s = 0; s < shards.size(); ++s) {
+    const fsdp_shard &shard = shards[s];
+    fsdp_param param = FSDP_PARAM_INIT;
+    FSDP(fsdp_get_param_info(shard.group, shard.param_index, &param));
+    if (param.optimizer != FSDP_OPTIMIZER_CALLER || shard.flags & FSDP_PARAM_FROZEN) continue;
+    fsdp_tensor state = FSDP_TENSOR_INIT;
+    FSDP(fsdp_get_shard_state(rank.model, s, "momentum", &state));
+    const std::vector<float> grad = load_elements(shard.main_grad, FSDP_FLOAT32, shard.element_count);
+    std::vector<float> momentum = load_elements(state.data, FSDP_FLOAT32, state.element_count);
+    std::vector<float> weights = load_elements(shard.main_weight, shard.main_weight_dtype, shard.element_count);
+    for (uint64_t i = 0; i < shard.element_count; ++i) {
+      momentum[i] = 0.9f * momentum[i] + grad[i];
+      weights[i] -= 0.01f * momentum[i];
+    }
+    store_elements(state.data, FSDP_FLOAT32, momentum);
+    store_own(rank, shard, weights);
+  }
+}
+
 void update(Rank &rank) {
+  const auto is_own = [](const ParamDef &param) { return param.by_caller(); };
+  if (std::ranges::any_of(rank.setup.groups,
+                          [&](const auto &group) { return std::ranges::any_of(group.params, is_own); }))
+    update_own(rank);
+  if (rank.setup.model.optimizer == FSDP_OPTIMIZER_CALLER) return FSDP(fsdp_publish_weights(rank.model, stream()));
   fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
   adamw.weight_decay = rank.setup.weight_decay;
   FSDP(fsdp_step_adamw(rank.model, 0.01, &adamw, stream()));

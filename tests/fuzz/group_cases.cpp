@@ -6,7 +6,7 @@
 namespace fuzz {
 namespace {
 
-constexpr uint64_t max_params = 4, param_room = 96;
+constexpr uint64_t max_params = 4, param_room = 112;
 
 // Descriptors in memory of any stride up to param_room, with names and shapes of their own.
 struct Params {
@@ -61,6 +61,9 @@ struct Params {
                                        : static_cast<uint32_t>(rank.random.below(param.dimension_count % 64 + 1));
     piece += i && rank.random.one_in(4);
     param.piece = rank.number32(piece);
+    // In groups with SPLIT16 the caller updates no bf16 parameter.
+    param.optimizer = rank.exactly(!frozen && !narrow && rank.random.one_in(4) ? FSDP_OPTIMIZER_CALLER + 0 : 0);
+    param.reserved = rank.wild() ? static_cast<uint32_t>(rank.nonsense()) : 0;
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
         {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});

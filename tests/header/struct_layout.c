@@ -160,7 +160,7 @@ AT(fsdp_stats, checkpoint_stall_ns, 232);
 AT(fsdp_stats, gathered_row_bytes, 240);
 AT(fsdp_stats, gathered_column_bytes, 248);
 
-SIZE(fsdp_param, 96);
+SIZE(fsdp_param, 104);
 AT(fsdp_param, struct_size, 0);
 AT(fsdp_param, name, 8);
 AT(fsdp_param, shape, 16);
@@ -177,6 +177,8 @@ AT(fsdp_param, quantization, 80);
 AT(fsdp_param, missing_grad, 84);
 AT(fsdp_param, row_dimensions, 88);
 AT(fsdp_param, piece, 92);
+AT(fsdp_param, optimizer, 96);
+AT(fsdp_param, reserved, 100);
 
 SIZE(fsdp_group_options, 56);
 AT(fsdp_group_options, struct_size, 0);

@@ -45,8 +45,9 @@ void ModelShards::add_group(const memory::ModelPlan &plan, size_t group, bool co
 void ModelShards::add(const Adding &adding, bool counts_steps) {
   const memory::ParamSpec &param = adding.param;
   add_weights(adding);
-  for (uint32_t index = 0; !param.frozen() && index < spec_.states.size(); ++index) add_state(adding, index);
-  if (counts_steps && !param.frozen())
+  for (uint32_t index = 0; index < spec_.states.size(); ++index)
+    if (spec_.has_state(param, spec_.states[index])) add_state(adding, index);
+  if (counts_steps && !param.frozen() && !param.by_caller())
     add_tensor(adding, format_text("state.{}.step", param.name), ShardKind::optimizer, *find_element_type("F64"),
                nullptr)
         .counts = adding.names;  // all boxes of a tensor have one number of steps

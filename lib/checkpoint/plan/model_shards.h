@@ -104,7 +104,7 @@ struct WrittenBox {
 class ModelShards {
  public:
   // `spec` and `plan` must outlive this. Ranks that have the same bytes share the writing if each writes at least
-  // `least` bytes. `counts_steps`: the optimizer counts steps, which PyTorch wants for each parameter.
+  // `least` bytes. `counts_steps`: AdamW counts steps, which PyTorch wants for each parameter that AdamW updates.
   ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, bool counts_steps = false,
               uint64_t least = least_share);
 

@@ -130,7 +130,8 @@ void append(std::vector<device::CompactSpan> &spans, const device::CompactSpan &
 
 // Weights that are rounded stochastically need the numbers of their elements. The elements of a box may be several
 // runs, and then each run is a span.
-void AdamWBatch::add(const Runtime &runtime, const Shard &shard, bool adamw) {
+void AdamWBatch::add(const Runtime &runtime, const Shard &shard) {
+  const bool adamw = !shard.param(runtime).by_caller();
   if (!is_compact(shard)) return shards.push_back({&shard, span_of(shard, adamw)});
   device::CompactSpan whole = compact_span_of(runtime, shard, adamw);
   if (whole.form != device::MainForm::rounded) return compact_shards.push_back({&shard, whole});

@@ -32,8 +32,9 @@ struct Shard {
 };
 
 // Shards that are updated alike, in the order of their addresses. `spans` has what a step changes. Shards that are
-// adjacent in every plane are one span. Without AdamW the moments are NULL. `compact_shards` and `compact` are the same
-// lists for shards with weights or states in fewer bits than fp32; such a shard may have several spans.
+// adjacent in every plane are one span. If the caller updates a shard, its moments are NULL. `compact_shards` and
+// `compact` are the same lists for shards with weights or states in fewer bits than fp32; such a shard may have several
+// spans.
 struct AdamWBatch {
   template <class Span>
   struct Of {
@@ -49,7 +50,7 @@ struct AdamWBatch {
   std::vector<device::AdamWSpan> spans;      // has room for all shards
   std::vector<device::CompactSpan> compact;  // likewise
 
-  void add(const Runtime &runtime, const Shard &shard, bool adamw);
+  void add(const Runtime &runtime, const Shard &shard);
   // Must be called after the last add().
   void order();
 };

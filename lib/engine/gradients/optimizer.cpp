@@ -18,8 +18,8 @@
 
 namespace fsdp::engine {
 
-Optimizer::Optimizer(Runtime &runtime, bool adamw)
-    : runtime_(runtime), adamw_(adamw), norm_(runtime), quantizer_(runtime), weights_(list_weights()) {
+Optimizer::Optimizer(Runtime &runtime)
+    : runtime_(runtime), norm_(runtime), quantizer_(runtime), weights_(list_weights()) {
   for (const Group &group : runtime.groups)
     for (const memory::ParamSpec &param : group.spec->params) names_.push_back(param.name.c_str());
   for_each_slice(runtime, {PlaneKind::main}, [&](const PlaneSlice &main) {
@@ -99,8 +99,7 @@ std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed
   std::map<std::pair<double, bool>, AdamWBatch> alike;
   for (const Shard &shard : shards_) {
     const memory::ParamSpec &param = param_of(shard);
-    alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].add(runtime_, shard,
-                                                                                                     adamw_);
+    alike[{&param == changed ? lr_scale : param.lr_scale, !(param.flags & FSDP_PARAM_NO_DECAY)}].add(runtime_, shard);
   }
   std::vector<AdamWBatch> batches;
   for (auto &[key, batch] : alike) {
@@ -117,11 +116,12 @@ void Optimizer::adopt(std::vector<AdamWBatch> batches) noexcept {
 }
 
 void Optimizer::list_spans() noexcept {
+  const auto changes = [this](const Shard &shard) { return !param_of(shard).by_caller() && !is_kept(shard); };
   kept_.clear(), kept_compact_.clear();
   for (AdamWBatch &batch : batches_) {
     batch.spans.clear(), batch.compact.clear();
-    for (const auto &one : batch.shards) append(is_kept(*one.shard) ? kept_ : batch.spans, one.span);
-    for (const auto &one : batch.compact_shards) append(is_kept(*one.shard) ? kept_compact_ : batch.compact, one.span);
+    for (const auto &one : batch.shards) append(changes(*one.shard) ? batch.spans : kept_, one.span);
+    for (const auto &one : batch.compact_shards) append(changes(*one.shard) ? batch.compact : kept_compact_, one.span);
   }
 }
 
@@ -141,6 +141,7 @@ StatePart Optimizer::state(const Shard &shard, const std::string &name, const ch
   };
   std::string known;
   for (size_t s = 0; s < states.size(); ++s) {
+    if (!runtime_.spec.has_state(param_of(shard), states[s])) continue;
     const bool coded = shard.bucket->plan->coded_states && s < memory::adamw_states;
     if (states[s].name == name) return part_of(PlaneKind::state, s);
     if (coded && states[s].name + ".absmax" == name) return part_of(PlaneKind::state_scales, s);

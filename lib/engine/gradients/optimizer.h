@@ -43,7 +43,7 @@ struct KnownNorm {
 
 class Optimizer {
  public:
-  Optimizer(Runtime &runtime, bool adamw);
+  explicit Optimizer(Runtime &runtime);
 
   const std::vector<Shard> &shards() const { return shards_; }
   const Shard &shard(uint64_t index, const char *call) const;
@@ -130,14 +130,13 @@ class Optimizer {
   double *all_values() const { return own_values() + runtime_.plan.param_count; }
 
   Runtime &runtime_;
-  bool adamw_;  // the optimizer is AdamW; if false, it is the caller's
   SharedNorm norm_;
   Quantizer quantizer_;
   KnownNorm known_norm_;
   std::vector<Shard> shards_;
   // The lists have room for all shards, so that they are rebuilt without allocating.
   std::vector<AdamWBatch> batches_;      // batches of all shards
-  std::vector<device::AdamWSpan> kept_;  // spans that no step changes now
+  std::vector<device::AdamWSpan> kept_;  // spans that a step of AdamW does not change now, but publishes
   std::vector<device::CompactSpan> kept_compact_;
   std::vector<device::FloatSpan> grads_;      // main grads of trained parameters; neighbours are one span
   std::vector<device::SquaresSpan> squares_;  // the counted parts of these; each measurement sets where results go

@@ -49,6 +49,7 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   if (bucket.main_storage != FSDP_MAIN_FLOAT32 && !bucket.frozen)
     fmt::format_to(out, "\"main_storage\": \"{}\", ", bucket.main_storage == FSDP_MAIN_SPLIT16 ? "split16" : "none");
   if (bucket.coded_states) fmt::format_to(out, "\"states\": \"8bit\", ");
+  if (group.params[bucket.params.front()].by_caller()) fmt::format_to(out, "\"optimizer\": \"caller\", ");
   if (bucket.quantization) describe_planes(out, bucket);
   fmt::format_to(out, "\"shard_count\": {}, \"full_count\": {}, \"padding_count\": {}, \"sub_buckets\": [",
                  bucket.layout.shard_count, bucket.layout.full_count,
@@ -197,7 +198,7 @@ std::string canonical(const std::string &folder) {
 
 }  // namespace
 
-checkpoint::ModelShards Checkpoints::shards() const { return {runtime_.spec, runtime_.plan, adamw_}; }
+checkpoint::ModelShards Checkpoints::shards() const { return {runtime_.spec, runtime_.plan, counts_steps_}; }
 
 const Bucket &Checkpoints::bucket_of(const KeptTensor &tensor) const {
   return runtime_.storage->buckets()[static_cast<size_t>(tensor.bucket - runtime_.plan.buckets.data())];
@@ -212,7 +213,7 @@ layout::Slice Checkpoints::slice_of(const KeptTensor &tensor) const {
 }
 
 uint64_t Checkpoints::step() const {
-  if (adamw_) return runtime_.step.adamw_step();
+  if (counts_steps_) return runtime_.step.adamw_step();
   return loaded_step_ + runtime_.step.version() - loaded_version_;
 }
 
@@ -225,7 +226,7 @@ struct Checkpoints::CopyStream {
   std::unique_ptr<device::Event> before, copied;
 };
 
-Checkpoints::Checkpoints(Runtime &runtime, bool adamw) : runtime_(runtime), adamw_(adamw) {}
+Checkpoints::Checkpoints(Runtime &runtime, bool counts_steps) : runtime_(runtime), counts_steps_(counts_steps) {}
 Checkpoints::~Checkpoints() = default;
 
 // Runs on a thread of the save.

@@ -23,8 +23,8 @@ std::string describe_mesh(const memory::ModelSpec &spec);
 
 class Checkpoints {
  public:
-  // `adamw`: the library's optimizer counts steps. If false, published versions count as steps.
-  Checkpoints(Runtime &runtime, bool adamw);
+  // `counts_steps`: the library's optimizer counts steps. If false, published versions count as steps.
+  Checkpoints(Runtime &runtime, bool counts_steps);
   ~Checkpoints();
 
   // `step` is the checkpoint's step; nothing: the model's own.
@@ -70,7 +70,7 @@ class Checkpoints {
   std::string spared(const std::string &folder) const;
 
   Runtime &runtime_;
-  bool adamw_;
+  bool counts_steps_;
   std::weak_ptr<checkpoint::Save> save_;  // the last save in the background
   double saved_steps_ = 0;                // the optimizer's number of steps in that save
   std::unique_ptr<CopyStream> copies_;    // on a device, made at the first save

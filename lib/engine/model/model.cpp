@@ -59,8 +59,9 @@ void Model::seal_running() {
   runtime_->set_trained(hash_trained(spec), true);
   // If another rank fails, this one does not keep its parts either, and the model is not sealed.
   std::unique_ptr<SealedParts> parts;
-  transport::attempt_together(*team, "fsdp_seal_model",
-                              [&] { parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw()); });
+  transport::attempt_together(*team, "fsdp_seal_model", [&] {
+    parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw(), declaration_.counts_steps());
+  });
   parts_ = std::move(parts);
   warn_of_queues(*context_, runtime_->teams);
   if (context_->debug()) views_.emplace(*runtime_, runtime_->number());
@@ -115,7 +116,7 @@ void Model::log_granules() const {
   for (const memory::GroupSpec &group : declaration_.spec().groups)
     for (const memory::ParamSpec &param : group.params) {
       if (const uint64_t rows = memory::raised_granule(param)) tell(group, param, describe_granule(param, rows));
-      if (declaration_.codes_states() && memory::cuts_coded_blocks(param))
+      if (declaration_.codes_states() && !param.by_caller() && memory::cuts_coded_blocks(param))
         tell(group, param, "its states are fp32, since the blocks of such a box are no blocks of the whole tensor");
     }
 }

@@ -23,12 +23,12 @@ namespace fsdp::engine {
 // The parts that work on a sealed model's runtime. Each part knows the parts before it.
 
 struct SealedParts {
-  SealedParts(Runtime &runtime, bool adamw)
+  SealedParts(Runtime &runtime, bool adamw, bool counts_steps)
       : gatherer(runtime),
         reducer(runtime),
-        optimizer(runtime, adamw),
+        optimizer(runtime),
         params(runtime),
-        checkpoints(runtime, adamw),
+        checkpoints(runtime, counts_steps),
         meetings(runtime),
         graphs(runtime, gatherer, reducer, optimizer, checkpoints, meetings),
         update(runtime, gatherer, reducer, optimizer, checkpoints, meetings, graphs, adamw) {}

@@ -177,6 +177,16 @@ void UpdateWindow::require_adamw(const char *call) const {
     fail(FSDP_INVALID_STATE, "{}: the model was created with FSDP_OPTIMIZER_CALLER and has no AdamW states", call);
 }
 
+void UpdateWindow::require_adamw_alone(const char *call) const {
+  for (const Group &group : runtime_.groups)
+    for (const memory::ParamSpec &param : group.spec->params)
+      if (param.by_caller() && param.has_gradient())
+        fail(FSDP_INVALID_STATE,
+             "{}: the caller updates parameter '{}' of group '{}' (FSDP_OPTIMIZER_CALLER), and this call would publish "
+             "it as it is; use fsdp_finish_grads, update the parameter, and then fsdp_step_adamw",
+             call, param.name, group.name());
+}
+
 void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream) {
   constexpr auto call = "fsdp_step_adamw";
   const CallSpan span(runtime_, "step_adamw");
@@ -203,6 +213,7 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   const CallSpan span(runtime_, "apply_grads");
   runtime_.step.require_weights(call);
   require_adamw(call);
+  require_adamw_alone(call);
   runtime_.caller_stream(stream, call);
   if (max_norm > 0 || norm) capture_norm(norm != nullptr, call);
   check_grads(grads, call);

@@ -55,6 +55,8 @@ class UpdateWindow {
 
  private:
   void require_adamw(const char *call) const;
+  // Requires that AdamW updates all parameters that are trained now.
+  void require_adamw_alone(const char *call) const;
   void capture_norm(bool waits, const char *call);
   // -- how a step ends --
   void end_step(Meetings::Arrival call, device::Stream &caller);

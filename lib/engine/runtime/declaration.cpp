@@ -32,7 +32,7 @@ void set_debug(memory::ModelSpec &spec) {
 Declaration::Declaration(const Context &context, memory::ModelSpec spec, fsdp_optimizer optimizer,
                          GroupDefaults defaults)
     : context_(context), spec_(std::move(spec)), optimizer_(optimizer), defaults_(defaults) {
-  if (adamw()) spec_.states = {{"exp_avg", FSDP_FLOAT32}, {"exp_avg_sq", FSDP_FLOAT32}};
+  if (adamw()) spec_.states = {{"exp_avg", FSDP_FLOAT32, true}, {"exp_avg_sq", FSDP_FLOAT32, true}};
   require_own_optimizer(defaults_.main_storage, "fsdp_create_model");
   spec_.host_memory = context.device_traits().host_memory;
   if (context.debug()) set_debug(spec_);
@@ -63,6 +63,22 @@ void Declaration::require_own_optimizer(fsdp_main_storage storage, const char *c
         call);
 }
 
+void Declaration::set_optimizer(memory::ParamSpec &param, const std::string &group) const {
+  if (param.frozen()) return;
+  if (param.optimizer == FSDP_OPTIMIZER_ADAMW && !adamw())
+    fail(FSDP_INVALID_ARGUMENT,
+         "fsdp_create_group: parameter '{}' of group '{}' has optimizer FSDP_OPTIMIZER_ADAMW, but the model's is "
+         "FSDP_OPTIMIZER_CALLER; create the model with FSDP_OPTIMIZER_ADAMW, and give FSDP_OPTIMIZER_CALLER to the "
+         "parameters that you update",
+         param.name, group);
+  if (!param.optimizer) param.optimizer = adamw() ? FSDP_OPTIMIZER_ADAMW + 0 : FSDP_OPTIMIZER_CALLER + 0;
+}
+
+void Declaration::code_states(memory::ParamSpec &param, bool own_mesh) const {
+  param.coded_states = codes_states() && !param.by_caller() &&
+                       (own_mesh ? memory::can_code_states_of_all(param) : memory::can_code_states(param));
+}
+
 uint32_t Declaration::number_of(layout::Mesh mesh) {
   const auto known = std::ranges::find(spec_.meshes, mesh);
   const auto number = static_cast<uint32_t>(known - spec_.meshes.begin());
@@ -83,14 +99,17 @@ void Declaration::add_group(memory::GroupSpec group, layout::Mesh mesh) {
            "declared once "
            "and its group visited twice",
            param.name, group.name);
+  for (memory::ParamSpec &param : group.params) set_optimizer(param, group.name);
   param_names_.merge(names);
   group_names_.insert(group.name);
   const uint64_t longest = group.longest_call();
   const size_t meshes = spec_.meshes.size();
   group.mesh = number_of(std::move(mesh));
-  for (memory::ParamSpec &param : group.params)
-    param.coded_states =
-        codes_states() && (group.mesh ? memory::can_code_states_of_all(param) : memory::can_code_states(param));
+  for (memory::ParamSpec &param : group.params) {
+    code_states(param, group.mesh != 0);
+    if (!param.frozen()) (param.by_caller() ? caller_updates_ : adamw_updates_) = true;
+  }
+  spec_.mixes_optimizers = adamw_updates_ && caller_updates_;
   spec_.groups.push_back(std::move(group));
   if (longest <= longest_call_ && spec_.meshes.size() == meshes) return;
   longest_call_ = std::max(longest_call_, longest);
@@ -204,11 +223,12 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
                                             fmt::join(param.global_shape, ", "))
                               : "";
   return format_text(
-      "parameter {} of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}", name,
+      "parameter {} of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}{}", name,
       group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
       param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
-      param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "", param.coded_states ? ", states in 8 bits" : "",
+      param.by_caller() ? ", FSDP_OPTIMIZER_CALLER" : "", param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "",
+      param.coded_states ? ", states in 8 bits" : "",
       param.row_dimensions > 1 ? format_text(", row_dimensions {}", param.row_dimensions) : "",
       param.piece ? format_text(", piece {}", param.piece) : "");
 }

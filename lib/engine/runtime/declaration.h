@@ -40,6 +40,8 @@ class Declaration {
   // Is the optimizer AdamW, with states in fp32 or in codes?
   bool adamw() const { return optimizer_ != FSDP_OPTIMIZER_CALLER; }
   bool codes_states() const { return optimizer_ == FSDP_OPTIMIZER_ADAMW_8BIT; }
+  // Does AdamW count the model's steps? Not if the caller updates all of its parameters.
+  bool counts_steps() const { return adamw() && (adamw_updates_ || !caller_updates_); }
   bool sealed() const { return sealed_; }
   void require_unsealed(const char *call) const;
 
@@ -61,6 +63,10 @@ class Declaration {
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:
+  // Fills in the model's optimizer. Throws if the parameter names an optimizer that the model does not have.
+  void set_optimizer(memory::ParamSpec &param, const std::string &group) const;
+  // `own_mesh`: the group has another mesh than the model.
+  void code_states(memory::ParamSpec &param, bool own_mesh) const;
   // Throws if the caller's own optimizer cannot work on main weights in this storage.
   void require_own_optimizer(fsdp_main_storage storage, const char *call) const;
   // The mesh's index in the spec, to which it is added if it is new.
@@ -75,6 +81,7 @@ class Declaration {
   GroupDefaults defaults_;
   std::unordered_set<std::string> param_names_, group_names_;
   std::map<fsdp_role, CallerArena> arenas_;
+  bool adamw_updates_ = false, caller_updates_ = false;  // does the optimizer update any parameter?
   bool sealed_ = false;
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "device/device.h"
 #include "memory/model_plan.h"
 #include "transport/team.h"
@@ -69,7 +70,17 @@ struct Bucket {
   std::array<const Plane *, memory::plane_kinds> first{};  // first plane of each kind; NULL: there is none
 
   bool has(PlaneKind kind) const { return first[static_cast<size_t>(kind)] != nullptr; }
-  const Plane &plane(PlaneKind kind, uint32_t index = 0) const { return first[static_cast<size_t>(kind)][index]; }
+  // The planes of a kind follow one another, but their indices may have gaps: a parameter need not have all states.
+  // Throws INTERNAL if the bucket has no such plane.
+  const Plane &plane(PlaneKind kind, uint32_t index = 0) const {
+    const Plane *found = first[static_cast<size_t>(kind)];
+    for (const Plane *const end = planes.data() + planes.size(); found && found != end; ++found) {
+      if (found->plan->kind != kind) break;
+      if (found->plan->index == index) return *found;
+    }
+    fail(FSDP_INTERNAL, "a bucket of group number {} has no plane of kind {} with index {}", plan->group,
+         static_cast<uint32_t>(kind), index);
+  }
   // The gathered copy of a published plane in a buffer of the group.
   const Plane &gathered(PlaneKind published, uint32_t form, uint32_t slot) const {
     return *std::ranges::find_if(planes, [&](const Plane &plane) {

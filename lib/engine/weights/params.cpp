@@ -150,6 +150,12 @@ Params::Tensor Params::state_of(Group &group, uint64_t param_index, const std::s
   const auto &states = runtime_.spec.states;
   const auto found = std::find_if(states.begin(), states.end(), [&](const auto &known) { return known.name == state; });
   if (found == states.end()) fail(FSDP_INVALID_ARGUMENT, "{}: the model has no optimizer state '{}'", call, state);
+  const memory::ParamSpec &param = runtime_.param(group, param_index);
+  if (!runtime_.spec.has_state(param, *found))
+    fail(FSDP_INVALID_ARGUMENT, "{}: parameter '{}' of group '{}' has no optimizer state '{}': {}", call, name,
+         group.name(), state,
+         param.by_caller() ? "the caller updates it (FSDP_OPTIMIZER_CALLER)"
+                           : "AdamW updates it, and the state is for parameters with FSDP_OPTIMIZER_CALLER");
   const auto index = static_cast<uint32_t>(found - states.begin());
   return {call, place, runtime_.bucket(place).plane(PlaneKind::state, index), runtime_.param(group, param_index),
           format_text("{} of {}", state, name)};

@@ -259,6 +259,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_param, :granule) => Granule,
     (LibFSDP.fsdp_param, :quantization) => Quantization,
     (LibFSDP.fsdp_param, :missing_grad) => MissingGrad,
+    (LibFSDP.fsdp_param, :optimizer) => Optimizer,
     (LibFSDP.fsdp_group_options, :strategy) => Strategy,
     (LibFSDP.fsdp_group_options, :grad_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :reduce_dtype) => Dtype,

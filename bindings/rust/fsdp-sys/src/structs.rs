@@ -423,6 +423,13 @@ pub struct fsdp_param {
     /// later one has the piece of the parameter before it, or the next. fsdp_unshard_piece gathers a piece by itself.
     /// Each rank keeps an equal share of each piece, so each piece has padding of its own
     pub piece: u32,
+    /// which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a model with AdamW the
+    /// caller updates it in the window: it has none of AdamW's states, and fsdp_step_adamw publishes its main weights
+    /// as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's, with states in fp32 or
+    /// in 8 bits. A FROZEN parameter must have 0
+    pub optimizer: fsdp_optimizer,
+    /// must be 0
+    pub reserved: u32,
 }
 
 impl Default for fsdp_param {
@@ -567,8 +574,8 @@ pub struct fsdp_shard {
     /// FSDP_PARAM_\*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave weights and states
     /// unchanged, because of fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     pub flags: u32,
-    /// number of optimizer states: AdamW's two first, then one for each call of fsdp_add_optimizer_state, in call
-    /// order
+    /// number of optimizer states that the parameter has: AdamW's two first, then one for each call of
+    /// fsdp_add_optimizer_state, in call order (see fsdp_param.optimizer)
     pub state_count: u32,
 }
 
@@ -954,7 +961,7 @@ mod tests {
 
     #[test]
     fn fsdp_param_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_param>(), 96);
+        assert_eq!(std::mem::size_of::<fsdp_param>(), 104);
         assert_eq!(offset!(fsdp_param, struct_size), 0);
         assert_eq!(offset!(fsdp_param, name), 8);
         assert_eq!(offset!(fsdp_param, shape), 16);
@@ -971,6 +978,8 @@ mod tests {
         assert_eq!(offset!(fsdp_param, missing_grad), 84);
         assert_eq!(offset!(fsdp_param, row_dimensions), 88);
         assert_eq!(offset!(fsdp_param, piece), 92);
+        assert_eq!(offset!(fsdp_param, optimizer), 96);
+        assert_eq!(offset!(fsdp_param, reserved), 100);
     }
 
     #[test]

@@ -275,7 +275,8 @@ raw"""
 ```text
 Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
 of the weights). The state is as long as each main weight shard, is zeroed at the seal, and is saved and loaded with
-the other states.
+the other states. All parameters that are not FROZEN have it. But if AdamW updates some of them and the caller others
+(fsdp_param.optimizer), only those that the caller updates have it.
 Collective: the mesh. Blocks: no.
 Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
 UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
@@ -589,7 +590,7 @@ Load a named optimizer state of a parameter from full data, as fsdp_load_param d
 "exp_avg_sq" of AdamW, or one of the caller's own states. AdamW's number of steps is not part of a state and is not
 changed by this call: set it once with fsdp_adamw_options.step, and later steps count on. flags must be 0.
 Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
-as fsdp_load_param, and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+as fsdp_load_param, and INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (frozen). Since 0.2.
 ```
 """
 @inline fsdp_load_state(group, param_index, name, data, dtype, element_count, root, flags) =
@@ -600,7 +601,7 @@ raw"""
 ```text
 Copy a whole optimizer state of a parameter out, as fsdp_read_param does for its weights. flags must be 0.
 Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either. Errors: as fsdp_read_param,
-and INVALID_ARGUMENT (no such state), INVALID_STATE (frozen). Since 0.2.
+and INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (frozen). Since 0.2.
 ```
 """
 @inline fsdp_read_state(group, param_index, name, data, dtype, element_count, root, flags) =
@@ -868,7 +869,8 @@ raw"""
 Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
 FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
 "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
-Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned). Since 0.2.
+Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (not sealed, or
+only planned). Since 0.2.
 ```
 """
 @inline fsdp_get_shard_state(model, shard_index, name, state) =
@@ -991,6 +993,9 @@ publish.
   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g g;  w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) +
   eps)
 Here s is the parameter's lr_scale, and c = 1 - beta^step is computed in double and rounded to fp32.
+The step does not change the main weights and states of a parameter with fsdp_param.optimizer FSDP_OPTIMIZER_CALLER.
+The caller has updated them in the window, and this call publishes them with the others, as fsdp_publish_weights
+does.
 Collective: the mesh. Window: closes it.
 Blocks: peers. The ranks agree to step before any weight is changed. So if a rank discards the step instead, this
 call fails, and all ranks can still discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta,
@@ -1088,7 +1093,8 @@ step. If max_norm > 0, the gradients are first clipped to it; 0 leaves them. *no
 norm before clipping. The step is taken even if gradients are not finite; to skip such a step, use the single calls.
 max_norm must be the same on every rank. With max_norm 0, either all ranks pass NULL for norm or none does.
 Collective: the mesh. Blocks: peers. Window: outside; it is closed again when the call returns. Errors: as those of
-the calls that this call replaces. Since 0.2.
+the calls that this call replaces, and INVALID_STATE (a trained parameter has fsdp_param.optimizer
+FSDP_OPTIMIZER_CALLER, which leaves no moment to update it). Since 0.2.
 ```
 """
 @inline fsdp_apply_grads(model, grads, grad_count, grad_stride, lr, max_norm, options, stream, norm) =

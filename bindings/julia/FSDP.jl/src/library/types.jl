@@ -542,6 +542,13 @@ struct fsdp_param
     # each later one has the piece of the parameter before it, or the next. fsdp_unshard_piece gathers a piece
     # by itself. Each rank keeps an equal share of each piece, so each piece has padding of its own
     piece::UInt32
+    # which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a model with AdamW
+    # the caller updates it in the window: it has none of AdamW's states, and fsdp_step_adamw publishes its
+    # main weights as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's,
+    # with states in fp32 or in 8 bits. A FROZEN parameter must have 0
+    optimizer::Int32
+    # must be 0
+    reserved::UInt32
 end
 
 struct fsdp_group_options
@@ -648,8 +655,8 @@ struct fsdp_shard
     # FSDP_PARAM_*, the current value. FSDP_PARAM_FROZEN is also set if this step must leave weights and
     # states unchanged, because of fsdp_set_param_trainable or FSDP_MISSING_GRAD_SKIP
     flags::UInt32
-    # number of optimizer states: AdamW's two first, then one for each call of fsdp_add_optimizer_state, in
-    # call order
+    # number of optimizer states that the parameter has: AdamW's two first, then one for each call of
+    # fsdp_add_optimizer_state, in call order (see fsdp_param.optimizer)
     state_count::UInt32
 end
 
@@ -791,7 +798,7 @@ const LAYOUTS = (
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
-    (fsdp_param, 96, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92,)),
+    (fsdp_param, 104, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92, 96, 100,)),
     (fsdp_group_options, 56, (0, 8, 12, 16, 20, 24, 28, 32, 40, 44, 48,)),
     (fsdp_group_info, 88, (0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 76, 80,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
