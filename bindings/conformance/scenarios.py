@@ -5,6 +5,7 @@ Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of i
 """
 
 import expert_scenarios
+import optimizer_scenarios
 import piece_scenarios
 import precision_scenarios
 from scenario_parts import (
@@ -577,6 +578,7 @@ def all_scenarios():
     yield zeroed()
     yield trainable()
     yield missing()
+    yield from optimizer_scenarios.two_optimizers()
     yield stacks()
     yield parts()
     yield discarded()

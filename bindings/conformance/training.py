@@ -83,13 +83,14 @@ class Param:
         self.flags, self.lr_scale = int(keys.get("flags", 0)), float(keys.get("lr_scale", 1))
         self.main, self.weights = [0.0] * self.count, [0.0] * self.count
         self.keep_in(CONSTANTS["MAIN_FLOAT32"], False)
+        self.is_callers = int(keys.get("optimizer", 0)) == CONSTANTS["OPTIMIZER_CALLER"]
         self.skips, self.trained = int(keys.get("missing_grad", 0)) == CONSTANTS["MISSING_GRAD_SKIP"], True
         self.forget()
 
     def keep_in(self, storage, has_codes):
         """Chooses how main weights and states are stored, by the options of the group and the model."""
         self.storage = storage if self.dtype == BFLOAT16 and self.trainable else CONSTANTS["MAIN_FLOAT32"]
-        self.is_coded = has_codes and self.count >= compact.CODED_COUNT
+        self.is_coded = has_codes and not self.is_callers and self.count >= compact.CODED_COUNT
         self.states = {name: compact.zero_state(self.count, name, self.is_coded) for name in MOMENTS}
 
     def set_main(self, values):
@@ -260,7 +261,7 @@ class Model:
     def adamw(self, lr, keys):
         self.step = int(keys.get("step", 0)) or self.step + 1
         for param in self.trained:
-            if param.skips and not param.given:
+            if param.is_callers or (param.skips and not param.given):
                 continue
             self.update(param, f32(lr * param.lr_scale), keys)
         self.publish()

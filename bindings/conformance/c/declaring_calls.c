@@ -20,6 +20,7 @@ fsdp_status do_param(rank_state *state, const line *words) {
   made->flags = (uint32_t)key_or(words, "flags", 0);
   made->quantization = (fsdp_quantization)key_or(words, "quantization", 0);
   made->missing_grad = (fsdp_missing_grad)key_or(words, "missing_grad", 0);
+  made->optimizer = (fsdp_optimizer)key_or(words, "optimizer", 0);
   made->row_dimensions = (uint32_t)key_or(words, "row_dimensions", 0);
   made->piece = (uint32_t)key_or(words, "piece", 0);
   return FSDP_OK;
@@ -91,7 +92,7 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
                              .dimension_count = from->dimension_count, .dtype = from->dtype, .flags = from->flags,
                              .lr_scale = from->lr_scale, .quantization = from->quantization,
                              .missing_grad = from->missing_grad, .row_dimensions = from->row_dimensions,
-                             .piece = from->piece};
+                             .piece = from->piece, .optimizer = from->optimizer};
   }
   fsdp_group *group = NULL;
   const fsdp_status status = fsdp_create_group(handle(state, words, 1, 'm'), word(words, 2), params,

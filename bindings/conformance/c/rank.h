@@ -26,6 +26,7 @@ typedef struct declared_param {
   fsdp_dtype dtype;
   fsdp_quantization quantization;
   fsdp_missing_grad missing_grad;
+  fsdp_optimizer optimizer;
   double lr_scale;
 } declared_param;
 

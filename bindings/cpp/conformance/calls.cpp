@@ -160,6 +160,7 @@ std::string Rank::declare(const Line &line) {
     param.lr_scale = line.key_number("lr_scale");
     param.quantization = static_cast<fsdp_quantization>(line.key_or("quantization", 0));
     param.missing_grad = static_cast<fsdp_missing_grad>(line.key_or("missing_grad", 0));
+    param.updated_by(static_cast<fsdp::Optimizer>(line.key_or("optimizer", 0)));
     param.rows_in(static_cast<std::uint32_t>(line.key_or("row_dimensions", 0)));
     declared_.push_back(param.in_piece(static_cast<std::uint32_t>(line.key_or("piece", 0))));
   } else if (call == "visit") {

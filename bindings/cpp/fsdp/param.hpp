@@ -34,6 +34,12 @@ struct Param : Options<fsdp_param> {
     missing_grad = static_cast<fsdp_missing_grad>(what);
     return *this;
   }
+  /** Names the optimizer that updates it. In a model with AdamW, Optimizer::caller leaves it to the caller, in the
+   * update window; it then has none of AdamW's states. */
+  Param &updated_by(Optimizer which) {
+    optimizer = static_cast<fsdp_optimizer>(which);
+    return *this;
+  }
   /** Puts it into a piece of its group, which can be gathered by itself. The first parameter is in piece 0, and each
    * next one in the same piece or in the next one. */
   Param &in_piece(std::uint32_t number) {

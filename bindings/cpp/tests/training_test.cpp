@@ -398,4 +398,35 @@ TEST(Training, APlanAnswersWithoutMemory) {
   EXPECT_EQ(status_of([&] { group.read_param<float>("w"); }), fsdp::Status::invalid_state);
 }
 
+TEST(Training, TheCallerAndAdamWUpdateParametersOfTheirOwn) {
+  run_ranks(2, [](fsdp::Context &context) {
+    fsdp::Model model(context);
+    fsdp::Param matrix("w", {4, 8});
+    fsdp::Group group =
+        model.create_group("layer", {matrix.updated_by(fsdp::Optimizer::caller), fsdp::Param("b", {4})});
+    model.add_optimizer_state("momentum");
+    model.seal();
+    model.publish_weights();
+    group.put_grad("w", std::vector<float>(32, 1));
+    group.put_grad("b", std::vector<float>(4, 1));
+    group.reduce_grad(FSDP_LAST);
+    model.finish_grads();
+    for (const fsdp::Shard &shard : model.shards()) {
+      const bool own = shard.name() == "w";
+      EXPECT_EQ(status_of([&] { shard.state(own ? "exp_avg" : "momentum"); }), fsdp::Status::invalid_argument);
+      if (!own) continue;
+      const fsdp::span<float> momentum = shard.state("momentum");
+      for (std::size_t i = 0; i < momentum.size(); ++i) {
+        momentum[i] = 0.5f * momentum[i] + shard.main_grad()[i];
+        shard.main_weight()[i] -= 0.25f * momentum[i];
+      }
+    }
+    model.step_adamw(0.5);
+    EXPECT_EQ(group.read_param<float>("w"), std::vector<float>(32, -0.25f));
+    EXPECT_EQ(group.read_state<float>("w", "momentum"), std::vector<float>(32, 1));
+    for (const float x : group.read_param<float>("b")) EXPECT_NEAR(x, -0.5f, 1e-5f);
+    context.close();
+  });
+}
+
 }  // namespace

@@ -138,7 +138,7 @@ class Model(Owner):
         count, found = ctypes.c_uint64(), _abi.fsdp_tensor()
         check(lib.get_shard_count(self.handle, count))
         for index in range(count.value):
-            for name in self._states or ["exp_avg"]:
+            for name in [*self._states, "exp_avg"]:  # a parameter need not have all of the model's states
                 if not lib.get_shard_state(self.handle, index, name.encode(), found):
                     return self.saw(found)
 

@@ -7,7 +7,7 @@
 A parameter to declare: an array of `T` (Float32, Float16, BFloat16, and UInt8 of frozen ones) and of these dims in Julia, which the library has
 reversed. It shards along its first dimension, which is Julia's last; with `row_dimensions = 2` ranks also divide the
 matrices of a stack. Keywords are further fields of `fsdp_param` (`flags`, `lr_scale`, `granule`, `granule_rows`,
-`row_dimensions`, `quantization`, `missing_grad`, `piece`), and `global_dims` and `global_offset` of a tensor that this
+`row_dimensions`, `quantization`, `missing_grad`, `piece`, `optimizer`), and `global_dims` and `global_offset` of a tensor that this
 one is a box of, in Julia's order too, the offset from 0.
 """
 struct Param
@@ -36,8 +36,10 @@ function declared(param::Param)
     setfield(made, :dimension_count, length(param.dims))
     setfield(made, :dtype, dtype_of(param.type))
     for (name, value) in pairs(param.fields)
-        if name in (:global_dims, :global_offset)
-            value === nothing || setfield(made, name === :global_dims ? :global_shape : name, c_order(value))
+        if value === nothing
+            continue
+        elseif name in (:global_dims, :global_offset)
+            setfield(made, name === :global_dims ? :global_shape : name, c_order(value))
         else
             setfield(made, name, value)
         end
@@ -92,7 +94,8 @@ function param_info(group::Group, param)
     box(sizes) = sizes == C_NULL ? nothing : dims_of(sizes, raw)
     fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows,
         row_dimensions = raw.row_dimensions, lr_scale = raw.lr_scale, quantization = raw.quantization,
-        missing_grad = MissingGrad(raw.missing_grad), piece = Int(raw.piece), global_dims = box(raw.global_shape),
+        missing_grad = MissingGrad(raw.missing_grad), piece = Int(raw.piece),
+        optimizer = getfield_of(found, :optimizer), global_dims = box(raw.global_shape),
         global_offset = box(raw.global_offset))
     return Param(unsafe_string(raw.name), element_type(raw.dtype), dims_of(raw.shape, raw), fields)
 end

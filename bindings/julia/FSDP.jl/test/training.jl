@@ -197,3 +197,37 @@ end
 @testset "log lines go to Julia's logging" begin
     @test_logs (:info,) match_mode = :any close(Context(; world_size = 1, log_level = FSDP.LOG_INFO))
 end
+
+@testset "The caller and AdamW update parameters of their own" begin
+    run_local(2) do context
+        model = create_model(context)
+        matrix = Param("w", 4, 8; optimizer = FSDP.OPTIMIZER_CALLER)
+        frozen = Param("f", 4; flags = FSDP.PARAM_FROZEN)
+        group = create_group(model, "layer", [matrix, Param("b", 4), frozen])
+        FSDP.add_optimizer_state(model, "momentum")
+        seal(model)
+        load_param(group, "w", ramp())
+        publish_weights(model)
+        found = [FSDP.param_info(group, name).fields.optimizer for name in ("w", "b", "f")]
+        @test found == [FSDP.OPTIMIZER_CALLER, FSDP.OPTIMIZER_ADAMW, nothing]
+        put_grad(group, "w", fill(1f0, 4, 8))
+        put_grad(group, "b", fill(1f0, 4))
+        reduce_grad(group)
+        finish_grads(model)
+        for shard in FSDP.shards(model)
+            @test shard.state_count == (shard.name == "w" ? 1 : 2)
+            shard.name == "w" || continue
+            momentum = FSDP.state(shard, "momentum")
+            momentum .= 0.5f0 .* momentum .+ shard.main_grad
+            shard.main_weight .-= 0.25f0 .* momentum
+            @test thrown(() -> FSDP.state(shard, "exp_avg")).status == FSDP.INVALID_ARGUMENT
+        end
+        step_adamw(model, 0.5)
+        @test read_param(group, "w") == ramp() .- 0.25f0
+        @test FSDP.read_state(group, "w", "momentum") == fill(1f0, 4, 8)
+        @test read_param(group, "b") ≈ fill(-0.5f0, 4)
+        # The descriptor declares the same parameter again.
+        again = create_model(context)
+        @test create_group(again, "layer", [FSDP.param_info(group, name) for name in ("w", "b", "f")]) isa FSDP.Group
+    end
+end

@@ -59,7 +59,9 @@ pub struct Model {
     pub(crate) on_host: bool,
     pub(crate) stream: Cell<sys::fsdp_stream>,
     pub(crate) window_open: bool,
+    /// AdamW's first, if it is the model's optimizer.
     pub(crate) states: Vec<String>,
+    pub(crate) adamw_states: usize,
     /// AdamW's states, the first two, may be codes with scales.
     pub(crate) has_codes: bool,
     /// Of gathered weights.
@@ -89,6 +91,7 @@ impl Model {
             on_host: context.on_host,
             stream: Cell::new(null_mut()),
             window_open: false,
+            adamw_states: states.len(),
             states,
             has_codes: options.optimizer == sys::FSDP_OPTIMIZER_ADAMW_8BIT,
             has_fixed_addresses: true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-use crate::enums::{Dtype, Granule, MissingGrad, Quantization, Status};
+use crate::enums::{Dtype, Granule, MissingGrad, Optimizer, Quantization, Status};
 use crate::error::{c_string, text, Error, Result};
 use crate::group::GroupEntry;
 use crate::sys;
@@ -86,6 +86,13 @@ impl Param {
     /// itself. The first parameter is in piece 0, and each next one in the same piece or in the next one.
     pub fn piece(mut self, piece: u32) -> Self {
         self.raw.piece = piece;
+        self
+    }
+
+    /// Which optimizer updates it: in a model with AdamW, [`Optimizer::Caller`] leaves it to the caller, in the update
+    /// window. It then has none of AdamW's states.
+    pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
+        self.raw.optimizer = optimizer as i32;
         self
     }
 
@@ -205,6 +212,8 @@ pub struct ParamInfo {
     pub missing_grad: MissingGrad,
     /// The piece of the group that it is in.
     pub piece: u32,
+    /// Which optimizer updates it; a frozen parameter has none.
+    pub optimizer: Option<Optimizer>,
     /// As it was given.
     pub user_data: *mut c_void,
     /// The larger tensor's shape, and where this box of it begins.
@@ -229,6 +238,7 @@ impl ParamInfo {
             lr_scale: raw.lr_scale,
             missing_grad: MissingGrad::from_raw(raw.missing_grad).expect("a missing_grad of this release"),
             piece: raw.piece,
+            optimizer: Optimizer::from_raw(raw.optimizer),
             user_data: raw.user_data,
             global: (!raw.global_shape.is_null() && !raw.global_offset.is_null())
                 .then(|| (sizes(raw.global_shape), sizes(raw.global_offset))),

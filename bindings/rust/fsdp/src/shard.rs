@@ -20,8 +20,9 @@ pub struct Shard<'w> {
     pub main_weight: MainWeight<'w>,
     /// The rank's main grads.
     pub main_grad: &'w mut [f32],
-    /// Optimizer states, in the order of their declaration; AdamW's are exp_avg and exp_avg_sq. The
-    /// elements of an 8-bit state are codes (`u8`), and the next state has its scales, such as exp_avg.absmax.
+    /// The optimizer states that the parameter has, in the order of their declaration; AdamW's are exp_avg and
+    /// exp_avg_sq. The elements of an 8-bit state are codes (`u8`), and the next state has its scales, such as
+    /// exp_avg.absmax.
     pub states: Vec<State<'w>>,
     /// Of the first element, in the parameter.
     pub element_offset: u64,

@@ -172,7 +172,7 @@ impl<'m> Window<'m> {
         if raw.main_grad.is_null() {
             return Err(Error::new(Status::InvalidState, "a planning context has no memory"));
         }
-        let states = self.shard_states(index)?;
+        let states = self.shard_states(index, &raw)?;
         // SAFETY: so many elements each, of this rank alone while the window is open; shards do not overlap.
         let (main_weight, main_grad) = unsafe {
             let main_grad = std::slice::from_raw_parts_mut(raw.main_grad.cast::<f32>(), raw.element_count as usize);
@@ -195,12 +195,16 @@ impl<'m> Window<'m> {
         })
     }
 
-    /// With the scales of those that are codes.
-    fn shard_states(&self, index: u64) -> Result<Vec<State<'_>>> {
+    /// Those that the parameter has, with the scales of those that are codes.
+    fn shard_states(&self, index: u64, raw: &sys::fsdp_shard) -> Result<Vec<State<'_>>> {
+        let mut param = sys::fsdp_param::default();
+        check(unsafe { sys::fsdp_get_param_info(raw.group, raw.param_index, &mut param) })?;
+        let adamw = self.model.adamw_states;
+        let first = if param.optimizer == sys::FSDP_OPTIMIZER_CALLER { adamw } else { 0 };
         let mut states = Vec::new();
-        for (number, name) in self.model.states.iter().enumerate() {
+        for (number, name) in self.model.states.iter().enumerate().skip(first).take(raw.state_count as usize) {
             let state = self.shard_state(index, name)?;
-            let has_scales = self.model.has_codes && number < 2 && state.tensor().dtype() == Dtype::Uint8;
+            let has_scales = self.model.has_codes && number < adamw && state.tensor().dtype() == Dtype::Uint8;
             states.push(state);
             if has_scales {
                 states.push(self.shard_state(index, &format!("{name}.absmax"))?);

@@ -4,7 +4,8 @@ use common::{adamw, assert_close, ramp, run_ranks, step, two_groups};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp::{
-    Bf16, Dtype, FullGrad, MainStorage, ModelOptions, Optimizer, Param, Phase, Schedule, Status, Strategy, UnshardMode,
+    Bf16, Dtype, FullGrad, MainStorage, Model, ModelOptions, Optimizer, Param, Phase, Schedule, Shard, Status,
+    Strategy, UnshardMode,
 };
 
 const STRATEGIES: [Strategy; 4] =
@@ -223,6 +224,52 @@ fn states_may_be_codes() {
         drop(model);
         context.close().unwrap();
     });
+}
+
+#[test]
+fn the_caller_and_adamw_update_parameters_of_their_own() {
+    for optimizer in [Optimizer::Adamw, Optimizer::Adamw8bit] {
+        run_ranks(2, |context| {
+            let mut model = Model::new(&context, &ModelOptions::new().optimizer(optimizer)).unwrap();
+            let params = [
+                Param::new("w", &[4, 8]).optimizer(Optimizer::Caller),
+                Param::new("b", &[4]),
+                Param::new("f", &[4]).frozen(),
+            ];
+            let group = model.create_group("layer", &params, &Default::default()).unwrap();
+            model.add_optimizer_state("momentum", Dtype::Float32).unwrap();
+            model.seal().unwrap().publish().unwrap();
+            let found: Vec<_> = (0..3).map(|p| model.param_info(group, p).unwrap().optimizer).collect();
+            assert_eq!(found, [Some(Optimizer::Caller), Some(Optimizer::Adamw), None]);
+            let mut grads = model.grads(group).unwrap();
+            grads.put(0, Some(&[1f32; 32])).unwrap();
+            grads.put(1, Some(&[1f32; 4])).unwrap();
+            grads.reduce_last().unwrap();
+            let mut window = model.finish_grads(1.0).unwrap();
+            for shard in window.shards().unwrap() {
+                let Shard { name, mut main_weight, main_grad, mut states, .. } = shard;
+                let names: Vec<_> = states.iter().map(|state| state.name.clone()).collect();
+                if name != "w" {
+                    assert_eq!(names, ["exp_avg", "exp_avg_sq"]);
+                    continue;
+                }
+                assert_eq!(names, ["momentum"]);
+                let momentum = states[0].get::<f32>().unwrap();
+                let weights = main_weight.float32().unwrap();
+                for i in 0..weights.len() {
+                    momentum[i] = 0.5 * momentum[i] + main_grad[i];
+                    weights[i] -= 0.25 * momentum[i];
+                }
+            }
+            window.step_adamw(0.5, &Default::default()).unwrap();
+            assert_eq!(model.read_param::<f32>(group, 0).unwrap(), [-0.25; 32]);
+            assert_eq!(model.read_state::<f32>(group, 0, "momentum").unwrap(), [1.0; 32]);
+            assert!(model.read_param::<f32>(group, 1).unwrap().iter().all(|x| (x + 0.5).abs() < 1e-5));
+            assert_eq!(model.read_state::<f32>(group, 0, "exp_avg").unwrap_err().status, Status::InvalidArgument);
+            drop(model);
+            context.close().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::line::Line;
 use fsdp::{
     sys, BackwardWeights, Bf16, BytesOwner, Checkpoint, Context, Dtype, Element, Error, GradOp, Group, GroupOptions,
-    LoadOptions, MainStorage, Mesh, MeshOptions, MissingGrad, Model, ModelOptions, OuterStrategy, Param, Phase,
-    Quantization, Result, SaveOptions, Schedule, ScheduleKind, Status, Strategy, ValueOp, F16,
+    LoadOptions, MainStorage, Mesh, MeshOptions, MissingGrad, Model, ModelOptions, Optimizer, OuterStrategy, Param,
+    Phase, Quantization, Result, SaveOptions, Schedule, ScheduleKind, Status, Strategy, ValueOp, F16,
 };
 use std::collections::HashMap;
 
@@ -26,6 +26,7 @@ pub struct Declared {
     missing_grad: Option<MissingGrad>,
     row_dimensions: u32,
     pub piece: u32,
+    optimizer: Option<Optimizer>,
 }
 
 impl Declared {
@@ -45,6 +46,9 @@ impl Declared {
         }
         if let Some(missing_grad) = self.missing_grad {
             param = param.missing_grad(missing_grad);
+        }
+        if let Some(optimizer) = self.optimizer {
+            param = param.optimizer(optimizer);
         }
         if let Some(dtype) = self.dtype {
             param = param.dtype(dtype);
@@ -151,6 +155,7 @@ impl Rank {
                     missing_grad: line.key_integer("missing_grad").and_then(|raw| MissingGrad::from_raw(raw as i32)),
                     row_dimensions: line.key_integer("row_dimensions").unwrap_or(0) as u32,
                     piece: line.key_integer("piece").unwrap_or(0) as u32,
+                    optimizer: line.key_integer("optimizer").and_then(|raw| Optimizer::from_raw(raw as i32)),
                 });
                 Ok(())
             }
