@@ -661,9 +661,14 @@ typedef struct fsdp_model_options {
   uint32_t reserved;               /* must be 0 */
   uint64_t rounding_seed;          /* with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on
                                       every rank */
+  /* matrices */
+  uint64_t matrix_bytes;           /* limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix
+                                      counts as fp32, rounded up to 256 bytes, and a larger one is refused. There is
+                                      memory for at most twice as much, and for rows of other ranks' matrices.
+                                      0: 64 MiB, or the largest matrix if that is larger */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
-  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Create an empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -758,7 +763,9 @@ enum {
   FSDP_ROLE_OPTIMIZER = 4, /* optimizer state */
   FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 if they are mapped */
   FSDP_ROLE_REDUCE = 6,    /* pool of full gradients */
-  FSDP_ROLE_STAGING = 7    /* scratch for norms, and a small buffer for exchanges with peers */
+  FSDP_ROLE_STAGING = 7,   /* scratch for norms, and a small buffer for exchanges with peers */
+  FSDP_ROLE_MATRIX = 8     /* whole matrices of this rank, and rows on their way (fsdp_collect_matrices); 0 if no
+                              parameter has matrices */
 };
 
 /**
@@ -960,6 +967,14 @@ enum {
                                   effect on a FROZEN parameter */
 };
 
+/** Which dimensions of a parameter are a matrix. */
+typedef int32_t fsdp_matrix_layout;
+enum {
+  FSDP_MATRIX_LAST_TWO = 1 /* the last two, rows and columns. The dimensions before them count matrices: a stack of
+                              experts [E, R, C] is E matrices. Not for a FROZEN parameter, nor for a box that cuts the
+                              last two dimensions of its tensor */
+};
+
 typedef struct fsdp_param {
   uint64_t struct_size;
   const char *name;        /* unique in the model, 1-255 bytes */
@@ -999,9 +1014,13 @@ typedef struct fsdp_param {
                               fsdp_step_adamw publishes its main weights as they are. FSDP_OPTIMIZER_ADAMW is only for
                               models with AdamW, and means the model's, with states in fp32 or in 8 bits. A FROZEN
                               parameter must have 0 */
-  uint32_t reserved;       /* must be 0 */
+  /* The matrices of the parameter, which fsdp_collect_matrices brings whole to one rank each */
+  fsdp_matrix_layout matrix; /* 0: the parameter has none */
+  const uint64_t *matrix_splits; /* the rows of each matrix into which the R rows of the last two dimensions are cut,
+                              for example those of q, k and v; their sum is R; copied. NULL: R rows, one matrix */
+  uint64_t matrix_split_count; /* 0 with matrix_splits NULL */
 } fsdp_param;
-#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 #ifndef __cplusplus
 /** In C, writes a shape as the two fields "shape, dimension_count" of fsdp_param: FSDP_SHAPE(3 * c, c). */
@@ -1011,8 +1030,10 @@ typedef struct fsdp_param {
  *  FSDP_PARAM_OF(FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY, "bias", c). The shape array is a compound literal and lives until
  *  the end of the enclosing { } block: a descriptor made in a loop's body must not be used after that iteration. */
 #define FSDP_PARAM(name, ...) FSDP_PARAM_OF(FSDP_FLOAT32, 0, name, __VA_ARGS__)
-#define FSDP_PARAM_OF(dtype, flags, name, ...) \
-  (fsdp_param) { sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define FSDP_PARAM_OF(dtype, flags, name, ...)                                                              \
+  (fsdp_param) {                                                                                            \
+    sizeof(fsdp_param), (name), FSDP_SHAPE(__VA_ARGS__), (dtype), (flags), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+  }
 #endif
 
 enum {
@@ -1665,6 +1686,85 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_round_stochastic(fsdp_group *group, uint6
                                                        uint64_t element_offset, const float *from, void *to,
                                                        uint64_t count, uint64_t step, fsdp_stream stream);
 
+/* ---- whole matrices -------------------------------------------------------------------------------------------- */
+
+/** Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
+ *  struct_size before the call. */
+typedef struct fsdp_matrix {
+  uint64_t struct_size;
+  fsdp_group *group;
+  const char *name;        /* of the parameter */
+  uint64_t param_index;
+  uint64_t batch_index;    /* index in the dimensions before the last two, taken as one */
+  uint64_t split_index;    /* index in matrix_splits */
+  uint64_t row_offset;     /* first row of the split */
+  uint64_t rows;
+  uint64_t columns;
+  uint64_t count;          /* so many matrices, of batch_index and the next ones */
+  uint64_t stride_bytes;   /* from one to the next */
+  void *data;              /* rows x columns numbers in C order; to be changed in place. NULL: there are no more */
+  fsdp_dtype dtype;        /* of data */
+  uint32_t reserved;
+} fsdp_matrix;
+#define FSDP_MATRIX_INIT {sizeof(fsdp_matrix), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+typedef struct fsdp_matrix_options {
+  uint64_t struct_size;
+  const char *source;      /* what is collected: NULL for the main grads, "main_weight", or the name of a state */
+  const char *target;      /* where returned matrices are written, likewise. NULL: where they came from */
+  fsdp_dtype dtype;        /* of the matrices, and of messages between ranks; 0: FSDP_FLOAT32 */
+  uint32_t reserved;       /* must be 0 */
+} fsdp_matrix_options;
+#define FSDP_MATRIX_OPTIONS_INIT {sizeof(fsdp_matrix_options), 0, 0, 0, 0}
+
+/**
+ * Begin to bring each matrix of the model whole to one rank, its owner, for an optimizer that needs whole matrices,
+ * such as Muon. Inside the update window, call this, then fsdp_next_matrix until there are no more, and then
+ * fsdp_return_matrices: the rows then go back to the ranks that hold them. What is done to a matrix is done once, by
+ * one rank, on the whole matrix. So the result does not depend on how many ranks there are.
+ * Owners are chosen at the seal, so that each rank has about the same work (fsdp_get_matrix_plan). Ranks that hold the
+ * same rows, such as HSDP replicas and the ranks of a group with FSDP_STRATEGY_NO_SHARD, each get the matrices and do
+ * the same work. Matrices travel in waves of at most matrix_bytes for each owner, and while the caller works on one
+ * wave, the next one travels. Matrices of parameters that this step leaves as they are (fsdp_shard.flags) do not
+ * travel. If a state is source or target, all parameters with matrices must have it.
+ * Until fsdp_return_matrices make no other collective call of any model of the context: ranks are at different
+ * matrices, and would wait for each other. fsdp_discard_step is legal if the target is the main grads. With another
+ * target it is not until the return, and after a return to "main_weight" not until the publish; if ranks differ then,
+ * the context fails.
+ * Collective: the mesh. Blocks: peers. Window: inside, with main grads as source or target in a window that has
+ * gradients. Stream: the source is read in its order.
+ * Errors: INVALID_ARGUMENT (no such state, a state in codes, main weights in two halves), INVALID_STATE (no parameter
+ * has matrices, matrices are collected already, in a capture), MISMATCH (ranks gave other options), PEER_FAILED,
+ * TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_collect_matrices(fsdp_model *model, const fsdp_matrix_options *options,
+                                                       fsdp_stream stream);
+/**
+ * Get the next matrices of this rank, in an order that the plan has fixed; data is NULL when there are no more. The
+ * caller may change them in place, on this stream. The call gives back the matrices of the call before; the work on
+ * them must be enqueued by then.
+ * Collective: no. Blocks: on the host device until the matrices are there; on a GPU no. Window: inside.
+ * Errors: INVALID_STATE (nothing is collected, in a capture, or another rank has discarded the step, which is known
+ * here on the host device), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_next_matrix(fsdp_model *model, fsdp_stream stream, fsdp_matrix *matrix);
+/**
+ * Bring all rows back, to the target of fsdp_collect_matrices. They are there when the stream has come to this point.
+ * The ranks meet in this call, so it fails on all of them if one discards the step.
+ * Collective: the mesh. Blocks: peers. Window: inside.
+ * Errors: INVALID_STATE (nothing is collected, this rank has matrices that fsdp_next_matrix has not given, in a
+ * capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_return_matrices(fsdp_model *model, fsdp_stream stream);
+/**
+ * Describe the matrices of a sealed model as JSON: owners, the cost of each rank's matrices, waves and bytes, as this
+ * rank's meshes have them. An owner is a rank of the job, in the first replica; it is null if every rank has a copy.
+ * The cost of a matrix is min(rows, columns)^2 * max(rows, columns). wire_bytes is what travels one way in fp32, in one
+ * replica. buffer and size_bytes work as in fsdp_describe_model.
+ * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_get_matrix_plan(const fsdp_model *model, char *buffer, uint64_t *size_bytes);
+
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
  * strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
@@ -1692,8 +1792,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stre
  * the window, and the version stays the same. So in this window main weights must not have been written. Neither must
  * FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
  * collectives, the communicators are created again. This is impossible while a graph exists that captured the old
- * communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing
- * was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+ * communicators, so in that case the context fails.
+ * Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
+ * another target than the main grads, or were returned to main weights), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stream stream);
 

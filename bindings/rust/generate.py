@@ -31,6 +31,7 @@ OPTIONS = {
     "fsdp_model_options": ("FSDP_MODEL_", {"mesh": None}),
     "fsdp_group_options": ("FSDP_GROUP_", {"mesh": None}),
     "fsdp_adamw_options": ("FSDP_ADAMW_", {}),
+    "fsdp_matrix_options": (None, {}),
     "fsdp_save_options": ("FSDP_SAVE_", {}),
     "fsdp_load_options": ("FSDP_LOAD_", {}),
 }

@@ -27,6 +27,12 @@ class HandledModel : public engine::Model {
   std::mutex mutex;
   std::vector<fsdp_group *> groups;
   bool ended = false;  // the handle is destroyed: no group is added
+
+  // The group handle that the caller got from fsdp_create_group.
+  fsdp_group *group_handle(uint32_t index) {
+    const std::lock_guard lock(mutex);
+    return groups[index];
+  }
 };
 
 struct HandledMesh {

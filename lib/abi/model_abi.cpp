@@ -75,7 +75,7 @@ uint32_t read_held_groups(const fsdp_schedule_options &options, fsdp_schedule_ki
 
 // FSDP_ROLE_ALL is allowed too.
 void check_role(fsdp_role role, const char *call) {
-  if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_STAGING)
+  if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_MATRIX)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
 }
 
@@ -113,6 +113,7 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
     if (given.reserved)
       fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, given.reserved);
     spec.rounding_seed = given.rounding_seed;
+    spec.matrix_bytes = given.matrix_bytes;
     engine::GroupDefaults defaults;
     defaults.main_storage =
         read_enum(given.main_storage, FSDP_MAIN_FLOAT32 + 0, FSDP_MAIN_NONE + 0, call, "main_storage");
@@ -179,7 +180,7 @@ fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64
   constexpr auto call = "fsdp_set_arena";
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(data, call, "data");
-    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_STAGING)
+    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_MATRIX)
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
     if (role != FSDP_ROLE_MAIN && role != FSDP_ROLE_OPTIMIZER && role != FSDP_ROLE_GATHER && role != FSDP_ROLE_GRAD)
       fail(FSDP_UNSUPPORTED,

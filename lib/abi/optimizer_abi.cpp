@@ -40,12 +40,6 @@ fsdp_adamw_options read_adamw_options(const fsdp_adamw_options *given, double lr
   return options;
 }
 
-// The group handle that the caller got from fsdp_create_group.
-fsdp_group *group_handle(HandledModel &model, uint32_t index) {
-  const std::lock_guard lock(model.mutex);
-  return model.groups[index];
-}
-
 void check_rounded(const engine::Runtime &runtime, const engine::Group &group, const engine::ParamPlace &place,
                    const memory::ParamSpec &param, uint64_t step, const char *call) {
   runtime.step.require_window(call);
@@ -92,7 +86,7 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     const memory::ParamSpec &param = runtime.param(group, own.param_index);
     const uint64_t row = runtime.placement(group.places[own.param_index]).row;
     fsdp_shard value = FSDP_SHARD_INIT;
-    value.group = group_handle(impl, own.group);
+    value.group = impl.group_handle(own.group);
     value.param_index = own.param_index;
     value.name = param.name.c_str();
     value.main_weight = own.main_weight();

@@ -167,6 +167,12 @@ inline void check_factor(double value, const char *call, const Field &field) {
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must be finite in fp32", call, field, value);
 }
 
+// Checks the factor of the learning rate, which must be 0 or more.
+inline void check_lr_scale(double lr_scale, const char *call, const Field &field) {
+  check_factor(lr_scale, call, field);
+  if (lr_scale < 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} is {}, it must not be negative", call, field, lr_scale);
+}
+
 // Reads an enum field: 0 means the default; any other value must be in [1, last].
 template <class E>
 E read_enum(E value, E fallback, E last, const char *call, const Field &field) {

@@ -152,8 +152,8 @@ uint64_t BucketPlan::bytes(const PlanePlan &plane, const char *what) const {
   return checked_multiply(count(plane), dtype_size(plane.dtype), what);
 }
 
-std::array<uint64_t, 8> ModelPlan::role_bytes(std::span<const InnerPlace> places) const {
-  std::array<uint64_t, 8> bytes{};
+RoleBytes ModelPlan::role_bytes(std::span<const InnerPlace> places) const {
+  RoleBytes bytes{};
   for (const RegionPlan &region : regions) {
     const InnerPlace &place = places[region.mesh];
     checked_multiply(region.own_bytes, place.ranks, region.what);
@@ -245,12 +245,15 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
             "another mesh or outer_strategy; take FSDP_QUANTIZE_FP8_BLOCK or FSDP_QUANTIZE_MXFP8",
             param.name, group.name));
       if (auto misfit = find_storage_misfit(param, group)) violations.push_back(std::move(*misfit));
+      if (auto misfit = find_matrix_misfit(param, group, spec.matrix_bytes)) violations.push_back(std::move(*misfit));
     }
     ScheduledGroup scheduled;
     scheduled.trainable = group.trainable();
     scheduled.piece_count = group.piece_count();
     schedule.groups.push_back(scheduled);
   }
+  if (const uint64_t count = count_matrices(spec); count > max_matrices)
+    violations.push_back(format_text("the model has {} matrices, more than {}", count, max_matrices));
   for (std::string &shared : find_shared_names(spec)) violations.push_back(std::move(shared));
   for (std::string &violation : find_violations(schedule)) violations.push_back(std::move(violation));
   return violations;
@@ -275,10 +278,6 @@ ModelPlan plan_cut(const ModelSpec &spec, const GradCut &cut) {
   place_pools(spec, cut, plan);
   count_elements(plan);
   size_scratch(spec, plan);
-  // The largest sums, so that asking for them later is no error.
-  std::vector<InnerPlace> first;
-  for (const layout::Mesh &mesh : spec.meshes) first.push_back({0, mesh.inner_size});
-  plan.role_bytes(first);
   return plan;
 }
 
@@ -363,15 +362,25 @@ FittingCut choose_cut(const ModelSpec &spec) {
   return std::move(*std::ranges::find_if(fitting, pads_little));
 }
 
-}  // namespace
-
 // In debug mode each part has its own buffer, but groups are cut as they are without debug mode.
-ModelPlan plan_model(const ModelSpec &spec) {
+ModelPlan plan_best_cut(const ModelSpec &spec) {
   if (!spec.max_pending_bytes) return plan_cut(spec, {spec.pending_groups()});
   if (!spec.debug) return choose_cut(spec).plan;
   ModelSpec usual = spec;
   usual.debug = false;
   return plan_cut(spec, choose_cut(usual).cut);
+}
+
+}  // namespace
+
+ModelPlan plan_model(const ModelSpec &spec) {
+  ModelPlan plan = plan_best_cut(spec);
+  plan_part("the matrices", [&] { plan_matrices(spec, plan); });
+  // The largest sums, so that asking for them later is no error.
+  std::vector<InnerPlace> first;
+  for (const layout::Mesh &mesh : spec.meshes) first.push_back({0, mesh.inner_size});
+  plan.role_bytes(first);
+  return plan;
 }
 
 // Checks what a model plan promises without the code that makes it.

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "layout/flat_layout.h"
+#include "memory/matrix_plan.h"
 #include "memory/model_spec.h"
 #include "memory/plane.h"
 #include "memory/pool_plan.h"
@@ -117,6 +118,9 @@ struct GroupPlan {
   }
 };
 
+// Bytes by fsdp_role; [0] is the sum.
+using RoleBytes = std::array<uint64_t, FSDP_ROLE_MATRIX + 1>;
+
 struct ModelPlan {
   std::vector<BucketPlan> buckets;
   std::vector<GroupPlan> groups;
@@ -127,6 +131,7 @@ struct ModelPlan {
   VisitOrder visits;
   PoolPlan gather_pool;
   PoolPlan grad_pool;
+  MatrixPlan matrices;
   uint64_t acted_message_bytes = 0;  // bytes of RegionId::messages that only real hosts would use
   uint64_t param_count = 0;          // parameters of the model
   uint64_t quantized_count = 0;      // trainable parameters that are quantized
@@ -148,8 +153,8 @@ struct ModelPlan {
   RegionPlan &region(RegionId id, uint32_t mesh = 0) { return regions[number_of(id, mesh)]; }
   const RegionPlan &region(RegionId id, uint32_t mesh = 0) const { return regions[number_of(id, mesh)]; }
   const RegionPlan &region(const PlanePlan &plane) const { return region(plane.region, plane.mesh); }
-  // Bytes that a rank with these places, one in each mesh, accounts for, by fsdp_role; [0] is the sum.
-  std::array<uint64_t, 8> role_bytes(std::span<const InnerPlace> places) const;
+  // Bytes that a rank with these places, one in each mesh, accounts for.
+  RoleBytes role_bytes(std::span<const InnerPlace> places) const;
 };
 
 // At the end of RegionId::norms there are a count for each quantized parameter and then this rank's amaxes: see

@@ -28,7 +28,9 @@ struct ParamSpec {
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
   fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
-  uint32_t piece = 0;         // number of the piece of the group with which it is gathered
+  uint32_t piece = 0;  // number of the piece of the group with which it is gathered
+  // The rows of each of the matrices into which the last two dimensions are cut; empty: the parameter has no matrices.
+  std::vector<uint64_t> matrix_splits;
   bool trained = true;        // set by fsdp_set_param_trainable; without meaning for a frozen parameter
   bool coded_states = false;  // AdamW's states are codes of 8 bits (can_code_states() in memory/plane.h)
   // The optimizer that updates the parameter: FSDP_OPTIMIZER_ADAMW, also if its states are in codes, or
@@ -144,6 +146,7 @@ struct ModelSpec {
   fsdp_scale_rule scale_rule = FSDP_SCALE_ROUND_UP;
   fsdp_plane_policy plane_policy = FSDP_PLANES_BY_PHASE;
   uint64_t rounding_seed = 0;       // for main weights that are rounded stochastically
+  uint64_t matrix_bytes = 0;        // limit of the matrices that one rank gets at once; 0: chosen by the plan
   uint64_t save_staging_bytes = 0;  // memory for saves; 0: each save allocates its own
   uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
   // Compute weights and gradients lie in memory of the host, where its ranks can read each other's. If not, the next

@@ -253,6 +253,7 @@ void name_regions(ModelPlan &plan, size_t meshes) {
   name(Id::device_norms, FSDP_ROLE_STAGING, "norms of a device", Reach::parts);
   name(Id::amaxes, FSDP_ROLE_STAGING, "amaxes of parameters");
   name(Id::steps, FSDP_ROLE_STAGING, "the numbers of a step");
+  name(Id::matrices, FSDP_ROLE_MATRIX, "matrices", Reach::parts);
   name(Id::staging, FSDP_ROLE_STAGING, "staging", Reach::parts);
   name(Id::save_staging, FSDP_ROLE_STAGING, "checkpoints on their way to the disk");
   name(Id::messages, FSDP_ROLE_STAGING, "messages");

@@ -68,6 +68,7 @@ enum class RegionId : uint8_t {
   device_norms,    // the same for a device, for which the host does not wait
   amaxes,          // largest magnitudes of parameters with one scale, on this rank and on all ranks, and the scales
   steps,           // on a device: the numbers of a step that graphs read
+  matrices,        // matrices of this rank, and rows on their way to other ranks (matrix_plan.h)
   staging,         // parameters on their way in and out
   save_staging,    // checkpoints on their way to the disk
   messages,        // messages between ranks on the outer axis
@@ -79,7 +80,8 @@ inline constexpr auto region_count = static_cast<size_t>(RegionId::device_messag
 // regions exist once.
 constexpr bool is_by_mesh(RegionId id) {
   return id == RegionId::mapped_compute || id == RegionId::whole_compute || id == RegionId::sharded_compute ||
-         id == RegionId::kept_grads || id == RegionId::lent_grads || id == RegionId::partial || id == RegionId::staging;
+         id == RegionId::kept_grads || id == RegionId::lent_grads || id == RegionId::partial ||
+         id == RegionId::matrices || id == RegionId::staging;
 }
 
 // Which ranks read a region, and which one owns it.

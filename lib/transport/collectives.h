@@ -145,8 +145,8 @@ struct Shape {
   uint32_t block = 0;
   // Will there be sums? If not, no memory for sums is needed.
   bool sums = true;
-  // An upper bound of the bytes that the longest call moves. A transport that copies through its own memory needs no
-  // more memory than that.
+  // An upper bound of the bytes that the longest gather or sum moves; an exchange may move more. A transport that
+  // copies through its own memory needs no more memory than that.
   uint64_t longest_call = UINT64_MAX;
 
   static constexpr Shape messages(bool sums = true, uint64_t longest_call = UINT64_MAX) {

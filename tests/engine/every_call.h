@@ -51,6 +51,7 @@ inline std::vector<Call> model_calls(fsdp_model *model, fsdp_checkpoint *live) {
   static fsdp_stats stats = FSDP_STATS_INIT;
   static fsdp_shard shard = FSDP_SHARD_INIT;
   static fsdp_tensor tensor = FSDP_TENSOR_INIT;
+  static fsdp_matrix matrix = FSDP_MATRIX_INIT;
   static uint64_t size = 0;
   static double norm = 0;
   static int32_t found = 0;
@@ -86,6 +87,10 @@ inline std::vector<Call> model_calls(fsdp_model *model, fsdp_checkpoint *live) {
       {"fsdp_clip_grads", [=] { return fsdp_clip_grads(model, nullptr, 1, nullptr, &norm); }},
       {"fsdp_check_grads", [=] { return fsdp_check_grads(model, nullptr, &found, nullptr); }},
       {"fsdp_step_adamw", [=] { return fsdp_step_adamw(model, 0.1, nullptr, nullptr); }},
+      {"fsdp_collect_matrices", [=] { return fsdp_collect_matrices(model, nullptr, nullptr); }},
+      {"fsdp_next_matrix", [=] { return fsdp_next_matrix(model, nullptr, &matrix); }},
+      {"fsdp_return_matrices", [=] { return fsdp_return_matrices(model, nullptr); }},
+      {"fsdp_get_matrix_plan", [=] { return fsdp_get_matrix_plan(model, nullptr, &size); }},
       {"fsdp_publish_weights", [=] { return fsdp_publish_weights(model, nullptr); }},
       {"fsdp_begin_update", [=] { return fsdp_begin_update(model, nullptr); }},
       {"fsdp_discard_step", [=] { return fsdp_discard_step(model, nullptr); }},

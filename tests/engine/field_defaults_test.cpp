@@ -34,6 +34,7 @@ const Default defaults[] = {
     {"fsdp_model_options", "plane_policy", FSDP_PLANES_BY_PHASE, FSDP_PLANES_BOTH},
     {"fsdp_model_options", "main_storage", FSDP_MAIN_FLOAT32, FSDP_MAIN_SPLIT16},
     {"fsdp_model_options", "rounding_seed", 0, 1},
+    {"fsdp_model_options", "matrix_bytes", 0, 4096},
     {"fsdp_group_options", "main_storage", FSDP_MAIN_FLOAT32, FSDP_MAIN_NONE},
     {"fsdp_group_options", "backward_weights", FSDP_BACKWARD_WEIGHTS_GATHERED, FSDP_BACKWARD_WEIGHTS_NONE},
     {"fsdp_group_options", "strategy", FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_STRATEGY_OPTIM_GRADS},
@@ -44,6 +45,7 @@ const Default defaults[] = {
     {"fsdp_param", "row_dimensions", 1, 2},
     {"fsdp_param", "missing_grad", FSDP_MISSING_GRAD_ZEROS, FSDP_MISSING_GRAD_SKIP},
     {"fsdp_param", "optimizer", FSDP_OPTIMIZER_ADAMW, FSDP_OPTIMIZER_CALLER},
+    {"fsdp_param", "matrix", 0, FSDP_MATRIX_LAST_TWO},
     {"fsdp_mesh_options", "replicate_size", 1, 2},
     {"fsdp_mesh_options", "shard_size", 2, 1},
 };

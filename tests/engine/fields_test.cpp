@@ -93,7 +93,8 @@ const std::map<std::string, std::vector<Field>> table = {
       {"max_pending_bytes", {1, 9e15}, {}},
       {"main_storage", {1, 2, 3}, {-1, 4}},
       {"reserved", {}, {1}},
-      {"rounding_seed", {1, 9e15}, {}}}},
+      {"rounding_seed", {1, 9e15}, {}},
+      {"matrix_bytes", {1, 9e15}, {}}}},
     {"fsdp_schedule_options",
      {{"struct_size", {}, {0, 8}},
       {"visits", {}, {}},
@@ -121,7 +122,9 @@ const std::map<std::string, std::vector<Field>> table = {
       {"row_dimensions", {1}, {17}},
       {"piece", {}, {1}},
       {"optimizer", {1, 2}, {-1, 3}},
-      {"reserved", {}, {1}}}},
+      {"matrix", {}, {-1, 2}},
+      {"matrix_splits", {}, {}},
+      {"matrix_split_count", {}, {1}}}},
     {"fsdp_group_options",
      {{"struct_size", {}, {0, 8}},
       {"flags", {FSDP_GROUP_RESIDENT, FSDP_GROUP_ROOT}, {unknown_flag, next_flag, FSDP_PARAM_FROZEN}},
@@ -144,6 +147,12 @@ const std::map<std::string, std::vector<Field>> table = {
       {"flags",
        {FSDP_ADAMW_BETA1_ZERO, FSDP_ADAMW_BETA2_ZERO, FSDP_ADAMW_EPSILON_ZERO},
        {unknown_flag, next_flag, FSDP_PARAM_LR_ZERO}},
+      {"reserved", {}, {1}}}},
+    {"fsdp_matrix_options",
+     {{"struct_size", {}, {0, 8}},
+      {"source", {}, {}},
+      {"target", {}, {}},
+      {"dtype", {1, 2, 3}, {-1, 4}},
       {"reserved", {}, {1}}}},
     {"fsdp_save_options",
      {{"struct_size", {}, {0, 8}},
@@ -294,6 +303,28 @@ TEST(Fields, EachOptionOfAdamWIsChecked) {
     return status;
   };
   check_fields("fsdp_adamw_options", fsdp_adamw_options(FSDP_ADAMW_OPTIONS_INIT), step, [&] { return message; });
+}
+
+TEST(Fields, EachOptionOfMatricesIsChecked) {
+  Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
+  scenario.groups = {{"group", {{"w", {4, 3}}}}};
+  scenario.groups[0].params[0].matrix = FSDP_MATRIX_LAST_TWO;
+  run_threads(scenario, [&](uint32_t, fsdp_context *context) {
+    Rank rank(context, scenario);
+    rank.load();
+    finish_step(rank, 0);
+    const auto collect = [&](const fsdp_matrix_options &options) {
+      const fsdp_status status = fsdp_collect_matrices(rank.model, &options, nullptr);
+      if (status != FSDP_OK) return status;
+      fsdp_matrix matrix = FSDP_MATRIX_INIT;
+      FSDP(fsdp_next_matrix(rank.model, nullptr, &matrix));
+      REQUIRE(matrix.dtype == (options.dtype ? options.dtype : FSDP_FLOAT32));
+      FSDP(fsdp_return_matrices(rank.model, nullptr));
+      return status;
+    };
+    check_fields("fsdp_matrix_options", fsdp_matrix_options(FSDP_MATRIX_OPTIONS_INIT), collect);
+    FSDP(fsdp_publish_weights(rank.model, nullptr));
+  });
 }
 
 // A folder each, since a step is saved once.

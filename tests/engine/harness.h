@@ -83,6 +83,8 @@ struct ParamDef {
   uint32_t piece = 0;
   // FSDP_OPTIMIZER_CALLER: update() updates it, by SGD with momentum. The model then has the state "momentum".
   fsdp_optimizer optimizer = 0;
+  fsdp_matrix_layout matrix = 0;
+  std::vector<uint64_t> splits = {};  // of its matrices; empty: one
 
   bool by_caller() const { return optimizer == FSDP_OPTIMIZER_CALLER; }
   uint64_t count() const {
@@ -154,7 +156,7 @@ Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode m
 Scenario debug_scenario(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = 0);
 
 // What the plan says of a rank, by role ([FSDP_ROLE_ALL] is the sum), and of the model.
-constexpr int last_role = FSDP_ROLE_STAGING;
+constexpr int last_role = FSDP_ROLE_MATRIX;
 struct Memory : fsdp_model_info {
   Memory() : fsdp_model_info(FSDP_MODEL_INFO_INIT) {}
   std::array<uint64_t, last_role + 1> role_bytes{};

@@ -208,7 +208,7 @@ TEST(OuterAxis, MemoryIsPlannedAndAllocated) {
     const uint64_t slots = c.kind == Kind::hsdp ? c.inner : c.inner * c.outer;
     const uint64_t grads = c.kind == Kind::hosts ? slots : c.inner;
     for (const Outcome &outcome : train_threads(setup)) {
-      for (int role = 0; role < 8; ++role)
+      for (int role = 0; role <= last_role; ++role)
         EXPECT_EQ(outcome.memory.role_bytes[role], outcome.stats.allocated_bytes[role]) << c << " role " << role;
       EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_MAIN], elements * 4 / slots) << c;
       EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_OPTIMIZER], elements * 8 / slots) << c;

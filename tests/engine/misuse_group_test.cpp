@@ -52,7 +52,9 @@ TEST_F(MisusedGroup, ParametersThatCannotBeAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::piece, 2u), field("piece is 2"), "it must be 0 or 1");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::optimizer, FSDP_OPTIMIZER_ADAMW_8BIT + 0),
                field("optimizer is 3"), "[1, 2]");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::reserved, 7u), field("reserved is 7"), "must be 0");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::matrix, 2), field("matrix is 2"), "FSDP_MATRIX_LAST_TWO");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::matrix_split_count, uint64_t{1}),
+               field("matrix_split_count is 1"), "no matrices");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, not_a_number), field("lr_scale is nan"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, -0.5), field("lr_scale is -0.5"));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::lr_scale, infinity), field("lr_scale is inf"));
@@ -65,6 +67,29 @@ TEST_F(MisusedGroup, ParametersThatCannotBeAreRefused) {
   const uint64_t huge[] = {uint64_t{1} << 63, 4};
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with<const uint64_t *>(&Param::shape, huge), field("shape"), "64 bits");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::struct_size, uint64_t{16}), "params[1].struct_size is 16");
+}
+
+TEST_F(MisusedGroup, MatricesThatCannotBeAreRefused) {
+  const auto add_matrix = [&](std::vector<uint64_t> splits, uint32_t flags = 0, uint32_t dimensions = 2) {
+    fsdp_param p = param();
+    p.matrix = FSDP_MATRIX_LAST_TWO;
+    p.matrix_splits = splits.empty() ? nullptr : splits.data();
+    p.matrix_split_count = splits.size();
+    p.flags = flags;
+    p.dimension_count = dimensions;
+    return add_group("g", {p});
+  };
+  const std::string field = "params[0] ('w').matrix";
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({}, 0, 1), field + " is", "has 1 dimensions");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({}, FSDP_PARAM_FROZEN), field + " is", "FROZEN");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({0, 4}), field + "_splits[0] is 0");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({1, 1}), field + "_splits add up to 2 rows");
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_matrix({UINT64_MAX, UINT64_MAX}), field + "_splits", "64 bits");
+  fsdp_param p = param();
+  p.matrix = FSDP_MATRIX_LAST_TWO;
+  p.matrix_split_count = 2;
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {p}), field + "_split_count is 2", "matrix_splits is NULL");
+  EXPECT_WORKS(add_matrix({1, 3}));
 }
 
 // A box needs its tensor's shape and a place inside it, in numbers that 64 bits can count.

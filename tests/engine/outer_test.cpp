@@ -30,7 +30,7 @@ void expect_reference(const Scenario &setup, const std::string &what) {
   const auto outcomes = train_threads(setup);
   EXPECT_EQ(difference(setup, outcomes), "");
   for (size_t r = 0; r < outcomes.size(); ++r)
-    for (int role = 0; role < 8; ++role)
+    for (int role = 0; role <= last_role; ++role)
       EXPECT_EQ(outcomes[r].memory.role_bytes[role], outcomes[r].stats.allocated_bytes[role]) << "role " << role;
 }
 

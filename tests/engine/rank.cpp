@@ -46,6 +46,11 @@ void Rank::declare(bool seal) {
       p.piece = param.piece;
       p.optimizer = param.optimizer;
       has_own = has_own || param.by_caller();
+      p.matrix = param.matrix;
+      if (!param.splits.empty()) {
+        p.matrix_splits = param.splits.data();
+        p.matrix_split_count = param.splits.size();
+      }
       if (!param.global_shape.empty()) {
         p.global_shape = param.global_shape.data();
         p.global_offset = param.global_offset.data();

@@ -63,15 +63,26 @@ struct Params {
     param.piece = rank.number32(piece);
     // In groups with SPLIT16 the caller updates no bf16 parameter.
     param.optimizer = rank.exactly(!frozen && !narrow && rank.random.one_in(4) ? FSDP_OPTIMIZER_CALLER + 0 : 0);
-    param.reserved = rank.wild() ? static_cast<uint32_t>(rank.nonsense()) : 0;
+    choose_matrices(rank, i, param);
     if (stride <= 4096) std::memcpy(bytes.data() + i * stride, &param, sizeof param);
     facts.push_back(
         {elements, param.dtype ? param.dtype : FSDP_FLOAT32, (param.flags & FSDP_PARAM_FROZEN) != 0, names[i]});
   }
 
+  void choose_matrices(Rank &rank, uint64_t i, fsdp_param &param) {
+    const bool fits = param.dimension_count == 2 && !(param.flags & FSDP_PARAM_FROZEN) && !param.global_shape;
+    param.matrix = rank.exactly(fits && rank.random.one_in(2) ? FSDP_MATRIX_LAST_TWO + 0 : 0);
+    if (!param.matrix || rank.random.one_in(2)) return;
+    splits[i][0] = rank.wild() ? rank.nonsense() : shapes[i][0] / 2;
+    splits[i][1] = shapes[i][0] - splits[i][0];
+    const bool halves = splits[i][0] > 0;
+    param.matrix_splits = rank.or_null(halves ? splits[i] : splits[i] + 1);
+    param.matrix_split_count = rank.number(halves ? 2 : 1);
+  }
+
   std::vector<unsigned char> bytes;
   std::string names[max_params];
-  uint64_t shapes[max_params][64], wholes[max_params][64], offsets[max_params][64];
+  uint64_t shapes[max_params][64], wholes[max_params][64], offsets[max_params][64], splits[max_params][2];
   uint64_t count, stride;
   uint32_t piece = 0;
   bool is_narrow;

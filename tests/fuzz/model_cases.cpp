@@ -28,6 +28,7 @@ fsdp_status create_model(Rank &rank) {
   options.main_storage = rank.random.one_in(3) ? rank.choice(FSDP_MAIN_NONE) : 0;
   options.reserved = rank.wild() && rank.random.one_in(8) ? 1 : 0;
   options.rounding_seed = rank.number(7);
+  options.matrix_bytes = rank.number(rank.random.one_in(3) ? uint64_t{256} << rank.random.below(6) : 0);
   const Input<fsdp_model_options> input(rank, options);
   fsdp_model *made = nullptr;
   const fsdp_status status = make<fsdp_model>(
@@ -71,12 +72,12 @@ fsdp_status seal_model(Rank &rank) { return fsdp_seal_model(rank.model()); }
 
 fsdp_status get_role_bytes(Rank &rank) {
   Output<uint64_t> bytes(rank);
-  return bytes(fsdp_get_role_bytes(rank.model(), rank.choice(FSDP_ROLE_STAGING), rank.number32(0), bytes.pointer()));
+  return bytes(fsdp_get_role_bytes(rank.model(), rank.choice(FSDP_ROLE_MATRIX), rank.number32(0), bytes.pointer()));
 }
 
 fsdp_status get_allocated_bytes(Rank &rank) {
   Output<uint64_t> bytes(rank);
-  return bytes(fsdp_get_allocated_bytes(rank.model(), rank.choice(FSDP_ROLE_STAGING), bytes.pointer()));
+  return bytes(fsdp_get_allocated_bytes(rank.model(), rank.choice(FSDP_ROLE_MATRIX), bytes.pointer()));
 }
 
 template <class T>
@@ -112,6 +113,11 @@ const std::vector<Case> &model_cases() {
        [](Rank &rank) {
          return describe(rank,
                          [&](char *buffer, uint64_t *size) { return fsdp_describe_model(rank.model(), buffer, size); });
+       }},
+      {"fsdp_get_matrix_plan",
+       [](Rank &rank) {
+         return describe(
+             rank, [&](char *buffer, uint64_t *size) { return fsdp_get_matrix_plan(rank.model(), buffer, size); });
        }},
       {"fsdp_begin_capture", [](Rank &rank) { return fsdp_begin_capture(rank.model(), rank.stream()); }, false},
       {"fsdp_end_capture",

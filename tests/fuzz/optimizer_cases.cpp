@@ -71,6 +71,29 @@ fsdp_status count_zero_grads(Rank &rank) {
   return zeros(fsdp_count_zero_grads(rank.model(), rank.stream(), zeros.pointer()));
 }
 
+fsdp_status collect_matrices(Rank &rank) {
+  fsdp_matrix_options given = FSDP_MATRIX_OPTIONS_INIT;
+  const char *const names[] = {nullptr, "main_weight", "state", "exp_avg"};
+  given.source = rank.wild() ? rank.name() : names[rank.random.below(std::size(names))];
+  given.target = rank.wild() ? rank.name() : names[rank.random.below(std::size(names))];
+  given.dtype = rank.choice(FSDP_FLOAT16);
+  given.reserved = rank.wild() ? 1 : 0;
+  const Input<fsdp_matrix_options> options(rank, given);
+  fsdp_model *const model = rank.model();
+  return fsdp_collect_matrices(model, options.pointer(), rank.stream());
+}
+
+fsdp_status next_matrix(Rank &rank) {
+  Output<fsdp_matrix> matrix(rank);
+  fsdp_model *const model = rank.model();
+  const fsdp_status status = matrix(fsdp_next_matrix(model, rank.stream(), matrix.pointer()));
+  if (status == FSDP_OK && rank.alone && matrix.whole() && matrix.value().data)
+    for (uint64_t m = 0; m < matrix.value().count; ++m)
+      read_all(static_cast<std::byte *>(matrix.value().data) + m * matrix.value().stride_bytes,
+               matrix.value().rows * matrix.value().columns * 2);
+  return status;
+}
+
 fsdp_status clip_grads(Rank &rank) {
   Output<double> norm(rank);
   fsdp_model *const model = rank.model();
@@ -156,6 +179,13 @@ const std::vector<Case> &optimizer_cases() {
        [](Rank &rank) {
          fsdp_model *const model = rank.model();
          return fsdp_scale_grads(model, rank.real(0.5), rank.stream());
+       }},
+      {"fsdp_collect_matrices", collect_matrices},
+      {"fsdp_next_matrix", next_matrix},
+      {"fsdp_return_matrices",
+       [](Rank &rank) {
+         fsdp_model *const model = rank.model();
+         return fsdp_return_matrices(model, rank.stream());
        }},
       {"fsdp_clip_grads", clip_grads},
       {"fsdp_check_grads", check_grads},

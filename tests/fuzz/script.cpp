@@ -69,6 +69,14 @@ bool rounds(const Rank &rank) {
   });
 }
 
+// Collects matrices, asks for some of them, and returns them, whether that was all or not.
+void change_matrices(Rank &rank) {
+  go_on(rank, "fsdp_collect_matrices");
+  for (uint64_t i = 2 + rank.random.below(8); i > 0; --i) go_on(rank, "fsdp_next_matrix");
+  go_on(rank, "fsdp_return_matrices");
+  if (rank.random.one_in(8)) go_on(rank, "fsdp_discard_step");
+}
+
 void end_step(Rank &rank, bool ends_groups) {
   static constexpr const char *between[] = {"fsdp_scale_grads",          "fsdp_clip_grads",
                                             "fsdp_check_grads",          "fsdp_get_grad_norm",
@@ -78,6 +86,7 @@ void end_step(Rank &rank, bool ends_groups) {
   go_on(rank, "fsdp_finish_grads");
   if (rank.random.one_in(3)) change_grads(rank);
   for (uint64_t i = rank.random.below(4); i > 0; --i) go_on(rank, between[rank.random.below(std::size(between))]);
+  if (rank.random.one_in(3)) change_matrices(rank);
   if (rounds(rank)) go_on(rank, "fsdp_round_stochastic");
   go_on(rank, rank.random.one_in(4) ? "fsdp_publish_weights" : "fsdp_step_adamw");
   if (rank.random.one_in(4)) go_on(rank, "fsdp_check_replicas");

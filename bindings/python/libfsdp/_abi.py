@@ -148,6 +148,7 @@ FSDP_ROLE_OPTIMIZER = 4
 FSDP_ROLE_GATHER = 5
 FSDP_ROLE_REDUCE = 6
 FSDP_ROLE_STAGING = 7
+FSDP_ROLE_MATRIX = 8
 
 # fsdp_granule
 FSDP_GRANULE_ROW = 1
@@ -166,6 +167,9 @@ FSDP_QUANTIZE_FP8_BLOCK = 3
 # fsdp_missing_grad
 FSDP_MISSING_GRAD_ZEROS = 1
 FSDP_MISSING_GRAD_SKIP = 2
+
+# fsdp_matrix_layout
+FSDP_MATRIX_LAST_TWO = 1
 
 FSDP_GROUP_RESIDENT = 65536
 FSDP_GROUP_ROOT = 4194304
@@ -315,6 +319,7 @@ class fsdp_model_options(Sized):
         ("main_storage", c_int32),  # 0: FSDP_MAIN_FLOAT32
         ("reserved", c_uint32),  # must be 0
         ("rounding_seed", c_uint64),  # with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
+        ("matrix_bytes", c_uint64),  # limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32, rounded up to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
     ]
 
 
@@ -414,7 +419,9 @@ class fsdp_param(Sized):
         ("row_dimensions", c_uint32),  # in how many leading dimensions ranks may divide the parameter; 0: 1; at most dimension_count. A row spans the other dimensions. With 1, a stack of E matrices [E, R, C] has E rows of R x C elements. With 2 it has E x R rows of C elements, and a rank's part may begin inside a matrix. With dimension_count, every element is a row. The view of the weights stays one tensor [E, R, C]. granule_rows, fsdp_get_chunk, fsdp_load_chunk and fsdp_shard count these rows; fsdp_rename counts rows of the first dimension
         ("piece", c_uint32),  # number of the piece of the group that the parameter is in. The first parameter of a group has piece 0; each later one has the piece of the parameter before it, or the next. fsdp_unshard_piece gathers a piece by itself. Each rank keeps an equal share of each piece, so each piece has padding of its own
         ("optimizer", c_int32),  # which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a model with AdamW the caller updates it in the window: it has none of AdamW's states, and fsdp_step_adamw publishes its main weights as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's, with states in fp32 or in 8 bits. A FROZEN parameter must have 0
-        ("reserved", c_uint32),  # must be 0
+        ("matrix", c_int32),  # 0: the parameter has none
+        ("matrix_splits", POINTER(c_uint64)),  # the rows of each matrix into which the R rows of the last two dimensions are cut, for example those of q, k and v; their sum is R; copied. NULL: R rows, one matrix
+        ("matrix_split_count", c_uint64),  # 0 with matrix_splits NULL
     ]
 
 
@@ -504,6 +511,38 @@ class fsdp_adamw_options(Sized):
     ]
 
 
+class fsdp_matrix(Sized):
+    """Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
+    struct_size before the call.
+    """
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("group", c_void_p),
+        ("name", c_char_p),  # of the parameter
+        ("param_index", c_uint64),
+        ("batch_index", c_uint64),  # index in the dimensions before the last two, taken as one
+        ("split_index", c_uint64),  # index in matrix_splits
+        ("row_offset", c_uint64),  # first row of the split
+        ("rows", c_uint64),
+        ("columns", c_uint64),
+        ("count", c_uint64),  # so many matrices, of batch_index and the next ones
+        ("stride_bytes", c_uint64),  # from one to the next
+        ("data", c_void_p),  # rows x columns numbers in C order; to be changed in place. NULL: there are no more
+        ("dtype", c_int32),  # of data
+        ("reserved", c_uint32),
+    ]
+
+
+class fsdp_matrix_options(Sized):
+    _fields_ = [
+        ("struct_size", c_uint64),
+        ("source", c_char_p),  # what is collected: NULL for the main grads, "main_weight", or the name of a state
+        ("target", c_char_p),  # where returned matrices are written, likewise. NULL: where they came from
+        ("dtype", c_int32),  # of the matrices, and of messages between ranks; 0: FSDP_FLOAT32
+        ("reserved", c_uint32),  # must be 0
+    ]
+
+
 class fsdp_grad(Structure):
     """One full gradient for fsdp_apply_grads. This struct may grow, so arrays of it come with a stride."""
     _fields_ = [
@@ -579,11 +618,11 @@ class fsdp_checkpoint_status(Sized):
 
 
 # What the compiler says of each struct, in bytes.
-SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 128,
-         fsdp_visit: 12, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 104,
+SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 136,
+         fsdp_visit: 12, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 120,
          fsdp_group_options: 56, fsdp_group_info: 88, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
-         fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16, fsdp_loaded: 104, fsdp_rename: 48,
-         fsdp_checkpoint_status: 80}
+         fsdp_matrix: 104, fsdp_matrix_options: 32, fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16,
+         fsdp_loaded: 104, fsdp_rename: 48, fsdp_checkpoint_status: 80}
 
 # name: (what it returns, its arguments, its docstring)
 CALLS = {
@@ -666,9 +705,13 @@ CALLS = {
     "fsdp_check_grads": (c_int32, [c_void_p, c_void_p, POINTER(c_int32), POINTER(c_char_p)], 'Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the name of the first parameter that has some, or to NULL; name may be NULL. A parameter of a group with several meshes has the name that it has on the first rank where such a number was found. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2.'),
     "fsdp_step_adamw": (c_int32, [c_void_p, c_double, POINTER(fsdp_adamw_options), c_void_p], "Take one step of AdamW (Loshchilov and Hutter 2019, decoupled weight decay) in fp32 on this rank's shards, then publish. m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g g; w = w - lr s wd w - lr s (m / c1) / (sqrt(v / c2) + eps) Here s is the parameter's lr_scale, and c = 1 - beta^step is computed in double and rounded to fp32. The step does not change the main weights and states of a parameter with fsdp_param.optimizer FSDP_OPTIMIZER_CALLER. The caller has updated them in the window, and this call publishes them with the others, as fsdp_publish_weights does. Collective: the mesh. Window: closes it. Blocks: peers. The ranks agree to step before any weight is changed. So if a rank discards the step instead, this call fails, and all ranks can still discard. Errors: INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another lr, beta, epsilon, weight_decay, step, lr_scale, or scaling of the gradients, which includes the norm that was clipped). Since 0.2."),
     "fsdp_round_stochastic": (c_int32, [c_void_p, c_uint64, c_uint64, c_void_p, c_void_p, c_uint64, c_uint64, c_void_p], "Round fp32 numbers to bfloat16 stochastically, for an optimizer of the caller's own on a parameter with FSDP_MAIN_NONE. A number between two bfloat16 numbers is rounded to the one of greater magnitude with a probability proportional to its distance from the other. A number that bfloat16 has exactly does not change, and no finite number becomes Inf. element_offset is the number of the first element in the parameter, as in fsdp_shard. from has count fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's rounding_seed, the parameter's name, the element and the step. Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the parameter's main storage is not FSDP_MAIN_NONE). Since 0.2."),
+    "fsdp_collect_matrices": (c_int32, [c_void_p, POINTER(fsdp_matrix_options), c_void_p], 'Begin to bring each matrix of the model whole to one rank, its owner, for an optimizer that needs whole matrices, such as Muon. Inside the update window, call this, then fsdp_next_matrix until there are no more, and then fsdp_return_matrices: the rows then go back to the ranks that hold them. What is done to a matrix is done once, by one rank, on the whole matrix. So the result does not depend on how many ranks there are. Owners are chosen at the seal, so that each rank has about the same work (fsdp_get_matrix_plan). Ranks that hold the same rows, such as HSDP replicas and the ranks of a group with FSDP_STRATEGY_NO_SHARD, each get the matrices and do the same work. Matrices travel in waves of at most matrix_bytes for each owner, and while the caller works on one wave, the next one travels. Matrices of parameters that this step leaves as they are (fsdp_shard.flags) do not travel. If a state is source or target, all parameters with matrices must have it. Until fsdp_return_matrices make no other collective call of any model of the context: ranks are at different matrices, and would wait for each other. fsdp_discard_step is legal if the target is the main grads. With another target it is not until the return, and after a return to "main_weight" not until the publish; if ranks differ then, the context fails. Collective: the mesh. Blocks: peers. Window: inside, with main grads as source or target in a window that has gradients. Stream: the source is read in its order. Errors: INVALID_ARGUMENT (no such state, a state in codes, main weights in two halves), INVALID_STATE (no parameter has matrices, matrices are collected already, in a capture), MISMATCH (ranks gave other options), PEER_FAILED, TIMEOUT. Since 0.2.'),
+    "fsdp_next_matrix": (c_int32, [c_void_p, c_void_p, POINTER(fsdp_matrix)], 'Get the next matrices of this rank, in an order that the plan has fixed; data is NULL when there are no more. The caller may change them in place, on this stream. The call gives back the matrices of the call before; the work on them must be enqueued by then. Collective: no. Blocks: on the host device until the matrices are there; on a GPU no. Window: inside. Errors: INVALID_STATE (nothing is collected, in a capture, or another rank has discarded the step, which is known here on the host device), PEER_FAILED, TIMEOUT. Since 0.2.'),
+    "fsdp_return_matrices": (c_int32, [c_void_p, c_void_p], 'Bring all rows back, to the target of fsdp_collect_matrices. They are there when the stream has come to this point. The ranks meet in this call, so it fails on all of them if one discards the step. Collective: the mesh. Blocks: peers. Window: inside. Errors: INVALID_STATE (nothing is collected, this rank has matrices that fsdp_next_matrix has not given, in a capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.'),
+    "fsdp_get_matrix_plan": (c_int32, [c_void_p, c_char_p, POINTER(c_uint64)], "Describe the matrices of a sealed model as JSON: owners, the cost of each rank's matrices, waves and bytes, as this rank's meshes have them. An owner is a rank of the job, in the first replica; it is null if every rank has a copy. The cost of a matrix is min(rows, columns)^2 * max(rows, columns). wire_bytes is what travels one way in fp32, in one replica. buffer and size_bytes work as in fsdp_describe_model. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2."),
     "fsdp_publish_weights": (c_int32, [c_void_p, c_void_p], "Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING a version, with the parameter's name. On the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that finds the work done. A version that a graph published gets no such line, and neither does a version that was published before the result for an earlier version was known. Collective: the mesh. Blocks: peers. Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else instead, or numbers differ. It is fatal on all ranks, because main weights may have been written already. Before the first publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2."),
     "fsdp_begin_update": (c_int32, [c_void_p, c_void_p], 'Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient may be pending. If a rank has one, all ranks get INVALID_STATE, and fsdp_discard_step on all of them is the way to go on. Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.'),
-    "fsdp_discard_step": (c_int32, [c_void_p, c_void_p], 'Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes the window, and the version stays the same. So in this window main weights must not have been written. Neither must FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different collectives, the communicators are created again. This is impossible while a graph exists that captured the old communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet), PEER_FAILED, TIMEOUT. Since 0.2.'),
+    "fsdp_discard_step": (c_int32, [c_void_p, c_void_p], 'Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes the window, and the version stays the same. So in this window main weights must not have been written. Neither must FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different collectives, the communicators are created again. This is impossible while a graph exists that captured the old communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with another target than the main grads, or were returned to main weights), PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_check_replicas": (c_int32, [c_void_p, c_uint32, c_void_p], 'Compare the data that several ranks store alike, to find a replica that has drifted: a bit that flipped, or a load or edit that was not the same everywhere. Main weights, optimizer states and compute weights of each parameter are hashed as they are in memory, without padding. The hashes are compared among the ranks that have the same elements: the replicas of a mesh, and all ranks of a mesh if each has the whole. Data that only one rank of a mesh has is not compared, so equal boxes in different meshes (fsdp_create_group) are not compared with each other. MISMATCH, with the same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes. fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be 0. Collective: the mesh. Blocks: peers, and the GPU. Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_apply_grads": (c_int32, [c_void_p, POINTER(fsdp_grad), c_uint64, c_uint64, c_double, c_double, POINTER(fsdp_adamw_options), c_void_p, POINTER(c_double)], 'Take a whole step in one call, for array frameworks: full gradients in, AdamW, published weights out. grads has one entry for each parameter of the model that was not declared FROZEN, group by group in declaration order. A parameter that is not trained now (fsdp_set_param_trainable) must have data NULL. The bits are those of put, reduce, finish and step. If max_norm > 0, the gradients are first clipped to it; 0 leaves them. *norm (norm may be NULL) is set to the norm before clipping. The step is taken even if gradients are not finite; to skip such a step, use the single calls. max_norm must be the same on every rank. With max_norm 0, either all ranks pass NULL for norm or none does. Collective: the mesh. Blocks: peers. Window: outside; it is closed again when the call returns. Errors: as those of the calls that this call replaces, and INVALID_STATE (a trained parameter has fsdp_param.optimizer FSDP_OPTIMIZER_CALLER, which leaves no moment to update it). Since 0.2.'),
     "fsdp_save": (c_int32, [c_void_p, c_char_p, POINTER(fsdp_save_options)], "Save main weights (for frozen parameters the compute weights), optimizer states and AdamW's number of steps as a checkpoint in the folder. The folder is made if it does not exist. A checkpoint is DIR/step-0000001200/ with safetensors files as PyTorch's distributed checkpoint writes them, and a manifest with checksums of all files (docs/guides/checkpoints.md). A checkpoint either has its name and is whole and on the disk, or it does not exist: whatever fails or is killed during the save, earlier checkpoints stay as they are. With COMMIT_MANIFEST the checkpoint's folder has its name from the start and is a checkpoint once its manifest is written. A save that is killed before then leaves no checkpoint, and a checkpoint that loses its manifest later is damaged. A save succeeds even if another checkpoint in the folder cannot be read. Main weights and states must not be written during the save. Every rank must see the folder. The call saves the version published last, also in the middle of a step. Ranks that have the same bytes share the writing, or one of them writes. A save takes 32 MiB of memory a rank while it runs, or the model's save_staging_bytes. If a save is under way in the background (fsdp_commit_checkpoint), the call waits for it first. Collective: the mesh. Blocks: the disk, and peers. A rank that is still writing after timeout_ms has not failed; a rank whose disk takes nothing for that long has failed, with errno ETIMEDOUT. Window: outside. Errors, the same on all ranks: SYSTEM, INVALID_STATE, INVALID_ARGUMENT, MISMATCH (another step, keep or flag), UNSUPPORTED (REPLACE where the file system cannot exchange two names), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT. SYSTEM names the rank, the file, what was done and errno. Nothing of this checkpoint is left, the job can go on, and the next save may succeed. INVALID_STATE: the folder has this step; another host does not see what rank 0 has made in the folder; the window is open; or a capture is under way. INVALID_ARGUMENT: REPLACE with COMMIT_MANIFEST, or a parameter named state.NAME.step, the name under which AdamW's number of steps for the parameter NAME is saved. fsdp_seal_model already refuses other names that two tensors would share. Since 0.2."),

@@ -44,11 +44,10 @@ Optimizer::Optimizer(Runtime &runtime)
   adopt(std::move(batches));
 }
 
-bool Optimizer::is_kept(const Shard &shard) const noexcept {
-  const memory::ParamSpec &param = param_of(shard);
+bool Optimizer::is_kept(uint32_t group, uint32_t param_index) const noexcept {
+  const memory::ParamSpec &param = runtime_.groups[group].spec->params[param_index];
   if (!param.has_gradient()) return true;
-  return param.skips_missing() && runtime_.step.window_has_grads() &&
-         !runtime_.groups[shard.group].grad.given[shard.param_index];
+  return param.skips_missing() && runtime_.step.window_has_grads() && !runtime_.groups[group].grad.given[param_index];
 }
 
 // Lists the main grads, so that all of them are measured and scaled in a few launches. Main grads that are not trained

@@ -49,7 +49,8 @@ class Optimizer {
   const Shard &shard(uint64_t index, const char *call) const;
   // Must weights and states stay as they are? This is so if the parameter is not trained. In the update window of a
   // step it is also so if no rank has given it a gradient, and it was declared to be skipped then.
-  bool is_kept(const Shard &shard) const noexcept;
+  bool is_kept(const Shard &shard) const noexcept { return is_kept(shard.group, shard.param_index); }
+  bool is_kept(uint32_t group, uint32_t param_index) const noexcept;
   // Where this rank's part of a state is. The scales of a state in codes are the state NAME.absmax.
   StatePart state(const Shard &shard, const std::string &name, const char *call) const;
 

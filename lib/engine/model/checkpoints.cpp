@@ -393,6 +393,7 @@ void Checkpoints::write_compact(const KeptTensor &tensor, uint64_t first, const 
 
 checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &take) {
   runtime_.step.require_window(call);
+  runtime_.step.require_returned(call);
   runtime_.require_eager(call);
   device::Stream &caller = runtime_.caller_stream(nullptr, call);
   const CallSpan span(runtime_, call + std::string_view("fsdp_").size());

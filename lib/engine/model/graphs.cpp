@@ -31,6 +31,7 @@ void Graphs::begin_capture(fsdp_stream stream) {
   const auto failed = capture_error([&] {
     runtime_.context.require_no_other_capture(&runtime_, call);
     runtime_.step.require_unfailed(call);
+    runtime_.step.require_returned(call);
     capture_ = std::make_shared<Capture>(runtime_, gatherer_, reducer_, optimizer_, meetings_.captures() + 1, stream);
   });
   failed_begin_ = failed ? describe_failure(call, *failed) : std::string();
@@ -80,6 +81,7 @@ std::string Graphs::find_obstacle(const Capture &capture, fsdp_stream stream) {
   if (capture_) return "the model is being captured; call fsdp_end_capture first";
   if (runtime_.step.failed())
     return "this step has failed and must be discarded with fsdp_discard_step: " + runtime_.step.failure();
+  if (runtime_.step.collected()) return "matrices are collected; call fsdp_return_matrices first";
   const auto refused = capture_error([&] {
     runtime_.caller_stream(stream, "the stream of the launch");
     for (const Group &group : runtime_.groups) reducer_.check_writers(group, "the stream of the launch");

@@ -46,6 +46,8 @@ void Model::seal_running() {
   plan_ = std::move(made);
   check_meshes(*team, spec);
   declaration_.learn_instances(*team);
+  // Again, since the loads of other meshes are known now.
+  transport::attempt_together(*team, "fsdp_seal_model", [&] { memory::plan_matrices(spec, *plan_); });
   create_teams_of_groups(teams);
   const TeamMemory exchanges = team_memory(teams, *context_, spec);
   plan_->region(memory::RegionId::messages).bytes = exchanges.message_bytes;

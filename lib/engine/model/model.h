@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "engine/gradients/matrices.h"
 #include "engine/gradients/optimizer.h"
 #include "engine/gradients/reduce.h"
 #include "engine/model/checkpoints.h"
@@ -27,15 +28,17 @@ struct SealedParts {
       : gatherer(runtime),
         reducer(runtime),
         optimizer(runtime),
+        matrices(runtime, optimizer),
         params(runtime),
         checkpoints(runtime, counts_steps),
         meetings(runtime),
         graphs(runtime, gatherer, reducer, optimizer, checkpoints, meetings),
-        update(runtime, gatherer, reducer, optimizer, checkpoints, meetings, graphs, adamw) {}
+        update(runtime, gatherer, reducer, optimizer, matrices, checkpoints, meetings, graphs, adamw) {}
 
   Gatherer gatherer;
   Reducer reducer;
   Optimizer optimizer;
+  Matrices matrices;
   Params params;
   Checkpoints checkpoints;
   Meetings meetings;

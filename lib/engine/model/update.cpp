@@ -12,6 +12,36 @@
 
 namespace fsdp::engine {
 
+namespace {
+
+// Callers may have written main weights on some ranks only. Then no version can be trusted, and the job cannot go on.
+Error make_fatal(Error error) {
+  constexpr std::string_view advice = "; call fsdp_discard_step on every rank to go on";
+  error.status = FSDP_MISMATCH;
+  if (error.message.ends_with(advice)) error.message.resize(error.message.size() - advice.size());
+  error.message += "; main weights may have been written here, so the context has failed";
+  return error;
+}
+
+}  // namespace
+
+// An error after main weights or states may have been written to cannot be undone by fsdp_discard_step.
+template <class Body>
+void UpdateWindow::run_in_window(Body &&body) {
+  try {
+    body();
+  } catch (const Error &error) {
+    if (!runtime_.step.version() || !runtime_.step.failed() || matrices_.find_written().empty()) throw;
+    const Error fatal = make_fatal(error);
+    runtime_.context.fail_for_good(fatal, false);
+    throw fatal;
+  }
+}
+
+void UpdateWindow::check_window(Intent intent) {
+  run_in_window([&] { meetings_.check(intent); });
+}
+
 // Waits until all work that this rank has enqueued is complete, or given up because a peer does not take part.
 void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   gatherer_.drop_all(false);
@@ -119,6 +149,7 @@ void UpdateWindow::begin(fsdp_stream stream) {
 
 std::string UpdateWindow::list_unfinished() const {
   if (runtime_.step.failed()) return "a step that failed and was not discarded";
+  if (runtime_.step.collected()) return "matrices that were collected and not returned";
   if (const std::string holds = gatherer_.list_holds(); !holds.empty()) return holds;
   for (const Group &group : runtime_.groups)
     if (group.grad.open || group.grad.given_count)
@@ -129,6 +160,7 @@ std::string UpdateWindow::list_unfinished() const {
 
 void UpdateWindow::require_between_steps(const char *call) const {
   runtime_.step.require_unfailed(call);
+  runtime_.step.require_returned(call);
   if (runtime_.step.window_has_grads())
     fail(FSDP_INVALID_STATE,
          "{}: the update window has the gradients of a step; call fsdp_step_adamw, fsdp_publish_weights or "
@@ -151,6 +183,7 @@ device::Stream &UpdateWindow::require_measurable(fsdp_stream stream, const char 
 device::Stream &UpdateWindow::require_readable(fsdp_stream stream, const char *call) {
   runtime_.require_eager(call);
   runtime_.step.require_unfailed(call);
+  runtime_.step.require_returned(call);
   return runtime_.caller_stream(stream, call);
 }
 
@@ -197,7 +230,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
   // This comes before any weight is changed. If a rank discards the step instead, all of them still can.
   meetings_.meet(
       {.intent = Intent::step, .value = lr, .numbers = optimizer_.numbers(options), .capture = graphs_.number()});
-  meetings_.check(Intent::step);
+  check_window(Intent::step);
   if (Capture *const capture = graphs_.capture()) {
     capture->add_step(options);
     optimizer_.step_adamw_captured(caller);
@@ -287,25 +320,57 @@ void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call
          expected);
 }
 
-// The end of the update window: compute weights are written, the version rises, and readers may read.
+// ---- whole matrices ----
 
-namespace {
-
-// Callers may have written main weights on some ranks only. Then no version can be trusted, and the job cannot go on.
-Error make_fatal(Error error) {
-  constexpr std::string_view advice = "; call fsdp_discard_step on every rank to go on";
-  error.status = FSDP_MISMATCH;
-  if (error.message.ends_with(advice)) error.message.resize(error.message.size() - advice.size());
-  error.message += "; main weights may have been written here, so the context has failed";
-  return error;
+void UpdateWindow::collect_matrices(const char *source, const char *target, fsdp_dtype dtype, fsdp_stream stream) {
+  constexpr auto call = "fsdp_collect_matrices";
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "collect_matrices");
+  runtime_.step.require_window(call);
+  runtime_.step.require_returned(call);
+  matrices_.require_matrices(call);
+  const MatrixPlanes planes = matrices_.read_planes(source, target, dtype);
+  if (planes.has_grads()) runtime_.step.require_grads(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  // If a rank discards the step instead, all of them still can.
+  meetings_.meet({.intent = Intent::collect, .flags = planes.hash()});
+  check_window(Intent::collect);
+  matrices_.collect(planes, caller);
 }
 
-}  // namespace
+std::optional<GivenMatrices> UpdateWindow::next_matrix(fsdp_stream stream) {
+  constexpr auto call = "fsdp_next_matrix";
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "next_matrix");
+  runtime_.step.require_unfailed(call);
+  matrices_.require_collected(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  std::optional<GivenMatrices> given;
+  run_in_window([&] { given = matrices_.next(stream, caller); });
+  return given;
+}
+
+void UpdateWindow::return_matrices(fsdp_stream stream) {
+  constexpr auto call = "fsdp_return_matrices";
+  runtime_.require_eager(call);
+  const CallSpan span(runtime_, "return_matrices");
+  runtime_.step.require_unfailed(call);
+  matrices_.require_collected(call);
+  device::Stream &caller = runtime_.caller_stream(stream, call);
+  matrices_.return_rest();
+  // All ranks have now enqueued the same work, so it ends on every device, also if the step is discarded later.
+  meetings_.meet({.intent = Intent::give_back});
+  check_window(Intent::give_back);
+  run_in_window([&] { matrices_.give_back(caller); });
+}
+
+// The end of the update window: compute weights are written, the version rises, and readers may read.
 
 void UpdateWindow::publish(fsdp_stream stream) {
   constexpr auto call = "fsdp_publish_weights";
   const CallSpan span(runtime_, "publish_weights");
   runtime_.step.require_window(call);
+  runtime_.step.require_returned(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
   runtime_.storage->restore_all();  // first, so that a failure leaves nothing half done
   meetings_.meet({.intent = Intent::publish, .capture = graphs_.number()});
@@ -358,6 +423,7 @@ void UpdateWindow::close_window(device::Stream &caller) {
                                trace::EventKind::instant});
   }
   runtime_.step.close_window(runtime_.version_ready());
+  matrices_.close();
   if (!caller.is_calling_thread())
     caller.wait(*runtime_.marks.published);  // a calling thread waits in await_version instead
   refresh_whole_weights(caller);
@@ -408,6 +474,8 @@ void UpdateWindow::discard(fsdp_stream stream) {
   if (runtime_.step.version() == 0)
     fail(FSDP_INVALID_STATE, "{}: nothing was published yet, so there is no step to discard; call fsdp_publish_weights",
          call);
+  if (const std::string written = matrices_.find_written(); !written.empty())
+    fail(FSDP_INVALID_STATE, "{}: {}", call, written);
   runtime_.caller_stream(stream, call);
   runtime_.storage->restore_all();  // copied weights are gathered again, too
   await_ended_steps();
@@ -425,6 +493,7 @@ void UpdateWindow::discard(fsdp_stream stream) {
     end_messages(stream);
   }
   runtime_.step.discard();
+  matrices_.close();
   gatherer_.show_whole(true);
   reducer_.start_step();
   gatherer_.start_step();

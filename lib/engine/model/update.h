@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "engine/gradients/given_grads.h"
+#include "engine/gradients/matrices.h"
 #include "engine/gradients/optimizer.h"
 #include "engine/gradients/reduce.h"
 #include "engine/model/checkpoints.h"
@@ -17,12 +18,13 @@ namespace fsdp::engine {
 class UpdateWindow {
  public:
   // `adamw`: the optimizer is AdamW; if false, it is the caller's.
-  UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Checkpoints &checkpoints,
-               Meetings &meetings, Graphs &graphs, bool adamw)
+  UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Matrices &matrices,
+               Checkpoints &checkpoints, Meetings &meetings, Graphs &graphs, bool adamw)
       : runtime_(runtime),
         gatherer_(gatherer),
         reducer_(reducer),
         optimizer_(optimizer),
+        matrices_(matrices),
         checkpoints_(checkpoints),
         meetings_(meetings),
         graphs_(graphs),
@@ -38,11 +40,17 @@ class UpdateWindow {
   void apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm, const fsdp_adamw_options &options,
                    fsdp_stream stream, double *norm);
   void discard(fsdp_stream stream);
+  void collect_matrices(const char *source, const char *target, fsdp_dtype dtype, fsdp_stream stream);
+  std::optional<GivenMatrices> next_matrix(fsdp_stream stream);
+  void return_matrices(fsdp_stream stream);
 
   // Requires that no step has begun to take gradients, and that the window has no gradients of a step.
   void require_between_steps(const char *call) const;
-  // Requires that the window is open and has the gradients of a finished step.
-  void require_grads(const char *call) const { runtime_.step.require_grads(call); }
+  // Requires that the window is open, has the gradients of a finished step, and that no matrices are collected.
+  void require_grads(const char *call) const {
+    runtime_.step.require_grads(call);
+    runtime_.step.require_returned(call);
+  }
   // Requires the same, and that the host may wait for results. Returns the stream for the work.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
   // Requires only that no step has failed and that the host may wait for results: weights can be measured at any time.
@@ -55,6 +63,10 @@ class UpdateWindow {
 
  private:
   void require_adamw(const char *call) const;
+  // Checks the last meeting. If matrices have been written where a discard cannot restore them, an error is fatal.
+  void check_window(Intent intent);
+  template <class Body>
+  void run_in_window(Body &&body);
   // Requires that AdamW updates all parameters that are trained now.
   void require_adamw_alone(const char *call) const;
   void capture_norm(bool waits, const char *call);
@@ -81,6 +93,7 @@ class UpdateWindow {
   Gatherer &gatherer_;
   Reducer &reducer_;
   Optimizer &optimizer_;
+  Matrices &matrices_;
   Checkpoints &checkpoints_;
   Meetings &meetings_;
   Graphs &graphs_;

@@ -223,14 +223,15 @@ std::string describe_param(const memory::GroupSpec &group, const memory::ParamSp
                                             fmt::join(param.global_shape, ", "))
                               : "";
   return format_text(
-      "parameter {} of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}{}", name,
-      group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
+      "parameter {} of group '{}': shape [{}]{}, dtype {}, flags {:#x}, granule {} x {}, lr_scale {}{}{}{}{}{}{}{}",
+      name, group.name, fmt::join(param.shape, ", "), box, dtype_name(param.dtype), param.flags, param.granule,
       param.granule_rows, param.lr_scale,
       param.quantized() ? format_text(", quantization {}", quantization_name(param.quantization)) : "",
       param.by_caller() ? ", FSDP_OPTIMIZER_CALLER" : "", param.skips_missing() ? ", FSDP_MISSING_GRAD_SKIP" : "",
       param.coded_states ? ", states in 8 bits" : "",
       param.row_dimensions > 1 ? format_text(", row_dimensions {}", param.row_dimensions) : "",
-      param.piece ? format_text(", piece {}", param.piece) : "");
+      param.piece ? format_text(", piece {}", param.piece) : "",
+      param.matrix_splits.empty() ? "" : format_text(", matrices of [{}] rows", fmt::join(param.matrix_splits, ", ")));
 }
 
 const char *outer_axis_name(layout::OuterAxis outer) {
@@ -282,11 +283,12 @@ std::vector<std::string> describe_declaration(const memory::ModelSpec &spec, con
       "prefetch bytes {}, "
       "max pending groups {}, max pending bytes {}, force communication {}, GPUs {}, device transport {}, "
       "save staging bytes {}, "
-      "scale rounding {}, quantize from {}, scale rule {}, plane policy {}, private views {}, rounding seed {}",
+      "scale rounding {}, quantize from {}, scale rule {}, plane policy {}, private views {}, rounding seed {}, matrix "
+      "bytes {}",
       spec.debug, spec.unshard_mode, spec.grad_op, spec.grad_factor, spec.prefetches, spec.prefetch_depth,
       spec.prefetch_bytes, spec.max_pending_groups, spec.max_pending_bytes, spec.force_communication, !spec.host_memory,
       spec.device_transport, spec.save_staging_bytes, spec.scale_rounding, dtype_name(spec.quantize_from),
-      spec.scale_rule, spec.plane_policy, spec.private_views, spec.rounding_seed));
+      spec.scale_rule, spec.plane_policy, spec.private_views, spec.rounding_seed, spec.matrix_bytes));
   lines.push_back(
       format_text("schedule: kind {}, {} visits, {} held groups", spec.schedule, spec.visits.size(), spec.held_groups));
   for (const auto &visit : spec.visits)

@@ -117,8 +117,10 @@ void Meetings::compare_all(Intent intent) {
     fail_rank(status, found.rank, "{}: model {}: the graph must not be launched, and the model is as before: {}",
               intent_call(intent), model, found.text);
   if (runtime_.step.version()) runtime_.step.fail(found.text);
-  fail_rank(status, found.rank, "{}model {}: the step cannot end: {}; {}",
-            same_intent ? format_text("{}: ", intent_call(intent)) : std::string(), model, found.text, way_on(all));
+  const bool ends = intent != Intent::collect && intent != Intent::give_back;
+  fail_rank(status, found.rank, "{}model {}: {}{}; {}",
+            same_intent ? format_text("{}: ", intent_call(intent)) : std::string(), model,
+            ends ? "the step cannot end: " : "", found.text, way_on(all));
 }
 
 void Meetings::check_versions() {
@@ -160,7 +162,9 @@ std::string compare_given(uint32_t rank, const Meeting &other, uint32_t first, c
   if (other.value != of_first.value)
     text = format_text("rank {} gave {} {}, rank {} gave {}", rank, other.intent == Intent::finish ? "scale" : "lr",
                        other.value, first, of_first.value);
-  if (other.flags != of_first.flags)
+  if (other.flags != of_first.flags && other.intent == Intent::collect)
+    append(text, format_text("ranks {} and {} gave another source, target or dtype", first, rank));
+  else if (other.flags != of_first.flags)
     append(text, format_text("rank {} gave fsdp_finish_grads FSDP_LAST, rank {} did not", other.flags ? rank : first,
                              other.flags ? first : rank));
   if (other.capture != of_first.capture)
@@ -212,7 +216,8 @@ std::string way_on(std::span<const Meeting> told) {
     return "end the capture with fsdp_end_capture where there is one, and call fsdp_discard_step on every rank, to go "
            "on";
   if (std::all_of(told.begin(), told.end(), [](const Meeting &one) { return one.version == 0; }))
-    return "make it the same on every rank and call fsdp_publish_weights again";
+    return format_text("make it the same on every rank and call {} again",
+                       intent_call(told[0].intent == Intent::collect ? Intent::collect : Intent::publish));
   return "call fsdp_discard_step on every rank to go on";
 }
 

@@ -21,7 +21,7 @@ namespace fsdp::engine {
 
 // A rank's statement in a meeting: why it came, and what it misses.
 
-enum class Intent : uint32_t { finish = 1, update, publish, step, discard, capture, replay };
+enum class Intent : uint32_t { finish = 1, update, publish, step, discard, capture, replay, collect, give_back };
 
 struct Meeting {
   Intent intent = Intent::finish;
@@ -36,7 +36,7 @@ struct Meeting {
   uint64_t trained = 0;    // hash of which parameters are trained: must be the same on every rank
   uint64_t given = 0;      // hash of which skippable parameters have a gradient: may differ
   uint64_t waited_ns = 0;  // time waited for peers at the end of a step before this meeting; 0: not known
-  uint64_t flags = 0;      // flags of fsdp_finish_grads: must be the same on every rank
+  uint64_t flags = 0;      // flags of fsdp_finish_grads, or a hash of options: must be the same on every rank
   union {
     WireText<416> missing;
     StepNumbers numbers;
@@ -54,6 +54,8 @@ inline const char *intent_call(Intent intent) {
     case Intent::step: return "fsdp_step_adamw";
     case Intent::capture: return "fsdp_end_capture";
     case Intent::replay: return "fsdp_prepare_replay";
+    case Intent::collect: return "fsdp_collect_matrices";
+    case Intent::give_back: return "fsdp_return_matrices";
     default: return "fsdp_discard_step";
   }
 }
@@ -86,7 +88,7 @@ class Meetings {
     uint64_t reduces = 0;  // for a step that finishes: its number of reduces
     uint64_t given = 0;    // for a step that finishes: hash of which parameters have a gradient (given_grads.h)
     uint32_t capture = 0;  // number of the capture under way, or of that to be replayed; 0: none
-    uint32_t flags = 0;    // flags of fsdp_finish_grads
+    uint64_t flags = 0;    // flags of fsdp_finish_grads, or a hash of the options of fsdp_collect_matrices
     bool again = false;    // true for the second meeting of one call: its wait is not measured
   };
   // meet() is collective over the model. check() comes next: it throws the same error on all ranks if they did not come

@@ -63,6 +63,7 @@ class Outer {
   void set_note(const char *note) { note_ = note; }
 
   device::Stream &stream() { return stream_; }
+  StreamTrace &trace() { return trace_; }
   transport::Collectives &sum_comm() { return *sums_; }
   void next_round() { sums_->next_round(); }
   void abandon() { sums_->abandon(); }

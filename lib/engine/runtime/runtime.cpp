@@ -224,7 +224,7 @@ bool Runtime::in_a_step() const {
     const bool given = group.grad.open || group.grad.given_count > 0;
     return (given && !step.window_open()) || std::any_of(group.slots.begin(), group.slots.end(), held);
   };
-  return step.failed() || std::any_of(groups.begin(), groups.end(), open);
+  return step.failed() || step.collected() || std::any_of(groups.begin(), groups.end(), open);
 }
 
 bool Runtime::streams_end(std::chrono::milliseconds within) {

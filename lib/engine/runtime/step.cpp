@@ -84,6 +84,7 @@ void Step::close_window(bool ready) {
 
 void Step::discard() {
   failure_.clear();
+  collected_ = false;
   StepState::window_open = StepState::window_has_grads = false;
   StepState::scalings.restart();
 }
@@ -107,6 +108,14 @@ void Step::require_window(const char *call) const {
   require_unfailed(call);
   if (!window_open())
     fsdp::fail(FSDP_INVALID_STATE, "{}: the update window is closed; fsdp_finish_grads or fsdp_begin_update opens it",
+               call);
+}
+
+void Step::require_returned(const char *call) const {
+  if (collected_)
+    fsdp::fail(FSDP_INVALID_STATE,
+               "{}: matrices are collected on this rank, and ranks may be at different ones; call "
+               "fsdp_return_matrices first",
                call);
 }
 

@@ -92,14 +92,18 @@ class Step : private StepState {
   void fail(const std::string &why) { failure_ = why; }
   // All ranks gave the step up: the weights are those of the last published version.
   void discard();
+  // Matrices are collected: until they are returned, ranks must not meet for anything else.
+  void set_collected(bool collected) { collected_ = collected; }
+  bool collected() const { return collected_; }
   void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
   void set_trained(uint64_t hash) { trained_ = hash; }
 
   // These throw errors that name the expected call. Each requires that the step has not failed.
   void require_unfailed(const char *call) const;
-  void require_weights(const char *call) const;  // also requires that the window is closed
-  void require_window(const char *call) const;   // also requires that the window is open
-  void require_grads(const char *call) const;    // also requires an open window with the gradients of a finished step
+  void require_weights(const char *call) const;   // also requires that the window is closed
+  void require_window(const char *call) const;    // also requires that the window is open
+  void require_returned(const char *call) const;  // only: no matrices are collected
+  void require_grads(const char *call) const;     // also requires an open window with the gradients of a finished step
   const StepState &state() const { return *this; }
   // For graphs: goes back to the state before a capture, or on to the state after a replay.
   void set_state(const StepState &state) { static_cast<StepState &>(*this) = state; }
@@ -107,6 +111,7 @@ class Step : private StepState {
 
  private:
   std::string failure_;
+  bool collected_ = false;
   uint64_t lr_scales_ = 0;  // hash of the lr_scales of all parameters
   uint64_t trained_ = 0;    // hash of which parameters are trained
 };

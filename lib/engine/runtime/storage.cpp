@@ -213,6 +213,7 @@ void Storage::allocate_arenas(uint32_t mesh) {
     if (const memory::RegionPlan &amaxes = plan_.region(RegionId::amaxes); amaxes.reach == Reach::parts)
       allocate_parts(amaxes);
   }
+  allocate_parts(plan_.region(RegionId::matrices, mesh));
   allocate_parts(plan_.region(RegionId::staging, mesh));
 }
 

@@ -74,7 +74,7 @@ class Storage {
   std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
   std::span<const std::byte> shown_compute(const memory::PiecePlan &piece) const;
   // Bytes by role as the allocators report them; [0] is the sum.
-  const std::array<uint64_t, 8> &allocated_bytes() const { return allocated_; }
+  const memory::RoleBytes &allocated_bytes() const { return allocated_; }
 
  private:
   // The bytes needed in the host's memory, without memory that the caller has passed in.
@@ -110,7 +110,7 @@ class Storage {
   const std::map<fsdp_role, CallerArena> &callers_;
   const std::vector<Teams> &teams_;  // by mesh
   device::Device &device_;
-  std::array<uint64_t, 8> allocated_{};
+  memory::RoleBytes allocated_{};
   std::vector<Region> regions_;            // numbered as those of the plan
   std::unique_ptr<device::Memory> acted_;  // see TeamMemory
   std::vector<Bucket> buckets_;

@@ -168,6 +168,7 @@ Params::Tensor Params::grad_of(Group &group, uint64_t param_index, const char *c
     fail(FSDP_INVALID_STATE, "{}: parameter '{}' of group '{}' is FROZEN and has no gradient", call, param.name,
          group.name());
   runtime_.step.require_grads(call);
+  runtime_.step.require_returned(call);
   return {call, place, runtime_.bucket(place).plane(PlaneKind::grad), param,
           format_text("the gradient of {}", param.name)};
 }
@@ -177,6 +178,7 @@ void Params::load_rows(Group &group, uint64_t param_index, const void *data, fsd
   constexpr auto call = "fsdp_load_chunk";
   const Tensor tensor = weights_of(group, param_index, call);
   runtime_.step.require_window(call);
+  runtime_.step.require_returned(call);
   runtime_.require_eager(call);
   const uint64_t row = runtime_.placement(tensor.place).row;
   check(group, tensor, dtype, tensor.count());
@@ -276,6 +278,7 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
   const char *const call = tensor.call;
   const CallSpan span(runtime_, tensor.stored ? "load_plane" : "load_param", &group, element_count * dtype_size(dtype));
   runtime_.step.require_window(call);
+  runtime_.step.require_returned(call);
   runtime_.require_eager(call);
   const auto owner = find_root(root, tensor);
   if (owner && comms_of(tensor).teams.all->size() > 1) {
@@ -358,6 +361,7 @@ void Params::read(const Group &group, const Tensor &tensor, void *data, fsdp_dty
                   int32_t root) {
   const char *const call = tensor.call;
   runtime_.require_eager(call);
+  runtime_.step.require_returned(call);
   const CallSpan span(runtime_, "read_param", &group, element_count * dtype_size(dtype));
   check(group, tensor, dtype, element_count);
   const auto reader = find_root(root, tensor);

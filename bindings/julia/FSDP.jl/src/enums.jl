@@ -153,6 +153,7 @@ end
     ROLE_GATHER = LibFSDP.FSDP_ROLE_GATHER
     ROLE_REDUCE = LibFSDP.FSDP_ROLE_REDUCE
     ROLE_STAGING = LibFSDP.FSDP_ROLE_STAGING
+    ROLE_MATRIX = LibFSDP.FSDP_ROLE_MATRIX
 end
 
 @enum Granule::Int32 begin
@@ -174,6 +175,10 @@ end
 @enum MissingGrad::Int32 begin
     MISSING_GRAD_ZEROS = LibFSDP.FSDP_MISSING_GRAD_ZEROS
     MISSING_GRAD_SKIP = LibFSDP.FSDP_MISSING_GRAD_SKIP
+end
+
+@enum MatrixLayout::Int32 begin
+    MATRIX_LAST_TWO = LibFSDP.FSDP_MATRIX_LAST_TWO
 end
 
 const GROUP_RESIDENT = LibFSDP.FSDP_GROUP_RESIDENT
@@ -260,6 +265,7 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_param, :quantization) => Quantization,
     (LibFSDP.fsdp_param, :missing_grad) => MissingGrad,
     (LibFSDP.fsdp_param, :optimizer) => Optimizer,
+    (LibFSDP.fsdp_param, :matrix) => MatrixLayout,
     (LibFSDP.fsdp_group_options, :strategy) => Strategy,
     (LibFSDP.fsdp_group_options, :grad_dtype) => Dtype,
     (LibFSDP.fsdp_group_options, :reduce_dtype) => Dtype,
@@ -277,6 +283,8 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_group_info, :outer_strategy) => OuterStrategy,
     (LibFSDP.fsdp_shard, :main_weight_dtype) => Dtype,
     (LibFSDP.fsdp_shard, :main_grad_dtype) => Dtype,
+    (LibFSDP.fsdp_matrix, :dtype) => Dtype,
+    (LibFSDP.fsdp_matrix_options, :dtype) => Dtype,
     (LibFSDP.fsdp_grad, :dtype) => Dtype,
     (LibFSDP.fsdp_checkpoint_status, :state) => CheckpointState,
     (LibFSDP.fsdp_checkpoint_status, :status) => Status,
@@ -371,6 +379,7 @@ const CONSTANTS = (
     (ROLE_GATHER, 5),
     (ROLE_REDUCE, 6),
     (ROLE_STAGING, 7),
+    (ROLE_MATRIX, 8),
     (GRANULE_ROW, 1),
     (GRANULE_BLOCK, 2),
     (GRANULE_TENSOR, 3),
@@ -382,6 +391,7 @@ const CONSTANTS = (
     (QUANTIZE_FP8_BLOCK, 3),
     (MISSING_GRAD_ZEROS, 1),
     (MISSING_GRAD_SKIP, 2),
+    (MATRIX_LAST_TWO, 1),
     (GROUP_RESIDENT, 65536),
     (GROUP_ROOT, 4194304),
     (BACKWARD_WEIGHTS_GATHERED, 1),

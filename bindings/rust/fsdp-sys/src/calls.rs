@@ -829,6 +829,60 @@ extern "C" {
     pub fn fsdp_round_stochastic(group: *mut fsdp_group, param_index: u64, element_offset: u64, from: *const f32, to: *mut c_void, count: u64, step: u64, stream: fsdp_stream) -> fsdp_status;
 
     /// ```text
+    /// Begin to bring each matrix of the model whole to one rank, its owner, for an optimizer that needs whole matrices,
+    /// such as Muon. Inside the update window, call this, then fsdp_next_matrix until there are no more, and then
+    /// fsdp_return_matrices: the rows then go back to the ranks that hold them. What is done to a matrix is done once, by
+    /// one rank, on the whole matrix. So the result does not depend on how many ranks there are.
+    /// Owners are chosen at the seal, so that each rank has about the same work (fsdp_get_matrix_plan). Ranks that hold the
+    /// same rows, such as HSDP replicas and the ranks of a group with FSDP_STRATEGY_NO_SHARD, each get the matrices and do
+    /// the same work. Matrices travel in waves of at most matrix_bytes for each owner, and while the caller works on one
+    /// wave, the next one travels. Matrices of parameters that this step leaves as they are (fsdp_shard.flags) do not
+    /// travel. If a state is source or target, all parameters with matrices must have it.
+    /// Until fsdp_return_matrices make no other collective call of any model of the context: ranks are at different
+    /// matrices, and would wait for each other. fsdp_discard_step is legal if the target is the main grads. With another
+    /// target it is not until the return, and after a return to "main_weight" not until the publish; if ranks differ then,
+    /// the context fails.
+    /// Collective: the mesh. Blocks: peers. Window: inside, with main grads as source or target in a window that has
+    /// gradients. Stream: the source is read in its order.
+    /// Errors: INVALID_ARGUMENT (no such state, a state in codes, main weights in two halves), INVALID_STATE (no parameter
+    /// has matrices, matrices are collected already, in a capture), MISMATCH (ranks gave other options), PEER_FAILED,
+    /// TIMEOUT. Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_collect_matrices(model: *mut fsdp_model, options: *const fsdp_matrix_options, stream: fsdp_stream) -> fsdp_status;
+
+    /// ```text
+    /// Get the next matrices of this rank, in an order that the plan has fixed; data is NULL when there are no more. The
+    /// caller may change them in place, on this stream. The call gives back the matrices of the call before; the work on
+    /// them must be enqueued by then.
+    /// Collective: no. Blocks: on the host device until the matrices are there; on a GPU no. Window: inside.
+    /// Errors: INVALID_STATE (nothing is collected, in a capture, or another rank has discarded the step, which is known
+    /// here on the host device), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_next_matrix(model: *mut fsdp_model, stream: fsdp_stream, matrix: *mut fsdp_matrix) -> fsdp_status;
+
+    /// ```text
+    /// Bring all rows back, to the target of fsdp_collect_matrices. They are there when the stream has come to this point.
+    /// The ranks meet in this call, so it fails on all of them if one discards the step.
+    /// Collective: the mesh. Blocks: peers. Window: inside.
+    /// Errors: INVALID_STATE (nothing is collected, this rank has matrices that fsdp_next_matrix has not given, in a
+    /// capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_return_matrices(model: *mut fsdp_model, stream: fsdp_stream) -> fsdp_status;
+
+    /// ```text
+    /// Describe the matrices of a sealed model as JSON: owners, the cost of each rank's matrices, waves and bytes, as this
+    /// rank's meshes have them. An owner is a rank of the job, in the first replica; it is null if every rank has a copy.
+    /// The cost of a matrix is min(rows, columns)^2 * max(rows, columns). wire_bytes is what travels one way in fp32, in one
+    /// replica. buffer and size_bytes work as in fsdp_describe_model.
+    /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
+    /// ```
+    #[must_use]
+    pub fn fsdp_get_matrix_plan(model: *const fsdp_model, buffer: *mut c_char, size_bytes: *mut u64) -> fsdp_status;
+
+    /// ```text
     /// Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
     /// strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
     /// weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING a version, with the parameter's name. On
@@ -857,8 +911,9 @@ extern "C" {
     /// the window, and the version stays the same. So in this window main weights must not have been written. Neither must
     /// FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
     /// collectives, the communicators are created again. This is impossible while a graph exists that captured the old
-    /// communicators, so in that case the context fails. Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing
-    /// was published yet), PEER_FAILED, TIMEOUT. Since 0.2.
+    /// communicators, so in that case the context fails.
+    /// Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
+    /// another target than the main grads, or were returned to main weights), PEER_FAILED, TIMEOUT. Since 0.2.
     /// ```
     #[must_use]
     pub fn fsdp_discard_step(model: *mut fsdp_model, stream: fsdp_stream) -> fsdp_status;
@@ -1289,6 +1344,10 @@ mod tests {
             fsdp_check_grads as *const () as usize,
             fsdp_step_adamw as *const () as usize,
             fsdp_round_stochastic as *const () as usize,
+            fsdp_collect_matrices as *const () as usize,
+            fsdp_next_matrix as *const () as usize,
+            fsdp_return_matrices as *const () as usize,
+            fsdp_get_matrix_plan as *const () as usize,
             fsdp_publish_weights as *const () as usize,
             fsdp_begin_update as *const () as usize,
             fsdp_discard_step as *const () as usize,

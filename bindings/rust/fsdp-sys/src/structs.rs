@@ -214,6 +214,10 @@ pub struct fsdp_model_options {
     pub reserved: u32,
     /// with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
     pub rounding_seed: u64,
+    /// limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32, rounded up
+    /// to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for rows of other
+    /// ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+    pub matrix_bytes: u64,
 }
 
 impl Default for fsdp_model_options {
@@ -428,8 +432,13 @@ pub struct fsdp_param {
     /// as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's, with states in fp32 or
     /// in 8 bits. A FROZEN parameter must have 0
     pub optimizer: fsdp_optimizer,
-    /// must be 0
-    pub reserved: u32,
+    /// 0: the parameter has none
+    pub matrix: fsdp_matrix_layout,
+    /// the rows of each matrix into which the R rows of the last two dimensions are cut, for example those of q, k
+    /// and v; their sum is R; copied. NULL: R rows, one matrix
+    pub matrix_splits: *const u64,
+    /// 0 with matrix_splits NULL
+    pub matrix_split_count: u64,
 }
 
 impl Default for fsdp_param {
@@ -609,6 +618,69 @@ pub struct fsdp_adamw_options {
 }
 
 impl Default for fsdp_adamw_options {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+/// ```text
+/// Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
+///  struct_size before the call.
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_matrix {
+    pub struct_size: u64,
+    pub group: *mut fsdp_group,
+    /// of the parameter
+    pub name: *const c_char,
+    pub param_index: u64,
+    /// index in the dimensions before the last two, taken as one
+    pub batch_index: u64,
+    /// index in matrix_splits
+    pub split_index: u64,
+    /// first row of the split
+    pub row_offset: u64,
+    pub rows: u64,
+    pub columns: u64,
+    /// so many matrices, of batch_index and the next ones
+    pub count: u64,
+    /// from one to the next
+    pub stride_bytes: u64,
+    /// rows x columns numbers in C order; to be changed in place. NULL: there are no more
+    pub data: *mut c_void,
+    /// of data
+    pub dtype: fsdp_dtype,
+    pub reserved: u32,
+}
+
+impl Default for fsdp_matrix {
+    fn default() -> Self {
+        // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
+        let mut made: Self = unsafe { std::mem::zeroed() };
+        made.struct_size = std::mem::size_of::<Self>() as u64;
+        made
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct fsdp_matrix_options {
+    pub struct_size: u64,
+    /// what is collected: NULL for the main grads, "main_weight", or the name of a state
+    pub source: *const c_char,
+    /// where returned matrices are written, likewise. NULL: where they came from
+    pub target: *const c_char,
+    /// of the matrices, and of messages between ranks; 0: FSDP_FLOAT32
+    pub dtype: fsdp_dtype,
+    /// must be 0
+    pub reserved: u32,
+}
+
+impl Default for fsdp_matrix_options {
     fn default() -> Self {
         // SAFETY: zero is a value of every field: integers, doubles, null pointers, no hook.
         let mut made: Self = unsafe { std::mem::zeroed() };
@@ -859,7 +931,7 @@ mod tests {
 
     #[test]
     fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 128);
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 136);
         assert_eq!(offset!(fsdp_model_options, struct_size), 0);
         assert_eq!(offset!(fsdp_model_options, mesh), 8);
         assert_eq!(offset!(fsdp_model_options, flags), 16);
@@ -885,6 +957,7 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, main_storage), 112);
         assert_eq!(offset!(fsdp_model_options, reserved), 116);
         assert_eq!(offset!(fsdp_model_options, rounding_seed), 120);
+        assert_eq!(offset!(fsdp_model_options, matrix_bytes), 128);
     }
 
     #[test]
@@ -961,7 +1034,7 @@ mod tests {
 
     #[test]
     fn fsdp_param_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_param>(), 104);
+        assert_eq!(std::mem::size_of::<fsdp_param>(), 120);
         assert_eq!(offset!(fsdp_param, struct_size), 0);
         assert_eq!(offset!(fsdp_param, name), 8);
         assert_eq!(offset!(fsdp_param, shape), 16);
@@ -979,7 +1052,9 @@ mod tests {
         assert_eq!(offset!(fsdp_param, row_dimensions), 88);
         assert_eq!(offset!(fsdp_param, piece), 92);
         assert_eq!(offset!(fsdp_param, optimizer), 96);
-        assert_eq!(offset!(fsdp_param, reserved), 100);
+        assert_eq!(offset!(fsdp_param, matrix), 100);
+        assert_eq!(offset!(fsdp_param, matrix_splits), 104);
+        assert_eq!(offset!(fsdp_param, matrix_split_count), 112);
     }
 
     #[test]
@@ -1061,6 +1136,35 @@ mod tests {
         assert_eq!(offset!(fsdp_adamw_options, step), 40);
         assert_eq!(offset!(fsdp_adamw_options, flags), 48);
         assert_eq!(offset!(fsdp_adamw_options, reserved), 52);
+    }
+
+    #[test]
+    fn fsdp_matrix_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_matrix>(), 104);
+        assert_eq!(offset!(fsdp_matrix, struct_size), 0);
+        assert_eq!(offset!(fsdp_matrix, group), 8);
+        assert_eq!(offset!(fsdp_matrix, name), 16);
+        assert_eq!(offset!(fsdp_matrix, param_index), 24);
+        assert_eq!(offset!(fsdp_matrix, batch_index), 32);
+        assert_eq!(offset!(fsdp_matrix, split_index), 40);
+        assert_eq!(offset!(fsdp_matrix, row_offset), 48);
+        assert_eq!(offset!(fsdp_matrix, rows), 56);
+        assert_eq!(offset!(fsdp_matrix, columns), 64);
+        assert_eq!(offset!(fsdp_matrix, count), 72);
+        assert_eq!(offset!(fsdp_matrix, stride_bytes), 80);
+        assert_eq!(offset!(fsdp_matrix, data), 88);
+        assert_eq!(offset!(fsdp_matrix, dtype), 96);
+        assert_eq!(offset!(fsdp_matrix, reserved), 100);
+    }
+
+    #[test]
+    fn fsdp_matrix_options_is_laid_out_as_the_compiler_says() {
+        assert_eq!(std::mem::size_of::<fsdp_matrix_options>(), 32);
+        assert_eq!(offset!(fsdp_matrix_options, struct_size), 0);
+        assert_eq!(offset!(fsdp_matrix_options, source), 8);
+        assert_eq!(offset!(fsdp_matrix_options, target), 16);
+        assert_eq!(offset!(fsdp_matrix_options, dtype), 24);
+        assert_eq!(offset!(fsdp_matrix_options, reserved), 28);
     }
 
     #[test]

@@ -165,6 +165,9 @@ pub type fsdp_quantization = i32;
 /// ```
 pub type fsdp_missing_grad = i32;
 
+/// Which dimensions of a parameter are a matrix.
+pub type fsdp_matrix_layout = i32;
+
 /// Does the backward computation of a group read its weights?
 pub type fsdp_backward_weights = i32;
 
@@ -278,6 +281,7 @@ pub const FSDP_ROLE_OPTIMIZER: fsdp_role = 4;
 pub const FSDP_ROLE_GATHER: fsdp_role = 5;
 pub const FSDP_ROLE_REDUCE: fsdp_role = 6;
 pub const FSDP_ROLE_STAGING: fsdp_role = 7;
+pub const FSDP_ROLE_MATRIX: fsdp_role = 8;
 pub const FSDP_GRANULE_ROW: fsdp_granule = 1;
 pub const FSDP_GRANULE_BLOCK: fsdp_granule = 2;
 pub const FSDP_GRANULE_TENSOR: fsdp_granule = 3;
@@ -289,6 +293,7 @@ pub const FSDP_QUANTIZE_MXFP8: fsdp_quantization = 2;
 pub const FSDP_QUANTIZE_FP8_BLOCK: fsdp_quantization = 3;
 pub const FSDP_MISSING_GRAD_ZEROS: fsdp_missing_grad = 1;
 pub const FSDP_MISSING_GRAD_SKIP: fsdp_missing_grad = 2;
+pub const FSDP_MATRIX_LAST_TWO: fsdp_matrix_layout = 1;
 pub const FSDP_GROUP_RESIDENT: u32 = 65536;
 pub const FSDP_GROUP_ROOT: u32 = 4194304;
 pub const FSDP_BACKWARD_WEIGHTS_GATHERED: fsdp_backward_weights = 1;

@@ -591,6 +591,8 @@ pub enum Role {
     Reduce = sys::FSDP_ROLE_REDUCE,
     /// `FSDP_ROLE_STAGING`
     Staging = sys::FSDP_ROLE_STAGING,
+    /// `FSDP_ROLE_MATRIX`
+    Matrix = sys::FSDP_ROLE_MATRIX,
 }
 
 impl Role {
@@ -605,6 +607,7 @@ impl Role {
             sys::FSDP_ROLE_GATHER => Role::Gather,
             sys::FSDP_ROLE_REDUCE => Role::Reduce,
             sys::FSDP_ROLE_STAGING => Role::Staging,
+            sys::FSDP_ROLE_MATRIX => Role::Matrix,
             _ => return None,
         })
     }
@@ -710,6 +713,25 @@ impl MissingGrad {
         Some(match raw {
             sys::FSDP_MISSING_GRAD_ZEROS => MissingGrad::Zeros,
             sys::FSDP_MISSING_GRAD_SKIP => MissingGrad::Skip,
+            _ => return None,
+        })
+    }
+}
+
+/// Which dimensions of a parameter are a matrix.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum MatrixLayout {
+    /// `FSDP_MATRIX_LAST_TWO`
+    LastTwo = sys::FSDP_MATRIX_LAST_TWO,
+}
+
+impl MatrixLayout {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_MATRIX_LAST_TWO => MatrixLayout::LastTwo,
             _ => return None,
         })
     }

@@ -347,6 +347,14 @@ impl ModelOptions {
         self
     }
 
+    /// limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32, rounded up
+    /// to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for rows of other
+    /// ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+    pub fn matrix_bytes(mut self, matrix_bytes: u64) -> Self {
+        self.raw.matrix_bytes = matrix_bytes;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
         Ok(self.raw)
@@ -497,6 +505,47 @@ impl AdamwOptions {
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_adamw_options> {
         Ok(self.raw)
+    }
+}
+
+/// `fsdp_matrix_options` of fsdp.h; what is not set has its default.
+#[derive(Clone, Default)]
+pub struct MatrixOptions {
+    pub(crate) raw: sys::fsdp_matrix_options,
+    source: Option<Result<CString>>,
+    target: Option<Result<CString>>,
+}
+
+impl MatrixOptions {
+    /// All defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// what is collected: NULL for the main grads, "main_weight", or the name of a state
+    pub fn source(mut self, source: &str) -> Self {
+        self.source = Some(c_string(source));
+        self
+    }
+
+    /// where returned matrices are written, likewise. NULL: where they came from
+    pub fn target(mut self, target: &str) -> Self {
+        self.target = Some(c_string(target));
+        self
+    }
+
+    /// of the matrices, and of messages between ranks; 0: FSDP_FLOAT32
+    pub fn dtype(mut self, dtype: Dtype) -> Self {
+        self.raw.dtype = dtype as i32;
+        self
+    }
+
+    /// The struct for a call; it points into `self`.
+    pub(crate) fn as_raw(&self) -> Result<sys::fsdp_matrix_options> {
+        let mut raw = self.raw;
+        raw.source = as_pointer(&self.source)?;
+        raw.target = as_pointer(&self.target)?;
+        Ok(raw)
     }
 }
 

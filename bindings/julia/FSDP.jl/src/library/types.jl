@@ -144,6 +144,7 @@ const FSDP_ROLE_OPTIMIZER = Int32(4)
 const FSDP_ROLE_GATHER = Int32(5)
 const FSDP_ROLE_REDUCE = Int32(6)
 const FSDP_ROLE_STAGING = Int32(7)
+const FSDP_ROLE_MATRIX = Int32(8)
 
 const fsdp_granule = Int32
 const FSDP_GRANULE_ROW = Int32(1)
@@ -162,6 +163,9 @@ const FSDP_QUANTIZE_FP8_BLOCK = Int32(3)
 const fsdp_missing_grad = Int32
 const FSDP_MISSING_GRAD_ZEROS = Int32(1)
 const FSDP_MISSING_GRAD_SKIP = Int32(2)
+
+const fsdp_matrix_layout = Int32
+const FSDP_MATRIX_LAST_TWO = Int32(1)
 
 const FSDP_GROUP_RESIDENT = UInt32(65536)
 const FSDP_GROUP_ROOT = UInt32(4194304)
@@ -378,6 +382,10 @@ struct fsdp_model_options
     reserved::UInt32
     # with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
     rounding_seed::UInt64
+    # limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32,
+    # rounded up to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for
+    # rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+    matrix_bytes::UInt64
 end
 
 raw"""
@@ -547,8 +555,13 @@ struct fsdp_param
     # main weights as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's,
     # with states in fp32 or in 8 bits. A FROZEN parameter must have 0
     optimizer::Int32
-    # must be 0
-    reserved::UInt32
+    # 0: the parameter has none
+    matrix::Int32
+    # the rows of each matrix into which the R rows of the last two dimensions are cut, for example those of
+    # q, k and v; their sum is R; copied. NULL: R rows, one matrix
+    matrix_splits::Ptr{UInt64}
+    # 0 with matrix_splits NULL
+    matrix_split_count::UInt64
 end
 
 struct fsdp_group_options
@@ -679,6 +692,49 @@ struct fsdp_adamw_options
 end
 
 raw"""
+```text
+Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
+ struct_size before the call.
+```
+"""
+struct fsdp_matrix
+    struct_size::UInt64
+    group::Ptr{fsdp_group}
+    # of the parameter
+    name::Cstring
+    param_index::UInt64
+    # index in the dimensions before the last two, taken as one
+    batch_index::UInt64
+    # index in matrix_splits
+    split_index::UInt64
+    # first row of the split
+    row_offset::UInt64
+    rows::UInt64
+    columns::UInt64
+    # so many matrices, of batch_index and the next ones
+    count::UInt64
+    # from one to the next
+    stride_bytes::UInt64
+    # rows x columns numbers in C order; to be changed in place. NULL: there are no more
+    data::Ptr{Cvoid}
+    # of data
+    dtype::Int32
+    reserved::UInt32
+end
+
+struct fsdp_matrix_options
+    struct_size::UInt64
+    # what is collected: NULL for the main grads, "main_weight", or the name of a state
+    source::Cstring
+    # where returned matrices are written, likewise. NULL: where they came from
+    target::Cstring
+    # of the matrices, and of messages between ranks; 0: FSDP_FLOAT32
+    dtype::Int32
+    # must be 0
+    reserved::UInt32
+end
+
+raw"""
 One full gradient for fsdp_apply_grads. This struct may grow, so arrays of it come with a stride.
 """
 struct fsdp_grad
@@ -791,19 +847,21 @@ const LAYOUTS = (
     (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
      120, 124, 128, 136,)),
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
-    (fsdp_model_options, 128, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
-     104, 112, 116, 120,)),
+    (fsdp_model_options, 136, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
+     104, 112, 116, 120, 128,)),
     (fsdp_visit, 12, (0, 4, 8,)),
     (fsdp_schedule_options, 40, (0, 8, 16, 24, 32, 36,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
     (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
      168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
-    (fsdp_param, 104, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92, 96, 100,)),
+    (fsdp_param, 120, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92, 96, 100, 104, 112,)),
     (fsdp_group_options, 56, (0, 8, 12, 16, 20, 24, 28, 32, 40, 44, 48,)),
     (fsdp_group_info, 88, (0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 76, 80,)),
     (fsdp_chunk, 40, (0, 8, 16, 24, 32,)),
     (fsdp_shard, 104, (0, 8, 16, 24, 32, 40, 48, 52, 56, 64, 72, 80, 88, 96, 100,)),
     (fsdp_adamw_options, 56, (0, 8, 16, 24, 32, 40, 48, 52,)),
+    (fsdp_matrix, 104, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 100,)),
+    (fsdp_matrix_options, 32, (0, 8, 16, 24, 28,)),
     (fsdp_grad, 24, (0, 8, 16, 20,)),
     (fsdp_save_options, 24, (0, 8, 16, 20,)),
     (fsdp_load_options, 16, (0, 8, 12,)),

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrices that come whole to their owners inside the update window, and go back (memory/matrix_plan.h). They travel in
+// waves, and this is the way of a row whose owner is another rank:
+//
+//   collected   source plane -> `outer` area -> [outer axis] -> `rows` area -> [inner axis] -> the owner's `whole` area
+//   returned    target plane <- `outer` area <- [outer axis] <- `rows` area <- [inner axis] <- the owner's `whole` area
+//
+// Rows of this rank's own matrices are copied between plane and `whole` area, and rows whose owner has this rank's
+// outer index between plane and `rows` area. The library's reduce stream copies and exchanges over the inner axis, and
+// its outer stream over the outer axis. The
+// ranks of a mesh enqueue collections (C) and returns (R) in one order: C1 C2 R1 C3 R2 C4 ... A wave is returned when
+// its owner asks for the next one, and then the wave after the next is collected. Ranks in different meshes of a group
+// may have different numbers of waves. But all ranks have the waves of one mesh after those of another in the same
+// order, so no ranks wait for each other in a circle.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/gradients/optimizer.h"
+
+namespace fsdp::engine {
+
+// What travels: shards of the main grads, of the main weights or of a state.
+struct MatrixPlane {
+  enum class Values : uint8_t { grads, weights, state };
+  Values values = Values::grads;
+  uint32_t state = 0;  // index in the model
+
+  uint64_t number() const { return static_cast<uint64_t>(values) << 32 | state; }
+};
+struct MatrixPlanes {
+  MatrixPlane source, target;
+  fsdp_dtype dtype = FSDP_FLOAT32;  // of the owners' matrices, and of messages
+
+  bool has_grads() const {
+    return source.values == MatrixPlane::Values::grads || target.values == MatrixPlane::Values::grads;
+  }
+  uint64_t hash() const {
+    return mix_calls(mix_calls(source.number()) ^ target.number()) ^ static_cast<uint64_t>(dtype);
+  }
+};
+
+// Equal matrices of one owner, of neighbouring batches.
+struct MatrixRun {
+  const memory::Matrix *first = nullptr;
+  uint64_t count = 0, stride = 0;  // stride in elements
+};
+struct GivenMatrices {
+  const memory::Matrix *first = nullptr;
+  uint64_t count = 0, stride_bytes = 0;
+  std::byte *data = nullptr;
+  fsdp_dtype dtype = FSDP_FLOAT32;
+};
+
+class Matrices {
+ public:
+  Matrices(Runtime &runtime, Optimizer &optimizer);
+
+  // These throw INVALID_STATE, which names the expected call.
+  void require_matrices(const char *call) const;
+  void require_collected(const char *call) const;
+  // NULL as source: the main grads; as target: the source.
+  MatrixPlanes read_planes(const char *source, const char *target, fsdp_dtype dtype) const;
+  // The ranks have met for this call with equal planes.
+  void collect(const MatrixPlanes &planes, device::Stream &caller);
+  // The next matrices of this rank; nothing if there are no more. The caller works on them on this stream.
+  std::optional<GivenMatrices> next(fsdp_stream stream, device::Stream &caller);
+  // Returns the last waves: first their work is enqueued, which other ranks must do too, and then the caller waits.
+  void return_rest();
+  void give_back(device::Stream &caller);
+  // Throws if another rank has given up this round.
+  void check_rounds(const char *call);
+  // Says why the step cannot be discarded now; empty if it can.
+  std::string find_written() const;
+  // The window has closed, or its step was discarded.
+  void close() noexcept { given_ = wrote_weights_ = false; }
+
+ private:
+  // A turn of a mesh's region.
+  struct Turn {
+    transport::Ticket inner, outer;        // tickets of its last return
+    std::unique_ptr<device::Event> ready;  // the owners have the matrices
+  };
+  // Where the waves of a mesh travel.
+  struct WaveStreams {
+    MeshComms &comms;
+    device::Stream &inner;
+    device::Stream *outer;  // NULL: the outer axis divides nothing
+    transport::Part region;
+  };
+  using Rows = std::vector<memory::OwnRows>;
+
+  MatrixPlane read_plane(const char *name, const char *field) const;
+  void check_plane(const MatrixPlane &plane, const char *name) const;
+  StatePart part_of(const Shard &shard, const MatrixPlane &plane) const;
+  void leave_out() noexcept;
+  WaveStreams streams_of(const memory::MatrixWave &wave);
+  Turn &turn_of(const memory::MatrixWave &wave) { return turns_[wave.mesh][wave.turn]; }
+  // Visits the streams of each mesh that has matrices.
+  template <class Visit>
+  void for_each_mesh(Visit &&visit);
+  void route(uint32_t wave);
+  void order(device::Stream &before, device::Stream &after);
+  void await_turn(const WaveStreams &on, const Turn &turn);
+  void collect_wave(uint32_t number);
+  void return_wave(uint32_t number);
+  void bring(const WaveStreams &on, const memory::MatrixWave &wave, const Rows &rows, device::Stream &stream);
+  void take(const WaveStreams &on, const memory::MatrixWave &wave, const Rows &rows, device::Stream &stream);
+  transport::Ticket exchange(const WaveStreams &on, bool over_outer, bool back);
+  bool is_own(uint32_t index) const;
+  std::optional<MatrixRun> find_run();
+  void note_worked();
+  void advance();
+  void check_all_given() const;
+  const memory::MatrixPlan &plan() const { return runtime_.plan.matrices; }
+
+  Runtime &runtime_;
+  Optimizer &optimizer_;
+  std::vector<std::array<Turn, memory::MatrixPlan::turns>> turns_;  // by mesh
+  std::unique_ptr<device::Event> order_;                            // for momentary use
+  StreamEvents worked_;                                             // the caller's work on the matrices of the wave
+  std::vector<const Shard *> shards_;  // by matrix: this rank's shard of its parameter; NULL: it has none
+  std::vector<uint8_t> left_out_;      // by matrix: does this step leave its parameter as it is?
+  memory::MatrixRoute route_;
+  memory::RouteScratch scratch_;
+  std::vector<transport::Move> moves_;
+
+  // The state between collect() and give_back().
+  MatrixPlanes planes_;
+  uint32_t wave_ = 0;             // the wave on which the caller works
+  uint32_t next_ = 0;             // the matrix from which on find_run() looks
+  uint32_t collected_ = 0;        // number of waves whose collection is enqueued
+  bool given_ = false;            // the caller has matrices
+  fsdp_stream stream_ = nullptr;  // where it works on them
+  bool wrote_weights_ = false;    // a return to main weights has ended in this window
+};
+
+}  // namespace fsdp::engine
