@@ -110,6 +110,7 @@ IDIOMS = {
         "fsdp_get_param_info": "`Group::param_info`",
         "fsdp_get_shard": "`Model::shards`",
         "fsdp_create_mesh": "`Mesh`",
+        "fsdp_collect_matrices": "`Model::collect_matrices`, `for_each_matrix`",
     },
     "Rust": {
         "fsdp_get_last_error": "`Error`",
@@ -129,6 +130,7 @@ IDIOMS = {
         "fsdp_get_shard_state": "`Shard::states`",
         "fsdp_get_grad_norm": "`Window::grad_norm`",
         "fsdp_clip_grads": "`Window::clip_grads`",
+        "fsdp_collect_matrices": "`Window::collect_matrices`",
     },
     "Julia": {
         "fsdp_get_last_error": "`Error`",
@@ -142,6 +144,9 @@ IDIOMS = {
         "fsdp_get_shard": "`shards`",
         "fsdp_begin_span": "`span`",
         "fsdp_end_span": "the block's end",
+        "fsdp_collect_matrices": "`foreach_matrix`",
+        "fsdp_next_matrix": "`WholeMatrices` of its block",
+        "fsdp_return_matrices": "its end",
     },
     "Python": {
         "fsdp_get_shard_state": "`Shard.state`",
@@ -161,6 +166,9 @@ IDIOMS = {
         "fsdp_put_grad": "`Group.put_grad`",
         "fsdp_begin_span": "`with Context.span()`",
         "fsdp_end_span": "its end",
+        "fsdp_collect_matrices": "`for matrix in Model.matrices()`",
+        "fsdp_next_matrix": "its next `Matrix`",
+        "fsdp_return_matrices": "its end",
     },
 }
 

@@ -188,6 +188,12 @@ class Run:
     def step_adamw(self, model, lr, **keys):
         self.named[model].adamw(float(lr), keys)
 
+    def collect_matrices(self, model, source=None, target=None, dtype=FLOAT32):
+        """What is collected and not returned changes nothing."""
+
+    def change_matrices(self, model, source=None, target=None, dtype=FLOAT32):
+        self.named[model].change_matrices(source, target or source, int(dtype))
+
     def round_stochastic(self, model, group, index, step, *values):
         param = self.at(group, index)
         param.main = self.named[model].rounded_at_random(param, array(values, param.count, 0), int(step))

@@ -5,6 +5,7 @@ Statuses and the rank of an error ("! STATUS RANK") are from the docstrings of i
 """
 
 import expert_scenarios
+import matrix_scenarios
 import optimizer_scenarios
 import piece_scenarios
 import precision_scenarios
@@ -570,6 +571,7 @@ def all_scenarios():
     yield from any_order()
     yield from piece_scenarios.pieces()
     yield from expert_scenarios.all_scenarios()
+    yield from matrix_scenarios.all_scenarios()
     yield tied()
     yield frozen()
     yield from accumulation()

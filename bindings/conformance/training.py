@@ -84,6 +84,9 @@ class Param:
         self.main, self.weights = [0.0] * self.count, [0.0] * self.count
         self.keep_in(CONSTANTS["MAIN_FLOAT32"], False)
         self.is_callers = int(keys.get("optimizer", 0)) == CONSTANTS["OPTIMIZER_CALLER"]
+        self.splits = list(map(int, keys["splits"].split(","))) if "splits" in keys else []
+        if int(keys.get("matrix", 0)) and not self.splits:
+            self.splits = shape[-2:-1]  # one matrix of all rows
         self.skips, self.trained = int(keys.get("missing_grad", 0)) == CONSTANTS["MISSING_GRAD_SKIP"], True
         self.forget()
 
@@ -107,6 +110,31 @@ class Param:
 
     def compute_weight(self, x):
         return compact.upper_half(x) if self.storage == CONSTANTS["MAIN_SPLIT16"] else rounded(x, self.dtype)
+
+    def changed_matrices(self, values, index):
+        """The rows of each matrix in the opposite order, multiplied by a power of two."""
+        columns, made, first = self.shape[-1], [], 0
+        for batch in range(math.prod(self.shape[:-2])):
+            for split, rows in enumerate(self.splits):
+                scale = 2 ** ((index + 2 * split + batch) % 4)
+                for row in reversed(range(rows)):
+                    at = first + row * columns
+                    made += [x * scale for x in values[at : at + columns]]
+                first += rows * columns
+        return made
+
+    def plane(self, name):
+        """The gradient, the main weights or a state, as numbers."""
+        plain = {None: self.grad, "main_weight": self.main}
+        return plain[name] if name in plain else compact.decode(self.states[name], name)
+
+    def set_plane(self, name, values):
+        if name is None:
+            self.grad = values
+        elif name == "main_weight":
+            self.set_main(values)
+        else:
+            self.set_state(name, values)
 
     def forget(self):
         """No gradient of this step yet: neither the ranks' full ones nor the replicas' totals."""
@@ -248,6 +276,14 @@ class Model:
         if f32(factor) != 1:
             for param in self.trained:
                 param.grad = [f32(x * f32(factor)) for x in param.grad]
+
+    def change_matrices(self, source, target, dtype):
+        """Each matrix in this dtype."""
+        for group in self.groups:
+            for index, param in enumerate(group.params):
+                if param.splits and param.has_gradient:
+                    values = [rounded(x, dtype) for x in param.plane(source)]
+                    param.set_plane(target, param.changed_matrices(values, index))
 
     def norm(self):
         return norm_of(x for param in self.trained for x in param.grad)

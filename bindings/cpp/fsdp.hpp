@@ -16,6 +16,7 @@
 #include "fsdp/checkpoint.hpp"
 #include "fsdp/context.hpp"
 #include "fsdp/group.hpp"
+#include "fsdp/matrices.hpp"
 #include "fsdp/model.hpp"
 
 #endif

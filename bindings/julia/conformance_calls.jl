@@ -23,8 +23,9 @@ element_type(dtype) = FSDP.element_type(parse(Int, dtype))
 function declare(rank, line)
     dims = reverse(parse.(Int, line.words[3:end]))
     T = element_type(get(line.keys, :dtype, "1"))
-    keys = numbers(filter(pair -> pair.first != :dtype, line.keys))
-    push!(rank.declared, Param(line.words[2], T, dims...; keys...))
+    keys = numbers(filter(pair -> !(pair.first in (:dtype, :splits)), line.keys))
+    splits = haskey(line.keys, :splits) ? parse.(Int, split(line.keys[:splits], ',')) : nothing
+    push!(rank.declared, Param(line.words[2], T, dims...; keys..., splits = splits))
 end
 
 function call(rank, ::Val{:create_mesh}, words, keys)
@@ -162,6 +163,23 @@ function call(rank, ::Val{:round_stochastic}, words, keys)
         own = data[shard.element_offset+1:shard.element_offset+shard.element_count]
         FSDP.round_stochastic(shard, own, parse(Int, words[4]))
     end
+end
+function matrix_options(keys)
+    dtype = element_type(get(keys, :dtype, "1"))
+    return (source = get(keys, :source, nothing), target = get(keys, :target, nothing), dtype = dtype)
+end
+"The last row comes first, and numbers are multiplied by a power of two: they stay exact in BFloat16."
+function change_matrices(matrices)
+    for (number, matrix) in enumerate(matrices)
+        exponent = matrices.param_index - 1 + 2 * matrices.split_index + matrices.batch_index + number - 1
+        matrix .= eltype(matrix).(Float32.(matrix[:, end:-1:1]) .* 2f0^(exponent % 4))
+    end
+end
+call(rank, ::Val{:change_matrices}, words, keys) =
+    FSDP.foreach_matrix(change_matrices, rank.named[words[1]]; matrix_options(keys)...)
+function call(rank, ::Val{:collect_matrices}, words, keys)
+    wanted, model = FSDP.options(LibFSDP.fsdp_matrix_options, (source = get(keys, :source, nothing),)), rank.named[words[1]]
+    FSDP.@call model.state LibFSDP.fsdp_collect_matrices(model.number, wanted, C_NULL)
 end
 function call(rank, ::Val{:apply_grads}, words, keys)
     counts = [prod(param.dims) for name in rank.order for param in rank.params[name] if FSDP.is_trainable(param)]

@@ -76,6 +76,22 @@ def number_or_none(word):
     return None if word is None else int(word)
 
 
+def change_matrix(matrix, number):
+    """The last row comes first, and numbers are multiplied by a power of two: they stay exact in bfloat16."""
+    view, columns = matrix[number], matrix.columns
+    scale = 2 ** ((matrix.param_index + 2 * matrix.split_index + matrix.batch_index + number) % 4)
+    flat = memoryview(view.view("uint8") if hasattr(view, "view") else view).cast("B")
+    rows = flat.cast("f" if matrix.dtype == fsdp.Dtype.FLOAT32 else "H")
+    if matrix.dtype == fsdp.Dtype.FLOAT32:
+        numbers = rows.tolist()
+    else:
+        numbers = array.array("f", struct.pack(f"<{len(rows)}I", *(bits << 16 for bits in rows)))
+    changed = [scale * x for first in range(len(rows) - columns, -1, -columns) for x in numbers[first : first + columns]]
+    if matrix.dtype != fsdp.Dtype.FLOAT32:
+        changed = [bits >> 16 for bits in memoryview(array.array("f", changed)).cast("B").cast("I")]
+    rows[:] = array.array(rows.format, changed)
+
+
 class Rank:
     """What one rank of a scenario has: its methods are the calls."""
 
@@ -106,7 +122,9 @@ class Rank:
     # -- declaring
 
     def param(self, name, *shape, **keys):
-        self.declared.append(fsdp.Param(name, map(int, shape), **numbers(keys)))
+        splits = keys.pop("splits", None)
+        splits = splits and list(map(int, splits.split(",")))
+        self.declared.append(fsdp.Param(name, map(int, shape), splits=splits, **numbers(keys)))
 
     def visit(self, group, phase, piece=None):
         self.visits.append((self.named[group].info.group_index, int(phase), number_or_none(piece)))
@@ -282,6 +300,14 @@ class Rank:
             if shard.group is group and shard.param_index == int(index):
                 own = data[shard.element_offset : shard.element_offset + shard.element_count]
                 shard.round_stochastic(own, int(step))
+
+    def collect_matrices(self, model, source=None, target=None, dtype=None):
+        return self.named[model].matrices(source, target, number_or_none(dtype)) and None
+
+    def change_matrices(self, model, source=None, target=None, dtype=None):
+        for matrix in self.named[model].matrices(source, target, number_or_none(dtype)):
+            for number in range(len(matrix)):
+                change_matrix(matrix, number)
 
     def apply_grads(self, model, lr, max_norm, *values, **keys):
         trained = [

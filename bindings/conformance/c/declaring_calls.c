@@ -7,6 +7,15 @@
 
 /* ---- declaring ----------------------------------------------------------------------------------------------- */
 
+static void read_splits(declared_param *made, const char *text) {
+  while (text) {
+    if (made->split_count == MOST_SPLITS) abort();
+    made->splits[made->split_count++] = strtoull(text, NULL, 10);
+    text = strchr(text, ',');
+    if (text) ++text;
+  }
+}
+
 fsdp_status do_param(rank_state *state, const line *words) {
   if (state->declared_count == MOST_PARAMS) abort();
   declared_param *made = &state->declared[state->declared_count++];
@@ -23,6 +32,8 @@ fsdp_status do_param(rank_state *state, const line *words) {
   made->optimizer = (fsdp_optimizer)key_or(words, "optimizer", 0);
   made->row_dimensions = (uint32_t)key_or(words, "row_dimensions", 0);
   made->piece = (uint32_t)key_or(words, "piece", 0);
+  made->matrix = (fsdp_matrix_layout)key_or(words, "matrix", 0);
+  read_splits(made, find_key(words, "splits"));
   return FSDP_OK;
 }
 
@@ -67,6 +78,7 @@ fsdp_status do_create_model(rank_state *state, const line *words) {
   options.prefetch_depth = (uint32_t)key_or(words, "prefetch_depth", 0);
   options.main_storage = (fsdp_main_storage)key_or(words, "main_storage", 0);
   options.rounding_seed = (uint64_t)key_or(words, "rounding_seed", 0);
+  options.matrix_bytes = (uint64_t)key_or(words, "matrix_bytes", 0);
   fsdp_model *model = NULL;
   const fsdp_status status = fsdp_create_model(state->context, &options, &model);
   bind_name(state, word(words, 1), 'm', model);
@@ -92,7 +104,10 @@ fsdp_status do_create_group(rank_state *state, const line *words) {
                              .dimension_count = from->dimension_count, .dtype = from->dtype, .flags = from->flags,
                              .lr_scale = from->lr_scale, .quantization = from->quantization,
                              .missing_grad = from->missing_grad, .row_dimensions = from->row_dimensions,
-                             .piece = from->piece, .optimizer = from->optimizer};
+                             .piece = from->piece, .optimizer = from->optimizer,
+                             .matrix = from->matrix,
+                             .matrix_splits = from->split_count ? from->splits : NULL,
+                             .matrix_split_count = from->split_count};
   }
   fsdp_group *group = NULL;
   const fsdp_status status = fsdp_create_group(handle(state, words, 1, 'm'), word(words, 2), params,

@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { MOST_WORDS = 32, MOST_NAMES = 16, MOST_PARAMS = 8, MOST_VISITS = 16, TEXT_BYTES = 64, PATH_BYTES = 1024 };
+enum { MOST_WORDS = 32, MOST_NAMES = 16, MOST_PARAMS = 8, MOST_VISITS = 16, MOST_SPLITS = 8,
+       TEXT_BYTES = 64, PATH_BYTES = 1024 };
 
 /* A line's words: what it calls, KEY=VALUE apart from the others, and what stands behind "->" or "!". */
 typedef struct line {
@@ -21,12 +22,13 @@ typedef struct line {
 
 typedef struct declared_param {
   char name[TEXT_BYTES];
-  uint64_t shape[4], element_count;
+  uint64_t shape[4], element_count, splits[MOST_SPLITS], split_count;
   uint32_t dimension_count, flags, row_dimensions, piece;
   fsdp_dtype dtype;
   fsdp_quantization quantization;
   fsdp_missing_grad missing_grad;
   fsdp_optimizer optimizer;
+  fsdp_matrix_layout matrix;
   double lr_scale;
 } declared_param;
 
@@ -120,5 +122,7 @@ fsdp_status do_check_grads(rank_state *state, const line *words);
 fsdp_status do_step_adamw(rank_state *state, const line *words);
 fsdp_status do_apply_grads(rank_state *state, const line *words);
 fsdp_status do_round_stochastic(rank_state *state, const line *words);
+fsdp_status do_collect_matrices(rank_state *state, const line *words);
+fsdp_status do_change_matrices(rank_state *state, const line *words);
 
 #endif

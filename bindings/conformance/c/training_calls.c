@@ -229,3 +229,48 @@ fsdp_status do_round_stochastic(rank_state *state, const line *words) {
   }
   return status;
 }
+
+/* ---- whole matrices ------------------------------------------------------------------------------------------ */
+
+fsdp_status do_collect_matrices(rank_state *state, const line *words) {
+  fsdp_matrix_options options = FSDP_MATRIX_OPTIONS_INIT;
+  options.source = find_key(words, "source");
+  options.target = find_key(words, "target");
+  options.dtype = (fsdp_dtype)key_or(words, "dtype", 0);
+  return fsdp_collect_matrices(handle(state, words, 1, 'm'), &options, NULL);
+}
+
+/* Powers of two: the numbers stay exact in bfloat16. */
+static void scale_number(void *at, fsdp_dtype dtype, float factor) {
+  uint32_t bits = 0;
+  float number = 0;
+  if (dtype == FSDP_BFLOAT16) bits = (uint32_t)*(uint16_t *)at << 16;
+  else memcpy(&bits, at, sizeof bits);
+  memcpy(&number, &bits, sizeof number);
+  number *= factor;
+  memcpy(&bits, &number, sizeof bits);
+  if (dtype == FSDP_BFLOAT16) *(uint16_t *)at = (uint16_t)(bits >> 16);
+  else memcpy(at, &bits, sizeof bits);
+}
+
+static void change_matrix(char *data, const fsdp_matrix *matrix, uint64_t batch) {
+  const uint64_t size = fsdp_get_dtype_size(matrix->dtype), row_bytes = matrix->columns * size;
+  const float factor = (float)(1 << (matrix->param_index + 2 * matrix->split_index + batch) % 4);
+  char *before = malloc(matrix->rows * row_bytes);
+  if (!before) abort();
+  memcpy(before, data, matrix->rows * row_bytes);
+  for (uint64_t row = 0; row < matrix->rows; ++row)
+    memcpy(data + row * row_bytes, before + (matrix->rows - 1 - row) * row_bytes, row_bytes);
+  for (uint64_t i = 0; i < matrix->rows * matrix->columns; ++i) scale_number(data + i * size, matrix->dtype, factor);
+  free(before);
+}
+
+fsdp_status do_change_matrices(rank_state *state, const line *words) {
+  fsdp_model *model = handle(state, words, 1, 'm');
+  fsdp_status status = do_collect_matrices(state, words);
+  fsdp_matrix matrix = FSDP_MATRIX_INIT;
+  while (status == FSDP_OK && (status = fsdp_next_matrix(model, NULL, &matrix)) == FSDP_OK && matrix.data)
+    for (uint64_t m = 0; m < matrix.count; ++m)
+      change_matrix((char *)matrix.data + m * matrix.stride_bytes, &matrix, matrix.batch_index + m);
+  return status == FSDP_OK ? fsdp_return_matrices(model, NULL) : status;
+}

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -58,6 +59,46 @@ template <typename T>
 void write_halves(const fsdp::Grad &grad, const std::vector<float> &values) {
   const std::vector<T> halves = halves_of<T>(values);
   std::copy(halves.begin(), halves.end(), grad.as<T>().begin());
+}
+
+/** Integers with commas between them. */
+std::vector<std::uint64_t> splits_of(const Line &line) {
+  std::vector<std::uint64_t> splits;
+  if (!line.has("splits")) return splits;
+  std::istringstream text(line.keys.at("splits"));
+  for (std::string rows; std::getline(text, rows, ',');) splits.push_back(std::stoull(rows));
+  return splits;
+}
+
+fsdp::MatrixOptions matrix_options(const Line &line) {
+  fsdp::MatrixOptions options;
+  if (line.has("source")) options.source = line.keys.at("source").c_str();
+  if (line.has("target")) options.target = line.keys.at("target").c_str();
+  options.dtype = static_cast<fsdp_dtype>(line.key_or("dtype", 0));
+  return options;
+}
+
+void scale(float &number, float factor) { number *= factor; }
+/** By a power of two, so that the number stays exact. */
+void scale(fsdp::bfloat16 &number, float factor) {
+  std::uint32_t bits = static_cast<std::uint32_t>(number.bits) << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof value);
+  value *= factor;
+  std::memcpy(&bits, &value, sizeof bits);
+  number.bits = static_cast<std::uint16_t>(bits >> 16);
+}
+
+template <typename T>
+void change_matrix(const fsdp::Matrix &matrices, std::uint64_t number) {
+  const fsdp::span<T> matrix = matrices.as<T>(number);
+  const std::vector<T> before(matrix.begin(), matrix.end());
+  const auto rows = static_cast<std::size_t>(matrices.rows()), columns = static_cast<std::size_t>(matrices.columns());
+  const std::uint64_t exponent = matrices.raw().param_index + 2 * matrices.split_index() + matrices.batch_index();
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    matrix[i] = before[(rows - 1 - i / columns) * columns + i % columns];
+    scale(matrix[i], static_cast<float>(1 << (exponent + number) % 4));
+  }
 }
 
 fsdp::AdamwOptions adamw_options(const Line &line) {
@@ -117,6 +158,7 @@ void Rank::create_model(const Line &line) {
   set(options.prefetch_depth, "prefetch_depth");
   set(options.main_storage, "main_storage");
   set(options.rounding_seed, "rounding_seed");
+  set(options.matrix_bytes, "matrix_bytes");
   options.grad_factor = line.key_number("grad_factor");
   models_.insert_or_assign(line.word(1), fsdp::Model(context, options));
 }
@@ -161,6 +203,7 @@ std::string Rank::declare(const Line &line) {
     param.quantization = static_cast<fsdp_quantization>(line.key_or("quantization", 0));
     param.missing_grad = static_cast<fsdp_missing_grad>(line.key_or("missing_grad", 0));
     param.updated_by(static_cast<fsdp::Optimizer>(line.key_or("optimizer", 0)));
+    if (line.has("matrix")) param.with_matrices(splits_of(line));
     param.rows_in(static_cast<std::uint32_t>(line.key_or("row_dimensions", 0)));
     declared_.push_back(param.in_piece(static_cast<std::uint32_t>(line.key_or("piece", 0))));
   } else if (call == "visit") {
@@ -395,6 +438,14 @@ void Rank::round_stochastic(const Line &line) {
   }
 }
 
+void Rank::change_matrices(const Line &line) {
+  fsdp::for_each_matrix(model(line), matrix_options(line), nullptr, [](const fsdp::Matrix &matrix) {
+    for (std::uint64_t number = 0; number < matrix.count(); ++number)
+      matrix.dtype() == fsdp::DType::bfloat16 ? change_matrix<fsdp::bfloat16>(matrix, number)
+                                              : change_matrix<float>(matrix, number);
+  });
+}
+
 std::string Rank::end_step(const Line &line) {
   const std::string call = line.word(0);
   if (call == "finish_grads")
@@ -403,6 +454,10 @@ std::string Rank::end_step(const Line &line) {
     model(line).step_adamw(line.number(2), adamw_options(line));
   else if (call == "round_stochastic")
     round_stochastic(line);
+  else if (call == "change_matrices")
+    change_matrices(line);
+  else if (call == "collect_matrices")
+    model(line).collect_matrices(matrix_options(line));
   else if (call == "publish_weights")
     model(line).publish_weights();
   else if (call == "begin_update")

@@ -67,6 +67,7 @@ class Rank {
   std::string apply_grads(const Line &line);
   std::string all_reduce_values(const Line &line);
   void round_stochastic(const Line &line);
+  void change_matrices(const Line &line);
   void create_model(const Line &line);
   void create_group(const Line &line);
   void visit(const Line &line);

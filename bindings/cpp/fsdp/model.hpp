@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "context.hpp"
 #include "group.hpp"
+#include "matrices.hpp"
 
 namespace fsdp {
 
@@ -281,6 +283,16 @@ class Model {
     for (std::uint64_t i = 0; i < count; ++i) shards.emplace_back(get(), i);
     return shards;
   }
+  /** Begins to bring each matrix of the model whole to one rank. Then call next() of what this returns until there are
+   * no more, and give_back(); for_each_matrix makes all of these calls. */
+  Matrices collect_matrices(const MatrixOptions &options = {}, fsdp_stream stream = nullptr) {
+    return Matrices(get(), options, stream);
+  }
+  /** The owners, the costs, the waves and the bytes of the matrices, as JSON. */
+  std::string matrix_plan() const {
+    return detail::read_text(
+        [&](char *buffer, std::uint64_t *size) { return fsdp_get_matrix_plan(get(), buffer, size); });
+  }
   /** A whole step in one call. max_norm 0 does not clip; the norm before clipping is returned. */
   double apply_grads(const std::vector<FullGrad> &grads, double lr, double max_norm = 0,
                      const AdamwOptions &options = {}, fsdp_stream stream = nullptr) {
@@ -336,6 +348,19 @@ class Model {
   int rank_ = 0;
   bool has_fixed_addresses_ = true;
 };
+
+/** Calls f(const Matrix &) for all matrices of this rank, and brings the rows back. An exception of f leaves the
+ *  matrices collected: discard the step on every rank. */
+template <typename Function>
+void for_each_matrix(Model &model, const MatrixOptions &options, fsdp_stream stream, Function f) {
+  Matrices matrices = model.collect_matrices(options, stream);
+  while (const std::optional<Matrix> matrix = matrices.next()) f(*matrix);
+  matrices.give_back();
+}
+template <typename Function>
+void for_each_matrix(Model &model, Function f) {
+  for_each_matrix(model, MatrixOptions{}, nullptr, std::move(f));
+}
 
 static_assert(sizeof(FullGrad) == sizeof(fsdp_grad), "an array of them is one of the header's");
 static_assert(sizeof(Visit) == sizeof(fsdp_visit), "an array of them is one of the header's");

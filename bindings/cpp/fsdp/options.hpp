@@ -23,6 +23,7 @@ using MeshOptions = Options<fsdp_mesh_options>;
 using ModelOptions = Options<fsdp_model_options>;
 using GroupOptions = Options<fsdp_group_options>;
 using AdamwOptions = Options<fsdp_adamw_options>;
+using MatrixOptions = Options<fsdp_matrix_options>;
 using SaveOptions = Options<fsdp_save_options>;
 using LoadOptions = Options<fsdp_load_options>;
 
@@ -87,7 +88,8 @@ enum class Role : fsdp_role {
   optimizer = FSDP_ROLE_OPTIMIZER,
   gather = FSDP_ROLE_GATHER,
   reduce = FSDP_ROLE_REDUCE,
-  staging = FSDP_ROLE_STAGING
+  staging = FSDP_ROLE_STAGING,
+  matrix = FSDP_ROLE_MATRIX
 };
 enum class BytesOwner : fsdp_bytes_owner { once = FSDP_BYTES_ONCE, per_rank = FSDP_BYTES_PER_RANK };
 

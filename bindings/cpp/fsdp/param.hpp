@@ -51,6 +51,13 @@ struct Param : Options<fsdp_param> {
     row_dimensions = dimensions;
     return *this;
   }
+  /** Declares the matrices of its last two dimensions, which Model::collect_matrices brings whole to one rank each.
+   * splits: the rows of each matrix into which these dimensions are cut, for example those of q, k and v. */
+  Param &with_matrices(std::vector<std::uint64_t> splits = {}) {
+    matrix = FSDP_MATRIX_LAST_TWO;
+    own_splits = std::move(splits);
+    return *this;
+  }
   /** Declares it as a box of a larger tensor, by the shape of that tensor and the offset of the box. */
   Param &global(std::vector<std::uint64_t> shape_, std::vector<std::uint64_t> offset_) {
     if (shape_.size() != own_shape.size() || offset_.size() != own_shape.size())
@@ -65,13 +72,17 @@ struct Param : Options<fsdp_param> {
     raw.name = own_name.c_str();
     raw.shape = own_shape.data();
     raw.dimension_count = static_cast<std::uint32_t>(own_shape.size());
+    if (!own_splits.empty()) {
+      raw.matrix_splits = own_splits.data();
+      raw.matrix_split_count = own_splits.size();
+    }
     raw.global_shape = own_global_shape.empty() ? nullptr : own_global_shape.data();
     raw.global_offset = own_global_offset.empty() ? nullptr : own_global_offset.data();
     return raw;
   }
 
   std::string own_name;
-  std::vector<std::uint64_t> own_shape, own_global_shape, own_global_offset;
+  std::vector<std::uint64_t> own_shape, own_global_shape, own_global_offset, own_splits;
 };
 
 /** What names a parameter of a group: its number in the order of declaration, or its name. */

@@ -16,6 +16,7 @@ from .context import Context, create_local_contexts, run_local
 from .errors import *  # noqa: F403  the exceptions
 from .errors import Error
 from .group import Group, Param
+from .matrices import Matrix
 from .mesh import Mesh
 from .model import Model
 from .shard import Shard

@@ -3,6 +3,7 @@
 and reads addresses from the capsules of torch, JAX, MLX, tinygrad or numpy."""
 
 import ctypes
+import math
 
 from .constants import DeviceKind, Dtype
 
@@ -91,16 +92,18 @@ def device_of(kind, index):
     return (CUDA if kind == DeviceKind.CUDA else CPU, index)
 
 
+def c_strides(shape):
+    """The strides of an array that is contiguous in C order, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
 def export(tensor, owner, max_version=None):
     """Make a capsule of a Tensor's memory, which owner keeps mapped. If the consumer knows DLPack 1, the capsule is of
     that version, with its read-only flag."""
     is_versioned = max_version is not None and max_version[0] >= 1
     managed = (_ManagedVersioned if is_versioned else _Managed)()
     shape = (ctypes.c_int64 * max(len(tensor.shape), 1))(*tensor.shape)
-    strides = (ctypes.c_int64 * max(len(tensor.shape), 1))()
-    step = 1
-    for axis in reversed(range(len(tensor.shape))):
-        strides[axis], step = step, step * tensor.shape[axis]
+    strides = (ctypes.c_int64 * max(len(tensor.shape), 1))(*(tensor.strides or c_strides(tensor.shape)))
     code, bits = _CODES[tensor.dtype]
     kind, index = device_of(tensor.device, tensor.device_index)
     managed.tensor = _Tensor(tensor.address, kind, index, len(tensor.shape), code, bits, 1, shape, strides, 0)

@@ -13,11 +13,27 @@ _NONE = (None, Dtype.FLOAT32, 0, None)  # (address, dtype, element count, what k
 
 
 class Param:
-    """A parameter to declare: name, shape, dtype of the compute weights. Keywords are further fields of fsdp_param."""
+    """A parameter to declare: name, shape, dtype of the compute weights. Keywords are further fields of fsdp_param.
 
-    def __init__(self, name, shape, dtype=Dtype.FLOAT32, *, global_shape=None, global_offset=None, **fields):
+    With matrix=True the last two dimensions are a matrix, which Model.matrices() brings whole to one rank. splits=[...]
+    has the rows of each matrix into which these dimensions are cut, for example those of q, k and v.
+    """
+
+    def __init__(
+        self,
+        name,
+        shape,
+        dtype=Dtype.FLOAT32,
+        *,
+        global_shape=None,
+        global_offset=None,
+        matrix=None,
+        splits=None,
+        **fields,
+    ):
         self.name, self.shape, self.dtype = name, tuple(shape), Dtype(dtype)
         self.global_shape, self.global_offset, self.fields = global_shape, global_offset, fields
+        self.matrix, self.splits = splits is not None if matrix is None else matrix, splits
 
     @property
     def is_trainable(self):
@@ -36,12 +52,21 @@ class Param:
                 ("shape", self.shape),
                 ("global_shape", self.global_shape),
                 ("global_offset", self.global_offset),
+                ("matrix_splits", self.splits),
             )
             if values is not None
         }
         return make(
             _abi.fsdp_param,
-            dict(self.fields, name=self.name, dtype=self.dtype, dimension_count=len(self.shape), **sizes),
+            dict(
+                self.fields,
+                name=self.name,
+                dtype=self.dtype,
+                dimension_count=len(self.shape),
+                matrix=int(self.matrix),
+                matrix_split_count=len(self.splits or ()),
+                **sizes,
+            ),
         )
 
 

@@ -12,6 +12,7 @@ from .capture import Capture
 from .constants import DeviceKind, Dtype, ScheduleKind
 from .group import Group, Param, number_of_piece
 from .handle import Owner
+from .matrices import Matrices
 from .mesh import handle_of
 from .shard import Shard
 
@@ -218,6 +219,20 @@ class Model(Owner):
         found, name = ctypes.c_int32(), ctypes.c_char_p()
         self.context.check(lib.check_grads(self.handle, stream, found, name))
         return name.value.decode() if found.value else None
+
+    def matrices(self, source=None, target=None, dtype=None, stream=None):
+        """Bring each matrix of the model whole to one rank, inside the update window:
+        `for matrix in model.matrices(): matrix.array[:] = f(matrix.array)`.
+
+        source and target are None for the main gradients, "main_weight", or the name of a state. Without a target the
+        rows go back to the source. This call collects the matrices, and the end of the loop returns the rows. A loop
+        that is left early, by an exception say, leaves the matrices collected: discard the step on every rank.
+        """
+        return Matrices(self, stream, source=source, target=target, dtype=dtype)
+
+    def matrix_plan(self):
+        """Describe the matrices' owners, costs, waves and bytes, as the parsed JSON."""
+        return json.loads(read_text(lib.get_matrix_plan, self.handle))
 
     def step_adamw(self, lr, *, stream=None, **options):
         """Take one step of AdamW and publish. Keywords are the fields of fsdp_adamw_options."""

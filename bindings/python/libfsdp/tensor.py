@@ -33,24 +33,24 @@ def numpy_dtype(dtype):
 
 
 class Tensor:
-    """A view of memory that the library owns, contiguous in C order.
+    """A view of memory that the library owns, contiguous in C order unless it has strides, in elements.
 
     numpy(), memoryview() and __dlpack__ share it without a copy. The memory stays mapped as long as any of these views
     exists, whatever was closed. For the contents of the memory see fsdp_tensor in fsdp.h.
     """
 
-    __slots__ = ("address", "shape", "dtype", "device", "device_index", "is_read_only", "owner", "__weakref__")
+    __slots__ = ("address", "shape", "dtype", "device", "device_index", "is_read_only", "strides", "owner", "__weakref__")
 
     def __init__(self, found, owner):
         """found is an fsdp_tensor."""
         self.address = found.data
         self.shape = tuple(found.shape[axis] for axis in range(found.dimension_count))
         self.dtype, self.device = Dtype(found.dtype), DeviceKind(found.device)
-        self.device_index, self.owner = found.device_index, owner
+        self.device_index, self.owner, self.strides = found.device_index, owner, None
         self.is_read_only = bool(found.flags & _abi.FSDP_TENSOR_READ_ONLY)
 
     @classmethod
-    def of(cls, address, shape, dtype, owner, like=None):
+    def of(cls, address, shape, dtype, owner, like=None, strides=None):
         """A Tensor of memory at an address. like is the (device, device_index) of the memory; without it, the host."""
         made = cls.__new__(cls)
         made.address, made.shape, made.dtype, made.owner, made.is_read_only = (
@@ -61,6 +61,7 @@ class Tensor:
             False,
         )
         made.device, made.device_index = like or (DeviceKind.HOST, 0)
+        made.strides = None if strides == dlpack.c_strides(made.shape) else strides
         return made
 
     @property
@@ -71,6 +72,12 @@ class Tensor:
         return (
             f"Tensor({self.shape}, {self.dtype.name}, {self.device.name}{', read-only' if self.is_read_only else ''})"
         )
+
+    def need_contiguous(self):
+        if self.strides:
+            raise ValueError(
+                f"a tensor of strides {self.strides} is not contiguous: take its parts, or make a copy of it"
+            )
 
     def _need_host(self):
         if self.device != DeviceKind.HOST:
@@ -84,6 +91,7 @@ class Tensor:
             "shape": self.shape,
             "typestr": _TYPE_STRINGS[self.dtype],
             "data": (self.address, self.is_read_only),
+            "strides": self.strides and tuple(stride * SIZES[self.dtype] for stride in self.strides),
         }
 
     def numpy(self):
@@ -93,6 +101,7 @@ class Tensor:
     def memoryview(self):
         """A memoryview of this memory, which it keeps mapped. bfloat16 comes as bits, "H", and float16 as bits, "h"."""
         self._need_host()
+        self.need_contiguous()
         memory = (ctypes.c_char * self.nbytes).from_address(self.address)
         memory.owner = self
         view = memoryview(memory).cast("B").cast(_FORMATS[self.dtype], self.shape or (1,))
@@ -153,6 +162,7 @@ def read(array):
     """Return (address, dtype, shape, the object that keeps the memory alive, device) of an array: numpy's, one with
     DLPack, or a buffer. device is None if host and GPU can read the memory."""
     if isinstance(array, Tensor):
+        array.need_contiguous()
         return array.address, array.dtype, array.shape, array, array.device
     if numpy and isinstance(array, (numpy.ndarray, numpy.generic, list, tuple, float)):
         made = numpy.asarray(array)

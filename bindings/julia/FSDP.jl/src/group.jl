@@ -7,7 +7,8 @@
 A parameter to declare: an array of `T` (Float32, Float16, BFloat16, and UInt8 of frozen ones) and of these dims in Julia, which the library has
 reversed. It shards along its first dimension, which is Julia's last; with `row_dimensions = 2` ranks also divide the
 matrices of a stack. Keywords are further fields of `fsdp_param` (`flags`, `lr_scale`, `granule`, `granule_rows`,
-`row_dimensions`, `quantization`, `missing_grad`, `piece`, `optimizer`), and `global_dims` and `global_offset` of a tensor that this
+`row_dimensions`, `quantization`, `missing_grad`, `piece`, `optimizer`), `matrix = true` if its first two dimensions in Julia are a
+matrix (see `foreach_matrix`), `splits` with the rows of each matrix into which these are cut, and `global_dims` and `global_offset` of a tensor that this
 one is a box of, in Julia's order too, the offset from 0.
 """
 struct Param
@@ -40,11 +41,19 @@ function declared(param::Param)
             continue
         elseif name in (:global_dims, :global_offset)
             setfield(made, name === :global_dims ? :global_shape : name, c_order(value))
+        elseif name === :splits
+            declare_splits(made, value)
         else
             setfield(made, name, value)
         end
     end
     return made
+end
+
+function declare_splits(made, rows)
+    setfield(made, :matrix, FSDP_MATRIX_LAST_TWO)
+    setfield(made, :matrix_splits, UInt64[rows...])
+    setfield(made, :matrix_split_count, length(rows))
 end
 
 """
@@ -91,11 +100,13 @@ function param_info(group::Group, param)
     found = blank(fsdp_param)
     check(fsdp_get_param_info(group.number, param_index(group, param), found))
     raw = found.memory[]
+    splits = [Int(unsafe_load(raw.matrix_splits, n)) for n in 1:Int(raw.matrix_split_count)]
     box(sizes) = sizes == C_NULL ? nothing : dims_of(sizes, raw)
     fields = (flags = raw.flags, granule = Granule(raw.granule), granule_rows = raw.granule_rows,
         row_dimensions = raw.row_dimensions, lr_scale = raw.lr_scale, quantization = raw.quantization,
         missing_grad = MissingGrad(raw.missing_grad), piece = Int(raw.piece),
-        optimizer = getfield_of(found, :optimizer), global_dims = box(raw.global_shape),
+        optimizer = getfield_of(found, :optimizer), splits = raw.matrix == 0 ? nothing : splits,
+        global_dims = box(raw.global_shape),
         global_offset = box(raw.global_offset))
     return Param(unsafe_string(raw.name), element_type(raw.dtype), dims_of(raw.shape, raw), fields)
 end

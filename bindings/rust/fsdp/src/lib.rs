@@ -47,6 +47,7 @@ mod error;
 mod grads;
 mod group;
 mod hooks;
+mod matrices;
 mod mesh;
 mod model;
 #[rustfmt::skip]
@@ -65,6 +66,7 @@ pub use enums::*;
 pub use error::{get_last_message, Error, Result};
 pub use grads::{FullGrad, Grad, Grads};
 pub use group::{Group, GroupInfo};
+pub use matrices::{Matrices, Matrix};
 pub use mesh::Mesh;
 pub use model::{Chunk, Model, ModelInfo, Stats};
 pub use options::*;

@@ -260,6 +260,11 @@ impl Model {
         read_text(|buffer, size| unsafe { sys::fsdp_describe_model(self.raw, buffer, size) })
     }
 
+    /// The matrices' owners, costs, waves and bytes as JSON.
+    pub fn matrix_plan(&self) -> Result<String> {
+        read_text(|buffer, size| unsafe { sys::fsdp_get_matrix_plan(self.raw, buffer, size) })
+    }
+
     /// The last load as JSON: the names of what was loaded, missing and unexpected.
     pub fn describe_load(&self) -> Result<String> {
         read_text(|buffer, size| unsafe { sys::fsdp_describe_load(self.raw, buffer, size) })

@@ -13,12 +13,19 @@ pub struct Param {
     name: String,
     shape: Vec<u64>,
     global: Option<(Vec<u64>, Vec<u64>)>,
+    matrix_splits: Option<Vec<u64>>,
 }
 
 impl Param {
     /// An fp32 parameter of that shape, outermost size first; a scalar has none. Names are unique in the model.
     pub fn new(name: &str, shape: &[u64]) -> Self {
-        Param { raw: Default::default(), name: name.to_string(), shape: shape.to_vec(), global: None }
+        Param {
+            raw: Default::default(),
+            name: name.to_string(),
+            shape: shape.to_vec(),
+            global: None,
+            matrix_splits: None,
+        }
     }
 
     /// Of the compute weights.
@@ -96,6 +103,19 @@ impl Param {
         self
     }
 
+    /// Its last two dimensions are a matrix, which [`Window::collect_matrices`](crate::Window::collect_matrices) brings
+    /// whole to one rank; the dimensions before them count matrices.
+    pub fn matrix(mut self) -> Self {
+        self.raw.matrix = sys::FSDP_MATRIX_LAST_TWO;
+        self
+    }
+
+    /// ... which is cut into matrices of so many rows each, for example those of q, k and v.
+    pub fn matrix_splits(mut self, rows: &[u64]) -> Self {
+        self.matrix_splits = Some(rows.to_vec());
+        self.matrix()
+    }
+
     /// It is a box of a larger tensor: that one's shape, and where the box begins. Checkpoints speak of that tensor.
     pub fn global(mut self, shape: &[u64], offset: &[u64]) -> Self {
         self.global = Some((shape.to_vec(), offset.to_vec()));
@@ -130,6 +150,10 @@ impl Param {
         raw.name = name.as_ptr();
         raw.shape = self.shape.as_ptr();
         raw.dimension_count = self.shape.len() as u32;
+        if let Some(splits) = &self.matrix_splits {
+            raw.matrix_splits = splits.as_ptr();
+            raw.matrix_split_count = splits.len() as u64;
+        }
         if let Some((shape, offset)) = &self.global {
             if shape.len() != self.shape.len() || offset.len() != self.shape.len() {
                 let what = format!("global of {} needs {} sizes and offsets", self.name, self.shape.len());
@@ -214,6 +238,8 @@ pub struct ParamInfo {
     pub piece: u32,
     /// Which optimizer updates it; a frozen parameter has none.
     pub optimizer: Option<Optimizer>,
+    /// The rows of each matrix of its last two dimensions; empty if it has no matrices.
+    pub matrix_splits: Vec<u64>,
     /// As it was given.
     pub user_data: *mut c_void,
     /// The larger tensor's shape, and where this box of it begins.
@@ -222,11 +248,12 @@ pub struct ParamInfo {
 
 impl ParamInfo {
     pub(crate) fn from_raw(raw: &sys::fsdp_param) -> Self {
-        // SAFETY: dimension_count sizes of the model's, copied at once.
-        let sizes = |from: *const u64| match raw.dimension_count {
+        // SAFETY: so many numbers of the model's, copied at once.
+        let list = |from: *const u64, count: u64| match count {
             0 => Vec::new(),
             count => unsafe { std::slice::from_raw_parts(from, count as usize) }.to_vec(),
         };
+        let sizes = |from: *const u64| list(from, raw.dimension_count.into());
         ParamInfo {
             name: unsafe { text(raw.name) }.unwrap_or_default(),
             shape: sizes(raw.shape),
@@ -239,6 +266,7 @@ impl ParamInfo {
             missing_grad: MissingGrad::from_raw(raw.missing_grad).expect("a missing_grad of this release"),
             piece: raw.piece,
             optimizer: Optimizer::from_raw(raw.optimizer),
+            matrix_splits: list(raw.matrix_splits, raw.matrix_split_count),
             user_data: raw.user_data,
             global: (!raw.global_shape.is_null() && !raw.global_offset.is_null())
                 .then(|| (sizes(raw.global_shape), sizes(raw.global_offset))),

@@ -4,7 +4,10 @@ use crate::error::{c_path, c_string, check, text, Error, Result};
 use crate::model::{as_root, no_slices};
 use crate::param::find;
 use crate::shard::MainWeight;
-use crate::{sys, AdamwOptions, Element, Group, LoadOptions, Loaded, Mesh, Model, ParamKey, Rename, Shard, State};
+use crate::{
+    sys, AdamwOptions, Element, Group, LoadOptions, Loaded, Matrices, MatrixOptions, Mesh, Model, ParamKey, Rename,
+    Shard, State,
+};
 use std::ops::Deref;
 use std::os::raw::c_void;
 use std::path::Path;
@@ -135,6 +138,14 @@ impl<'m> Window<'m> {
         check(unsafe { sys::fsdp_check_grads(self.model.raw, stream, &mut found, &mut name) })?;
         // SAFETY: a name of the model's.
         Ok(if found == 0 { None } else { Some(unsafe { text(name) }.unwrap_or_default()) })
+    }
+
+    // ---- whole matrices -----------------------------------------------------------------------------------------
+
+    /// Begins to bring each matrix of the model whole to one rank. Take them by [`Matrices::next`] until there are no
+    /// more, then call [`Matrices::give_back`].
+    pub fn collect_matrices(&mut self, options: &MatrixOptions) -> Result<Matrices<'_>> {
+        Matrices::collect(self.model, options)
     }
 
     // ---- the rank's own part ------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ pub struct Declared {
     quantization: Option<Quantization>,
     missing_grad: Option<MissingGrad>,
     row_dimensions: u32,
+    has_matrices: bool,
+    splits: Option<Vec<u64>>,
     pub piece: u32,
     optimizer: Option<Optimizer>,
 }
@@ -49,6 +51,12 @@ impl Declared {
         }
         if let Some(optimizer) = self.optimizer {
             param = param.optimizer(optimizer);
+        }
+        if self.has_matrices {
+            param = param.matrix();
+        }
+        if let Some(splits) = &self.splits {
+            param = param.matrix_splits(splits);
         }
         if let Some(dtype) = self.dtype {
             param = param.dtype(dtype);
@@ -154,6 +162,8 @@ impl Rank {
                     quantization: line.key_integer("quantization").and_then(|raw| Quantization::from_raw(raw as i32)),
                     missing_grad: line.key_integer("missing_grad").and_then(|raw| MissingGrad::from_raw(raw as i32)),
                     row_dimensions: line.key_integer("row_dimensions").unwrap_or(0) as u32,
+                    has_matrices: line.key("matrix").is_some(),
+                    splits: line.key("splits").map(|rows| rows.split(',').map(|n| n.parse().expect("rows")).collect()),
                     piece: line.key_integer("piece").unwrap_or(0) as u32,
                     optimizer: line.key_integer("optimizer").and_then(|raw| Optimizer::from_raw(raw as i32)),
                 });
@@ -223,6 +233,7 @@ impl Rank {
         options = options.max_pending_groups(line.key_integer("max_pending_groups").unwrap_or(0) as u32);
         options = options.max_pending_bytes(line.key_integer("max_pending_bytes").unwrap_or(0) as u64);
         options = options.prefetch_depth(line.key_integer("prefetch_depth").unwrap_or(0) as u32);
+        options = options.matrix_bytes(line.key_integer("matrix_bytes").unwrap_or(0) as u64);
         options = options.rounding_seed(line.key_integer("rounding_seed").unwrap_or(0) as u64);
         if beyond {
             return self.create_raw_model(line);

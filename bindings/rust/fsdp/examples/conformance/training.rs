@@ -3,7 +3,10 @@
 //! their own, and returned by the model's reshard.
 use crate::line::Line;
 use crate::rank::{as_bytes, crc32, crc_of, crc_of_doubles, nothing, piece, status, Rank};
-use fsdp::{sys, AdamwOptions, Bf16, Dtype, E4m3, FullGrad, Grad, Phase, Plane, Result, ScaleE8m0, Weights, F16};
+use fsdp::{
+    sys, AdamwOptions, Bf16, Dtype, E4m3, Element, FullGrad, Grad, Matrix, MatrixOptions, Phase, Plane, Result,
+    ScaleE8m0, Weights, Window, F16,
+};
 use std::ptr::null_mut;
 
 impl Rank {
@@ -48,6 +51,10 @@ impl Rank {
         let x = line.word(2).parse().unwrap_or(0.0);
         Some(match line.word(0) {
             "round_stochastic" => nothing(self.round_stochastic(line)),
+            "change_matrices" => nothing(model.and_then(|model| change_matrices(&mut model.window()?, line))),
+            "collect_matrices" => {
+                nothing(model.and_then(|model| model.window()?.collect_matrices(&matrix_options(line)).map(drop)))
+            }
             "publish_weights" => nothing(model.and_then(|model| model.window()?.publish())),
             "step_adamw" => nothing(model.and_then(|model| model.window()?.step_adamw(x, &adamw_options(line)))),
             "scale_grads" => nothing(model.and_then(|model| model.window()?.scale_grads(x))),
@@ -258,6 +265,46 @@ fn adamw_options(line: &Line) -> AdamwOptions {
     let number = |key| line.key_number(key).unwrap_or(0.0);
     let options = AdamwOptions::new().beta1(number("beta1")).beta2(number("beta2")).epsilon(number("epsilon"));
     options.weight_decay(number("weight_decay")).step(line.key_integer("step").unwrap_or(0) as u64)
+}
+
+fn matrix_options(line: &Line) -> MatrixOptions {
+    let mut options = MatrixOptions::new();
+    if let Some(source) = line.key("source") {
+        options = options.source(source);
+    }
+    if let Some(target) = line.key("target") {
+        options = options.target(target);
+    }
+    match line.key_integer("dtype").and_then(|raw| Dtype::from_raw(raw as i32)) {
+        Some(dtype) => options.dtype(dtype),
+        None => options,
+    }
+}
+
+fn change_matrices(window: &mut Window<'_>, line: &Line) -> Result<()> {
+    let mut matrices = window.collect_matrices(&matrix_options(line))?;
+    while let Some(mut matrix) = matrices.next()? {
+        for number in 0..matrix.count {
+            match matrix.dtype {
+                Dtype::Bfloat16 => change_matrix(&mut matrix, number, |x: Bf16, by| Bf16::from(f32::from(x) * by))?,
+                _ => change_matrix(&mut matrix, number, |x: f32, by| x * by)?,
+            }
+        }
+    }
+    matrices.give_back()
+}
+
+/// The last row comes first, and numbers are multiplied by a power of two: they stay exact in bfloat16.
+fn change_matrix<T: Element>(matrix: &mut Matrix<'_>, number: usize, scale: impl Fn(T, f32) -> T) -> Result<()> {
+    let batch = matrix.batch_index + number as u64;
+    let exponent = (matrix.param_index as u64 + 2 * matrix.split_index + batch) % 4;
+    let columns = matrix.columns;
+    let numbers = matrix.get::<T>(number)?;
+    let before = numbers.to_vec();
+    for (row, from) in numbers.chunks_mut(columns).zip(before.chunks(columns).rev()) {
+        row.iter_mut().zip(from).for_each(|(to, from)| *to = scale(*from, (1 << exponent) as f32));
+    }
+    Ok(())
 }
 
 fn write(grad: Grad<f32>, values: &[f32]) {
