@@ -29,7 +29,8 @@ Groups may have: strategy, grad_dtype, reduce_dtype, main_storage (as --main), b
 resident, meshes, replicate. With "meshes": 4, rank r shares the group with the ranks r % 4, r % 4 + 4, ... (experts);
 "replicate" is the number of replicas in each of these meshes. Shapes are those of one rank's experts, and the table
 shows a rank of the first mesh.
-Parameters may have: dtype, frozen, no_decay, granule, granule_rows, row_dimensions, quantization, piece.
+Parameters may have: dtype, frozen, no_decay, granule, granule_rows, row_dimensions, quantization, piece, optimizer
+(adamw or caller), matrix (true: its last two dimensions come whole to one rank), matrix_splits (rows of each matrix).
 
 Example: fsdp-plan --layers 32 --width 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256 --gated --ranks 64
 )";
@@ -59,6 +60,15 @@ void add_model_options(CLI::App &app, Request &request) {
       ->group("Model");
   app.add_flag("--gated", shape.gated, "gate and up projection, as SwiGLU")->excludes(file)->group("Model");
   app.add_flag("--tied", shape.tied, "the head shares the embedding's weights")->excludes(file)->group("Model");
+}
+
+void add_matrix_options(CLI::App &app, Request &request) {
+  app.add_flag("--muon", request.shape.muon,
+               "the matrices of layers come whole to one rank each, with a momentum of 4 bytes; AdamW has the rest")
+      ->group("Model");
+  app.add_option("--matrix-bytes", request.policy.matrix_bytes,
+                 "limit of the matrices that a rank gets at once, in fp32 (64 MiB, or the largest matrix)")
+      ->transform(CLI::AsSizeValue(false));
 }
 
 void add_policy_options(CLI::App &app, plan::Policy &policy) {
@@ -105,6 +115,7 @@ constexpr Role roles[] = {
     {FSDP_ROLE_GATHER, "gather", "gather buffers"},
     {FSDP_ROLE_REDUCE, "reduce", "gradient buffers"},
     {FSDP_ROLE_STAGING, "staging", "control and exchange"},
+    {FSDP_ROLE_MATRIX, "matrix", "whole matrices"},
 };
 
 std::string format_bytes(uint64_t bytes) {
@@ -142,6 +153,20 @@ void print_element(const plan::Estimate &estimate) {
              bytes_of_element(estimate.all_shards, count), bytes_of_element(estimate.largest, count));
 }
 
+// The owners, in rows of as many as fit. A large job's are cut: --json has them all.
+void print_matrices(const plan::Matrices &matrices) {
+  constexpr size_t shown = 16, in_a_row = 4;
+  fmt::print("  matrices: {} in {} waves of at most {} a rank; {} travel each way; load {:.3f} of the mean\n",
+             matrices.count, matrices.waves, format_bytes(matrices.limit_bytes), format_bytes(matrices.wire_bytes),
+             matrices.load);
+  for (size_t i = 0; i < std::min(matrices.owners.size(), shown); ++i) {
+    const plan::MatrixOwner &owner = matrices.owners[i];
+    fmt::print("{}rank {}: {} ({:.2f}){}", i % in_a_row ? "  " : "    ", owner.rank, owner.matrices, owner.load,
+               (i + 1) % in_a_row == 0 || i + 1 == std::min(matrices.owners.size(), shown) ? "\n" : "");
+  }
+  if (matrices.owners.size() > shown) fmt::print("    ... and {} more owners\n", matrices.owners.size() - shown);
+}
+
 void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {
   const auto &memory = estimate.largest;
   const auto &policy = request.policy;
@@ -164,6 +189,7 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
     fmt::print("  pieces: {}; {} has the most padding, {:.4f} % of its elements\n", estimate.pieces.count,
                estimate.pieces.worst_name, 100 * estimate.pieces.worst_padding);
   print_element(estimate);
+  if (estimate.matrices.count) print_matrices(estimate.matrices);
   for (const auto &[name, bytes] : estimate.planes)
     fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
   if (estimate.smallest_total != memory.total())
@@ -203,6 +229,15 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
     json["pieces"] = {{"count", estimate.pieces.count},
                       {"worst_padding", estimate.pieces.worst_padding},
                       {"worst_name", estimate.pieces.worst_name}};
+  if (estimate.matrices.count) {
+    json["matrices"] = {{"count", estimate.matrices.count},
+                        {"waves", estimate.matrices.waves},
+                        {"limit_bytes", estimate.matrices.limit_bytes},
+                        {"wire_bytes", estimate.matrices.wire_bytes},
+                        {"load_max_over_mean", estimate.matrices.load}};
+    for (const plan::MatrixOwner &owner : estimate.matrices.owners)
+      json["matrices"]["owners"].push_back({{"rank", owner.rank}, {"matrices", owner.matrices}, {"load", owner.load}});
+  }
   fmt::print("{}\n", json.dump(2));
 }
 
@@ -213,6 +248,7 @@ int parse_and_print(int argc, char **argv) {
   app.set_version_flag("--version", std::string(fsdp_get_version()));
   add_model_options(app, request);
   add_policy_options(app, request.policy);
+  add_matrix_options(app, request);
   app.add_flag("--json", request.json, "print one JSON object instead of the table");
   app.footer(footer);
   if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;

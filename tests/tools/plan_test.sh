@@ -67,6 +67,7 @@ optimizer state: $(value rank_bytes.optimizer)
 gather buffers: $(value rank_bytes.gather)
 gradient buffers: $(value rank_bytes.reduce)
 control and exchange: $(value rank_bytes.staging)
+whole matrices: $(value rank_bytes.matrix)
 total: $(value rank_bytes.total)"
 check "... of which most hold something" [ "$(echo "$rows" | grep -c ': [1-9]')" -ge 6 ]
 
@@ -77,6 +78,20 @@ small() { planned --layers 4 --width 128 --heads 4 --vocab 512 "$@"; }
 small --ranks 1 --strategy no_shard --json
 check "parameters are counted" equal "$(value parameter_count)" 918656
 check "one rank without sharding is the unsharded copy" equal "$(value rank_bytes.total)" "$(value unsharded_bytes.total)"
+# Matrices of a layer of 128: query, key, value and output of 128 x 128, up and down of 512 x 128.
+small --ranks 2 --muon --json
+check "matrices are dealt to all ranks" equal "$(value matrices.count) $(value matrices.waves) $(value matrices.load_max_over_mean)" "24 1 1.0"
+check "... and have no states of AdamW, but a momentum" near_bytes "$(value rank_bytes.optimizer)" $(((4 * 918656 + 4 * 131200) / 2))
+small --ranks 2 --muon --matrix-bytes 300k
+check "the table shows owners and waves" contains "$out" "rank 0: 12 (1.00)  rank 1: 12 (1.00)"
+check "... within the limit" contains "$out" "in 8 waves of at most"
+small --ranks 2 --muon --matrix-bytes 1000
+check "a matrix above the limit is refused" contains "$status $err" "1 fsdp-plan: "
+check "... by name" contains "$err" "matrix_bytes is 1000"
+printf '{"groups": [{"name": "g", "params": [{"name": "qkv", "shape": [24, 8], "matrix": true, "matrix_splits": [16, 4, 4]}]}]}' >splits.json
+planned --model splits.json --ranks 1 --json
+check "a model file names matrices and their splits" equal "$(value matrices.count)" 3
+
 small --ranks 2 --json
 check "adamw states are half on 2 ranks" sh -c \
   "python3 -c 'import sys; a, b = map(int, sys.argv[1:]); sys.exit(not 0.5 <= a / b < 0.52)' \

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <stdexcept>
@@ -58,6 +59,7 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.main_storage = policy.main_storage;
   options.prefetch_depth = policy.prefetch;
   options.save_staging_bytes = policy.save_staging;
+  options.matrix_bytes = policy.matrix_bytes;
   options.max_pending_groups = policy.max_pending_groups;
   options.max_pending_bytes = policy.max_pending_bytes;
   options.outer_strategy = policy.outer;
@@ -78,6 +80,10 @@ void add_group(Planned &planned, const GroupSpec &group, const Policy &policy) {
     param.row_dimensions = spec.row_dimensions;
     param.quantization = spec.quantization;
     param.piece = spec.piece;
+    param.optimizer = spec.optimizer;
+    param.matrix = spec.matrix;
+    param.matrix_splits = spec.matrix_splits.empty() ? nullptr : spec.matrix_splits.data();
+    param.matrix_split_count = spec.matrix_splits.size();
     params.push_back(param);
   }
   fsdp_group_options options = FSDP_GROUP_OPTIONS_INIT;
@@ -106,6 +112,14 @@ std::vector<fsdp_visit> list_visits(const ModelSpec &spec) {
   return visits;
 }
 
+// Does the caller update some parameters, where AdamW is the model's optimizer?
+bool has_own_optimizer(const ModelSpec &spec) {
+  return std::ranges::any_of(spec.groups, [](const GroupSpec &group) {
+    return std::ranges::any_of(group.params,
+                               [](const ParamSpec &param) { return param.optimizer == FSDP_OPTIMIZER_CALLER; });
+  });
+}
+
 Planned seal(const ModelSpec &spec, const Policy &policy) {
   Planned planned;
   fsdp_context *context = nullptr;
@@ -123,6 +137,8 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
   planned.model.reset(model);
 
   for (const auto &group : spec.groups) add_group(planned, group, policy);
+  if (policy.optimizer == FSDP_OPTIMIZER_ADAMW && has_own_optimizer(spec))
+    check(fsdp_add_optimizer_state(model, "momentum", FSDP_FLOAT32), context);
   fsdp_schedule_options schedule_options = FSDP_SCHEDULE_OPTIONS_INIT;
   schedule_options.held_groups = policy.held_groups;
   const std::vector<fsdp_visit> visits = policy.by_piece ? list_visits(spec) : std::vector<fsdp_visit>();
@@ -137,7 +153,7 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
 
 Memory read_memory(const Planned &planned, uint32_t rank) {
   Memory memory;
-  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_STAGING; ++role)
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_MATRIX; ++role)
     check(fsdp_get_role_bytes(planned.model.get(), role, rank, &memory.role_bytes[role]), planned.context.get());
   return memory;
 }
@@ -152,12 +168,33 @@ Memory estimate_one_rank(const ModelSpec &spec, Policy policy, fsdp_strategy str
   return read_memory(seal(whole, policy), 0);
 }
 
-nlohmann::json describe(const Planned &planned) {
+nlohmann::json read_json(const Planned &planned, decltype(fsdp_describe_model) *get) {
   uint64_t size = 0;
-  check(fsdp_describe_model(planned.model.get(), nullptr, &size), planned.context.get());
+  check(get(planned.model.get(), nullptr, &size), planned.context.get());
   std::string text(size, '\0');
-  check(fsdp_describe_model(planned.model.get(), text.data(), &size), planned.context.get());
+  check(get(planned.model.get(), text.data(), &size), planned.context.get());
   return nlohmann::json::parse(text.c_str());
+}
+
+Matrices read_matrices(const nlohmann::json &planned) {
+  Matrices matrices;
+  std::map<uint32_t, MatrixOwner> owners;
+  for (const auto &wave : planned.at("waves"))
+    for (const auto &matrix : wave.at("matrices")) {
+      ++matrices.count;
+      if (!matrix.at("owner").is_null()) ++owners[matrix.at("owner").get<uint32_t>()].matrices;
+    }
+  double sum = 0;
+  for (const auto &load : planned.at("loads")) sum += load.at("cost").get<double>();
+  for (const auto &load : planned.at("loads"))
+    if (const auto owner = owners.find(load.at("rank").get<uint32_t>()); owner != owners.end())
+      owner->second.load = load.at("cost").get<double>() / sum * static_cast<double>(planned.at("loads").size());
+  for (const auto &[rank, owner] : owners) matrices.owners.push_back({rank, owner.matrices, owner.load});
+  matrices.waves = planned.at("waves").size();
+  matrices.limit_bytes = planned.at("matrix_bytes");
+  matrices.wire_bytes = planned.at("wire_bytes");
+  matrices.load = planned.at("load_max_over_mean");
+  return matrices;
 }
 
 Pieces read_pieces(const nlohmann::json &described) {
@@ -209,7 +246,8 @@ Estimate estimate(const ModelSpec &spec, const Policy &policy) {
     }
     if (rank == 0 || memory.total() < result.smallest_total) result.smallest_total = memory.total();
   }
-  const nlohmann::json described = describe(planned);
+  const nlohmann::json described = read_json(planned, fsdp_describe_model);
+  result.matrices = read_matrices(read_json(planned, fsdp_get_matrix_plan));
   result.planes = read_planes(described);
   result.pieces = read_pieces(described);
   result.unsharded = estimate_one_rank(spec, policy, FSDP_STRATEGY_NO_SHARD);

@@ -14,7 +14,7 @@ namespace plan {
 
 // Bytes by role, and in all.
 struct Memory {
-  std::array<uint64_t, FSDP_ROLE_STAGING + 1> role_bytes{};
+  std::array<uint64_t, FSDP_ROLE_MATRIX + 1> role_bytes{};
   uint64_t total() const { return role_bytes[FSDP_ROLE_ALL]; }
 };
 
@@ -22,6 +22,21 @@ struct Pieces {
   uint64_t count = 0;
   double worst_padding = 0;  // padding divided by elements, of the piece where this is largest; worst_name is its name
   std::string worst_name;
+};
+
+// A rank that owns matrices, and how much of their cost it has: 1 is the mean of all ranks.
+struct MatrixOwner {
+  uint32_t rank = 0;
+  uint64_t matrices = 0;
+  double load = 0;
+};
+
+struct Matrices {
+  uint64_t count = 0, waves = 0;
+  uint64_t limit_bytes = 0;  // of one owner in one wave
+  uint64_t wire_bytes = 0;   // that travel one way
+  double load = 0;           // the largest, divided by the mean
+  std::vector<MatrixOwner> owners;
 };
 
 struct Estimate {
@@ -34,6 +49,7 @@ struct Estimate {
   // Of quantized parameters: each plane's name, and its bytes on all ranks of a replica, with padding.
   std::vector<std::pair<std::string, uint64_t>> planes;
   Pieces pieces;  // of groups with several pieces
+  Matrices matrices;
   uint64_t groups = 0;
   uint64_t params = 0;
 };

@@ -20,6 +20,9 @@ struct ParamSpec {
   uint32_t row_dimensions = 0;
   fsdp_quantization quantization = 0;
   uint32_t piece = 0;
+  fsdp_optimizer optimizer = 0;
+  fsdp_matrix_layout matrix = 0;
+  std::vector<uint64_t> matrix_splits{};  // empty: one matrix
 };
 
 struct GroupSpec {
@@ -61,6 +64,7 @@ struct Policy {
   uint32_t max_pending_groups = 2;
   uint64_t max_pending_bytes = 0;
   uint64_t save_staging = 0;
+  uint64_t matrix_bytes = 0;
 };
 
 // A decoder-only transformer.
@@ -75,6 +79,7 @@ struct TransformerShape {
   bool tied = false;                   // the head uses the embedding's weights
   fsdp_quantization quantization = 0;  // of the layers' matrices
   bool by_piece = false;               // a layer has two pieces, attention and the feed-forward layer
+  bool muon = false;  // the layers' matrices come whole to a rank each, which updates them; AdamW updates the rest
 };
 
 // Throws std::invalid_argument.

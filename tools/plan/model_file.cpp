@@ -61,6 +61,15 @@ class Object {
     return value;
   }
 
+  // Empty if the member is missing.
+  std::vector<uint64_t> numbers(const char *key) {
+    std::vector<uint64_t> values;
+    if (!find(key)) return values;
+    const auto &all = array(key);
+    for (size_t i = 0; i < all.size(); ++i) values.push_back(as_number(all[i], fmt::format("{}[{}]", at(key), i)));
+    return values;
+  }
+
   static uint64_t as_number(const Json &value, const std::string &where) {
     if (!value.is_number_unsigned()) fail(where, "must be a whole number of 0 or more, is {}", value.dump());
     return value.get<uint64_t>();
@@ -73,16 +82,16 @@ class Object {
       if (!known_.contains(key)) fail(where_.empty() ? "top level" : where_, "unknown member \"{}\"", key);
   }
 
+  const Json &require(const char *key) {
+    if (const auto *value = find(key)) return *value;
+    fail(at(key), "is missing");
+  }
+
  private:
   const Json *find(const char *key) {
     known_.insert(key);
     const auto found = json_.find(key);
     return found == json_.end() ? nullptr : &*found;
-  }
-
-  const Json &require(const char *key) {
-    if (const auto *value = find(key)) return *value;
-    fail(at(key), "is missing");
   }
 
   const Json &json_;
@@ -100,9 +109,8 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   Object object(json, where);
   ParamSpec param;
   param.name = object.text("name");
-  const auto &shape = object.array("shape");
-  for (size_t d = 0; d < shape.size(); ++d)
-    param.shape.push_back(Object::as_number(shape[d], fmt::format("{}[{}]", object.at("shape"), d)));
+  object.require("shape");
+  param.shape = object.numbers("shape");
   param.dtype = object.word("dtype", param_dtypes);
   param.flags = object.flag("frozen", FSDP_PARAM_FROZEN) | object.flag("no_decay", FSDP_PARAM_NO_DECAY);
   param.granule = object.word("granule", granules);
@@ -110,6 +118,9 @@ ParamSpec read_param(const Json &json, const std::string &where) {
   param.row_dimensions = small_number(object, "row_dimensions", 0);
   param.quantization = object.word("quantization", quantizations);
   param.piece = small_number(object, "piece", 0);
+  param.matrix = object.flag("matrix", FSDP_MATRIX_LAST_TWO);
+  param.optimizer = object.word("optimizer", param_optimizers);
+  param.matrix_splits = object.numbers("matrix_splits");
   object.refuse_unknown();
   return param;
 }

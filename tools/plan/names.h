@@ -24,6 +24,7 @@ inline const Names quantizations{
 inline const Names unshard_modes{{"mapped", FSDP_UNSHARD_MAPPED}, {"copied", FSDP_UNSHARD_COPIED}};
 inline const Names reduce_policies{{"each", FSDP_REDUCE_POLICY_EACH}, {"last", FSDP_REDUCE_POLICY_LAST}};
 inline const Names optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"none", FSDP_OPTIMIZER_CALLER}};
+inline const Names param_optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"caller", FSDP_OPTIMIZER_CALLER}};
 inline const Names states{{"fp32", FSDP_OPTIMIZER_ADAMW}, {"8bit", FSDP_OPTIMIZER_ADAMW_8BIT}};
 inline const Names main_storages{{"fp32", FSDP_MAIN_FLOAT32}, {"split16", FSDP_MAIN_SPLIT16}, {"none", FSDP_MAIN_NONE}};
 inline const Names outer_strategies{{"no_shard", FSDP_OUTER_NO_SHARD}, {"optim", FSDP_OUTER_OPTIM}};

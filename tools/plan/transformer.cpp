@@ -33,7 +33,10 @@ GroupSpec build_layer(const TransformerShape &shape, uint64_t index) {
   group.params.push_back(matrix(name + ".down", shape.width, shape.ffn));
   for (size_t p = attention; shape.by_piece && p < group.params.size(); ++p) group.params[p].piece = 1;
   for (ParamSpec &param : group.params)
-    if (param.shape.size() == 2) param.quantization = shape.quantization;
+    if (param.shape.size() == 2) {
+      param.quantization = shape.quantization;
+      if (shape.muon) param.matrix = FSDP_MATRIX_LAST_TWO, param.optimizer = FSDP_OPTIMIZER_CALLER;
+    }
   return group;
 }
 
