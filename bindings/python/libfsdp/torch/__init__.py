@@ -15,13 +15,16 @@ must run in eager mode: after shard() compile layers or parts of them, not the m
 from ..constants import MissingGrad, Optimizer
 from .division import check_module, find_layers
 from .layer import Rules
+from .muon import Muon
 from .optimizer import choose_optimizer
 from .parameter import HandedGrad, HiddenParameter
 from .sharded import Sharded
+from .words import in_torch_words
 
-__all__ = ["HandedGrad", "HiddenParameter", "Sharded", "shard"]
+__all__ = ["HandedGrad", "HiddenParameter", "Muon", "Sharded", "shard"]
 
 
+@in_torch_words
 def shard(
     module,
     context,
@@ -55,7 +58,8 @@ def shard(
     optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a class of torch.optim, which must update each element
     by itself, or a function of a list of parameters that returns such an optimizer. sharded.optimizer is then an
     optimizer of torch over this rank's shards, for torch's schedulers and GradScaler. torch.optim.AdamW stands for the
-    library's AdamW, unless amsgrad or maximize is True.
+    library's AdamW, unless amsgrad or maximize is True. A libfsdp.torch.Muon(lr=...) is Muon for matrices and AdamW of
+    the library for other parameters.
     optimizer_options: the optimizer's arguments, as {"lr": 0.1, "momentum": 0.9}. With AdamW or ADAMW_8BIT of the
     library they are those of torch.optim.AdamW.
     optimizer_groups(name, param): the options of the param_group that has the parameter, where they differ from
@@ -67,8 +71,20 @@ def shard(
     layers = list(find_layers(module)) if layers is None else list(layers)
     check_module(module, context, layers)
     device = next(module.parameters()).device
-    steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
+    if isinstance(optimizer, Muon):
+        steps = _choose_muon(optimizer, optimizer_options, optimizer_groups, module, layers)
+    else:
+        steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
     options["optimizer"] = (steps and steps.model_optimizer) or optimizer
     no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
     rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options)
     return Sharded(module, context, layers, rules, steps, held_groups, options)
+
+
+def _choose_muon(muon, options, groups, module, layers):
+    if options is not None or groups is not None:
+        raise TypeError(
+            "libfsdp.torch.shard: optimizer_options and optimizer_groups are not for Muon: give the options to "
+            "libfsdp.torch.Muon(lr=..., adamw={...}, matrices=...)"
+        )
+    return muon.steps(module, layers)

@@ -112,13 +112,14 @@ class Layer(NotCopied):
         self.grads = Grads(self)
 
     def declare(self, rules):
-        declared = []
+        declared, steps = [], self.owner.steps
         for name, param in self.params:
-            declared.append(Param(name, param.shape, DTYPES[param.dtype], **rules.fields(name, param)))
+            fields = {**rules.fields(name, param), **(steps.fields(name, param) if steps else {})}
+            declared.append(Param(name, param.shape, DTYPES[param.dtype], **fields))
         options = rules.group_options(self.name, self.module)
         self.has_mesh = options.get("mesh") is not None
-        if self.owner.steps:
-            self.owner.steps.check_storage(options, f"group {self.name!r}")
+        if steps:
+            steps.check_storage(options, f"group {self.name!r}", declared)
         self.group = self.owner.model.create_group(self.name, declared, **options)
         self._found = (_abi.fsdp_tensor * len(declared))()
         self._views = {}

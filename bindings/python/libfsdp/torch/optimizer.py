@@ -114,7 +114,11 @@ class ShardView:
 
 
 class _Steps:
-    """What both kinds of optimizers share: the shards, and the parameters that torch sees in their place."""
+    """What the kinds of optimizers share: the shards, and the parameters that torch sees in their place."""
+
+    def fields(self, name, param):
+        """The fields of the parameter's fsdp_param that the optimizer needs."""
+        return {}
 
     def attach(self, owner):
         """Makes the optimizer, after the seal."""
@@ -137,18 +141,33 @@ class _Steps:
         for param, grad in zip(self.params, self.grads):
             param.grad = grad
 
+    def compare_groups(self):
+        """Raises on all ranks if ranks have other param_groups. Collective."""
+        number = float(zlib.crc32(repr(self.saved_groups()).encode()))
+        low, high = self.owner.context.all_reduce_values([-number, number], ValueOp.MAX, self.owner.mesh)
+        if -low != high:
+            raise RuntimeError(
+                "optimizer.step(): the param_groups of ranks differ, as in lr or weight_decay: set the same values on "
+                "every rank, and call sharded.discard()"
+            )
+
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def saved_groups(self):
         plain = (type(None), bool, int, float, str, torch.Tensor)
         return [
-            {key: value for key, value in group.items() if isinstance(value, plain) or _is_numbers(value)}
+            {key: value for key, value in group.items() if isinstance(value, plain) or _is_numbers(key, value)}
             for group in self.optimizer.param_groups
         ]
 
+    @property
+    def kind(self):
+        """The optimizer's name in a checkpoint."""
+        return type(self.optimizer).__name__
+
     def check_saved(self, saved):
         """Raises if the checkpoint is of another optimizer, before anything is loaded."""
-        kind, groups = type(self.optimizer).__name__, len(self.optimizer.param_groups)
+        kind, groups = self.kind, len(self.optimizer.param_groups)
         if saved["class"] != kind:
             raise ValueError(f"sharded.load(): the checkpoint is of {saved['class']}, and the module trains by {kind}")
         if len(saved["groups"]) != groups:
@@ -162,8 +181,10 @@ class _Steps:
             group.update(values)
 
 
-def _is_numbers(value):
-    return isinstance(value, (tuple, list)) and all(isinstance(each, (int, float)) for each in value)
+def _is_numbers(key, value):
+    """True for betas and the like. A rank may have no shard of a group, and then its params are an empty list."""
+    is_list = key != "params" and isinstance(value, (tuple, list))
+    return is_list and all(isinstance(each, (int, float)) for each in value)
 
 
 class LibraryAdamW(_Steps):
@@ -178,7 +199,7 @@ class LibraryAdamW(_Steps):
         """The rule of parameters without weight decay: with torch's AdamW, those of a group with weight_decay=0."""
         return rule if rule is not None or self.groups is None else self._is_without_decay
 
-    def check_storage(self, options, where):
+    def check_storage(self, options, where, params=()):
         pass
 
     def _is_without_decay(self, name, param):
@@ -197,7 +218,9 @@ class LibraryAdamW(_Steps):
         pass
 
     def value(self, shard):
-        return torch.zeros(0, device=self.owner.device) if shard.weight is None else shard.weight
+        """Without a weight in fp32 it is a tensor of the shard's size that takes no memory."""
+        is_there = shard.weight is not None
+        return shard.weight if is_there else torch.zeros((), device=self.owner.device).expand(shard.count)
 
     def make(self):
         return AdamW(self.params, dict(self.defaults))
@@ -233,7 +256,7 @@ class TorchOptimizer(_Steps):
             )
         return lambda name, param: False  # the weight decay is that of the param_groups
 
-    def check_storage(self, options, where):
+    def check_storage(self, options, where, params=()):
         if options.get("main_storage", MainStorage.FLOAT32) not in (0, MainStorage.FLOAT32):
             raise ValueError(
                 f"libfsdp.torch.shard: main_storage of {where} keeps no fp32 weights, which an optimizer of torch "
@@ -266,7 +289,7 @@ class TorchOptimizer(_Steps):
         return make_optimizer(self._make, [{**options, "params": own} for options, own in groups], self.options)
 
     def run(self, step):
-        self._compare_groups()
+        self.compare_groups()
         for shard, param in zip(self.shards, self.params):
             param.grad = shard.grad if shard.look().is_stepped else None
         if not self.shards:
@@ -277,15 +300,6 @@ class TorchOptimizer(_Steps):
             self.hide_grads()
         self.take_states()
         self.owner.model.publish_weights(self.owner.stream())
-
-    def _compare_groups(self):
-        number = float(zlib.crc32(repr(self.saved_groups()).encode()))
-        low, high = self.owner.context.all_reduce_values([-number, number], ValueOp.MAX, self.owner.mesh)
-        if -low != high:
-            raise RuntimeError(
-                "optimizer.step(): the param_groups of ranks differ, as in lr or weight_decay: set the same values on "
-                "every rank, and call sharded.discard()"
-            )
 
     def take_states(self):
         """Moves states that torch has made into the library's memory, where later steps change them."""

@@ -89,5 +89,5 @@ def _refuse(name, reason, cause=None):
     raise TypeError(
         f"libfsdp.torch.shard: {name} needs whole tensors, but each rank has only a part of each parameter, as one row "
         f"of numbers: {reason}. Use an optimizer that updates each element by itself, such as SGD, RMSprop or Adagrad, "
-        "or keep the library's AdamW"
+        "or keep the library's AdamW" + ("; libfsdp.torch.Muon works on whole matrices" if name == "Muon" else "")
     ) from cause

@@ -8,6 +8,7 @@ import re
 from ..errors import Error
 
 _PHRASES = {
+    "; fsdp_check_model lists them": "",
     "the gradient buffers of FSDP_SCHEDULE_ANY": "the gradient buffers",
     "buffers of FSDP_SCHEDULE_ANY": "buffers",
     "raise held_groups in fsdp_schedule_options": "give shard() a larger held_groups",
@@ -20,11 +21,14 @@ _CALLS = {
     "fsdp_check_grads": "sharded.step(skip_nonfinite=True)",
     "fsdp_clip_grads": "sharded.step(max_norm=)",
     "fsdp_complete_grad": "the backward pass",
+    "fsdp_collect_matrices": "sharded.step()",
+    "fsdp_create_group": "libfsdp.torch.shard",
     "fsdp_discard_step": "sharded.discard()",
     "fsdp_finish_grads": "sharded.finish()",
     "fsdp_get_grad_norm": "sharded.step(max_norm=)",
     "fsdp_load_model": "sharded.load()",
     "fsdp_load_param": "load_state_dict()",
+    "fsdp_next_matrix": "sharded.step()",
     "fsdp_prefetch": "the forward pass",
     "fsdp_publish_weights": "sharded.step()",
     "fsdp_put_grad": "the backward pass",
@@ -33,8 +37,10 @@ _CALLS = {
     "fsdp_reduce_grad": "the backward pass",
     "fsdp_reshard": "the end of `with sharded.unsharded():`",
     "fsdp_restore_view": "sharded.drop_writes()",
+    "fsdp_return_matrices": "sharded.step()",
     "fsdp_save": "sharded.save()",
     "fsdp_scale_grads": "sharded.clip_grad_norm_()",
+    "fsdp_seal_model": "libfsdp.torch.shard",
     "fsdp_set_param_trainable": "requires_grad",
     "fsdp_step_adamw": "sharded.step()",
     "fsdp_unshard": "the forward pass",
