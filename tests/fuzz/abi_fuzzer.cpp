@@ -200,10 +200,12 @@ bool belongs_to_plans(const std::string &name) {
 }
 
 // Few calls of these succeed: states need a name that was made up, planes a quantized parameter, rounding a parameter
-// without main weights, and restored views those of a model whose views may be written.
+// without main weights, restored views those of a model whose views may be written, and matrix calls a model that has
+// matrices and a window whose gradients have been reduced.
 bool is_for_few(const std::string &name) {
-  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_get_plane",        "fsdp_load_plane",
-                                        "fsdp_restore_view",        "fsdp_round_stochastic", "fsdp_swizzle_scales"};
+  static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_collect_matrices", "fsdp_get_plane",
+                                        "fsdp_load_plane",          "fsdp_next_matrix",      "fsdp_restore_view",
+                                        "fsdp_return_matrices",     "fsdp_round_stochastic", "fsdp_swizzle_scales"};
   return std::ranges::find(few, name) != std::end(few);
 }
 
