@@ -170,8 +170,8 @@ inline constexpr uint64_t least_coded_elements = 4096;
 // Can AdamW's states of the parameter be codes of 8 bits? Blocks are counted from the parameter's first element. The
 // blocks of a box must be blocks of the whole tensor, so that checkpoints can store them.
 bool can_code_states(const ParamSpec &param);
-// The same for a group with several meshes. The answer must not depend on which box a rank has, so the first two boxes
-// of an evenly divided tensor must be codable, too.
+// The same for a group with several meshes. The answer must not depend on which box a rank has, so it also
+// requires that the first two boxes of an evenly divided tensor can be coded.
 bool can_code_states_of_all(const ParamSpec &param);
 // Are the states of a box fp32 only because its blocks would not be blocks of the whole tensor?
 bool cuts_coded_blocks(const ParamSpec &param);

@@ -271,7 +271,7 @@ std::vector<ManifestTensor> ModelShards::manifest_tensors(ShardKind kind, uint32
   for (uint32_t file = 0; file < files(kind); ++file)
     for (const uint32_t writer : writers(kind, file)) numbers[file][place_of(spec_.mesh(), writer)] = first_file++;
   std::vector<ManifestTensor> described;
-  // Position in `described` of each tensor, by name: several meshes may have boxes of it.
+  // Maps the name of a tensor to its position in `described`. Several meshes may have boxes of one tensor.
   std::unordered_map<std::string_view, size_t> known;
   for (const KeptTensor &tensor : tensors_) {
     if (tensor.kind != kind) continue;

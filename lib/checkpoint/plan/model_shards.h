@@ -9,9 +9,9 @@
 // and end inside matrices are three boxes (in general 2 * row_dimensions - 1). A file has each name once, so a rank has
 // as many files as its tensors have boxes: file n has the n-th box of each tensor.
 //
-// Groups may have meshes of their own. Then there are the tensors of all meshes, and a rank keeps those of its own:
-// ranks outside of a tensor's mesh have no rows of it. Tensors of several meshes may be boxes of one tensor, and of
-// equal boxes only the first is written.
+// Groups may have meshes of their own. Then the list has the tensors of all meshes, and a rank has rows only of tensors
+// whose mesh it belongs to. Tensors of several meshes may be boxes of one tensor. If boxes are equal, only the first
+// one is written.
 #pragma once
 
 #include <algorithm>

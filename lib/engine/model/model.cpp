@@ -76,7 +76,7 @@ void Model::seal_running() {
   log_memory();
 }
 
-// A failure of one team must fail the ranks of the others, too.
+// If a team fails, the ranks of all other teams must fail as well.
 void Model::create_teams_of_groups(std::vector<Teams> &teams) {
   const memory::ModelSpec &spec = declaration_.spec();
   transport::Team &all = *teams.front().all;

@@ -282,8 +282,8 @@ class Instances {
     if (all_groups_have_other_meshes()) check_factor(b.group, first.name);
   }
 
-  // Ranks that have equal copies of a tensor, or parts of it, may be tensor-parallel: they see the same data, so a mean
-  // over all of them would be too small. Parts are taken for experts if the model has a dense group on its own mesh.
+  // Ranks that have equal copies of a tensor, or parts of it, may be tensor-parallel. Such ranks see the same data, so
+  // a mean over all of them would be too small. Parts count as experts if the model has a dense group on its own mesh.
   void check_factor(uint32_t number, const std::string &param) const {
     const memory::GroupSpec &group = spec_.groups[number];
     if (!group.trainable()) return;

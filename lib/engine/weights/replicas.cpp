@@ -84,7 +84,7 @@ Holders holders_of(Extent extent) {
   return extent == Extent::whole ? Holders::all : extent == Extent::group ? Holders::inner : Holders::slot;
 }
 
-// Lists the replicas of a mesh. The list is the same on every rank of it, except for the hashes.
+// Lists the replicas of a mesh. All ranks of the mesh get the same list, except for the hashes.
 std::vector<Replica> list_replicas(const Runtime &runtime, const MeshComms &comms) {
   std::vector<Replica> replicas;
   const auto list = [&](const PlaneSlice &own) {
