@@ -180,13 +180,20 @@ class NodeJob {
         int status = 0;
         if (::waitpid(pid, &status, WNOHANG) == pid)
           pid = -1;
-        else if (seconds_since(start) > seconds)
+        else if (seconds_since(start) > seconds) {
+          print_ranks();
           return false;
-        else
+        } else
           pause_ms(1);
       }
     }
     return true;
+  }
+  void print_ranks() const {
+    for (uint32_t r = 0; r < size(); ++r)
+      std::printf("rank %u of node %u %s after %u steps, with status %d: %s\n", r, node_of_[r],
+                  common_->done[r] ? "has ended" : "has not ended", common_->steps[r].load(), common_->status[r].load(),
+                  common_->text[r]);
   }
   // Ranks give back all that they took: descriptors, threads, shared memory.
   void expect_nothing_left(const std::vector<uint32_t> &victims = {}) {

@@ -69,5 +69,54 @@ TEST(NodeTree, TheRootBelievesARefugeOfNodesWhoseParentHasLeft) {
   EXPECT_EQ(seat->control.membership(3), Membership::left);
 }
 
+// The leader of a node of three. No rank has told that it is a member, as in the first moments of a job.
+struct EarlyLeave {
+  explicit EarlyLeave(uint32_t node) {
+    plan.rank = node;
+    for (NodePlace &place : plan.nodes) listeners.push_back(open_leader_listener("127.0.0.1"));
+    for (size_t n = 0; n < 3; ++n) plan.nodes[n].address = listeners[n].address;
+    seat = create_lone_seat(node, 3, rank.waiter, rank.failure);
+  }
+  void lead(NodeLinks links) {
+    leader = std::make_unique<NodeLeader>(*seat, plan, std::move(links), std::move(listeners[plan.node()]));
+  }
+  Rank rank;
+  NodePlan plan{0, {0, 1, 2}, {{0, "h", ""}, {1, "h", ""}, {2, "h", ""}}, "secret", "job"};
+  std::vector<LeaderListener> listeners;
+  std::shared_ptr<Seat> seat;
+  std::unique_ptr<NodeLeader> leader;
+};
+
+TEST(NodeTree, ARootThatLeavesFirstPassesOnWhileOthersFindARefuge) {
+  EarlyLeave root(0);
+  NodeLinks links;
+  FrameStream one = join(links, 1), other = join(links, 2);
+  root.lead(std::move(links));
+  std::thread ending([&] { root.leader->finish(); });
+  pause_ms(100);
+  say(one, tree::Post{1, tree::Post::everybody, {}, {}});
+  ending.join();
+  bool passed = false;
+  while (const auto frame = other.receive()) passed = passed || tree::as<tree::Post>(*frame);
+  EXPECT_TRUE(passed);
+}
+
+TEST(NodeTree, ALeaderSeeksRefugeBeforeItHasHeardOfMembers) {
+  EarlyLeave child(2);
+  Newcomers refuge(child.plan, child.listeners[1].stream);
+  NodeLinks links;
+  FrameStream root = join(links, 0);
+  child.lead(std::move(links));
+  const tree::StateMap states = {{0, {0, 0, static_cast<uint32_t>(Membership::gone), 0, 0}}};
+  for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) root.queue(frame);
+  say(root, tree::Goodbye{});
+  std::vector<uint32_t> from;
+  for (int i = 0; i < 500 && from.empty(); ++i) {
+    child.leader->run(-1, 1);
+    for (const Newcomers::Newcomer &newcomer : refuge.look()) from.push_back(newcomer.hello.node);
+  }
+  EXPECT_EQ(from, std::vector<uint32_t>{2});
+}
+
 }  // namespace
 }  // namespace fsdp::transport::test

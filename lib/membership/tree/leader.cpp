@@ -94,7 +94,7 @@ void NodeLeader::finish() noexcept {
 void NodeLeader::linger() {
   const uint64_t end = steady_ms() + farewell_ms;
   while (steady_ms() < end &&
-         (control_.accused() ? is_missed() : links_.has_live_child() && links_.members_elsewhere())) {
+         (control_.accused() ? is_missed() : links_.has_live_child() && links_.has_ranks_elsewhere())) {
     sleep(-1, 5);
     work();
   }

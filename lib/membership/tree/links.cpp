@@ -79,9 +79,10 @@ bool LeaderLinks::has_live_child() const {
   });
 }
 
-bool LeaderLinks::members_elsewhere() const {
+// A rank whose membership has not been told yet counts: a leader may leave before it has told of any.
+bool LeaderLinks::has_ranks_elsewhere() const {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
-    if (plan_.node_of[rank] != plan_.node() && control_.membership(rank) == Membership::member) return true;
+    if (plan_.node_of[rank] != plan_.node() && control_.membership(rank) <= Membership::member) return true;
   return false;
 }
 

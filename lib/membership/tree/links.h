@@ -153,7 +153,8 @@ class LeaderLinks {
   // A node between that node and the root has left: then a refuge passes on that node's states in place of the parent.
   bool has_detour(uint32_t node) const;
   bool has_live_child() const;
-  bool members_elsewhere() const;
+  // As far as this node knows, a rank of another node has not left the job.
+  bool has_ranks_elsewhere() const;
   bool reaches_parent() const;
 
   // -- time and heartbeats --

@@ -29,7 +29,7 @@ void Refuges::add_polls(std::vector<pollfd> &polls) const {
 bool Refuges::orphaned() const {
   if (!plan_.has_parent() || links_.reaches_parent()) return false;
   const NodePeer *parent = links_.find(plan_.parent());
-  return !parent || !parent->left() || links_.members_elsewhere();
+  return !parent || !parent->left() || links_.has_ranks_elsewhere();
 }
 
 void Refuges::seek() {
