@@ -5,7 +5,6 @@
 
 #include "abi/boundary.h"
 #include "abi/options.h"
-#include "abi/thread_error.h"
 #include "base/dtype.h"
 #include "base/settings.h"
 #include "base/text.h"

@@ -21,7 +21,7 @@ class ThreadNumbers {
   ThreadNumbers() noexcept : made_(pthread_key_create(&key_, nullptr) == 0) {}
   ~ThreadNumbers() {
     if (made_) pthread_key_delete(key_);
-    made_ = false;  // see abi/thread_error.h
+    made_ = false;  // see abi/boundary.h
   }
   ThreadNumbers(const ThreadNumbers &) = delete;
   ThreadNumbers &operator=(const ThreadNumbers &) = delete;

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "membership/liveness/control.h"
+#include "membership/liveness/failure_detector.h"
 #include "membership/liveness/links.h"
-#include "membership/liveness/pulse.h"
 #include "membership/liveness/watch.h"
 
 namespace fsdp::membership {

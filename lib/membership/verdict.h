@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/wire_error.h"
 
 namespace fsdp::membership {
 

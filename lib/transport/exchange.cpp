@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "base/wire_error.h"
+#include "base/error.h"
 
 namespace fsdp::transport {
 

@@ -39,8 +39,8 @@ build_parsers() {
   build_parser link lib/transport/message/tcp/link.cpp lib/transport/message/tcp/tls.cpp lib/base/crc32c.cpp lib/base/settings.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/text.cpp
   # As one unit, which takes a third of the time; the leader's clock and digests are the fuzzer's.
-  for file in lib/membership/tree/*.cpp lib/membership/liveness/control.cpp lib/membership/liveness/deaths.cpp \
-    lib/membership/liveness/pulse.cpp lib/membership/liveness/waits.cpp lib/membership/liveness/watch.cpp \
+  for file in lib/membership/tree/*.cpp lib/membership/liveness/control.cpp \
+    lib/membership/liveness/failure_detector.cpp lib/membership/liveness/waits.cpp lib/membership/liveness/watch.cpp \
     lib/membership/wire/*.cpp lib/membership/verdict.cpp lib/base/fd.cpp lib/base/mapping.cpp lib/base/text.cpp; do
     echo "#include \"${file#lib/}\""
   done >build-fuzz/leader_unit.cpp

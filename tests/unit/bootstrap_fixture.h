@@ -9,10 +9,10 @@
 #include <optional>
 
 #include "denied_calls.h"
+#include "membership/job.h"
 #include "membership/join/guest.h"
 #include "membership/join/rank_links.h"
 #include "membership/wire/packet.h"
-#include "membership/wire/version.h"
 #include "reported_processes.h"
 #include "transport/names.h"
 

@@ -19,7 +19,6 @@
 #include "base/error.h"
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/owner.h"
 #include "system_faults.h"
 
 namespace fsdp::checkpoint {

@@ -14,7 +14,7 @@
 
 #include "membership/liveness/watch.h"
 #include "membership/tree/message.h"
-#include "membership/tree/remote_states.h"
+#include "membership/tree/states.h"
 #include "transport/names.h"
 
 namespace fsdp::membership {

@@ -10,10 +10,10 @@
 #include "base/fd.h"
 #include "membership/tree/plan.h"
 #include "net_ranks.h"
-#include "transport/descriptors.h"
 #include "transport/hierarchy/cards.h"
 #include "transport/hierarchy/team.h"
 #include "transport/names.h"
+#include "transport/net.h"
 
 namespace fsdp::transport::test {
 namespace {

@@ -10,8 +10,7 @@
 #include <fstream>
 #include <thread>
 
-#include "membership/liveness/deaths.h"
-#include "membership/liveness/pulse.h"
+#include "membership/liveness/failure_detector.h"
 #include "membership/liveness/watch.h"
 #include "membership/tree/coordinator.h"
 #include "membership/tree/links.h"

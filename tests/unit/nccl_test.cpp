@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives by NCCL, over the simulated one: what they compute, and how they are called.
 #include "nccl_ranks.h"
-#include "transport/device_team.h"
+#include "transport/team.h"
 
 namespace fsdp::transport::test {
 namespace {

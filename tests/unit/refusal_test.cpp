@@ -10,8 +10,8 @@
 #include "engine/runtime/declaration.h"
 #include "memory/model_plan.h"
 #include "shm_ranks.h"
-#include "transport/device_team.h"
 #include "transport/exchange.h"
+#include "transport/team.h"
 
 namespace fsdp::transport::test {
 namespace {

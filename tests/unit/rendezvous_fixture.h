@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "denied_calls.h"
+#include "membership/job.h"
 #include "membership/join/message.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"
@@ -16,7 +17,6 @@
 #include "membership/wire/frame_stream.h"
 #include "membership/wire/handshake.h"
 #include "membership/wire/packet.h"
-#include "membership/wire/version.h"
 #include "reported_processes.h"
 #include "transport/names.h"
 

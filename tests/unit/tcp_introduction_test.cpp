@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "transport/message/tcp/introduction.h"
-#include "transport/message/tcp/peers.h"
+#include "transport/message/tcp/transport.h"
 
 namespace fsdp::transport::tcp {
 namespace {

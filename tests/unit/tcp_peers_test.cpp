@@ -5,7 +5,7 @@
 #include <atomic>
 #include <thread>
 
-#include "transport/message/tcp/peers.h"
+#include "transport/message/tcp/transport.h"
 
 namespace fsdp::transport::tcp {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which visit of the schedule an unshard begins, of a whole group and of its pieces.
-#include "engine/weights/visit_cursor.h"
+#include "engine/weights/gather_buffers.h"
 
 #include <gtest/gtest.h>
 

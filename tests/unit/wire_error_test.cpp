@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "base/wire_error.h"
+#include "base/error.h"
 
 #include <gtest/gtest.h>
 

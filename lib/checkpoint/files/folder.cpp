@@ -15,7 +15,6 @@
 #include "base/checked.h"
 #include "base/error.h"
 #include "checkpoint/files/file.h"
-#include "checkpoint/files/owner.h"
 #include "checkpoint/format/shard_file.h"
 
 namespace fsdp::checkpoint {

@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "checkpoint/files/file.h"
 #include "checkpoint/files/folder.h"
-#include "checkpoint/files/owner.h"
 
 namespace fsdp::checkpoint {
 namespace {

@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <optional>
 
+#include "base/error.h"
 #include "base/text.h"
-#include "base/wire_error.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/files/weight_files.h"
 #include "checkpoint/format/shard_file.h"

@@ -9,8 +9,8 @@
 #include <set>
 #include <sstream>
 
+#include "base/error.h"
 #include "base/text.h"
-#include "base/wire_error.h"
 #include "checkpoint/files/folder.h"
 #include "checkpoint/plan/save_plan.h"
 #include "transport/exchange.h"

@@ -9,8 +9,8 @@
 #include <set>
 #include <thread>
 
+#include "base/error.h"
 #include "base/text.h"
-#include "base/wire_error.h"
 #include "checkpoint/job/save_keeper.h"
 #include "transport/exchange.h"
 

@@ -13,7 +13,6 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/wire_error.h"
 #include "checkpoint/plan/model_shards.h"
 #include "transport/team.h"
 

@@ -9,7 +9,7 @@
 #include <functional>
 #include <numeric>
 
-#include "base/machine_code.h"
+#include "base/mapping.h"
 #include "engine/context/environment.h"
 #include "membership/join/rank_links.h"
 #include "membership/wire/secret.h"

@@ -14,7 +14,7 @@
 
 #include "base/dtype.h"
 #include "device/state_codes.h"
-#include "engine/weights/block_work.h"
+#include "engine/weights/quantizer.h"
 
 namespace fsdp::engine {
 

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "engine/runtime/runtime.h"
+
 namespace fsdp::engine {
 namespace {
 

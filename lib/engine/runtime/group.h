@@ -29,7 +29,7 @@ struct PlaneBytes {
   }
 };
 
-// The state of a slot that calls change. States are copied separately (moment.h).
+// The state of a slot that calls change. States are copied separately (capture.h).
 struct SlotState {
   bool gathered = false;                   // the gather of this version has been enqueued
   bool prefetched = false;                 // it was gathered ahead, and no hold has asked for it yet

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/wire_error.h"
+#include "base/error.h"
 #include "engine/runtime/runtime.h"
 #include "engine/runtime/step.h"
 #include "transport/team.h"

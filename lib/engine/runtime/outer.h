@@ -28,7 +28,7 @@ struct OuterStats {
 
 // The group number of collectives that belong to no group, such as those of numbers of all parameters.
 inline constexpr uint32_t no_group = ~uint32_t{0};
-// The state that calls change (moment.h).
+// The state that calls change (capture.h).
 struct OuterState {
   uint32_t turn = 0;  // which buffer of inner sums is next
   OuterStats stats;

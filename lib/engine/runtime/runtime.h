@@ -10,7 +10,7 @@
 #include "device/device.h"
 #include "engine/context/context.h"
 #include "engine/context/model_calls.h"
-#include "engine/runtime/call_sequence.h"
+#include "engine/runtime/call_order.h"
 #include "engine/runtime/group.h"
 #include "engine/runtime/outer.h"
 #include "engine/runtime/replay.h"

@@ -58,7 +58,7 @@ struct StepNumbers {
 // Says which numbers of a rank differ from the first rank's, and names both; empty if none do. The lr_scales are not
 // compared, because there is only their hash.
 std::string describe_differences(uint32_t rank, const StepNumbers &given, uint32_t first, const StepNumbers &expected);
-// The state that a graph's calls change (moment.h).
+// The state that a graph's calls change (capture.h).
 struct StepState {
   uint64_t version = 0;
   bool version_ready = false;  // every rank is known to have published it

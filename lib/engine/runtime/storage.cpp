@@ -11,7 +11,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "base/wire_error.h"
+#include "base/error.h"
 
 namespace fsdp::engine {
 

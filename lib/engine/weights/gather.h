@@ -16,7 +16,6 @@
 
 #include "engine/runtime/runtime.h"
 #include "engine/weights/gather_buffers.h"
-#include "engine/weights/visit_cursor.h"
 
 namespace fsdp::engine {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/dtype.h"
-#include "base/wire_error.h"
+#include "base/error.h"
 #include "engine/weights/quantized_params.h"
 #include "memory/plane.h"
 #include "transport/exchange.h"

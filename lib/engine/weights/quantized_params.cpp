@@ -9,7 +9,7 @@
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "base/float_environment.h"
-#include "engine/weights/block_work.h"
+#include "engine/weights/quantizer.h"
 #include "memory/plane.h"
 
 namespace fsdp::engine {

@@ -16,7 +16,7 @@
 #include <xxhash.h>
 
 #include "base/dtype.h"
-#include "engine/weights/block_work.h"
+#include "engine/weights/quantizer.h"
 
 namespace fsdp::engine {
 namespace {

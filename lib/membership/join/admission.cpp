@@ -4,9 +4,9 @@
 #include <cerrno>
 #include <utility>
 
+#include "membership/job.h"
 #include "membership/join/forming_watch.h"
 #include "membership/join/roster.h"
-#include "membership/wire/version.h"
 
 namespace fsdp::membership {
 namespace {

@@ -9,10 +9,10 @@
 #include <cstring>
 
 #include "base/failure.h"
+#include "membership/job.h"
 #include "membership/join/forming_watch.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/roster.h"
-#include "membership/wire/version.h"
 
 namespace fsdp::membership {
 

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/wire_error.h"
+#include "base/error.h"
 #include "membership/job.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/rendezvous.h"

@@ -11,12 +11,12 @@
 #include <cstddef>
 
 #include "base/failure.h"
+#include "membership/job.h"
 #include "membership/join/guest.h"
 #include "membership/join/rank_links.h"
 #include "membership/join/roster.h"
 #include "membership/liveness/control.h"
 #include "membership/verdict.h"
-#include "membership/wire/version.h"
 
 namespace fsdp::membership {
 namespace {

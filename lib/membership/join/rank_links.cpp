@@ -17,7 +17,7 @@
 #include "base/fd.h"
 #include "membership/join/rendezvous.h"
 #include "membership/liveness/control.h"
-#include "membership/liveness/deaths.h"
+#include "membership/liveness/failure_detector.h"
 #include "membership/wire/packet.h"
 #include "membership/wire/secret.h"
 

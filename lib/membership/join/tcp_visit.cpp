@@ -8,9 +8,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "membership/job.h"
 #include "membership/join/roster.h"
 #include "membership/wire/packet.h"
-#include "membership/wire/version.h"
 
 namespace fsdp::membership {
 

@@ -13,7 +13,7 @@
 #include <span>
 #include <string_view>
 
-#include "base/wire_error.h"
+#include "base/error.h"
 #include "membership/job.h"
 
 namespace fsdp::membership {

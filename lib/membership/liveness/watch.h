@@ -13,9 +13,8 @@
 
 #include "base/failure.h"
 #include "membership/liveness/control.h"
-#include "membership/liveness/deaths.h"
+#include "membership/liveness/failure_detector.h"
 #include "membership/liveness/links.h"
-#include "membership/liveness/pulse.h"
 #include "membership/liveness/waits.h"
 
 namespace fsdp::membership {

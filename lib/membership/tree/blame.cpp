@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "membership/liveness/deaths.h"
+#include "membership/liveness/failure_detector.h"
 
 namespace fsdp::membership {
 namespace {

@@ -25,7 +25,7 @@
 #include "membership/tree/links.h"
 #include "membership/tree/plan.h"
 #include "membership/tree/refuges.h"
-#include "membership/tree/state_relay.h"
+#include "membership/tree/states.h"
 
 namespace fsdp::membership {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages between leaders, over a FrameStream after the handshake. Frames of each kind have a fixed length, except
-// states (remote_states.h). Nodes of one job run the same library on the same kind of processor, so a message is sent
+// states (states.h). Nodes of one job run the same library on the same kind of processor, so a message is sent
 // as its bytes in memory.
 #pragma once
 

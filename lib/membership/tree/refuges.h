@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "membership/tree/state_relay.h"
+#include "membership/tree/states.h"
 
 namespace fsdp::membership {
 

@@ -13,7 +13,6 @@
 
 #include "base/error.h"
 #include "membership/join/roster.h"
-#include "transport/descriptors.h"
 #include "transport/names.h"
 #include "transport/net.h"
 

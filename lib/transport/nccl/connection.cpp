@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/library_thread.h"
 #include "base/settings.h"
-#include "transport/nccl/places.h"
+#include "transport/nccl/library.h"
 
 namespace fsdp::transport::nccl {
 

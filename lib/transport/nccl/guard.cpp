@@ -13,7 +13,7 @@
 
 #include "base/fd.h"
 #include "base/library_thread.h"
-#include "transport/nccl/places.h"
+#include "transport/nccl/library.h"
 
 namespace fsdp::transport::nccl {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/library_thread.h"
-#include "transport/nccl/places.h"
+#include "transport/nccl/library.h"
 
 namespace fsdp::transport::nccl {
 

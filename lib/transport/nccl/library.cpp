@@ -2,14 +2,18 @@
 
 #include "transport/nccl/library.h"
 
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/settings.h"
-#include "transport/nccl/places.h"
 
 namespace fsdp::transport::nccl {
 
@@ -107,6 +111,129 @@ std::shared_ptr<const Library> load_library() {
   for (const std::string &path : mapped_libraries())
     if (path != library->path) library->others.push_back(path);
   return library;
+}
+
+namespace {
+
+void check(cudaError_t code, const char *call) {
+  if (code == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw Error(FSDP_SYSTEM, format_text("{} for NCCL: {} ({})", call, cudaGetErrorString(code), cudaGetErrorName(code)),
+              -1, FSDP_ORIGIN_CUDA, code);
+}
+
+}  // namespace
+
+GpuIdentity gpu_identity(int32_t index) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  GpuIdentity identity{{}, properties.pciDomainID, properties.pciBusID, properties.pciDeviceID};
+  static_assert(sizeof properties.uuid == sizeof identity.number);
+  std::memcpy(identity.number.data(), &properties.uuid, identity.number.size());
+  return identity;
+}
+
+std::string GpuIdentity::place() const { return format_text("{:04x}:{:02x}:{:02x}", domain, bus, slot); }
+
+int32_t gpu_generation(int32_t index) {
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index), "cudaDeviceGetAttribute");
+  return major;
+}
+
+void make_current(int32_t index) noexcept { (void)cudaSetDevice(index); }
+
+void allow_calls_during_captures() noexcept {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  (void)cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+void add_once(std::vector<std::string> &to, std::string text) {
+  if (std::find(to.begin(), to.end(), text) == to.end()) to.push_back(std::move(text));
+}
+
+std::vector<std::string> split(const char *list) {
+  std::vector<std::string> parts;
+  std::istringstream text(list ? list : "");
+  for (std::string part; std::getline(text, part, ':');)
+    if (!part.empty()) parts.push_back(part);
+  return parts;
+}
+
+// Adds the folder above bin/ of each python that a shell would find. Links are followed, so that the base of a virtual
+// environment is included.
+void add_prefixes_of_path(std::vector<std::string> &prefixes) {
+  for (const std::string &folder : split(std::getenv("PATH")))
+    for (const char *name : {"python3", "python"}) {
+      const fs::path python = fs::path(folder) / name;
+      std::error_code none;
+      if (!fs::exists(python, none)) continue;
+      add_once(prefixes, fs::path(folder).parent_path().string());
+      const fs::path real = fs::canonical(python, none);
+      if (!none) add_once(prefixes, real.parent_path().parent_path().string());
+    }
+}
+
+std::vector<std::string> python_prefixes() {
+  std::vector<std::string> prefixes;
+  for (const char *name : {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME"})
+    if (const char *value = std::getenv(name); value && *value) add_once(prefixes, value);
+  add_prefixes_of_path(prefixes);
+  if (const char *home = std::getenv("HOME"); home && *home) add_once(prefixes, std::string(home) + "/.local");
+  add_once(prefixes, "/usr/local");
+  add_once(prefixes, "/usr");
+  return prefixes;
+}
+
+// lib/python3.12 and, as Debian has it, lib/python3
+void add_python_folders(const fs::path &prefix, std::vector<std::string> &folders) {
+  std::vector<std::string> found;
+  for (const char *lib : {"lib", "lib64"}) {
+    std::error_code none;
+    for (fs::directory_iterator at(prefix / lib, none), end; !none && at != end; at.increment(none))
+      if (at->path().filename().string().starts_with("python3")) found.push_back(at->path().string());
+  }
+  std::sort(found.rbegin(), found.rend());
+  for (const std::string &folder : found)
+    for (const char *packages : {"site-packages", "dist-packages"}) {
+      std::error_code none;
+      if (fs::is_directory(fs::path(folder) / packages, none)) add_once(folders, folder + '/' + packages);
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> mapped_libraries() {
+  std::vector<std::string> files;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t start = line.find('/');
+    if (start == std::string::npos) continue;
+    const std::string path = line.substr(start);
+    const std::string name = path.substr(path.rfind('/') + 1);
+    if (name.starts_with("libnccl.so")) add_once(files, path);
+  }
+  return files;
+}
+
+std::vector<std::string> python_folders() {
+  std::vector<std::string> folders = split(std::getenv("PYTHONPATH"));
+  for (const std::string &prefix : python_prefixes()) add_python_folders(prefix, folders);
+  return folders;
+}
+
+std::vector<std::string> wheel_libraries() {
+  std::vector<std::string> files;
+  for (const std::string &folder : python_folders()) {
+    const std::string file = folder + "/nvidia/nccl/lib/libnccl.so.2";
+    std::error_code none;
+    if (fs::exists(file, none)) add_once(files, file);
+  }
+  return files;
 }
 
 }  // namespace fsdp::transport::nccl

@@ -6,10 +6,23 @@
 #include <string>
 #include <vector>
 
-#include "transport/device_team.h"
+#include "transport/nccl/communicators.h"
 #include "transport/team.h"
 
 namespace fsdp::transport::nccl {
+
+// Whether NCCL serves the ranks of a team, and which of its features are used. The choice is the same on all ranks,
+// except for the library.
+struct Choice {
+  std::string obstacle;  // why NCCL cannot serve them; empty: it can
+  std::shared_ptr<const Library> library;
+  Features features;
+  std::vector<Note> notes;
+};
+
+// Collective. An error of the NCCL library is not thrown, but becomes the obstacle. Throws if the user asked for
+// something that is not available.
+Choice choose(Team &host, const device::Device &device);
 
 inline constexpr CollectiveTraits nccl_traits = [] {
   CollectiveTraits traits = device_traits;

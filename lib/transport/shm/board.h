@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "base/mapping.h"
-#include "base/wire_error.h"
 #include "membership/seat.h"
 #include "transport/exchange.h"
 #include "transport/names.h"

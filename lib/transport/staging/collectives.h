@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "transport/call/launch.h"
-#include "transport/device_team.h"
 #include "transport/staging/conveyor.h"
+#include "transport/team.h"
 
 namespace fsdp::transport::staging {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "transport/device_team.h"
+#include "transport/team.h"
 
 #include "base/checked.h"
 #include "transport/exchange.h"
