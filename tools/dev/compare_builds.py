@@ -8,10 +8,11 @@ usage: tools/dev/compare_builds.py speed BEFORE AFTER [--turns N] [--worst PERCE
 BEFORE and AFTER are build folders (release, with examples). speed runs their fsdp-perf in turns: what counts of each
 figure is the median over the turns of its ratio to the reference of its own run, since machines drift. Operations with
 rows that seem worse are measured again, in turns with BEFORE twice: worse is what is below both. bits trains
-examples/train_gpt ten ways with both, and compares the losses of all steps and the hash of the last weights.
+examples/train_gpt in many ways with both, and compares the losses of all steps and the hash of the last weights.
 """
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,10 @@ WAYS = {
     "recomputed, tied": ["--recompute", "--tied"],
     "2 replicas": ["--replicas", "2"],
     "2 hosts": ["--ranks-per-host", "2"],
+    "2 hosts, tcp": ["FSDP_NET=tcp", "--ranks-per-host", "2", "--strategy", "optim_grads_params"],
+    "2 hosts, ucx": ["FSDP_NET=ucx", "FSDP_UCX_TCP=trusted", "--ranks-per-host", "2"],
+    "HFSDP over 2 hosts": ["--replicas", "2", "--outer", "hfsdp", "--ranks-per-host", "2"],
+    "mxfp8": ["--compute-dtype", "bf16", "--quantize", "mxfp8"],
 }
 
 
@@ -86,9 +91,11 @@ def confirm(seem_worse, arguments, least):
 
 def train(build, way):
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        command = [build / "tools/fsdp-run", "-n", "4", build / "examples/train_gpt", *MODEL, *way, "--json", file.name,
+        settings = dict(word.split("=") for word in way if word.startswith("FSDP_"))
+        options = [word for word in way if not word.startswith("FSDP_")]
+        command = [build / "tools/fsdp-run", "-n", "4", build / "examples/train_gpt", *MODEL, *options, "--json", file.name,
                    "--corpus", Path(__file__).resolve().parents[2] / "LICENSE"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | settings)
         rows = [json.loads(line) for line in open(file.name)]
     losses = [row["loss"] for row in rows if "loss" in row and "step" in row]
     hashes = [value for row in rows for key, value in row.items() if "hash" in key]
