@@ -13,16 +13,16 @@ namespace fsdp::engine {
 class OpenSave {
  public:
   virtual ~OpenSave() = default;
-  // The calling thread waits for the save's end, polling. If there is no checkpoint, every call throws the reason.
+  // Polls on the calling thread until the save has ended. If the save made no checkpoint, each call throws the reason.
   virtual void wait(const char *call) = 0;
-  // This function and those below may be called by any thread.
+  // Any thread may call this function and those below.
   virtual void give_up(fsdp_status status, const char *why) noexcept = 0;
   virtual bool under_way() const noexcept = 0;
-  // Releases models that have been copied.
+  // Releases the models that the save has copied.
   virtual void release_models() = 0;
 };
 
-// May be used by any thread.
+// Holds the context's save. Any thread may use it.
 class CheckpointSlot {
  public:
   std::shared_ptr<OpenSave> get() const {

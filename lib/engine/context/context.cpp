@@ -79,13 +79,13 @@ Context::Context(const fsdp_context_options &options, uint32_t rank, uint32_t wo
           options, rank, plans, waiter_, failure_,
           [this](const std::string &text) { log(FSDP_LOG_WARNING, format_text("rank {}: {}", rank_, text)); })),
       values_(*this, flight_log_.recorder()) {
-  heartbeat_timeout_ms(options_);  // also checked without heartbeats, so that a plan finds the errors of a run
+  heartbeat_timeout_ms(options_);  // checked even without heartbeats, so that a plan finds the errors of a run
   options_.rendezvous = options_.flight_directory = options_.trace_directory =
       nullptr;  // the caller's strings need not outlive the call
 }
 
-// Teams and the world refer to the device and the failure, so they end first. The device ends in this call, because it
-// may log something, and after the call that destroys the context the program may have no log any more.
+// Teams and the world refer to the device and the failure, so they end first. The device ends here because it may still
+// log: the program may destroy its log as soon as the call that destroys the context returns.
 Context::~Context() {
   values_.clear();
   world_.reset();
@@ -116,7 +116,8 @@ std::shared_ptr<Context> Context::create(const fsdp_context_options &options) {
   std::shared_ptr<Context> context(new Context(options, world.rank, world.size));
   populate_machine_code();
   context->check_directories();
-  // These lines are logged at once. The other ranks may wait until the timeout for a rank that rank 0 refuses.
+  // These lines are logged at once, because a rank that rank 0 refuses may keep the other ranks waiting until the
+  // timeout.
   world.log = [&](fsdp_log_level level, const std::string &text) {
     context->log(level, format_text("rank {}: {}", world.rank, text));
     context->log_queue_.flush();
@@ -327,7 +328,7 @@ void Context::write_trace_at_end() noexcept {
   flush_log_outside();
 }
 
-// Flushes the log, unless a call is inside the context, which then does it at its end.
+// Flushes the log unless a thread is inside the context; that thread's call flushes it when it ends.
 void Context::flush_log_outside() noexcept {
   if (inside_.exchange(true, std::memory_order_acquire)) return;
   log_queue_.flush();
@@ -339,7 +340,8 @@ void Context::write_flight_record(const std::string &path) const {
   flight_log_.write_record(path, failure_.get());
 }
 
-// The verdict of the job lies in memory that this rank shares with its host, or with the threads that are its peers.
+// The job's verdict is in memory that this rank shares with the ranks of its host, or with peers that are threads of
+// its process.
 bool Context::look_for_failure() const noexcept {
   if (!failure_.failed() && world_ && !closed_.load(std::memory_order_relaxed) && !in_child()) {
     try {
@@ -355,9 +357,9 @@ void Context::record_failure() noexcept {
     const std::string line = flight_log_.write_failure(*failure_.get());
     if (line.empty()) return;
     log(FSDP_LOG_ERROR, line);
-  } catch (...) {  // out of memory: the failure itself is told by the call
+  } catch (...) {  // out of memory: the call still reports the failure
   }
-  flush_log_outside();  // no later call gets so far that it would flush the line
+  flush_log_outside();  // no later call gets far enough to flush the line
 }
 
 void Context::abort(const std::string &reason) noexcept {
@@ -415,7 +417,7 @@ std::optional<Error> Context::last_error() const {
 
 // ---- the save that is under way ----
 
-// Waits for the save. Its error is told by the save's own handle.
+// Waits for the save. The save's own handle reports its error.
 void Context::await_saving() {
   const auto save = checkpoint_slot_.get();
   if (!save) return;

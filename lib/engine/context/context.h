@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank's membership in the job. A context owns the device and the world, and its models keep it alive. One thread
-// at a time is inside (CallScope); failure, abort and destroy may come from any thread.
+// at a time may be inside, which means in a call (CallScope). Any thread may fail, abort or destroy the context.
 #pragma once
 
 #include <atomic>
@@ -41,12 +41,12 @@ class ForkGuard {
   volatile uint32_t *word_;
 };
 
-// What a context must know about the models made from it.
+// The questions that a context asks the models made from it.
 class OpenModel {
  public:
   virtual ~OpenModel() = default;
   virtual std::string unfinished() const = 0;
-  // A capture or a replay that has begun, as text that says what ends it; empty if there is none.
+  // Describes the capture or replay that has begun, and the call that ends it; empty if none has begun.
   virtual std::string open_graph() const = 0;
 };
 
@@ -70,14 +70,15 @@ class Context {
   void check_handle(const char *call) const;
   bool debug() const noexcept { return options_.flags & FSDP_CONTEXT_DEBUG; }
   bool delays_work() const noexcept { return options_.debug_delay_us != 0; }
-  // The directory in which sealed models say what lies where in memory; empty: none.
+  // The directory for the files in which sealed models list their views of memory (debug_views.h); empty: no such
+  // files.
   const std::string &views_directory() const noexcept { return flight_log_.views_directory(); }
   device::Device &device() { return *device_; }
   // The traits of the device that the options name. A context that only plans knows them without a device.
   const device::Traits &device_traits() const noexcept { return device::traits_of(options_.device); }
   fsdp_device_kind device_kind() const noexcept { return options_.device; }
-  // The model whose calls are recorded into a graph (capture.h); NULL: none. There is one at a time, because work that
-  // other models enqueue meanwhile could become part of the graph.
+  // The model whose calls are recorded into a graph (capture.h); NULL: none. Only one model at a time is captured,
+  // because work that another model enqueues during a capture could become part of the graph.
   const Runtime *captured() const noexcept { return captured_; }
   void set_captured(const Runtime *model) noexcept { captured_ = model; }
   void require_no_other_capture(const Runtime *model, const char *call) const;
@@ -96,8 +97,8 @@ class Context {
   // Called on a thread of the caller when a call reports that the context has failed. Writes the flight record once,
   // where the options say.
   void record_failure() noexcept;
-  // Has the context or the job failed? This rank may not have waited for peers since. If the job has failed, this also
-  // fails the context. May be called by any thread.
+  // Returns whether the context or the job has failed, even if this rank has not waited for peers since the failure. A
+  // failure of the job also fails the context. Any thread may call it.
   bool look_for_failure() const noexcept;
   Failure &failure() noexcept { return failure_; }
   const Failure &failure() const noexcept { return failure_; }
@@ -107,10 +108,10 @@ class Context {
   // The team of all ranks. The first call is collective.
   transport::Team &world_team() { return values_.team(world_ranks()); }
   CheckpointSlot &checkpoint_slot() noexcept { return checkpoint_slot_; }
-  // Waits for the end of the save that is under way, whatever its result.
+  // Waits until the save that is under way has ended, whatever its result.
   void await_saving();
   void require_world(const char *call) const;
-  void require_open(const char *call) const;  // like require_world(), and the context must not be closed
+  void require_open(const char *call) const;  // like require_world(); also requires that the context is not closed
   // Collective over the ranks.
   std::unique_ptr<transport::Team> create_team(std::span<const uint32_t> ranks, const std::string &what);
   // Creates a team of the same ranks over the device's memory.
@@ -118,22 +119,22 @@ class Context {
                                                       transport::DeviceTransport transport);
   // The number of each rank's host.
   std::vector<uint32_t> hosts_of(std::span<const uint32_t> ranks) const;
-  // The bytes that a rank allocates for messages between these ranks; and the bytes that it would allocate if the hosts
-  // that the options name were real.
+  // message_bytes() returns the bytes that a rank allocates for messages between these ranks. planned_message_bytes()
+  // counts simulated hosts (`ranks_per_host`) as real hosts.
   uint64_t message_bytes(std::span<const uint32_t> ranks, bool sums) const;
   uint64_t planned_message_bytes(std::span<const uint32_t> ranks, bool sums) const;
   bool acts_hosts() const noexcept { return world_ && options_.ranks_per_host; }
 
-  // Reduces over the ranks of the mesh, in its order; NULL: over the world.
+  // Reduces over the mesh's ranks, in the order of the mesh; over the world if `mesh` is NULL.
   void all_reduce(const layout::Mesh *mesh, double *values, uint64_t count, fsdp_value_op op, const char *call);
-  // Returns the values of the same ranks, one after the other; they are valid until the next such call. `op` is
-  // compared between ranks; 0: the values are not reduced.
+  // Returns the values of all these ranks, rank by rank; they are valid until the next such call. Ranks compare `op`;
+  // 0: the values are not reduced.
   std::span<const ValueReducer::ValueMessage> exchange_values(const layout::Mesh *mesh, const double *values,
                                                               uint64_t count, fsdp_value_op op, const char *call);
   void close();
   void abort(const std::string &reason) noexcept;
-  // Fails the context. `peers_know`: communicators know of the failure. If they do not, peers are told, since they
-  // would otherwise wait for this rank until their timeout.
+  // Fails the context. `peers_know`: communicators tell peers of the failure. If false, this call tells them, because
+  // they would otherwise wait for this rank until their timeout.
   void fail_for_good(const Error &error) noexcept;
   void fail_for_good(const Error &error, bool peers_know) noexcept;
   // Called when the handle is destroyed: calls that still wait inside end with an error.
@@ -145,7 +146,7 @@ class Context {
   void remember(const Error &error) noexcept;
   std::optional<Error> last_error() const;
 
-  // Closing the context while a model is in the middle of a step is an error, so the context knows its models.
+  // The context keeps a list of its models, because it must not close while one of them is in the middle of a step.
   void add_model(const OpenModel *model);
   void remove_model(const OpenModel *model) noexcept;
 
@@ -175,7 +176,7 @@ class Context {
   ValueReducer values_;
   std::atomic<const Runtime *> captured_{nullptr};
   std::atomic<bool> inside_{false};
-  std::atomic<bool> has_several_models_{false};  // now or before
+  std::atomic<bool> has_several_models_{false};  // has there ever been more than one at a time?
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_with_its_handle_{false};
   std::atomic<bool> handle_destroyed_{false};
@@ -183,11 +184,11 @@ class Context {
   std::optional<Error> last_error_;
 };
 
-// The right to be inside a context: throws BUSY, the sticky failure, or INVALID_STATE in a forked child.
+// Claims the context for one call. Throws BUSY, the sticky failure, or INVALID_STATE in a forked child.
 class CallScope {
  public:
   CallScope(Context &context, const char *call);
-  // Says that the call has done its work. Without it the flight recorder records the error that ends the call.
+  // Marks the call as successful. Without this, the flight recorder records the error that ends the call.
   void done() noexcept { context_.flight().leave(); }
   ~CallScope();
   CallScope(const CallScope &) = delete;

@@ -25,7 +25,8 @@ std::string find_trace_directory(const fsdp_context_options &options, bool plans
   return options.trace_directory && !plans ? options.trace_directory : "";
 }
 
-// The directory for the list of views; empty if there is none. Only views of host memory fault, and only in debug mode.
+// The directory for the list of views; empty if there is none. Only debug mode lists views, and only those of host
+// memory, because no others can fault.
 std::string find_views_directory(const fsdp_context_options &options, bool plans) {
   const bool faults = options.flags & FSDP_CONTEXT_DEBUG && device::traits_of(options.device).host_memory && !plans;
   return faults ? debug_views_directory() : "";

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The records of a context's calls, and the files that it writes: that of the flight recorder, and the trace if one is
-// kept.
+// The records of a context's calls, and the files made from them: the flight record and, if a trace is kept, the trace.
 #pragma once
 
 #include <atomic>
@@ -16,7 +15,7 @@
 
 namespace fsdp::engine {
 
-// Work that does not report its end, so that calls must check it. It may have messages for the log.
+// Work that does not report its end, so calls must check whether it has ended. It may have messages for the log.
 class Unsettled {
  public:
   virtual ~Unsettled() = default;
@@ -33,17 +32,19 @@ class FlightLog {
   trace::FlightRecorder &recorder() noexcept { return recorder_; }
   trace::Timeline *timeline() noexcept { return timeline_.get(); }  // NULL: no trace is kept
   trace::CallerSpans *caller_spans() noexcept { return caller_spans_.get(); }
-  // The directory in which sealed models say what lies where in memory; empty: none.
+  // The directory for the files in which sealed models list their views of memory (debug_views.h); empty: no such
+  // files.
   const std::string &views_directory() const noexcept { return views_directory_; }
-  // Says which directories cannot be written. It is checked at once, and not after the failure or the run.
+  // Says which directories cannot be written. Checked when the context is created, because at a failure or at the end
+  // of a run it is too late.
   std::vector<std::string> directory_problems() const;
 
   void write_trace(const std::string &path) const;
   void write_record(const std::string &path, const std::optional<Error> &failure) const;
-  // Writes the flight record where the options say, and returns the line for the log. The line is empty if the record
-  // was written before or the context only plans.
+  // Writes the flight record to the directory that the options name, and returns the line for the log. The line is
+  // empty if the record was written before or the context only plans.
   std::string write_failure(const Error &failure);
-  // Writes the trace. Returns why there is none; empty if there is one or none is wanted.
+  // Writes the trace. Returns why that failed; empty if the trace was written or none is wanted.
   std::string write_last_trace() const;
   // Failures from now on are not written.
   void end() noexcept { written_ = true; }

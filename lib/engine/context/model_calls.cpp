@@ -26,7 +26,7 @@ ModelCalls::ModelCalls(CallLog &log, const Runtime &model, uint64_t key, std::ve
   const std::lock_guard lock(log_.mutex_);
   for (ModelCalls *other : log_.models_)
     if (share_two(ranks_, other->ranks_)) pairs_.push_back({other});
-  // All room is made before another model knows of this one.
+  // Allocates everything before other models can see this one.
   log_.models_.reserve(log_.models_.size() + 1);
   if (log_.entries_.empty() && !pairs_.empty()) log_.entries_.resize(CallLog::max_kept);
   for (const Pair &pair : pairs_) pair.other->pairs_.reserve(pair.other->pairs_.size() + 1);
@@ -93,8 +93,8 @@ const ModelCalls::Pair *ModelCalls::find_pair(uint64_t key) const {
   return found == pairs_.end() ? nullptr : &*found;
 }
 
-// Both models' calls are numbered backwards from the last one. Entries of models that have ended, or from before a
-// discard, come once the number is 0.
+// Both models' calls are numbered backwards from the last one. Once the number is 0, the remaining entries belong to
+// models that have ended or come from before a discard.
 ModelCalls::CountsBefore ModelCalls::counts_before(uint64_t key) const {
   const std::lock_guard lock(log_.mutex_);
   const Pair *pair = find_pair(key);

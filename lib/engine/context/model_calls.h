@@ -18,14 +18,14 @@ namespace fsdp::engine {
 
 class Runtime;
 
-// A join is the gather of one more piece in the launch of the gather before it. The last two are compared only with
-// calls of other models: a refresh of whole weights, and an exchange of values on a library stream.
+// A join is the gather of one more piece in the launch of the gather before it. A refresh of whole weights and an
+// exchange of values on a library stream are compared only with calls of other models.
 enum class CallKind : uint32_t { gather, reduce, replay, cancel, join, refresh, values };
 
 struct SequencedCall {
   CallKind kind;
-  // For a gather, the slot's number; for a reduce, the part's number; for a replay or its cancel, the capture's number;
-  // for a refresh, the group's number.
+  // For a gather, the slot's number; for a reduce, the part's number; for a replay or the cancel of one, the capture's
+  // number; for a refresh, the group's number.
   uint32_t number;
   bool operator==(const SequencedCall &) const = default;
 };
@@ -41,7 +41,7 @@ class ModelCalls;
 // The open models of a context, and their last calls. Models may be destroyed by any thread.
 class CallLog {
  public:
-  // The number of calls that are kept. For an older difference only the models are reported.
+  // The number of calls that are kept. If ranks differ in an older call, the report names only the models.
   static constexpr uint64_t max_kept = 8192;
 
  private:
@@ -68,29 +68,31 @@ class ModelCalls {
   ModelCalls &operator=(const ModelCalls &) = delete;
 
   void add(SequencedCall call);
-  // The model's ranks have met, and their calls do not differ. Models that were discarded since the meeting before are
-  // compared again from here on.
+  // Called when the model's ranks have met and their calls do not differ. Models that were discarded since the previous
+  // meeting are compared again from here on.
   void settle();
-  // The model's ranks have met to discard its step: they may have made different calls. Models with which it was
-  // interleaved do not compare their calls up to their own next meeting.
+  // Called when the model's ranks have met to discard its step, in which they may have made different calls. Models
+  // that were interleaved with it do not compare their calls before their own next meeting.
   void restart();
 
-  // How this model's calls are interleaved with those of the model `key`. Ranks are compared only if they have the same
-  // `first`: the lowest rank with which they exchange messages in the other model.
+  // A hash of how this model's calls are interleaved with those of the model `key`. Only ranks with the same `first`
+  // are compared: the lowest rank with which they exchange messages in the other model.
   struct OrderHash {
     uint64_t key, hash, first;
   };
   std::vector<OrderHash> hashes() const;
-  // Combines all of these hashes, without the keys. It is 0 if no other model was called between calls of this one.
+  // Combines the hashes of all other models, without the keys. It is 0 if no other model was called between calls of
+  // this one.
   uint64_t hash() const;
-  // For each call of this model since its last meeting that is still kept: how many calls of the other model came
-  // before. `first` is the number of the first such call, counted from 1.
+  // For each kept call of this model since its last meeting: how many calls of the other model came before it. `first`
+  // is the number of the first such call, counted from 1.
   struct CountsBefore {
     uint64_t first = 1;
     std::vector<uint64_t> counts;
   };
   CountsBefore counts_before(uint64_t key) const;
-  // Visits the call of this number, of this model or of the other one, if it is kept. Meanwhile no model ends.
+  // Visits the call with this number, of this model or of the other one, if the log still keeps it. No model ends
+  // during the visit.
   template <class Visit>
   void visit_own(uint64_t number, Visit &&visit) const {
     const std::lock_guard lock(log_.mutex_);

@@ -10,7 +10,7 @@
 namespace fsdp::engine {
 namespace {
 
-// Combines two values. If any rank has a NaN, the result is a NaN, so that all ranks see whether one diverged.
+// Combines two values. The result is NaN if either value is NaN, so all ranks see that one rank diverged.
 double combine(fsdp_value_op op, double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return a + b;
   if (op == FSDP_VALUE_SUM || op == FSDP_VALUE_MEAN) return a + b;
@@ -34,7 +34,7 @@ void ValueReducer::wait_for_ranks(const char *what, const std::function<void()> 
   const trace::FlightScope exchange(flights_, what, 0);
   flight.begin_wait("wait for peers", nullptr, trace::now_ns());
   tell();
-  flight.end_wait(trace::now_ns());  // after a failed wait, the recorder keeps its reason
+  flight.end_wait(trace::now_ns());  // after a failed wait, the recorder keeps the reason of the wait
 }
 
 void ValueReducer::barrier(const std::vector<uint32_t> &ranks, const char *call) {
@@ -42,7 +42,7 @@ void ValueReducer::barrier(const std::vector<uint32_t> &ranks, const char *call)
   wait_for_ranks(call, [&] { all.barrier(call); });
 }
 
-// The header is sent with the values, so that ranks that disagree find out before any value is used.
+// The header is sent with the values, so that ranks find a difference before they use any value.
 std::span<const ValueReducer::ValueMessage> ValueReducer::exchange(const std::vector<uint32_t> &ranks,
                                                                    const double *values, uint64_t count,
                                                                    fsdp_value_op op, const char *call) {
@@ -56,8 +56,8 @@ std::span<const ValueReducer::ValueMessage> ValueReducer::exchange(const std::ve
   const auto tell = [&mine, &ranks = *team, &all = messages, call] {
     ranks.all_gather(&mine, sizeof mine, all.data(), call);
   };
-  wait_for_ranks(call, std::cref(tell));  // a copied function object would be allocated in every step
-  // All ranks are compared with the first one, so that all of them report the same difference.
+  wait_for_ranks(call, std::cref(tell));  // std::cref: a copy of the function object would be allocated in every step
+  // Every rank compares all ranks with the first one, so all ranks report the same difference.
   const ValueMessage &first = messages[0];
   for (size_t r = 1; r < ranks.size(); ++r) {
     const ValueMessage &other = messages[r];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that ranks of a context reduce or exchange on the calling thread, a few at a time.
+// Reduces or exchanges a few values over ranks of a context, on the calling thread.
 #pragma once
 
 #include <functional>
@@ -34,8 +34,8 @@ class ValueReducer {
   // Reduces over these ranks of the job, in this order.
   void all_reduce(const std::vector<uint32_t> &ranks, double *values, uint64_t count, fsdp_value_op op,
                   const char *call);
-  // Returns the values of these ranks, one after the other; they are valid until the next such call. `op` is compared
-  // between ranks; 0: the values are not reduced.
+  // Returns the values of these ranks, rank by rank; they are valid until the next such call. Ranks compare `op`; 0:
+  // the values are not reduced.
   std::span<const ValueMessage> exchange(const std::vector<uint32_t> &ranks, const double *values, uint64_t count,
                                          fsdp_value_op op, const char *call);
   void barrier(const std::vector<uint32_t> &ranks, const char *call);
@@ -50,7 +50,7 @@ class ValueReducer {
     std::vector<ValueMessage> messages;  // one per rank, and this rank's own at the end
   };
   ValueTeam &find(const std::vector<uint32_t> &ranks);
-  // Runs an exchange with other ranks: the wait is counted and recorded.
+  // Runs an exchange with other ranks, and counts and records the wait.
   void wait_for_ranks(const char *what, const std::function<void()> &tell);
 
   Context &context_;

@@ -28,7 +28,7 @@ bool is_compact(const Shard &shard) {
   return shard.bucket->plan->coded_states || shard.bucket->plan->main_storage != FSDP_MAIN_FLOAT32;
 }
 
-// The address at which the update writes the compute weights. It is NULL if the main weights are the compute weights.
+// The address to which the update writes the compute weights. It is NULL if the main weights are the compute weights.
 // It is also NULL if the compute weights are codes, because a code depends on more than one element.
 std::byte *compute_of(const Shard &shard) {
   if (shard.bucket->plane(PlaneKind::main).plan->again || shard.bucket->plan->quantization) return nullptr;
@@ -77,8 +77,8 @@ void advance(void *&array, uint64_t bytes) {
   if (array) array = static_cast<std::byte *>(array) + bytes;
 }
 
-// Returns the part of a span with rounded weights that has the elements of `run`. If states are in codes, runs begin at
-// blocks.
+// Returns the part of a span with rounded weights that consists of the elements of `run`. If states are in codes, runs
+// begin at blocks.
 device::CompactSpan part_of(device::CompactSpan span, const memory::ElementRun &run) {
   const uint64_t state = span.exp_avg_scales ? 1 : sizeof(float);
   const uint64_t blocks = run.begin / device::state_block * sizeof(float);
@@ -92,7 +92,7 @@ device::CompactSpan part_of(device::CompactSpan span, const memory::ElementRun &
   return span;
 }
 
-// Does an array of `count` elements end where the next begins? If neither span has such an array, the answer is yes.
+// Does an array of `count` elements end where `next` begins? If neither span has such an array, the answer is yes.
 bool follows(const void *array, uint64_t count, uint64_t size, const void *next) {
   return array ? static_cast<const std::byte *>(array) + count * size == next : !next;
 }
@@ -105,7 +105,7 @@ bool continues(const device::AdamWSpan &a, const device::AdamWSpan &b) {
          follows(a.compute, a.count, dtype_size(a.compute_dtype), b.compute);
 }
 
-// Spans with scales, or with weights that need the numbers of their elements, are never joined.
+// Spans with scales are never joined, nor are spans with weights that need the numbers of their elements.
 bool continues(const device::CompactSpan &a, const device::CompactSpan &b) {
   return a.form == device::MainForm::split16 && b.form == a.form && !a.exp_avg_scales && !b.exp_avg_scales &&
          follows(a.weight, a.count, sizeof(uint16_t), b.weight) && follows(a.rest, a.count, sizeof(int16_t), b.rest) &&
@@ -128,8 +128,8 @@ void append(std::vector<device::CompactSpan> &spans, const device::CompactSpan &
   append_any(spans, span);
 }
 
-// Weights that are rounded stochastically need the numbers of their elements. The elements of a box may be several
-// runs, and then each run is a span.
+// Stochastic rounding needs the numbers of the elements. The elements of a box may be several runs, and in that case
+// each run is a span.
 void AdamWBatch::add(const Runtime &runtime, const Shard &shard) {
   const bool adamw = !shard.param(runtime).by_caller();
   if (!is_compact(shard)) return shards.push_back({&shard, span_of(shard, adamw)});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The full gradients that callers write: when they may write, where, and on which streams.
+// Lends full gradients to callers: when callers may write them, at which addresses, and on which streams.
 #include <algorithm>
 
 #include "base/dtype.h"
@@ -23,7 +23,7 @@ void Reducer::check_open(const Group &group, uint64_t param_index, const char *c
          group.name());
 }
 
-// A parameter may be written until it is completed, also if its part still waits for other parameters.
+// A parameter may be written until it is complete, even if its part still waits for other parameters.
 void Reducer::check_unfinished(const Group &group, uint64_t param_index, const char *call) const {
   if (group.grad.completed[param_index])
     fail(FSDP_INVALID_STATE,
@@ -62,10 +62,10 @@ void Reducer::open(GradPart &part, device::Stream &caller, const char *call) {
   part.group->grad.open = true;
 }
 
-// Waits until the part's buffer may be written. Each stream that writes waits for this itself, not for the stream that
-// opened the part.
+// Waits until the part's buffer may be written. Each stream that writes waits for the reads of the buffer, and does not
+// rely on the stream that opened the part.
 void Reducer::await_free(GradPart &part, device::Stream &caller) {
-  if (caller.is_calling_thread()) return;  // the thread waited when it opened the buffer
+  if (caller.is_calling_thread()) return;  // the thread waited when it opened the part
   runtime_.join_window(caller);
   caller.wait(*part.opened);
   if (part.group->plan->persistent_grad) return;
@@ -77,7 +77,7 @@ void Reducer::await_free(GradPart &part, device::Stream &caller) {
   for (const uint32_t number : part.overlaps) await(runtime_.parts[number]);
 }
 
-// Parameters that are not trained have room in the buffer, too, and are summed with it, so this sets them to 0.
+// Sets parameters that are not trained to 0, because they have room in the buffer and are summed with it.
 void Reducer::clear_untrained(const GradPart &part, device::Stream &caller) {
   const Group &group = *part.group;
   if (group.plan->persistent_grad && group.grad.given_count) return;  // it was cleared for the first contribution
@@ -90,9 +90,9 @@ void Reducer::clear_untrained(const GradPart &part, device::Stream &caller) {
   }
 }
 
-// Clears the sums of untrained parameters. Once is enough, since nothing is reduced into them. All of this rank's part
-// is cleared, because the outer axis may add it to other ranks' parts. In a capture nothing has been done yet, so it
-// does not count.
+// Clears the sums of untrained parameters. Once is enough, because nothing is reduced into them. All of this rank's
+// part is cleared, because the outer axis may add it to other ranks' parts. Clearing in a capture does not count,
+// because the work is only recorded.
 void Reducer::clear_untrained_sums(device::Stream &caller) {
   if (cleared_) return;
   runtime_.join_window(caller);
@@ -151,7 +151,7 @@ void Reducer::refuse_shared(const GradPart &part, const GradPart &other, const c
        call, part.name, other.name, other.name);
 }
 
-// Waits until peers have read the buffer, so that it may be written again.
+// Waits until peers have read the buffer, after which it may be written again.
 void Reducer::drain(GradPart &part, device::Stream &caller) {
   const Group *const group = part.group;
   if (const MeshComms &comms = runtime_.comms_of(*part.group);
@@ -159,9 +159,9 @@ void Reducer::drain(GradPart &part, device::Stream &caller) {
     if (!comms.reduces->released(part.ticket)) {
       const WaitSpan span(runtime_, WaitKind::reduce, group);
       comms.reduces->await_release(part.ticket, caller);
-      runtime_.context.failure().check();  // the end of a peer also releases the buffer
+      runtime_.context.failure().check();  // peers also release the buffer when they end
     }
-    // The end of a broken round releases the buffer at once, while this rank's own stream may still use it.
+    // A broken round releases the buffer when it ends, but this rank's own stream may still use the buffer.
     if (comms.reduces->broken()) runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
   } else {
     runtime_.wait(*part.reduced, WaitKind::reduce, caller, group);
@@ -189,7 +189,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, uint32_t flags, fs
     return std::find(part.streams.begin(), part.streams.end(), own) != part.streams.end();
   };
   if (again && state.writers[param_index] != stream && wrote(state.writers[param_index])) {
-    // The second writer comes after the first. If the first was in a replay, it has no stream here.
+    // The second writer waits for the first. If the first writer was in a replay, it has no stream here.
     if (device::Stream *first = writer(state.writers[param_index])) {
       first->record(*runtime_.marks.order);
       caller.wait(*runtime_.marks.order);
@@ -216,7 +216,7 @@ LentGrad Reducer::acquire(Group &group, uint64_t param_index, uint32_t flags, fs
   return lent;
 }
 
-// Checks, before any of them is lent, that all full gradients of the group can be lent at once.
+// Checks, before lending any of them, that all full gradients of the group can be lent at once.
 void Reducer::check_lends_all(const Group &group, const char *call) const {
   if (!group.lends_all)
     fail(FSDP_INVALID_STATE,
@@ -232,8 +232,8 @@ void Reducer::check_lends_all(const Group &group, const char *call) const {
   check_room(group.parts, call);
 }
 
-// Checks that there is a buffer for every part before one is lent. Otherwise parts that were lent before the first one
-// without a buffer would look as if they had been written.
+// Checks that there is a buffer for every part before one is lent. Without this check, parts that were lent before an
+// error would look as if they had been written.
 void Reducer::check_room(std::span<const GradPart> opened, const char *call) const {
   size_t lent = pool_.live - pool_.reducing.size();
   for (const GradPart &part : opened) {
@@ -308,8 +308,8 @@ void Reducer::check_writers(const Group &group, const char *call) const {
   }
 }
 
-// The stream to wait for, or NULL. In a capture, writes that other streams made before it are not part of the graph;
-// the replay is ordered after them.
+// The stream to wait for, or NULL. During a capture, writes that streams made before the capture are not part of the
+// graph; the replay is ordered after them.
 device::Stream *Reducer::writer(fsdp_stream stream) const {
   device::Stream &found = runtime_.context.device().caller_stream(stream);
   return runtime_.capture_id == 0 || found.capture_id() != 0 ? &found : nullptr;
@@ -325,7 +325,7 @@ void Reducer::wait_for_writers(GradPart &part) {
   }
 }
 
-// Orders the next user of the buffer after all streams that wrote into it.
+// Orders the next user of the buffer after all streams that wrote into the buffer.
 void Reducer::chain_writers(GradPart &part) {
   for (const fsdp_stream stream : part.streams) {
     device::Stream *const found = writer(stream);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which parameters with FSDP_MISSING_GRAD_SKIP have got a gradient in a step, on any rank of the model. In the meeting
-// that ends the step, ranks exchange hashes of their bits. If all hashes are equal, nothing more is sent. If not, the
-// bits of all ranks follow, 64 parameters in 8 bytes per rank.
+// Finds which parameters with FSDP_MISSING_GRAD_SKIP have a gradient in a step, on any rank of the model. In the
+// meeting that ends the step, ranks exchange hashes of their bits. If the hashes differ, the bits of all ranks follow:
+// 8 bytes per rank for 64 parameters.
 #pragma once
 
 #include <cstdint>

@@ -40,7 +40,7 @@ Matrices::Matrices(Runtime &runtime, Optimizer &optimizer) : runtime_(runtime), 
     const auto own = shards.find({matrix.group, matrix.param});
     shards_.push_back(own == shards.end() ? nullptr : own->second);
   }
-  // Routes of all waves are found once, so that the lists have room for the longest.
+  // Finds the routes of all waves once, so that the lists have room for the longest route.
   for (uint32_t wave = 0; wave < plan().waves.size(); ++wave) route(wave);
   moves_.reserve(std::max(route_.inner.capacity(), route_.outer.capacity()));
 }
@@ -60,7 +60,7 @@ MatrixPlane Matrices::read_plane(const char *name, const char *field) const {
   return {MatrixPlane::Values::state, static_cast<uint32_t>(found - states.begin())};
 }
 
-// All ranks have the same buckets, so all of them refuse.
+// All ranks have the same buckets, so a refusal is the same on all ranks.
 void Matrices::check_plane(const MatrixPlane &plane, const char *name) const {
   for (const Matrix &matrix : plan().matrices) {
     const memory::BucketPlan &bucket = runtime_.plan.buckets[matrix.bucket];
@@ -102,7 +102,7 @@ void Matrices::require_collected(const char *call) const {
     fail(FSDP_INVALID_STATE, "{}: no matrices are collected; call fsdp_collect_matrices first", call);
 }
 
-// Matrices of parameters that a step leaves as they are do not travel. All ranks know alike which these are.
+// Matrices of parameters that a step leaves unchanged do not travel. All ranks know which these are.
 void Matrices::leave_out() noexcept {
   for (size_t i = 0; i < left_out_.size(); ++i)
     left_out_[i] = optimizer_.is_kept(plan().matrices[i].group, plan().matrices[i].param);
@@ -150,14 +150,14 @@ void Matrices::route(uint32_t wave) {
   memory::find_route(runtime_.spec, runtime_.plan, of, runtime_.comms[of.mesh].rank(), left_out_, scratch_, route_);
 }
 
-// Work that the second stream is given later comes after the work that the first one has now.
+// Orders later work on the second stream after the present work on the first one.
 void Matrices::order(device::Stream &before, device::Stream &after) {
   before.record(*order_);
   if (!order_->done()) after.wait(*order_);
 }
 
-// Later work may write into the turn: all ranks have read its last return. The outer stream must not bring rows before
-// inner ranks have pulled those that were there. The inner stream waits for the outer one later.
+// Orders later writes into the turn after the reads of its last return on all ranks. The outer stream must not
+// overwrite rows before inner ranks have pulled them. The inner stream waits for the outer stream later.
 void Matrices::await_turn(const WaveStreams &on, const Turn &turn) {
   on.comms.reduces->await_release(turn.inner, on.inner);
   if (!on.outer) return;
@@ -217,7 +217,7 @@ void Matrices::take(const WaveStreams &on, const MatrixWave &wave, const Rows &r
   }
 }
 
-// Rows travel from their holders to the owners, or `back`.
+// Moves rows from their holders to the owners or, if `back`, from the owners to the holders.
 transport::Ticket Matrices::exchange(const WaveStreams &on, bool over_outer, bool back) {
   const auto &route = over_outer ? route_.outer : route_.inner;
   if (route.empty()) return {};
@@ -252,7 +252,7 @@ bool Matrices::is_own(uint32_t index) const {
   return matrix.owner == Matrix::every_rank || matrix.owner == comms.mesh.slot(comms.rank());
 }
 
-// Finds this rank's next matrix of the wave, and the equal ones that lie behind it at equal distances.
+// Finds this rank's next matrix of the wave, and the matrices of the same shape that follow at equal distances.
 std::optional<MatrixRun> Matrices::find_run() {
   const MatrixWave &wave = plan().waves[wave_];
   const uint32_t end = wave.first + wave.count;
@@ -274,7 +274,7 @@ std::optional<MatrixRun> Matrices::find_run() {
   return run;
 }
 
-// The caller's work on the matrices that it had is enqueued now.
+// Called when the caller's work on its last matrices is enqueued.
 void Matrices::note_worked() {
   if (std::exchange(given_, false)) runtime_.context.device().caller_stream(stream_).record(worked_.of(stream_));
 }
@@ -326,7 +326,8 @@ void Matrices::give_back(device::Stream &caller) {
   runtime_.leave_window(caller);
 }
 
-// A collective of this round that did not complete: another rank has given the step up.
+// Throws the error of a collective of this round that did not complete, which means that another rank has given the
+// step up.
 void Matrices::check_rounds(const char *call) {
   for (const MeshComms &comms : runtime_.comms) {
     auto broken = comms.reduces->broken();

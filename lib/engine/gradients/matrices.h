@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrices that come whole to their owners inside the update window, and go back (memory/matrix_plan.h). They travel in
-// waves, and this is the way of a row whose owner is another rank:
+// waves. A row whose owner is another rank takes this way:
 //
 //   collected   source plane -> `outer` area -> [outer axis] -> `rows` area -> [inner axis] -> the owner's `whole` area
 //   returned    target plane <- `outer` area <- [outer axis] <- `rows` area <- [inner axis] <- the owner's `whole` area
 //
-// Rows of this rank's own matrices are copied between plane and `whole` area, and rows whose owner has this rank's
-// outer index between plane and `rows` area. The library's reduce stream copies and exchanges over the inner axis, and
-// its outer stream over the outer axis. The
-// ranks of a mesh enqueue collections (C) and returns (R) in one order: C1 C2 R1 C3 R2 C4 ... A wave is returned when
-// its owner asks for the next one, and then the wave after the next is collected. Ranks in different meshes of a group
-// may have different numbers of waves. But all ranks have the waves of one mesh after those of another in the same
-// order, so no ranks wait for each other in a circle.
+// Rows of this rank's own matrices are copied between plane and `whole` area. Rows whose owner has this rank's outer
+// index are copied between plane and `rows` area. The library's reduce stream copies and exchanges over the inner axis,
+// and its outer stream over the outer axis. The ranks of a mesh enqueue collections (C) and returns (R) in one order:
+// C1 C2 R1 C3 R2 C4 ... When the owner asks for the next wave, the last one is returned, and then the wave after the
+// next is collected. Ranks in different meshes of a group may have different numbers of waves. But the waves of the
+// meshes come in the same order on all ranks, mesh by mesh, so ranks cannot wait for each other in a circle.
 #pragma once
 
 #include <array>
@@ -23,7 +22,7 @@
 
 namespace fsdp::engine {
 
-// What travels: shards of the main grads, of the main weights or of a state.
+// The memory that travels: shards of the main grads, of the main weights or of a state.
 struct MatrixPlane {
   enum class Values : uint8_t { grads, weights, state };
   Values values = Values::grads;
@@ -33,7 +32,7 @@ struct MatrixPlane {
 };
 struct MatrixPlanes {
   MatrixPlane source, target;
-  fsdp_dtype dtype = FSDP_FLOAT32;  // of the owners' matrices, and of messages
+  fsdp_dtype dtype = FSDP_FLOAT32;  // dtype of the owners' matrices, and of messages
 
   bool has_grads() const {
     return source.values == MatrixPlane::Values::grads || target.values == MatrixPlane::Values::grads;
@@ -43,7 +42,7 @@ struct MatrixPlanes {
   }
 };
 
-// Equal matrices of one owner, of neighbouring batches.
+// Matrices of one owner with the same shape, from consecutive batches.
 struct MatrixRun {
   const memory::Matrix *first = nullptr;
   uint64_t count = 0, stride = 0;  // stride in elements
@@ -59,32 +58,33 @@ class Matrices {
  public:
   Matrices(Runtime &runtime, Optimizer &optimizer);
 
-  // These throw INVALID_STATE, which names the expected call.
+  // These functions throw INVALID_STATE, and name the expected call.
   void require_matrices(const char *call) const;
   void require_collected(const char *call) const;
-  // NULL as source: the main grads; as target: the source.
+  // `source` NULL means the main grads; `target` NULL means the source.
   MatrixPlanes read_planes(const char *source, const char *target, fsdp_dtype dtype) const;
-  // The ranks have met for this call with equal planes.
+  // Called when the ranks have met for this call with equal planes.
   void collect(const MatrixPlanes &planes, device::Stream &caller);
-  // The next matrices of this rank; nothing if there are no more. The caller works on them on this stream.
+  // The next matrices of this rank; nothing if there are no more. The caller works on them on `stream`.
   std::optional<GivenMatrices> next(fsdp_stream stream, device::Stream &caller);
-  // Returns the last waves: first their work is enqueued, which other ranks must do too, and then the caller waits.
+  // Returns the last waves. First all their work is enqueued, because other ranks wait for that, and then the caller
+  // waits.
   void return_rest();
   void give_back(device::Stream &caller);
   // Throws if another rank has given up this round.
   void check_rounds(const char *call);
   // Says why the step cannot be discarded now; empty if it can.
   std::string find_written() const;
-  // The window has closed, or its step was discarded.
+  // Called when the window has closed or its step was discarded.
   void close() noexcept { given_ = wrote_weights_ = false; }
 
  private:
-  // A turn of a mesh's region.
+  // One of the turns in which waves use a mesh's region.
   struct Turn {
-    transport::Ticket inner, outer;        // tickets of its last return
+    transport::Ticket inner, outer;        // tickets of the last return in this turn
     std::unique_ptr<device::Event> ready;  // the owners have the matrices
   };
-  // Where the waves of a mesh travel.
+  // The streams and the memory for the waves of a mesh.
   struct WaveStreams {
     MeshComms &comms;
     device::Stream &inner;
@@ -120,10 +120,10 @@ class Matrices {
   Runtime &runtime_;
   Optimizer &optimizer_;
   std::vector<std::array<Turn, memory::MatrixPlan::turns>> turns_;  // by mesh
-  std::unique_ptr<device::Event> order_;                            // for momentary use
-  StreamEvents worked_;                                             // the caller's work on the matrices of the wave
+  std::unique_ptr<device::Event> order_;                            // for short use within one call
+  StreamEvents worked_;                                             // the caller's work on the wave's matrices is done
   std::vector<const Shard *> shards_;  // by matrix: this rank's shard of its parameter; NULL: it has none
-  std::vector<uint8_t> left_out_;      // by matrix: does this step leave its parameter as it is?
+  std::vector<uint8_t> left_out_;      // by matrix: does this step leave the parameter unchanged?
   memory::MatrixRoute route_;
   memory::RouteScratch scratch_;
   std::vector<transport::Move> moves_;
@@ -131,10 +131,10 @@ class Matrices {
   // The state between collect() and give_back().
   MatrixPlanes planes_;
   uint32_t wave_ = 0;             // the wave on which the caller works
-  uint32_t next_ = 0;             // the matrix from which on find_run() looks
+  uint32_t next_ = 0;             // the matrix at which find_run() begins to look
   uint32_t collected_ = 0;        // number of waves whose collection is enqueued
   bool given_ = false;            // the caller has matrices
-  fsdp_stream stream_ = nullptr;  // where it works on them
+  fsdp_stream stream_ = nullptr;  // the stream on which the caller works on them
   bool wrote_weights_ = false;    // a return to main weights has ended in this window
 };
 

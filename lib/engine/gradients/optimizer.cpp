@@ -50,8 +50,8 @@ bool Optimizer::is_kept(uint32_t group, uint32_t param_index) const noexcept {
   return param.skips_missing() && runtime_.step.window_has_grads() && !runtime_.groups[group].grad.given[param_index];
 }
 
-// Lists the main grads, so that all of them are measured and scaled in a few launches. Main grads that are not trained
-// are zeros. One of these zeros stands for all of them, and its result is written like the others.
+// Lists the main grads, so that a few launches measure or scale all of them. Main grads that are not trained are zeros.
+// One of these zeros stands for all of them, and its result is written like the others.
 void Optimizer::list_grads() noexcept {
   grads_.clear();
   squares_.clear();
@@ -80,7 +80,7 @@ void Optimizer::list_trained() noexcept {
   list_spans();
 }
 
-// First moments begin with the code of 0, which is not a byte of 0.
+// First moments begin with the code of 0, which is not the byte 0.
 void Optimizer::clear_codes() {
   device::Device &device = runtime_.context.device();
   const std::vector<uint8_t> zeros(65536, device::signed_zero_code);
@@ -93,7 +93,8 @@ void Optimizer::clear_codes() {
   }
 }
 
-// The update of an element depends on no other element, so neither the order of the spans nor the cuts change a bit.
+// The update of an element depends on no other element, so the order and the bounds of the spans do not change any
+// bits.
 std::vector<AdamWBatch> Optimizer::make_batches(const memory::ParamSpec *changed, double lr_scale) const {
   std::map<std::pair<double, bool>, AdamWBatch> alike;
   for (const Shard &shard : shards_) {
@@ -236,7 +237,7 @@ void Optimizer::store_steps(double lr, const fsdp_adamw_options &options, device
 
 namespace {
 
-// Casts main weights to compute weights. Weights that a step does not update are cast, too, because they may have been
+// Casts main weights to compute weights. It also casts weights that a step does not update, because they may have been
 // loaded in its window.
 template <class Span>
 void cast_spans(const std::vector<Span> &spans, device::Stream &stream) {
@@ -260,8 +261,8 @@ void Optimizer::cast_weights(device::Stream &stream) {
   quantizer_.quantize(stream);
 }
 
-// The ranks of a model measure its main grads together: norms, also with further models, and numbers that are not
-// finite.
+// The ranks of a model measure its main grads together: norms, also with further models, and counts of numbers that are
+// not finite.
 
 // Writes this rank's sum of squares for every parameter. If the rank has no part of a parameter, nothing is written,
 // and the sum stays 0.
@@ -270,7 +271,7 @@ void Optimizer::measure_squares(double *squares, device::Stream &caller) {
   caller.sum_all_squares(squares_);
 }
 
-// Brings the values of all holders to all_values(), in the order of their ranks.
+// Brings the values of all holders into all_values(), in the order of their ranks.
 void Optimizer::exchange(const double *own, size_t count, const char *what) {
   const WaitSpan span(runtime_, WaitKind::peers);
   const trace::FlightScope flight(*runtime_.flights.meetings, what, count * sizeof(double));
@@ -278,7 +279,7 @@ void Optimizer::exchange(const double *own, size_t count, const char *what) {
 }
 
 // Calls `take` with each parameter's value from every slot, in the order of slots, and with the rank that has the slot.
-// If groups have several meshes, these are the values of all ranks of the model in their order.
+// If groups have several meshes, `take` gets the values of all ranks of the model, in the order of ranks.
 template <class Take>
 void Optimizer::exchange_values(const char *what, Take take) {
   const memory::ModelSpec &spec = runtime_.spec;
@@ -297,7 +298,7 @@ void Optimizer::exchange_values(const char *what, Take take) {
 // Lists which ranks of the model count each parameter; an empty list stands for all ranks.
 void Optimizer::list_counting_ranks() {
   if (runtime_.spec.meshes.size() == 1) return;
-  std::unordered_map<uint32_t, uint32_t> numbers;  // in the model, by rank of the job
+  std::unordered_map<uint32_t, uint32_t> numbers;  // key: rank of the job; value: rank in the model
   for (uint32_t r = 0; r < runtime_.team().size(); ++r) numbers[runtime_.team().world_rank(r)] = r;
   for (const Group &group : runtime_.groups)
     for (uint64_t p = 0; p < group.places.size(); ++p) {
@@ -327,7 +328,7 @@ std::string describe_limit(double max_norm) {
             model, odd, describe_limit(dispute.limit_of_odd), dispute.first, describe_limit(dispute.limit_of_first));
 }
 
-// What a rank sends to ranks of other models. All members are values as fsdp_exchange_values takes them.
+// The message of a rank to ranks of other models. All members are doubles, as fsdp_exchange_values requires.
 struct NormMessage {
   double squares, max_norm;
   double disputed = 0, odd = 0, first = 0, scaled_differently = 0, limit_of_odd = 0, limit_of_first = 0;
@@ -347,8 +348,8 @@ static_assert(sizeof(NormMessage) == NormMessage::value_count * sizeof(double));
 
 }  // namespace
 
-// Ranks tell each other what they do with the norm, so that a difference is known before any rank scales. If callers
-// give shares of the norm, these are sent along.
+// Ranks exchange what they do with the norm, so that a difference is known before any rank scales. If callers exchange
+// shares of the norm, these are in the same message.
 std::optional<NormDispute> Optimizer::meet_for_norm(double max_norm) {
   constexpr size_t told = 3;
   const double share = norm_.callers_tell() ? *norm_.share() : 0;
@@ -367,8 +368,8 @@ std::optional<NormDispute> Optimizer::meet_for_norm(double max_norm) {
   return {};
 }
 
-// Ranks of other models wait for this model's norm even if its own ranks disagree. So a dispute is sent along, and all
-// ranks report the first one in the order of the mesh.
+// Ranks of other models wait for this model's norm even if its own ranks disagree. So the message includes a dispute,
+// and all ranks report the first dispute in the order of the mesh.
 std::optional<NormDispute> Optimizer::exchange_further(const layout::Mesh &further, double max_norm, double &squares,
                                                        const std::optional<NormDispute> &own) {
   NormMessage mine{squares, max_norm};
@@ -393,7 +394,7 @@ std::optional<NormDispute> Optimizer::exchange_further(const layout::Mesh &furth
 }
 
 // Checks that `further` contains no other rank of the model's own mesh. Such a rank has the same norm of the whole
-// model, which would then count twice.
+// model, and that norm would count twice.
 void Optimizer::require_other_parts(const layout::Mesh &further) const {
   const auto &own = runtime_.spec.mesh().ranks;
   for (const uint32_t rank : further.ranks)
@@ -404,7 +405,7 @@ void Optimizer::require_other_parts(const layout::Mesh &further) const {
            rank);
 }
 
-// Adds within each slot first, and then the slots in order, so that every strategy makes the same additions.
+// Adds first within each slot and then over the slots in order, so every strategy makes the same additions.
 void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, device::Stream &caller) {
   const CallSpan span(runtime_, "grad_norm");
   if (further) require_other_parts(*further);
@@ -422,7 +423,7 @@ void Optimizer::measure_norm(const layout::Mesh *further, double max_norm, devic
 // The host adds the norms of several models, so it waits for the norm of this one.
 void Optimizer::measure_further(const layout::Mesh &further, double max_norm, const std::optional<NormDispute> &own,
                                 device::Stream &caller) {
-  if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree, it stays the last norm
+  if (known_norm_.measured) known_norm_.value = last_norm();  // if ranks disagree, this remains the last norm
   double squares = 0;
   if (!own) {
     norm_.find(0, caller);
@@ -456,7 +457,7 @@ void Optimizer::check_norm_count(uint64_t count, const char *call) const {
     fail(FSDP_INVALID_ARGUMENT, "{}: norm_count is {}, the model has {} parameters", call, count, names_.size());
 }
 
-// Makes the norms from the squares that the ranks have of each parameter.
+// Makes the norms from the ranks' squares of each parameter.
 void Optimizer::add_norms(const char *what, double *norms) {
   std::fill_n(norms, names_.size(), 0.0);
   exchange_values(what, [&](size_t p, double squares, uint32_t holder) {
@@ -465,8 +466,8 @@ void Optimizer::add_norms(const char *what, double *norms) {
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
-// Lists what a norm of weights reads: main weights, and for frozen parameters compute weights. Codes and bytes are left
-// out.
+// Lists the memory that a norm of weights reads: main weights, and for frozen parameters compute weights. Codes and
+// bytes are left out.
 WeightSpans Optimizer::list_weights() const {
   WeightSpans spans;
   for_each_slice(runtime_, {PlaneKind::main, PlaneKind::compute}, [&](const PlaneSlice &weights) {
@@ -490,8 +491,8 @@ WeightSpans Optimizer::list_weights() const {
 
 namespace {
 
-// Sets the values to zero, and does so again at the end of the scope. The second time is needed because the norms of
-// gradients add up the values of all parameters, and write only those of trained ones.
+// Sets the values to zero, now and at the end of the scope. The second time is needed because norms of gradients add
+// the values of all parameters but write only those of trained parameters.
 struct ClearedValues {
   std::span<double> values;
   explicit ClearedValues(std::span<double> all) : values(all) { std::ranges::fill(values, 0.0); }
@@ -533,7 +534,7 @@ uint64_t Optimizer::count_zero_grads(device::Stream &caller) {
   return zeros;
 }
 
-// The result is the same on all ranks of the model, also on ranks that do not read the norm.
+// The result is the same on all ranks of the model, including ranks that do not read the norm.
 void Optimizer::clip_grads(const layout::Mesh *further, double max_norm, device::Stream &caller, double *norm) {
   constexpr auto call = "fsdp_clip_grads";
   if (!(max_norm > 0)) fail(FSDP_INVALID_ARGUMENT, "{}: max_norm is {}, it must be above 0", call, max_norm);
@@ -557,7 +558,7 @@ void Optimizer::clip_to_norm(device::Stream &caller) {
   runtime_.leave_window(caller);
 }
 
-// What a rank of the model calls the parameter.
+// The name of the parameter on a rank of the model.
 const char *Optimizer::name_on(size_t ordinal, uint32_t holder) const {
   size_t first = 0;
   for (const Group &group : runtime_.groups) {
@@ -576,7 +577,7 @@ const char *Optimizer::find_nonfinite(device::Stream &caller) {
   const CallSpan span(runtime_, "check_grads");
   auto *counts = reinterpret_cast<uint64_t *>(own_values());
   runtime_.join_window(caller);
-  // Checks also the copies that no norm counts.
+  // Also checks the copies that no norm counts.
   for (const Shard &shard : shards_)
     if (shard.counted.count && param_of(shard).has_gradient())
       caller.count_nonfinite(counts + shard.ordinal,

@@ -25,7 +25,7 @@ void Reducer::set_access(const GradPart &part, Access access) {
 }
 
 // Within a part, each rank may complete parameters in its own order. Parts are reduced in the order in which they
-// become complete, and the collectives check that this order is the same on all ranks.
+// become complete, and the collectives check that all ranks have the same order.
 void Reducer::complete(Group &group, uint64_t param_index, fsdp_stream stream) {
   constexpr auto call = "fsdp_complete_grad";
   const CallSpan span(runtime_, "complete_grad", &group);
@@ -84,8 +84,8 @@ void Reducer::reduce_parts(Group &group, bool last) {
   ++group.grad.reduced_count;
 }
 
-// A later contribution is lost if it is small compared with a sum of 16 bits. A program that sets grad_dtype has chosen
-// that. Other programs are warned, once for each model and by one rank.
+// If a later contribution is small compared with a sum of 16 bits, it is lost. A program that sets grad_dtype has
+// chosen that. Other programs are warned, once for each model and by one rank.
 void Reducer::warn_of_narrow_sum(const Group &group) {
   if (narrow_sum_told_ || group.spec->grad_dtype) return;
   const auto narrow = [](const memory::ParamSpec &param) {
@@ -107,8 +107,8 @@ void Reducer::warn_of_narrow_sum(const Group &group) {
                                                                    : "FSDP_REDUCE_POLICY_LAST"));
 }
 
-// `reduced` is the event of the part that was reduced last. It is NULL if that was in another call, whose events a
-// capture may not use.
+// `reduced` is the event of the part that was reduced last. It is NULL if another call reduced that part, because a
+// capture may not use events of other calls.
 void Reducer::sum_outer(Group &group, const device::Event *reduced) {
   if (!reduced) {
     runtime_.comms_of(group).reducing.stream->record(*group.parts.front().reduced);
@@ -121,7 +121,7 @@ void Reducer::reduce_part(GradPart &part) {
   const MeshComms &comms = runtime_.comms_of(*part.group);
   device::Stream &stream = *comms.reducing.stream;
   wait_for_writers(part);
-  // The update of the step before may still read the main grads.
+  // The update of the previous step may still read the main grads.
   runtime_.join_window(stream);
   if (runtime_.records_calls() && (comms.communicates || comms.outer))
     runtime_.record_call({CallKind::reduce, part.number});
@@ -177,8 +177,8 @@ void Reducer::enqueue_local(GradPart &part, uint32_t turn) {
   reducing.trace->end("local_sum", part, part.reduced_bytes, runtime_.step.version());
 }
 
-// If there is an outer axis, the main grads of no_shard groups are summed slot by slot. This makes them whole. It comes
-// after the last reduce, so that the sums of that one do not wait for it.
+// If there is an outer axis, the main grads of no_shard groups are summed slot by slot, and this makes them whole. It
+// is enqueued after the last reduce, so that sums of that reduce do not wait for it.
 void Reducer::gather_whole() {
   for (Group &group : runtime_.groups) {
     const MeshComms &comms = runtime_.comms_of(group);
@@ -205,8 +205,9 @@ void Reducer::end_groups(fsdp_stream stream) {
   }
 }
 
-// Ends the contributions of a group. They are in the main grads, except for what waits for the last contribution. That
-// is the sums over the outer axis, and the reduce of persistent gradients, which comes after all writes of them.
+// Ends the contributions of a group. They are now in the main grads, except for work that waits for the last
+// contribution: the sums over the outer axis, and the reduce of persistent gradients, which comes after all writes to
+// them.
 void Reducer::end_group(Group &group) {
   group.grad.last = true;
   if (group.plan->persistent_grad) {
@@ -221,8 +222,8 @@ void Reducer::end_group(Group &group) {
     sum_outer(group, nullptr);
 }
 
-// Gives zeros for all parameters, from the last to the first, and completes each at once. The gradient pool was planned
-// for this order.
+// Gives zeros for all parameters, from the last to the first, and completes each immediately. The gradient pool was
+// planned for this order.
 void Reducer::give_zeros(Group &group, fsdp_stream stream) {
   for (uint64_t i = group.places.size(); i-- > 0;) {
     if (!runtime_.param(group, i).has_gradient()) continue;
@@ -275,8 +276,8 @@ void Reducer::start_step() {
   runtime_.stats.pending_grads = pool_.live = 0;
 }
 
-// For callers that do not wait for peers, these functions find out whether full gradient buffers can be lent now,
-// before anything is changed for that.
+// For callers that do not wait for peers, these functions find out whether full gradient buffers can be lent now. They
+// change nothing.
 
 // Would drain() return at once?
 bool Reducer::is_drained(const GradPart &part) const {
@@ -286,7 +287,7 @@ bool Reducer::is_drained(const GradPart &part) const {
   return comm.released(part.ticket) && (!comm.broken() || part.reduced->done());
 }
 
-// Checks the parts one after the other, as acquire() would open them and make_room() would make room for each. A GPU
+// Checks the parts one after the other, with the effects that acquire() and make_room() would have on each. A GPU
 // stream waits by itself, so nothing is checked for it.
 void Reducer::check_drained(Group &group, uint64_t first, uint64_t end, const device::Stream &caller,
                             const char *call) {
@@ -341,7 +342,7 @@ bool is_untouched(device::Device &device, const std::byte *data, fsdp_dtype dtyp
 
 }  // namespace
 
-// Nothing is checked in a capture, because no bytes are written yet.
+// Nothing is checked in a capture, because the gradients are not written yet.
 void Reducer::hide(GradPart &part, device::Stream &caller) {
   if (!runtime_.context.debug() || !part.group->plan->trainable) return;
   if (runtime_.storage->protects_grads(part.plan->full_grad.mesh)) return set_access(part, Access::none);

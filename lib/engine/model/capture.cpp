@@ -64,7 +64,7 @@ OuterState advance(const OuterState &now, const OuterState &before, const OuterS
   return state;
 }
 
-// Adds to the counters what the capture counted. Numbers that are not counters are those after the capture.
+// Adds to the counters what the capture counted. Numbers that are not counters become those after the capture.
 Stats advance(const Stats &now, const Stats &before, const Stats &after) {
   Stats stats = now;
   const auto add = [&](uint64_t Stats::*counter) { stats.*counter += after.*counter - before.*counter; };
@@ -142,8 +142,8 @@ Moment advance(const Moment &now, const Moment &before, const Moment &after) {
     state.outer[mesh] = advance(now.outer[mesh], before.outer[mesh], after.outer[mesh]);
   for (size_t g = 0; g < state.grads.size(); ++g) {
     ContributionState &grad = state.grads[g];
-    // If the step goes on, its contributions from before the graph count, too. If it ended in the graph, the count
-    // starts at 0.
+    // If the step goes on after the graph, its contributions from before the graph count, too. If the step ended in the
+    // graph, the count starts at 0.
     if (after.step.version != before.step.version) continue;
     grad.reduced_count = now.grads[g].reduced_count + (grad.reduced_count - before.grads[g].reduced_count);
     grad.given_count = now.grads[g].given_count + (grad.given_count - before.grads[g].given_count);
@@ -199,8 +199,8 @@ Capture::~Capture() {
 Moment Capture::read() const { return read_state(runtime_, gatherer_, reducer_); }
 void Capture::write(const Moment &state) { write_state(state, runtime_, gatherer_, reducer_); }
 
-// Waits for the library's streams, because work of the graph cannot wait for events that were recorded before it. A
-// capture is not part of a step, so the host may wait.
+// Waits for the library's streams, because work in the graph cannot wait for events that were recorded before the
+// capture. A capture is not part of a step, so the host may wait.
 void Capture::await_library() {
   device::Device &device = runtime_.context.device();
   for (device::Stream *stream : runtime_.library_streams()) {
@@ -209,7 +209,7 @@ void Capture::await_library() {
   }
   for (const device::Event *event : runtime_.events())
     if (!event->done()) device.synchronize(*event);
-  if (!runtime_.marks.order->done()) device.synchronize(*runtime_.marks.order);  // it orders the caller's own streams
+  if (!runtime_.marks.order->done()) device.synchronize(*runtime_.marks.order);  // for the caller's own streams
 }
 
 void Capture::join(fsdp_stream stream) {
@@ -295,10 +295,10 @@ void Capture::enter(double lr, fsdp_stream stream) {
   runtime_.replays.prepare(number_, name_, caller);
 }
 
-// All later work comes after the graph. For the library's streams this holds from here on, and for a stream of the
-// caller from the call that it is given to (Runtime::caller_stream). So events that the captured calls recorded have no
-// meaning any more, nor do the streams that wrote lent gradients, and one record (another for a norm) is enough. Few
-// records are good: CUDA makes the host wait once about 1000 commands are pending.
+// All later work comes after the graph: on the library's streams from here on, and on a stream of the caller from the
+// next call with that stream (Runtime::caller_stream). So the events that the captured calls recorded no longer matter,
+// nor do the streams that wrote lent gradients. One record, and another for a norm, is enough. Few records are good,
+// because CUDA makes the host wait once about 1000 commands are pending.
 void Capture::leave(device::Stream &caller) {
   runtime_.replays.commit(caller);
   for (device::Stream *library : runtime_.library_streams()) runtime_.replays.join_last(*library);

@@ -21,7 +21,7 @@
 
 namespace fsdp::engine {
 
-// Names are the only free text in the JSON.
+// Only names need to be escaped, because they are the only free text in the JSON.
 
 namespace {
 
@@ -74,7 +74,7 @@ void describe_bucket(Out out, const memory::GroupSpec &group, const memory::Buck
   fmt::format_to(out, "]}}");
 }
 
-// Describes the parts in which full gradients are lent. Each part takes one slot of the pool.
+// Describes the parts of full gradients that are lent. Each part uses one slot of the pool.
 void describe_parts(Out out, const memory::GroupSpec &group, std::span<const memory::PartPlan> parts, uint64_t behind) {
   fmt::format_to(out, "\"full_grad_parts\": [");
   for (const memory::PartPlan &part : parts) {
@@ -87,7 +87,7 @@ void describe_parts(Out out, const memory::GroupSpec &group, std::span<const mem
   fmt::format_to(out, "], ");
 }
 
-// Describes the pieces that are gathered by themselves. `by_piece`: each has a buffer of its own.
+// Describes the pieces, each of which is gathered by itself. `by_piece`: each has a buffer of its own.
 void describe_pieces(Out out, const memory::GroupPlan &group) {
   fmt::format_to(out, "\"pieces_have_buffers\": {}, \"pieces\": [", group.by_piece);
   for (const memory::PiecePlan &piece : group.pieces)
@@ -170,9 +170,9 @@ using checkpoint::KeptTensor;
 
 namespace {
 
-constexpr double max_steps = 9007199254740992.0;  // a double counts exactly up to here
+constexpr double max_steps = 9007199254740992.0;  // a double counts exactly up to this number
 
-constexpr size_t max_told = 20;  // names in a message of the log
+constexpr size_t max_told = 20;  // most names in one message of the log
 
 std::string some_of(const char *what, const std::vector<std::string> &names) {
   std::string text = format_text("; {} {}", names.size(), what);
@@ -190,7 +190,7 @@ std::optional<uint64_t> seed_of(const memory::ModelSpec &spec) {
   return memory::rounds_randomly(spec) ? std::optional(spec.rounding_seed) : std::nullopt;
 }
 
-// One name for the folder, however it was given. Errors are ignored.
+// The unique name of the folder, for any path that leads to it. Errors are ignored.
 std::string canonical(const std::string &folder) {
   std::error_code ignored;
   return std::filesystem::weakly_canonical(folder, ignored).string();
@@ -243,7 +243,7 @@ void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::
   });
 }
 
-// Codes are read as they are.
+// Codes are read as they are stored.
 void Checkpoints::read_with(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to,
                             const CompactNumbers::CopyOut &copy) const {
   const Plane &plane = plane_of(tensor);
@@ -264,7 +264,7 @@ void Checkpoints::read_device(const std::byte *from, std::span<std::byte> to) co
   }
 }
 
-// The name of the checkpoint that this model was loaded from, if it is in `folder`; otherwise empty.
+// The name of the checkpoint from which this model was loaded, if it is in `folder`; otherwise empty.
 std::string Checkpoints::spared(const std::string &folder) const {
   return !loaded_name_.empty() && canonical(folder) == loaded_folder_ ? loaded_name_ : "";
 }
@@ -276,7 +276,7 @@ void Checkpoints::add_to(checkpoint::SaveOrder &order, const std::string &name, 
   runtime_.join_window(caller);
   if (!runtime_.context.device_traits().host_memory) {
     if (!copies_) copies_ = std::make_unique<CopyStream>(runtime_.context.device());
-    order.piece_bytes = checkpoint::Staging::block_bytes;  // so that there are few copies from the device
+    order.piece_bytes = checkpoint::Staging::block_bytes;  // large pieces, so that there are few copies from the device
     caller.record(*copies_->before);
     copies_->stream->wait(*copies_->before);
   }
@@ -412,7 +412,7 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
     steps_.reset();
     encoder_.clear();
   };
-  // What a failed load has left in it belongs to tensors of this call.
+  // Clears blocks that a failed load leaves in the encoder: their keys are tensors of this call.
   struct Clearing {
     StateEncoder &encoder;
     ~Clearing() { encoder.clear(); }
@@ -420,7 +420,8 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
   return take({shards, runtime_.plan.layout_hash, begin, write, read, runtime_.teams.front().outer.get()});
 }
 
-// Logs which names were loaded. With a mistyped name a model would silently begin from nothing.
+// Logs which names were loaded. Without this log, a model with a mistyped name would start without that tensor
+// unnoticed.
 void Checkpoints::note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result) {
   const checkpoint::LoadedTensors &tensors = result.tensors;
   runtime_.context.log(FSDP_LOG_INFO,
@@ -432,7 +433,7 @@ void Checkpoints::note_load(const char *call, const std::string &from, const che
                            list_of("unexpected", tensors.unexpected));
 }
 
-// With another seed the model trains as well, but not to the same bits.
+// With another seed the model trains equally well, but not to the same bits.
 void Checkpoints::note_seed(const char *call, const checkpoint::LoadResult &result,
                             const std::optional<std::string> &model) const {
   if (!memory::rounds_randomly(runtime_.spec)) return;
@@ -448,8 +449,8 @@ std::string Checkpoints::describe_load(const char *call) const {
   return load_text_;
 }
 
-// Ranks read the number of optimizer steps with the tensors that they keep. All that read one must have read the same;
-// the others take it.
+// Ranks read the number of optimizer steps with the tensors that they keep. All ranks that read a number must have read
+// the same one; the other ranks adopt it.
 void Checkpoints::agree_on_steps(const char *call) {
   if (runtime_.spec.meshes.size() == 1) return;
   const transport::Team &team = runtime_.team();
@@ -479,7 +480,7 @@ checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &fo
     runtime_.context.log(FSDP_LOG_WARNING, format_text("{}: an older checkpoint cannot be read: {}", call, problem));
   if (result.name.empty()) return result;
   if (result.tensors.loaded.empty() &&
-      !result.tensors.missing.empty()) {  // FSDP_LOAD_IF_ANY: it has no tensor of this model
+      !result.tensors.missing.empty()) {  // with FSDP_LOAD_IF_ANY, the checkpoint has no tensor of this model
     note_load(call, std::filesystem::path(canonical(folder)) / result.name, result);
     result.name.clear();
     result.manifest.step = 0;
@@ -491,7 +492,7 @@ checkpoint::LoadResult Checkpoints::load(const char *call, const std::string &fo
   loaded_step_ = result.manifest.step;
   loaded_version_ = runtime_.step.version() + 1;
   std::filesystem::path path = canonical(folder);
-  if (result.name != ".") path /= result.name;  // if it is ".", the folder is the checkpoint
+  if (result.name != ".") path /= result.name;  // ".": the folder itself is the checkpoint
   loaded_folder_ = path.parent_path(), loaded_name_ = result.name = path.filename();
   note_load(call, path, result);
   return result;

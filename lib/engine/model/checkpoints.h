@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saves a sealed model to checkpoints and loads it: which memory has which of the checkpoint's tensors, and the numbers
-// of steps that belong to them.
+// Saves a sealed model to checkpoints and loads it: finds the memory of the checkpoint's tensors, and the numbers of
+// steps that belong to them.
 #pragma once
 
 #include <functional>
@@ -18,7 +18,7 @@ namespace fsdp::engine {
 
 // The layout of a sealed model as JSON.
 std::string describe(const memory::ModelSpec &spec, const memory::ModelPlan &plan);
-// The model's mesh and strategies in one line, for people.
+// The model's mesh and strategies in one line, for log messages.
 std::string describe_mesh(const memory::ModelSpec &spec);
 
 class Checkpoints {
@@ -27,7 +27,7 @@ class Checkpoints {
   Checkpoints(Runtime &runtime, bool counts_steps);
   ~Checkpoints();
 
-  // `step` is the checkpoint's step; nothing: the model's own.
+  // `step` is the checkpoint's step; without a value, the model's own step.
   void save(const std::string &folder, std::optional<uint64_t> step, checkpoint::SaveChoice choice);
   // Adds the model in its present state to a checkpoint. Must be called outside of the update window.
   void add_to(checkpoint::SaveOrder &order, const std::string &name, const char *call);
@@ -43,7 +43,7 @@ class Checkpoints {
   std::string describe_load(const char *call) const;
 
  private:
-  // Copies memory of a device while other streams compute.
+  // A stream that copies memory of a device while other streams compute.
   struct CopyStream;
   using LoadInto = std::function<checkpoint::LoadResult(const checkpoint::LoadedModel &)>;
   checkpoint::LoadResult load_into(const char *call, const LoadInto &take);
@@ -54,7 +54,7 @@ class Checkpoints {
   void read_device(const std::byte *from, std::span<std::byte> to) const;
   void write(const checkpoint::KeptTensor &tensor, uint64_t first, const checkpoint::ElementType &type,
              std::span<const std::byte> elements);
-  // Reads bytes of the tensor as a checkpoint has it. `copy` copies from the model's memory.
+  // Reads bytes of the tensor in the form that a checkpoint stores. `copy` copies from the model's memory.
   void read_with(const checkpoint::KeptTensor &tensor, uint64_t first, std::span<std::byte> to,
                  const CompactNumbers::CopyOut &copy) const;
   void write_compact(const checkpoint::KeptTensor &tensor, uint64_t first, const checkpoint::ElementType &type,
@@ -64,7 +64,7 @@ class Checkpoints {
   void write_float64(const Plane &plane, std::byte *to, std::span<const std::byte> elements) const;
   void note_steps(const checkpoint::KeptTensor &tensor, const checkpoint::ElementType &type,
                   std::span<const std::byte> element);
-  // Collective: the model's mesh, if its groups have several.
+  // Collective over the model's mesh, even if its groups have several meshes.
   void agree_on_steps(const char *call);
   void note_load(const char *call, const std::string &from, const checkpoint::LoadResult &result);
   std::string spared(const std::string &folder) const;
@@ -73,10 +73,10 @@ class Checkpoints {
   bool counts_steps_;
   std::weak_ptr<checkpoint::Save> save_;  // the last save in the background
   double saved_steps_ = 0;                // the optimizer's number of steps in that save
-  std::unique_ptr<CopyStream> copies_;    // on a device, made at the first save
-  StateEncoder encoder_;                  // of the checkpoint that is being loaded
+  std::unique_ptr<CopyStream> copies_;    // exists only on a device, from the first save on
+  StateEncoder encoder_;                  // for the checkpoint that is being loaded
   std::optional<double> steps_;           // the optimizer's number of steps in the checkpoint that is being loaded
-  // The step that was loaded, and the version as which it is published.
+  // The step that was loaded, and the version under which it is published.
   uint64_t loaded_step_ = 0, loaded_version_ = 1;
   std::string loaded_folder_, loaded_name_;
   std::string load_text_;  // the text of describe_load()

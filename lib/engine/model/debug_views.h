@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debug mode: says what of a sealed model lies where in memory, for a handler that explains a fault. fsdp-run preloads
-// such a handler; the library installs none. A handler can call almost nothing, but it can read a file: views-PID.txt
-// in the context's directory. Every rank and model of the process adds lines to it; other processes have other files.
+// Debug mode: lists the memory of a sealed model, for a handler that explains a fault. fsdp-run preloads such a
+// handler; the library installs none. A handler can call almost nothing, but it can read a file: views-PID.txt in the
+// context's directory. Every rank and model of a process adds lines to the file of that process.
 //
 //   BEGIN END KIND RANK MODEL GROUP     addresses in hex, END is behind the last byte; MODEL is as in the flight record
 //
 // KIND is "weights" (mapped, not accessible while they are not held), "whole-weights" (not accessible in the update
-// window), "gathered" or "gradient". A gathered copy is poisoned and does not fault by itself. Memory of a model that
-// has ended is "destroyed". The last line whose range holds an address is valid.
+// window), "gathered" or "gradient". A gathered copy is poisoned, so an access to it does not fault. Memory of a model
+// that has ended is "destroyed". If several lines have an address in their range, the last of them is valid.
 #pragma once
 
 #include <span>
@@ -20,7 +20,7 @@ namespace fsdp::engine {
 
 class DebugViews {
  public:
-  // Nothing is written if the context has no directory for it. If the file cannot be written, a warning is logged.
+  // Writes nothing if the context has no directory for the file. If the file cannot be written, logs a warning.
   DebugViews(const Runtime &runtime, uint32_t model) noexcept;
   ~DebugViews();
   DebugViews(const DebugViews &) = delete;

@@ -39,15 +39,15 @@ void Graphs::begin_capture(fsdp_stream stream) {
   if (failed) throw *failed;
 }
 
-// Other ranks may have begun the capture and now wait. They are told why their graph is of no use.
+// Other ranks may have begun the capture and now wait. This meeting tells them why their graph cannot be used.
 void Graphs::end_failed_begin() {
   meetings_.meet(
       {.intent = Intent::capture, .value = 0, .missing = failed_begin_, .capture = meetings_.captures() + 1});
   meetings_.check(Intent::capture);
 }
 
-// The state is restored whatever happens, so a failed capture leaves the model as it was. The library's streams leave
-// the capture, too, so that CUDA's capture can end.
+// The state is restored in every case, so a failed capture leaves the model as it was. The library's streams leave the
+// capture, too, so that CUDA's capture can end.
 std::shared_ptr<Capture> Graphs::end_capture(fsdp_stream stream) {
   constexpr auto call = "fsdp_end_capture";
   require_no_replay(call);
@@ -89,8 +89,8 @@ std::string Graphs::find_obstacle(const Capture &capture, fsdp_stream stream) {
   return refused ? refused->message : capture.find_difference();
 }
 
-// Ranks that would replay different graphs find that out before any graph is launched. So do all ranks if one of them
-// cannot replay.
+// The ranks meet before any graph is launched. If they would replay different graphs, or one of them cannot replay, all
+// ranks throw an error.
 void Graphs::prepare_replay(const std::shared_ptr<Capture> &capture, double lr, fsdp_stream stream) {
   require_no_replay("fsdp_prepare_replay");
   runtime_.replays.await_room();
@@ -127,7 +127,7 @@ void Graphs::commit_replay(Capture &capture, fsdp_stream stream) {
   prepared_ = {};
   const auto failed = capture_error([&] { capture.leave(runtime_.context.device().caller_stream(stream)); });
   if (!failed) return;
-  runtime_.context.fail_for_good(*failed, false);  // the graph runs, and no later work is ordered after it
+  runtime_.context.fail_for_good(*failed, false);  // the graph runs, but no later work is ordered after it
   throw *failed;
 }
 
@@ -136,14 +136,15 @@ void Graphs::cancel_replay(Capture &capture, fsdp_stream stream) {
   give_up_replay();
 }
 
-// Gives the prepared replay up. If peers do not, their calls differ from here on, and the next meeting reports that.
+// Gives the prepared replay up. If peers do not, their calls differ from here on, and the next meeting reports the
+// difference.
 void Graphs::give_up_replay() {
   runtime_.record_call({CallKind::cancel, prepared_.number});
   prepared_ = {};
 }
 
-// The prepared graph may have been launched. The library's streams are ordered after it, because their end is waited
-// for.
+// The prepared graph may have been launched. Orders the library's streams after the graph, and then waits for these
+// streams.
 void Graphs::await_prepared() noexcept {
   if (prepared_.number == 0 || prepared_.capture.expired()) return;
   const auto join = [this] {
@@ -168,7 +169,7 @@ void Graphs::note_failure(const char *call, Error &error) noexcept {
     if (error.status != FSDP_TIMEOUT) return;
     const std::string replay = runtime_.replays.describe_oldest();
     if (!replay.empty() && error.message.find("the replay of") == std::string::npos) error.message += "; " + replay;
-  } catch (...) {  // out of memory: the error itself stays as it is
+  } catch (...) {  // out of memory: the error is reported without this text
   }
 }
 

@@ -36,12 +36,12 @@ class Graphs {
   // The capture under way, or NULL; and its number, or 0.
   Capture *capture() const { return capture_.get(); }
   uint32_t number() const { return capture_ ? capture_->number() : 0; }
-  // Throws INVALID_STATE while a replay is prepared. A replay whose capture no longer exists is given up.
+  // Throws INVALID_STATE while a replay is prepared. Gives up a replay whose capture no longer exists.
   void require_no_replay(const char *call) {
     if (prepared_.number) refuse_prepared(call);
   }
-  // Called when a call ends with the error. A capture that contains the call can no longer be used. If the call has
-  // waited for too long, a replay that did not end may be the reason.
+  // Called when a call ends with the error. Spoils a capture that contains the call. If the call has waited for too
+  // long, names a replay that did not end as a possible reason.
   void note_failure(const char *call, Error &error) noexcept;
   // Describes an open capture or replay and what ends it; empty if there is none.
   std::string describe_open() const;
@@ -62,9 +62,9 @@ class Graphs {
   Checkpoints &checkpoints_;
   Meetings &meetings_;
   std::shared_ptr<Capture> capture_;
-  // The failure of a begin that fsdp_end_capture tells the others, unless the ranks have met since; empty: none.
+  // The error of a failed begin, until the ranks meet again; fsdp_end_capture tells it to the other ranks. Empty: none.
   std::string failed_begin_;
-  uint64_t failed_at_ = 0;  // the number of meetings at that time
+  uint64_t failed_at_ = 0;  // the number of meetings when the begin failed
   struct Prepared {
     uint32_t number = 0;  // number of the capture; 0: no replay is prepared
     std::weak_ptr<Capture> capture;

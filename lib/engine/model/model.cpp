@@ -29,8 +29,8 @@ void Model::seal() {
   log_padding();
 }
 
-// A rank whose plan fails (for example because a schedule names no group) still meets the others, so that they do not
-// wait for it.
+// A rank with a failed plan (for example because a schedule lacks a group) still meets the others, which would
+// otherwise wait for it.
 void Model::seal_running() {
   const trace::Span span(context_->timeline(), trace::EventKind::call, "seal_model");
   const memory::ModelSpec &spec = declaration_.spec();
@@ -46,7 +46,7 @@ void Model::seal_running() {
   plan_ = std::move(made);
   check_meshes(*team, spec);
   declaration_.learn_instances(*team);
-  // Again, since the loads of other meshes are known now.
+  // Plans again, because the loads of other meshes are known now.
   transport::attempt_together(*team, "fsdp_seal_model", [&] { memory::plan_matrices(spec, *plan_); });
   create_teams_of_groups(teams);
   const TeamMemory exchanges = team_memory(teams, *context_, spec);
@@ -59,7 +59,7 @@ void Model::seal_running() {
   runtime_ = std::make_unique<Runtime>(*context_, spec, *plan_, declaration_.arenas(), std::move(teams));
   runtime_->step.set_lr_scales(hash_lr_scales(spec));
   runtime_->set_trained(hash_trained(spec), true);
-  // If another rank fails, this one does not keep its parts either, and the model is not sealed.
+  // If another rank fails, this rank drops its parts, too, and the model is not sealed.
   std::unique_ptr<SealedParts> parts;
   transport::attempt_together(*team, "fsdp_seal_model", [&] {
     parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw(), declaration_.counts_steps());
@@ -109,7 +109,7 @@ std::string describe_granule(const memory::ParamSpec &param, uint64_t rows) {
 
 }  // namespace
 
-// Logs which parameters are not kept as they were declared.
+// Logs which parameters are stored differently from their declaration.
 void Model::log_granules() const {
   if (!context_->logs(FSDP_LOG_INFO)) return;
   const auto tell = [&](const memory::GroupSpec &group, const memory::ParamSpec &param, const std::string &text) {
@@ -125,7 +125,7 @@ void Model::log_granules() const {
 
 // Logs each piece whose padding is more than 5 % of its elements.
 void Model::log_padding() const {
-  constexpr uint64_t tolerated = 20;  // one of this many elements may be padding
+  constexpr uint64_t tolerated = 20;  // up to one element in 20 may be padding
   if (!context_->logs(FSDP_LOG_INFO)) return;
   for (size_t g = 0; g < plan_->groups.size(); ++g) {
     const std::vector<memory::PiecePlan> &pieces = plan_->groups[g].pieces;
@@ -140,7 +140,7 @@ void Model::log_padding() const {
   }
 }
 
-// Logs the regions that the seal has made, which show where memory went.
+// Logs the regions that the seal has allocated, to show how memory is used.
 void Model::log_memory() const {
   if (!context_->logs(FSDP_LOG_DEBUG)) return;
   for (const memory::RegionPlan &region : plan_->regions)
@@ -173,7 +173,7 @@ UpdateWindow &Model::update(const char *call) {
   return parts_->update;
 }
 
-// Steps that can fail come first, so that a failed change changes nothing.
+// Work that can fail comes first, so that a failed call changes nothing.
 void Model::set_lr_scale(const Group &group, uint64_t param_index, double lr_scale) {
   constexpr auto call = "fsdp_set_param_lr_scale";
   Runtime &state = runtime(call);
@@ -208,7 +208,7 @@ void Model::set_trainable(const Group &group, uint64_t param_index, bool trainab
   state.set_trained(hash_trained(spec()), trains_all(spec()));
 }
 
-// A loaded gradient counts as given on all ranks, as if each of them had computed it.
+// A loaded gradient counts as a gradient on all ranks, as if each of them had computed it.
 void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                       int32_t root) {
   params("fsdp_load_grad").load_grad(group, param_index, data, dtype, element_count, root);
@@ -216,7 +216,7 @@ void Model::load_grad(Group &group, uint64_t param_index, const void *data, fsdp
   parts_->optimizer.list_spans();
 }
 
-// FSDP_BUSY here comes from a call that was inside the model. CallScope reports it as if the call had not entered.
+// FSDP_BUSY comes from a call that was inside the model. CallScope reports it as if the call had not entered.
 void Model::note_failure(const char *call, Error &error) noexcept {
   if (error.status == FSDP_BUSY) context_->flight().leave_failed(FSDP_BUSY);
   if (parts_) parts_->graphs.note_failure(call, error);
@@ -229,7 +229,7 @@ std::string Model::open_graph() const { return parts_ ? parts_->graphs.describe_
 uint64_t Model::role_bytes(fsdp_role role, uint32_t rank) const {
   constexpr auto call = "fsdp_get_role_bytes";
   const memory::ModelPlan &model_plan = plan(call);
-  // The call may be made in every step, where nothing is allocated.
+  // The text needs a fixed buffer, because every step may make this call and a step must allocate nothing.
   std::array<std::byte, 1024> room;
   std::pmr::monotonic_buffer_resource memory(room.data(), room.size());
   return model_plan.role_bytes(places_of(spec(), rank, call, &memory))[role];

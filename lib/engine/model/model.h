@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model from its declaration to its end. Until the seal it only collects what the caller declares; the seal plans it
-// (memory/model_plan) and makes the runtime and its parts. The model decides when calls may reach these.
+// A model from its declaration to its end. Until the seal it only collects the caller's declarations; the seal plans
+// the model (memory/model_plan) and makes the runtime and its parts. The model decides when calls may reach these
+// parts.
 #pragma once
 
 #include <memory>
@@ -60,7 +61,8 @@ class Model : public OpenModel {
   const memory::ModelSpec &spec() const { return declaration_.spec(); }
 
   void seal();
-  // This function and those below throw INVALID_STATE before the seal; those below also in a context that only plans.
+  // plan() and the functions below throw INVALID_STATE before the seal. Those below also do so in a context that only
+  // plans.
   const memory::ModelPlan &plan(const char *call) const;
   Gatherer &gatherer(const char *call) { return parts(call).gatherer; }
   Reducer &reducer(const char *call) { return parts(call).reducer; }
@@ -72,16 +74,16 @@ class Model : public OpenModel {
     return sealed.checkpoints;
   }
   Graphs &graphs(const char *call) { return parts(call).graphs; }
-  // These may also be called while a replay is prepared.
+  // runtime() and update() may also be called while a replay is prepared.
   Runtime &runtime(const char *call);
   UpdateWindow &update(const char *call);
 
-  // These take effect from the next step on, and are compared in the model's next meeting.
+  // These settings take effect from the next step on. The model's next meeting compares them.
   void set_lr_scale(const Group &group, uint64_t param_index, double lr_scale);
   void set_trainable(const Group &group, uint64_t param_index, bool trainable);
   void load_grad(Group &group, uint64_t param_index, const void *data, fsdp_dtype dtype, uint64_t element_count,
                  int32_t root);
-  // Waits of this call are reported with the model's number if the context has several models.
+  // Makes reports of this call's waits include the model's number, if the context has several models.
   void name_waits() const noexcept {
     if (runtime_ && context_->has_several_models()) context_->waiter().set_model(runtime_->number());
   }
@@ -90,7 +92,7 @@ class Model : public OpenModel {
   // Says what keeps the context from closing; empty if nothing does.
   std::string unfinished() const override;
   std::string open_graph() const override;
-  // The bytes of a role, or of FSDP_ROLE_ALL: by the plan for a rank of the job, and as allocated by this rank.
+  // The bytes of a role, or of FSDP_ROLE_ALL: as planned for a rank of the job, and as allocated by this rank.
   uint64_t role_bytes(fsdp_role role, uint32_t rank) const;
   uint64_t allocated_bytes(fsdp_role role);
   void get_info(fsdp_model_info &info) const;

@@ -29,7 +29,7 @@ void Saving::add(std::shared_ptr<Model> model, const std::string &name) {
     if (other.name == name)
       fail(FSDP_INVALID_ARGUMENT, "{}: the checkpoint has a model named {} already", call, quote_json(name));
   }
-  model->checkpoints(call);  // throws unless the model is sealed and does more than plan
+  model->checkpoints(call);  // throws unless the model is sealed and its context does more than plan
   models_.push_back({std::move(model), name});
 }
 
@@ -59,7 +59,7 @@ checkpoint::SaveOrder Saving::prepare(const char *call) {
   return order;
 }
 
-// If one rank cannot begin the save, no rank does. For example, a model may be in its update window.
+// If one rank cannot begin the save, for example because a model is in its update window, no rank does.
 void Saving::commit(const std::shared_ptr<Saving> &self, const char *call) {
   Context &context = self->context_;
   self->require_open(call);

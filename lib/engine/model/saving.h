@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of a context's ranks. Until it is committed, it collects its contents; then it tells its progress. The
-// context has at most one save under way, and keeps it and its models until it has ended.
+// A checkpoint of a context's ranks. Before its commit it collects contents; afterwards it reports progress. The
+// context has at most one save under way, and keeps the save and its models until the save has ended.
 #pragma once
 
 #include <memory>
@@ -29,20 +29,20 @@ class Saving final : public OpenSave {
     checkpoint::SaveProgress save = {};
     std::string name = {};
     uint64_t step = 0;
-    std::optional<fsdp_status> failure = {};  // the error if the save has ended with one
+    std::optional<fsdp_status> failure = {};  // the error, if the save has ended with one
   };
 
   Saving(Context &context, SavingChoice choice) : context_(context), choice_(std::move(choice)) {}
   Saving(const Saving &) = delete;
   Saving &operator=(const Saving &) = delete;
 
-  // Called before the commit; throws INVALID_STATE later, and INVALID_ARGUMENT if the name exists already.
+  // Must be called before the commit; throws INVALID_STATE later, and INVALID_ARGUMENT if the name exists already.
   void add(std::shared_ptr<Model> model, const std::string &name);
   void add_bytes(checkpoint::SavedBytes bytes);
   // Collective over the job. On return the save is under way, and the context keeps `self`.
   static void commit(const std::shared_ptr<Saving> &self, const char *call);
   void wait(const char *call) override;
-  // May be called by any thread.
+  // Any thread may call it.
   SavingProgress progress() const;
   void give_up(fsdp_status status, const char *why) noexcept override;
   bool under_way() const noexcept override;
@@ -63,7 +63,7 @@ class Saving final : public OpenSave {
   std::vector<NamedModel> models_;
   std::vector<checkpoint::SavedBytes> bytes_;
   mutable std::mutex mutex_;
-  std::shared_ptr<checkpoint::Save> save_;  // set once it is committed
+  std::shared_ptr<checkpoint::Save> save_;  // set by the commit
   uint64_t step_ = 0;
   bool told_ = false;  // the first rank's warning was logged
 };

@@ -14,7 +14,7 @@ namespace fsdp::engine {
 
 namespace {
 
-// Callers may have written main weights on some ranks only. Then no version can be trusted, and the job cannot go on.
+// If callers have written main weights on only some ranks, no version can be trusted, and the job cannot go on.
 Error make_fatal(Error error) {
   constexpr std::string_view advice = "; call fsdp_discard_step on every rank to go on";
   error.status = FSDP_MISMATCH;
@@ -25,7 +25,8 @@ Error make_fatal(Error error) {
 
 }  // namespace
 
-// An error after main weights or states may have been written to cannot be undone by fsdp_discard_step.
+// Makes errors of the body fatal once main weights or states may have been written, because fsdp_discard_step cannot
+// undo such writes.
 template <class Body>
 void UpdateWindow::run_in_window(Body &&body) {
   try {
@@ -67,8 +68,8 @@ void UpdateWindow::end_step(Meetings::Arrival call, device::Stream &caller) {
   runtime_.leave_window(caller);
 }
 
-// Meets before waiting for the streams. All ranks then report the first reduce that differs, and not the broken round
-// that may follow from it.
+// Meets before waiting for the streams, so that all ranks report the first reduce that differs, and not the broken
+// round that it may cause.
 void UpdateWindow::compare_reduces(Meetings::Arrival call, device::Stream &caller) {
   call.again = false;
   meetings_.meet(call);
@@ -92,7 +93,7 @@ std::optional<Error> UpdateWindow::find_broken() const {
   return broken;
 }
 
-// Waits for the caller's streams that read weights in place. Only the returned holds tell when they are done.
+// Waits for the caller's streams that read weights in place. Only the returned holds tell when these reads are done.
 void UpdateWindow::await_readers(device::Stream &caller) {
   runtime_.join_window(caller);
   for (Group &group : runtime_.groups)
@@ -125,7 +126,7 @@ void UpdateWindow::finish_grads(double scale, uint32_t flags, fsdp_stream stream
   optimizer_.multiply_grads(scale, caller);
 }
 
-// If ranks have given gradients for different parameters, they tell each other before a step depends on it.
+// If ranks have gradients for different parameters, they exchange the difference before a step depends on it.
 void UpdateWindow::open_with_grads(device::Stream &caller) {
   if (given_.any() && !meetings_.all_gave_alike()) given_.share();
   runtime_.step.open_window(true);
@@ -227,7 +228,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
   require_adamw(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
   runtime_.storage->restore_all();
-  // This comes before any weight is changed. If a rank discards the step instead, all of them still can.
+  // The meeting comes before any weight is changed. If a rank discards the step instead, all ranks still can.
   meetings_.meet(
       {.intent = Intent::step, .value = lr, .numbers = optimizer_.numbers(options), .capture = graphs_.number()});
   check_window(Intent::step);
@@ -252,8 +253,8 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   check_grads(grads, call);
   reducer_.check_takes_all(call);
   put_grads(grads, stream);
-  // A difference must be known before anything is scaled, and before one rank waits for a norm that others do not ask
-  // for.
+  // Ranks must know a difference before anything is scaled, and before one rank waits for a norm that others do not
+  // request.
   StepNumbers numbers;
   numbers.max_norm = max_norm;
   numbers.asks_norm = max_norm > 0 || norm;
@@ -268,8 +269,8 @@ void UpdateWindow::apply_grads(const Strided<fsdp_grad> &grads, double lr, doubl
   if (norm) *norm = found;
 }
 
-// Puts the gradients in the order of a backward pass and completes each at once. The gradient pool was planned for this
-// order.
+// Puts the gradients in the order of a backward pass and completes each immediately. The gradient pool was planned for
+// this order.
 void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream) {
   uint64_t end = grads.size();
   for (size_t g = runtime_.groups.size(); g-- > 0;) {
@@ -289,7 +290,7 @@ void UpdateWindow::put_grads(const Strided<fsdp_grad> &grads, fsdp_stream stream
   }
 }
 
-// Checks all gradients before the first one is put, so that a wrong call leaves the step as it was.
+// Checks all gradients before putting the first one, so that a wrong call leaves the step as it was.
 void UpdateWindow::check_grads(const Strided<fsdp_grad> &grads, const char *call) const {
   uint64_t expected = 0;
   for (const auto &group : runtime_.spec.groups)
@@ -332,7 +333,7 @@ void UpdateWindow::collect_matrices(const char *source, const char *target, fsdp
   const MatrixPlanes planes = matrices_.read_planes(source, target, dtype);
   if (planes.has_grads()) runtime_.step.require_grads(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
-  // If a rank discards the step instead, all of them still can.
+  // If a rank discards the step instead, all ranks still can.
   meetings_.meet({.intent = Intent::collect, .flags = planes.hash()});
   check_window(Intent::collect);
   matrices_.collect(planes, caller);
@@ -358,7 +359,7 @@ void UpdateWindow::return_matrices(fsdp_stream stream) {
   matrices_.require_collected(call);
   device::Stream &caller = runtime_.caller_stream(stream, call);
   matrices_.return_rest();
-  // All ranks have now enqueued the same work, so it ends on every device, also if the step is discarded later.
+  // All ranks have now enqueued the same work, so the work ends on every device, even if the step is discarded later.
   meetings_.meet({.intent = Intent::give_back});
   check_window(Intent::give_back);
   run_in_window([&] { matrices_.give_back(caller); });
@@ -379,7 +380,7 @@ void UpdateWindow::publish(fsdp_stream stream) {
   } catch (const Error &error) {
     if (!runtime_.step.version() || graphs_.capture()) throw;
     const Error fatal = make_fatal(error);
-    runtime_.context.fail_for_good(fatal, false);  // otherwise peers that discard would wait for this rank
+    runtime_.context.fail_for_good(fatal, false);  // peers that discard would otherwise wait for this rank
     throw fatal;
   }
   runtime_.join_window(caller);
@@ -408,7 +409,7 @@ device::Stream &UpdateWindow::gather_outer_weights(device::Stream &caller) {
   return *last;
 }
 
-// Called when the compute weights are written. Raises the version and lets readers in.
+// Called when the compute weights are written. Raises the version, so that readers may read.
 void UpdateWindow::close_window(device::Stream &caller) {
   gatherer_.show_whole(true);
   const uint64_t version = runtime_.step.raise_version();
@@ -425,15 +426,15 @@ void UpdateWindow::close_window(device::Stream &caller) {
   runtime_.step.close_window(runtime_.version_ready());
   matrices_.close();
   if (!caller.is_calling_thread())
-    caller.wait(*runtime_.marks.published);  // a calling thread waits in await_version instead
+    caller.wait(*runtime_.marks.published);  // on a calling thread, await_version() waits instead
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
   reducer_.start_step();
   gatherer_.start_step();
 }
 
-// Refreshes whole weights of which peers have parts. Copied ones are pulled now. Mapped ones are complete once all
-// ranks have published.
+// Refreshes whole weights of which peers have parts. Copied weights are pulled now. Mapped weights are complete once
+// all ranks have published.
 void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   bool any = false;
   std::ranges::fill(copied_, uint8_t{0});
@@ -463,10 +464,10 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   if (any) runtime_.await_version();
 }
 
-// The end of a step that all ranks give up, and the new round of collectives that begins after any step.
+// How all ranks give a step up, and the new round of collectives that begins after any step.
 
 // Ranks that came to finish or to update learn from this meeting that the step is discarded. Their call fails, and they
-// come again to discard.
+// come to a second meeting to discard.
 void UpdateWindow::discard(fsdp_stream stream) {
   constexpr auto call = "fsdp_discard_step";
   runtime_.require_eager(call);
@@ -501,8 +502,8 @@ void UpdateWindow::discard(fsdp_stream stream) {
                                                    runtime_.number(), runtime_.step.version()));
 }
 
-// Work of steps that ended well, and of a norm, may still be under way on all ranks. The weights or a read of the norm
-// depend on it. It ends by itself, so only later work is given up.
+// Waits for work of steps that ended well, and of a norm, which may still be under way on all ranks. The weights, or a
+// read of the norm, depend on this work. It ends by itself, so only later work is given up.
 void UpdateWindow::await_ended_steps() {
   if (runtime_.collectives().step_ends_round) return;
   const WaitSpan span(runtime_, WaitKind::reduce);
@@ -511,7 +512,7 @@ void UpdateWindow::await_ended_steps() {
 }
 
 // Begins a new round of reduces, so that sequence numbers agree again. Messages of a step that ended well keep their
-// numbers if streams may still use them.
+// numbers, because streams may still use them.
 void UpdateWindow::realign() {
   if (!runtime_.collectives().step_ends_round) {
     start_trace_rounds();
@@ -530,9 +531,9 @@ void UpdateWindow::start_trace_rounds() {
     if (stream.trace) stream.trace->next_round();
 }
 
-// All ranks give this step up. Some of them may have enqueued work that others have not; such work is given up, too, so
-// that the streams can be waited for. The numbers of messages may be realigned only when the streams of all ranks are
-// idle.
+// Called when all ranks give this step up. Some of them may have enqueued work that others have not; such work is given
+// up, too, because the streams could not be waited for otherwise. The numbers of messages may be realigned only when
+// the streams of all ranks are idle.
 void UpdateWindow::end_messages(fsdp_stream stream) {
   bool sound = meetings_.models_are_in_one_order();
   for (const Teams &mesh_teams : runtime_.teams)

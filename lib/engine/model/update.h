@@ -17,7 +17,7 @@ namespace fsdp::engine {
 
 class UpdateWindow {
  public:
-  // `adamw`: the optimizer is AdamW; if false, it is the caller's.
+  // `adamw`: the optimizer is AdamW; if false, the caller updates weights itself.
   UpdateWindow(Runtime &runtime, Gatherer &gatherer, Reducer &reducer, Optimizer &optimizer, Matrices &matrices,
                Checkpoints &checkpoints, Meetings &meetings, Graphs &graphs, bool adamw)
       : runtime_(runtime),
@@ -36,7 +36,7 @@ class UpdateWindow {
   void begin(fsdp_stream stream);
   void publish(fsdp_stream stream);
   void step_adamw(double lr, const fsdp_adamw_options &options, fsdp_stream stream);
-  // A whole step from gradients that the caller has. `norm` is NULL if it is not wanted.
+  // Does a whole step with gradients that the caller already has. `norm` is NULL if the caller does not want the norm.
   void apply_grads(const Strided<fsdp_grad> &grads, double lr, double max_norm, const fsdp_adamw_options &options,
                    fsdp_stream stream, double *norm);
   void discard(fsdp_stream stream);
@@ -44,26 +44,28 @@ class UpdateWindow {
   std::optional<GivenMatrices> next_matrix(fsdp_stream stream);
   void return_matrices(fsdp_stream stream);
 
-  // Requires that no step has begun to take gradients, and that the window has no gradients of a step.
+  // Requires that no step has begun to take gradients, and that no gradients of a step are in the window.
   void require_between_steps(const char *call) const;
   // Requires that the window is open, has the gradients of a finished step, and that no matrices are collected.
   void require_grads(const char *call) const {
     runtime_.step.require_grads(call);
     runtime_.step.require_returned(call);
   }
-  // Requires the same, and that the host may wait for results. Returns the stream for the work.
+  // Also requires that the host may wait for results. Returns the stream for the work.
   device::Stream &require_measurable(fsdp_stream stream, const char *call);
-  // Requires only that no step has failed and that the host may wait for results: weights can be measured at any time.
+  // Requires only that no step has failed and that the host may wait for results, because weights can be measured at
+  // any time.
   device::Stream &require_readable(fsdp_stream stream, const char *call);
-  // The same as require_measurable() for a norm. It may be part of a graph if no call waits for it, so that the host
-  // neither reads nor adds it.
+  // Requires the same as require_measurable(), for a norm. If no call waits for the norm, so that the host neither
+  // reads nor adds it, it may be part of a graph.
   device::Stream &require_norm(fsdp_stream stream, bool waits, const char *call);
-  // Says what a step still has to do before it can end; empty if nothing.
+  // Says what a step still has to do before it can end; empty if nothing remains.
   std::string list_unfinished() const;
 
  private:
   void require_adamw(const char *call) const;
-  // Checks the last meeting. If matrices have been written where a discard cannot restore them, an error is fatal.
+  // Checks the last meeting. After matrices have been written to memory that a discard cannot restore, an error is
+  // fatal.
   void check_window(Intent intent);
   template <class Body>
   void run_in_window(Body &&body);

@@ -58,13 +58,13 @@ std::vector<Value> read_all(std::span<const std::byte> bytes) {
 
 // The first call of the model before which two ranks have made different numbers of the other model's calls.
 struct Crossing {
-  bool known = false;   // if false, it is no longer kept
-  uint64_t number = 0;  // of the model's call
+  bool known = false;   // false: the call is no longer kept
+  uint64_t number = 0;  // number of the model's call
   uint64_t other = 0;   // number of the other model's call that comes before it on one rank and not on the other
   bool first_is_ahead = false;  // has the first rank made the model's call first?
 };
 
-// What a rank sends: the number of the first count, and the counts.
+// Each rank sends the number of its first count, and then its counts.
 Crossing find_crossing(std::span<const std::byte> of_first, std::span<const std::byte> of_odd) {
   const auto a = read_all<uint64_t>(of_first), b = read_all<uint64_t>(of_odd);
   if (a.empty() || b.empty()) return {};
@@ -84,7 +84,7 @@ std::string describe_with_model(const Runtime &model, const SequencedCall &call)
   return format_text("{} of {}", describe_call(model, call), name_model(model));
 }
 
-// The texts of both calls, each with a 0 at its end; empty for a call that this rank no longer keeps.
+// The texts of both calls, each ended by a 0 byte. A text is empty if this rank no longer keeps the call.
 std::string describe_calls(const Runtime &model, uint64_t key, const Crossing &crossing) {
   std::string own, other;
   model.model_calls->visit_own(
@@ -123,12 +123,13 @@ std::string exchange_texts(Runtime &model, const OrderDifference &difference, co
 
 }  // namespace
 
-// Of the ranks that are compared with each other, each is compared with the lowest one that has the same other model.
+// Each rank is compared with the lowest rank that has the same other model, among the ranks with which it exchanges
+// messages.
 std::optional<OrderDifference> find_order_difference(Runtime &model) {
   const auto mine = model.model_calls ? model.model_calls->hashes() : std::vector<OrderHash>();
   const auto all = model.team().all_gather(std::as_bytes(std::span(mine)), order_exchange);
-  // Key: the lowest compared rank in this model, the other model's key, and the lowest compared rank there. Value: the
-  // first rank with this key, and its hash.
+  // Key: the lowest compared rank in this model, the other model's key, and the lowest compared rank in the other
+  // model. Value: the first rank with this key, and the hash of that rank.
   std::map<std::tuple<uint32_t, uint64_t, uint64_t>, std::pair<uint32_t, uint64_t>> firsts;
   for (uint32_t r = 0; r < all.size(); ++r)
     for (const OrderHash &one : read_all<OrderHash>(all[r])) {

@@ -18,8 +18,8 @@ namespace fsdp::engine {
 
 namespace {
 
-// In debug mode, released weights must be gone. So nothing is gathered ahead, and a world of one rank gathers as others
-// do.
+// In debug mode, released weights must be inaccessible. Therefore nothing is gathered ahead, and a world of one rank
+// gathers like a larger world.
 void set_debug(memory::ModelSpec &spec) {
   spec.debug = spec.force_communication = true;
   spec.prefetches = false;
@@ -53,7 +53,7 @@ void Declaration::require_unsealed(const char *call) const {
   if (sealed_) fail(FSDP_INVALID_STATE, "{}: the model is sealed; declare everything before fsdp_seal_model", call);
 }
 
-// The caller would have to know how weights are split.
+// Refused because the caller would have to know how the library stores weights in these bits.
 void Declaration::require_own_optimizer(fsdp_main_storage storage, const char *call) const {
   if (storage == FSDP_MAIN_SPLIT16 && !adamw())
     fail(
@@ -208,13 +208,12 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
 }
 
 // -- ranks that declared different models learn it at the seal, not from wrong numbers later --
-//
-// Each rank writes its declaration as lines. A hash tells whether all ranks agree. Only if they do not, the lines are
-// exchanged to find the first difference.
+// Each rank writes its declaration as lines. Ranks compare hashes of the lines. They exchange the lines only if the
+// hashes differ, to find the first difference.
 
 namespace {
 
-// `named`: with the name and the box, which may differ between meshes.
+// `named`: the text includes the name and the box, which may differ between meshes.
 std::string describe_param(const memory::GroupSpec &group, const memory::ParamSpec &param, bool named) {
   const std::string name =
       named ? format_text("'{}'", param.name) : format_text("number {}", &param - group.params.data());
@@ -244,7 +243,7 @@ const char *outer_axis_name(layout::OuterAxis outer) {
   return "shard";
 }
 
-// The group's mesh without its ranks, which may differ.
+// Describes the group's mesh without its ranks, because the ranks may differ.
 std::string describe_mesh(const memory::ModelSpec &spec, const memory::GroupSpec &group) {
   const layout::Mesh &mesh = spec.mesh_of(group);
   if (!group.mesh) return ", the model's mesh";
@@ -266,7 +265,7 @@ void describe_group(std::vector<std::string> &lines, const memory::ModelSpec &sp
   for (const auto &param : group.params) lines.push_back(describe_param(group, param, named));
 }
 
-// A rank whose plan has failed says so after the comparison, if the declarations differ in nothing else.
+// A rank with a failed plan reports that after the comparison, if the declarations differ in nothing else.
 constexpr auto unplanned_line = "layout hash: none, since the plan has failed";
 
 bool differ_in_the_plan(std::string_view a, std::string_view b) { return a == unplanned_line || b == unplanned_line; }
@@ -324,8 +323,8 @@ size_t first_difference(std::string_view a, std::string_view b) {
   return line;
 }
 
-// Two whole lines with the longest names do not fit into a message. Then this takes the start of the line and the part
-// that differs.
+// Two whole lines with the longest names do not fit into a message. In that case the excerpt has the start of the line
+// and the part that differs.
 std::string excerpt(std::string_view line, std::string_view other) {
   constexpr size_t most = 400, head = 120, lead = 40;
   if (line.size() <= most) return std::string(line);
@@ -335,8 +334,8 @@ std::string excerpt(std::string_view line, std::string_view other) {
   return format_text("{}{}{}", line.substr(0, head), from > head ? "..." : "", line.substr(from, most - head));
 }
 
-// Reports the lowest rank that differs from rank 0, and where. The error is the same on every rank. Returns if only the
-// plans of some ranks have failed.
+// Reports the lowest rank that differs from rank 0, and the line that differs. The error is the same on every rank.
+// Returns normally if the only difference is that plans of some ranks have failed.
 void report_difference(transport::Team &team, const std::string &mine, uint32_t model) {
   const auto all = team.all_gather(std::as_bytes(std::span(mine)), "comparing declarations");
   const auto text = [&](size_t r) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's declaration of a model. It changes until the seal; after that it is what the plan was made from.
+// The caller's declaration of a model. It may change until the seal; the plan is made from its final state.
 #pragma once
 
 #include <map>
@@ -25,8 +25,8 @@ struct GroupDefaults {
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
 };
 
-// The places of a rank of the job in the meshes of the model. Throws INVALID_ARGUMENT, naming the call, if the rank is
-// not in all of them.
+// The places of a rank of the job in the meshes of the model. Throws INVALID_ARGUMENT, which names the call, if a mesh
+// lacks the rank.
 std::pmr::vector<memory::InnerPlace> places_of(const memory::ModelSpec &spec, uint32_t rank, const char *call,
                                                std::pmr::memory_resource *memory = std::pmr::get_default_resource());
 
@@ -40,7 +40,7 @@ class Declaration {
   // Is the optimizer AdamW, with states in fp32 or in codes?
   bool adamw() const { return optimizer_ != FSDP_OPTIMIZER_CALLER; }
   bool codes_states() const { return optimizer_ == FSDP_OPTIMIZER_ADAMW_8BIT; }
-  // Does AdamW count the model's steps? Not if the caller updates all of its parameters.
+  // Does AdamW count the model's steps? Not if the caller updates all parameters itself.
   bool counts_steps() const { return adamw() && (adamw_updates_ || !caller_updates_); }
   bool sealed() const { return sealed_; }
   void require_unsealed(const char *call) const;
@@ -59,17 +59,17 @@ class Declaration {
   // declarations. Both are collective over the model.
   void number_meshes_alike(transport::Team &team);
   void learn_instances(transport::Team &team) { engine::learn_instances(team, spec_); }
-  // After the seal only the lr_scale and `trained` may change.
+  // After the seal, only lr_scale and `trained` may change.
   memory::ParamSpec &param(uint32_t group, uint64_t param_index) { return spec_.groups[group].params[param_index]; }
 
  private:
   // Fills in the model's optimizer. Throws if the parameter names an optimizer that the model does not have.
   void set_optimizer(memory::ParamSpec &param, const std::string &group) const;
-  // `own_mesh`: the group has another mesh than the model.
+  // `own_mesh`: the group's mesh is not the model's mesh.
   void code_states(memory::ParamSpec &param, bool own_mesh) const;
   // Throws if the caller's own optimizer cannot work on main weights in this storage.
   void require_own_optimizer(fsdp_main_storage storage, const char *call) const;
-  // The mesh's index in the spec, to which it is added if it is new.
+  // Returns the mesh's index in the spec, and adds the mesh if it is new.
   uint32_t number_of(layout::Mesh mesh);
   // Plans the memory for exchanges, which depends on the largest group.
   void plan_exchanges();
@@ -86,8 +86,8 @@ class Declaration {
 };
 
 // Compares the declarations of the team's ranks. Throws MISMATCH, which names the first difference. `model` is its
-// number among the models that these ranks have sealed, as in the flight record. `mesh` is the mesh whose ranks the
-// team has. Names and boxes are compared only for groups on this mesh or the model's.
+// number among the models that these ranks have sealed, as in the flight record. `mesh` is the number of the team's
+// mesh. Names and boxes are compared only for groups on this mesh or the model's mesh.
 void verify_declarations(transport::Team &team, const memory::ModelSpec &spec, const memory::ModelPlan &plan,
                          uint32_t model, uint32_t mesh = 0);
 

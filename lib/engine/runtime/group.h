@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A parameter group of a sealed model. A group has one slot of gathered weights, or two if the schedule keeps forward
-// and backward apart or planes are gathered by phase. Each of its pieces is gathered into a slot by itself. Its full
-// gradient is lent, reduced and drained as a whole or part by part.
+// and backward apart or planes are gathered by phase. Each piece of the group is gathered into a slot by itself. The
+// group's full gradient is lent, reduced and drained as a whole or part by part.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace fsdp::engine {
 
-// The bytes that a gather copies of the planes of quantized parameters, codes and scales.
+// The bytes that a gather copies from planes of quantized parameters: codes and scales.
 struct PlaneBytes {
   uint64_t row = 0, column = 0;
 
@@ -29,10 +29,10 @@ struct PlaneBytes {
   }
 };
 
-// The state of a slot that calls change. States are copied separately (capture.h).
+// The part of a slot's state that calls change. It is copied by itself for captures (capture.h).
 struct SlotState {
   bool gathered = false;                   // the gather of this version has been enqueued
-  bool prefetched = false;                 // it was gathered ahead, and no hold has asked for it yet
+  bool prefetched = false;                 // gathered ahead, and no hold has asked for it yet
   using Counts = std::array<uint32_t, 5>;  // by phase
   Counts holds{}, piece_holds{};           // number of holds of the whole group, and of the piece by itself
   // The position of the visit that was unsharded last, in the list of its mode.
@@ -52,25 +52,25 @@ struct GatheredPiece : SlotState {
   uint32_t number = 0;                     // number in the model, the same on every rank
   uint32_t key = 0;                        // number of the pool request
   std::unique_ptr<device::Event> ready;    // the copies have arrived
-  StreamEvents left;                       // the streams that read have passed their reshard
+  StreamEvents left;                       // each reading stream has passed its reshard
   std::vector<transport::Gather> gathers;  // the gathers that copy
   uint64_t pulled_bytes = 0;               // bytes that the gathers copy
-  PlaneBytes planes;                       // the planes' part of these bytes
+  PlaneBytes planes;                       // bytes of quantized planes in pulled_bytes
   uint64_t shift = 0;                      // offset of the present buffer if buffers are shared
   std::vector<uint32_t> overlaps;          // keys whose buffers share bytes with this one
 };
 
 enum class GradStage { idle, lent, reducing };
 
-// The state of a part's buffer that calls change.
+// The part of a GradPart's state that calls change.
 struct PartState {
   GradStage stage = GradStage::idle;
   std::vector<fsdp_stream> streams;  // all streams that wrote in this contribution, each once
   transport::Ticket ticket;
   uint32_t complete_count = 0;  // number of its parameters that are complete in this contribution
-  bool given = false;           // in this contribution it is being reduced, or was
+  bool given = false;           // the part is being reduced, or was reduced, in this contribution
 };
-// Sums over the outer axis: those that go everywhere, and those of slots, by turn.
+// Sums over the outer axis: sums that every outer rank gets, and, by turn, sums that only the owner of the slot gets.
 struct OuterSums {
   std::vector<transport::Sum> everywhere;
   std::array<std::vector<transport::Sum>, 2> slices;
@@ -78,7 +78,8 @@ struct OuterSums {
 
 struct Group;
 
-// The parameters of a group, all or some, whose full gradients lie in one buffer, which is lent, reduced and drained.
+// Parameters of a group, all or some, with their full gradients in one buffer. The buffer is lent, reduced and drained
+// as a whole.
 struct GradPart : PartState {
   uint32_t number = 0;  // number in the model
   Group *group = nullptr;
@@ -87,7 +88,7 @@ struct GradPart : PartState {
   StreamEvents written;
   std::unique_ptr<device::Event> reduced;
   std::unique_ptr<device::Event> opened;  // on a device: earlier contributions are in a persistent buffer
-  // Debug mode on a device: every byte of the buffer is 0xFF once the event is done, unless it was written since.
+  // Debug mode on a device: the event after which every byte of the buffer is 0xFF, except bytes written later.
   std::unique_ptr<device::Event> hidden;
   bool is_hidden = false;
   std::array<std::vector<transport::Sum>, 2> sums;  // by turn; without a partial buffer only the first is used
@@ -101,7 +102,7 @@ struct GradPart : PartState {
   const char *trace_name = nullptr;                 // the timeline's copy; NULL if there is none
   uint32_t trained_count() const;                   // number of its parameters that have a gradient now
 };
-// The state of a group's gradient that calls change.
+// The part of a contribution's state that calls change.
 struct ContributionState {
   bool open = false;               // a gradient was acquired, and fsdp_reduce_grad was not called since
   std::vector<uint8_t> acquired;   // parameters written in this contribution
@@ -114,7 +115,7 @@ struct ContributionState {
   bool last = false;
 };
 struct Contribution : ContributionState {
-  std::unique_ptr<device::Event> summed;  // the last contribution is summed, over the outer axis, too
+  std::unique_ptr<device::Event> summed;  // the last contribution is summed over both axes
 };
 struct ParamPlace {
   uint32_t bucket = 0;  // index in the model
@@ -132,7 +133,7 @@ struct Group {
   Contribution grad;
   std::span<GradPart> parts;
   bool lends_all = true;  // can its parts be lent at once?
-  OuterSums outer;        // sums of the last contribution
+  OuterSums outer;        // sums over the outer axis, of the last contribution
   std::vector<transport::Gather> outer_weights,
       outer_grads;                             // gathers over the outer axis when publishing and when finishing
   std::vector<transport::Gather> whole_grads;  // no_shard with an outer axis: brings other inner ranks' sums at the end
@@ -147,7 +148,7 @@ struct Group {
   const char *name() const { return spec->name.c_str(); }
   bool trained() const { return spec->trained(); }
   size_t piece_count() const { return plan->pieces.size(); }
-  // The pieces in the slot that the phase uses, or in slot number `slot`.
+  // The pieces in the slot with the number `slot`, or in the slot that the phase uses.
   std::span<GatheredPiece> pieces_in(uint32_t slot) {
     return std::span(slots).subspan(slot * piece_count(), piece_count());
   }

@@ -8,8 +8,8 @@
 namespace fsdp::engine {
 namespace {
 
-// Lists for each request of a pool the requests whose bytes overlap with it. The requests are sorted by offset, and
-// each one is compared with those that start inside it.
+// Lists, for each request of a pool, the other requests with overlapping bytes. The requests are sorted by offset, and
+// each is compared with those that start inside it.
 std::vector<std::vector<uint32_t>> find_overlaps(const memory::PoolPlan &pool,
                                                  std::span<const memory::PoolRequest> requests) {
   std::vector<uint32_t> order;
@@ -101,7 +101,8 @@ void GroupMaker::add_gathers(const Group &group, uint32_t number, GatheredPiece 
   }
 }
 
-// Adds gathers that bring each inner rank's part of a published plane to a full buffer. Returns the bytes of one part.
+// Adds gathers that bring every inner rank's part of a published plane into a full buffer. Returns the bytes of one
+// part.
 uint64_t GroupMaker::add_gather(std::vector<transport::Gather> &gathers, const Bucket &bucket, const Plane &published,
                                 const Plane &to) const {
   const uint64_t number = dtype_size(published.dtype());
@@ -178,7 +179,7 @@ void GroupMaker::add_all_reduce(GradPart &part, const Bucket &bucket, const layo
                           place_in(PlaneKind::rounded, bucket, sub), place_in(PlaneKind::received, bucket, sub)});
 }
 
-// Adds the sums of this inner rank, which are those of all its slots.
+// Adds the sums of this inner rank: the sums of all its slots.
 void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::SubBucket &sub, float factor) {
   const memory::BucketPlan &of = *bucket.plan;
   const uint64_t element = dtype_size(of.grad_dtype);
@@ -195,7 +196,8 @@ void GroupMaker::add_reduce(GradPart &part, const Bucket &bucket, const layout::
   }
 }
 
-// Adds the gathers that bring the other inner ranks' parts of whole main grads after the last sum over the outer axis.
+// Adds the gathers that complete whole main grads: after the last sum over the outer axis they bring the other inner
+// ranks' parts.
 void GroupMaker::add_whole_grads(Group &group, const Bucket &bucket, const layout::SubBucket &sub) {
   const uint64_t bytes = sub.shard_count * bucket.plan->slices * sizeof(float);
   const Plane &grad = bucket.plane(PlaneKind::grad);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prepares every group at the seal, so that a step only walks lists: buffers, spans of collectives, events.
+// Prepares every group at the seal (buffers, spans of collectives, events), so that a step only walks lists.
 #pragma once
 
 #include <vector>

@@ -21,8 +21,8 @@ namespace {
 using memory::GroupInstance;
 using memory::ParamIdentity;
 
-// Numbers and names as a message. The ranks of a job run the same release on machines of one kind, so the numbers need
-// no fixed byte order.
+// Writes numbers and names into a message. The ranks of a job run the same release on machines of one kind, so the
+// numbers need no fixed byte order.
 class ListWriter {
  public:
   void add(uint64_t value) {
@@ -63,7 +63,7 @@ class ListReader {
   }
 
  private:
-  // Each number has at least 8 bytes, so a wrong count is found before memory is allocated for it.
+  // Each counted entry has at least 8 bytes, so a wrong count is found before memory is allocated for it.
   uint64_t count() {
     const uint64_t value = number();
     if (value > rest_.size() / sizeof value) refuse();
@@ -89,7 +89,7 @@ const std::string &group_of(const memory::ModelSpec &spec, uint32_t mesh) {
   return std::ranges::find(spec.groups, mesh, &memory::GroupSpec::mesh)->name;
 }
 
-// What a rank says of its mesh: a hash of its ranks, and the first of them.
+// The mesh that a rank names, as a message: a hash of the mesh's ranks, and the first of them.
 struct NamedMesh {
   uint64_t hash = 0, first = 0;
   bool operator==(const NamedMesh &) const = default;
@@ -99,8 +99,8 @@ NamedMesh name_mesh(const layout::Mesh &mesh) {
   return {XXH3_64bits(mesh.ranks.data(), mesh.ranks.size() * sizeof mesh.ranks[0]), mesh.ranks.front()};
 }
 
-// Each rank is in the mesh that it names. So a mesh is named by all of its ranks exactly if as many ranks name it as it
-// has.
+// Each rank is in the mesh that it names. So all ranks of a mesh name it if and only if the number of ranks that name
+// it is its size.
 bool covers(std::span<const NamedMesh> named, uint32_t size) {
   std::map<std::pair<uint64_t, uint64_t>, uint32_t> counts;
   for (const NamedMesh &one : named) ++counts[{one.hash, one.first}];
@@ -114,7 +114,7 @@ bool covers(std::span<const NamedMesh> named, uint32_t size) {
   std::vector<std::vector<uint32_t>> named;
   for (const auto &message : team.all_gather(std::span<const std::byte>(writer.message), "meshes that differ"))
     named.push_back(ListReader(message).numbers<uint32_t>());
-  std::map<uint32_t, uint32_t> number_of;  // in the model, by rank of the job
+  std::map<uint32_t, uint32_t> number_of;  // key: rank of the job; value: rank in the model
   for (uint32_t r = 0; r < team.size(); ++r) number_of[team.world_rank(r)] = r;
   for (uint32_t r = 0; r < team.size(); ++r)
     for (const uint32_t rank : named[r])
@@ -128,7 +128,7 @@ bool covers(std::span<const NamedMesh> named, uint32_t size) {
 
 // ---- parameters ----
 
-// A parameter that several instances have: where it is in each of them.
+// A parameter that several instances have, and its place in each of them.
 struct Declared {
   uint32_t group, instance;
   uint64_t param;
@@ -142,8 +142,8 @@ bool overlap(const ParamIdentity &a, std::span<const uint64_t> shape_a, const Pa
   return true;
 }
 
-// The boxes of one name and one shape, in cells of that shape. A box overlaps only with boxes of its own cell and of
-// its neighbours, so not all pairs of boxes are compared.
+// The boxes with one name and one shape, sorted into cells of that shape. A box can overlap only with boxes of its own
+// cell and of the neighbouring cells, so few pairs of boxes are compared.
 class BoxGrid {
  public:
   using Cell = std::vector<uint64_t>;
@@ -197,7 +197,7 @@ class Instances {
  public:
   explicit Instances(memory::ModelSpec &spec) : spec_(spec) {}
 
-  // Adds what the first rank of a mesh has told about its groups.
+  // Adds the message in which the first rank of a mesh describes its groups.
   void add(std::span<const std::byte> message) {
     ListReader reader(message);
     for (uint64_t count = reader.number(); count > 0; --count) {
@@ -245,7 +245,7 @@ class Instances {
     std::vector<BoxGrid> &grids = by_name_[at(declared).name];
     BoxGrid *own = nullptr;
     for (BoxGrid &grid : grids) {
-      // Throws if one of the two is no box, or if their tensors have other shapes.
+      // Throws if one of the two parameters is no box, or if their tensors have different shapes.
       compare(grid.first());
       if (std::ranges::equal(grid.shape(), shape_of(declared)))
         (own = &grid)->for_each_near(at(declared).global_offset, compare);
@@ -257,7 +257,7 @@ class Instances {
     if (is_own(declared)) spec_.groups[declared.group].counted_by.push_back(counted_by);
   }
 
-  // Two parameters of one name are boxes of one tensor, which are equal or do not overlap.
+  // Two parameters with one name are boxes of one tensor. These boxes must be equal or must not overlap.
   void check_pair(const Declared &a, const Declared &b) const {
     const ParamIdentity &first = at(a), &second = at(b);
     const auto refuse = [&](const std::string &what) {
@@ -282,8 +282,8 @@ class Instances {
     if (all_groups_have_other_meshes()) check_factor(b.group, first.name);
   }
 
-  // Ranks that have equal copies of a tensor, or parts of it, may be tensor-parallel. Such ranks see the same data, so
-  // a mean over all of them would be too small. Parts count as experts if the model has a dense group on its own mesh.
+  // Ranks with equal copies or parts of a tensor may be tensor-parallel. Such ranks see the same data, so a mean over
+  // all of them would be too small. Parts count as experts if the model has a dense group on its own mesh.
   void check_factor(uint32_t number, const std::string &param) const {
     const memory::GroupSpec &group = spec_.groups[number];
     if (!group.trainable()) return;
@@ -304,7 +304,7 @@ class Instances {
   std::map<std::string, std::vector<BoxGrid>> by_name_;
 };
 
-// What the first rank of each mesh tells the others about its groups.
+// The message in which the first rank of each mesh describes its groups to the others.
 std::vector<std::byte> describe_own(const memory::ModelSpec &spec, uint32_t rank) {
   ListWriter writer;
   const auto is_first_of_mesh = [&](const memory::GroupSpec &group) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups with meshes of their own: the ranks of a model name different meshes for one group, and may name its
-// parameters differently. At the seal the ranks tell each other what they have named.
+// Groups with meshes of their own: the ranks of a model may name different meshes for one group, and different names
+// for its parameters. At the seal the ranks exchange these names.
 #pragma once
 
 #include <vector>
@@ -19,8 +19,8 @@ void number_meshes_alike(transport::Team &team, memory::ModelSpec &spec);
 // Throws the same MISMATCH on all ranks if the meshes of a group overlap or lack a rank of the model. Only after this
 // check may teams of these meshes be made.
 void check_meshes(transport::Team &team, const memory::ModelSpec &spec);
-// Finds out which meshes there are of each group, and what their ranks call its parameters. Throws MISMATCH, the same
-// on all ranks, if parameters of different meshes contradict each other.
+// Finds all meshes of each group, and the names that their ranks give its parameters. Throws MISMATCH, the same on all
+// ranks, if parameters of different meshes contradict each other.
 void learn_instances(transport::Team &team, memory::ModelSpec &spec);
 
 }  // namespace fsdp::engine

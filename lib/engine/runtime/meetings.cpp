@@ -15,7 +15,7 @@
 namespace fsdp::engine {
 namespace {
 
-// The hash of all that must be the same on all ranks.
+// The hash of all numbers that must be the same on all ranks.
 uint64_t hash(Meeting meeting) {
   meeting.waited_ns = 0;
   return XXH3_64bits(&meeting, sizeof meeting);
@@ -57,11 +57,12 @@ void Meetings::meet(const Arrival &call) {
   if (call.intent == Intent::finish && !call.again) waited_ns_ = std::max<uint64_t>(1, trace::now_ns() - came);
   note_lag();
   ++count_;
-  // Captures are counted here, because all ranks see the same. A capture that could not begin on this rank counts, too.
+  // Captures are counted here, because all ranks get the same statements. A capture that could not begin on this rank
+  // counts, too.
   for (const Meeting &one : told()) captures_ = std::max(captures_, static_cast<uint32_t>(one.capture));
 }
 
-// The exchange has the same name for all intents. The meeting itself tells which rank called what.
+// The exchange has the same name for all intents. The statements themselves tell which rank called what.
 void Meetings::exchange() {
   const WaitSpan span(runtime_, WaitKind::peers);
   constexpr auto what = "the end of a step";
@@ -84,7 +85,7 @@ bool Meetings::all_gave_alike() const {
   return std::ranges::all_of(told(), [&](const Meeting &one) { return one.given == told().front().given; });
 }
 
-// Clocks of hosts differ, so ranks tell how long they have waited. The rank that waited least came last.
+// Clocks of hosts differ, so ranks state how long they have waited. The rank that waited least came last.
 void Meetings::note_lag() {
   const transport::Team &team = runtime_.team();
   if (team.size() < 2 || ballot_.least_waited_ns == 0) return;
@@ -109,7 +110,7 @@ void Meetings::compare_all(Intent intent) {
   if (found.text.empty()) return check_versions();
   const fsdp_status status = found.mismatch ? FSDP_MISMATCH : FSDP_INVALID_STATE;
   const uint32_t model = runtime_.number();
-  // Nothing has been done yet, on any rank.
+  // No rank has done any work of the capture yet.
   if (all_came && intent == Intent::capture)
     fail_rank(status, found.rank, "{}: model {}: the graph is of no use, and the model is as before it: {}",
               intent_call(intent), model, found.text);
@@ -141,8 +142,8 @@ void Meetings::check_versions() {
 
 namespace fsdp::engine {
 
-// The error text if ranks have met and differ. It is made only from what all ranks were told, so it is the same on all
-// of them.
+// The error text if ranks have met and differ. It is made only from the statements of all ranks, so it is the same on
+// all of them.
 
 namespace {
 
@@ -156,7 +157,7 @@ std::string describe_capture(const Meeting &meeting) {
   return format_text("{} capture {}", what, meeting.capture);
 }
 
-// Compares what two ranks gave to the same call.
+// Compares the arguments of two ranks for the same call.
 std::string compare_given(uint32_t rank, const Meeting &other, uint32_t first, const Meeting &of_first) {
   std::string text;
   if (other.value != of_first.value)
@@ -208,7 +209,7 @@ void list_missing(std::span<const Meeting> told, const transport::Team &team, Di
                 format_text("rank {}: {}", team.world_rank(r), told[r].missing.view()));
 }
 
-// The advice how to go on. Before the first publish there is no step that could be discarded.
+// Advises how to go on. Before the first publish there is no step to discard.
 std::string way_on(std::span<const Meeting> told) {
   if (std::all_of(told.begin(), told.end(), in_capture))
     return "end the capture with fsdp_end_capture on every rank to go on";
@@ -221,8 +222,8 @@ std::string way_on(std::span<const Meeting> told) {
   return "call fsdp_discard_step on every rank to go on";
 }
 
-// Finds the lowest rank that gave something else than the first rank, and all that it gave differently. Ranks that miss
-// something have told that instead of their numbers. Replicas meet only in the last reduce, so only the count of
+// Finds the lowest rank with numbers that differ from the first rank's, and lists all of its differences. Ranks that
+// lack something have stated that instead of their numbers. Replicas meet only in the last reduce, so only the count of
 // reduces shows that one of them had more micro-batches.
 void Meetings::compare(Differences &found) {
   transport::Team &team = runtime_.team();
@@ -248,12 +249,12 @@ void Meetings::compare(Differences &found) {
   }
 }
 
-// Ranks whose gathers and reduces are messages have met, and their sequences of calls differ. This finds the first call
-// that differs.
+// Finds the first call that differs if ranks have met and their sequences of gathers and reduces, as messages, are not
+// the same.
 
 namespace {
 
-// The bytes that are sent: the number of calls, then the calls that were kept.
+// Packs the bytes to send: the number of calls, then the calls that were kept.
 std::vector<std::byte> pack(const CallSequence &sequence) {
   const uint64_t count = sequence.count();
   std::vector<std::byte> bytes(sizeof count + sequence.calls().size_bytes());
@@ -293,8 +294,8 @@ std::string describe_difference(const Runtime &state, uint32_t a, const Calls &o
 
 }  // namespace
 
-// Ranks of one inner axis exchange messages with each other; if groups have several meshes, so do all ranks. All ranks
-// know alike whether any of them differ, so all of them come to the exchange.
+// Ranks of one inner axis exchange messages with each other; if groups have several meshes, all ranks do. Every rank
+// knows whether any ranks differ, so all ranks come to the exchange.
 void Meetings::compare_calls(Differences &found) {
   const Runtime &state = runtime_;
   const uint32_t size = state.team().size();
@@ -311,7 +312,7 @@ void Meetings::compare_calls(Differences &found) {
   found.add(state.team().world_rank(odd), describe_difference(state, first, Calls(all[first]), odd, Calls(all[odd])));
 }
 
-// A quick check by hashes. It may also be true for ranks with different other models, which is legal:
+// A quick check by hashes. It may also be true for ranks with different other models, which are legal;
 // find_order_difference() decides.
 bool Meetings::orders_differ() const {
   const std::span<const Meeting> all = told();

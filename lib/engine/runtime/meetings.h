@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Meetings, in which the ranks of a model agree. All ranks meet in each call that ends a step, publishes, discards,
-// captures or replays. Each rank says why it came and what it misses. In a run that goes well all say the same, which
-// equal hashes show. If they do not, each rank gets the statements of all, and so all come to the same verdict and
-// text.
+// captures or replays. Each rank states why it came and what it lacks. Usually all statements are the same, and equal
+// hashes show that. Otherwise every rank gets all statements, so all ranks come to the same verdict and text.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@
 
 namespace fsdp::engine {
 
-// A rank's statement in a meeting: why it came, and what it misses.
+// A rank's statement in a meeting: why it came, and what it lacks.
 
 enum class Intent : uint32_t { finish = 1, update, publish, step, discard, capture, replay, collect, give_back };
 
@@ -29,10 +28,10 @@ struct Meeting {
   int64_t blamed = -1;  // the rank of the job that is the reason for `missing`; -1: this rank itself
   uint64_t version = 0;
   double value = 1;        // scale of finish_grads, or lr of a step or replay: must be the same on every rank
-  uint64_t reduces = 0;    // contributions of this step that are reduced one by one: must be the same on every rank
+  uint64_t reduces = 0;    // number of contributions, of groups that reduce each one: must be the same on every rank
   uint64_t calls = 0;      // hash of the gathers and reduces since the last update, if these are messages
-  uint64_t order = 0;      // hash of how these are interleaved with calls of other models: may differ
-  uint64_t capture = 0;    // number of the capture under way, or of that to be replayed; 0: none
+  uint64_t order = 0;      // hash of how gathers and reduces are interleaved with calls of other models: may differ
+  uint64_t capture = 0;    // number of the capture under way or to be replayed; 0: none
   uint64_t trained = 0;    // hash of which parameters are trained: must be the same on every rank
   uint64_t given = 0;      // hash of which skippable parameters have a gradient: may differ
   uint64_t waited_ns = 0;  // time waited for peers at the end of a step before this meeting; 0: not known
@@ -64,55 +63,56 @@ inline const char *intent_call(Intent intent) {
 // report the same text.
 struct Differences {
   std::string text;       // empty: there are no differences
-  int32_t rank = -1;      // the lowest rank of the job that differs in what the text says first
-  bool mismatch = false;  // ranks contradict each other; if false, a rank misses something or discards
+  int32_t rank = -1;      // the lowest rank of the job that has the first difference in the text
+  bool mismatch = false;  // true: ranks contradict each other; false: a rank lacks something or discards
   void add(uint32_t odd, const std::string &what);
 };
 // Did all ranks come for the same reason?
 bool compare_intents(std::span<const Meeting> told, const transport::Team &team, Differences &found);
 void list_missing(std::span<const Meeting> told, const transport::Team &team, Differences &found);
-// Says what the callers of all ranks must do now.
+// Says how the callers on all ranks must go on.
 std::string way_on(std::span<const Meeting> told);
 
 class Meetings {
  public:
   explicit Meetings(Runtime &runtime);
 
-  // This rank's arrival. `missing` says why it cannot do what it came for; if empty, its numbers can be compared.
+  // This rank's arrival. `missing` says why this rank cannot do the call; if it is empty, the rank's numbers can be
+  // compared.
   struct Arrival {
     Intent intent = Intent::finish;
     double value = 1;
     std::string missing = {};
-    int32_t blamed = -1;  // the rank of the job that is the reason; -1: this rank
+    int32_t blamed = -1;  // the rank of the job that is the reason for `missing`; -1: this rank
     StepNumbers numbers = {};
     uint64_t reduces = 0;  // for a step that finishes: its number of reduces
     uint64_t given = 0;    // for a step that finishes: hash of which parameters have a gradient (given_grads.h)
-    uint32_t capture = 0;  // number of the capture under way, or of that to be replayed; 0: none
+    uint32_t capture = 0;  // number of the capture under way or to be replayed; 0: none
     uint64_t flags = 0;    // flags of fsdp_finish_grads, or a hash of the options of fsdp_collect_matrices
     bool again = false;    // true for the second meeting of one call: its wait is not measured
   };
-  // meet() is collective over the model. check() comes next: it throws the same error on all ranks if they did not come
-  // for the same reason, or if one of them misses something. The step has then failed.
+  // meet() is collective over the model. Then check() throws the same error on all ranks if they came for different
+  // reasons or one of them lacks something. The step has then failed.
   void meet(const Arrival &call);
   void check(Intent intent);
   // Throws MISMATCH, which fails the context, if ranks have published different numbers of times: they then hold
   // different weights.
   void check_versions();
-  // Did all ranks come for this? meet_again() meets once more with the same statements, so that all ranks go on
+  // Did all ranks come for this intent? meet_again() meets once more with the same statements, so that all ranks go on
   // together.
   bool all_came_for(Intent intent) const;
   void meet_again();
-  // say_sound() says whether this rank's collectives can end by themselves. all_sound(): was that so on all ranks in
-  // the last meeting?
+  // say_sound() tells the next meeting whether this rank's collectives can end by themselves. all_sound(): could the
+  // collectives of all ranks, in the last meeting?
   void say_sound(bool sound) { meetings_.back().sound = sound; }
   bool all_sound() const;
-  // In the last meeting: do all ranks that share two models interleave this model's calls alike with the other's?
-  // Collective.
+  // In the last meeting: do all ranks that share two models interleave the calls of this model with those of the other
+  // in the same order? Collective.
   bool models_are_in_one_order();
-  // In the last meeting: has every rank given the same parameters a gradient?
+  // In the last meeting: do the same parameters have a gradient on every rank?
   bool all_gave_alike() const;
   uint64_t count() const { return count_; }              // number of meetings so far
-  uint32_t captures() const { return captures_; }        // highest number of a capture that any rank has given
+  uint32_t captures() const { return captures_; }        // highest number of a capture that any rank has stated
   int32_t last_rank() const { return last_rank_; }       // rank that came last to the end of a step; -1: not known
   uint64_t last_lag_ns() const { return last_lag_ns_; }  // how long it came after the first rank
  private:
@@ -133,7 +133,7 @@ class Meetings {
   transport::Ballot ballot_;       // ballot of the last meeting
   uint64_t count_ = 0;
   uint32_t captures_ = 0;
-  uint64_t waited_ns_ = 0;  // time waited for peers at the last end of a step, for the next meeting; 0: not known
+  uint64_t waited_ns_ = 0;  // time waited for peers at the last end of a step; 0: not known
   int32_t last_rank_ = -1;
   uint64_t last_lag_ns_ = 0;
 };

@@ -34,7 +34,7 @@ uint64_t bytes_of(const std::vector<transport::Gather> &gathers) {
   return bytes;
 }
 
-// A gather into `whole`, in which this rank's piece is already at its place.
+// A gather into `whole`, which already has this rank's piece at its place.
 transport::Gather gather_in(std::byte *whole, uint64_t bytes, uint32_t rank) {
   return {transport::Part::alone(whole + rank * bytes), whole, bytes};
 }
@@ -69,7 +69,7 @@ void Outer::add_part(Group &group, GradPart &part, const Storage &storage) const
   }
 }
 
-// Adds the places of this rank's inner sums, and finds which of their slots is its own.
+// Adds the places of this rank's inner sums, and finds which of the sums' slots is this rank's own.
 void Outer::add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, const layout::SubBucket &sub) const {
   const uint32_t slices = bucket.plan->slices;
   const Plane &grad = bucket.plane(PlaneKind::grad);
@@ -90,7 +90,7 @@ void Outer::add_sub_bucket(Group &group, OuterSums &sums, const Bucket &bucket, 
         gather_in(reinterpret_cast<std::byte *>(grouped), sub.shard_count * sizeof(float), rank_));
 }
 
-// Adds the slots of this inner rank's part. Each slot is published by its own outer rank.
+// Adds the slots of this inner rank's part. Each outer rank publishes its own slot.
 void Outer::add_weights(Group &group, const Plane &plane, uint32_t slices) const {
   const uint64_t number = dtype_size(plane.dtype());
   for (const layout::SubBucket &sub : plane.layout->sub_buckets)

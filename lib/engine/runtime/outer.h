@@ -44,22 +44,24 @@ class Outer {
 
   // Finds the addresses of the group's spans. The storage must be complete.
   void add_group(Group &group, const Storage &storage);
-  // Are inner sums of every contribution sent at once, part by part? If not, only those of the last contribution are
-  // sent, group by group.
+  // Are inner sums of every contribution sent immediately, part by part? If not, only the sums of the last contribution
+  // are sent, group by group.
   bool sums_each() const { return mesh_.outer == layout::OuterAxis::shard; }
   // Chooses the buffer of inner sums for a part. The reduce stream waits until the outer axis has read the buffer.
   uint32_t take_turn(const GradPart &part, device::Stream &reduce_stream);
-  // Both come after the `reduced` event of the reduce stream, and record group.grad.summed.
+  // Both functions wait for the `reduced` event of the reduce stream, and record group.grad.summed.
   void reduce_part(GradPart &part, uint32_t turn, bool accumulate, uint64_t version);
   void reduce_group(Group &group, const device::Event &reduced, uint64_t version);
-  // For whole main grads of no_shard groups: gathers the slots of other outer ranks, if the outer axis divides them.
+  // Completes whole main grads of no_shard groups: if the outer axis divides them, gathers the slots of other outer
+  // ranks.
   void gather_grads(Group &group, uint64_t version);
-  // Gathers numbers from other outer ranks, after the event: each rank has a piece of `bytes` bytes at its place.
+  // Gathers numbers from other outer ranks, after the event `after`. In `whole`, each rank's piece of `bytes` bytes is
+  // at the rank's place.
   void gather_values(const Traced &of, std::byte *whole, uint64_t bytes, const device::Event &after, uint64_t version);
   // Gathers the updated compute weights of other outer ranks.
   void gather_weights(Group &group, uint64_t version);
   bool gathers() const { return gathers_; }
-  // A note that messages add to the names of sums. The text must stay where it is.
+  // A note that messages add to the names of sums. The text must outlive this object.
   void set_note(const char *note) { note_ = note; }
 
   device::Stream &stream() { return stream_; }
@@ -70,7 +72,7 @@ class Outer {
   OuterStats stats() const { return state().stats; }
   OuterState state() const;
   void set_state(const OuterState &state);
-  // The event that is done when the outer axis has read that turn's inner sums.
+  // The event that is done when the outer axis has read the inner sums of this turn.
   device::Event *partial_free(uint32_t turn) const { return partial_free_[turn].get(); }
 
  private:
@@ -92,7 +94,7 @@ class Outer {
   StreamTrace &trace_;
   std::unique_ptr<device::Event> partial_free_[2];
   OuterState state_;
-  uint64_t uncounted_bytes_ = 0;  // bytes that communicators have counted but the state has not, modulo 2^64
+  uint64_t uncounted_bytes_ = 0;  // bytes counted by communicators and not yet by OuterState, modulo 2^64
 };
 
 }  // namespace fsdp::engine

@@ -41,8 +41,8 @@ struct SettingDifference {
   T first, odd;
 };
 
-// Finds the first parameter for which two ranks have different values. Collective: both ranks give their values of all
-// parameters. Empty if all are equal.
+// Finds the first parameter for which two ranks have different values. Collective: both ranks send their values of all
+// parameters. Returns an empty text if all values are equal.
 template <typename T>
 std::optional<SettingDifference<T>> find_difference(const memory::ModelSpec &spec, T memory::ParamSpec::*setting,
                                                     T missing, transport::Team &team, uint32_t first, uint32_t odd,

@@ -19,9 +19,9 @@ namespace fsdp::engine {
 using memory::Extent;
 using memory::PlaneKind;
 
-// The memory of a row of the region table. In regions of parts and in common regions, `data`, `view` and `shown` are
+// The memory of one row of the region table. In regions of parts and in common regions, `data`, `view` and `shown` are
 // views of the same bytes: for writing, for reading, and for the caller. The caller may have written values into
-// `shown` that no other view has.
+// `shown` that the other views do not have.
 struct Region {
   std::shared_ptr<device::Memory> memory;  // private memory; NULL if the caller passed it in
   std::shared_ptr<transport::Arena> arena;
@@ -34,14 +34,14 @@ struct Region {
   transport::Part part() const { return {data, arena.get(), arena_offset, stride}; }
 };
 
-// One stored form of elements on this rank.
+// One stored form of elements, on this rank.
 struct Plane {
   const memory::PlanePlan *plan = nullptr;
   const layout::FlatLayout *layout = nullptr;  // layout of its elements
   std::byte *data = nullptr;
   const std::byte *view = nullptr;
   const std::byte *shown = nullptr;
-  transport::Part part;  // the memory from the first element on, for collectives
+  transport::Part part;  // the memory, starting at the first element, for collectives
 
   fsdp_dtype dtype() const { return plan->dtype; }
   std::byte *element(uint64_t index) const { return data + index * dtype_size(plan->dtype); }
@@ -54,7 +54,8 @@ struct Plane {
     }
   }
   std::byte *at(const layout::Slice &slice) const { return element(index_of(slice)); }
-  // Where the slices of an inner rank's slots begin in a sub-bucket; with Extent::shard, where the kept slice begins.
+  // The index at which the slices of an inner rank's slots begin in a sub-bucket. With Extent::shard, the index at
+  // which the kept slice begins.
   uint64_t index_of(const layout::SubBucket &sub, uint32_t slices, uint32_t inner_rank) const {
     switch (plan->extent) {
       case Extent::whole: return sub.full_offset + inner_rank * sub.shard_count * slices;
@@ -81,7 +82,7 @@ struct Bucket {
     fail(FSDP_INTERNAL, "a bucket of group number {} has no plane of kind {} with index {}", plan->group,
          static_cast<uint32_t>(kind), index);
   }
-  // The gathered copy of a published plane in a buffer of the group.
+  // The gathered copy of a published plane, in a buffer of the group.
   const Plane &gathered(PlaneKind published, uint32_t form, uint32_t slot) const {
     return *std::ranges::find_if(planes, [&](const Plane &plane) {
       return plane.plan->kind == memory::gathered_from(published) && plane.plan->index == form &&

@@ -44,7 +44,7 @@ void Replays::commit(device::Stream &caller) {
   ++next_;
 }
 
-// Completes nothing once the context has failed, because then streams go on without having done their work.
+// Completes nothing once the context has failed, because streams then pass over work without doing it.
 void Replays::complete() noexcept {
   if (context_.failure().failed()) return;
   for (; oldest_ < next_ && at(oldest_).ended->done(); ++oldest_) flights_->flight().complete(at(oldest_).handle);
@@ -55,8 +55,8 @@ void Replays::settle() noexcept {
   complete();
 }
 
-// Has the GPU begun a replay? While it still does the caller's earlier work, the answer is no, because slow work is not
-// stuck work.
+// Has the GPU begun a replay? While the GPU still does the caller's earlier work, the answer is no, because slow work
+// is not stuck work.
 bool Replays::at_oldest() noexcept {
   complete();
   if (oldest_ == next_ || !at(oldest_).begun->done()) return false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replays of graphs that the GPU was given and has not ended. The caller launches the graph, so no communicator knows
-// of its collectives. A collective that waits for a peer which never launched would wait for ever, and no thread
-// watches it. So each call that synchronizes with peers or waits for the GPU checks the replays. Its wait then ends and
-// says which replay is the reason.
+// Replays of graphs that are enqueued on the GPU and have not ended. The caller launches a graph, so no communicator
+// knows of its collectives. If a peer never launches, a collective waits for it forever, and no thread watches that
+// wait. Therefore each call that synchronizes with peers or waits for the GPU checks the replays. Its wait then ends
+// with an error that names the replay.
 #pragma once
 
 #include <array>
@@ -24,15 +24,16 @@ class Replays final : public Unsettled {
   Replays &operator=(const Replays &) = delete;
 
   void set_flights(trace::FlightSequence flights) { flights_.emplace(flights); }
-  // Makes events, which cannot be made once the caller captures. Called before anything else, and only on a device.
+  // Makes the events, which cannot be made while the caller captures. Must be called first, and only on a device.
   void make_room();
-  // A fixed number of replays is kept. If more are under way, the caller waits for the oldest, for a bounded time.
+  // The number of replays that are kept is fixed. If more are under way, the caller waits for the oldest, for a bounded
+  // time.
   void await_room();
-  // Later work on the stream comes after the work that was prepared for a replay that was given up.
+  // Orders later work on the stream after the work that was prepared for a replay that was given up.
   void join(device::Stream &caller) const;
-  // Later work on the stream comes after the last graph that was launched.
+  // Orders later work on the stream after the last graph that was launched.
   void join_last(device::Stream &stream) const;
-  // prepare(): the stream has been given all work before the graph. commit(): it has been given the graph.
+  // prepare() is called when all work before the graph is enqueued on the stream, and commit() when the graph is, too.
   void prepare(uint32_t capture, const char *name, device::Stream &caller);
   void commit(device::Stream &caller);
   // Throws TIMEOUT, which fails the context and is told to peers, if the GPU has worked on the oldest replay for the
@@ -61,8 +62,8 @@ class Replays final : public Unsettled {
   std::mutex mutex_;
   std::array<Replay, most> replays_;
   uint64_t oldest_ = 0, next_ = 0;  // replays from oldest_ up to next_ are under way; next_ is being prepared
-  uint64_t seen_ = UINT64_MAX;      // the replay on which the GPU was last seen to work
-  Clock::time_point since_;         // when it was first seen to work on that
+  uint64_t seen_ = UINT64_MAX;      // the last replay on which the GPU was seen to work
+  Clock::time_point since_;         // when the GPU was first seen to work on that replay
 };
 
 }  // namespace fsdp::engine

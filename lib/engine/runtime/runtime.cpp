@@ -12,7 +12,7 @@
 namespace fsdp::engine {
 namespace {
 
-// The ranks of an axis of a mesh; an empty text if they are all ranks of the model.
+// The ranks of an axis of a mesh; an empty text if the axis has all ranks of the model.
 std::string name_axis(const transport::Team *axis, const transport::Team &model) {
   return axis && axis->size() < model.size() ? list_ranks(*axis) : "";
 }
@@ -53,8 +53,8 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
       if (mesh_comms.teams.all == teams.front().all ||
           std::ranges::find(mesh_comms.mesh.ranks, team().world_rank(r)) != mesh_comms.mesh.ranks.end())
         mesh_comms.members.push_back(r);
-  // A failure of the ranks of one team must fail the ranks of the others, too. Outer axes wait for all inner axes, so
-  // they come after them.
+  // A failure of the ranks of one team must fail the ranks of the other teams, too. Outer axes wait for all inner axes,
+  // so they come after the inner axes.
   const bool several = teams.size() > 1 || teams.front().outer;
   const auto make = [&](const std::function<void()> &step) {
     several ? transport::attempt_together(team(), "fsdp_seal_model", step) : step();
@@ -101,7 +101,8 @@ void Runtime::make_parts() {
   GroupMaker(*this).make_groups();
 }
 
-// The key is made from what all ranks of the model know alike: its number is unique among models of the same ranks.
+// The key is made from values that are equal on all ranks of the model: its number is unique among models of the same
+// ranks.
 void Runtime::log_calls_of_models() {
   if (!collectives().records_calls) return;
   uint64_t key = mix_calls(number());
@@ -112,7 +113,7 @@ void Runtime::log_calls_of_models() {
   model_calls = std::make_unique<ModelCalls>(context.call_log(), *this, key, std::vector(ranks.begin(), ranks.end()));
 }
 
-// A stream that serves one mesh reports that mesh's sequences; one that serves all, the model's.
+// A stream for one mesh reports the sequences of that mesh; a stream for all meshes reports the model's.
 void Runtime::make_traces() {
   trace::FlightRecorder &flight = context.flight();
   using trace::Sequence;
@@ -142,8 +143,8 @@ void Runtime::make_traces() {
 }
 
 // Streams end first, because their work refers to everything else. If the model ends in the middle of a step, work may
-// still wait for peers. Then reduces are abandoned, here and on the peers, and a gather that cannot end fails the
-// context.
+// still wait for peers. In that case reduces are abandoned, here and on the peers, and a gather that cannot end fails
+// the context.
 Runtime::~Runtime() {
   if (!gathers.stream->runs_tasks()) end_streams();
   abandon();
@@ -185,9 +186,9 @@ void Runtime::abandon() {
   }
 }
 
-// The device reads and writes memory that ends with this object. Work that all ranks have called ends by itself, so
-// only work that has not ended after a while is given up. If a step is unfinished, this while is short. Then the
-// context fails, which ends all waits for peers.
+// Streams must end before this object's memory, because the device reads and writes it. Work that all ranks have called
+// ends by itself, so only work that has not ended after a grace time is given up. The grace time is short if a step is
+// unfinished. Giving up fails the context, which ends all waits for peers.
 void Runtime::end_streams() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds own_end{2000};
@@ -216,8 +217,8 @@ void Runtime::end_streams() noexcept {
   }
 }
 
-// Is this rank in the middle of a step? Then its peers may be anywhere in the step and may not have enqueued the same
-// work.
+// Is this rank in the middle of a step? If it is, its peers may be anywhere in the step and may not have enqueued the
+// same work.
 bool Runtime::in_a_step() const {
   const auto open = [this](const Group &group) {
     const auto held = [](const GatheredPiece &slot) { return slot.gathered || slot.hold_count() > 0; };
@@ -261,7 +262,7 @@ device::Stream &Runtime::caller_stream(fsdp_stream stream, const char *call) con
   uint64_t id = 0;
   try {
     id = caller.capture_id();
-  } catch (Error &error) {  // CUDA cannot tell even that
+  } catch (Error &error) {  // CUDA cannot tell whether the stream is captured
     error.message = format_text("{}: {}", call, error.message);
     throw;
   }
@@ -375,8 +376,8 @@ void Runtime::await_version() {
   if (step.version_ready()) return;
   if (!version_ready()) {
     const WaitSpan span(*this, WaitKind::publish);
-    // This rank's own part comes first. Between hosts a stream writes it, and that stream may wait for callers that
-    // wait for this one.
+    // This rank waits for its own part first. Between hosts a stream writes that part, and the stream may wait for
+    // callers that wait for this rank.
     device::Stream &caller = context.device().caller_stream(nullptr);
     caller.wait(*marks.published);
     for (MeshComms &mesh_comms : comms)
@@ -421,8 +422,8 @@ void Runtime::wait_idle(device::Stream &stream, WaitKind what, device::Stream &c
   wait(*marks.finished, what, caller);
 }
 
-// The calling thread itself waits, whatever the device is. It meets its peers next, and they then overwrite what this
-// rank has pulled.
+// The calling thread itself waits, even if work runs on a device: its next step is to meet its peers, and they then
+// overwrite the memory from which this rank pulls.
 void Runtime::await_pulls() {
   gathers.stream->record(*marks.finished);
   if (!marks.finished->done()) {
@@ -432,7 +433,7 @@ void Runtime::await_pulls() {
   context.failure().check();
 }
 
-// Outer streams are waited for after reduce streams, because they take the sums of those.
+// Outer streams come after reduce streams, because they use the sums of reduce streams.
 void Runtime::wait_idle(device::Stream &caller) {
   for (const CollectiveStream &collective_stream : reduces)
     wait_idle(*collective_stream.stream, WaitKind::reduce, caller);

@@ -39,7 +39,7 @@ struct Stats {
   }
 };
 
-// What the caller waits for. `publish` and `peers` share one counter; the others have one each.
+// The kinds of waits that are counted. `publish` and `peers` share one counter; each other kind has its own.
 enum class WaitKind { gather, reduce, publish, peers, checkpoint };
 // A stream of the library on which collectives run, in the order in which they were called.
 struct CollectiveStream {
@@ -47,8 +47,8 @@ struct CollectiveStream {
   std::unique_ptr<StreamTrace> trace;
 };
 
-// How this rank communicates with the ranks of one mesh. Each Collectives below is an ordered sequence of its own,
-// which does not wait for the other ones.
+// How this rank communicates with the ranks of one mesh. Each Collectives below is a sequence with an order of its own,
+// and does not wait for the others.
 struct MeshComms {
   const layout::Mesh &mesh;
   const Teams &teams;
@@ -64,14 +64,14 @@ struct MeshComms {
   std::vector<uint32_t> members{};                     // numbers in the model of the mesh's ranks, ascending
 };
 
-// Points in the order of streams.
+// Events that mark points in the order of streams.
 struct Marks {
   std::unique_ptr<device::Event> published;    // the compute weights of this version are written
-  std::unique_ptr<device::Event> window_work;  // the work that calls of the update window have given to their streams
+  std::unique_ptr<device::Event> window_work;  // work that calls of the update window have enqueued
   std::unique_ptr<device::Event> norm;         // the last norm that was asked for is computed
   std::unique_ptr<device::Event> amaxes;       // the scales of the weights that are being published are computed
   std::unique_ptr<device::Event> finished,
-      order;  // for momentary use
+      order;  // for short use within one call
 };
 // Sequences in the flight record, besides those of the streams.
 struct Flights {
@@ -93,8 +93,8 @@ class Runtime {
   TeamNews team_news;              // declared before the members that use the teams
   std::unique_ptr<Storage> storage;
   // Gathers of all meshes share one stream. On the host a stream is a thread that waits for peers, so each mesh has
-  // streams of its own for reduces and for its outer axis. On GPUs all meshes share one stream of each kind, because a
-  // GPU's messages need one order. An outer stream is NULL if no mesh that it serves has an outer axis.
+  // streams of its own for reduces and for its outer axis. On GPUs all meshes share one stream of each kind, because
+  // the messages of a GPU need one order. An outer stream is NULL if no mesh that it serves has an outer axis.
   CollectiveStream gathers;
   std::vector<CollectiveStream> reduces, outers;
   std::vector<MeshComms> comms;  // by mesh
@@ -116,20 +116,21 @@ class Runtime {
   MeshComms &model_comms() { return comms.front(); }
   MeshComms &comms_of(const Group &group) { return comms[group.spec->mesh]; }
   const MeshComms &comms_of(const Group &group) const { return comms[group.spec->mesh]; }
-  // The ranks that exchange what each of them has measured. If groups have several meshes, these are all ranks of the
-  // model. If not, they are the ranks that hold different slots: replicas compute the same results.
+  // The ranks that exchange measured values. If groups have several meshes, these are all ranks of the model. Otherwise
+  // they are the ranks that hold different slots, because replicas compute the same results.
   transport::Team &holders() const { return spec.value_slices() > 1 ? team() : *teams.front().inner; }
   // How the collectives of all meshes and axes behave.
   const transport::CollectiveTraits &collectives() const { return teams.front().inner_data->traits(); }
-  // Are calls recorded, so that ranks compare them when they meet? On the host each mesh compares its own collectives.
-  // With several meshes the ranks also record reduces, to compare their order between meshes.
+  // Are calls recorded so that ranks can compare them when they meet? On the host each mesh compares its own
+  // collectives. With several meshes the ranks also record reduces, to compare their order across meshes.
   bool records_calls() const { return collectives().records_calls || compares_reduces(); }
   // Must ranks compare their reduces before they wait for streams?
   bool compares_reduces() const { return collectives().step_ends_round && spec.meshes.size() > 1; }
   // The lowest rank of the model with which the calls of rank `r` are compared. If groups have several meshes, all
-  // ranks are compared; if not, those of an inner axis, which exchange messages.
+  // ranks are compared. Otherwise the ranks of an inner axis are compared, because they exchange messages.
   uint32_t first_compared(uint32_t r) const { return spec.meshes.size() > 1 ? 0 : r - spec.mesh().inner(r); }
-  // Does this rank count its slot of the parameter in sums over the model? Of ranks with the same elements, one does.
+  // Does this rank count its slot of the parameter in sums over the model? Among ranks with the same elements, one rank
+  // does.
   bool answers_for(const Group &group, uint64_t param_index) const;
   // The part of a tensor that the extent covers on this rank.
   layout::Slice slice_of(const Plane &plane, uint64_t tensor, Extent extent) const {
@@ -144,7 +145,7 @@ class Runtime {
   }
   const memory::ParamSpec &param(const Group &group, uint64_t index) const { return group.spec->params[index]; }
   // record_call() notes a call that peers must make, too. place_call() notes a call that is compared only with calls of
-  // other models. Calls in a capture are not noted there, because only replays enqueue work.
+  // other models. Neither notes calls of a capture, because only replays enqueue their work.
   void record_call(SequencedCall call) {
     calls.add(call);
     place_call(call);
@@ -152,13 +153,13 @@ class Runtime {
   void place_call(SequencedCall call) {
     if (model_calls && capture_id == 0) model_calls->add(call);
   }
-  // Notes the trained parameters. If ranks differ, their collectives may fail before they meet; the errors then have a
-  // note about it.
+  // Notes which parameters are trained. If ranks differ in them, collectives may fail before the ranks meet; the errors
+  // then have a note about the difference.
   void set_trained(uint64_t hash, bool all);
   ParamPlace &place(Group &group, uint64_t param_index, const char *call);
   // The caller's stream. Throws INVALID_STATE, before anything is recorded, if the stream belongs to another capture
-  // than the model: CUDA would take the work into that graph, or lose the order. Later work on the stream comes after
-  // all replays so far.
+  // than the model: CUDA would add the work to that graph or lose the order. Later work on the stream comes after all
+  // earlier replays.
   device::Stream &caller_stream(fsdp_stream stream, const char *call) const;
   // True if every rank has published the current version. This costs one atomic load per rank.
   bool version_ready() const noexcept {
@@ -166,29 +167,29 @@ class Runtime {
       return !mesh_comms.versions || mesh_comms.versions->ready(step.version());
     });
   }
-  // The caller waits until every rank of the model's meshes has published this version.
+  // Blocks the caller until every rank of the model's meshes has published this version.
   void await_version();
-  // Later work on the gather stream comes after every rank of the mesh has published this version. `what` is for
-  // messages.
+  // Orders later work on the gather stream after the publishing of this version by every rank of the mesh. `what` is
+  // for messages.
   void await_parts(MeshComms &mesh_comms, const char *what, const char *object);
-  // The caller waits for all work that the library's streams have been given.
+  // Blocks the caller until all work on the library's streams is done.
   void wait_idle(device::Stream &caller);
   void wait_idle(device::Stream &stream, WaitKind what, device::Stream &caller);
   void wait(const device::Event &event, WaitKind what, device::Stream &caller, const Group *group = nullptr);
-  // join_window(): later work on the stream comes after the work that earlier calls of the update window gave to their
-  // streams. leave_window(): work of later calls comes after this call's work. The calling thread keeps this order
-  // anyway.
+  // join_window() orders later work on the stream after the work that earlier calls of the update window have enqueued.
+  // leave_window() orders the work of later calls after the work of this call. If the calling thread does the work, its
+  // order is already right.
   void join_window(device::Stream &caller) const;
   void leave_window(device::Stream &caller) const;
-  // The calling thread waits for the work that the stream has been given.
+  // Blocks the calling thread until the work on the stream is done.
   void synchronize(device::Stream &stream);
-  // Gathers the group's weights into full buffers, on the gather stream. They are pulled from their places or sent as
-  // messages. A message that was given up since is an error.
+  // Gathers the group's weights into full buffers, on the gather stream. The gathers pull weights from their places or
+  // send messages. Throws if an earlier message was given up.
   void gather(std::span<const transport::Gather> gathers, const Group &group);
   std::vector<device::Stream *> library_streams() const;
   // The events by which streams of the caller and of the library wait for each other.
   std::vector<device::Event *> events() const;
-  // Ends collectives that cannot complete.
+  // Gives up collectives that cannot complete.
   void abandon();
   void require_eager(const char *call) const;  // throws INVALID_STATE in a capture: the call cannot be part of a graph
 
@@ -213,8 +214,8 @@ class CallSpan : public trace::Span {
              runtime.step.version(), bytes) {}
 };
 
-// The caller waits from here to the end of the scope. The wait is counted, and is an event inside the event of its
-// call.
+// From here to the end of the scope, the caller waits. The wait is counted, and in the timeline it is an event inside
+// the event of its call.
 class WaitSpan {
  public:
   WaitSpan(Runtime &runtime, WaitKind what, const Group *group = nullptr);

@@ -14,8 +14,8 @@
 namespace fsdp::engine {
 
 // The numbers that every rank passes to the calls of an update window, and that must be equal on all ranks. Each rank
-// computes with its own, so different numbers would make the replicas of a weight drift apart unnoticed. They are
-// compared in the model's meetings.
+// computes with its own numbers, so a difference would make the replicas of a weight drift apart unnoticed. The model's
+// meetings compare these numbers.
 
 enum class ScalingKind : uint64_t { none, scale, clip };
 
@@ -24,7 +24,7 @@ struct Scaling {
   ScalingKind kind = ScalingKind::none;
   double number = 0;  // the factor, or max_norm
   static constexpr double of_the_model = -1;
-  double norm = 0;  // the norm that was clipped: it differs if only some ranks used a further mesh
+  double norm = 0;  // the norm that was clipped; differs if only some ranks passed a further mesh
   // Compares bits, except that all NaNs are equal.
   bool operator==(const Scaling &other) const;
 };
@@ -36,7 +36,7 @@ class Scalings {
   void add(const Scaling &scaling);
   void restart() { *this = {}; }
   uint64_t count() const { return count_; }
-  uint64_t hash() const { return hash_ * 31 + count_; }  // for exchanges that have no room for more
+  uint64_t hash() const { return hash_ * 31 + count_; }  // for exchanges that have room only for a hash
   const Scaling &kept(uint64_t index) const { return first_[index]; }
   bool operator==(const Scalings &) const = default;
 
@@ -46,22 +46,22 @@ class Scalings {
 };
 
 struct StepNumbers {
-  // For a step of AdamW, with defaults filled in.
+  // The options of a step of AdamW, with defaults filled in.
   double beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   uint64_t step = 0;
-  // For fsdp_apply_grads; -1: another call finishes the gradients.
+  // The max_norm of fsdp_apply_grads; -1: another call finishes the gradients.
   double max_norm = -1;
   uint64_t asks_norm = 0;
   Scalings scalings;
   uint64_t lr_scales = 0;  // hash of the lr_scales of all parameters
 };
-// Says which numbers of a rank differ from the first rank's, and names both; empty if none do. The lr_scales are not
-// compared, because there is only their hash.
+// Names each number of the rank that differs from the first rank's, with both values; empty if no number differs. The
+// lr_scales are not compared here, because only their hash is known.
 std::string describe_differences(uint32_t rank, const StepNumbers &given, uint32_t first, const StepNumbers &expected);
-// The state that a graph's calls change (capture.h).
+// The part of a step's state that calls in a graph change (capture.h).
 struct StepState {
   uint64_t version = 0;
-  bool version_ready = false;  // every rank is known to have published it
+  bool version_ready = false;  // every rank is known to have published the version
   bool window_open = true;     // a sealed model starts in the update window
   bool window_has_grads = false;
   uint64_t adamw_step = 0;
@@ -77,7 +77,7 @@ class Step : private StepState {
   uint64_t adamw_step() const { return StepState::adamw_step; }
   const Scalings &scalings() const { return StepState::scalings; }
   bool failed() const { return !failure_.empty(); }
-  const std::string &failure() const { return failure_; }  // why this step can only be discarded
+  const std::string &failure() const { return failure_; }  // why this step can only be discarded; empty if it can go on
   uint64_t lr_scales() const { return lr_scales_; }
   uint64_t trained() const { return trained_; }
 
@@ -85,27 +85,28 @@ class Step : private StepState {
   void open_window(bool has_grads);
   void scaled(const Scaling &scaling) { StepState::scalings.add(scaling); }
   void stepped(uint64_t number) { StepState::adamw_step = number; }
-  // The compute weights of the next version are written. `ready`: every peer has published them already.
+  // Called when the compute weights of the next version are written. `ready`: every peer has published that version
+  // already.
   uint64_t raise_version() { return ++StepState::version; }
   void close_window(bool ready);
   void see_version() { StepState::version_ready = true; }
   void fail(const std::string &why) { failure_ = why; }
-  // All ranks gave the step up: the weights are those of the last published version.
+  // Called when all ranks gave the step up: the weights are again those of the last published version.
   void discard();
-  // Matrices are collected: until they are returned, ranks must not meet for anything else.
+  // Notes whether matrices are collected. Until they are returned, ranks must not meet for anything else.
   void set_collected(bool collected) { collected_ = collected; }
   bool collected() const { return collected_; }
   void set_lr_scales(uint64_t hash) { lr_scales_ = hash; }
   void set_trained(uint64_t hash) { trained_ = hash; }
 
-  // These throw errors that name the expected call. Each requires that the step has not failed.
+  // Each of these throws an error that names the expected call, and also requires that the step has not failed.
   void require_unfailed(const char *call) const;
   void require_weights(const char *call) const;   // also requires that the window is closed
   void require_window(const char *call) const;    // also requires that the window is open
-  void require_returned(const char *call) const;  // only: no matrices are collected
+  void require_returned(const char *call) const;  // requires only that no matrices are collected
   void require_grads(const char *call) const;     // also requires an open window with the gradients of a finished step
   const StepState &state() const { return *this; }
-  // For graphs: goes back to the state before a capture, or on to the state after a replay.
+  // For graphs: restores the state from before a capture, or moves to the state after a replay.
   void set_state(const StepState &state) { static_cast<StepState &>(*this) = state; }
   void set_failure(const std::string &failure) { failure_ = failure; }
 

@@ -17,9 +17,9 @@ namespace fsdp::engine {
 
 namespace {
 
-// The memory that one rank needs under one limit. Ranks exchange it as bytes.
+// The memory that one rank needs, and the limit that applies to it. Ranks exchange claims as bytes.
 struct Claim {
-  WireText<40> boot;  // the kernel's boot id, because ranks of one host may count as ranks of several
+  WireText<40> boot;  // the kernel's boot id, because ranks of one host may count as ranks of several hosts
   uint64_t device = 0, inode = 0;
   uint64_t limit_bytes = 0, used_bytes = 0, reclaimable_bytes = 0, free_bytes = 0;
   uint64_t bytes = 0;
@@ -48,8 +48,8 @@ std::vector<Claim> make_claims(uint64_t bytes, const std::vector<device::MemoryL
   return claims;
 }
 
-// Sums that do not fit into 64 bits are cut to the largest number, which is more than any memory. A rank that threw
-// here would leave the others waiting.
+// Sums that do not fit into 64 bits become the largest number, which is more than any memory. If a rank threw an error
+// here, the others would wait for it.
 constexpr uint64_t no_room = std::numeric_limits<uint64_t>::max();
 uint64_t saturated_add(uint64_t a, uint64_t b) noexcept { return a > no_room - b ? no_room : a + b; }
 uint64_t saturated_multiply(uint64_t a, uint64_t b) noexcept { return b && a > no_room / b ? no_room : a * b; }
@@ -130,10 +130,11 @@ Storage::Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan,
   const auto unread = capture_error([&] { limits = device::read_memory_limits(); });
   if (!early) early = unread;
   check_room(all, needed_bytes(), limits);
-  // Private memory comes first. A rank that cannot get it must say so before the others wait for it in a collective.
+  // Private memory comes first. A rank that cannot get it must report that before other ranks wait for this rank in a
+  // collective.
   if (!early) early = capture_error([this] { allocate_all_own(); });
   transport::share_error(all, early, "fsdp_seal_model");
-  // The ranks of one inner axis fail alike, and the ranks of the other axes and meshes must learn it.
+  // The ranks of one inner axis fail together, and the ranks of the other axes and meshes must learn of the failure.
   for (uint32_t mesh = 0; mesh < teams.size(); ++mesh)
     if (teams.size() == 1 && !teams.front().outer)
       allocate_arenas(mesh);
@@ -231,7 +232,8 @@ void Storage::allocate_grads(uint32_t mesh) {
   allocated(lent) += lent.bytes;
 }
 
-// The view that the caller has of a region. Compute weights are shown; if all are copied into a pool, its buffers are.
+// The caller's view of a region. Compute weights are shown; if all of them are copied into a pool, the pool's buffers
+// are shown.
 View Storage::view_of(const memory::RegionPlan &plan) const {
   const bool shown = plan.id == RegionId::whole_compute ||
                      (plan.id == RegionId::mapped_compute && spec_.mapped(spec_.meshes[plan.mesh]));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All memory of a sealed model on this rank: the regions of its plan, and the planes that lie in them. Everything is
-// allocated and populated by the constructor; nothing moves afterwards.
+// All memory of a sealed model on this rank: the regions of its plan, and the planes in these regions. The constructor
+// allocates and populates everything; nothing moves afterwards.
 #pragma once
 
 #include <array>
@@ -20,21 +20,21 @@
 
 namespace fsdp::engine {
 
-// Checks whether there is room for a model where its ranks run. If there is not, the kernel kills processes, so the
-// check comes before anything is allocated. The bytes that a rank with these places, one in each mesh, will allocate in
-// the host's memory. They include memory that it makes for its whole axis.
+// The bytes that a rank with these places, one in each mesh, will allocate in the host's memory, including memory that
+// it allocates for its whole axis. The check for room needs them before anything is allocated, because without room the
+// kernel kills processes.
 uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory,
                     std::span<const memory::InnerPlace> places) noexcept;
 // Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup together need more memory than
 // the cgroup has free.
 void check_room(transport::Team &team, uint64_t bytes, const std::vector<device::MemoryLimit> &limits);
-// Says why memory for FSDP_ROLE_GRAD cannot be passed in if a plan keeps gradients that peers read.
+// The error text if memory for FSDP_ROLE_GRAD cannot be passed in, because the plan keeps gradients that peers read.
 inline constexpr auto grad_arena_refusal =
     "fsdp_set_arena: main grads of groups with FSDP_STRATEGY_NO_SHARD or FSDP_REDUCE_POLICY_LAST lie in memory that "
     "peers map; "
     "FSDP_ROLE_GRAD cannot be handed in for this model";
 
-// Do peers read main gradients in place? Then the caller cannot hand in their memory.
+// Do peers read main gradients in place? If they do, the caller cannot pass in memory for these gradients.
 bool keeps_read_grads(const memory::ModelPlan &plan);
 
 // Memory that the caller passed in for a role.
@@ -45,8 +45,8 @@ struct CallerArena {
 
 class Storage {
  public:
-  // Collective over all ranks of the model. `early` is an error because of which this rank cannot go on; every rank
-  // then throws it.
+  // Collective over all ranks of the model. `early` is an error that keeps this rank from going on; every rank then
+  // throws it.
   Storage(const memory::ModelSpec &spec, const memory::ModelPlan &plan, const std::map<fsdp_role, CallerArena> &callers,
           const std::vector<Teams> &teams, device::Device &device, std::optional<Error> early = {});
 
@@ -54,30 +54,30 @@ class Storage {
   const Region &region(memory::RegionId id, uint32_t mesh = 0) const {
     return regions_[memory::ModelPlan::number_of(id, mesh)];
   }
-  // own_part() is this rank's part for writing; part_of() is any inner rank's part for reading.
+  // own_part() is this rank's part, for writing; part_of() is the part of any inner rank, for reading.
   std::byte *own_part(memory::RegionId id, uint32_t mesh = 0) const { return region(id, mesh).data; }
   const std::byte *part_of(memory::RegionId id, uint32_t mesh, uint32_t inner_rank) const;
   // Collective: registers private memory that collectives of the team will use.
   void register_with(transport::Team &team) const;
-  // Debug mode, if the arena can protect pages: sets what this rank may do with a part's full gradient. Peers read it
-  // in their own views.
+  // Debug mode, if the arena can protect pages: sets what this rank may do with the full gradient of a part. Peers read
+  // the gradient through their own views.
   void set_grad_access(const memory::PartPlan &part, Access access) const;
   bool protects_grads(uint32_t mesh) const;
   // Debug mode, if the arena can protect pages: sets whether the caller may read a group's weights in shared memory.
   void show_compute(const memory::PiecePlan &piece, bool readable) const;
-  // restores(): can writes into views of a group's weights be undone? restore() undoes them.
+  // restores(): can this object undo writes into views of a group's weights? restore() undoes them.
   bool restores(const memory::PiecePlan &piece) const;
   void restore(const memory::PiecePlan &piece) const;
   void restore_all() const;
-  // The memory of a part's full gradient, where this rank writes it; and of a group's weights, where the caller reads
-  // them.
+  // full_grad() is the memory in which this rank writes the full gradient of a part. shown_compute() is the memory in
+  // which the caller reads a group's weights.
   std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
   std::span<const std::byte> shown_compute(const memory::PiecePlan &piece) const;
   // Bytes by role as the allocators report them; [0] is the sum.
   const memory::RoleBytes &allocated_bytes() const { return allocated_; }
 
  private:
-  // The bytes needed in the host's memory, without memory that the caller has passed in.
+  // The bytes that this rank needs in the host's memory, without memory that the caller has passed in.
   uint64_t needed_bytes() const;
   const CallerArena *handed_in(const memory::RegionPlan &plan) const;
   void allocate_own(const memory::RegionPlan &plan, Region &region);
@@ -111,7 +111,7 @@ class Storage {
   const std::vector<Teams> &teams_;  // by mesh
   device::Device &device_;
   memory::RoleBytes allocated_{};
-  std::vector<Region> regions_;            // numbered as those of the plan
+  std::vector<Region> regions_;            // in the plan's order
   std::unique_ptr<device::Memory> acted_;  // see TeamMemory
   std::vector<Bucket> buckets_;
 };

@@ -19,7 +19,7 @@ void InFlight::add(device::Stream &stream, const Tracked &entry) {
   settle();
   const std::lock_guard lock(mutex_);
   if (next_entry_ - first_entry_ == max_entries)
-    ++first_entry_;  // this forgets an entry that the recorder has lost, too, or will lose soon
+    ++first_entry_;  // drops an entry that the recorder has lost, too, or will lose soon
   entries_[next_entry_++ % max_entries] = entry;
   // If all marks are in use, the last one is used again.
   if (next_mark_ - first_mark_ < max_marks) ++next_mark_;
@@ -37,7 +37,7 @@ void InFlight::settle() noexcept {
   }
 }
 
-// Work has not begun before the work in front of it on the same stream ended.
+// Work begins no earlier than the end of the work in front of it on the same stream.
 void InFlight::complete(const Tracked &entry) noexcept {
   if (entry.comm && entry.broken(entry.comm))
     context_.flight().fail(entry.handle);
@@ -70,7 +70,7 @@ void StreamTrace::await(transport::Versions &versions, uint64_t version, const c
   stream_.run([this, event] { record(event); });
 }
 
-// Is the stream being captured? Work that a graph records has not happened, and replays are the caller's launches.
+// Is the stream being captured? A capture only records work, and later the caller launches the replays.
 bool StreamTrace::captured() const { return in_flight_ && stream_.capture_id() != 0; }
 
 void StreamTrace::begin(const char *name, const Traced &of, uint64_t bytes) {

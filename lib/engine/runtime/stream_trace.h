@@ -17,8 +17,8 @@
 
 namespace fsdp::engine {
 
-// Points of the caller's streams, with an event for each stream in use. Recording one event on two streams makes the
-// second stream wait for the first, so streams that share an event slow each other down.
+// Points in the order of the caller's streams, with an event for each stream in use. Recording one event on two streams
+// makes the second stream wait for the first, so streams that share an event slow each other down.
 
 class StreamEvents {
  public:
@@ -28,7 +28,7 @@ class StreamEvents {
     const size_t count = device.traits().host_memory ? 1 : max_streams;  // on the host there is one stream
     for (size_t i = 0; i < count; ++i) entries_.push_back({nullptr, false, device.create_event()});
   }
-  // The event of this stream. If there are too many streams, the last event is shared, unless another event is done.
+  // The event of this stream. If there are too many streams and no event is done, streams share the last event.
   device::Event &of(fsdp_stream stream) noexcept {
     const auto mine = [=](const Point &point) { return point.used && point.stream == stream; };
     const auto free = [](const Point &point) { return !point.used || point.event->done(); };
@@ -53,8 +53,8 @@ class StreamEvents {
   std::vector<Point> entries_;
 };
 
-// Work of a device's stream, which does not report its end. An event is recorded behind the work, and the next call
-// that finds the event done completes the work's entries. The numbers of events and entries are fixed, so that a step
+// Tracks work of a device's stream, which does not report its end. An event is recorded behind the work, and the next
+// call that finds the event done completes the work's entries. The numbers of events and entries are fixed, so a step
 // allocates nothing.
 
 class InFlight final : public Unsettled {
@@ -72,10 +72,10 @@ class InFlight final : public Unsettled {
   InFlight(const InFlight &) = delete;
   InFlight &operator=(const InFlight &) = delete;
 
-  // Adds an entry whose work the stream has been given.
+  // Adds an entry for work that is already enqueued on the stream.
   void add(device::Stream &stream, const Tracked &entry);
-  // Completes the entries of work that is done. Does nothing once the context has failed, because streams then go on
-  // without doing their work. May be called by any thread.
+  // Completes the entries of work that is done. Does nothing once the context has failed, because streams then pass
+  // over work without doing it. Any thread may call it.
   void settle() noexcept override;
 
  private:
@@ -119,10 +119,10 @@ class StreamTrace {
   StreamTrace(const StreamTrace &) = delete;
   StreamTrace &operator=(const StreamTrace &) = delete;
 
-  // The stream waits until all ranks have published the version. `what` is for errors, and `object` for the event.
+  // Makes the stream wait until all ranks have published the version. `what` is for errors, and `object` for the event.
   void await(transport::Versions &versions, uint64_t version, const char *what, const char *object);
-  // A collective is the work that is enqueued between begin() and end(). Its communicator, if given, knows whether the
-  // work was skipped.
+  // A collective is the work that is enqueued between begin() and end(). Its communicator, if one is passed, knows
+  // whether the work was skipped.
   void begin(const char *name, const Traced &of, uint64_t bytes);
   template <class Comm>
   void end(const char *name, const Traced &of, uint64_t bytes, uint64_t version, const Comm &by) {

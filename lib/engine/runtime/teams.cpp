@@ -42,7 +42,7 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
     teams.inner = context.create_team(mesh.inner_ranks(rank), what + "'s inner axis");
     teams.outer = context.create_team(mesh.outer_ranks(rank), what + "'s outer axis");
   }
-  // A team that only has memory needs no transport that must be opened.
+  // A team that only shares memory needs no transport to be opened.
   const auto make_inner = [&] {
     const transport::DeviceTransport needed = communicates ? context.transport() : transport::DeviceTransport::staging;
     teams.inner_data = context.create_device_team(teams.inner, needed);
@@ -78,12 +78,13 @@ uint64_t count_device_bytes(const memory::ModelSpec &spec, const layout::Mesh &m
          (mesh.outer_size > 1 ? 2 * transport::device_message_bytes(mesh.outer_size, outer, longest) : 0);
 }
 
-// Counts messages of parameters (engine/weights/params), and those of sums and weights that NCCL does not send.
+// Counts messages of parameters (engine/weights/params), and those messages of sums and weights that NCCL does not
+// send.
 uint64_t count_messages(DeviceTransport outer, uint64_t sums, uint64_t weights) {
   return outer == DeviceTransport::nccl ? weights : sums + 2 * weights;
 }
 
-// Simulated hosts hold the same memory as real ones, so that a plan is right for both.
+// Plans the same memory for simulated hosts as for real ones, so that a plan is right for both.
 TeamMemory count_team_memory(const Context &context, const layout::Mesh &mesh, DeviceTransport outer,
                              uint64_t device_bytes) {
   if (mesh.outer_size == 1) return {device_bytes, 0, 0};
@@ -102,7 +103,8 @@ DeviceTransport plan_outer(const Context &context, const layout::Mesh &mesh) {
   const std::vector<uint32_t> hosts = context.hosts_of(ranks);
   const bool spans_hosts = std::any_of(hosts.begin(), hosts.end(), [&](uint32_t host) { return host != hosts[0]; });
   const DeviceTransport transport = context.transport();
-  // A run is refused once its ranks have met. Simulated hosts are all on one host, so NCCL may connect them.
+  // Only a plan refuses this; a run refuses it once its ranks have met. Simulated hosts are all on one host, so NCCL
+  // may connect them.
   if (context.planning() && spans_hosts && transport == DeviceTransport::nccl)
     transport::refuse_nccl_between_hosts(ranks.size(), ranks.front(), ranks.back());
   return spans_hosts && transport != DeviceTransport::none ? DeviceTransport::staging : transport;
@@ -149,8 +151,8 @@ bool waits_for_kernels(const std::vector<Teams> &teams) {
   return waits;
 }
 
-// A name that two ranks share exactly if they are in the same process. A pid is not enough, because it is unique only
-// within a host or container.
+// A name that two ranks share if and only if they are in the same process. A pid is not enough, because it is unique
+// only within a host or container.
 uint64_t name_process() {
   static const uint64_t name = (uint64_t{std::random_device{}()} << 32) | std::random_device{}();
   return name ^ static_cast<uint64_t>(::getpid());  // a forked process has the parent's name

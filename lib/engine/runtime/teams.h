@@ -19,10 +19,10 @@ struct Teams {
   std::shared_ptr<transport::Team> all;    // all ranks, in the mesh's order: they agree on steps
   std::shared_ptr<transport::Team> inner;  // ranks that share memory: they gather weights and reduce gradients
   std::shared_ptr<transport::Team> outer;  // ranks that exchange over the outer axis; NULL: there is none
-  // The inner and the outer team over the device's memory. On the host they are the same as above.
+  // The inner and the outer team over the device's memory. On the host they are `inner` and `outer`.
   std::shared_ptr<transport::Team> inner_data, outer_data;
   bool has_outer() const { return outer != nullptr; }
-  // Visits the teams over the device's memory that differ from those above.
+  // Visits the teams over the device's memory that differ from `inner` and `outer`.
   template <class Visit>
   void for_each_data(Visit &&visit) const {
     if (inner_data && inner_data != inner) visit(*inner_data);
@@ -30,11 +30,12 @@ struct Teams {
   }
 };
 
-// list_ranks() returns "0, 2-5", say; name_ranks() returns the same, but an empty text for the whole job.
+// list_ranks() returns a text like "0, 2-5". name_ranks() does the same, but returns an empty text if the team is the
+// whole job.
 std::string list_ranks(const transport::Team &team);
 std::string name_ranks(const transport::Team &team, uint32_t world_size);
 
-// Logs news of teams after their creation, at the latest when everything that uses them has ended.
+// Logs news of teams after their creation, at the latest when all users of the teams have ended.
 class TeamNews {
  public:
   TeamNews(Context &context, const std::vector<Teams> &teams) : context_(context), teams_(teams) {}
@@ -58,7 +59,7 @@ void create_axes(Teams &teams, Context &context, const layout::Mesh &mesh, bool 
 struct TeamMemory {
   uint64_t device_bytes = 0;   // memory of a device, in both axes
   uint64_t message_bytes = 0;  // messages of the host, over the outer axis
-  uint64_t acted_bytes = 0;    // the part of message_bytes that only real hosts would use
+  uint64_t acted_bytes = 0;    // the part of message_bytes that simulated hosts do not use
 
   TeamMemory &operator+=(const TeamMemory &other) {
     device_bytes += other.device_bytes;
@@ -67,20 +68,19 @@ struct TeamMemory {
     return *this;
   }
 };
-// The memory before there are teams. If the transport is chosen at the seal, it is the maximum.
+// The memory as planned before teams exist. If the seal chooses the transport, this is the maximum over the transports.
 TeamMemory plan_team_memory(const Context &context, const memory::ModelSpec &spec);
 // The memory of existing teams.
 TeamMemory team_memory(const std::vector<Teams> &teams, const Context &context, const memory::ModelSpec &spec);
 
-// CUDA puts the streams of one process on a GPU into few hardware queues, and streams of one queue wait for each other.
-// If the streams belong to ranks that are threads of one process and wait for each other, too, the waits may form a
-// circle that never ends. Lanes of staging avoid such waits (device/cuda/lane.h), but kernels of NCCL wait for those of
-// peers.
+// CUDA maps the streams of a process on a GPU to few hardware queues, and streams on one queue wait for each other. If
+// ranks are threads of one process, their streams also wait for each other, so the waits may form a circle. Lanes of
+// staging avoid such waits (device/cuda/lane.h), but kernels of NCCL wait for kernels of peers.
 
 class Context;
 struct Teams;
 
-// Collective over the model's ranks, when all streams have been made. If ranks that use NCCL share the queues of a GPU,
+// Collective over the model's ranks; called when all streams exist. If ranks that use NCCL share the queues of a GPU,
 // the first of them logs a warning.
 void warn_of_queues(Context &context, const std::vector<Teams> &teams);
 

@@ -16,10 +16,10 @@ namespace fsdp::engine {
 namespace {
 
 static_assert(memory::coded_block == device::state_block);
-constexpr uint64_t piece_count = uint64_t{1} << 19;  // elements that are converted at once, a multiple of the block
+constexpr uint64_t piece_count = uint64_t{1} << 19;  // elements that are converted in one step, a multiple of the block
 
-// Encodes one block of at most state_block numbers, and returns its scale. A second moment above 0 must not become 0:
-// the next update would be divided by epsilon alone.
+// Encodes one block of at most state_block numbers, and returns its scale. A second moment above 0 must not become 0,
+// because the next update would then be divided by epsilon alone.
 float encode_block(std::span<const float> numbers, const device::StateMap &map, bool is_signed, uint8_t *codes) {
   uint32_t largest = 0;
   for (const float number : numbers) largest = std::max(largest, std::bit_cast<uint32_t>(number) & 0x7fffffff);

@@ -11,8 +11,8 @@ namespace fsdp::engine {
 namespace {
 
 constexpr uint64_t short_copy = uint64_t{4} << 20;
-// Up to so many bytes a caller copies sooner than a worker does it for the caller. A worker with a core of its own
-// needs 10 to 20 us to wake up and be waited for. One that shares the caller's core only takes turns with the caller.
+// The largest copies, in bytes, for which the caller's thread is faster than a worker. A worker with a core of its own
+// needs 10 to 20 us to wake up and be waited for. A worker on the caller's core only takes turns with the caller.
 constexpr uint64_t unprefetched = uint64_t{2} << 20, unprefetched_with_spare_cores = uint64_t{1} << 20;
 
 }  // namespace
@@ -40,27 +40,28 @@ void Gatherer::prefetch(Group &group, fsdp_phase phase, const device::Stream &ca
 }
 
 void Gatherer::prefetch(const GatherRequest &asked, const device::Stream &caller) {
-  // In debug mode nothing is gathered ahead, because a released view would show the weights again.
+  // In debug mode nothing is gathered ahead, because a released view would then show the weights again.
   if (!asked.group.plan->gathers || runtime_.context.debug() || asked.gathered()) return;
   if (asked.group.plan->copies && !buffers_.has_room(asked)) return;
   const CallSpan span(runtime_, "prefetch", &asked.group);
   gather(asked, true, is_sooner_here(asked, caller));
 }
 
-// Delays of debug mode shake out races of the worker, so there it makes all copies that are ahead.
+// Debug mode delays the worker to reveal races, so there the worker makes all copies ahead.
 bool Gatherer::is_sooner_here(const GatherRequest &asked, const device::Stream &caller) const {
   return asked.group.plan->copies && asked.missing_bytes() <= longest_unprefetched_ &&
          !runtime_.context.delays_work() && is_short_copy(asked, caller);
 }
 
 void Gatherer::prefetch_after(fsdp_phase phase, uint32_t position, const device::Stream &caller) {
-  // A recompute without visits of its own is inside another visit, which has already gathered what comes next.
+  // A recompute without visits of its own is inside another visit, which has already gathered the next weights.
   if (!runtime_.spec.prefetches || position == VisitCursor::no_position) return;
   for (const uint32_t next : cursor_.ahead(phase, position)) {
     const fsdp_visit &visit = cursor_.visits(phase)[next];
     const uint32_t piece = visit.piece ? visit.piece - 1 : whole_group;
     const GatherRequest asked(runtime_.groups[visit.group_index], piece, visit.phase);
-    // The unshard copies such weights as soon, into a buffer that is taken for a shorter time.
+    // If copying on the caller's thread is faster, the unshard does it: no later than a prefetch, and into a buffer
+    // that is in use for a shorter time.
     if (!is_sooner_here(asked, caller)) prefetch(asked, caller);
   }
 }
@@ -155,7 +156,8 @@ void Gatherer::reshard(Group &group, uint32_t piece, fsdp_phase phase, fsdp_stre
   }
 }
 
-// Advice for a hold that was taken by the call for a piece and is returned by that for the group, or the reverse.
+// Advises the right call if a hold was taken by the call for a piece and is returned by the call for the group, or the
+// reverse.
 std::string Gatherer::advise_return(const GatherRequest &asked) const {
   const auto held = [&](const GatheredPiece &slot) { return slot.hold_count(asked.phase) > 0; };
   if (std::ranges::none_of(asked.slots, held)) return {};
@@ -166,9 +168,9 @@ std::string Gatherer::advise_return(const GatherRequest &asked) const {
 // Do the weights stay in the buffer? They do if the next visits would gather them again.
 bool Gatherer::keeps(const Group &group, const GatheredPiece &slot, fsdp_phase phase) const {
   if (runtime_.context.debug()) return false;
-  if (any_order()) return group.plan->copies;  // until others need the buffer
+  if (any_order()) return group.plan->copies;  // until other weights need the buffer
   const bool visited = phase != FSDP_RECOMPUTE || cursor_.has_visits(group.index, phase);
-  // Without visits of its own, a recompute is inside a BACKWARD visit, or before one, which may read these planes.
+  // A recompute without visits of its own is inside a BACKWARD visit, or before one that may read these planes.
   if (!visited) return !group.plan->by_phase && group.spec->backward_weights;
   if ((phase == FSDP_FORWARD || phase == FSDP_RECOMPUTE) && group.spec->resident) return true;
   if (slot.position == VisitCursor::no_position) return false;
@@ -207,8 +209,8 @@ void Gatherer::gather(const GatherRequest &asked, bool ahead, bool here) {
   }
 }
 
-// Is this a copy that waits for no peer and takes less time than two wake-ups of a thread? Copies that wait for peers
-// run on the stream, whose waits are counted separately from the caller's.
+// Is this a copy that waits for no peer and is faster than waking a thread twice? Copies that wait for peers run on the
+// stream, because its waits are counted separately from the caller's.
 bool Gatherer::is_short_copy(const GatherRequest &asked, const device::Stream &waiting) const {
   return waiting.is_calling_thread() && asked.missing_bytes() <= short_copy && runtime_.marks.published->done() &&
          runtime_.version_ready();
@@ -222,7 +224,7 @@ void Gatherer::copy_here(const GatherRequest &asked) {
   enqueue_copies(asked);
 }
 
-// All copies are one launch of the communicator.
+// All copies share one launch of the communicator.
 void Gatherer::enqueue_copies(const GatherRequest &asked) {
   const Group &group = asked.group;
   std::span<const transport::Gather> gathers;
@@ -267,8 +269,8 @@ void Gatherer::release(Group &group, GatheredPiece &slot) {
   if (runtime_.context.debug() && group.plan->copies) poison(group, slot);
 }
 
-// The poison comes after the copies on their stream. If the caller's stream is the calling thread, it is done when the
-// call returns.
+// The copies come first on this stream, and then the poison. If the caller's stream is the calling thread, the poison
+// is complete when the call returns.
 void Gatherer::poison(const Group &group, const GatheredPiece &slot) {
   // 0xFF bytes are a NaN in every dtype of numbers.
   for (const transport::Gather &gather : slot.gathers)
@@ -308,7 +310,7 @@ const std::byte *Gatherer::view(Group &group, fsdp_phase phase, uint32_t index, 
          group.pieces(phase)[bucket.plan->piece].shift;
 }
 
-// Drops the gathered weights of a group that is not held, so that they are gathered again.
+// Drops the gathered weights of a group without holds, so that the next unshard gathers them again.
 void Gatherer::drop(Group &group) {
   const bool held = std::ranges::any_of(group.slots, [](const GatheredPiece &slot) { return slot.hold_count() > 0; });
   if (held)
@@ -337,7 +339,7 @@ void Gatherer::drop_all(bool force) {
     }
 }
 
-// What a program wrote into views of weights, although it must not, is taken back (see docs/contracts/memory.md).
+// Undoes writes of a program into views of weights, which are not allowed (see docs/contracts/memory.md).
 
 const std::byte *Gatherer::source(Group &group, fsdp_phase phase, uint32_t index, PlaneKind published,
                                   uint32_t form) const {

@@ -17,13 +17,13 @@ uint32_t VisitCursor::advance(uint32_t group, uint32_t piece, fsdp_phase phase, 
   if (!has_visits(group, phase)) return no_position;
   uint32_t &now = phase == FSDP_EVAL ? now_.eval : now_.train;
   const uint32_t position = find(group, piece, phase, last, now);
-  // After its end a pass starts again.
+  // At the end of a pass the next one begins.
   now = position + 1 == visits(phase).size() ? 0 : position + 1;
   return position;
 }
 
-// Returns the next visit, which is at position `from` or later. If the pass has none left, returns its first visit.
-// Pieces that are unsharded one by one during a visit of the whole group are in that visit, until one comes again.
+// Returns the next visit at position `from` or later. If the pass has none left, returns its first visit. Pieces that
+// are unsharded one by one during a visit of the whole group belong to that visit, until a piece is unsharded again.
 uint32_t VisitCursor::find(uint32_t group, uint32_t piece, fsdp_phase phase, uint32_t last, uint32_t from) const {
   const std::vector<fsdp_visit> &list = visits(phase);
   const auto is_of = [&](uint32_t position) {
@@ -61,7 +61,7 @@ const char *phase_name(fsdp_phase phase) {
 
 namespace {
 
-// The number of keys that can be held. It is at most the number of slots, because held_groups may be any number.
+// The number of keys that can be held at a time, at most the number of slots: held_groups itself may be larger.
 size_t count_held(const Runtime &runtime) {
   size_t slots = 0;
   for (const Group &group : runtime.groups) slots += group.plan->slots;
@@ -84,7 +84,7 @@ const char *calls_of_holds(std::span<const GatheredPiece> slots) {
   return whole && pieces ? "fsdp_reshard and fsdp_reshard_piece" : pieces ? "fsdp_reshard_piece" : "fsdp_reshard";
 }
 
-// Holds of the whole group are counted in each of its pieces, so those of the first piece say how many there are.
+// Each piece also counts the holds of the whole group, so the first piece tells how many there are.
 std::string describe_holds(std::span<const GatheredPiece> slots) {
   std::string text;
   const auto add = [&](std::string_view piece, fsdp_phase phase, uint32_t count) {
@@ -114,7 +114,7 @@ std::string GatherBuffers::Owner::name() const {
   return name_of(*group, slots.size() == 1 ? slots.front().piece : VisitCursor::whole_group);
 }
 
-// If several pieces have one key, they are all pieces of the group, in one of its slots.
+// If several pieces have one key, these are all pieces of the group, in one of its slots.
 GatherBuffers::GatherBuffers(Runtime &runtime)
     : runtime_(runtime), held_(runtime.spec.schedule == FSDP_SCHEDULE_ANY ? count_held(runtime) : 0) {
   for (Group &group : runtime.groups)
@@ -142,7 +142,7 @@ void GatherBuffers::take(const GatherRequest &asked, bool ahead, const Drop &dro
       for (const uint32_t key : slot.overlaps) drop(owners_[key]);
 }
 
-// Is this one of the buffers that the request asks for?
+// Is this owner one for which the request asks?
 bool GatherBuffers::is_asked(const GatherRequest &asked, const Owner &owner) {
   return owner.slots.data() >= asked.slots.data() && owner.slots.data() < asked.slots.data() + asked.slots.size();
 }
@@ -152,7 +152,7 @@ bool GatherBuffers::blocked(const GatherRequest &asked, const GatheredPiece &slo
                              [&](uint32_t key) { return owners_[key].gathered() || is_asked(asked, owners_[key]); });
 }
 
-// Advice for a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
+// Advises on a held group. Resident weights keep their buffer from a forward visit to the end of the backward visit.
 std::string GatherBuffers::advise_residence(const Owner &held) const {
   if (held.group->spec->resident || !held.group->spec->backward_weights ||
       runtime_.spec.schedule == FSDP_SCHEDULE_INTERLEAVED ||
@@ -163,7 +163,7 @@ std::string GatherBuffers::advise_residence(const Owner &held) const {
       held.group->name());
 }
 
-// Advice to use FSDP_PLANES_BOTH, with which a buffer for BACKWARD also serves a RECOMPUTE.
+// Advises to use FSDP_PLANES_BOTH, with which a buffer for BACKWARD also serves RECOMPUTE.
 std::string GatherBuffers::advise_planes(const GatherRequest &asked) const {
   if (asked.phase != FSDP_RECOMPUTE || !asked.group.plan->by_phase ||
       runtime_.spec.schedule != FSDP_SCHEDULE_INTERLEAVED)
@@ -190,7 +190,8 @@ void GatherBuffers::require_buffer(const GatherRequest &asked, const GatheredPie
   }
 }
 
-// `ahead` is true for a gather ahead. It takes no buffer whose weights were gathered ahead before and are not used yet.
+// `ahead`: the buffer is for a gather ahead, which must not take the buffer of weights that were gathered ahead and are
+// not used yet.
 std::optional<uint32_t> GatherBuffers::choose_buffer(bool ahead) const {
   return held_.choose([&](uint32_t key) {
     const Owner &other = owners_[key];
@@ -198,12 +199,12 @@ std::optional<uint32_t> GatherBuffers::choose_buffer(bool ahead) const {
   });
 }
 
-// Does the group of the request have bytes, and no buffer yet?
+// Does the group of the request have bytes to gather, but no buffer?
 bool GatherBuffers::needs_buffer(const GatherRequest &asked) const {
   return asked.group.plan->gathered_bytes() && !held_.has(asked.slots.front().key);
 }
 
-// The pieces of a group share its buffer. In debug mode each slot has its own bytes, and only the number of buffers in
+// All pieces of a group share one buffer. In debug mode each slot has its own bytes, and only the number of buffers in
 // use is limited.
 void GatherBuffers::take_buffer(const GatherRequest &asked, bool ahead, const Drop &drop) {
   if (!needs_buffer(asked)) return;

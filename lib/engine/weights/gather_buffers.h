@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which pieces of groups have which buffer of the pool: planned by the schedule or, with FSDP_SCHEDULE_ANY, chosen by a
-// gather.
+// Decides which pieces of groups have which buffer of the pool: planned by the schedule or, with FSDP_SCHEDULE_ANY,
+// chosen by a gather.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace fsdp::engine {
 
-// Where a model is in its schedule: which visit an unshard begins.
+// The place of a model in its schedule, which tells the visit that an unshard begins.
 class VisitCursor {
  public:
   static constexpr uint32_t no_position = UINT32_MAX;
@@ -24,7 +24,7 @@ class VisitCursor {
 
   VisitCursor(const memory::VisitOrder &order, uint32_t group_count);
 
-  // Where the search for the next visit of a group with several visits begins.
+  // For a group with several visits: where the search for the next visit begins.
   struct Positions {
     uint32_t train = 0, eval = 0;
   };
@@ -32,7 +32,7 @@ class VisitCursor {
   void set_positions(Positions positions) { now_ = positions; }
   void restart() { now_ = {}; }
 
-  // The list of visits to which the phase belongs, and what each visit gathers ahead.
+  // The list of visits for the phase. ahead() lists the visits for which a visit gathers ahead.
   const std::vector<fsdp_visit> &visits(fsdp_phase phase) const {
     return phase == FSDP_EVAL ? order_.eval : order_.train;
   }
@@ -56,22 +56,23 @@ class VisitCursor {
   Positions now_;
 };
 
-// Which gathered weights have which buffer with FSDP_SCHEDULE_ANY; it moves no bytes. Weights whose last hold was
-// returned keep their buffer until other weights need it. The buffer that has been idle longest is taken first.
+// Decides which gathered weights have which buffer with FSDP_SCHEDULE_ANY, without moving bytes. Weights whose last
+// hold was returned keep their buffer until other weights need it. The buffer that has been idle longest is reused
+// first.
 
 class HeldBuffers {
  public:
   struct Buffer {
     std::optional<uint32_t> key;  // key of the slot whose weights are in the buffer
-    uint64_t idle_since = 0;      // time, in gathers and returned holds; valid while nothing holds the buffer
+    uint64_t idle_since = 0;      // time, counted in gathers and returned holds; valid while nothing holds the buffer
   };
 
   explicit HeldBuffers(size_t count) : buffers_(count) {}
 
   size_t count() const { return buffers_.size(); }
   const std::vector<Buffer> &buffers() const { return buffers_; }
-  // Returns a buffer without weights or, if there is none, the one that has been idle longest of those whose weights
-  // may be dropped.
+  // Returns a buffer without weights. If there is none, returns the buffer that has been idle longest among those with
+  // weights that may be dropped.
   template <class MayGo>
   std::optional<uint32_t> choose(MayGo may_go) const {
     std::optional<uint32_t> chosen;
@@ -107,7 +108,7 @@ const char *phase_name(fsdp_phase phase);
 std::string describe_holds(std::span<const GatheredPiece> slots);
 const char *calls_of_holds(std::span<const GatheredPiece> slots);
 
-// What a call asks for: a slot's pieces, all or one.
+// The pieces of a slot for which a call asks: all or one.
 struct GatherRequest {
   Group &group;
   std::span<GatheredPiece> slots;
@@ -143,17 +144,17 @@ class GatherBuffers {
 
   explicit GatherBuffers(Runtime &runtime);
 
-  // Is there a buffer for a gather ahead of the unshard? It is planned for no weights that are gathered now or, with
-  // FSDP_SCHEDULE_ANY, it has weights without holds.
+  // Is there a buffer for a gather ahead of the unshard? Its weights must not be gathered now or, with
+  // FSDP_SCHEDULE_ANY, must have no holds.
   bool has_room(const GatherRequest &asked) const;
-  // Gives the pieces that are not gathered their buffers. Throws if a group or piece with holds has one of them; drops
-  // weights without holds.
+  // Gives a buffer to each piece that is not gathered. Throws if a group or piece with holds has one of these buffers;
+  // drops weights without holds.
   void take(const GatherRequest &asked, bool ahead, const Drop &drop);
-  // The last hold of the slot was returned.
+  // Called when the last hold of the slot was returned.
   void set_idle(const GatheredPiece &slot) {
     if (!owners_[slot.key].held()) held_.set_idle(slot.key);
   }
-  // The slot's weights are no longer gathered.
+  // Called when the slot's weights are no longer gathered.
   void give_back(const GatheredPiece &slot) {
     if (!owners_[slot.key].gathered()) held_.give_back(slot.key);
   }

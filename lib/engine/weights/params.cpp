@@ -19,7 +19,7 @@ Params::Params(Runtime &runtime) : runtime_(runtime) {
                                             : nullptr);
 }
 
-// Checks the dtype. Numbers may have any dtype of numbers; all other data must have the dtype that is stored.
+// Checks the dtype. Numbers may have any dtype of numbers; other data must have the stored dtype.
 void Params::check(const Group &group, const Tensor &tensor, fsdp_dtype dtype, uint64_t element_count) const {
   const fsdp_dtype exact = tensor.stored                   ? tensor.plane.dtype()
                            : is_number(tensor.param.dtype) ? 0
@@ -57,13 +57,13 @@ layout::Slice Params::owned(const Tensor &tensor, uint32_t rank) const {
                           rank);
 }
 
-// Is a part of the parameter only on other outer ranks?
+// Must parts of the parameter come from other outer ranks?
 bool Params::travels(const Tensor &tensor) const {
   return comms_of(tensor).mesh.slices() > 1 && !runtime_.plan.buckets[tensor.place.bucket].frozen;
 }
 
-// The ranks whose parts make up the parameter. If outer ranks hold the same parts, these are the ranks of this inner
-// axis.
+// The ranks that together have the whole parameter. If outer ranks hold the same parts, these are the ranks of this
+// inner axis.
 std::vector<uint32_t> Params::holders(const Tensor &tensor) const {
   const layout::Mesh &mesh = comms_of(tensor).mesh;
   const uint32_t first = mesh.outer_index(comms_of(tensor).rank()) * mesh.inner_size;
@@ -110,16 +110,15 @@ void Params::meet(transport::Collectives &control, const transport::Tag &tag, de
 }
 
 // The owner fills its part of the staging memory. If the owner is on another outer rank, the outer ranks with its inner
-// index copy the part into their own memory. One barrier says that the part is there, and another that all ranks have
-// taken it.
+// index copy the part into their own memory. The first barrier tells that the part is there, and the second that all
+// ranks have taken it.
 template <class Fill, class Take>
 void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
   const Tensor &tensor = piece.tensor;
   const MeshComms &comms = comms_of(tensor);
   const uint32_t mesh = tensor.plane.plan->mesh;
   device::Stream &caller = runtime_.context.device().calling_thread();
-  // Ranks must agree on the whole text. If they do not, the error shows the text and may cut off its end, but the whole
-  // text is compared.
+  // Ranks compare the whole text. An error shows the text and may cut off its end.
   const std::string text = format_text("{} from rank {} of {}{}", tensor.call, comms.teams.all->world_rank(piece.shown),
                                        tensor.name, piece.dtype ? format_text(" as {}", dtype_name(piece.dtype)) : "");
   const transport::Tag tag{piece.shown | static_cast<uint32_t>(piece.dtype) << 24, text.c_str()};
@@ -296,8 +295,8 @@ void Params::load(const Group &group, const Tensor &tensor, const void *data, fs
   });
 }
 
-// The dtype that the root offers. Other ranks need not give the data. If they do, their dtype and count are compared
-// with the root's.
+// The dtype of the root's data. Other ranks need not pass data. If they do, dtype and count are compared with the
+// root's.
 fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void *data, fsdp_dtype dtype,
                            uint64_t element_count, uint32_t root) {
   struct Offer {
@@ -306,7 +305,7 @@ fsdp_dtype Params::offered(const Group &group, const Tensor &tensor, const void 
   } offer;
   const bool is_root = root == comms_of(tensor).rank();
   const auto root_rank = static_cast<int32_t>(comms_of(tensor).teams.all->world_rank(root));
-  // Throwing at once would leave the root waiting; the root may have the same error.
+  // An error thrown here would leave the root waiting; the root may have the same error.
   std::optional<Error> refused = capture_error([&] {
     if (data || is_root) check(group, tensor, dtype, element_count);
     check_data(tensor, data, root);
@@ -375,7 +374,7 @@ void Params::read(const Group &group, const Tensor &tensor, void *data, fsdp_dty
     copy_out(tensor, to, dtype, reads);
 }
 
-// Reads whole planes and converts them to numbers here, because the rank with the codes may not have the scale.
+// Reads whole planes and converts them to numbers here, because a rank that stores the codes may not store their scale.
 void Params::read_converted(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, bool reads) {
   const Bucket &bucket = runtime_.bucket(tensor.place);
   const Tensor codes{tensor.call, tensor.place, bucket.plane(PlaneKind::compute), tensor.param, tensor.name, true};

@@ -16,7 +16,7 @@ namespace fsdp::engine {
 
 namespace {
 
-// Finds the scale of an element. Scales are those of the blocks of each matrix, in C order.
+// Finds the scale of an element. Each matrix has its blocks' scales, in C order.
 class ScaleIndex {
  public:
   explicit ScaleIndex(const memory::ParamSpec &param) : block_(memory::block_size(param.quantization, 0)) {
@@ -29,7 +29,7 @@ class ScaleIndex {
     const uint64_t row = element / columns_;
     return (row / rows_ * down_ + row % rows_ / block_.rows) * across_ + element % columns_ / block_.columns;
   }
-  // The number of consecutive elements from this one on that have the same scale, at most `most`.
+  // The number of consecutive elements with the same scale, starting at this one; at most `most`.
   uint64_t run(uint64_t element, uint64_t most) const {
     if (!block_.rows) return most;
     const uint64_t column = element % columns_;
@@ -78,8 +78,8 @@ namespace {
 
 constexpr uint64_t max_in_piece = 64 * 1024;
 
-// The slice of this rank's scales that belongs to the rows. If there is one scale for all rows, the slice tells whether
-// this rank has it.
+// The slice of this rank's scales that belongs to the rows. If all rows have one scale, the slice tells whether this
+// rank stores it.
 layout::Slice find_scales(const Runtime &runtime, const memory::ParamSpec &param, const ParamPlace &place,
                           const layout::Slice &rows) {
   const memory::BucketPlan &bucket = *runtime.bucket(place).plan;
@@ -138,7 +138,8 @@ void FrozenLoad::measure(const std::byte *from, fsdp_dtype dtype, uint64_t count
   }
 }
 
-// Finds the largest magnitude of the piece. The next transfer into the piece comes after this on the same stream.
+// Finds the largest magnitude of the piece. The next transfer into the piece comes after this search, on the same
+// stream.
 void FrozenLoad::find_amax() {
   if (!in_piece_) return;
   runtime_.context.device().caller_stream(nullptr).find_amax(amaxes_ + pieces_++, piece_, in_piece_,
@@ -156,7 +157,7 @@ void FrozenLoad::store() {
   runtime_.synchronize(stream);
 }
 
-// Stores the codes and the scale of a whole tensor. All ranks find the same scale, and one of the ranks that hold slots
+// Stores the codes of a whole tensor, and its scale. All ranks find the same scale, and one of the ranks with slots
 // writes it.
 void FrozenLoad::store_whole(device::Stream &stream) {
   find_amax();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Computes codes times scales of a whole parameter, on the host, one piece at a time: this is how a parameter without
-// main weights is read.
+// Computes codes times scales of a whole parameter, on the host, one piece at a time. A parameter without main weights
+// is read this way.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct StoredRows {
   const std::byte *codes, *scales;
   fsdp_dtype scale_dtype;
 };
-// Writes the numbers to the caller's memory: one multiplication in fp32, and one rounding to the dtype.
+// Writes the numbers to the caller's memory, each with one multiplication in fp32 and one rounding to the dtype.
 void dequantize(device::Device &device, const memory::ParamSpec &param, const StoredRows &rows, std::byte *to,
                 fsdp_dtype dtype);
 
@@ -28,12 +28,12 @@ void dequantize(device::Device &device, const memory::ParamSpec &param, const St
 //                              \-> amax of all numbers, if there is one scale       a publish
 class FrozenLoad {
  public:
-  // `rows` are the numbers that this rank stores, which are whole blocks. May throw OUT_OF_MEMORY, without other
-  // effects.
+  // `rows` are the numbers that this rank stores: whole blocks. May throw OUT_OF_MEMORY, without other effects.
   FrozenLoad(Runtime &runtime, const memory::ParamSpec &param, const ParamPlace &place, const layout::Slice &rows);
-  // Takes numbers of the parameter from element `first` on. If the parameter has one scale, each number must come once.
+  // Takes numbers of the parameter, starting at element `first`. If the parameter has one scale, each number must come
+  // once.
   void take(const std::byte *from, fsdp_dtype dtype, uint64_t first, uint64_t count);
-  // Makes the planes; done when it returns.
+  // Makes the planes, which are complete when it returns.
   void store();
 
  private:
@@ -45,8 +45,8 @@ class FrozenLoad {
   Runtime &runtime_;
   const memory::ParamSpec &param_;
   const ParamPlace place_;
-  const layout::Slice rows_, scales_;  // what this rank stores; for block scales only their begin is used
-  const bool whole_;                   // there is one scale for all numbers, and this rank stores some
+  const layout::Slice rows_, scales_;  // the slices that this rank stores; for block scales only the begin is used
+  const bool whole_;                   // one scale for all numbers, and this rank stores some of them
   const uint64_t piece_count_, piece_number_;
   std::unique_ptr<device::Memory> memory_;  // NULL: there is nothing to store
   float *values_ = nullptr, *piece_ = nullptr, *amaxes_ = nullptr;

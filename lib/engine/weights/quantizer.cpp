@@ -79,8 +79,8 @@ void NonfiniteWeights::add(const PlaneSlice &main, const device::Fp8BlockQuantiz
 
 void NonfiniteWeights::add_amax(const PlaneSlice &main, uint64_t index) { measured_.push_back({name_of(main), index}); }
 
-// While earlier counts are under way, these weights are not counted; a weight that is not finite stays so and is found
-// later. Weights that a graph publishes are not counted either, because no event tells when the count is done.
+// Weights are not counted while earlier counts are under way; a weight that is not finite stays so and is found later.
+// Weights that a graph publishes are not counted either, because no event tells when their count is done.
 bool NonfiniteWeights::begin(device::Stream &stream) {
   if (!counts() && measured_.empty()) return false;
   if (!runtime_.context.logs(FSDP_LOG_WARNING)) return false;
@@ -186,7 +186,7 @@ void Quantizer::add_part(const PlaneSlice &main, bool via_bf16, uint64_t index) 
   nonfinite_.add_amax(main, index);
 }
 
-// Adds the scales of a bucket. All ranks know all scales, and each writes its part of the plane, in the order of the
+// Adds the scales of a bucket. Every rank knows all scales and writes its own part of the plane, in the order of the
 // parameters.
 void Quantizer::add_scales(const Runtime &runtime, const Bucket &bucket, uint64_t first) {
   const Plane &plane = bucket.plane(PlaneKind::compute_scales);

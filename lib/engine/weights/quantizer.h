@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes compute weights that are codes with scales from main weights when these are published. A rank's part of a
+// When main weights are published, makes compute weights from them that are codes with scales. A rank's part of a
 // parameter is whole granules, so the scale of a block needs no data of other ranks. The scale of a whole parameter
 // does.
 #pragma once
@@ -19,8 +19,8 @@ namespace fsdp::engine {
 // The arguments of kernels that make planes of whole blocks, for publishing and for loading.
 using BlockWork = std::variant<device::Mxfp8Quantize, device::Fp8BlockQuantize>;
 
-// Rows of the parameter that this rank has, made from adjacent fp32 numbers. It says where they are in the planes: the
-// elements, and the scales of any form.
+// Rows of the parameter that this rank stores, made from adjacent fp32 numbers. `elements` and `scales` are their
+// places in the planes of elements and of scales, in any form.
 struct BlockRows {
   const Bucket &bucket;
   const memory::ParamSpec &param;
@@ -31,7 +31,8 @@ BlockWork make_block_work(const memory::ModelSpec &spec, const BlockRows &rows);
 
 void quantize(device::Stream &stream, const BlockWork &work);
 
-// The one walk over everything that this rank keeps: its part of every parameter, in every plane of the wanted kinds.
+// One visit of the walk over everything that this rank stores: its part of a parameter in one plane of the wanted
+// kinds.
 struct PlaneSlice {
   const Group &group;
   uint32_t param_index;
@@ -45,7 +46,7 @@ struct PlaneSlice {
   std::byte *data() const { return plane.at(slice); }
 };
 
-// Visits group by group in the order of declaration, including frozen parameters. In a group it goes by parameter, and
+// Visits groups in the order of declaration, including frozen parameters. Within a group the order is by parameter, and
 // then by kind in the plan's order.
 template <class Visit>
 void for_each_slice(const Runtime &runtime, std::initializer_list<PlaneKind> kinds, Visit &&visit) {
@@ -62,9 +63,9 @@ void for_each_slice(const Runtime &runtime, std::initializer_list<PlaneKind> kin
     }
 }
 
-// Warns of quantized parameters whose main weights are not finite when they are published; no call refuses them. The
-// scales show it, so that publishing reads no more data. On a device the warning comes at the end of the first call in
-// the context that finds the work done, or at the model's end. No call waits for it.
+// Warns of quantized parameters with main weights that are not finite at a publish; no call refuses them. The scales
+// show this, so publishing reads no more data. On a device, the first call in the context that finds the work done
+// warns at its end, or the model warns at its end. No call waits for the count.
 
 class NonfiniteWeights final : public Unsettled {
  public:
@@ -72,24 +73,26 @@ class NonfiniteWeights final : public Unsettled {
   ~NonfiniteWeights() override;
   NonfiniteWeights(const NonfiniteWeights &) = delete;
   NonfiniteWeights &operator=(const NonfiniteWeights &) = delete;
-  // Adds the work on this rank's part of a parameter. Counts are in the order of these calls, first those of MXFP8.
+  // Adds the work on this rank's part of a parameter. Counts are in the order of these calls, with those of MXFP8
+  // first.
   void add(const PlaneSlice &main, const device::Mxfp8Quantize &work);
   void add(const PlaneSlice &main, const device::Fp8BlockQuantize &work);
   void add_amax(const PlaneSlice &main, uint64_t index);
 
-  // Are the weights to be counted that are quantized on the stream next? If so, the work that quantizes them writes its
-  // counts here, and finish() is called after it. `amaxes` are this rank's amaxes of all parameters with one scale.
+  // Are the next weights that are quantized on the stream to be counted? If so, the work that quantizes them writes its
+  // counts here, and the caller calls finish() afterwards. `amaxes` are this rank's amaxes of all parameters with one
+  // scale.
   bool begin(device::Stream &stream);
   uint64_t *scale_counts() const { return found_; }
   uint64_t *block_counts() const { return found_ + of_scales_.size(); }
   void finish(device::Stream &stream, const float *amaxes);
-  // Warns of the last count, once, if its work is done. May be called by any thread.
+  // Warns of the last count, once, if the work of the count is done. Any thread may call it.
   void settle() noexcept override;
 
  private:
   struct CountedScales {
     std::string name;
-    uint64_t scales;  // how many there are
+    uint64_t scales;  // number of scales
   };
   struct Measured {
     std::string name;
@@ -103,10 +106,10 @@ class NonfiniteWeights final : public Unsettled {
 
   Runtime &runtime_;
   std::vector<CountedScales> of_scales_;
-  std::vector<std::string> of_blocks_;  // names
+  std::vector<std::string> of_blocks_;  // names of parameters
   std::vector<Measured> measured_;
   uint64_t *found_;   // counts in memory of the device, where kernels write them
-  uint64_t *counts_;  // their copy for the host; all are copied at once
+  uint64_t *counts_;  // the host's copy of the counts, made with one copy
   float *amaxes_;
   std::unique_ptr<device::Event> done_;
   std::mutex mutex_;
@@ -116,7 +119,7 @@ class NonfiniteWeights final : public Unsettled {
 class Quantizer {
  public:
   explicit Quantizer(Runtime &runtime);
-  // Quantizes all quantized parameters, after the work of the stream that writes their main weights. Collective if some
+  // Quantizes all quantized parameters, after the work on the stream that writes their main weights. Collective if some
   // parameters have one scale for all of their elements.
   void quantize(device::Stream &stream);
 
@@ -133,7 +136,7 @@ class Quantizer {
 
   SharedAmaxes amaxes_;
   NonfiniteWeights nonfinite_;
-  // This rank's parts.
+  // The work on this rank's parts.
   std::vector<device::Mxfp8Quantize> mxfp8_;
   std::vector<device::Fp8BlockQuantize> fp8_blocks_;
   std::vector<device::AmaxSpan> amax_spans_;

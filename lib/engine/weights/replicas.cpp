@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // fsdp_check_replicas compares hashes of data that several ranks store alike. Each rank sends three numbers, one for
-// each set of ranks that may hold the same data. Only if they differ, two ranks send their hashes of every plane to
-// find the first parameter that differs.
+// each set of ranks that may hold the same data. If these differ, two ranks send their hashes of every plane to find
+// the first parameter that differs.
 #include "engine/weights/replicas.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace {
 enum class Holders : uint32_t { all, inner, slot };
 constexpr uint32_t holder_kinds = 3;
 
-// The elements of a parameter that this rank stores in one plane and others store too.
+// The elements of a parameter that this rank and others store in one plane.
 struct Replica {
   const Group *group = nullptr;
   uint32_t param_index = 0;
@@ -90,7 +90,7 @@ std::vector<Replica> list_replicas(const Runtime &runtime, const MeshComms &comm
   const auto list = [&](const PlaneSlice &own) {
     const memory::PlanePlan &plane = *own.plane.plan;
     if (plane.again || &runtime.comms_of(own.group) != &comms) return;
-    // Ranks of one host map the same memory, so each rank checks its own part.
+    // Ranks of one host map the same memory, so each rank checks only its own part.
     const bool common = runtime.plan.region(plane).reach == memory::Reach::common;
     const Extent kept = common ? plane.owned : plane.extent;
     if (!has_peers(comms.mesh, holders_of(kept))) return;
@@ -115,8 +115,8 @@ Sums sum_up(const std::vector<Replica> &replicas) {
   return sums;
 }
 
-// Finds the lowest rank that differs from the first rank with its share. If more ranks agree with it than with the
-// first rank, the first rank is the odd one.
+// Finds the lowest rank that differs from the first rank with the same share. If more ranks agree with that rank than
+// with the first one, the first rank counts as the odd one.
 std::optional<Difference> find_difference(const layout::Mesh &mesh, const std::vector<Sums> &all, Holders holders) {
   const auto sum = [&](uint32_t rank) { return all[rank][static_cast<uint32_t>(holders)]; };
   std::vector<uint32_t> first(mesh.size(), UINT32_MAX);  // by share
@@ -184,7 +184,7 @@ void check_replicas(Runtime &runtime, fsdp_stream stream) {
   runtime.join_window(caller);
   runtime.synchronize(caller);
   if (runtime.comms.size() == 1) return compare(runtime, runtime.model_comms(), call);
-  // A difference in one mesh is an error on the ranks of all meshes.
+  // All ranks of all meshes throw the error about a difference in one mesh.
   for (const MeshComms &mesh_comms : runtime.comms)
     transport::attempt_together(runtime.team(), call, [&] { compare(runtime, mesh_comms, call); });
 }

@@ -6,8 +6,8 @@
 
 namespace fsdp::engine {
 
-// Gathers first from the ranks of the inner axis of the model's mesh. It then gathers from those of the outer axis if
-// their values differ.
+// Gathers first from the ranks of the inner axis of the model's mesh, and then from those of the outer axis if their
+// values differ.
 device::Stream &gather_values(Runtime &runtime, const ValuesGather &gather, device::Stream &caller) {
   const MeshComms &comms = runtime.model_comms();
   const CollectiveStream &reduces = comms.reducing;
@@ -46,8 +46,8 @@ SharedAmaxes::SharedAmaxes(Runtime &runtime)
       scales_(own_ + count_),
       inverses_(own_ + 2 * count_) {}
 
-// Works on a limited number of parameters at a time, so that scratch does not grow as parameters times ranks. Nearly
-// always this number is all of them.
+// Works on a limited number of parameters at a time, because scratch would otherwise grow as parameters times ranks.
+// Nearly always all parameters are within the limit.
 void SharedAmaxes::find_scales(device::Stream &caller) {
   const bool power_of_two = runtime_.spec.scale_rounding == FSDP_SCALE_POWER_OF_TWO;
   for (uint64_t first = 0; first < count_; first += memory::amax_chunk) {
@@ -86,7 +86,7 @@ device::Norm *norm_at(std::byte *head) { return reinterpret_cast<device::Norm *>
 }  // namespace
 
 // Each region begins with this rank's share and the norm. In the device's region the shares of all ranks and the
-// squares of the parameters follow. On the host these are where all measured values are.
+// squares of the parameters follow. On the host, shares and squares are in the memory for all measured values.
 SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
   std::byte *const host = runtime.storage->own_part(RegionId::norms);
   const Region &device = runtime.storage->region(RegionId::device_norms);
@@ -103,7 +103,7 @@ SharedNorm::SharedNorm(Runtime &runtime) : runtime_(runtime) {
 void SharedNorm::find(double max_norm, device::Stream &caller) {
   const memory::ModelSpec &spec = runtime_.spec;
   device::Stream &last = callers_tell() ? caller : gather(caller);
-  // Shares are added in the order of slots; if groups have several meshes, in the order of ranks.
+  // Shares are added in the order of slots or, if groups have several meshes, in the order of ranks.
   const uint32_t slices = spec.meshes.size() > 1 ? 1 : spec.value_slices();
   last.find_norm(norm_, {shares_, spec.value_count(), slices, spec.mesh().inner_size, max_norm});
   if (copy_ != norm_) last.copy(copy_, norm_, sizeof *copy_);

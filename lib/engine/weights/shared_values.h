@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of a model of which every rank that holds slots has some (shares of a norm, amaxes). On a device they are
+// Numbers of a model that are spread over the ranks with slots: shares of a norm, and amaxes. On a device they are
 // exchanged on the library's streams, and no thread waits for them.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace fsdp::engine {
 
-// `of` says what the numbers are, for traces. `event` is reusable and orders the two axes.
+// `of` names the numbers in traces. `event` is reusable and orders the two axes.
 struct ValuesGather {
   Traced of;
   transport::Part from;  // each inner rank's piece
@@ -35,8 +35,8 @@ class SharedAmaxes {
   float *own(uint64_t index) const { return own_ + index; }
   const float *scale(uint64_t index) const { return scales_ + index; }
   const float *inverse(uint64_t index) const { return inverses_ + index; }
-  // Collective over the holders. This rank's amaxes were written on the caller's stream; later work there has the
-  // scales.
+  // Collective over the holders. This rank's amaxes must have been written on the caller's stream; later work on that
+  // stream has the scales.
   void find_scales(device::Stream &caller);
 
  private:
@@ -58,19 +58,19 @@ class SharedNorm {
  public:
   explicit SharedNorm(Runtime &runtime);
 
-  // Once a norm is asked for again, the last norm can no longer be read: its share may be overwritten meanwhile.
+  // A norm can no longer be read once another one is asked for, because its share may be overwritten.
   double *squares() const { return squares_; }  // one per parameter, for the code that adds up the share
   double *share() const { return share_; }
   // True if the callers exchange the shares of all ranks. If false, they are exchanged on the library's streams.
   bool callers_tell() const { return !own_.arena; }
   double *shares() const { return shares_; }  // one per rank that holds slots
-  // Computes the norm. The share is written on the caller's stream; if callers exchange shares, those of all ranks are
-  // there.
+  // Computes the norm. The share must be written on the caller's stream; if callers exchange shares, those of all ranks
+  // must be there.
   void find(double max_norm, device::Stream &caller);
-  // Later work on the stream comes after the norm, and may read the factor.
+  // Orders later work on the stream after the norm; that work may read the factor.
   void await(device::Stream &caller);
   const float *factor() const { return &norm_->factor; }
-  // The calling thread waits.
+  // Blocks the calling thread until the norm is there.
   const device::Norm &read() const;
 
  private:
