@@ -58,10 +58,10 @@ bool keeps_most_whole(const ModelSpec &spec, uint64_t part_bytes) {
 
 }  // namespace
 
-// Parts are equal shares of the limit, or what the largest parameter leaves of the limit to the others. Smaller sizes
-// are tried too, since some runs pad more than others. If large parameters only fit into a share alone, the small
-// parameters beside them would be cut off. Each would cost a reduce, and two large gradients would hardly ever be alive
-// at once.
+// Tries two kinds of sizes for parts: equal shares of the limit, and the rest of the limit beside the largest
+// parameter. Also tries smaller sizes, because some runs pad more than others. If each share had room only for one
+// large parameter, the small parameters beside it would be cut off. Each of them would cost a reduce, and two large
+// gradients would hardly ever be alive at once.
 std::vector<GradCut> list_cuts(const ModelSpec &spec) {
   const Largest largest = find_largest(spec);
   const uint64_t limit = spec.max_pending_bytes;
@@ -85,7 +85,7 @@ std::vector<GradCut> list_cuts(const ModelSpec &spec) {
   return cuts;
 }
 
-// Cuts from the last parameter on, where a backward pass begins.
+// Begins to cut at the last parameter, where a backward pass begins.
 std::vector<uint32_t> cut_group(const GroupSpec &group, const GradCut &cut) {
   std::vector<uint32_t> part_of(group.params.size(), 0);
   if (!takes_turns(group) || cut.part_bytes == UINT64_MAX) return part_of;

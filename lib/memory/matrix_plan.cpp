@@ -46,8 +46,8 @@ bool is_whole(const ModelSpec &spec, const Matrix &matrix) {
   return spec.groups[matrix.group].strategy == FSDP_STRATEGY_NO_SHARD;
 }
 
-// The matrices of the groups of one mesh, from the last group to the first. `whole`: those of which each rank has its
-// own copy, or else the others.
+// The matrices of the groups of one mesh, from the last group to the first. `whole`: only matrices of which each rank
+// has its own copy; if false, only the others.
 std::vector<Matrix> list_matrices(const ModelSpec &spec, const ModelPlan &plan, uint32_t mesh, bool whole) {
   std::vector<Matrix> matrices;
   for (auto g = static_cast<uint32_t>(spec.groups.size()); g-- > 0;) {
@@ -86,11 +86,12 @@ struct SlotCut {
   }
 };
 
-// The cost of all matrices that each rank of the job owns.
+// For each rank of the job, the cost of all matrices that it owns.
 using Loads = std::unordered_map<uint32_t, uint64_t>;
 
-// Deals the matrices of one mesh to its slots: the costliest first, each to the slot with the least load. Of slots with
-// equal loads, the one that has the most rows of the matrix gets it, and then the one of the lowest rank.
+// Deals the matrices of one mesh to its slots: the costliest first, each to the slot with the least load. Among slots
+// with equal loads, the slot with the most rows of the matrix gets it; if these are equal, too, the slot of the lowest
+// rank.
 class Deal {
  public:
   Deal(const layout::Mesh &mesh, std::span<const uint32_t> ranks, Loads &loads) : mesh_(mesh), ranks_(ranks) {
@@ -143,8 +144,8 @@ class Deal {
     matrix.owner = slot;
   }
 
-  // Equal matrices of a parameter change owners, so that each owner has neighbours: it then gets several at once, and
-  // has more of their rows. No load changes.
+  // Exchanges the owners of equal matrices of a parameter, so that each owner has consecutive ones. The owner then gets
+  // several at once, and already has more of their rows. No load changes.
   static void join_neighbours(std::vector<Matrix> &matrices) {
     std::map<std::tuple<uint32_t, uint32_t, uint64_t>, std::vector<Matrix *>> alike;
     for (Matrix &matrix : matrices) alike[{matrix.group, matrix.param, matrix.rows}].push_back(&matrix);
@@ -163,8 +164,8 @@ class Deal {
   std::set<Key> queue_;
 };
 
-// The meshes that other ranks have for the groups of mesh `mesh`. Before the seal they are not known: then they are
-// taken for shifts of this rank's mesh, which regular meshes are.
+// The meshes that other ranks have for the groups of mesh `mesh`. They are not known before the seal, and are then
+// taken as shifts of this rank's mesh, which is true of regular meshes.
 std::vector<std::vector<uint32_t>> list_instances(const ModelSpec &spec, uint32_t mesh) {
   std::vector<std::vector<uint32_t>> instances;
   const std::vector<uint32_t> &own = spec.meshes[mesh].ranks;
@@ -185,8 +186,8 @@ std::vector<std::vector<uint32_t>> list_instances(const ModelSpec &spec, uint32_
   return instances;
 }
 
-// Deals the matrices of a mesh in all of its instances, so that all ranks know all loads. Returns those of this rank's
-// mesh.
+// Deals the matrices of a mesh in all instances of the mesh, so that all ranks know all loads. Returns the matrices of
+// this rank's mesh.
 std::vector<Matrix> deal_mesh(const ModelSpec &spec, const ModelPlan &plan, uint32_t mesh, Loads &loads) {
   const std::vector<Matrix> undealt = list_matrices(spec, plan, mesh, false);
   std::vector<Matrix> own = undealt;
@@ -205,14 +206,14 @@ std::vector<Matrix> deal_mesh(const ModelSpec &spec, const ModelPlan &plan, uint
 
 uint64_t bytes_of(const Matrix &matrix) { return checked_multiply(round_place(matrix.count()), sizeof(float), what); }
 
-// The room that each slot has used in its present wave.
+// The room that each slot has used in its current wave.
 struct Filling {
   uint32_t wave = 0;
   uint64_t elements = 0;
 };
 
-// Puts the matrices into waves, and each at its place in the `whole` area of its wave. A matrix of which every rank has
-// a copy is placed alike on all of them.
+// Assigns the matrices to waves and to places in the `whole` area of their wave. A matrix of which every rank has a
+// copy has the same place on all ranks.
 void add_waves(std::vector<Matrix> matrices, uint32_t mesh, MatrixPlan &made) {
   std::map<uint32_t, Filling> by_owner;
   std::vector<uint32_t> wave_of;
@@ -240,7 +241,7 @@ void add_waves(std::vector<Matrix> matrices, uint32_t mesh, MatrixPlan &made) {
 
 // ---- areas ----
 
-// The elements that each rank needs in the areas of one wave. Ranks are those of one replica.
+// The elements that each rank of one replica needs in the areas of one wave.
 struct AreaSizes {
   std::map<uint32_t, uint64_t> whole, rows, outer;  // by slot
 
@@ -254,7 +255,7 @@ struct AreaSizes {
     for (uint32_t slot = cut.slot_of(matrix.first); slot <= cut.slot_of(matrix.end() - 1); ++slot) {
       const uint32_t inner = slot / slices, between = inner * slices + matrix.owner % slices;
       if (slot % slices != matrix.owner % slices) outer[slot] += round_place(cut.rows(matrix, slot, slot + 1).count);
-      // The rank between gets the rows of the inner rank's slots together, once.
+      // The intermediate rank gets the rows of all slots of the inner rank together, once.
       const bool is_first = slot == cut.slot_of(matrix.first) || slot % slices == 0;
       if (inner != matrix.owner / slices && is_first)
         rows[between] += round_place(cut.rows(matrix, inner * slices, (inner + 1) * slices).count);
@@ -297,7 +298,7 @@ void plan_matrices(const ModelSpec &spec, ModelPlan &plan) {
   MatrixPlan made;
   Loads loads;
   std::vector<std::vector<Matrix>> dealt(spec.meshes.size()), whole(spec.meshes.size());
-  // Groups of other meshes than the model's are dealt first.
+  // Groups with meshes of their own are dealt before those on the model's mesh.
   for (auto mesh = static_cast<uint32_t>(spec.meshes.size()); mesh-- > 0;) {
     whole[mesh] = list_matrices(spec, plan, mesh, true);
     for (const Matrix &matrix : whole[mesh])
@@ -362,7 +363,7 @@ void MatrixRoute::clear() noexcept { whole.clear(), rows.clear(), outer_rows.cle
 
 namespace {
 
-// Finds how the rows of one matrix after the other travel. Each rank of an axis computes the places of all others.
+// Finds the routes of the rows, matrix by matrix. Each rank of an axis computes the places of all ranks of the axis.
 class RouteFinder {
  public:
   RouteFinder(const ModelSpec &spec, const ModelPlan &plan, const MatrixWave &wave, uint32_t rank, RouteScratch &used,
@@ -394,7 +395,7 @@ class RouteFinder {
     return SlotCut(matrix, plan_).rows(matrix, inner * slices_, (inner + 1) * slices_);
   }
 
-  // The moves over the inner axis. The ranks of this outer index bring the rows to the owner.
+  // Adds the moves over the inner axis: the ranks of this outer index send their rows to the owner.
   void add_inner(const Matrix &matrix) {
     const SlotCut cut(matrix, plan_);
     const uint32_t owner = matrix.owner / slices_;
@@ -407,8 +408,8 @@ class RouteFinder {
     }
   }
 
-  // Where the rows of this inner rank lie on the rank that passes them on: with the owner, or with the rank of this
-  // inner index and the owner's outer index.
+  // The place of this inner rank's rows on the rank that gets them over the outer axis: the owner itself, or the
+  // intermediate rank.
   uint64_t meet_at(const Matrix &matrix, const MatrixRows &all) {
     if (matrix.owner / slices_ == inner_) return matrix.place + all.first - matrix.first;
     uint64_t &used = used_.own_rows[matrix.owner % slices_];
@@ -417,7 +418,7 @@ class RouteFinder {
     return place;
   }
 
-  // This rank's own rows, and the moves over the outer axis: the ranks of this inner index bring their rows together.
+  // Adds this rank's own rows, and the moves over the outer axis, which bring the rows of this inner index together.
   void add_outer(const Matrix &matrix, uint32_t index) {
     const MatrixRows all = rows_of_inner(matrix, inner_);
     if (all.count == 0) return;

@@ -19,8 +19,8 @@ namespace fsdp::memory {
 
 namespace {
 
-// Checks that the largest plane of each parameter can be counted: on one rank the shard of a trainable one is all of
-// it, in fp32.
+// Checks that the bytes of each parameter's largest plane do not overflow: on one rank, the fp32 shard of a trainable
+// parameter is the whole parameter.
 void check_params(const GroupSpec &group) {
   for (const ParamSpec &param : group.params)
     plan_part("parameter", param.name, [&] {
@@ -294,7 +294,7 @@ uint64_t pool_bytes(const ModelPlan &plan) {
   return bytes;
 }
 
-// The bytes that the smallest of the cuts takes that would be tried with this limit; nothing if none fits.
+// The bytes of the smallest cut that would be tried with this limit; nothing if no cut fits.
 std::optional<uint64_t> find_smallest(ModelSpec &spec, uint64_t limit) {
   spec.max_pending_bytes = limit;
   uint64_t least = UINT64_MAX;
@@ -308,7 +308,8 @@ bool is_enough(ModelSpec &spec, uint64_t limit) {
                              [&](const GradCut &cut) { return pool_bytes(plan_cut(spec, cut)) <= limit; });
 }
 
-// Finds a limit that is enough while one byte less is not, between a limit that is not enough and one that is.
+// Searches between an insufficient and a sufficient limit. Returns a sufficient limit that would be insufficient with
+// one byte less.
 uint64_t bisect_limits(ModelSpec &spec, uint64_t too_little, uint64_t enough) {
   while (enough - too_little > 1) {
     const uint64_t middle = too_little + (enough - too_little) / 2;
@@ -317,9 +318,9 @@ uint64_t bisect_limits(ModelSpec &spec, uint64_t too_little, uint64_t enough) {
   return enough;
 }
 
-// Starts from `bytes`, a limit that is enough, and returns the least sufficient limit that it finds. The spec's own
-// limit is not enough. Each limit gives other cuts to try: a cut that fits one limit may not be among those tried when
-// its own size is the limit.
+// Starts from the sufficient limit `bytes`, and returns the least sufficient limit that it finds. The spec's own limit
+// is insufficient. Which cuts are tried depends on the limit: a cut that fits one limit may not be tried when the limit
+// is the cut's own size.
 uint64_t find_least(const ModelSpec &spec, uint64_t bytes) {
   ModelSpec smaller = spec;
   const uint64_t too_little = spec.max_pending_bytes;
@@ -333,8 +334,8 @@ uint64_t find_least(const ModelSpec &spec, uint64_t bytes) {
   return bytes;
 }
 
-// The cuts that fit and have the most gradients alive at once. If the first of them divides no group, the others are
-// not needed.
+// Of the cuts that fit, those with the most gradients alive at once. If the first of them divides no group, the others
+// are not needed.
 std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
   std::vector<FittingCut> fitting;
   uint64_t bytes = 0;
@@ -351,7 +352,7 @@ std::vector<FittingCut> find_fitting_cuts(const ModelSpec &spec) {
   return fitting;
 }
 
-// The first fitting cut that exceeds the least padding by at most one element in a hundred.
+// The first fitting cut whose padding exceeds the least padding by at most 1 % of the elements.
 FittingCut choose_cut(const ModelSpec &spec) {
   std::vector<FittingCut> fitting = find_fitting_cuts(spec);
   uint64_t least = UINT64_MAX;
@@ -362,7 +363,7 @@ FittingCut choose_cut(const ModelSpec &spec) {
   return std::move(*std::ranges::find_if(fitting, pads_little));
 }
 
-// In debug mode each part has its own buffer, but groups are cut as they are without debug mode.
+// In debug mode each part has its own buffer, but groups are divided in the same way as without debug mode.
 ModelPlan plan_best_cut(const ModelSpec &spec) {
   if (!spec.max_pending_bytes) return plan_cut(spec, {spec.pending_groups()});
   if (!spec.debug) return choose_cut(spec).plan;
@@ -376,14 +377,14 @@ ModelPlan plan_best_cut(const ModelSpec &spec) {
 ModelPlan plan_model(const ModelSpec &spec) {
   ModelPlan plan = plan_best_cut(spec);
   plan_part("the matrices", [&] { plan_matrices(spec, plan); });
-  // The largest sums, so that asking for them later is no error.
+  // Computes the largest sums now, so that a later request for them cannot fail.
   std::vector<InnerPlace> first;
   for (const layout::Mesh &mesh : spec.meshes) first.push_back({0, mesh.inner_size});
   plan.role_bytes(first);
   return plan;
 }
 
-// Checks what a model plan promises without the code that makes it.
+// Checks the promises of a model plan, without the code that makes the plan.
 
 namespace {
 
@@ -406,7 +407,8 @@ std::string check_pool(const char *name, const PoolPlan &pool, std::span<const P
   return broken.empty() ? broken : format_text("the pool of {}: {}", name, broken);
 }
 
-// Does the plane keep its bytes in a region for ever? Pools and buffers that take turns are checked separately.
+// Does the plane keep its bytes in a region as long as the model exists? Pools and buffers that take turns are checked
+// separately.
 bool lies_alone(const PlanePlan &plane) {
   return !plane.again && plane.region != RegionId::gathered && plane.region != RegionId::lent_grads &&
          plane.region != RegionId::partial && plane.region != RegionId::rounded && plane.region != RegionId::received;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where every byte of a model lies on every rank: a pure function of the declaration. The engine allocates exactly what
-// the plan says.
+// The place of every byte of a model on every rank: a pure function of the declaration. The engine allocates exactly
+// what the plan says.
 //
 //   group    parameters that are declared together, in buckets
 //   piece    parameters of a group that are gathered together: all, or some (fsdp_param.piece)
@@ -37,19 +37,19 @@ struct BucketPlan {
   bool frozen = false;
   bool coded_states = false;  // AdamW's states are codes with scales
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
-  // The layout's ranks are the mesh's slots. Planes of Extent::group have the `slices` neighbouring slots of an inner
-  // rank together.
+  // The ranks of the layout are the slots of the mesh. In planes of Extent::group, the `slices` neighbouring slots of
+  // an inner rank are together.
   uint32_t slices = 1;
   std::vector<uint32_t> params;  // indices in the group, in the layout's order
   layout::FlatLayout layout;
   std::shared_ptr<const layout::FlatLayout> scale_layout;  // layout of the scales; NULL if nothing is quantized
-  std::shared_ptr<const layout::FlatLayout> state_layout;  // layout of the scales of states; NULL: no state has any
+  std::shared_ptr<const layout::FlatLayout> state_layout;  // layout of the scales of states; NULL: no state has scales
   std::vector<PlanePlan> planes;                           // ordered by kind, then slot, then index
 
   // Returns NULL if the bucket has no such plane.
   const PlanePlan *find(PlaneKind kind, uint32_t index = 0) const;
   const PlanePlan &plane(PlaneKind kind, uint32_t index = 0) const { return *find(kind, index); }
-  // The plane with the elements that this rank owns: loads write there.
+  // The plane with the elements that this rank owns, into which loads write.
   const PlanePlan &home() const { return plane(frozen ? PlaneKind::compute : PlaneKind::main); }
   // The number of forms in which the compute weights are stored.
   uint32_t forms() const {
@@ -67,7 +67,7 @@ struct BucketPlan {
   uint64_t bytes(const PlanePlan &plane, const char *what) const;
 };
 
-// The bytes of a piece or a part in a region in which all of its buckets lie together.
+// The bytes of a piece or a part in a region; all of its buckets are together.
 struct GroupBytes {
   RegionId region = RegionId::local_compute;
   uint32_t mesh = 0;  // index of the group's mesh
@@ -90,21 +90,21 @@ struct PartPlan {
 
 struct PiecePlan {
   std::vector<uint32_t> buckets;  // indices in the model
-  GroupBytes compute;             // whole pages if the weights are shown apart
+  GroupBytes compute;             // whole pages if a separate view shows the weights (ModelSpec::shows_apart)
   uint64_t gathered_bytes = 0;    // size of a copy of the full weights
   uint64_t element_count = 0, padding_count = 0;
 };
 
 struct GroupPlan {
-  bool gathers = false;       // unshard must gather (ZeRO-3 that communicates)
+  bool gathers = false;       // unshard must gather: weights are sharded, and the mesh communicates
   bool copies = false;        // unshard gathers by copying into a pool buffer
   bool parts_phases = false;  // BACKWARD reads other planes than the other phases do
   bool by_phase = false;      // parts_phases, and the planes are gathered
   uint32_t slots = 1;         // number of buffers, or of separate holds, of the group
   bool trainable = false;
-  bool persistent_grad = false;  // the group keeps its full gradient buffer for ever
+  bool persistent_grad = false;  // the group keeps its full gradient buffer as long as the model exists
   std::vector<uint32_t> buckets;
-  uint32_t first_part = 0, part_count = 0;                       // its parts in the model, at least one
+  uint32_t first_part = 0, part_count = 0;                       // its parts in ModelPlan::parts, at least one
   std::vector<PiecePlan> pieces;                                 // at least one
   bool by_piece = false;                                         // each piece is gathered into a buffer of its own
   std::vector<std::vector<std::vector<uint64_t>>> scale_shapes;  // by parameter and form; empty: no scales
@@ -124,18 +124,18 @@ using RoleBytes = std::array<uint64_t, FSDP_ROLE_MATRIX + 1>;
 struct ModelPlan {
   std::vector<BucketPlan> buckets;
   std::vector<GroupPlan> groups;
-  std::vector<PartPlan> parts;  // group by group
-  uint32_t pending_grads = 0;   // how many of the full gradients that take turns may be alive at once
-  // region_count for each mesh; a region of which there is only one is with the first mesh.
+  std::vector<PartPlan> parts;  // ordered by group
+  uint32_t pending_grads = 0;   // maximum of full gradients alive at once, among those that take turns
+  // region_count regions for each mesh. A region that exists only once is stored with the first mesh.
   std::vector<RegionPlan> regions = std::vector<RegionPlan>(region_count);
   VisitOrder visits;
   PoolPlan gather_pool;
   PoolPlan grad_pool;
   MatrixPlan matrices;
-  uint64_t acted_message_bytes = 0;  // bytes of RegionId::messages that only real hosts would use
+  uint64_t acted_message_bytes = 0;  // bytes of RegionId::messages that simulated hosts do not use
   uint64_t param_count = 0;          // parameters of the model
   uint64_t quantized_count = 0;      // trainable parameters that are quantized
-  uint64_t amax_count = 0;           // trainable parameters for which the ranks find one scale together
+  uint64_t amax_count = 0;           // trainable parameters with one scale, which the ranks find together
   uint64_t element_count = 0;
   uint64_t padding_count = 0;
   uint64_t layout_hash = 0;
@@ -153,34 +153,34 @@ struct ModelPlan {
   RegionPlan &region(RegionId id, uint32_t mesh = 0) { return regions[number_of(id, mesh)]; }
   const RegionPlan &region(RegionId id, uint32_t mesh = 0) const { return regions[number_of(id, mesh)]; }
   const RegionPlan &region(const PlanePlan &plane) const { return region(plane.region, plane.mesh); }
-  // Bytes that a rank with these places, one in each mesh, accounts for.
+  // The bytes by role of a rank with these places, one in each mesh.
   RoleBytes role_bytes(std::span<const InnerPlace> places) const;
 };
 
-// At the end of RegionId::norms there are a count for each quantized parameter and then this rank's amaxes: see
-// nonfinite_weights.h. Counts are also at the end of RegionId::device_norms.
+// RegionId::norms ends with a count for each quantized parameter and then this rank's amaxes: see nonfinite_weights.h.
+// RegionId::device_norms also ends with counts.
 uint64_t nonfinite_count_bytes(const ModelPlan &plan);
 uint64_t nonfinite_bytes(const ModelPlan &plan);
 
-// The number of parameters whose norms are exchanged at once: scratch must not grow as parameters times ranks.
+// The number of parameters whose norms are exchanged at once. It is limited, because scratch must not grow as
+// parameters times ranks.
 inline constexpr uint64_t norm_chunk = 64;
-inline constexpr uint64_t norm_head_bytes =
-    128;                                     // for a rank's share of the total norm, and for that norm: shared_norm.h
-inline constexpr uint64_t amax_chunk = 512;  // the number of parameters whose amaxes are exchanged at once
+inline constexpr uint64_t norm_head_bytes = 128;  // for a rank's share of the total norm, and the norm: shared_norm.h
+inline constexpr uint64_t amax_chunk = 512;       // the number of parameters whose amaxes are exchanged at once
 inline constexpr uint64_t page_bytes = 4096;
-inline constexpr uint64_t adamw_step_bytes = 64;  // more than the numbers of one step need
+inline constexpr uint64_t adamw_step_bytes = 64;  // upper bound for the numbers of one step
 inline constexpr uint64_t buffer_alignment = 512;
 inline constexpr uint32_t partial_turns = 2;  // number of buffers of inner sums, which take turns
 
-// Says what is wrong with a declaration that has groups, in one text per violation; empty if nothing is wrong.
+// Lists the violations in a declaration that has groups, one text for each; empty if there are none.
 std::vector<std::string> find_violations(const ModelSpec &spec);
 
 ModelPlan plan_model(const ModelSpec &spec);
-// Removes the planes for a transport that receives slices, when another transport is chosen at the seal.
+// Removes the planes that only a transport that receives slices needs. Called if the seal chooses another transport.
 void drop_received(ModelPlan &plan);
 
-// Returns an empty text, or says which promise of a bucket's layout, of the planes' places or of a pool is broken. For
-// tests and debug mode.
+// Checks the layouts of buckets, the places of planes, and the pools. Returns an empty text, or says which promise is
+// broken. For tests and debug mode.
 std::string validate(const ModelPlan &plan, const ModelSpec &spec);
 
 }  // namespace fsdp::memory

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the caller declared, with defaults filled in: the input of every pure computation about a model.
+// The caller's declaration, with defaults filled in: the input of every pure computation about a model.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace fsdp::memory {
 struct ParamSpec {
   std::string name;
   std::vector<uint64_t> shape;
-  // If the parameter is a box of a larger tensor: that tensor's shape, and where the box begins in it; else empty.
+  // Set only if the parameter is a box of a larger tensor: the shape of that tensor, and the offset of the box in it.
   std::vector<uint64_t> global_shape, global_offset;
   uint64_t element_count = 1;
   fsdp_dtype dtype = FSDP_FLOAT32;
@@ -28,13 +28,14 @@ struct ParamSpec {
   double lr_scale = 1.0;
   fsdp_quantization quantization = 0;  // 0: none
   fsdp_missing_grad missing_grad = FSDP_MISSING_GRAD_ZEROS;
-  uint32_t piece = 0;  // number of the piece of the group with which it is gathered
-  // The rows of each of the matrices into which the last two dimensions are cut; empty: the parameter has no matrices.
+  uint32_t piece = 0;  // number of the group's piece with which the parameter is gathered
+  // The last two dimensions are divided into matrices with these numbers of rows; empty: the parameter has no matrices.
   std::vector<uint64_t> matrix_splits;
   bool trained = true;        // set by fsdp_set_param_trainable; without meaning for a frozen parameter
   bool coded_states = false;  // AdamW's states are codes of 8 bits (can_code_states() in memory/plane.h)
   // The optimizer that updates the parameter: FSDP_OPTIMIZER_ADAMW, also if its states are in codes, or
-  // FSDP_OPTIMIZER_CALLER; 0: none, since it is frozen. Before it is declared in a model, 0 means the model's.
+  // FSDP_OPTIMIZER_CALLER. 0: none, because the parameter is frozen. Before it is declared in a model, 0 means the
+  // model's optimizer.
   fsdp_optimizer optimizer = 0;
   void *user_data = nullptr;
 
@@ -53,11 +54,11 @@ struct ParamSpec {
   bool quantized() const { return quantization != 0; }
   bool has_gradient() const { return !frozen() && trained; }
   bool by_caller() const { return optimizer == FSDP_OPTIMIZER_CALLER; }
-  // Does a step without a gradient leave the parameter as it is?
+  // Does a step without a gradient leave the parameter unchanged?
   bool skips_missing() const { return !frozen() && missing_grad == FSDP_MISSING_GRAD_SKIP; }
 };
 
-// What may differ between the parameters of one place in different meshes.
+// The members of a parameter that may differ between the meshes of its group.
 struct ParamIdentity {
   std::string name;
   std::vector<uint64_t> global_shape, global_offset;  // empty: it is not a box
@@ -65,7 +66,7 @@ struct ParamIdentity {
   bool operator==(const ParamIdentity &) const = default;
 };
 
-// A group as the ranks of one mesh have it.
+// A group as declared on one of its meshes.
 struct GroupInstance {
   std::vector<uint32_t> ranks;        // ranks of the job, in the mesh's order
   std::vector<ParamIdentity> params;  // in the order of declaration
@@ -83,12 +84,12 @@ struct GroupSpec {
   bool backward_weights = true;  // can BACKWARD hold its weights?
   fsdp_main_storage main_storage = FSDP_MAIN_FLOAT32;
   uint32_t mesh = 0;         // index in ModelSpec::meshes
-  fsdp_grad_op grad_op = 0;  // 0: the model's
-  double grad_factor = 1.0;  // counts only with FSDP_GRAD_OP_FACTOR in grad_op
+  fsdp_grad_op grad_op = 0;  // 0: the model's grad_op
+  double grad_factor = 1.0;  // used only with FSDP_GRAD_OP_FACTOR in grad_op
   // The group on each of its meshes, in the order of their first ranks. Set at the seal; empty on the model's mesh.
   std::vector<GroupInstance> instances;
-  // The instance whose ranks count the parameter in norms and write it into checkpoints: the first one with this box.
-  // Known and empty together with `instances`.
+  // For each parameter, the instance whose ranks count it in norms and write it into checkpoints: the first instance
+  // with this box. Set, or empty, together with `instances`.
   std::vector<uint32_t> counted_by;
 
   // An upper bound of the bytes in one call of a collective: the whole group in the widest dtype.
@@ -116,25 +117,25 @@ struct GroupSpec {
 
 struct StateSpec {
   std::string name;
-  fsdp_dtype dtype;       // of AdamW's states: if they are not in codes
-  bool by_adamw = false;  // is it one of AdamW's?
+  fsdp_dtype dtype;       // dtype of the state; of AdamW's states: unless they are in codes
+  bool by_adamw = false;  // is it one of AdamW's states?
 };
-// The first of a model's states are AdamW's, if it is the optimizer.
+// If AdamW is the model's optimizer, the first states of the model are AdamW's.
 inline constexpr uint32_t adamw_states = 2;
 
 struct ModelSpec {
-  // The model's mesh, and then the other meshes of groups, each once, in the order in which groups first name them.
+  // First the model's mesh, then the other meshes of groups, each once, in the order in which groups first name them.
   std::vector<layout::Mesh> meshes{1};
   bool force_communication = false;
-  // In debug mode buffers are never shared, and whole weights in host memory are shown in a view whose access can be
-  // taken away.
+  // In debug mode buffers are never shared. Whole weights in host memory are shown in a separate view, whose access can
+  // be taken away.
   bool debug = false;
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;
-  bool private_views = false;  // weights that are not copied are shown in a view where a write changes only that view
+  bool private_views = false;  // weights that are not copied are shown in a view whose writes stay in that view
   fsdp_grad_op grad_op = FSDP_GRAD_OP_MEAN;
   double grad_factor = 1.0;
-  bool prefetches = true;       // prefetch without being asked, and not only when the caller asks
-  uint32_t prefetch_depth = 1;  // number of groups ahead for which there is room
+  bool prefetches = true;       // prefetch automatically, and not only when the caller asks
+  uint32_t prefetch_depth = 1;  // number of groups that may be gathered ahead at once
   uint64_t prefetch_bytes = 0;
   uint32_t max_pending_groups = 2;
   uint64_t max_pending_bytes = 0;  // limit for full gradients that take turns; 0: no limit
@@ -146,26 +147,26 @@ struct ModelSpec {
   fsdp_scale_rule scale_rule = FSDP_SCALE_ROUND_UP;
   fsdp_plane_policy plane_policy = FSDP_PLANES_BY_PHASE;
   uint64_t rounding_seed = 0;       // for main weights that are rounded stochastically
-  uint64_t matrix_bytes = 0;        // limit of the matrices that one rank gets at once; 0: chosen by the plan
+  uint64_t matrix_bytes = 0;        // limit in bytes of the matrices that one rank gets at once; 0: chosen by the plan
   uint64_t save_staging_bytes = 0;  // memory for saves; 0: each save allocates its own
   uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
-  // Compute weights and gradients lie in memory of the host, where its ranks can read each other's. If not, the next
+  // Are compute weights and gradients in memory of the host, where its ranks can read each other's? If not, the next
   // four fields say how they are exchanged.
   bool host_memory = true;
-  uint64_t device_team_bytes = 0;                // a rank's memory for exchanging them
+  uint64_t device_team_bytes = 0;                // a rank's memory for exchanging weights and gradients
   fsdp_device_transport device_transport = 0;    // as declared
   bool rounds_gradients_before_sending = false;  // gradients are rounded to their reduce dtype in a separate buffer
   bool receives_slices = false;  // gradients of fewer than 32 bits are received in a buffer before they are summed
   std::vector<fsdp_visit> visits;
   std::vector<StateSpec> states;
   bool mixes_optimizers = false;  // AdamW updates some of its trainable parameters, and the caller updates others
-  std::deque<GroupSpec> groups;   // a deque, so that names that the caller was given keep their addresses
+  std::deque<GroupSpec> groups;   // a deque, because names that the caller has received must keep their addresses
 
   layout::Mesh &mesh() { return meshes.front(); }
   const layout::Mesh &mesh() const { return meshes.front(); }
   const layout::Mesh &mesh_of(const GroupSpec &group) const { return meshes[group.mesh]; }
-  // AdamW's states belong to the parameters that AdamW updates. Others belong to all trainable parameters, or only to
-  // the caller's if AdamW updates the rest.
+  // AdamW's states belong to the parameters that AdamW updates. Other states belong to all trainable parameters, or
+  // only to those that the caller updates if AdamW updates some.
   bool has_state(const ParamSpec &param, const StateSpec &state) const {
     if (param.frozen()) return false;
     return state.by_adamw ? !param.by_caller() : !mixes_optimizers || param.by_caller();
@@ -176,8 +177,8 @@ struct ModelSpec {
   }
   // Do ranks communicate over the mesh's inner axis, whose ranks share memory?
   bool communicates(const layout::Mesh &of) const { return of.inner_size > 1 || force_communication; }
-  // The factor by which the sum of a group's gradients is multiplied. A mean is over all ranks of the model: a rank's
-  // expert sees tokens of all of them.
+  // The factor by which the sum of a group's gradients is multiplied. A mean is over all ranks of the model, because a
+  // rank's expert sees tokens of all ranks.
   float factor_of(const GroupSpec &group) const {
     switch (group.grad_op ? group.grad_op : grad_op) {
       case FSDP_GRAD_OP_SUM: return 1.0F;
@@ -185,11 +186,12 @@ struct ModelSpec {
       default: return static_cast<float>(1.0 / mesh().size());
     }
   }
-  // How many ranks of an outer axis exchange values that are measured for all parameters. With one mesh, replicas
-  // measure the same, so only ranks with other slots exchange. With several meshes all ranks of the model do.
+  // The number of ranks of an outer axis that exchange measured values. With one mesh, replicas measure the same
+  // values, so only ranks with different slots exchange. With several meshes all ranks of the model do.
   uint32_t value_slices() const { return meshes.size() > 1 ? mesh().outer_size : mesh().slices(); }
   uint32_t value_count() const { return mesh().inner_size * value_slices(); }
-  // Full gradients that are pending at once. Those of root groups come on top, because they stay for a whole pass.
+  // The maximum of full gradients that are pending at once. Those of root groups are additional, because they stay for
+  // a whole pass.
   uint32_t pending_groups() const {
     uint32_t count = max_pending_groups;
     for (const auto &group : groups) count += group.root && group.trainable() && count < UINT32_MAX;
@@ -201,7 +203,7 @@ struct ModelSpec {
     for (const auto &group : groups) longest = std::max(longest, group.longest_call());
     return longest;
   }
-  // Are whole weights shown in a separate view, and not where this rank writes them?
+  // Are whole weights shown in a separate view, and not in the memory into which this rank writes them?
   bool shows_apart() const { return host_memory && (debug || private_views); }
   bool mapped(const layout::Mesh &of) const {
     return (unshard_mode == FSDP_UNSHARD_MAPPED && host_memory) || !communicates(of);

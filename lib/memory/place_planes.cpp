@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t staging_chunk_bytes = 256 * 1024;
 constexpr auto full_grads = "full gradients";
 
-// Appends `bytes` bytes, aligned, at `end`; returns where they start. `what` names them in errors.
+// Appends `bytes` bytes, aligned, at `end`; returns their offset. `what` names them in errors.
 uint64_t take(uint64_t &end, uint64_t bytes, const char *what, uint64_t alignment = buffer_alignment) {
   const uint64_t offset = round_up(end, alignment, what);
   end = checked_add(offset, bytes, what);
@@ -30,14 +30,14 @@ bool is_whole(const ModelSpec &spec, const BucketPlan &bucket) {
   return spec.groups[bucket.group].strategy == FSDP_STRATEGY_NO_SHARD;
 }
 
-// If full gradients are reduced once a step in fp32, this rank's slice of them becomes the main grads. This is not
-// possible if debug mode takes away the view of the full gradients, because the sums must be written there.
+// If full gradients are reduced once a step in fp32, this rank's slice of them becomes the main grads. This is
+// impossible if debug mode takes away the view of the full gradients, because the sums must be written into them.
 bool keeps_sums_in_place(const ModelSpec &spec, const BucketPlan &bucket) {
   return spec.groups[bucket.group].reduce_policy == FSDP_REDUCE_POLICY_LAST && bucket.grad_dtype == FSDP_FLOAT32 &&
          !(spec.debug && spec.host_memory);
 }
 
-// Gradients are rounded before they are sent if that makes them smaller: the sum of rounded addends is the same.
+// Gradients are rounded before they are sent if that makes messages smaller: the sum of rounded addends is the same.
 bool is_rounded(const BucketPlan &bucket) {
   return !bucket.frozen && dtype_size(bucket.wire_dtype) < dtype_size(bucket.grad_dtype);
 }
@@ -45,7 +45,7 @@ bool is_rounded(const BucketPlan &bucket) {
 fsdp_dtype sent_dtype(const BucketPlan &bucket) { return is_rounded(bucket) ? bucket.wire_dtype : bucket.grad_dtype; }
 
 // Are slices received in a separate buffer? If gradients are rounded into another buffer, their own memory is free for
-// received slices, unless the sums are made there. A single rank receives nothing.
+// received slices, unless the sums are made in it. A single rank receives nothing.
 bool is_received_apart(const ModelSpec &spec, const BucketPlan &bucket) {
   if (bucket.frozen || spec.meshes[bucket.mesh].inner_size == 1 || sent_dtype(bucket) == FSDP_FLOAT32) return false;
   return !is_rounded(bucket) || keeps_sums_in_place(spec, bucket);
@@ -72,8 +72,8 @@ void place_full_grad(ModelPlan &plan, PartPlan &part, uint64_t offset) {
       }
 }
 
-// Places full gradients one after the other in the part's buffer. If sums stay in place, the main grads are the same
-// bytes.
+// Places the full gradients of a part one after the other in the part's buffer. If sums stay in place, the main grads
+// are the same bytes.
 uint64_t add_full_grads(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   uint64_t size = 0;
   for (const uint32_t b : part.buckets) {
@@ -168,8 +168,8 @@ ScheduleSpec schedule_of(const ModelSpec &spec, const GradCut &cut, const ModelP
   return schedule;
 }
 
-// Adds the offset of the group's buffer to the planes' offsets in that buffer. If a group takes any free buffer when it
-// is gathered, the planes keep their offsets in the buffer.
+// Adds the offset of the group's buffer to the offsets of planes in that buffer. If each gather chooses a free buffer,
+// the planes keep the offsets in their buffer.
 void place_gathered(ModelPlan &plan) {
   if (!plan.gather_pool.size_bytes || plan.visits.shared) return;
   for (BucketPlan &bucket : plan.buckets)
@@ -178,8 +178,8 @@ void place_gathered(ModelPlan &plan) {
         plane.offset += plan.gather_pool.offsets[plan.visits.key(bucket.group, bucket.piece, plane.slot)];
 }
 
-// Adds the gathered planes of one bucket to a buffer whose first `end` bytes are taken. In a group by phase, each
-// buffer has one form of the parameters that are quantized in two forms.
+// Adds the gathered planes of one bucket to a buffer in which `end` bytes are in use. In a group by phase, each buffer
+// has only one form of a parameter that is quantized in two forms.
 void add_gathered(const GroupPlan &group, uint32_t slot, BucketPlan &bucket, uint64_t &end) {
   const bool by_phase = group.by_phase && bucket.forms() == 2;
   for (size_t i = 0, count = bucket.planes.size(); i < count; ++i) {
@@ -194,7 +194,7 @@ void add_gathered(const GroupPlan &group, uint32_t slot, BucketPlan &bucket, uin
   }
 }
 
-// In a buffer for the whole group the pieces lie one after the other, at the same places in each slot's buffer.
+// In a buffer for the whole group the pieces follow each other, at the same offsets in the buffer of each slot.
 void add_gathered(ModelPlan &plan, GroupPlan &group) {
   uint64_t begin = 0;
   for (PiecePlan &piece : group.pieces) {
@@ -259,7 +259,7 @@ void name_regions(ModelPlan &plan, size_t meshes) {
   name(Id::messages, FSDP_ROLE_STAGING, "messages");
   name(Id::device_messages, FSDP_ROLE_STAGING, "messages of a device");
   for (const Id id : {Id::gathered, Id::rounded, Id::received}) plan.region(id).registered = true;
-  // Norms are measured, and parameters staged, where the calling thread can read them.
+  // These regions are in host memory, because the calling thread reads measured norms and staged parameters.
   for (uint32_t mesh = 0; mesh < meshes; ++mesh) plan.region(Id::staging, mesh).on_host = true;
   plan.region(Id::norms).on_host = plan.region(Id::messages).on_host = true;
   plan.region(Id::save_staging).on_host = true;
@@ -286,8 +286,8 @@ void place_piece(const ModelSpec &spec, ModelPlan &plan, const GroupSpec &group,
       own = checked_add(own, bucket.bytes(part, region.what), region.what);
     }
   }
-  // A piece in a common region starts on a page, so that debug mode can take away only its pages and a private view's
-  // pages can be restored. In whole_compute it does so if whole weights are shown apart.
+  // A piece in a common region starts on a page, so that debug mode can take away exactly its pages, and a private
+  // view's pages can be restored. In whole_compute this applies only if whole weights are shown in a separate view.
   const bool paged =
       region.reach == Reach::common || (spec.shows_apart() && piece.compute.region == RegionId::whole_compute);
   piece.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
@@ -305,7 +305,7 @@ void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
       spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && spec.communicates(spec.mesh_of(spec.groups[g]));
   group.copies = group.gathers && !spec.mapped(spec.mesh_of(spec.groups[g]));
   for (PiecePlan &piece : group.pieces) place_piece(spec, plan, spec.groups[g], piece);
-  // This holds on one rank too, so that a program that runs on one rank runs on many.
+  // This is the same on one rank, so that a program that runs on one rank also runs on many.
   group.parts_phases = spec.groups[g].strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS && !spec.groups[g].resident &&
                        spec.plane_policy != FSDP_PLANES_BOTH && has_forms(spec.groups[g]);
   group.by_phase = group.gathers && group.parts_phases;
@@ -320,7 +320,7 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
   for (PartPlan &part : plan.parts_of(group)) {
     const uint64_t size = add_full_grads(spec, plan, part);
     add_partial_sums(spec, plan, part);
-    // In debug mode the part has whole pages, so that their access can be taken away separately.
+    // In debug mode the part has whole pages, so that access to it can be taken away separately.
     part.full_grad.bytes = spec.debug ? round_up(size, page_bytes, full_grads) : size;
     part.full_grad.region = group.persistent_grad ? RegionId::kept_grads : RegionId::lent_grads;
     part.full_grad.mesh = spec.groups[g].mesh;
@@ -333,8 +333,8 @@ void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t g) {
         take(plan.region(RegionId::kept_grads, part.full_grad.mesh), part.full_grad.bytes, grad_alignment(spec)));
 }
 
-// Places the buffer where the communicator rounds gradients before it sends them, and the buffer for gradients of other
-// ranks. All parts share the two buffers: where there are such buffers, all reduces run on one stream.
+// Places the buffer into which the communicator rounds gradients before it sends them, and the buffer for gradients of
+// other ranks. All parts share the two buffers, because with such a communicator all reduces run on one stream.
 void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part) {
   if (!spec.communicates(spec.mesh_of(spec.groups[part.group]))) return;
   uint64_t sizes[2] = {};
@@ -369,8 +369,8 @@ void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char
   bucket.planes.push_back(plane);
 }
 
-// If the optimizer works on the compute weights (fp32, or bf16 with or without a rest), this rank's part of them is its
-// main weights.
+// If the optimizer works directly on the compute weights (fp32, or bf16 with or without a rest), this rank's part of
+// the compute weights is its main weights.
 void place_main(ModelPlan &plan, BucketPlan &bucket, Extent extent) {
   PlanePlan main{.kind = PlaneKind::main, .extent = extent, .region = RegionId::main};
   if (bucket.plane(PlaneKind::compute).dtype != FSDP_FLOAT32 && bucket.main_storage == FSDP_MAIN_FLOAT32)
@@ -402,7 +402,8 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
 
 namespace {
 
-// Calls `visit` with each part of the mesh whose full gradients are in the pool, and with its offset there.
+// Calls `visit` with each part of the mesh whose full gradients are in the pool, and with the part's offset in the
+// pool.
 template <class Visit>
 void for_each_lent(ModelPlan &plan, uint32_t mesh, Visit &&visit) {
   for (size_t p = 0; p < plan.parts.size(); ++p)
@@ -446,7 +447,7 @@ void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan) {
 }
 
 // The region has this rank's amaxes, the amaxes of all ranks that hold slots, the scales and their inverses. Ranks in
-// host memory tell each other their amaxes when they synchronize; ranks in device memory read each other's.
+// host memory exchange their amaxes when they synchronize; ranks in device memory read each other's.
 void size_amaxes(const ModelSpec &spec, ModelPlan &plan) {
   for (const BucketPlan &bucket : plan.buckets)
     if (!bucket.frozen && scales_whole_tensors(bucket.quantization)) plan.amax_count += bucket.params.size();

@@ -34,12 +34,12 @@ void plan_part(const char *what, Body &&body) {
 
 // Fills the rows of the region table, without their bytes.
 void name_regions(ModelPlan &plan, size_t meshes);
-// These place the planes of one group whose buckets are made. They are called in this order.
+// These functions place the planes of one group, whose buckets exist already. They are called in this order.
 void place_compute(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_grads(const ModelSpec &spec, ModelPlan &plan, uint32_t group);
 void place_sent(const ModelSpec &spec, ModelPlan &plan, const PartPlan &part);
 void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket);
-// Places the buffers that take turns, when all groups have their places.
+// Places the buffers that take turns. Called when all groups have their places.
 void place_pools(const ModelSpec &spec, const GradCut &cut, ModelPlan &plan);
 // Sets the sizes of regions without planes: scratch, staging, messages.
 void size_scratch(const ModelSpec &spec, ModelPlan &plan);

@@ -60,7 +60,7 @@ layout::TensorSpec make_tensor(const ParamSpec &param, fsdp_granule granule, uin
   return tensor;
 }
 
-// The number in the whole tensor of an element of a box.
+// The number that an element of a box has in the whole tensor.
 uint64_t number_in_tensor(const ParamSpec &param, uint64_t element) {
   uint64_t number = 0, size = 1;
   for (size_t d = param.shape.size(); d-- > 0; element /= param.shape[d]) {
@@ -76,15 +76,15 @@ uint64_t whole_count(const ParamSpec &param) {
 }
 
 // Does each row of the last dimension consist of whole blocks, in the parameter and in the whole tensor? If so, the
-// scales of a state have rows too, and those of a box are parts of the rows of the whole tensor's scales.
+// scales of a state also have rows, and the scales of a box are parts of the rows of the whole tensor's scales.
 bool has_scale_rows(const ParamSpec &param) {
   const auto is_whole = [](uint64_t count) { return count % coded_block == 0; };
   if (param.shape.empty() || !is_whole(param.shape.back())) return false;
   return !param.is_box() || (is_whole(param.global_shape.back()) && is_whole(param.global_offset.back()));
 }
 
-// If a box is one run of blocks of the whole tensor, returns the number of its first block there. If not, returns
-// nothing.
+// If a box is one run of blocks of the whole tensor, returns the number of its first block in the whole tensor. If not,
+// returns nothing.
 std::optional<uint64_t> find_first_block(const ParamSpec &param) {
   const uint64_t whole_row = product(std::span(param.global_shape).subspan(1));
   if (!std::ranges::equal(std::span(param.shape).subspan(1), std::span(param.global_shape).subspan(1))) return {};
@@ -94,7 +94,7 @@ std::optional<uint64_t> find_first_block(const ParamSpec &param) {
 }
 
 // Checkpoints store the planes of a frozen parameter, so the planes of a box must be a part of the whole tensor's
-// planes. Returns why they are not.
+// planes. If they are not, returns the reason.
 std::optional<std::string> find_cut_block(const ParamSpec &param) {
   if (!param.frozen() || !param.is_box()) return {};
   const Quantization &kind = find_quantization(param.quantization);
@@ -186,8 +186,8 @@ bool cuts_coded_blocks(const ParamSpec &param) {
   return !param.frozen() && whole_count(param) >= least_coded_elements && !param.coded_states;
 }
 
-// The dimensions after `cut` are whole. So elements that differ only in the index of `cut` and in later indices lie
-// together in the whole tensor: they are a piece. Pieces that differ only in the index before `cut` lie at equal
+// The dimensions after `cut` are whole. So elements that differ only in the index of `cut` and in later indices are
+// contiguous in the whole tensor: they are a piece. Pieces that differ only in the index before `cut` have equal
 // distances: they are a run.
 std::vector<ElementRun> list_runs(const ParamSpec &param, uint64_t first, uint64_t count) {
   if (!param.is_box() || param.shape.empty()) return {{0, count, first, std::max<uint64_t>(count, 1), 0}};
@@ -199,7 +199,7 @@ std::vector<ElementRun> list_runs(const ParamSpec &param, uint64_t first, uint64
   std::vector<ElementRun> runs;
   for (uint64_t done = 0; done < count;) {
     const uint64_t at = first + done, piece = length - at % length;
-    // What is left of a piece is a run of its own, so that the next run begins with a whole piece.
+    // The rest of a piece is a run of its own, so that the next run begins with a whole piece.
     const uint64_t now = std::min(count - done, piece < length ? piece : run - at % run);
     runs.push_back({done, now, number_in_tensor(param, at), length, pitch});
     done += now;

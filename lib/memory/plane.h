@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stored forms of a bucket's elements and the memory that they lie in, as the rows of two tables. Code that
-// allocates, accounts, clears, registers, describes, updates, loads or compares walks these rows. Only the planner that
-// adds a row, and the calls for its kind, know what the row means.
+// The stored forms of a bucket's elements and the memory for them, as the rows of two tables. Code that allocates,
+// accounts, clears, registers, describes, updates, loads or compares walks these rows. Only the planner that adds a
+// row, and the calls for its kind, know the meaning of the row.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@
 namespace fsdp::memory {
 
 enum class PlaneKind : uint8_t {
-  compute,          // compute weights where this rank writes them; readers may read them there too; index: form
+  compute,          // compute weights, in the memory that this rank writes and readers may read; index: form
   compute_scales,   // scales of quantized compute weights, in the layout of the codes (layout/flat_layout.h)
   gathered,         // a copy of the whole compute weights in the pool; index: form
   gathered_scales,  // a copy of all scales in the pool; index: form
-  main,             // weights that the optimizer works on; with a `rest`, only their upper halves
+  main,             // weights on which the optimizer works; with a `rest`, only their upper halves
   rest,             // the lower halves of fp32 main weights, 16 bits each (FSDP_MAIN_SPLIT16)
   state,            // optimizer state; index: position in the order declared
-  state_scales,     // scales of a state in codes, one for each block; index: that of the state
+  state_scales,     // scales of a state in codes, one for each block; index: the state's index
   grad,             // main grads
   full_grad,        // a full gradient, for the caller to write
-  partial,          // sums over the inner axis that the outer axis has yet to add; index: which buffer of the turns
+  partial,          // sums over the inner axis that the outer axis has not added yet; index: the turn
   rounded,          // full gradients in their reduce dtype
   received          // the slices of all ranks that this rank sums
 };
@@ -46,7 +46,7 @@ constexpr PlaneKind gathered_from(PlaneKind published) {
   return published == PlaneKind::compute ? PlaneKind::gathered : PlaneKind::gathered_scales;
 }
 
-// Which elements a plane has: those of this rank's slot, those of all slots of its inner rank, or the full buffer.
+// Which elements a plane has: the elements of this rank's slot, of all slots of its inner rank, or of the full buffer.
 enum class Extent : uint8_t { shard, group, whole };
 
 enum class RegionId : uint8_t {
@@ -58,26 +58,26 @@ enum class RegionId : uint8_t {
   main,
   optimizer,
   grad,
-  kept_grads,  // main grads and full gradients that peers read and that stay for ever
-  lent_grads,  // the pool of full gradients, behind kept_grads in the same arena
+  kept_grads,  // main grads and full gradients that peers read; they stay as long as the model exists
+  lent_grads,  // the pool of full gradients, after kept_grads in the same arena
   gathered,    // the pool of gathered weights
   partial,
   rounded,
   received,
-  norms,           // where ranks put what they measure of their gradients
-  device_norms,    // the same for a device, for which the host does not wait
+  norms,           // values that ranks measure on their gradients
+  device_norms,    // the same values on a device, for which the host does not wait
   amaxes,          // largest magnitudes of parameters with one scale, on this rank and on all ranks, and the scales
   steps,           // on a device: the numbers of a step that graphs read
   matrices,        // matrices of this rank, and rows on their way to other ranks (matrix_plan.h)
-  staging,         // parameters on their way in and out
-  save_staging,    // checkpoints on their way to the disk
+  staging,         // parameters during loads and reads
+  save_staging,    // checkpoints while they are written to the disk
   messages,        // messages between ranks on the outer axis
   device_messages  // messages between ranks whose memory peers cannot read
 };
 inline constexpr auto region_count = static_cast<size_t>(RegionId::device_messages) + 1;
 
-// True if each mesh has a region of its own: its ranks read the region, or its outer axis uses it in turns. The other
-// regions exist once.
+// True if each mesh has a region of its own, because the region is read by the mesh's ranks or used in turns by its
+// outer axis. The other regions exist once.
 constexpr bool is_by_mesh(RegionId id) {
   return id == RegionId::mapped_compute || id == RegionId::whole_compute || id == RegionId::sharded_compute ||
          id == RegionId::kept_grads || id == RegionId::lent_grads || id == RegionId::partial ||
@@ -95,36 +95,36 @@ struct RegionPlan {
   RegionId id = RegionId::mapped_compute;
   uint32_t mesh = 0;  // index in ModelSpec::meshes
   fsdp_role role = FSDP_ROLE_ALL;
-  const char *what = "";  // for messages
+  const char *what = "";  // name for messages
   Reach reach = Reach::own;
-  bool on_host = false;     // lies in memory of the host even if the device has its own memory
+  bool on_host = false;     // in memory of the host even if the device has its own memory
   bool by_comm = false;     // the transport of a communicator allocates it
   bool registered = false;  // is registered with the device's collectives
   uint64_t bytes = 0;       // bytes of one rank; for a common region: bytes of all ranks
   uint64_t own_bytes = 0;   // for a common region: bytes that one rank writes
 
-  // The part of a common region that no rank writes is counted once, on rank 0.
+  // The bytes of a common region that no rank writes are counted once, on rank 0.
   uint64_t bytes_of(uint32_t rank, uint32_t ranks) const {
     if (reach != Reach::common) return bytes;
     return own_bytes + (rank == 0 ? bytes - own_bytes * ranks : 0);
   }
 };
 
-// Kept small: a model may have ten thousand buckets, and each has a few of these rows.
+// Kept small, because a model may have ten thousand buckets, and each has a few of these rows.
 struct PlanePlan {
   PlaneKind kind = PlaneKind::compute;
   uint16_t index = 0;
-  uint8_t slot = 0;                 // for gathered kinds: in which of the group's buffers the plane lies
+  uint8_t slot = 0;                 // for gathered kinds: the number of the group's buffer that has the plane
   uint16_t mesh = 0;                // index of the group's mesh
-  fsdp_dtype dtype = FSDP_FLOAT32;  // for rests only its size is used
+  fsdp_dtype dtype = FSDP_FLOAT32;  // for rests only the size of the dtype is used
   Extent extent = Extent::whole;    // which elements the plane has in memory
   Extent owned = Extent::whole;     // which of these elements this rank writes
   RegionId region = RegionId::local_compute;
-  bool again = false;   // another row has the same bytes
+  bool again = false;   // another row describes the same bytes
   uint64_t offset = 0;  // offset in bytes of the first element, in this rank's part of the region
 };
 
-// The name of a published plane of a quantized parameter, for people and in checkpoints.
+// The name of a published plane of a quantized parameter, for messages and in checkpoints.
 constexpr const char *plane_name(const PlanePlan &plane) {
   constexpr const char *names[] = {"row", "row_scale", "column", "column_scale"};
   return names[2 * plane.index + is_scales(plane.kind)];
@@ -148,20 +148,20 @@ layout::Slice slice_of(const layout::FlatLayout &layout, uint64_t tensor, Extent
 // The published planes of a bucket: kinds, forms and dtypes, without a place.
 std::vector<PlanePlan> published_planes(fsdp_dtype dtype, fsdp_quantization quantization);
 
-// Is a parameter of the group stored in two forms?
+// Does the group have a parameter that is stored in two forms?
 bool has_forms(const GroupSpec &group);
 
-// Has a parameter one scale for all of its elements? If so, its codes are laid out like numbers that are not quantized.
+// Do all elements of a parameter share one scale? If so, its codes have the layout of numbers that are not quantized.
 bool scales_whole_tensors(fsdp_quantization quantization);
 
-// The number of rows that stay together if a block has more rows than the granule that was declared, or cuts it; 0: the
-// granule is as declared.
+// The number of rows that stay together if a block has more rows than the declared granule, or the granule would cut
+// it; 0: the granule is as declared.
 uint64_t raised_granule(const ParamSpec &param);
 
 // Says where a parameter may be cut, and how many scales each whole granule has.
 layout::TensorSpec tensor_of(const ParamSpec &param);
 
-// Main weights and states in fewer bits than fp32. All of these functions are pure.
+// Main weights and states in fewer bits than fp32. All functions below are pure.
 
 // The number of elements that share a scale of a state in codes.
 inline constexpr uint64_t coded_block = 256;
@@ -170,16 +170,16 @@ inline constexpr uint64_t least_coded_elements = 4096;
 // Can AdamW's states of the parameter be codes of 8 bits? Blocks are counted from the parameter's first element. The
 // blocks of a box must be blocks of the whole tensor, so that checkpoints can store them.
 bool can_code_states(const ParamSpec &param);
-// The same for a group with several meshes. The answer must not depend on which box a rank has, so it also
-// requires that the first two boxes of an evenly divided tensor can be coded.
+// Like can_code_states(), for a group with several meshes. The answer must not depend on which box a rank has. So it
+// also requires that the first two boxes of an evenly divided tensor can be in codes.
 bool can_code_states_of_all(const ParamSpec &param);
 // Are the states of a box fp32 only because its blocks would not be blocks of the whole tensor?
 bool cuts_coded_blocks(const ParamSpec &param);
 // The same tensor as tensor_of(), but with the numbers of scales of a state in codes.
 layout::TensorSpec coded_tensor_of(const ParamSpec &param);
-// A run of `count` of a parameter's elements. It begins with element `begin` of the elements that list_runs() was asked
-// for. Element i of the run is element first + i / length * pitch + i % length of the parameter, or of the whole tensor
-// if the parameter is a box.
+// A run of `count` of a parameter's elements, beginning at number `begin` of the elements passed to list_runs().
+// Element i of the run is element first + i / length * pitch + i % length of the parameter, or of the whole tensor if
+// the parameter is a box.
 struct ElementRun {
   uint64_t begin, count;
   uint64_t first, length, pitch;
@@ -204,9 +204,9 @@ struct BlockSize {
 };
 BlockSize block_size(fsdp_quantization quantization, uint32_t form);
 
-// The smallest number of rows that can be quantized, and loaded, separately; 0: all of them.
+// The smallest number of rows that can be quantized and loaded separately; 0: only all rows together.
 uint64_t block_rows(const ParamSpec &param);
-// The number of scales in each form of `rows` rows, which are whole blocks.
+// The number of scales in each form for `rows` rows, which must be whole blocks.
 uint64_t count_scales(const ParamSpec &param, uint64_t rows);
 
 // A stored form of a parameter, or of one of its states, as a tensor: its shape and, for a box, the shape of the whole
@@ -221,7 +221,7 @@ std::optional<std::string> find_misfit(const ParamSpec &param, const std::string
 
 // The names of a parameter's tensors in checkpoints. A checkpoint has each name once.
 
-// The name of a published plane of a frozen quantized parameter. Any other published plane has the parameter's name.
+// The name of a published plane of a frozen quantized parameter. The other published planes have the parameter's name.
 std::string stored_name(const ParamSpec &param, const PlanePlan &plane);
 std::string stored_name(const ParamSpec &param, const StateSpec &state);
 // The name under which a checkpoint has the codes, or the scales, of a state in codes.

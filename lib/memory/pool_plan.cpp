@@ -21,7 +21,7 @@ std::vector<uint64_t> rounded_sizes(std::span<const PoolRequest> requests, uint6
   uint64_t sum = 0;
   for (const PoolRequest &request : requests) {
     sizes.push_back(round_up(request.bytes, alignment_bytes, "pool bytes"));
-    sum = checked_add(sum, sizes.back(), "pool bytes");  // no plan is larger, so later sums need no check
+    sum = checked_add(sum, sizes.back(), "pool bytes");  // no plan is larger than this sum, so later sums need no check
   }
   return sizes;
 }
@@ -60,7 +60,7 @@ struct TrackPlan {
   uint64_t size_bytes;
 };
 
-// Returns the smallest of several plans. The plan that stacks the slots wins a tie, since its slots are disjoint.
+// Returns the smallest of several plans. The plan that stacks the slots wins a tie, because its slots are disjoint.
 TrackPlan plan_track(const Colouring &colouring, std::span<const LiveEvent> events, std::span<const uint64_t> sizes,
                      std::span<const uint32_t> members) {
   TrackPlan best{std::vector<uint64_t>(sizes.size(), 0), 0};
@@ -111,7 +111,7 @@ PoolPlan plan_pool(std::span<const PoolRequest> requests, uint64_t alignment_byt
 
 namespace {
 
-// The times when a slot is taken: disjoint intervals of each mode.
+// The times when a slot is in use: disjoint intervals in each mode.
 class Occupancy {
  public:
   bool is_free(std::span<const Interval> intervals) const {
@@ -139,7 +139,7 @@ class BusySlots {
     const uint64_t bit = uint64_t{1} << (slot % 64);
     words_[slot / 64] = busy ? words_[slot / 64] | bit : words_[slot / 64] & ~bit;
   }
-  // The first slot from `slot` on that is not in use.
+  // The first slot that is not in use, starting at `slot`.
   uint32_t next_idle(uint32_t slot) const {
     for (; slot / 64 < words_.size(); slot = (slot / 64 + 1) * 64) {
       const uint64_t idle = ~words_[slot / 64] >> (slot % 64);
@@ -208,7 +208,7 @@ constexpr size_t max_conflicts = 2'000'000;
 
 using Range = std::pair<uint64_t, uint64_t>;  // [begin, end)
 
-// `taken` in order of begin.
+// `taken` is ordered by begin.
 uint64_t offset_beside(std::span<const Range> taken, uint64_t size, Fit fit) {
   uint64_t best = 0, best_gap = UINT64_MAX, end = 0;
   for (const auto &[from, to] : taken) {
@@ -270,7 +270,7 @@ uint64_t assign_offsets(const Conflicts &conflicts, std::span<const uint64_t> si
   return end;
 }
 
-// What a pool plan promises, checked without the code that makes it.
+// Checks the promises of a pool plan, without the code that makes the plan.
 
 namespace {
 
@@ -306,7 +306,7 @@ std::string check_time(const PoolPlan &plan, std::span<const PoolRequest> reques
   return {};
 }
 
-// Requests of different tracks never share bytes, at whatever time.
+// Requests of different tracks never share bytes, whenever they are live.
 std::string check_tracks(const PoolPlan &plan, std::span<const PoolRequest> requests) {
   std::vector<uint32_t> order;
   for (uint32_t r = 0; r < requests.size(); ++r)

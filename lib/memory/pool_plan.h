@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pool planner: pure. Each request is a buffer of fixed size that is live during some intervals. Two requests whose
-// intervals overlap in any mode get disjoint bytes. The offset of a request never changes.
+// The pool planner: a pure function. Each request is a buffer of fixed size that is live during some intervals. Two
+// requests whose intervals overlap in any mode get disjoint bytes. The offset of a request never changes.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@ namespace fsdp::memory {
 
 struct Interval {
   uint32_t mode;        // each mode (train, eval) has its own time axis
-  uint64_t begin, end;  // [begin, end)
+  uint64_t begin, end;  // the interval [begin, end)
 };
 
 struct PoolRequest {
   uint64_t bytes;  // 0: the request needs no buffer
   std::vector<Interval> live;
   // Requests of different tracks (forward and backward of an interleaved schedule) advance independently of each other,
-  // so that any two of them may be live at one time.
+  // so any two of them may be live at the same time.
   uint32_t track = 0;
 };
 
@@ -54,7 +54,7 @@ struct LiveEvent {
   uint32_t request;
 };
 
-// The request's intervals, of which overlapping and touching ones are joined: the request begins and ends in turn.
+// The request's intervals, with overlapping and touching ones joined, so that its beginnings and ends alternate.
 inline std::vector<Interval> joined_intervals(const PoolRequest &request) {
   std::vector<Interval> sorted, joined;
   for (const Interval &interval : request.live)
@@ -94,13 +94,13 @@ struct Colouring {
 
 Colouring colour_requests(std::span<const PoolRequest> requests, uint32_t track, std::span<const LiveEvent> events);
 
-// Offsets for requests of unequal sizes: greedy dynamic storage allocation. One request after the other gets a place
-// beside those that it conflicts with. Inside the pool planner only.
+// Offsets for requests of unequal sizes: greedy dynamic storage allocation. Places the requests one after the other, so
+// that each is disjoint from those with which it conflicts. Only for the pool planner.
 
-// Which requests are live together with which.
+// Finds which requests are live at the same time.
 class Conflicts {
  public:
-  // Returns nothing if there are so many conflicts that planning with them would take long.
+  // Returns nothing if there are so many conflicts that planning with them would take too long.
   static std::optional<Conflicts> find(std::span<const LiveEvent> events, size_t request_count);
   // The requests that conflict with this one; a request may be listed twice.
   std::span<const uint32_t> of(uint32_t request) const {

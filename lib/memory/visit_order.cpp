@@ -15,7 +15,8 @@ namespace {
 
 constexpr uint32_t train_mode = 0, eval_mode = 1;
 
-// The first and last visits of a group, or of those that read one buffer: positions in the list of training visits.
+// The first and last visits of a group, or of all visits that read one buffer, as positions in the list of training
+// visits.
 struct VisitRange {
   uint32_t first_forward = never, last_forward = never, first_backward = never, last_backward = never;
 
@@ -126,7 +127,7 @@ class Builder {
     } else {
       plan_order();
     }
-    if (spec_.apart) part();
+    if (spec_.apart) keep_apart();
     return std::move(order_);
   }
 
@@ -146,7 +147,7 @@ class Builder {
     plan_grads();
   }
 
-  // Nothing is known about which groups are held when. So every buffer fits the largest group and is always live.
+  // The times at which groups are held are unknown. So every buffer fits the largest group and is always live.
   void forget_order() {
     order_.train.clear();
     order_.eval.clear();
@@ -210,7 +211,7 @@ class Builder {
   }
 
   // A resident group stays from its first forward visit to its last backward visit. If no backward visit follows its
-  // last forward visit, it stays until the pass ends. With INTERLEAVED it stays for ever, because the forward pass of
+  // last forward visit, it stays until the pass ends. With INTERLEAVED it always stays, because the forward pass of
   // another micro-batch may begin before the backward pass.
   void keep_residents() {
     for_each_resident([&](uint32_t group, uint32_t buffer) {
@@ -224,8 +225,8 @@ class Builder {
     });
   }
 
-  // Makes all buffers live all the time.
-  void part() {
+  // Makes all buffers live at all times, so that none share bytes.
+  void keep_apart() {
     for (PoolRequest &request : order_.gathered) request.live = {{train_mode, 0, UINT64_MAX}};
     for (PoolRequest &request : order_.grads) request.live = {{train_mode, 0, UINT64_MAX}};
   }
@@ -234,8 +235,8 @@ class Builder {
     return static_cast<uint32_t>(std::ranges::count_if(group.grad_bytes, [](uint64_t bytes) { return bytes != 0; }));
   }
 
-  // For each BACKWARD position, the position at which the gradients of this visit are first written. Visits of a
-  // group's pieces that follow each other share one. When a piece comes again, a new one begins.
+  // For each BACKWARD position, the position at which the gradients of this visit are first written. Consecutive visits
+  // of a group's pieces share one position. When a piece is visited again, a new position begins.
   std::vector<uint32_t> find_openings() const {
     std::vector<uint32_t> openings;
     std::set<uint32_t> pieces;  // visited since the last opening
@@ -253,8 +254,9 @@ class Builder {
     return openings;
   }
 
-  // Time counts the transient gradients that backward visits open. A group's last part is opened first, and opening one
-  // gradient too many drains the oldest. Which parts the first of several visits opens is not known.
+  // Time counts the transient gradients that backward visits open. The last part of a group is opened first, and
+  // opening one gradient too many drains the oldest. It is not known which parts are opened by the first of several
+  // visits.
   void plan_grads() {
     const std::vector<uint32_t> openings = find_openings();
     std::vector<uint64_t> time;  // time at each position
@@ -332,7 +334,7 @@ class Windows {
  private:
   std::span<BufferRead> reads_of(uint32_t i) { return std::span(reads_).subspan(first_[i], first_[i + 1] - first_[i]); }
 
-  // The positions that the visit at `position` gathers ahead. Resident weights that are gathered already are skipped.
+  // The positions that the visit at `position` gathers ahead. Resident weights that are already gathered are skipped.
   std::vector<uint32_t> look_ahead(uint32_t position) {
     std::vector<uint32_t> ahead;
     uint64_t left = spec_.prefetch_bytes == 0 ? UINT64_MAX : spec_.prefetch_bytes;  // saturates at 0
@@ -341,7 +343,7 @@ class Windows {
       const std::span<BufferRead> reads = reads_of(i);
       if (std::ranges::all_of(reads, [&](const BufferRead &read) { return resident_from_[read.buffer] < i; })) continue;
       --depth;
-      // Nearer visits inside the window gather the same weights.
+      // Is a nearer visit inside the window that gathers the same weights?
       const auto nearer = [&](const BufferRead &read) { return read.previous != never && read.previous > position; };
       if (std::ranges::all_of(reads, nearer)) continue;
       uint64_t bytes = 0;
@@ -354,8 +356,8 @@ class Windows {
     return ahead;
   }
 
-  // Are the weights still gathered since the previous visit that read them? If that was near enough, the buffer was
-  // kept, and there is nothing to limit.
+  // Are the weights still gathered since the previous visit that read them? If that visit was near enough, the buffer
+  // was kept, and the limit does not apply.
   bool stays(const BufferRead &read) const {
     return read.previous != never && read.position - read.previous <= spec_.prefetch_depth;
   }

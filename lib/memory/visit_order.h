@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The schedule as pure data: the order of visits, what each visit prefetches, and the live intervals of gathered
-// weights and of full gradients that follow from it.
+// The schedule as pure data: the order of visits, the groups that each visit prefetches, and the live intervals of
+// gathered weights and of full gradients.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace fsdp::memory {
 
-// The buffer of a group's gathered weights or, if visits name the group's pieces, of one piece.
+// A buffer of gathered weights: of a group or, if visits name the group's pieces, of one piece.
 struct GatherBuffer {
   uint64_t bytes = 0;           // 0: the group is not gathered into a buffer
   uint64_t prefetch_bytes = 0;  // bytes by which a gather counts against the limit of prefetches
@@ -22,7 +22,7 @@ struct GatherBuffer {
 struct ScheduledGroup {
   std::vector<GatherBuffer> buffers = std::vector<GatherBuffer>(1);  // one for the group, or one for each of its pieces
   uint32_t piece_count = 1;
-  uint32_t mesh = 0;                    // full gradients of different meshes lie in different memory
+  uint32_t mesh = 0;                    // full gradients of different meshes are in different memory
   std::vector<uint64_t> grad_bytes{0};  // size of each part's transient full gradient; 0: frozen or persistent
   bool resident = false;
   bool root = false;      // with FSDP_SCHEDULE_SEQUENTIAL: visited first and last in each direction
@@ -31,7 +31,7 @@ struct ScheduledGroup {
   bool backward_weights = true;  // do BACKWARD visits read weights?
 };
 
-// Numbers the buffers of all groups, and says which of them a visit reads.
+// Numbers the buffers of all groups, and finds the buffers that a visit reads.
 class BufferNumbers {
  public:
   BufferNumbers() = default;
@@ -62,11 +62,11 @@ struct ScheduleSpec {
   fsdp_schedule_kind kind = FSDP_SCHEDULE_SEQUENTIAL;
   std::vector<fsdp_visit> visits;  // with FSDP_SCHEDULE_VISITS
   std::vector<ScheduledGroup> groups;
-  uint32_t prefetch_depth = 1;  // 0: none
+  uint32_t prefetch_depth = 1;  // 0: no prefetch
   uint64_t prefetch_bytes = 0;  // 0: no limit
   uint32_t pending_grads = 2;   // transient full gradients alive at once
   uint32_t held_groups = 0;     // with FSDP_SCHEDULE_ANY: maximum of gathered buffers in use at once
-  bool recompute = false;       // a BACKWARD visit of a group by phase also holds the planes that FORWARD gathers
+  bool recompute = false;       // a BACKWARD visit of a group by phase also holds the planes of FORWARD
   bool apart = false;           // no two buffers share bytes
 };
 
@@ -74,11 +74,11 @@ struct VisitOrder {
   // Training visits; with INTERLEAVED the forward visits come first and the two halves advance independently.
   std::vector<fsdp_visit> train;
   std::vector<fsdp_visit> eval;  // forward visits, phase FSDP_EVAL
-  // For position i of each list: positions of the same list whose groups are to be gathered ahead, nearest first.
+  // For position i of each list: the positions in the same list that visit i gathers ahead, nearest first.
   std::vector<std::vector<uint32_t>> train_prefetch, eval_prefetch;
   // Pool requests. There are `slots` requests for each buffer of gathered weights; key() returns the index of one. With
-  // FSDP_SCHEDULE_ANY there are instead `shared` buffers of one size, and any key may take any of them, unless every
-  // buffer is apart.
+  // FSDP_SCHEDULE_ANY there are instead `shared` buffers of one size, and any key may use any of them, unless no two
+  // buffers may share bytes (`apart`).
   BufferNumbers buffers;
   uint32_t slots = 1;
   uint32_t shared = 0;
@@ -92,8 +92,9 @@ struct VisitOrder {
   }
 };
 
-// Which of its buffers a group uses in a phase. With INTERLEAVED a group has one for each direction. Groups by phase
-// have a second one for BACKWARD. A group whose weights BACKWARD does not read always has one.
+// The number of the buffer that a group uses in a phase. With INTERLEAVED a group has one buffer for each direction.
+// Groups by phase have a second buffer for BACKWARD. A group whose weights BACKWARD does not read always has one
+// buffer.
 constexpr uint32_t gather_slot(uint32_t slots, bool by_phase, fsdp_phase phase) {
   return slots == 2 && (phase == FSDP_BACKWARD || (phase == FSDP_RECOMPUTE && !by_phase)) ? 1 : 0;
 }
@@ -105,15 +106,15 @@ inline uint32_t gather_slot(const ScheduleSpec &spec, uint32_t group, fsdp_phase
   return gather_slot(gather_slots(spec.kind, of.by_phase, of.backward_weights), of.by_phase, phase);
 }
 
-// Says what is wrong with the visits: a group or a piece out of range, or a phase other than FORWARD, BACKWARD and
+// Lists what is wrong with the visits: a group or a piece out of range, or a phase other than FORWARD, BACKWARD and
 // RECOMPUTE. Also wrong are a trainable group without BACKWARD visit, and a BACKWARD or RECOMPUTE visit before the
 // group's first FORWARD visit.
 std::vector<std::string> find_violations(const ScheduleSpec &spec);
 // Throws INVALID_ARGUMENT with the first violation if there are any.
 VisitOrder build_visit_order(const ScheduleSpec &spec);
 
-// What each visit of a pass gathers ahead, and from which position on each visit's weights are therefore gathered.
-// Inside the memory room only.
+// Finds what each visit of a pass gathers ahead, and the position from which on the weights of each visit are therefore
+// gathered. Only for the memory room.
 
 inline constexpr uint32_t never = UINT32_MAX;  // the position of a visit that does not exist
 
@@ -126,11 +127,11 @@ struct BufferRead {
 
 struct PrefetchWindow {
   std::vector<std::vector<uint32_t>> ahead;  // for each position: positions to gather ahead, nearest first
-  std::vector<BufferRead> reads;             // in order of position
+  std::vector<BufferRead> reads;             // ordered by position
 };
 
-// `visits` is one chain: the passes do not overlap. resident_from[buffer] is the position of the visit after which a
-// buffer stays gathered, or `never` if it does not stay gathered.
+// `visits` is one chain, in which passes do not overlap. resident_from[buffer] is the position of the visit after which
+// a buffer stays gathered, or `never` if it does not stay gathered.
 PrefetchWindow open_windows(std::span<const fsdp_visit> visits, const ScheduleSpec &spec,
                             std::span<const uint32_t> resident_from);
 
