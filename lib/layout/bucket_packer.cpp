@@ -31,8 +31,8 @@ std::optional<uint64_t> start_in_phase(const Item &item, uint64_t from, uint64_t
   return std::nullopt;
 }
 
-// A start at which the item crosses the first boundary after `from`. It crosses several if the slice is a multiple of
-// its granule.
+// A start at which the item crosses the first boundary after `from`. The item crosses several boundaries if the slice
+// is a multiple of its granule.
 std::optional<uint64_t> find_crossing_start(const Item &item, uint64_t shard, uint64_t from, uint64_t boundary) {
   if (shard % item.granule == 0) return round_up(from, item.step, "tensor offset");
   if (item.count > saturating_multiply(2, shard)) return std::nullopt;
@@ -50,7 +50,7 @@ std::optional<uint64_t> find_start(const Item &item, uint64_t shard, uint64_t fr
     const uint64_t boundary = (start / shard + 1) * shard;
     const auto crossing = find_crossing_start(item, shard, start, boundary);
     const uint64_t next = align(boundary);
-    // Waiting for the boundary may be shorter than waiting for the next multiple of a large granule.
+    // The nearest start at a boundary may be earlier than the next multiple of a large granule.
     const bool wait = !crossing || (*crossing > next && fits_between(next, item.count, shard));
     if (!wait) return *crossing <= end && item.count <= end - *crossing ? crossing : std::nullopt;
     start = next;
@@ -92,7 +92,7 @@ constexpr size_t few = 64;
 constexpr size_t granules_tried = 8;
 constexpr int bisections = 8;
 constexpr size_t lengths_tried = 8;
-constexpr uint64_t tolerated = 20;  // one of this many elements may be padding
+constexpr uint64_t tolerated = 20;  // up to one element in 20 may be padding
 
 class Packer {
  public:
@@ -111,7 +111,7 @@ class Packer {
     gaps.add({end - bucket.cursor, index, bucket.cursor});
   }
 
-  // Places the tensors that fit, in the order given; returns those that do not.
+  // Places the tensors that fit, in the given order; returns the tensors that do not fit.
   Indices place_all(GapList &gaps, const Indices &indices) {
     std::vector<uint64_t> shards;
     for (const Bin &bucket : assigned_.buckets) shards.push_back(bucket.shard);
@@ -131,7 +131,7 @@ class Packer {
     return count;
   }
 
-  // Puts tensors into the slack of all buckets but the host; returns the rest, longest first.
+  // Puts tensors into the slack of all buckets except the host bucket; returns the remaining tensors, longest first.
   Indices fill_slack() {
     GapList gaps(smallest());
     for (uint32_t b = 1; b < assigned_.buckets.size(); ++b) open_gaps(gaps, assigned_.buckets[b], b);
@@ -147,9 +147,9 @@ class Packer {
     return volume;
   }
 
-  // Finds the shortest slice of the host with which every tensor has a place. A tensor's start must be such that
+  // Finds the shortest slice of the host bucket with which every tensor has a place. A tensor must start such that
   // boundaries fall between two of its granules. If a slice is no multiple of the granule, there may be no such start.
-  // So slices that are multiples of the tensors' granules are tried too.
+  // So slices that are multiples of the tensors' granules are tried, too.
   void pack_host(const Indices &indices) {
     Bin &host = assigned_.buckets[0];
     if (indices.empty() && host.cursor == 0) return;
@@ -164,8 +164,8 @@ class Packer {
     std::vector<Position> places = {};
   };
 
-  // Lists the granules that are tried: first the host's own, then its common multiples with the tensors' granules. The
-  // largest granules of tensors come first.
+  // Lists the granules to try: first the host bucket's own, then its common multiples with the tensors' granules, the
+  // largest first.
   std::vector<uint64_t> list_granules(const Indices &indices) const {
     std::set<uint64_t, std::greater<>> distinct;
     for (const uint32_t i : indices) distinct.insert(items_[i].granule);
@@ -181,7 +181,7 @@ class Packer {
     return granules;
   }
 
-  // Tries slices that are multiples of the granule. It ends when they are no shorter than `shortest`, the best so far.
+  // Tries slices that are multiples of the granule. Ends when they are no shorter than `shortest`, the best so far.
   void shorten(const Indices &indices, uint64_t granule, HostTry &shortest) {
     const uint64_t least = least_shard(indices);
     uint64_t volume = host_volume(indices), shard = 0, failed = 0;
@@ -191,8 +191,8 @@ class Packer {
       const uint64_t left = try_host(indices, granule, shard, shortest);
       if (left == 0) break;
       failed = shard;
-      // Starts in phase with the boundaries cost some space, usually far less than the size of a tensor without a
-      // place. The loop ends, because a slice that holds everything has no boundary inside.
+      // Starts that are in phase with the boundaries cost some space, usually far less than the size of the tensors
+      // without a place. The loop ends, because a slice that holds everything has no boundary inside.
       volume = checked_add(checked_multiply(shard, assigned_.rule.ranks, "elements of a sub-bucket"),
                            checked_multiply(left, impatience, "elements of a sub-bucket"), "elements of a sub-bucket");
     }
@@ -215,8 +215,8 @@ class Packer {
     return volume;
   }
 
-  // If every tensor has a place, keeps the places and returns 0. If not, returns by how many elements the host should
-  // grow.
+  // If every tensor has a place, keeps the places and returns 0. If not, returns the number of elements by which the
+  // host bucket should grow.
   uint64_t try_host(const Indices &indices, uint64_t granule, uint64_t shard, HostTry &shortest) {
     assigned_.buckets[0].shard = shard;
     GapList gaps(smallest());
@@ -227,7 +227,7 @@ class Packer {
     return 0;
   }
 
-  // The host comes last: its slices need not end aligned.
+  // The host bucket comes last, because its slices need not end aligned.
   Packing finish() {
     Packing packing;
     const auto &buckets = assigned_.buckets;
@@ -240,7 +240,7 @@ class Packer {
   }
 
   std::span<const Item> items_;
-  uint64_t least_;  // the host's slice has at least this many elements
+  uint64_t least_;  // the host bucket's slice has at least this many elements
   HeavyAssignment assigned_;
 };
 
@@ -250,7 +250,7 @@ uint64_t shard_of(const Packing &packing) {
   return shard;
 }
 
-// Returns a few of the tensors' lengths, the shortest first.
+// Returns the lengths of a few of the tensors, the shortest first.
 std::vector<uint64_t> sample_counts(std::span<const Item> items) {
   std::set<uint64_t> distinct;
   for (const Item &item : items) distinct.insert(item.count);
@@ -263,8 +263,9 @@ std::vector<uint64_t> sample_counts(std::span<const Item> items) {
 
 }  // namespace
 
-// A heavy tensor begins at a common multiple of its granule and the alignment. For long rows of an odd length such
-// multiples are far apart, which may need much padding. Slices that are as long as a tensor may then need less.
+// A heavy tensor begins at a common multiple of its granule and the alignment. If rows are long and of an odd length,
+// such multiples are far apart, and the padding may be large. In that case slices that are as long as a tensor may need
+// less padding.
 Packing pack_buckets(std::span<const Item> items, uint32_t ranks) {
   Packing best = Packer(items, ranks, 0).pack();
   uint64_t elements = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gives every tensor its sub-bucket and its place in it. Only files of lib/layout include this. Pure and deterministic.
+// Assigns a sub-bucket to every tensor, and a place in the sub-bucket. Only files of lib/layout include this. Pure and
+// deterministic.
 #pragma once
 
 #include <compare>
@@ -31,8 +32,9 @@ struct Gap {
   auto operator<=>(const Gap &) const = default;
 };
 
-// The smallest aligned start in [from, end) at which no boundary k * shard cuts a granule of the item and the item ends
-// by `end`. The search gives up after a few boundaries, so it may return nothing although such a start exists.
+// The smallest aligned start in [from, end) with two properties: the item ends by `end`, and no boundary k * shard cuts
+// a granule of the item. The search gives up after a few boundaries, so it may return nothing although such a start
+// exists.
 std::optional<uint64_t> find_start(const Item &item, uint64_t shard, uint64_t from, uint64_t end);
 
 class GapList {

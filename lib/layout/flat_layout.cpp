@@ -79,7 +79,8 @@ class Digest {
   std::vector<unsigned char> bytes_;
 };
 
-// The hash covers the shapes: two lists of tensors of different shapes are different layouts even at the same offsets.
+// The hash includes the shapes: lists of tensors with different shapes are different layouts even if the offsets are
+// the same.
 uint64_t hash_of(const FlatLayout &layout, std::span<const TensorSpec> tensors) {
   Digest digest;
   for (uint64_t word : {uint64_t{layout.ranks}, layout.sub_buckets.size(), layout.tensors.size(), layout.full_count,
@@ -92,7 +93,7 @@ uint64_t hash_of(const FlatLayout &layout, std::span<const TensorSpec> tensors) 
   for (const TensorSpec &spec : tensors) {
     digest.add(static_cast<uint64_t>(spec.granule));
     digest.add(spec.granule == FSDP_GRANULE_BLOCK ? spec.granule_rows : 0);
-    const uint64_t beyond_one = spec.row_dimensions - 1;  // 0 for most tensors, so that their hashes are old ones
+    const uint64_t beyond_one = spec.row_dimensions - 1;  // 0 for most tensors, so that hashes of old layouts hold
     digest.add(spec.shape.size() | beyond_one << 32);
     for (uint64_t size : spec.shape) digest.add(size);
   }
@@ -134,11 +135,11 @@ Slice FlatLayout::slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_
 
 namespace fsdp::layout {
 
-// Checks what a flat layout promises without the code that builds it.
+// Checks the promises of a flat layout, without the code that builds it.
 
 namespace {
 
-// Each sub-bucket must begin at the first multiple of `multiple` from the end of the one before on.
+// Each sub-bucket must begin at the first multiple of `multiple` at or after the end of the previous one.
 std::string check_sub_buckets(const FlatLayout &layout, uint64_t multiple) {
   uint64_t shard = 0, full = 0;
   for (size_t b = 0; b < layout.sub_buckets.size(); ++b) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements of a bucket of tensors lie: a pure function of (shapes, granules, ranks), the same for every
+// The places of the elements of a bucket of tensors: a pure function of (shapes, granules, ranks), the same for every
 // dtype, rank and transport. All numbers count elements.
 //
 //   full buffer   the sub-buckets one after the other, each at a multiple of `alignment`; sub-bucket b consists
 //                 of `ranks` slices of shard_count_b
 //   shard         the rank's slices of the sub-buckets one after the other
 //
-// Promises: tensors are contiguous, disjoint and in bounds; every tensor starts at a multiple of `alignment` in the
-// full buffer; a rank boundary k * shard_count_b never cuts a granule of a tensor. Quantized tensors start at granules
-// of their sub-bucket, all of whose tensors have the same granule.
+// Promises: tensors are contiguous, disjoint and in bounds. Every tensor starts at a multiple of `alignment` in the
+// full buffer. A rank boundary k * shard_count_b never cuts a granule of a tensor. Quantized tensors start at granules
+// of their sub-bucket, and all tensors of that sub-bucket have the same granule.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@ struct TensorSpec {
   std::vector<uint64_t> shape;  // C order; empty: a scalar
   fsdp_granule granule = FSDP_GRANULE_ROW;
   uint64_t granule_rows = 0;  // used only with FSDP_GRANULE_BLOCK
-  // For a quantized tensor, the number of scales of a whole granule and of the tensor, which may be smaller than a
-  // granule; else 0. Either all tensors of a layout are quantized or none is.
+  // For a quantized tensor: the number of scales of a whole granule, and of the tensor, which may be smaller than a
+  // granule. 0 if the tensor is not quantized. Either all tensors of a layout are quantized or none is.
   uint64_t granule_scales = 0, scale_count = 0;
   uint32_t row_dimensions = 1;  // a row spans all dimensions but these first ones; a scalar has 1
 
@@ -53,13 +53,13 @@ struct Placement {
   uint64_t granule;  // elements in a granule of this tensor
 };
 
-// A rank's part of a tensor; count 0 if it has none.
+// A rank's part of a tensor; `count` is 0 if the rank has no part.
 struct Slice {
   uint64_t tensor_offset;
   uint64_t full_offset;
   uint64_t shard_offset;
   uint64_t count;
-  uint64_t group_offset;  // offset in the shards of neighbouring ranks that are kept together, see slice() below
+  uint64_t group_offset;  // offset in the memory in which neighbouring ranks' shards are together; see slice() below
 };
 
 struct FlatLayout {
@@ -69,28 +69,28 @@ struct FlatLayout {
   uint64_t full_count = 0;         // elements of the full buffer, to the end of the last sub-bucket
   uint64_t shard_count = 0;
   uint64_t used_count = 0;  // elements that belong to tensors
-  uint64_t hash = 0;        // hash of the above and of the declared shapes, stable between builds and machines
+  uint64_t hash = 0;        // hash of the places and the declared shapes; the same in all builds and on all machines
 
   Slice slice(uint64_t tensor, uint32_t rank) const { return slice(tensor, rank, 1, 1); }
   // The part of the tensor that the `count` ranks from `first` on have together. These ranks are within one group of
-  // `group` neighbours. The group's memory has the neighbours' slices of each sub-bucket one after the other:
-  // group_offset is where the part begins in that memory.
+  // `group` neighbours. The memory of a group has the slices of the neighbours one after the other, sub-bucket by
+  // sub-bucket. group_offset is the offset of the part in that memory.
   Slice slice(uint64_t tensor, uint32_t first, uint32_t count, uint32_t group) const;
 };
 
-// Throws INVALID_ARGUMENT on sizes that overflow, a dimension of 0, or a row or granule that makes no sense.
+// Throws INVALID_ARGUMENT if sizes overflow, a dimension is 0, or a row or granule makes no sense.
 FlatLayout build_flat_layout(std::span<const TensorSpec> tensors, uint32_t ranks);
 
-// validate() checks every promise above; validate_scales() checks that each rank has exactly the scales of the elements
-// it has. Both return an empty string or what is broken. For tests and debug mode.
+// validate() checks every promise above; validate_scales() checks that each rank has exactly the scales of its
+// elements. Both return an empty string or say what is broken. For tests and debug mode.
 std::string validate(const FlatLayout &layout, std::span<const TensorSpec> tensors);
 std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, std::span<const TensorSpec> tensors);
-// The same for a layout with one scale for each tensor.
+// Like validate_scales(), for a layout with one scale for each tensor.
 std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &scales);
 
-// How long a rank's slice of a sub-bucket must be. Inside the layout room only.
+// Computes the length of a rank's slice of a sub-bucket. Only for the layout room.
 
-// Estimates saturate instead of failing, since the alternative that they describe may never be chosen.
+// Estimates saturate instead of failing, because the alternative that they describe may never be chosen.
 inline constexpr uint64_t too_many = UINT64_MAX;
 
 inline uint64_t saturating_add(uint64_t a, uint64_t b) { return a > too_many - b ? too_many : a + b; }
@@ -110,8 +110,9 @@ struct ShardRule {
   uint64_t ranks;
   uint64_t allowance;  // extra elements per rank that rounding a slice to a multiple of a power of two may cost
 
-  // The slice, at least `least` long, with which all ranks together hold `volume`. Slices that are multiples of the
-  // alignment are best: a tensor's start can then be chosen such that a boundary falls between two of its granules.
+  // The shortest slice of at least `least` elements with which all ranks together hold `volume`. Slices that are
+  // multiples of the alignment are best, because a tensor can then start such that a boundary falls between two of its
+  // granules.
   uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t least) const {
     const uint64_t needed = std::max(divide_up(volume, ranks), least);
     const auto rounded = [&](uint64_t multiple) {
@@ -126,7 +127,7 @@ struct ShardRule {
   }
 };
 
-// Where the scales of quantized tensors lie: in the same order as the elements, granule by granule. Pure.
+// The places of the scales of quantized tensors: in the same order as the elements, granule by granule. Pure.
 //
 //   elements   | granule | granule | granule | padding |   a sub-bucket: its tensors have one granule and start at one
 //   scales     | scales  | scales  | scales  |         |   the same number per granule: a rank has its elements' scales
@@ -138,8 +139,8 @@ Packing pack_granules(std::span<const Placement> tensors, std::span<const Tensor
 // boundaries match those of the elements.
 FlatLayout build_scale_layout(const FlatLayout &elements, std::span<const TensorSpec> specs);
 
-// One scale for each tensor, in the order of the tensors, wherever a tensor's elements are. Every rank knows all of
-// these scales; each rank writes its share of them.
+// One scale for each tensor, in the order of the tensors, independent of the places of their elements. Every rank knows
+// all of these scales; each rank writes its share of them.
 FlatLayout build_tensor_scale_layout(const FlatLayout &elements);
 
 }  // namespace fsdp::layout

@@ -7,7 +7,7 @@
 namespace fsdp::layout {
 namespace {
 
-constexpr size_t buckets_considered = 16;  // bounds the work on absurd lists of granules
+constexpr size_t buckets_considered = 16;  // bounds the work for lists with very many granules
 constexpr int assignment_rounds = 16;
 
 uint64_t elements_of(std::span<const Item> items) {
@@ -42,7 +42,7 @@ HeavyAssignment::HeavyAssignment(std::span<const Item> items, uint32_t ranks, ui
 
 void HeavyAssignment::assign_all() {
   for (int round = 0; round < assignment_rounds; ++round) {
-    // Tensors that become heavy may leave the host: its slice shrinks, and more tensors become heavy.
+    // Tensors that become heavy may leave the host bucket. Its slice then shrinks, and more tensors become heavy.
     Indices heavy = take_heavy(host_shard(buckets[0].granule, buckets[0].cursor, slack_));
     if (heavy.empty()) return;
     measure_fillers();
@@ -95,7 +95,7 @@ void HeavyAssignment::assign_class(std::span<const uint32_t> members) {
   if (!rest.empty()) place_together(rest);
 }
 
-// Puts the tensor into the slack of a bucket if the bucket's slice stays as it is.
+// Puts the tensor into the slack of a bucket if that does not change the bucket's slice.
 bool HeavyAssignment::fits_existing(uint32_t index) {
   const Item &item = items_[index];
   for (size_t b = std::min(buckets.size(), buckets_considered); b-- > 0;) {

@@ -30,8 +30,8 @@ void check_ranks(const MeshRequest &request) {
     fail(FSDP_INVALID_ARGUMENT, "rank {} is in the mesh twice", *twice);
 }
 
-// The number of ranks that each host has of the shard axis that begins at `first`. Returns 0 unless all its hosts have
-// equally many, neighbouring ranks.
+// The number of ranks per host on the shard axis that begins at `first`. Returns 0 unless all hosts of the axis have
+// equally many ranks, and these are neighbours.
 uint32_t ranks_per_host(const MeshRequest &request, uint32_t first) {
   const auto host = [&](uint32_t i) { return request.hosts[first + i]; };
   uint32_t together = 1;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a model are arranged: a pure function of the sizes asked for and of the host of each rank.
-//
+// The arrangement of a model's ranks: a pure function of the requested sizes and of the host of each rank.
 //   declared   replicate_size x shard_size: rank r is replica r / shard_size, shard r % shard_size
 //   inside     outer_size x inner_size: rank r is outer r / inner_size, inner r % inner_size.
 //              The inner ranks of one outer index share a host and its memory;
@@ -16,10 +15,10 @@
 
 namespace fsdp::layout {
 
-// What is sharded over the outer axis.
+// What the outer axis shards.
 enum class OuterAxis {
   none,       // there is only one outer index
-  replicate,  // nothing is sharded: all replicas hold the same (HSDP)
+  replicate,  // nothing is sharded: all replicas hold the same data (HSDP)
   optim,      // main weights and optimizer state (HFSDP)
   shard       // main weights, optimizer state and main grads: a shard axis over several hosts
 };
@@ -37,7 +36,7 @@ struct Mesh {
 
   uint32_t size() const { return inner_size * outer_size; }
   // Slots are the parts into which main weights and optimizer state are divided. slices() is the number of slots of one
-  // inner rank, which are neighbours: one for each outer index if the outer axis divides them, else 1.
+  // inner rank, which are neighbours: if the outer axis divides them, one for each outer index; else 1.
   uint32_t slices() const { return outer == OuterAxis::optim || outer == OuterAxis::shard ? outer_size : 1; }
   uint32_t slots() const { return inner_size * slices(); }
   // The inner and the outer index of a rank of the mesh.
@@ -46,7 +45,7 @@ struct Mesh {
   uint32_t slot(uint32_t rank) const { return inner(rank) * slices() + outer_index(rank) % slices(); }
   // The rank in the mesh of `world_rank`. Throws INVALID_ARGUMENT, naming the call, if the mesh does not contain it.
   uint32_t index_of(uint32_t world_rank, const char *call) const;
-  // The rank that holds the slot; where every replica holds it, the rank in replica 0.
+  // The rank that holds the slot. If every replica holds it, the rank in replica 0.
   uint32_t holder(uint32_t slot) const { return slot % slices() * inner_size + slot / slices(); }
   std::vector<uint32_t> inner_ranks(uint32_t rank) const;  // world ranks that have the same outer index as `rank`
   std::vector<uint32_t> outer_ranks(uint32_t rank) const;  // world ranks that have the same inner index as `rank`
@@ -61,9 +60,9 @@ struct MeshRequest {
   uint32_t reduction_block = 0;
 };
 
-// Throws INVALID_ARGUMENT if replicate_size * shard_size is not the number of ranks, if a rank is given twice or if
+// Throws INVALID_ARGUMENT if replicate_size * shard_size is not the number of ranks, if a rank is listed twice or if
 // reduction_block does not divide the shard axis. Throws UNSUPPORTED if the hosts divide the shard axis unevenly, if
-// several replicas each lie on several hosts, or if a shard axis over hosts has blocks other than its hosts.
+// several replicas each span several hosts, or if a shard axis over hosts has blocks other than its hosts.
 Mesh arrange_mesh(MeshRequest request);
 
 // A mesh of one replica with `ranks` shards, all on one host.
