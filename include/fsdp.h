@@ -37,12 +37,13 @@
  *              legal value but not the default, a flag FSDP_..._ZERO asks for zero. The flag together with a non-zero
  *              value is INVALID_ARGUMENT.
  *   Flags      Unknown bits are INVALID_ARGUMENT. No flag uses one of the lowest eight bits, which belong to the values
- *              of enums. Each family of flags has bits of its own, so a call refuses the flags of another family. Three
- *              flags share a bit with FSDP_CONTEXT_*, which only the calls that make a context take:
- *              FSDP_SAVE_COMMIT_MANIFEST with FSDP_CONTEXT_DEBUG, FSDP_LOAD_ONE_REPLICA with FSDP_CONTEXT_NO_OVERLAP,
- *              and FSDP_GRAD_NO_WAIT with FSDP_CONTEXT_TRACE.
- *   Arrays     An array of structs comes with a stride, the bytes from one element to the next: sizeof the struct in
- *              the caller's header, whatever the count. FSDP_ARRAY(array) writes a C array's pointer, count and stride.
+ *              of enums. Each family of flags has bits of its own, so a call refuses the flags of another family.
+ *              FSDP_CONTEXT_* flags are an exception: only the calls that make a context take them, so three of their
+ *              bits serve a second flag. FSDP_SAVE_COMMIT_MANIFEST has the bit of FSDP_CONTEXT_DEBUG,
+ *              FSDP_LOAD_ONE_REPLICA that of FSDP_CONTEXT_NO_OVERLAP, and FSDP_GRAD_NO_WAIT that of FSDP_CONTEXT_TRACE.
+ *   Arrays     An array of structs comes with a stride, the number of bytes from one element to the next. Pass sizeof
+ *              the struct in the caller's header, also if the array has one element or none. FSDP_ARRAY(array) writes a
+ *              C array's pointer, count and stride.
  *   Ranks      A rank or root that is passed, returned or named in a message is a rank of the job, never of a mesh.
  *   Meshes     "The mesh" in a docstring is the model's mesh; "the group's mesh" is another one only if
  *              fsdp_group_options.mesh names it.
@@ -55,9 +56,9 @@
  *   Numbers    The caller's floating-point modes (rounding, flushing of subnormals, traps) do not change a single bit
  *              of the results, and every call leaves these modes as they were.
  *   Peers      Every collective call may also return MISMATCH, if other ranks make another call instead. Every call
- *              that blocks for peers may return INTERRUPTED. This ends the job, because the other ranks wait for a call
- *              that never comes. Saves are the exception: once every rank has entered a save, an interrupted wait does
- *              not end it, and the program may wait for the save again.
+ *              that blocks for peers may return INTERRUPTED. An interrupted call ends the job, because the other ranks
+ *              wait for a call that never comes. Saves are the exception: once every rank has entered a save, an
+ *              interrupted wait does not end the save, and the program may wait for it again.
  *   Fork       A context does not survive fork(). In the child, calls return FSDP_INVALID_STATE; only destroy and a few
  *              getters still work.
  *
@@ -88,7 +89,8 @@ extern "C" {
 
 /* ---- handles ------------------------------------------------------------------------------------------------- */
 
-/* Handles are numbers, not addresses: nothing can be read through them, and no bit of them is free. */
+/* Handles are numbers, not addresses: nothing can be read through them, and the caller may not use any bit for
+   marks. */
 typedef struct fsdp_context fsdp_context;
 typedef struct fsdp_mesh fsdp_mesh;
 typedef struct fsdp_model fsdp_model;
@@ -170,10 +172,11 @@ enum {
   FSDP_FLOAT16 = 3,
   FSDP_FLOAT8_E4M3 = 4, /* E4M3 as the OCP defines it, without Inf: the stored codes of quantized weights. Views have
                            this dtype and fsdp_load_plane takes it; no parameter, gradient or state can have it */
-  FSDP_E8M0 = 6,        /* the stored scales of MXFP8: 2^(code - 127), 255 is NaN. It has the same uses as
-                           FSDP_FLOAT8_E4M3 and no others */
-  FSDP_UINT8 = 7        /* bytes, whatever they mean: a dtype of FROZEN parameters on which nothing is computed. They
-                           are loaded, read, gathered and saved as they are; calls take their data only as FSDP_UINT8 */
+  FSDP_E8M0 = 6,        /* the stored scales of MXFP8: 2^(code - 127), 255 is NaN. Only views and fsdp_load_plane have
+                           this dtype, as with FSDP_FLOAT8_E4M3 */
+  FSDP_UINT8 = 7        /* bytes that the library does not interpret; only FROZEN parameters can have this dtype. The
+                           bytes are loaded, read, gathered and saved as they are; calls take their data only as
+                           FSDP_UINT8 */
 };
 
 /** Bytes of one element; 0 for an unknown dtype. Threads: any. Since 0.2. */
@@ -186,11 +189,11 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  * work. fsdp_unshard makes the given stream wait for the weights and returns; fsdp_reduce_grad takes the gradients in
  * the order of the given stream and returns. Where a docstring says "Blocks: peers on the host device", the call does
  * not block on a CUDA device.
- *   Streams      A call may name any stream of the device. The work that it enqueues runs after all enqueued work of
- *                earlier calls that it depends on, whichever streams that work is on. A stream named by
- *                fsdp_acquire_grad must live until fsdp_reduce_grad. Ranks that are threads of one process and share a
- *                GPU each need streams of their own. NULL, the legacy default stream, is one stream for all of these
- *                ranks: the work of one rank would queue behind the work of another rank that waits for it.
+ *   Streams      A call may name any stream of the device. The work that the call enqueues runs after all earlier work
+ *                that it depends on, also if that work is on other streams. A stream named by fsdp_acquire_grad must
+ *                live until fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams
+ *                of their own. NULL, the legacy default stream, is one stream for all of these ranks: the work of one
+ *                rank would queue behind the work of another rank that waits for it.
  *   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
  *                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_get_param_weight_norms,
  *                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
@@ -198,9 +201,10 @@ FSDP_API uint64_t fsdp_get_dtype_size(fsdp_dtype dtype);
  *                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
  *                says "Blocks: peers".
  *   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
- *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order, and
- *                ranks that are together in a shard axis of one host in each of two models must interleave the calls of
- *                both alike. If the calls differ, MISMATCH comes at the latest at the end of the step.
+ *                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If two
+ *                ranks share a shard axis on one host in each of two models, both ranks must interleave the calls of
+ *                the two models in the same way. If the calls differ, MISMATCH comes at the latest at the end of the
+ *                step.
  *   Unshard      fsdp_unshard always copies (FSDP_UNSHARD_COPIED), except where one rank has everything: a GPU does not
  *                map the memory of other GPUs.
  *   Pointers     Memory given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, and memory given to
@@ -260,8 +264,8 @@ typedef void (*fsdp_log_hook)(void *user_data, fsdp_log_level level, const char 
 enum {
   /** Catch use after reshard, and writes into a gradient after fsdp_reduce_grad (docs/contracts/memory.md): released
    *  views show NaN or fault. On the host device they do so from the return of the call that released them. If a
-   *  group's planes are gathered by phase and mapped, its views do so once the group has no hold of any phase. In debug
-   *  mode nothing is gathered ahead, and more memory is used. All ranks set this flag, or none. */
+   *  group's planes are gathered by phase and mapped, its views are released only when the group has no hold of any
+   *  phase. In debug mode nothing is gathered ahead, and more memory is used. All ranks set this flag, or none. */
   FSDP_CONTEXT_DEBUG = 1u << 8,
   /** Do the library's gather and reduce work on the calling thread, in call order. The bits are the same, and debugging
    *  is easier; calls that otherwise do not block then wait for peers. */
@@ -288,8 +292,8 @@ typedef struct fsdp_context_options {
   uint32_t flags;          /* FSDP_CONTEXT_*; FSDP_DEBUG=1 in the environment adds FSDP_CONTEXT_DEBUG */
   uint32_t world_size;     /* 0: the launcher's variables say it; otherwise rank and rendezvous count */
   uint32_t rank;           /* counts only with world_size */
-  uint32_t ranks_per_host; /* this number of neighbouring ranks counts as one host, for plans and to try on one host
-                              what runs on several; 0: the real hosts */
+  uint32_t ranks_per_host; /* this number of neighbouring ranks counts as one host, for plans and to try a job of
+                              several hosts on one host; 0: the real hosts */
   const char *rendezvous;  /* counts only with world_size: where the ranks of the job meet. It is a name (ranks of one
                               host), tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's */
   /* the device */
@@ -330,15 +334,16 @@ typedef struct fsdp_context_options {
  * Join the job. Without a world_size in the options the launcher's variables decide. The first launcher in this list
  * whose variables are set counts:
  *   torchrun, fsdp-run  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, with LOCAL_RANK and LOCAL_WORLD_SIZE; the port is
- *                       MASTER_PORT + 1 if TORCHELASTIC_USE_AGENT_STORE is True: torch's store has MASTER_PORT itself
+ *                       MASTER_PORT + 1 if TORCHELASTIC_USE_AGENT_STORE is True, because torch's store listens at
+ *                       MASTER_PORT
  *   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
  *   Slurm               SLURM_PROCID and SLURM_STEP_ID, with SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_ID
  *   MPICH (Hydra)       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
  * If none of them is set, the job is a world of one. If only some variables of a launcher are set, the call fails with
  * INVALID_ARGUMENT, and the message names what is missing. FSDP_RENDEZVOUS (with the values of rendezvous in the
- * options) replaces MASTER_ADDR and MASTER_PORT as the place to meet. Ranks of several hosts need it under Open MPI and
- * MPICH, which give no address. Ranks with different FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not join the same
- * job. A log line at FSDP_LOG_INFO says what was used.
+ * options) replaces MASTER_ADDR and MASTER_PORT as the place to meet. Open MPI and MPICH give no address, so their
+ * ranks need FSDP_RENDEZVOUS if they are on several hosts. Ranks with different FSDP_RESTART_COUNT (fsdp-run
+ * --max-restarts) do not join the same job. A log line at FSDP_LOG_INFO says what was used.
  *
  * If the launcher says that all ranks are on one host, they connect by a unix socket. They must have the same user, and
  * the same job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The secret's file is a regular file of 1 to
@@ -347,8 +352,9 @@ typedef struct fsdp_context_options {
  * connection prove the job secret before anything else is read; without a secret only loopback addresses are served. A
  * job has at most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
  *
- * Between hosts messages go by UCX if every rank has an RDMA device, else over TCP, whose connections prove the job
- * secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
+ * Messages between hosts go over UCX if every rank has an RDMA device, and otherwise over TCP. These TCP connections
+ * prove the job secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) can choose one of the two. See
+ * docs/guides/network.md.
  * Collective: the job. Blocks: peers. Threads: any.
  * Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED.
  * UNSUPPORTED: FSDP_NET is ucx, and a rank has no UCX, or its UCX may use TCP and FSDP_UCX_TCP=trusted is not set on
@@ -358,9 +364,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_create_context(const fsdp_context_options
 
 /**
  * Make world_size contexts in this process, one for each thread that will act as a rank. contexts is an array of
- * world_size elements, at most 1,024. Each context is then used by one thread at a time, and different threads must
- * make the collective calls on different contexts. world_size and rank in the options are ignored. On failure all
- * entries are NULL; but if world_size is above 16,384, no entry is touched.
+ * world_size elements, at most 1,024. Each context is then used by one thread at a time. Collective calls on different
+ * contexts must come from different threads. world_size and rank in the options are ignored. On failure all entries are
+ * NULL; but if world_size is above 16,384, no entry is touched.
  * Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYSTEM, OUT_OF_MEMORY. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_local_contexts(uint32_t world_size, const fsdp_context_options *options,
@@ -440,12 +446,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_all_reduce_values(fsdp_context *context, 
 
 /**
  * Wait until the stream has finished everything that was enqueued on it before this call, by the program and by the
- * library. In contrast to cudaStreamSynchronize the wait always ends: when a limit of time is over, when the
- * interrupted hook or flag says so, or when the context fails, with that failure. If timeout_ms is not 0, it is a limit
+ * library. Unlike cudaStreamSynchronize, this wait always ends: when its time limit has passed, when the interrupted
+ * hook or flag asks for it, or when the context fails, with the context's error. If timeout_ms is not 0, it is a limit
  * for this call alone: a TIMEOUT ends the call and does not fail the context, because a long kernel is no failure. If
  * timeout_ms is 0, the limit is the timeout_ms of the context, and a TIMEOUT fails the context, as it does in every
- * other wait. On the host device stream must be NULL, and the call returns at once. On a GPU it makes a CUDA event and
- * destroys it.
+ * other wait. On the host device stream must be NULL, and the call returns at once. On a GPU the call creates and
+ * destroys a CUDA event.
  * Collective: no. Blocks: until the GPU has done the work, and so until peers have done what that work waits for.
  * Stream: any stream of the context's GPU, unless the stream is being captured. Errors: INVALID_ARGUMENT (host device:
  * stream is not NULL), INVALID_STATE (a planning context, or a stream that is being captured), TIMEOUT, INTERRUPTED,
@@ -482,8 +488,8 @@ typedef struct fsdp_mesh_options {
  * gets the same bits. Over several hosts B must be the number of ranks of a host, or 0; any other B is UNSUPPORTED.
  *
  * Collective: the ranks of the mesh. Blocks: no.
- * Errors: INVALID_ARGUMENT (the sizes do not multiply to the number of ranks), UNSUPPORTED (an axis lies unevenly on
- * its hosts). Since 0.2.
+ * Errors: INVALID_ARGUMENT (the sizes do not multiply to the number of ranks), UNSUPPORTED (an axis is not spread
+ * evenly over its hosts). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_create_mesh(fsdp_context *context, const fsdp_mesh_options *options,
                                                   fsdp_mesh **mesh);
@@ -553,7 +559,7 @@ enum {
                                    decodes the states, computes in fp32 and encodes them. Rows that share a block stay
                                    on one rank, as if a larger granule were declared. Parameters of fewer than 4,096
                                    elements keep fp32 states; for a box, the elements of the whole tensor are counted.
-                                   A box also keeps them if its blocks are no blocks of the whole tensor
+                                   A box also keeps fp32 states if its blocks are not blocks of the whole tensor
                                    (docs/contracts/numerics.md). Source: Dettmers et al., "8-bit Optimizers via
                                    Block-wise Quantization", 2022 */
 };
@@ -564,17 +570,17 @@ typedef int32_t fsdp_main_storage;
 enum {
   FSDP_MAIN_FLOAT32 = 1, /* fp32, beside the compute weights: 4 bytes an element */
   FSDP_MAIN_SPLIT16 = 2, /* fp32 in two halves, the compute weight and a rest of 16 bits: 2 more bytes an element.
-                            Training is as exact as with FLOAT32. Only the compute weight of a main weight in the middle
-                            between two bf16 numbers may differ: it is rounded away from zero and not to even. The main
-                            weights have no address: fsdp_shard.main_weight is NULL, and load, read and save calls
-                            convert. It is only for the optimizers FSDP_OPTIMIZER_ADAMW and FSDP_OPTIMIZER_ADAMW_8BIT,
-                            and no bfloat16 parameter of such a group can have fsdp_param.optimizer
-                            FSDP_OPTIMIZER_CALLER */
-  FSDP_MAIN_NONE = 3     /* none: the optimizer works on the compute weights, and fsdp_shard.main_weight_dtype is
-                            FSDP_BFLOAT16. AdamW computes in fp32 and rounds stochastically: the random bits depend only
-                            on rounding_seed, the parameter's name, the element's number in the parameter (for a box: in
-                            the whole tensor) and the number of the step. A caller's own optimizer rounds with
-                            fsdp_round_stochastic */
+                            Training is as exact as with FLOAT32. A compute weight can differ only where the main weight
+                            lies exactly halfway between two bf16 numbers: it is rounded away from zero, not to even.
+                            The main weights have no address: fsdp_shard.main_weight is NULL, and load, read and save
+                            calls convert. SPLIT16 needs the optimizer FSDP_OPTIMIZER_ADAMW or
+                            FSDP_OPTIMIZER_ADAMW_8BIT, and no bfloat16 parameter of such a group can have
+                            fsdp_param.optimizer FSDP_OPTIMIZER_CALLER */
+  FSDP_MAIN_NONE = 3     /* no main weights: the optimizer works on the compute weights, and
+                            fsdp_shard.main_weight_dtype is FSDP_BFLOAT16. AdamW computes in fp32 and rounds
+                            stochastically: the random bits depend only on rounding_seed, the parameter's name, the
+                            element's number in the parameter (for a box: in the whole tensor) and the number of the
+                            step. A caller's own optimizer rounds with fsdp_round_stochastic */
 };
 
 enum {
@@ -582,7 +588,7 @@ enum {
   FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
 };
 
-/** How the factor f is rounded by which weights are multiplied before they become FP8 codes (fsdp_quantization). */
+/** How the factor f is rounded. Weights are multiplied by f before they become FP8 codes (fsdp_quantization). */
 typedef int32_t fsdp_scale_rounding;
 enum {
   FSDP_SCALE_EXACT = 1,       /* 448 / the largest magnitude, in fp32 */
@@ -633,15 +639,16 @@ typedef struct fsdp_model_options {
   fsdp_optimizer optimizer;        /* 0: FSDP_OPTIMIZER_ADAMW */
   uint32_t max_pending_groups;     /* number of transient full gradient buffers alive at once, besides one for each
                                       FSDP_GROUP_ROOT; 0: 2 */
-  uint32_t prefetch_depth;         /* number of visits (of groups, or of pieces) ahead for which there is room; 0: 1,
-                                      with FSDP_MODEL_NO_PREFETCH none */
+  uint32_t prefetch_depth;         /* for this number of next visits (of groups, or of pieces) there is room to gather
+                                      ahead; 0: 1, but none with FSDP_MODEL_NO_PREFETCH */
   fsdp_view_kind view_kind;        /* kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only
                                       kind on a CUDA device */
   uint64_t prefetch_bytes;         /* limit of the bytes that are gathered ahead by prefetch; 0: no limit */
   /* checkpoints */
-  uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB. What a save has not copied when
-                                      the update window opens must wait for the disk, unless it fits into this memory.
-                                      0: none is planned, and each save takes 32 MiB while it runs */
+  uint64_t save_staging_bytes;     /* memory of role STAGING for saves, at least 32 MiB. A save copies its data into
+                                      this memory and writes it from there. The update window opens when all data is
+                                      copied: if the memory is smaller than the data, the caller waits for the disk. 0:
+                                      none is planned, and each save takes 32 MiB while it runs */
   /* quantized parameters */
   fsdp_scale_rounding scale_rounding; /* 0: FSDP_SCALE_EXACT */
   fsdp_dtype quantize_from;        /* dtype to which main weights are rounded before they are quantized. 0:
@@ -650,12 +657,12 @@ typedef struct fsdp_model_options {
                                       has the bits of TransformerEngine, except in blocks with a NaN */
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
-  uint64_t max_pending_bytes;      /* limit of the bytes of all transient full gradient buffers. A group that is too
-                                      large is then divided into parts, runs of its parameters. Each part is lent,
-                                      reduced and drained by itself; it is reduced once fsdp_complete_grad was called
-                                      for all of its parameters. max_pending_groups then counts parts, and fewer are
-                                      alive at once if so many do not fit. A single parameter is never divided. Debug
-                                      mode needs more memory. 0: no limit, and each group is one part */
+  uint64_t max_pending_bytes;      /* limit of the bytes of all transient full gradient buffers. A group that does not
+                                      fit is divided into parts of consecutive parameters. Each part is lent, reduced
+                                      and drained by itself; it is reduced once fsdp_complete_grad was called for all of
+                                      its parameters. max_pending_groups then counts parts; if that many do not fit,
+                                      fewer are alive at once. A single parameter is never divided. Debug mode needs
+                                      more memory. 0: no limit, and each group is one part */
   /* main weights */
   fsdp_main_storage main_storage;  /* 0: FSDP_MAIN_FLOAT32 */
   uint32_t reserved;               /* must be 0 */
@@ -663,8 +670,9 @@ typedef struct fsdp_model_options {
                                       every rank */
   /* matrices */
   uint64_t matrix_bytes;           /* limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix
-                                      counts as fp32, rounded up to 256 bytes, and a larger one is refused. There is
-                                      memory for at most twice as much, and for rows of other ranks' matrices.
+                                      counts with its bytes in fp32, rounded up to 256 bytes; one above the limit is
+                                      refused. The model has memory for at most twice the limit, and for rows of other
+                                      ranks' matrices.
                                       0: 64 MiB, or the largest matrix if that is larger */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
@@ -712,8 +720,8 @@ enum {
  *  arrays of it come with a stride. */
 typedef struct fsdp_visit {
   uint32_t group_index;
-  fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered
-                       ahead as well; without such visits a recompute belongs to a BACKWARD visit */
+  fsdp_phase phase; /* FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. Weights of RECOMPUTE visits are gathered ahead as
+                       well; in a schedule without such visits a recompute belongs to a BACKWARD visit */
   uint32_t piece;   /* 0: the whole group; FSDP_PIECE(p), not p itself: its piece p. If any visit names a piece of the
                        group, each of its pieces has a buffer of its own, planned for the visits of the piece and of the
                        group */
@@ -744,9 +752,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_set_schedule(fsdp_model *model, fsdp_sche
 
 /**
  * Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
- * of the weights). The state is as long as each main weight shard, is zeroed at the seal, and is saved and loaded with
- * the other states. All parameters that are not FROZEN have it. But if AdamW updates some of them and the caller others
- * (fsdp_param.optimizer), only those that the caller updates have it.
+ * of the weights). In each shard the state has as many elements as the main weights. It is zeroed at the seal, and
+ * saved and loaded with the other states. All parameters that are not FROZEN have the state. But if AdamW updates some
+ * of them and the caller others (fsdp_param.optimizer), only those that the caller updates have it.
  * Collective: the mesh. Blocks: no.
  * Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
  * UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
@@ -772,16 +780,17 @@ enum {
  * Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
  * context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD if no group is
  * NO_SHARD or reduced once a step. Other roles are UNSUPPORTED. On a CUDA device the memory must belong to that device.
- * The memory must outlive the model. A model has not ended when fsdp_destroy_model returns if a save still holds it or
- * another thread is inside one of its calls. Collective: no. Blocks: no.
+ * The memory must outlive the model. The model may live on after fsdp_destroy_model returns: while a save still holds
+ * it, or while another thread is inside one of its calls. Collective: no. Blocks: no.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. The seal reports a size that is too small. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);
 
 /**
- * Write all that fsdp_seal_model would refuse in this rank's declarations as text, one violation a line; the text is
- * empty if there is none. Sizes and arenas are checked once groups and visits are right. Problems that only show when
- * ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in fsdp_describe_model.
+ * List what fsdp_seal_model would refuse in this rank's declarations, as text with one violation a line. The text is
+ * empty if there is none. Sizes and arenas are checked only if groups and visits are right. Problems that only show
+ * when ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in
+ * fsdp_describe_model.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since
  * 0.2.
  */
@@ -802,8 +811,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_seal_model(fsdp_model *model);
 
 /**
  * The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. rank may be
- * any rank that is in all meshes of this rank: any rank, if no group has a mesh of its own. If a planning context for a
- * GPU names no device_transport, STAGING is the maximum that the seal may choose.
+ * any rank that is in all meshes of this rank; if no group has a mesh of its own, these are all ranks of the model. If
+ * a planning context for a GPU names no device_transport, the bytes of FSDP_ROLE_STAGING are the maximum over the
+ * transports that the seal may choose.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_role_bytes(const fsdp_model *model, fsdp_role role, uint32_t rank,
@@ -843,7 +853,7 @@ typedef struct fsdp_stats {
   uint64_t version;             /* version of the published weights, from 1; 0: none yet */
   uint64_t step;                /* number of the last AdamW step; 0: none yet */
   /* gathers */
-  uint64_t gathers;             /* transitions to gathered, also those that moved no bytes */
+  uint64_t gathers;             /* times that weights became gathered, also if no bytes were moved */
   uint64_t all_gathers;         /* collectives that moved bytes */
   uint64_t gathered_bytes;      /* bytes that these collectives copied on this rank */
   uint64_t gathered_groups;     /* number of groups gathered now */
@@ -869,8 +879,8 @@ typedef struct fsdp_stats {
   uint64_t gather_wait_ns;      /* waits for copies of weights */
   uint64_t reduce_wait_ns;      /* waits for reduces to end, or for a gradient buffer to be free */
   uint64_t peer_wait_ns;        /* waits for peers to publish, to end the step, to exchange norms and parameters */
-  /* two fields about the end of a step: the latest one for which the ranks have exchanged how long they waited. They
-     exchange it when they next synchronize */
+  /* the next two fields are about the end of a step: the latest end for which the ranks have exchanged how long they
+     waited. They exchange these times when they next synchronize */
   uint64_t last_rank_lag_ns;    /* the wait of the rank that waited longest, minus that of the rank that waited least */
   int32_t last_rank;            /* the rank that waited least, so that all other ranks have waited for it; -1: none yet,
                                    or a mesh of one */
@@ -880,7 +890,7 @@ typedef struct fsdp_stats {
                                    the context was made */
   /* checkpoints */
   uint64_t checkpoint_stall_ns; /* time that the caller waited at the opening of update windows, because a save was
-                                   still copying memory that may be written inside; not a part of wait_ns */
+                                   still copying memory that may be written in the window; not a part of wait_ns */
   /* how much of gathered_bytes was planes of quantized parameters, codes and scales */
   uint64_t gathered_row_bytes;    /* bytes of ROW planes, including planes that serve all phases */
   uint64_t gathered_column_bytes; /* bytes of COLUMN planes, which only MXFP8 has */
@@ -917,27 +927,27 @@ enum {
 };
 
 /**
- * The form in which the compute weights of a parameter are stored. Codes and scales are made of the fp32 main weights
- * whenever these are published. Gradients, main weights and states are those of an unquantized parameter of the same
- * dtype. A FROZEN parameter has only codes and scales: fsdp_load_param makes them of numbers, with the bits of a
- * publish, or fsdp_load_plane takes them as they are. fsdp_read_param returns codes times scales, of the ROW planes;
- * checkpoints have the planes. fsdp_get_plane shows what is stored. Later releases may add kinds; a value that this
- * header does not name is INVALID_ARGUMENT.
+ * The form in which the compute weights of a parameter are stored. Codes and scales are computed from the fp32 main
+ * weights whenever these are published. Gradients, main weights and states are those of an unquantized parameter of the
+ * same dtype. A FROZEN parameter has only codes and scales. fsdp_load_param computes them from numbers, with the bits
+ * that a publish would give; fsdp_load_plane takes them as they are. fsdp_read_param returns codes times scales of the
+ * ROW planes; checkpoints contain the planes. fsdp_get_plane shows what is stored. Later releases may add kinds; a
+ * value that this header does not name is INVALID_ARGUMENT.
  *   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. Let f be 448 / the largest
  *               magnitude of the parameter (1 where that magnitude is 0 or not finite; with FSDP_SCALE_POWER_OF_TWO
- *               rounded down to a power of two). The codes are the numbers times f, to the nearest, ties to even, at
- *               most 448 in magnitude; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and
- *               granule are legal. In a publish, the ranks that hold different parts exchange their largest magnitudes,
- *               4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange. A FROZEN
- *               parameter with FP8 cannot be a box of a larger tensor. FP8 is refused in a group whose mesh or
+ *               rounded down to a power of two). The codes are the numbers times f, rounded to nearest, ties to even,
+ *               with a magnitude of at most 448; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any
+ *               shape and granule are legal. In a publish, the ranks that hold different parts exchange their largest
+ *               magnitudes, 4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange.
+ *               A FROZEN parameter with FP8 cannot be a box of a larger tensor. FP8 is refused in a group whose mesh or
  *               outer_strategy is not the model's.
  *   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0); number = code times scale. There are two
  *               forms. ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes have blocks
  *               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
- *               gives the scales. The codes are the numbers divided by the scale, to the nearest, ties to even; a NaN
- *               makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions this
- *               holds for each matrix. 32 rows of a matrix stay together on a rank. An unshard gathers one form, by
- *               phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
+ *               gives the scales. The codes are the numbers divided by the scale, rounded to nearest, ties to even; a
+ *               NaN makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions
+ *               this holds for each matrix. 32 rows of a matrix stay together on a rank. An unshard gathers one form,
+ *               by phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
  *               whole, have both forms. A FROZEN box of a larger tensor must not cut a block of that tensor.
  *   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128; blocks at the right and lower edges are
  *               smaller. number = code times scale; each block gets codes and scale as FP8 makes them for the whole
@@ -953,18 +963,18 @@ enum {
   FSDP_QUANTIZE_FP8_BLOCK = 3
 };
 
-/** What a step does to a parameter that has no gradient. It has none if in this step no rank called fsdp_acquire_grad
- *  for it, no rank put non-NULL data with fsdp_put_grad, and fsdp_load_grad loaded nothing. The same holds for data in
- *  fsdp_apply_grads. */
+/** What a step does to a parameter that has no gradient. A parameter has none if in this step no rank called
+ *  fsdp_acquire_grad for it, no rank gave non-NULL data to fsdp_put_grad or fsdp_apply_grads, and fsdp_load_grad loaded
+ *  nothing. */
 typedef int32_t fsdp_missing_grad;
 enum {
   FSDP_MISSING_GRAD_ZEROS = 1, /* the gradient is zeros: weight decay and the moments still change the weights */
   FSDP_MISSING_GRAD_SKIP = 2   /* as in torch.optim, fsdp_step_adamw leaves weights and moments unchanged; AdamW's step
                                   number still advances. A caller's own optimizer sees this as FSDP_PARAM_FROZEN in
                                   fsdp_shard.flags. In fsdp_finish_grads the ranks agree which SKIP parameters have a
-                                  gradient: if their own sets differ, one more exchange sends one bit per SKIP
-                                  parameter. A model with a SKIP parameter cannot be captured into graphs. SKIP has no
-                                  effect on a FROZEN parameter */
+                                  gradient: if ranks gave gradients to different ones, one more exchange sends one bit
+                                  per SKIP parameter. A model with a SKIP parameter cannot be captured into graphs. SKIP
+                                  has no effect on a FROZEN parameter */
 };
 
 /** Which dimensions of a parameter are a matrix. */
@@ -1011,13 +1021,14 @@ typedef struct fsdp_param {
                               piece, so each piece has padding of its own */
   fsdp_optimizer optimizer; /* which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a
                               model with AdamW the caller updates it in the window: it has none of AdamW's states, and
-                              fsdp_step_adamw publishes its main weights as they are. FSDP_OPTIMIZER_ADAMW is only for
-                              models with AdamW, and means the model's, with states in fp32 or in 8 bits. A FROZEN
-                              parameter must have 0 */
+                              fsdp_step_adamw publishes its main weights as they are. FSDP_OPTIMIZER_ADAMW is legal in
+                              models with AdamW only, and means the model's AdamW, with states in fp32 or in 8 bits. A
+                              FROZEN parameter must have 0 */
   /* The matrices of the parameter, which fsdp_collect_matrices brings whole to one rank each */
   fsdp_matrix_layout matrix; /* 0: the parameter has none */
-  const uint64_t *matrix_splits; /* the rows of each matrix into which the R rows of the last two dimensions are cut,
-                              for example those of q, k and v; their sum is R; copied. NULL: R rows, one matrix */
+  const uint64_t *matrix_splits; /* cuts the R rows of the last two dimensions into several matrices, for example into
+                              q, k and v: the number of rows of each. Their sum is R; copied. NULL: one matrix of R
+                              rows */
   uint64_t matrix_split_count; /* 0 with matrix_splits NULL */
 } fsdp_param;
 #define FSDP_PARAM_INIT {sizeof(fsdp_param), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
@@ -1067,9 +1078,9 @@ typedef struct fsdp_group_options {
                               are equal in shape and disjoint, and together they have all ranks of the model (see
                               fsdp_create_group) */
   fsdp_grad_op grad_op;    /* 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every
-                              group: the gradient of an expert has the tokens of all of them. The seal refuses a mean
-                              for a trained group whose ranks may be tensor-parallel: if meshes have equal boxes, or
-                              if they have boxes of one tensor and no group is on the model's mesh */
+                              group, because the gradient of an expert is a sum over the tokens of all ranks. The seal
+                              refuses a mean for a trained group whose ranks may be tensor-parallel: if meshes have
+                              equal boxes, or if they have boxes of one tensor and no group is on the model's mesh */
   fsdp_outer_strategy outer_strategy; /* 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with
                               replicas */
   double grad_factor;      /* counts only with FSDP_GRAD_OP_FACTOR in grad_op, where it is finite and not 0 */
@@ -1158,8 +1169,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t pa
 /**
  * Copy a whole parameter out: the main weights (for a frozen parameter the compute weights), converted to dtype. With
  * root FSDP_EVERY_RANK every rank gets the data; otherwise only rank `root` gets it, and data may be NULL on the
- * others. flags must be 0. The data arrives piece by piece from the ranks that own it, so if a peer fails, some of data
- * has been written.
+ * others. flags must be 0. The data arrives in blocks from the ranks that own it, so if a peer fails, a part of data
+ * may have been written.
  * Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either; while the window is open, no
  * rank may write main weights during the call. Memory: for a FROZEN quantized parameter all its codes and scales during
  * the call, on each rank that gets the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE,
@@ -1222,8 +1233,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_plane(fsdp_group *group, uint64_t par
  * Planes that belong together must be loaded together, in the same window: codes and scales, and for MXFP8 both forms.
  * The library does not check this.
  * Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
- * INVALID_ARGUMENT (no such plane; another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN,
- * so that planes are made of main weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+ * INVALID_ARGUMENT (no such plane; another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN:
+ * its planes are computed from main weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_plane(fsdp_group *group, uint64_t param_index, fsdp_plane plane,
                                                   const void *data, fsdp_dtype dtype, uint64_t element_count,
@@ -1345,9 +1356,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
 
 /**
  * Make the full compute weights readable for work that follows on the stream, and take a hold. If the group is gathered
- * already, the call costs nothing; otherwise it gathers the group, which happens once per version and release. A
- * RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are gathered by phase
- * (fsdp_plane_policy). flags must be 0.
+ * already, the call costs nothing; otherwise it gathers the group. A group is gathered once per version, and again
+ * after its weights were released. A RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are
+ * gathered by phase (fsdp_plane_policy). flags must be 0.
  * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
  * this version). Window: outside.
  * Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; pieces of the group share a buffer;
@@ -1391,8 +1402,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_reshard_piece(fsdp_group *group, uint32_t
  * Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this
  * for all groups. Weights that are mapped, or that the strategy keeps whole, need FSDP_VIEWS_PRIVATE: the written pages
  * show the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
- * again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to
- * communicate.)
+ * again at the next unshard, so the group must have no hold. (A model on one rank copies nothing, unless
+ * FSDP_MODEL_FORCE_COMMUNICATION or FSDP_CONTEXT_DEBUG is set.)
  * Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks:
  * local work. Window: either. Memory: the copies of written pages are freed.
  * Errors: INVALID_STATE (copied weights that are held; other weights with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
@@ -1405,17 +1416,17 @@ enum {
   FSDP_GRAD_ZEROED = 1u << 17, /* for callers that only add: where *accumulate would be 0, the gradient is cleared and
                                   *accumulate is 1 */
   FSDP_GRAD_NO_WAIT = 1u << 10 /* where the call would wait for peers to read a buffer (on one rank: for its own
-                                  reduce), it returns BUSY and changes nothing; fsdp_acquire_grads does so if this holds
-                                  for any parameter. Try again later, or without this flag. The flag has no effect on a
-                                  CUDA device, where the stream waits instead. With FSDP_CONTEXT_NO_OVERLAP
-                                  fsdp_reduce_grad itself waits for peers */
+                                  reduce), it returns BUSY and changes nothing; fsdp_acquire_grads returns BUSY if it
+                                  would wait for any of the gradients. Try again later, or without this flag. The flag
+                                  has no effect on a CUDA device, where the stream waits instead. With
+                                  FSDP_CONTEXT_NO_OVERLAP fsdp_reduce_grad itself waits for peers */
 };
 
 /**
  * Borrow the full gradient of a parameter to write into, in grad_dtype. If *accumulate is 0, overwrite all of it; if it
  * is 1, add to it. With FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. A second call before
- * fsdp_reduce_grad (for a tied or twice-used parameter) gives 1 and orders the second stream after the first. The view
- * ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
+ * fsdp_reduce_grad (for a tied or twice-used parameter) sets *accumulate to 1 and orders the second stream after the
+ * first. The view ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
  * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
  * BUSY (FSDP_GRAD_NO_WAIT). If a buffer must be drained, the errors of its reduce: MISMATCH, PEER_FAILED, TIMEOUT.
@@ -1513,8 +1524,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_grad(fsdp_group *group, uint64_t par
 
 /* ---- optimizer ----------------------------------------------------------------------------------------------- */
 
-/** The part of one parameter that this rank owns. There is no shard of a frozen parameter, or of one of which this rank
- *  owns nothing. */
+/** The part of one parameter that this rank owns. A FROZEN parameter has no shard, and neither has a parameter of which
+ *  this rank owns nothing. */
 typedef struct fsdp_shard {
   uint64_t struct_size;
   fsdp_group *group;
@@ -1627,8 +1638,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_clip_grads(fsdp_model *model, const fsdp_
                                                  fsdp_stream stream, double *norm);
 /**
  * Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the
- * name of the first parameter that has some, or to NULL; name may be NULL. A parameter of a group with several meshes
- * has the name that it has on the first rank where such a number was found. Collective: the mesh. Blocks: peers.
+ * name of the first parameter that has some, or to NULL; name may be NULL. If meshes of a group have different names
+ * for the parameter, the name is that of the first rank where such a number was found. Collective: the mesh. Blocks:
+ * peers.
  * Window: inside. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_check_grads(fsdp_model *model, fsdp_stream stream, int32_t *found,
@@ -1678,8 +1690,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
  * fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The
  * random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's
  * rounding_seed, the parameter's name, the element and the step.
- * Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its
- * order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
+ * Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding is done in
+ * stream order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
  * parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_round_stochastic(fsdp_group *group, uint64_t param_index,
@@ -1688,20 +1700,20 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_round_stochastic(fsdp_group *group, uint6
 
 /* ---- whole matrices -------------------------------------------------------------------------------------------- */
 
-/** Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
- *  struct_size before the call. */
+/** One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
+ *  only: set struct_size before the call. */
 typedef struct fsdp_matrix {
   uint64_t struct_size;
   fsdp_group *group;
-  const char *name;        /* of the parameter */
+  const char *name;        /* name of the parameter */
   uint64_t param_index;
-  uint64_t batch_index;    /* index in the dimensions before the last two, taken as one */
+  uint64_t batch_index;    /* index of the first matrix, if the dimensions before the last two are taken as one */
   uint64_t split_index;    /* index in matrix_splits */
   uint64_t row_offset;     /* first row of the split */
   uint64_t rows;
   uint64_t columns;
-  uint64_t count;          /* so many matrices, of batch_index and the next ones */
-  uint64_t stride_bytes;   /* from one to the next */
+  uint64_t count;          /* number of matrices: those of batch_index, batch_index + 1 and so on */
+  uint64_t stride_bytes;   /* bytes from one matrix to the next */
   void *data;              /* rows x columns numbers in C order; to be changed in place. NULL: there are no more */
   fsdp_dtype dtype;        /* of data */
   uint32_t reserved;
@@ -1711,7 +1723,7 @@ typedef struct fsdp_matrix {
 typedef struct fsdp_matrix_options {
   uint64_t struct_size;
   const char *source;      /* what is collected: NULL for the main grads, "main_weight", or the name of a state */
-  const char *target;      /* where returned matrices are written, likewise. NULL: where they came from */
+  const char *target;      /* where returned matrices are written, named like source; NULL: to the source */
   fsdp_dtype dtype;        /* of the matrices, and of messages between ranks; 0: FSDP_FLOAT32 */
   uint32_t reserved;       /* must be 0 */
 } fsdp_matrix_options;
@@ -1729,10 +1741,10 @@ typedef struct fsdp_matrix_options {
  * travel. If a state is source or target, all parameters with matrices must have it.
  * Until fsdp_return_matrices make no other collective call of any model of the context: ranks are at different
  * matrices, and would wait for each other. fsdp_discard_step is legal if the target is the main grads. With another
- * target it is not until the return, and after a return to "main_weight" not until the publish; if ranks differ then,
- * the context fails.
- * Collective: the mesh. Blocks: peers. Window: inside, with main grads as source or target in a window that has
- * gradients. Stream: the source is read in its order.
+ * target it is illegal until fsdp_return_matrices, and with the target "main_weight" until the next publish. If ranks
+ * make different calls in that time, the context fails.
+ * Collective: the mesh. Blocks: peers. Window: inside; if the source or the target is the main grads, the window must
+ * have gradients. Stream: the source is read in stream order.
  * Errors: INVALID_ARGUMENT (no such state, a state in codes, main weights in two halves), INVALID_STATE (no parameter
  * has matrices, matrices are collected already, in a capture), MISMATCH (ranks gave other options), PEER_FAILED,
  * TIMEOUT. Since 0.2.
@@ -1741,16 +1753,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_collect_matrices(fsdp_model *model, const
                                                        fsdp_stream stream);
 /**
  * Get the next matrices of this rank, in an order that the plan has fixed; data is NULL when there are no more. The
- * caller may change them in place, on this stream. The call gives back the matrices of the call before; the work on
- * them must be enqueued by then.
+ * caller may change them in place, on this stream. The call gives back the matrices of the previous call, so enqueue
+ * all work on them first.
  * Collective: no. Blocks: on the host device until the matrices are there; on a GPU no. Window: inside.
- * Errors: INVALID_STATE (nothing is collected, in a capture, or another rank has discarded the step, which is known
- * here on the host device), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_STATE (nothing is collected; in a capture; on the host device also: another rank has discarded the
+ * step), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_next_matrix(fsdp_model *model, fsdp_stream stream, fsdp_matrix *matrix);
 /**
- * Bring all rows back, to the target of fsdp_collect_matrices. They are there when the stream has come to this point.
- * The ranks meet in this call, so it fails on all of them if one discards the step.
+ * Bring all rows back, to the target of fsdp_collect_matrices. Work that follows on the stream finds them there. The
+ * ranks synchronize in this call, so it fails on all of them if one discards the step.
  * Collective: the mesh. Blocks: peers. Window: inside.
  * Errors: INVALID_STATE (nothing is collected, this rank has matrices that fsdp_next_matrix has not given, in a
  * capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
@@ -1781,7 +1793,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_s
 
 /**
  * Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient may be
- * pending. If a rank has one, all ranks get INVALID_STATE, and fsdp_discard_step on all of them is the way to go on.
+ * pending on any rank. Otherwise all ranks get INVALID_STATE, and can go on after fsdp_discard_step.
  * Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stream stream);
@@ -1789,10 +1801,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_update(fsdp_model *model, fsdp_stre
 /**
  * Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in
  * any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes
- * the window, and the version stays the same. So in this window main weights must not have been written. Neither must
- * FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
- * collectives, the communicators are created again. This is impossible while a graph exists that captured the old
- * communicators, so in that case the context fails.
+ * the window, and the version stays the same. So do not discard a step in whose window main weights were written. The
+ * same holds if FROZEN parameters were loaded, because readers see these at once. Over NCCL, if ranks have enqueued
+ * different collectives, the communicators are created again. This is impossible while a graph exists that captured the
+ * old communicators, so in that case the context fails.
  * Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
  * another target than the main grads, or were returned to main weights), PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1805,9 +1817,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_discard_step(fsdp_model *model, fsdp_stre
  * the replicas of a mesh, and all ranks of a mesh if each has the whole. Data that only one rank of a mesh has is not
  * compared, so equal boxes in different meshes (fsdp_create_group) are not compared with each other. MISMATCH, with the
  * same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
- * fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model
- * can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be
- * 0. Collective: the mesh. Blocks: peers, and the GPU.
+ * fsdp_error.rank is the one of the two ranks with which fewer ranks agree; if equally many agree with both, it is the
+ * higher rank. The model can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host
+ * memory. flags must be 0. Collective: the mesh. Blocks: peers, and the GPU.
  * Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH,
  * PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1913,8 +1925,8 @@ typedef struct fsdp_loaded {
   uint64_t wanted_bytes; /* bytes of the checkpoint's files that this rank keeps; with ONE_REPLICA its share of them */
   uint64_t read_bytes;   /* bytes that this rank has read for them: files are read and verified in blocks of 256 KiB */
   uint32_t ranks;        /* number of ranks of the job that saved the checkpoint */
-  uint32_t passed_over;  /* number of damaged checkpoints, which are or may be newer, that FALLBACK has passed over; the
-                            same on every rank */
+  uint32_t passed_over;  /* number of damaged checkpoints that FALLBACK has passed over; each of them is, or may be,
+                            newer than the loaded one. The same on every rank */
   char name[32];         /* the checkpoint's name in the folder, "step-0000001200". It is "" if FSDP_LOAD_IF_ANY has
                             loaded nothing, and always after fsdp_load_weights, which has no checkpoint; step, sequence
                             and ranks are then 0 */
@@ -1941,15 +1953,15 @@ typedef struct fsdp_loaded {
  * Errors, the same on all ranks: INVALID_ARGUMENT, SYSTEM, INVALID_STATE, UNSUPPORTED (written by a newer release),
  * MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
  * INVALID_ARGUMENT: no checkpoint in the folder; none of the model's tensors, without IF_ANY; or a damaged file, with
- * the range of bytes and the tensors. It also lists all tensors that are missing, unexpected, of another shape, or of a
- * dtype that cannot be converted to the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT
- * for a folder that does not exist. Since 0.2.
+ * the range of bytes and the tensors. The message also lists all tensors that are missing, unexpected, of another
+ * shape, or of a dtype that cannot be converted to the parameter's. SYSTEM names the rank, the file, what was done and
+ * errno: ENOENT for a folder that does not exist. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load(fsdp_model *model, const char *folder, const fsdp_load_options *options,
                                           fsdp_loaded *loaded);
 
 enum {
-  FSDP_RENAME_TRANSPOSED = 1u << 30 /* in the files it is a matrix whose columns are our rows, as in GPT-2's Conv1D */
+  FSDP_RENAME_TRANSPOSED = 1u << 30 /* theirs is a matrix whose columns are the rows of ours, as in GPT-2's Conv1D */
 };
 
 /** Which rows of a tensor in another program's files become which rows of a parameter. "theirs" is the tensor in the
@@ -1968,10 +1980,10 @@ typedef struct fsdp_rename {
  * Load only weights, from safetensors files of any library. path is such a file, or a folder of such files, with
  * Hugging Face's index (model.safetensors.index.json) or without it, also as PyTorch's distributed checkpoint writes
  * them. It may also be a checkpoint of libfsdp or a folder of these. Links are followed (Hugging Face's cache is made
- * of them), but not in checkpoints of libfsdp. An index may name files in folders below it. The names are ours unless
- * renames say otherwise. A tensor that several renames match goes to all of their parameters: a fused tensor to its
- * parts, a shared tensor to both of its names. If separate tensors of the files are fused in the model, each has a
- * rename with a to_row of its own. Every row of a parameter must come exactly once.
+ * of them), but not in checkpoints of libfsdp. An index may name files in folders below it. Tensors in the files have
+ * the names of the model's parameters, unless renames say otherwise. A tensor that several renames match goes to all of
+ * their parameters: a fused tensor to its parts, a shared tensor to both of its names. If separate tensors of the files
+ * are fused in the model, each has a rename with a to_row of its own. Every row of a parameter must come exactly once.
  *
  * F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. The planes of a FROZEN
  * quantized parameter w are tensors of their own: w.row and w.row_scale, with MXFP8 also w.column and w.column_scale
@@ -2092,7 +2104,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_checkpoint_status(const fsdp_checkpoi
                                                             fsdp_checkpoint_status *status);
 
 /**
- * Wait until the checkpoint is there or is known to have failed. The call may be repeated. Collective: no. Blocks: the
+ * Wait until the checkpoint is saved or is known to have failed. The call may be repeated. Collective: no. Blocks: the
  * disk, and peers' disks. Errors, the same on all ranks, after which the job can go on: SYSTEM, INVALID_STATE (not
  * committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (ends only this wait, which may be repeated), PEER_FAILED. SYSTEM
  * names the rank, the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave
@@ -2159,9 +2171,9 @@ typedef struct fsdp_capture fsdp_capture;
  *              UNSUPPORTED, and so is fsdp_prepare_replay of a capture with a norm.
  *   Streams    All streams given must be in the capture: `stream`, and streams forked from it.
  *   Gradients  Overwriting gradients and adding to them are two captures: of a first micro-batch, and of a later one.
- * During a capture these calls are INVALID_STATE: calls for which the host must wait (norms that it receives,
- * check_grads, load, read), begin_update and discard_step. So are calls with streams that are not in the capture, calls
- * of the context's other models, whose work could get into the graph, and closing the context.
+ * During a capture these calls are INVALID_STATE: calls for which the host must wait (those that return a norm,
+ * check_grads, load, read), begin_update and discard_step. The same holds for calls with streams that are not in the
+ * capture, calls of the context's other models, whose work could get into the graph, and fsdp_close_context.
  * If a call of the model fails, with any error, its work is missing in the graph, and fsdp_end_capture fails. BUSY and
  * INVALID_HANDLE are exceptions, because they come before the model is looked at: make such a call again, or its work
  * is missing in the graph without an error. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
@@ -2233,8 +2245,9 @@ FSDP_API void fsdp_destroy_capture(fsdp_capture *capture);
 /**
  * Write this rank's timeline to a file: the last trace_events events since the context began, in the Trace Event Format
  * (JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the file of that name, when it is
- * complete. It has mode 0600. Only a regular file is replaced: a link, pipe, socket or device is SYSTEM, and so is a
- * limit of file sizes. docs/guides/trace.md says what is in the file and how files of several ranks are merged.
+ * complete. It has mode 0600. Only a regular file is replaced: a link, pipe, socket or device is a SYSTEM error, and so
+ * is a file that would pass the limit of file sizes. docs/guides/trace.md says what is in the file and how files of
+ * several ranks are merged.
  * Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (no trace is kept), SYSTEM (errno is named). Since 0.2.
  */
@@ -2252,9 +2265,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_write_flight_record(const fsdp_context *c
 
 /**
  * Begin a span of the caller's own in the timeline, for example "forward"; spans nest, up to 64. name is UTF-8 of 1-255
- * bytes; a context keeps at most 256 different names. The call does nothing without a timeline, which
- * FSDP_CONTEXT_TRACE and trace_directory turn on. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (one name too
- * many), INVALID_STATE (64 are open). Since 0.2.
+ * bytes; a context keeps at most 256 different names. The call does nothing unless FSDP_CONTEXT_TRACE or
+ * trace_directory has turned the timeline on. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (one name too many),
+ * INVALID_STATE (64 are open). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_begin_span(fsdp_context *context, const char *name);
 /** End the span that was begun last. Collective: no. Blocks: no. Errors: INVALID_STATE (none is open). Since 0.2. */

@@ -73,7 +73,7 @@ pub struct fsdp_context_options {
     pub world_size: u32,
     /// counts only with world_size
     pub rank: u32,
-    /// this number of neighbouring ranks counts as one host, for plans and to try on one host what runs on several;
+    /// this number of neighbouring ranks counts as one host, for plans and to try a job of several hosts on one host;
     /// 0: the real hosts
     pub ranks_per_host: u32,
     /// counts only with world_size: where the ranks of the job meet. It is a name (ranks of one host),
@@ -181,16 +181,16 @@ pub struct fsdp_model_options {
     pub optimizer: fsdp_optimizer,
     /// number of transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
     pub max_pending_groups: u32,
-    /// number of visits (of groups, or of pieces) ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH
-    /// none
+    /// for this number of next visits (of groups, or of pieces) there is room to gather ahead; 0: 1, but none with
+    /// FSDP_MODEL_NO_PREFETCH
     pub prefetch_depth: u32,
     /// kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only kind on a CUDA device
     pub view_kind: fsdp_view_kind,
     /// limit of the bytes that are gathered ahead by prefetch; 0: no limit
     pub prefetch_bytes: u64,
-    /// memory of role STAGING for saves, at least 32 MiB. What a save has not copied when the update window opens
-    /// must wait for the disk, unless it fits into this memory. 0: none is planned, and each save takes 32 MiB while
-    /// it runs
+    /// memory of role STAGING for saves, at least 32 MiB. A save copies its data into this memory and writes it from
+    /// there. The update window opens when all data is copied: if the memory is smaller than the data, the caller
+    /// waits for the disk. 0: none is planned, and each save takes 32 MiB while it runs
     pub save_staging_bytes: u64,
     /// 0: FSDP_SCALE_EXACT
     pub scale_rounding: fsdp_scale_rounding,
@@ -202,10 +202,10 @@ pub struct fsdp_model_options {
     pub scale_rule: fsdp_scale_rule,
     /// 0: FSDP_PLANES_BY_PHASE
     pub plane_policy: fsdp_plane_policy,
-    /// limit of the bytes of all transient full gradient buffers. A group that is too large is then divided into
-    /// parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once
-    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer are
-    /// alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more memory. 0: no
+    /// limit of the bytes of all transient full gradient buffers. A group that does not fit is divided into parts of
+    /// consecutive parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts; if that many do
+    /// not fit, fewer are alive at once. A single parameter is never divided. Debug mode needs more memory. 0: no
     /// limit, and each group is one part
     pub max_pending_bytes: u64,
     /// 0: FSDP_MAIN_FLOAT32
@@ -214,9 +214,9 @@ pub struct fsdp_model_options {
     pub reserved: u32,
     /// with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
     pub rounding_seed: u64,
-    /// limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32, rounded up
-    /// to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for rows of other
-    /// ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+    /// limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts with its bytes in
+    /// fp32, rounded up to 256 bytes; one above the limit is refused. The model has memory for at most twice the
+    /// limit, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
     pub matrix_bytes: u64,
 }
 
@@ -237,8 +237,8 @@ impl Default for fsdp_model_options {
 #[derive(Clone, Copy)]
 pub struct fsdp_visit {
     pub group_index: u32,
-    /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead as
-    /// well; without such visits a recompute belongs to a BACKWARD visit
+    /// FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. Weights of RECOMPUTE visits are gathered ahead as well; in a
+    /// schedule without such visits a recompute belongs to a BACKWARD visit
     pub phase: fsdp_phase,
     /// 0: the whole group; FSDP_PIECE(p), not p itself: its piece p. If any visit names a piece of the group, each of
     /// its pieces has a buffer of its own, planned for the visits of the piece and of the group
@@ -319,7 +319,7 @@ pub struct fsdp_stats {
     pub version: u64,
     /// number of the last AdamW step; 0: none yet
     pub step: u64,
-    /// transitions to gathered, also those that moved no bytes
+    /// times that weights became gathered, also if no bytes were moved
     pub gathers: u64,
     /// collectives that moved bytes
     pub all_gathers: u64,
@@ -369,7 +369,7 @@ pub struct fsdp_stats {
     /// allocations of memory for roles, shared or not, by all models of the context since the context was made
     pub allocations: u64,
     /// time that the caller waited at the opening of update windows, because a save was still copying memory that may
-    /// be written inside; not a part of wait_ns
+    /// be written in the window; not a part of wait_ns
     pub checkpoint_stall_ns: u64,
     /// bytes of ROW planes, including planes that serve all phases
     pub gathered_row_bytes: u64,
@@ -429,13 +429,13 @@ pub struct fsdp_param {
     pub piece: u32,
     /// which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a model with AdamW the
     /// caller updates it in the window: it has none of AdamW's states, and fsdp_step_adamw publishes its main weights
-    /// as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's, with states in fp32 or
-    /// in 8 bits. A FROZEN parameter must have 0
+    /// as they are. FSDP_OPTIMIZER_ADAMW is legal in models with AdamW only, and means the model's AdamW, with states
+    /// in fp32 or in 8 bits. A FROZEN parameter must have 0
     pub optimizer: fsdp_optimizer,
     /// 0: the parameter has none
     pub matrix: fsdp_matrix_layout,
-    /// the rows of each matrix into which the R rows of the last two dimensions are cut, for example those of q, k
-    /// and v; their sum is R; copied. NULL: R rows, one matrix
+    /// cuts the R rows of the last two dimensions into several matrices, for example into q, k and v: the number of
+    /// rows of each. Their sum is R; copied. NULL: one matrix of R rows
     pub matrix_splits: *const u64,
     /// 0 with matrix_splits NULL
     pub matrix_split_count: u64,
@@ -470,10 +470,10 @@ pub struct fsdp_group_options {
     /// one of them. The meshes that the model's ranks name for a group are equal in shape and disjoint, and together
     /// they have all ranks of the model (see fsdp_create_group)
     pub mesh: *const fsdp_mesh,
-    /// 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group: the gradient of
-    /// an expert has the tokens of all of them. The seal refuses a mean for a trained group whose ranks may be
-    /// tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no group is on the
-    /// model's mesh
+    /// 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group, because the
+    /// gradient of an expert is a sum over the tokens of all ranks. The seal refuses a mean for a trained group whose
+    /// ranks may be tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no group is
+    /// on the model's mesh
     pub grad_op: fsdp_grad_op,
     /// 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with replicas
     pub outer_strategy: fsdp_outer_strategy,
@@ -553,8 +553,8 @@ impl Default for fsdp_chunk {
 }
 
 /// ```text
-/// The part of one parameter that this rank owns. There is no shard of a frozen parameter, or of one of which this rank
-///  owns nothing.
+/// The part of one parameter that this rank owns. A FROZEN parameter has no shard, and neither has a parameter of which
+///  this rank owns nothing.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -627,18 +627,18 @@ impl Default for fsdp_adamw_options {
 }
 
 /// ```text
-/// Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
-///  struct_size before the call.
+/// One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
+///  only: set struct_size before the call.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fsdp_matrix {
     pub struct_size: u64,
     pub group: *mut fsdp_group,
-    /// of the parameter
+    /// name of the parameter
     pub name: *const c_char,
     pub param_index: u64,
-    /// index in the dimensions before the last two, taken as one
+    /// index of the first matrix, if the dimensions before the last two are taken as one
     pub batch_index: u64,
     /// index in matrix_splits
     pub split_index: u64,
@@ -646,9 +646,9 @@ pub struct fsdp_matrix {
     pub row_offset: u64,
     pub rows: u64,
     pub columns: u64,
-    /// so many matrices, of batch_index and the next ones
+    /// number of matrices: those of batch_index, batch_index + 1 and so on
     pub count: u64,
-    /// from one to the next
+    /// bytes from one matrix to the next
     pub stride_bytes: u64,
     /// rows x columns numbers in C order; to be changed in place. NULL: there are no more
     pub data: *mut c_void,
@@ -672,7 +672,7 @@ pub struct fsdp_matrix_options {
     pub struct_size: u64,
     /// what is collected: NULL for the main grads, "main_weight", or the name of a state
     pub source: *const c_char,
-    /// where returned matrices are written, likewise. NULL: where they came from
+    /// where returned matrices are written, named like source; NULL: to the source
     pub target: *const c_char,
     /// of the matrices, and of messages between ranks; 0: FSDP_FLOAT32
     pub dtype: fsdp_dtype,
@@ -766,8 +766,8 @@ pub struct fsdp_loaded {
     pub read_bytes: u64,
     /// number of ranks of the job that saved the checkpoint
     pub ranks: u32,
-    /// number of damaged checkpoints, which are or may be newer, that FALLBACK has passed over; the same on every
-    /// rank
+    /// number of damaged checkpoints that FALLBACK has passed over; each of them is, or may be, newer than the loaded
+    /// one. The same on every rank
     pub passed_over: u32,
     /// the checkpoint's name in the folder, "step-0000001200". It is "" if FSDP_LOAD_IF_ANY has loaded nothing, and
     /// always after fsdp_load_weights, which has no checkpoint; step, sequence and ranks are then 0

@@ -132,11 +132,11 @@ impl Dtype {
 /// work. fsdp_unshard makes the given stream wait for the weights and returns; fsdp_reduce_grad takes the gradients in
 /// the order of the given stream and returns. Where a docstring says "Blocks: peers on the host device", the call does
 /// not block on a CUDA device.
-///   Streams      A call may name any stream of the device. The work that it enqueues runs after all enqueued work of
-///                earlier calls that it depends on, whichever streams that work is on. A stream named by
-///                fsdp_acquire_grad must live until fsdp_reduce_grad. Ranks that are threads of one process and share a
-///                GPU each need streams of their own. NULL, the legacy default stream, is one stream for all of these
-///                ranks: the work of one rank would queue behind the work of another rank that waits for it.
+///   Streams      A call may name any stream of the device. The work that the call enqueues runs after all earlier work
+///                that it depends on, also if that work is on other streams. A stream named by fsdp_acquire_grad must
+///                live until fsdp_reduce_grad. Ranks that are threads of one process and share a GPU each need streams
+///                of their own. NULL, the legacy default stream, is one stream for all of these ranks: the work of one
+///                rank would queue behind the work of another rank that waits for it.
 ///   Waits        Only these calls wait for the GPU: fsdp_get_grad_norm, fsdp_clip_grads and fsdp_apply_grads where norm
 ///                is not NULL, fsdp_get_last_norm, fsdp_get_param_grad_norms, fsdp_get_param_weight_norms,
 ///                fsdp_count_zero_grads, fsdp_check_grads, fsdp_check_replicas, fsdp_wait_stream, the calls that load
@@ -144,9 +144,10 @@ impl Dtype {
 ///                fsdp_prepare_replay while 64 replays are under way. Ranks still synchronize on the host where a call
 ///                says "Blocks: peers".
 ///   Gathers      Gathers and reduces are collective: the ranks of a shard axis must make the same fsdp_unshard,
-///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order, and
-///                ranks that are together in a shard axis of one host in each of two models must interleave the calls of
-///                both alike. If the calls differ, MISMATCH comes at the latest at the end of the step.
+///                fsdp_reshard, fsdp_prefetch, fsdp_complete_grad and fsdp_reduce_grad calls in the same order. If two
+///                ranks share a shard axis on one host in each of two models, both ranks must interleave the calls of
+///                the two models in the same way. If the calls differ, MISMATCH comes at the latest at the end of the
+///                step.
 ///   Unshard      fsdp_unshard always copies (FSDP_UNSHARD_COPIED), except where one rank has everything: a GPU does not
 ///                map the memory of other GPUs.
 ///   Pointers     Memory given to fsdp_put_grad and fsdp_apply_grads must be readable by the GPU, and memory given to
@@ -445,7 +446,7 @@ impl MainStorage {
     }
 }
 
-/// How the factor f is rounded by which weights are multiplied before they become FP8 codes (fsdp_quantization).
+/// How the factor f is rounded. Weights are multiplied by f before they become FP8 codes (fsdp_quantization).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -639,27 +640,27 @@ impl Granule {
 }
 
 /// ```text
-/// The form in which the compute weights of a parameter are stored. Codes and scales are made of the fp32 main weights
-/// whenever these are published. Gradients, main weights and states are those of an unquantized parameter of the same
-/// dtype. A FROZEN parameter has only codes and scales: fsdp_load_param makes them of numbers, with the bits of a
-/// publish, or fsdp_load_plane takes them as they are. fsdp_read_param returns codes times scales, of the ROW planes;
-/// checkpoints have the planes. fsdp_get_plane shows what is stored. Later releases may add kinds; a value that this
-/// header does not name is INVALID_ARGUMENT.
+/// The form in which the compute weights of a parameter are stored. Codes and scales are computed from the fp32 main
+/// weights whenever these are published. Gradients, main weights and states are those of an unquantized parameter of the
+/// same dtype. A FROZEN parameter has only codes and scales. fsdp_load_param computes them from numbers, with the bits
+/// that a publish would give; fsdp_load_plane takes them as they are. fsdp_read_param returns codes times scales of the
+/// ROW planes; checkpoints contain the planes. fsdp_get_plane shows what is stored. Later releases may add kinds; a
+/// value that this header does not name is INVALID_ARGUMENT.
 ///   FP8         E4M3 codes and one fp32 scale for all of them; number = code times scale. Let f be 448 / the largest
 ///               magnitude of the parameter (1 where that magnitude is 0 or not finite; with FSDP_SCALE_POWER_OF_TWO
-///               rounded down to a power of two). The codes are the numbers times f, to the nearest, ties to even, at
-///               most 448 in magnitude; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any shape and
-///               granule are legal. In a publish, the ranks that hold different parts exchange their largest magnitudes,
-///               4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange. A FROZEN
-///               parameter with FP8 cannot be a box of a larger tensor. FP8 is refused in a group whose mesh or
+///               rounded down to a power of two). The codes are the numbers times f, rounded to nearest, ties to even,
+///               with a magnitude of at most 448; NaN stays NaN. The scale is 1 / f. One plane serves all phases. Any
+///               shape and granule are legal. In a publish, the ranks that hold different parts exchange their largest
+///               magnitudes, 4 bytes a parameter, for all parameters at once, and the publish blocks for this exchange.
+///               A FROZEN parameter with FP8 cannot be a box of a larger tensor. FP8 is refused in a group whose mesh or
 ///               outer_strategy is not the model's.
 ///   MXFP8       E4M3 codes and an E8M0 scale for each 32 of them (OCP MX 1.0); number = code times scale. There are two
 ///               forms. ROW planes have blocks of 32 in a row, for a product with the matrix; COLUMN planes have blocks
 ///               of 32 in a column, for a product with its transpose. The codes are in C order in both. fsdp_scale_rule
-///               gives the scales. The codes are the numbers divided by the scale, to the nearest, ties to even; a NaN
-///               makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions this
-///               holds for each matrix. 32 rows of a matrix stay together on a rank. An unshard gathers one form, by
-///               phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
+///               gives the scales. The codes are the numbers divided by the scale, rounded to nearest, ties to even; a
+///               NaN makes its whole block NaN. Rows and columns must be multiples of 32; with three or more dimensions
+///               this holds for each matrix. 32 rows of a matrix stay together on a rank. An unshard gathers one form,
+///               by phase: see fsdp_plane_policy. FSDP_GROUP_RESIDENT groups, and groups whose strategy keeps weights
 ///               whole, have both forms. A FROZEN box of a larger tensor must not cut a block of that tensor.
 ///   FP8_BLOCK   E4M3 codes and an fp32 scale for each block of 128 x 128; blocks at the right and lower edges are
 ///               smaller. number = code times scale; each block gets codes and scale as FP8 makes them for the whole
@@ -693,9 +694,9 @@ impl Quantization {
 }
 
 /// ```text
-/// What a step does to a parameter that has no gradient. It has none if in this step no rank called fsdp_acquire_grad
-///  for it, no rank put non-NULL data with fsdp_put_grad, and fsdp_load_grad loaded nothing. The same holds for data in
-///  fsdp_apply_grads.
+/// What a step does to a parameter that has no gradient. A parameter has none if in this step no rank called
+///  fsdp_acquire_grad for it, no rank gave non-NULL data to fsdp_put_grad or fsdp_apply_grads, and fsdp_load_grad loaded
+///  nothing.
 /// ```
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

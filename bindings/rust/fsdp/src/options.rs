@@ -40,7 +40,7 @@ impl ContextOptions {
         self
     }
 
-    /// this number of neighbouring ranks counts as one host, for plans and to try on one host what runs on several;
+    /// this number of neighbouring ranks counts as one host, for plans and to try a job of several hosts on one host;
     /// 0: the real hosts
     pub fn ranks_per_host(mut self, ranks_per_host: u32) -> Self {
         self.raw.ranks_per_host = ranks_per_host;
@@ -272,8 +272,8 @@ impl ModelOptions {
         self
     }
 
-    /// number of visits (of groups, or of pieces) ahead for which there is room; 0: 1, with FSDP_MODEL_NO_PREFETCH
-    /// none
+    /// for this number of next visits (of groups, or of pieces) there is room to gather ahead; 0: 1, but none with
+    /// FSDP_MODEL_NO_PREFETCH
     pub fn prefetch_depth(mut self, prefetch_depth: u32) -> Self {
         self.raw.prefetch_depth = prefetch_depth;
         self
@@ -291,9 +291,9 @@ impl ModelOptions {
         self
     }
 
-    /// memory of role STAGING for saves, at least 32 MiB. What a save has not copied when the update window opens
-    /// must wait for the disk, unless it fits into this memory. 0: none is planned, and each save takes 32 MiB while
-    /// it runs
+    /// memory of role STAGING for saves, at least 32 MiB. A save copies its data into this memory and writes it from
+    /// there. The update window opens when all data is copied: if the memory is smaller than the data, the caller
+    /// waits for the disk. 0: none is planned, and each save takes 32 MiB while it runs
     pub fn save_staging_bytes(mut self, save_staging_bytes: u64) -> Self {
         self.raw.save_staging_bytes = save_staging_bytes;
         self
@@ -325,10 +325,10 @@ impl ModelOptions {
         self
     }
 
-    /// limit of the bytes of all transient full gradient buffers. A group that is too large is then divided into
-    /// parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once
-    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer are
-    /// alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more memory. 0: no
+    /// limit of the bytes of all transient full gradient buffers. A group that does not fit is divided into parts of
+    /// consecutive parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts; if that many do
+    /// not fit, fewer are alive at once. A single parameter is never divided. Debug mode needs more memory. 0: no
     /// limit, and each group is one part
     pub fn max_pending_bytes(mut self, max_pending_bytes: u64) -> Self {
         self.raw.max_pending_bytes = max_pending_bytes;
@@ -347,9 +347,9 @@ impl ModelOptions {
         self
     }
 
-    /// limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32, rounded up
-    /// to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for rows of other
-    /// ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+    /// limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts with its bytes in
+    /// fp32, rounded up to 256 bytes; one above the limit is refused. The model has memory for at most twice the
+    /// limit, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
     pub fn matrix_bytes(mut self, matrix_bytes: u64) -> Self {
         self.raw.matrix_bytes = matrix_bytes;
         self
@@ -415,10 +415,10 @@ impl GroupOptions {
         self
     }
 
-    /// 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group: the gradient of
-    /// an expert has the tokens of all of them. The seal refuses a mean for a trained group whose ranks may be
-    /// tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no group is on the
-    /// model's mesh
+    /// 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group, because the
+    /// gradient of an expert is a sum over the tokens of all ranks. The seal refuses a mean for a trained group whose
+    /// ranks may be tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no group is
+    /// on the model's mesh
     pub fn grad_op(mut self, grad_op: GradOp) -> Self {
         self.raw.grad_op = grad_op as i32;
         self
@@ -528,7 +528,7 @@ impl MatrixOptions {
         self
     }
 
-    /// where returned matrices are written, likewise. NULL: where they came from
+    /// where returned matrices are written, named like source; NULL: to the source
     pub fn target(mut self, target: &str) -> Self {
         self.target = Some(c_string(target));
         self

@@ -55,15 +55,16 @@ raw"""
 Join the job. Without a world_size in the options the launcher's variables decide. The first launcher in this list
 whose variables are set counts:
   torchrun, fsdp-run  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, with LOCAL_RANK and LOCAL_WORLD_SIZE; the port is
-                      MASTER_PORT + 1 if TORCHELASTIC_USE_AGENT_STORE is True: torch's store has MASTER_PORT itself
+                      MASTER_PORT + 1 if TORCHELASTIC_USE_AGENT_STORE is True, because torch's store listens at
+                      MASTER_PORT
   Open MPI            OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
   Slurm               SLURM_PROCID and SLURM_STEP_ID, with SLURM_NTASKS, SLURM_LOCALID, SLURM_JOB_ID
   MPICH (Hydra)       PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
 If none of them is set, the job is a world of one. If only some variables of a launcher are set, the call fails with
 INVALID_ARGUMENT, and the message names what is missing. FSDP_RENDEZVOUS (with the values of rendezvous in the
-options) replaces MASTER_ADDR and MASTER_PORT as the place to meet. Ranks of several hosts need it under Open MPI and
-MPICH, which give no address. Ranks with different FSDP_RESTART_COUNT (fsdp-run --max-restarts) do not join the same
-job. A log line at FSDP_LOG_INFO says what was used.
+options) replaces MASTER_ADDR and MASTER_PORT as the place to meet. Open MPI and MPICH give no address, so their
+ranks need FSDP_RENDEZVOUS if they are on several hosts. Ranks with different FSDP_RESTART_COUNT (fsdp-run
+--max-restarts) do not join the same job. A log line at FSDP_LOG_INFO says what was used.
 
 If the launcher says that all ranks are on one host, they connect by a unix socket. They must have the same user, and
 the same job secret if FSDP_JOB_SECRET or FSDP_JOB_SECRET_FILE is set. The secret's file is a regular file of 1 to
@@ -72,8 +73,9 @@ ranks are on one host, they connect by TCP: rank 0 listens at the rendezvous unt
 connection prove the job secret before anything else is read; without a secret only loopback addresses are served. A
 job has at most 16,384 ranks, 1,024 on one host. See docs/guides/launchers.md.
 
-Between hosts messages go by UCX if every rank has an RDMA device, else over TCP, whose connections prove the job
-secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) chooses. See docs/guides/network.md.
+Messages between hosts go over UCX if every rank has an RDMA device, and otherwise over TCP. These TCP connections
+prove the job secret as well. FSDP_NET (auto, tcp, ucx; the same on every rank) can choose one of the two. See
+docs/guides/network.md.
 Collective: the job. Blocks: peers. Threads: any.
 Errors: INVALID_ARGUMENT, MISMATCH (FSDP_NET differs), TIMEOUT, PEER_FAILED, SYSTEM, OUT_OF_MEMORY, UNSUPPORTED.
 UNSUPPORTED: FSDP_NET is ucx, and a rank has no UCX, or its UCX may use TCP and FSDP_UCX_TCP=trusted is not set on
@@ -86,9 +88,9 @@ every rank. (If UCX uses TCP, any process that reaches UCX's port can write the 
 raw"""
 ```text
 Make world_size contexts in this process, one for each thread that will act as a rank. contexts is an array of
-world_size elements, at most 1,024. Each context is then used by one thread at a time, and different threads must
-make the collective calls on different contexts. world_size and rank in the options are ignored. On failure all
-entries are NULL; but if world_size is above 16,384, no entry is touched.
+world_size elements, at most 1,024. Each context is then used by one thread at a time. Collective calls on different
+contexts must come from different threads. world_size and rank in the options are ignored. On failure all entries are
+NULL; but if world_size is above 16,384, no entry is touched.
 Collective: no. Blocks: local work. Threads: any. Errors: INVALID_ARGUMENT, SYSTEM, OUT_OF_MEMORY. Since 0.2.
 ```
 """
@@ -193,12 +195,12 @@ PEER_FAILED, TIMEOUT. Since 0.2.
 raw"""
 ```text
 Wait until the stream has finished everything that was enqueued on it before this call, by the program and by the
-library. In contrast to cudaStreamSynchronize the wait always ends: when a limit of time is over, when the
-interrupted hook or flag says so, or when the context fails, with that failure. If timeout_ms is not 0, it is a limit
+library. Unlike cudaStreamSynchronize, this wait always ends: when its time limit has passed, when the interrupted
+hook or flag asks for it, or when the context fails, with the context's error. If timeout_ms is not 0, it is a limit
 for this call alone: a TIMEOUT ends the call and does not fail the context, because a long kernel is no failure. If
 timeout_ms is 0, the limit is the timeout_ms of the context, and a TIMEOUT fails the context, as it does in every
-other wait. On the host device stream must be NULL, and the call returns at once. On a GPU it makes a CUDA event and
-destroys it.
+other wait. On the host device stream must be NULL, and the call returns at once. On a GPU the call creates and
+destroys a CUDA event.
 Collective: no. Blocks: until the GPU has done the work, and so until peers have done what that work waits for.
 Stream: any stream of the context's GPU, unless the stream is being captured. Errors: INVALID_ARGUMENT (host device:
 stream is not NULL), INVALID_STATE (a planning context, or a stream that is being captured), TIMEOUT, INTERRUPTED,
@@ -226,8 +228,8 @@ axis over several hosts is always added in blocks, and each host is a block. An 
 gets the same bits. Over several hosts B must be the number of ranks of a host, or 0; any other B is UNSUPPORTED.
 
 Collective: the ranks of the mesh. Blocks: no.
-Errors: INVALID_ARGUMENT (the sizes do not multiply to the number of ranks), UNSUPPORTED (an axis lies unevenly on
-its hosts). Since 0.2.
+Errors: INVALID_ARGUMENT (the sizes do not multiply to the number of ranks), UNSUPPORTED (an axis is not spread
+evenly over its hosts). Since 0.2.
 ```
 """
 @inline fsdp_create_mesh(context, options, mesh) =
@@ -274,9 +276,9 @@ Collective: the mesh. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (seale
 raw"""
 ```text
 Add a named state tensor for the caller's own optimizer, or beside the states of AdamW (for example a moving average
-of the weights). The state is as long as each main weight shard, is zeroed at the seal, and is saved and loaded with
-the other states. All parameters that are not FROZEN have it. But if AdamW updates some of them and the caller others
-(fsdp_param.optimizer), only those that the caller updates have it.
+of the weights). In each shard the state has as many elements as the main weights. It is zeroed at the seal, and
+saved and loaded with the other states. All parameters that are not FROZEN have the state. But if AdamW updates some
+of them and the caller others (fsdp_param.optimizer), only those that the caller updates have it.
 Collective: the mesh. Blocks: no.
 Errors: INVALID_ARGUMENT (the name is taken, with AdamW also "step" and the names of AdamW's states; the name is not
 UTF-8 of 1-63 bytes), INVALID_STATE. Since 0.2.
@@ -290,8 +292,8 @@ raw"""
 Hand in the memory of a role, aligned to 4096 bytes and at least as large as fsdp_get_role_bytes of a planning
 context says. Only roles that peers do not read can be handed in: MAIN, OPTIMIZER, GATHER, and GRAD if no group is
 NO_SHARD or reduced once a step. Other roles are UNSUPPORTED. On a CUDA device the memory must belong to that device.
-The memory must outlive the model. A model has not ended when fsdp_destroy_model returns if a save still holds it or
-another thread is inside one of its calls. Collective: no. Blocks: no.
+The memory must outlive the model. The model may live on after fsdp_destroy_model returns: while a save still holds
+it, or while another thread is inside one of its calls. Collective: no. Blocks: no.
 Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. The seal reports a size that is too small. Since 0.2.
 ```
 """
@@ -300,9 +302,10 @@ Errors: INVALID_ARGUMENT, INVALID_STATE (sealed), UNSUPPORTED. The seal reports 
 
 raw"""
 ```text
-Write all that fsdp_seal_model would refuse in this rank's declarations as text, one violation a line; the text is
-empty if there is none. Sizes and arenas are checked once groups and visits are right. Problems that only show when
-ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in fsdp_describe_model.
+List what fsdp_seal_model would refuse in this rank's declarations, as text with one violation a line. The text is
+empty if there is none. Sizes and arenas are checked only if groups and visits are right. Problems that only show
+when ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in
+fsdp_describe_model.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since
 0.2.
 ```
@@ -329,8 +332,9 @@ one rank, it fails on all ranks with the same status. Since 0.2.
 raw"""
 ```text
 The bytes of a role, or of FSDP_ROLE_ALL, on rank `rank` of a sealed model's mesh, as the plan has them. rank may be
-any rank that is in all meshes of this rank: any rank, if no group has a mesh of its own. If a planning context for a
-GPU names no device_transport, STAGING is the maximum that the seal may choose.
+any rank that is in all meshes of this rank; if no group has a mesh of its own, these are all ranks of the model. If
+a planning context for a GPU names no device_transport, the bytes of FSDP_ROLE_STAGING are the maximum over the
+transports that the seal may choose.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
 ```
 """
@@ -464,8 +468,8 @@ raw"""
 ```text
 Copy a whole parameter out: the main weights (for a frozen parameter the compute weights), converted to dtype. With
 root FSDP_EVERY_RANK every rank gets the data; otherwise only rank `root` gets it, and data may be NULL on the
-others. flags must be 0. The data arrives piece by piece from the ranks that own it, so if a peer fails, some of data
-has been written.
+others. flags must be 0. The data arrives in blocks from the ranks that own it, so if a peer fails, a part of data
+may have been written.
 Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either; while the window is open, no
 rank may write main weights during the call. Memory: for a FROZEN quantized parameter all its codes and scales during
 the call, on each rank that gets the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE,
@@ -528,8 +532,8 @@ rounding. root and flags are as in fsdp_load_param.
 Planes that belong together must be loaded together, in the same window: codes and scales, and for MXFP8 both forms.
 The library does not check this.
 Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Errors:
-INVALID_ARGUMENT (no such plane; another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN,
-so that planes are made of main weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
+INVALID_ARGUMENT (no such plane; another dtype or count; the parameter is not quantized), INVALID_STATE (not FROZEN:
+its planes are computed from main weights; window closed), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_load_plane(group, param_index, plane, data, dtype, element_count, root, flags) =
@@ -661,9 +665,9 @@ outside. Errors: INVALID_ARGUMENT, INVALID_STATE. Since 0.2.
 raw"""
 ```text
 Make the full compute weights readable for work that follows on the stream, and take a hold. If the group is gathered
-already, the call costs nothing; otherwise it gathers the group, which happens once per version and release. A
-RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are gathered by phase
-(fsdp_plane_policy). flags must be 0.
+already, the call costs nothing; otherwise it gathers the group. A group is gathered once per version, and again
+after its weights were released. A RECOMPUTE hold while a BACKWARD hold is pending costs nothing, unless planes are
+gathered by phase (fsdp_plane_policy). flags must be 0.
 Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
 this version). Window: outside.
 Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; pieces of the group share a buffer;
@@ -719,8 +723,8 @@ raw"""
 Show the true weights of a group again after a write through its views. Every publish and fsdp_discard_step do this
 for all groups. Weights that are mapped, or that the strategy keeps whole, need FSDP_VIEWS_PRIVATE: the written pages
 show the compute weights again, whether the group is held or not. Copied weights, with either view_kind, are gathered
-again at the next unshard, so the group must have no hold. (One rank copies nothing, unless it is made to
-communicate.)
+again at the next unshard, so the group must have no hold. (A model on one rank copies nothing, unless
+FSDP_MODEL_FORCE_COMMUNICATION or FSDP_CONTEXT_DEBUG is set.)
 Collective: no; for copied weights on a CUDA device the shard axis, because the next unshard gathers there. Blocks:
 local work. Window: either. Memory: the copies of written pages are freed.
 Errors: INVALID_STATE (copied weights that are held; other weights with FSDP_VIEWS_READ_ONLY), SYSTEM. Since 0.2.
@@ -733,8 +737,8 @@ raw"""
 ```text
 Borrow the full gradient of a parameter to write into, in grad_dtype. If *accumulate is 0, overwrite all of it; if it
 is 1, add to it. With FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. A second call before
-fsdp_reduce_grad (for a tied or twice-used parameter) gives 1 and orders the second stream after the first. The view
-ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
+fsdp_reduce_grad (for a tied or twice-used parameter) sets *accumulate to 1 and orders the second stream after the
+first. The view ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
 Collective: no. Blocks: peers on the host device, if a buffer must be drained.
 Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
 BUSY (FSDP_GRAD_NO_WAIT). If a buffer must be drained, the errors of its reduce: MISMATCH, PEER_FAILED, TIMEOUT.
@@ -977,8 +981,9 @@ again. Since 0.2.
 raw"""
 ```text
 Look for Inf and NaN in the main grads of all ranks. *found is 0 or 1, the same on every rank. *name is set to the
-name of the first parameter that has some, or to NULL; name may be NULL. A parameter of a group with several meshes
-has the name that it has on the first rank where such a number was found. Collective: the mesh. Blocks: peers.
+name of the first parameter that has some, or to NULL; name may be NULL. If meshes of a group have different names
+for the parameter, the name is that of the first rank where such a number was found. Collective: the mesh. Blocks:
+peers.
 Window: inside. Since 0.2.
 ```
 """
@@ -1016,8 +1021,8 @@ becomes Inf. element_offset is the number of the first element in the parameter,
 fp32 numbers, and to has room for count bfloat16 numbers. Both are in the device's memory and must not overlap. The
 random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's
 rounding_seed, the parameter's name, the element and the step.
-Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding comes in its
-order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
+Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding is done in
+stream order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
 parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
 ```
 """
@@ -1038,10 +1043,10 @@ wave, the next one travels. Matrices of parameters that this step leaves as they
 travel. If a state is source or target, all parameters with matrices must have it.
 Until fsdp_return_matrices make no other collective call of any model of the context: ranks are at different
 matrices, and would wait for each other. fsdp_discard_step is legal if the target is the main grads. With another
-target it is not until the return, and after a return to "main_weight" not until the publish; if ranks differ then,
-the context fails.
-Collective: the mesh. Blocks: peers. Window: inside, with main grads as source or target in a window that has
-gradients. Stream: the source is read in its order.
+target it is illegal until fsdp_return_matrices, and with the target "main_weight" until the next publish. If ranks
+make different calls in that time, the context fails.
+Collective: the mesh. Blocks: peers. Window: inside; if the source or the target is the main grads, the window must
+have gradients. Stream: the source is read in stream order.
 Errors: INVALID_ARGUMENT (no such state, a state in codes, main weights in two halves), INVALID_STATE (no parameter
 has matrices, matrices are collected already, in a capture), MISMATCH (ranks gave other options), PEER_FAILED,
 TIMEOUT. Since 0.2.
@@ -1054,11 +1059,11 @@ TIMEOUT. Since 0.2.
 raw"""
 ```text
 Get the next matrices of this rank, in an order that the plan has fixed; data is NULL when there are no more. The
-caller may change them in place, on this stream. The call gives back the matrices of the call before; the work on
-them must be enqueued by then.
+caller may change them in place, on this stream. The call gives back the matrices of the previous call, so enqueue
+all work on them first.
 Collective: no. Blocks: on the host device until the matrices are there; on a GPU no. Window: inside.
-Errors: INVALID_STATE (nothing is collected, in a capture, or another rank has discarded the step, which is known
-here on the host device), PEER_FAILED, TIMEOUT. Since 0.2.
+Errors: INVALID_STATE (nothing is collected; in a capture; on the host device also: another rank has discarded the
+step), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_next_matrix(model, stream, matrix) =
@@ -1066,8 +1071,8 @@ here on the host device), PEER_FAILED, TIMEOUT. Since 0.2.
 
 raw"""
 ```text
-Bring all rows back, to the target of fsdp_collect_matrices. They are there when the stream has come to this point.
-The ranks meet in this call, so it fails on all of them if one discards the step.
+Bring all rows back, to the target of fsdp_collect_matrices. Work that follows on the stream finds them there. The
+ranks synchronize in this call, so it fails on all of them if one discards the step.
 Collective: the mesh. Blocks: peers. Window: inside.
 Errors: INVALID_STATE (nothing is collected, this rank has matrices that fsdp_next_matrix has not given, in a
 capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
@@ -1108,7 +1113,7 @@ first publish nothing is lost: make the numbers the same on all ranks and publis
 raw"""
 ```text
 Open the update window outside a training step, to load or edit weights. No hold may be left and no gradient may be
-pending. If a rank has one, all ranks get INVALID_STATE, and fsdp_discard_step on all of them is the way to go on.
+pending on any rank. Otherwise all ranks get INVALID_STATE, and can go on after fsdp_discard_step.
 Collective: the mesh. Blocks: peers. Window: opens it. Errors: INVALID_STATE, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
@@ -1119,10 +1124,10 @@ raw"""
 ```text
 Discard this step: holds, lent and pending gradients, and everything that was reduced so far. The call is legal in
 any state between two publishes, also after an exception in the middle of a pass. Inside the update window it closes
-the window, and the version stays the same. So in this window main weights must not have been written. Neither must
-FROZEN parameters have been loaded, because readers see these at once. Over NCCL, if ranks have enqueued different
-collectives, the communicators are created again. This is impossible while a graph exists that captured the old
-communicators, so in that case the context fails.
+the window, and the version stays the same. So do not discard a step in whose window main weights were written. The
+same holds if FROZEN parameters were loaded, because readers see these at once. Over NCCL, if ranks have enqueued
+different collectives, the communicators are created again. This is impossible while a graph exists that captured the
+old communicators, so in that case the context fails.
 Collective: the mesh. Blocks: peers. Errors: INVALID_STATE (nothing was published yet, or matrices are collected with
 another target than the main grads, or were returned to main weights), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -1138,9 +1143,9 @@ hashed as they are in memory, without padding. The hashes are compared among the
 the replicas of a mesh, and all ranks of a mesh if each has the whole. Data that only one rank of a mesh has is not
 compared, so equal boxes in different meshes (fsdp_create_group) are not compared with each other. MISMATCH, with the
 same text on all ranks, names the first parameter that differs, what differs, both ranks and both hashes.
-fsdp_error.rank is the one of the two ranks with which fewer ranks agree, or the higher one if as many do. The model
-can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host memory. flags must be
-0. Collective: the mesh. Blocks: peers, and the GPU.
+fsdp_error.rank is the one of the two ranks with which fewer ranks agree; if equally many agree with both, it is the
+higher rank. The model can be used as before. The call reads the compared memory once, on a GPU through 1 MiB of host
+memory. flags must be 0. Collective: the mesh. Blocks: peers, and the GPU.
 Window: outside. Errors: INVALID_ARGUMENT (flags), INVALID_STATE (inside the window, or captured), MISMATCH,
 PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -1212,9 +1217,9 @@ Collective: the mesh. Blocks: the disk and peers. Window: inside; the step's gra
 Errors, the same on all ranks: INVALID_ARGUMENT, SYSTEM, INVALID_STATE, UNSUPPORTED (written by a newer release),
 MISMATCH (another model, other flags, or hosts that see different checkpoints), OUT_OF_MEMORY, PEER_FAILED, TIMEOUT.
 INVALID_ARGUMENT: no checkpoint in the folder; none of the model's tensors, without IF_ANY; or a damaged file, with
-the range of bytes and the tensors. It also lists all tensors that are missing, unexpected, of another shape, or of a
-dtype that cannot be converted to the parameter's. SYSTEM names the rank, the file, what was done and errno: ENOENT
-for a folder that does not exist. Since 0.2.
+the range of bytes and the tensors. The message also lists all tensors that are missing, unexpected, of another
+shape, or of a dtype that cannot be converted to the parameter's. SYSTEM names the rank, the file, what was done and
+errno: ENOENT for a folder that does not exist. Since 0.2.
 ```
 """
 @inline fsdp_load(model, folder, options, loaded) =
@@ -1226,10 +1231,10 @@ raw"""
 Load only weights, from safetensors files of any library. path is such a file, or a folder of such files, with
 Hugging Face's index (model.safetensors.index.json) or without it, also as PyTorch's distributed checkpoint writes
 them. It may also be a checkpoint of libfsdp or a folder of these. Links are followed (Hugging Face's cache is made
-of them), but not in checkpoints of libfsdp. An index may name files in folders below it. The names are ours unless
-renames say otherwise. A tensor that several renames match goes to all of their parameters: a fused tensor to its
-parts, a shared tensor to both of its names. If separate tensors of the files are fused in the model, each has a
-rename with a to_row of its own. Every row of a parameter must come exactly once.
+of them), but not in checkpoints of libfsdp. An index may name files in folders below it. Tensors in the files have
+the names of the model's parameters, unless renames say otherwise. A tensor that several renames match goes to all of
+their parameters: a fused tensor to its parts, a shared tensor to both of its names. If separate tensors of the files
+are fused in the model, each has a rename with a to_row of its own. Every row of a parameter must come exactly once.
 
 F64, F32, F16 and BF16 are converted to what the model keeps, rounded to nearest even. The planes of a FROZEN
 quantized parameter w are tensors of their own: w.row and w.row_scale, with MXFP8 also w.column and w.column_scale
@@ -1327,7 +1332,7 @@ Get the progress of a checkpoint. Collective: no. Blocks: no. Threads: any. Erro
 
 raw"""
 ```text
-Wait until the checkpoint is there or is known to have failed. The call may be repeated. Collective: no. Blocks: the
+Wait until the checkpoint is saved or is known to have failed. The call may be repeated. Collective: no. Blocks: the
 disk, and peers' disks. Errors, the same on all ranks, after which the job can go on: SYSTEM, INVALID_STATE (not
 committed), UNSUPPORTED, OUT_OF_MEMORY, INTERRUPTED (ends only this wait, which may be repeated), PEER_FAILED. SYSTEM
 names the rank, the file, what was done and errno, and nothing of this checkpoint is left. If rank 0 died as it gave
@@ -1406,9 +1411,9 @@ scale_grads, get_grad_norm, clip_grads and apply_grads; publish_weights; and ste
              UNSUPPORTED, and so is fsdp_prepare_replay of a capture with a norm.
   Streams    All streams given must be in the capture: `stream`, and streams forked from it.
   Gradients  Overwriting gradients and adding to them are two captures: of a first micro-batch, and of a later one.
-During a capture these calls are INVALID_STATE: calls for which the host must wait (norms that it receives,
-check_grads, load, read), begin_update and discard_step. So are calls with streams that are not in the capture, calls
-of the context's other models, whose work could get into the graph, and closing the context.
+During a capture these calls are INVALID_STATE: calls for which the host must wait (those that return a norm,
+check_grads, load, read), begin_update and discard_step. The same holds for calls with streams that are not in the
+capture, calls of the context's other models, whose work could get into the graph, and fsdp_close_context.
 If a call of the model fails, with any error, its work is missing in the graph, and fsdp_end_capture fails. BUSY and
 INVALID_HANDLE are exceptions, because they come before the model is looked at: make such a call again, or its work
 is missing in the graph without an error. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
@@ -1496,8 +1501,9 @@ raw"""
 ```text
 Write this rank's timeline to a file: the last trace_events events since the context began, in the Trace Event Format
 (JSON) that Perfetto and chrome://tracing read. The file appears, or replaces the file of that name, when it is
-complete. It has mode 0600. Only a regular file is replaced: a link, pipe, socket or device is SYSTEM, and so is a
-limit of file sizes. docs/guides/trace.md says what is in the file and how files of several ranks are merged.
+complete. It has mode 0600. Only a regular file is replaced: a link, pipe, socket or device is a SYSTEM error, and so
+is a file that would pass the limit of file sizes. docs/guides/trace.md says what is in the file and how files of
+several ranks are merged.
 Collective: no. Blocks: local work. Threads: any, also while another call runs or after the context has failed.
 Errors: INVALID_ARGUMENT, INVALID_STATE (no trace is kept), SYSTEM (errno is named). Since 0.2.
 ```
@@ -1521,9 +1527,9 @@ Errors: INVALID_ARGUMENT, INVALID_STATE (a planning context), SYSTEM (errno is n
 raw"""
 ```text
 Begin a span of the caller's own in the timeline, for example "forward"; spans nest, up to 64. name is UTF-8 of 1-255
-bytes; a context keeps at most 256 different names. The call does nothing without a timeline, which
-FSDP_CONTEXT_TRACE and trace_directory turn on. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (one name too
-many), INVALID_STATE (64 are open). Since 0.2.
+bytes; a context keeps at most 256 different names. The call does nothing unless FSDP_CONTEXT_TRACE or
+trace_directory has turned the timeline on. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (one name too many),
+INVALID_STATE (64 are open). Since 0.2.
 ```
 """
 @inline fsdp_begin_span(context, name) =

@@ -263,8 +263,8 @@ struct fsdp_context_options
     world_size::UInt32
     # counts only with world_size
     rank::UInt32
-    # this number of neighbouring ranks counts as one host, for plans and to try on one host what runs on
-    # several; 0: the real hosts
+    # this number of neighbouring ranks counts as one host, for plans and to try a job of several hosts on one
+    # host; 0: the real hosts
     ranks_per_host::UInt32
     # counts only with world_size: where the ranks of the job meet. It is a name (ranks of one host),
     # tcp://HOST:PORT or file:///DIRECTORY; NULL: FSDP_RENDEZVOUS, else the launcher's
@@ -349,16 +349,16 @@ struct fsdp_model_options
     optimizer::Int32
     # number of transient full gradient buffers alive at once, besides one for each FSDP_GROUP_ROOT; 0: 2
     max_pending_groups::UInt32
-    # number of visits (of groups, or of pieces) ahead for which there is room; 0: 1, with
-    # FSDP_MODEL_NO_PREFETCH none
+    # for this number of next visits (of groups, or of pieces) there is room to gather ahead; 0: 1, but none
+    # with FSDP_MODEL_NO_PREFETCH
     prefetch_depth::UInt32
     # kind of views of weights that are not copied; 0: FSDP_VIEWS_READ_ONLY, the only kind on a CUDA device
     view_kind::Int32
     # limit of the bytes that are gathered ahead by prefetch; 0: no limit
     prefetch_bytes::UInt64
-    # memory of role STAGING for saves, at least 32 MiB. What a save has not copied when the update window
-    # opens must wait for the disk, unless it fits into this memory. 0: none is planned, and each save takes
-    # 32 MiB while it runs
+    # memory of role STAGING for saves, at least 32 MiB. A save copies its data into this memory and writes it
+    # from there. The update window opens when all data is copied: if the memory is smaller than the data, the
+    # caller waits for the disk. 0: none is planned, and each save takes 32 MiB while it runs
     save_staging_bytes::UInt64
     # 0: FSDP_SCALE_EXACT
     scale_rounding::Int32
@@ -370,10 +370,10 @@ struct fsdp_model_options
     scale_rule::Int32
     # 0: FSDP_PLANES_BY_PHASE
     plane_policy::Int32
-    # limit of the bytes of all transient full gradient buffers. A group that is too large is then divided
-    # into parts, runs of its parameters. Each part is lent, reduced and drained by itself; it is reduced once
-    # fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts, and fewer
-    # are alive at once if so many do not fit. A single parameter is never divided. Debug mode needs more
+    # limit of the bytes of all transient full gradient buffers. A group that does not fit is divided into
+    # parts of consecutive parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    # fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts; if that
+    # many do not fit, fewer are alive at once. A single parameter is never divided. Debug mode needs more
     # memory. 0: no limit, and each group is one part
     max_pending_bytes::UInt64
     # 0: FSDP_MAIN_FLOAT32
@@ -382,9 +382,9 @@ struct fsdp_model_options
     reserved::UInt32
     # with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
     rounding_seed::UInt64
-    # limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts as fp32,
-    # rounded up to 256 bytes, and a larger one is refused. There is memory for at most twice as much, and for
-    # rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+    # limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts with its bytes
+    # in fp32, rounded up to 256 bytes; one above the limit is refused. The model has memory for at most twice
+    # the limit, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
     matrix_bytes::UInt64
 end
 
@@ -396,8 +396,8 @@ One stop of an explicit schedule. group_index counts groups in the order of thei
 """
 struct fsdp_visit
     group_index::UInt32
-    # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. With RECOMPUTE visits their weights are gathered ahead
-    # as well; without such visits a recompute belongs to a BACKWARD visit
+    # FSDP_FORWARD, FSDP_BACKWARD, or FSDP_RECOMPUTE. Weights of RECOMPUTE visits are gathered ahead as well;
+    # in a schedule without such visits a recompute belongs to a BACKWARD visit
     phase::Int32
     # 0: the whole group; FSDP_PIECE(p), not p itself: its piece p. If any visit names a piece of the group,
     # each of its pieces has a buffer of its own, planned for the visits of the piece and of the group
@@ -451,7 +451,7 @@ struct fsdp_stats
     version::UInt64
     # number of the last AdamW step; 0: none yet
     step::UInt64
-    # transitions to gathered, also those that moved no bytes
+    # times that weights became gathered, also if no bytes were moved
     gathers::UInt64
     # collectives that moved bytes
     all_gathers::UInt64
@@ -501,7 +501,7 @@ struct fsdp_stats
     # allocations of memory for roles, shared or not, by all models of the context since the context was made
     allocations::UInt64
     # time that the caller waited at the opening of update windows, because a save was still copying memory
-    # that may be written inside; not a part of wait_ns
+    # that may be written in the window; not a part of wait_ns
     checkpoint_stall_ns::UInt64
     # bytes of ROW planes, including planes that serve all phases
     gathered_row_bytes::UInt64
@@ -552,13 +552,13 @@ struct fsdp_param
     piece::UInt32
     # which optimizer updates the parameter; 0: the model's. With FSDP_OPTIMIZER_CALLER in a model with AdamW
     # the caller updates it in the window: it has none of AdamW's states, and fsdp_step_adamw publishes its
-    # main weights as they are. FSDP_OPTIMIZER_ADAMW is only for models with AdamW, and means the model's,
-    # with states in fp32 or in 8 bits. A FROZEN parameter must have 0
+    # main weights as they are. FSDP_OPTIMIZER_ADAMW is legal in models with AdamW only, and means the model's
+    # AdamW, with states in fp32 or in 8 bits. A FROZEN parameter must have 0
     optimizer::Int32
     # 0: the parameter has none
     matrix::Int32
-    # the rows of each matrix into which the R rows of the last two dimensions are cut, for example those of
-    # q, k and v; their sum is R; copied. NULL: R rows, one matrix
+    # cuts the R rows of the last two dimensions into several matrices, for example into q, k and v: the
+    # number of rows of each. Their sum is R; copied. NULL: one matrix of R rows
     matrix_splits::Ptr{UInt64}
     # 0 with matrix_splits NULL
     matrix_split_count::UInt64
@@ -582,10 +582,10 @@ struct fsdp_group_options
     # rank is one of them. The meshes that the model's ranks name for a group are equal in shape and disjoint,
     # and together they have all ranks of the model (see fsdp_create_group)
     mesh::Ptr{fsdp_mesh}
-    # 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group: the
-    # gradient of an expert has the tokens of all of them. The seal refuses a mean for a trained group whose
-    # ranks may be tensor-parallel: if meshes have equal boxes, or if they have boxes of one tensor and no
-    # group is on the model's mesh
+    # 0: the model's. FSDP_GRAD_OP_MEAN divides by the number of the MODEL's ranks for every group, because
+    # the gradient of an expert is a sum over the tokens of all ranks. The seal refuses a mean for a trained
+    # group whose ranks may be tensor-parallel: if meshes have equal boxes, or if they have boxes of one
+    # tensor and no group is on the model's mesh
     grad_op::Int32
     # 0: the model's, if the mesh has replicas; FSDP_OUTER_OPTIM needs a mesh with replicas
     outer_strategy::Int32
@@ -639,8 +639,8 @@ end
 
 raw"""
 ```text
-The part of one parameter that this rank owns. There is no shard of a frozen parameter, or of one of which this rank
- owns nothing.
+The part of one parameter that this rank owns. A FROZEN parameter has no shard, and neither has a parameter of which
+ this rank owns nothing.
 ```
 """
 struct fsdp_shard
@@ -693,17 +693,17 @@ end
 
 raw"""
 ```text
-Some equal matrices that this rank has whole: rows of a parameter with fsdp_param.matrix. Output only: set
- struct_size before the call.
+One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
+ only: set struct_size before the call.
 ```
 """
 struct fsdp_matrix
     struct_size::UInt64
     group::Ptr{fsdp_group}
-    # of the parameter
+    # name of the parameter
     name::Cstring
     param_index::UInt64
-    # index in the dimensions before the last two, taken as one
+    # index of the first matrix, if the dimensions before the last two are taken as one
     batch_index::UInt64
     # index in matrix_splits
     split_index::UInt64
@@ -711,9 +711,9 @@ struct fsdp_matrix
     row_offset::UInt64
     rows::UInt64
     columns::UInt64
-    # so many matrices, of batch_index and the next ones
+    # number of matrices: those of batch_index, batch_index + 1 and so on
     count::UInt64
-    # from one to the next
+    # bytes from one matrix to the next
     stride_bytes::UInt64
     # rows x columns numbers in C order; to be changed in place. NULL: there are no more
     data::Ptr{Cvoid}
@@ -726,7 +726,7 @@ struct fsdp_matrix_options
     struct_size::UInt64
     # what is collected: NULL for the main grads, "main_weight", or the name of a state
     source::Cstring
-    # where returned matrices are written, likewise. NULL: where they came from
+    # where returned matrices are written, named like source; NULL: to the source
     target::Cstring
     # of the matrices, and of messages between ranks; 0: FSDP_FLOAT32
     dtype::Int32
@@ -781,8 +781,8 @@ struct fsdp_loaded
     read_bytes::UInt64
     # number of ranks of the job that saved the checkpoint
     ranks::UInt32
-    # number of damaged checkpoints, which are or may be newer, that FALLBACK has passed over; the same on
-    # every rank
+    # number of damaged checkpoints that FALLBACK has passed over; each of them is, or may be, newer than the
+    # loaded one. The same on every rank
     passed_over::UInt32
     # the checkpoint's name in the folder, "step-0000001200". It is "" if FSDP_LOAD_IF_ANY has loaded nothing,
     # and always after fsdp_load_weights, which has no checkpoint; step, sequence and ranks are then 0
