@@ -8,7 +8,7 @@
 
 namespace tools {
 
-// The words that the command would have known, for the error about one that it does not know.
+// The options and commands that are known, for the error about an unknown one.
 inline std::string known_words(const CLI::App &app) {
   const CLI::App *command = &app;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();

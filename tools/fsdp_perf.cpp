@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp-perf: how fast the library moves bytes here, each figure beside a reference measured in the same run. It reaches
-// below the C ABI for the collectives, which have no calls of their own there.
+// fsdp-perf: how fast the library moves bytes here, each figure beside a reference measured in the same run. It uses
+// code below the C ABI for the collectives, which have no calls of their own in the ABI.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Examples:
   fsdp-perf --op save,load -b 256M --dir /checkpoints    beside O_DIRECT writes and reads of as many bytes
   fsdp-perf --op reduce_scatter --json rs.jsonl --plot rs.svg)";
 
-// It makes jobs of its own.
+// The operation that makes jobs of its own.
 constexpr const char *join_operation = "join";
 
 std::vector<std::string> operation_names() {

@@ -153,7 +153,7 @@ void print_element(const plan::Estimate &estimate) {
              bytes_of_element(estimate.all_shards, count), bytes_of_element(estimate.largest, count));
 }
 
-// The owners, in rows of as many as fit. A large job's are cut: --json has them all.
+// Prints the owners, in each row as many as fit. The list of a large job is cut; --json has all owners.
 void print_matrices(const plan::Matrices &matrices) {
   constexpr size_t shown = 16, in_a_row = 4;
   fmt::print("  matrices: {} in {} waves of at most {} a rank; {} travel each way; load {:.3f} of the mean\n",

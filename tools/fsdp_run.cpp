@@ -66,7 +66,7 @@ int parse_and_run(int argc, char **argv) {
   app.add_flag("--no-prefix", no_prefix, "do not put \"[rank] \" before each line of output");
   app.set_version_flag("--version", version);
   app.footer(footer);
-  app.prefix_command();  // the first word that is no option of ours starts the program's own
+  app.prefix_command();  // the first word that is not an option of fsdp-run begins the program's command line
   if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
 
   options.timeout = std::chrono::duration<double>(timeout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI's handles and errors in C++ form, as far as the tools need them.
+// The C ABI's handles and errors as C++ types, as far as the tools need them.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp-ckpt does once its command line is read. Each returns the status to exit with, and throws what went wrong.
+// The commands of fsdp-ckpt. Each returns the exit status, or throws the error that stopped it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace ckpt {
 struct Request {
   std::string source;  // a folder of checkpoints, a checkpoint, or weights to import
   std::string target;
-  std::string renames;      // file; empty: none
-  std::string dtype;        // empty: as it is
+  std::string renames;      // a file of renames; empty: none
+  std::string dtype;        // empty: dtypes stay as they are
   std::string copy_folder;  // empty: none
   uint64_t max_bytes = 5'000'000'000;
   uint64_t step = 0;

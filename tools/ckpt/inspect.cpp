@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 // Names of files need not be UTF-8.
 std::string dump(const Json &json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
-// How many tensors are kept as what: codes and scales of planes show here.
+// The number of tensors of each dtype, so that codes and scales of planes show.
 Json count_types(const fsdp::checkpoint::Manifest &manifest) {
   std::map<std::string_view, uint64_t> types;
   for (const auto &tensor : manifest.tensors) ++types[tensor.type->name];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A line that shows how far a command is: on a terminal only, on stderr, a few times a second. And the way in which
-// SIGINT and SIGTERM end it: between two pieces of work, so that nothing half-made is left.
+// Shows on stderr how far a command is, a few times a second, if stderr is a terminal. SIGINT and SIGTERM end the
+// command between two blocks of work, so that nothing half-made is left.
 #pragma once
 
 #include <chrono>

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what include/fsdp.h declares as JSON: constants, handles, hooks, structs with offsets and defaults, calls. And the list of
-exports, lib/fsdp.map: a call that no node has goes into the node of the header's version, and nodes of other versions stay.
+"""Writes what include/fsdp.h declares as JSON: constants, handles, hooks, structs with offsets and defaults, calls.
+Also writes the list of exports, lib/fsdp.map: a call that no node has goes into the node of the header's version, and
+nodes of other versions stay.
 
 usage: abi.py            writes bindings/abi/abi.json and lib/fsdp.map
        abi.py --check    compares; the differences are printed, and the status is 1
 
-A change of the ABI is so seen in the change that makes it, and bindings are generated from the file. Needs a C compiler
-and pycparser (python3-pycparser): values, sizes and offsets are what the compiler says.
+So a change of the ABI is visible in the commit that makes it. Bindings are generated from the JSON file. The script
+needs pycparser (python3-pycparser) and a C compiler, from which it gets values, sizes and offsets.
 """
 import json
 import os
@@ -108,7 +109,7 @@ def read_arguments(function):
 
 
 def ask_compiler(structs, constants):
-    """What the compiler makes of it: {"S name": size, "F struct.field": (offset, size), "C name": value}."""
+    """What the compiler says of the header: {"S name": size, "F struct.field": (offset, size), "C name": value}."""
     lines = ['#include <stddef.h>', '#include <stdio.h>', f'#include "{HEADER}"', "int main(void) {"]
     for name, fields in structs.items():
         lines.append(f'  printf("S {name} %zu\\n", sizeof({name}));')
@@ -173,7 +174,8 @@ def read_map(text):
 
 
 def write_map(described, text):
-    """The map with the calls that are new in its last node, and without those that a node not yet released has lost."""
+    """The map with new calls in its last node. A node that is not released yet loses the calls that the header no
+    longer has."""
     current = "FSDP_{FSDP_VERSION_MAJOR}.{FSDP_VERSION_MINOR}".format(**described["macros"])
     calls = [call["name"] for call in described["calls"]]
     nodes = dict(read_map(text))

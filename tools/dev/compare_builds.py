@@ -5,10 +5,11 @@
 usage: tools/dev/compare_builds.py speed BEFORE AFTER [--turns N] [--worst PERCENT] [fsdp-perf's options]
        tools/dev/compare_builds.py bits BEFORE AFTER
 
-BEFORE and AFTER are build folders (release, with examples). speed runs their fsdp-perf in turns: what counts of each
-figure is the median over the turns of its ratio to the reference of its own run, since machines drift. Operations with
-rows that seem worse are measured again, in turns with BEFORE twice: worse is what is below both. bits trains
-examples/train_gpt in many ways with both, and compares the losses of all steps and the hash of the last weights.
+BEFORE and AFTER are build folders (release, with examples). speed runs fsdp-perf of both builds in turns. Each figure
+is divided by the reference of its own run, because machines drift, and the median of these ratios over the turns
+counts. Operations with rows that seem slower are measured again, with BEFORE twice in each turn. A row is slower only
+if it is below both. bits trains examples/train_gpt in many ways with both, and compares the losses of all steps and the
+hash of the last weights.
 """
 import argparse
 import json
@@ -39,7 +40,7 @@ WAYS = {
 
 
 def measure(build, options):
-    """{operation, size and so on: ratio to the reference, or where it has none how many are done in a second}"""
+    """{operation, size and so on: ratio to the reference, or, without a reference, how many are done in a second}"""
     with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
         subprocess.run([build / "tools/fsdp-perf", *options, "--json", file.name], check=True, stdout=subprocess.DEVNULL)
         rows = [json.loads(line) for line in open(file.name)]
@@ -48,7 +49,7 @@ def measure(build, options):
 
 
 def measure_in_turns(builds, turns, options):
-    """{row: [one ratio of each turn, for each of builds]}; rows that a build does not have are left out."""
+    """{row: [for each build, its ratios in all turns]}; rows that a build lacks are left out."""
     found = [[] for _ in builds]
     for turn in range(turns):
         for i in sorted(range(len(builds)), reverse=turn % 2 == 1):
@@ -74,7 +75,8 @@ def speed(arguments, options):
 
 
 def confirm(seem_worse, arguments, least):
-    """Of a hundred rows some are worse by chance: measured again, beside the build before against itself."""
+    """Of a hundred rows some are slower by chance, so these are measured again, beside a comparison of BEFORE with
+    itself."""
     operations = [word for op in sorted({row[0] for row in seem_worse}) for word in ("--op", op)]
     again = measure_in_turns([arguments.before, arguments.before, arguments.after], 2 * arguments.turns + 1, operations)
     print(f"{'again':<44}{'bytes':>12}{'before':>14}{'before, too':>14}{'after':>14}{'change':>9}")

@@ -6,7 +6,7 @@ set -eu
 folder=$1
 mkdir -p "$folder"
 cd "$folder"
-# Whose name has its version in it.
+# The package whose name contains its version.
 libfmt=$(apt-cache depends libfmt-dev | sed -n 's/.*Depends: \(libfmt[0-9]*\)$/\1/p')
 apt-get download libfmt-dev "$libfmt" libhwy-dev libhwy1 libxxhash-dev libxxhash0 libssl-dev libgtest-dev \
   libucx-dev libucx0 pkgconf pkgconf-bin libpkgconf3 nlohmann-json3-dev libcli11-dev libopenblas-pthread-dev libopenblas0-pthread libopenblas-dev libgfortran5

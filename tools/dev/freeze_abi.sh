@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: freeze_abi.sh RELEASE BUILD
-# Keeps what a release has promised in tests/abi/frozen/RELEASE: its header and abi.json, and a client as source and as a program
-# linked with the library in BUILD. Run once, when RELEASE is made; tests/abi/frozen_test.sh holds every later library against it.
+# Stores what a release promises in tests/abi/frozen/RELEASE: its header and abi.json, and a client as source and as a
+# program linked with the library in BUILD. Run it once, when RELEASE is made; tests/abi/frozen_test.sh checks every
+# later library against it.
 set -eu
 cd "$(dirname "$0")/../.."
 release=$1

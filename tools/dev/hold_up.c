@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holds threads up at random where they have waited, read, written or let go of a lock: what a busy machine does, but
-// anywhere and at once. Preloaded by hold_up.py. HOLD_UP_EVERY: one of so many such places holds a thread up.
-// HOLD_UP_MS: the longest pause. HOLD_UP_SEED: another seed chooses other places.
+// Makes threads pause at random after they have waited, read, written or released a lock. A busy machine does the same,
+// but rarely at the place that matters. Preloaded by hold_up.py. HOLD_UP_EVERY: one of so many such places holds a
+// thread up. HOLD_UP_MS: the longest pause. HOLD_UP_SEED: another seed chooses other places.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -36,7 +36,7 @@ static uint64_t next_random(void) {
   return state * 0x2545F4914F6CDD1Du >> 32;
 }
 
-// weight of `every` times. The system call itself: what sleeps may be replaced as well.
+// Pauses in `weight` of `every` cases. Calls the kernel itself, because functions that sleep may be replaced as well.
 static void hold_up(uint64_t weight) {
   const uint64_t drawn = next_random();
   if (drawn % every >= weight) return;

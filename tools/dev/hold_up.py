@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs tests while threads are held up at random (hold_up.c): races of tests show at the cost of waiting, not of a busy machine.
+"""Runs tests while threads are held up at random (hold_up.c), so that races of tests show without a busy machine.
 
 usage: tools/dev/hold_up.py BUILD PATTERN... [--seed S] [--every N] [--ms M] [--jobs J]
 
-PATTERN: of suites or tests, as 'waiting*'. The last line is "N passed, N failed"; what failed keeps its output in
-BUILD/held-up/.
+PATTERN: names of suites or tests, such as 'waiting*'. The last line is "N passed, N failed"; the output of failed tests
+stays in BUILD/held-up/.
 """
 import argparse
 import concurrent.futures

@@ -12,7 +12,7 @@ class Mutant:
     kind: str
     before: str
     after: str
-    occurrence: int = 1  # of that line in the file: others say the same elsewhere
+    occurrence: int = 1  # the first, second ... line of the file with this text
 
     @property
     def key(self):
@@ -24,7 +24,7 @@ class Mutant:
 
 
 CALL = re.compile(r"^\s*(?:if \([^;{}]*\) |else )?[A-Za-z_][\w:.\->*()\[\]]*\(.*\);$")
-# What begins a statement that is no call, and what the compiler would miss.
+# Beginnings of statements that are not calls, and of calls without which the code would not compile.
 NO_CALL = re.compile(r"^\s*(?:return|throw|using|typedef|static_assert|delete|goto|case|co_\w+|for|while|do|switch|#)\b|^\s*\}")
 DECLARATION = re.compile(r"^\s*(?:const |constexpr |static |std::|[\w:<>,*& ]+ )[\w:<>,*& ]*\s\**&?\w+\(.*\)(?: const)?(?: noexcept)?;$")
 ARGUMENTS = re.compile(r"\(([\w.\->\[\]]+), ([\w.\->\[\]]+)\)")
@@ -34,7 +34,7 @@ NUMBER = re.compile(r"(?<![\w.\"'])(\d+)(?![\w.'])")
 
 
 def blank_literals(line):
-    """The same length, with comments and what is in quotes made blank: nothing there is changed."""
+    """The line with blanks in place of comments and quoted text, where no mutant is made."""
     text = re.sub(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\'', lambda m: m[0][0] + " " * (len(m[0]) - 2) + m[0][-1], line)
     at = text.find("//")
     return text if at < 0 else text[:at] + " " * (len(text) - at)

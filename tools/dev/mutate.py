@@ -116,7 +116,7 @@ def run_test(test, limit_s, environment=None):
 
 
 def fails_twice(test, limit_s):
-    """(how a test fails two times of three or "", seconds): a busy machine must not pass for a test that notices."""
+    """(how a test fails two times of three or "", seconds). One failure alone may be due to a busy machine."""
     took, failures = 0.0, 0
     for attempt in range(3):
         passed, seconds = run_test(test, limit_s)
@@ -130,7 +130,8 @@ def fails_twice(test, limit_s):
 
 
 def covered_lines(tree, counters):
-    """{file: lines that were run}, {file: lines that have code} of what a test left in a folder."""
+    """({file: lines that were run}, {file: lines that have code}), from the coverage data that a test left in a
+    folder."""
     data = [p for p in counters.rglob("*.gcda") if "/lib/" in str(p)]
     run, have = {}, {}
     for counter in data:  # gcov wants the compiler's notes beside them
@@ -202,7 +203,7 @@ class Covering:
         number = min(at, key=lambda n: abs(n - mutant.line))
         lines = self.map["lines"].get(mutant.file, {})
         found = next((lines[str(n)] for n in range(number, max(0, number - 4), -1) if str(n) in lines), None)
-        if found is None:  # a process that is killed tells nothing of its lines: those that run any of the file
+        if found is None:  # a killed process reports no lines: all tests that run any line of the file
             found = {name for names in lines.values() for name in names}
         return sorted(found, key=lambda name: self.map["seconds"].get(name, 1e9))
 
@@ -210,7 +211,7 @@ class Covering:
         return sorted(f for f in self.map["code"] if f.split("/")[1] in rooms and f.endswith(".cpp") and (ROOT / f).exists())
 
     def executable(self, file):
-        """The lines of the file of today that code was made of when the map was."""
+        """The lines of today's file that were compiled to code when the map was made."""
         old, now = self.map["texts"][file].splitlines(), (ROOT / file).read_text().splitlines()
         code = {old[n - 1] for n in self.map["code"][file] if n <= len(old)}
         return {n for n, line in enumerate(now, 1) if line in code}
@@ -282,7 +283,7 @@ class Job:
             for name, how, _ in found:
                 if how:
                     return {"result": "killed", "by": f"{name} ({how})", "tests": asked, "seconds": round(took)}
-            if took > self.budget_s:  # what is left might have killed it: it counts against the tests
+            if took > self.budget_s:  # a remaining test might kill the mutant, which still counts as survived
                 break
         return {"result": "survived", "tests": f"{asked} of {len(names)}", "seconds": round(took)}
 
@@ -330,7 +331,7 @@ def run(arguments):
 
         waiting, rest = set(), iter(drawn)
         while True:
-            # One that no test kills takes long: the next ones do not wait for it.
+            # A mutant that no test kills takes long, so the next ones do not wait for it.
             while counted + len(waiting) < wanted and len(waiting) < arguments.jobs and (mutant := next(rest, None)):
                 waiting.add(pool.submit(work, mutant))
             if not waiting:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=sh
-# For sourcing: need_packages [-y] PACKAGE... sees to it that Debian or Ubuntu packages are installed.
-#
-# Nothing is missing: silent. As root: prints the line that installs them and runs it. Otherwise prints it and asks, or
-# with -y does not ask and uses sudo. Fails if packages are still missing. Where there is no dpkg it says so and
-# succeeds: the build will name what it lacks.
+# For sourcing: need_packages [-y] PACKAGE... makes sure that Debian or Ubuntu packages are installed.
+# If nothing is missing, prints nothing. As root, prints the command that installs the missing packages and runs it.
+# Otherwise prints the command and asks; with -y it does not ask, and uses sudo. Fails if packages are still missing.
+# Without dpkg it says so and succeeds: the build will name what it lacks.
 
 _packages_missing() {
   for _package; do

@@ -10,7 +10,8 @@ namespace tools {
 namespace {
 
 using Place = std::pair<uint64_t, uint64_t>;
-using Row = std::vector<const FlightCollective *>;  // by record; NULL where a record does not have it
+using Row = std::vector<const FlightCollective *>;  // one entry for each record; NULL if the record lacks the
+                                                    // collective
 
 // Gathers pull what peers have published: each rank makes those that it needs.
 bool comparable(const FlightCollective &of) { return of.sequence.rfind("gathers", 0) != 0; }
@@ -27,7 +28,7 @@ std::map<std::string, std::map<Place, Row>> align(const std::vector<FlightRecord
   return aligned;
 }
 
-// The last place of each record in a sequence; none: it never came to the sequence.
+// The last place of each record in a sequence; none: the rank made no call of the sequence.
 std::vector<std::optional<Place>> last_places(const std::map<Place, Row> &sequence, size_t count) {
   std::vector<std::optional<Place>> last(count);
   for (const auto &[place, row] : sequence)
@@ -36,7 +37,7 @@ std::vector<std::optional<Place>> last_places(const std::map<Place, Row> &sequen
   return last;
 }
 
-// Did some rank not come to its end, and did the ranks not all come to it with the same call?
+// True if the collective did not end on some rank, and the ranks' calls differ or a rank did not make it.
 bool diverges(const Row &row, const std::vector<bool> &absent) {
   const FlightCollective *first = nullptr;
   bool open = false, differs = false;
@@ -49,7 +50,8 @@ bool diverges(const Row &row, const std::vector<bool> &absent) {
   return open && (differs || std::find(absent.begin(), absent.end(), true) != absent.end());
 }
 
-// "reduces of model 0 on ranks 0-3 among ranks 1, 3": only the ranks listed last make it; without a list all do.
+// "reduces of model 0 on ranks 0-3 among ranks 1, 3": only the ranks in the last list make these calls; without a list
+// all ranks do.
 bool takes_part(const std::string &sequence, uint64_t rank) {
   const std::string word = " ranks ";
   const size_t at = sequence.rfind(word);

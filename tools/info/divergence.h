@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks of a job parted: the first collective that did not end, and to which they did not all come alike.
+// Finds where the calls of a job's ranks first differ: the first collective that did not end and that not all ranks
+// called in the same way.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's flight record as its file says it. The file may be torn, foreign or hostile: what is read is bounded.
+// A rank's flight record, read from its file. The file may be truncated, foreign or hostile, so what is read is
+// limited.
 #pragma once
 
 #include <cstdint>

@@ -31,7 +31,7 @@ Json read_events(const std::string &path) {
 }  // namespace
 
 void merge_traces(const std::string &path, const std::vector<std::string> &files) {
-  // The first of a list of traces, given without OUT, would be taken for it.
+  // If OUT is forgotten, the first trace takes its place and would be overwritten.
   if (std::filesystem::exists(path)) fail(path, "the file to write exists already; give a new name, or remove it");
   std::vector<Json> traces;
   for (const std::string &file : files) traces.push_back(read_events(file));

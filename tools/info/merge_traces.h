@@ -7,9 +7,8 @@
 
 namespace tools {
 
-// Reads files that fsdp_write_trace wrote; throws what is wrong with one, before anything is written. Their events are
-// in processes (ranks) of their own and have one clock if the ranks were on one machine, so that all there is to do is
-// to join.
+// Reads files that fsdp_write_trace wrote. Throws before anything is written if a file is wrong. The events of each
+// rank are those of a separate process, and ranks of one machine share a clock, so the events need only be joined.
 void merge_traces(const std::string &out, const std::vector<std::string> &files);
 
 }  // namespace tools

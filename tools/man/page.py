@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a tool's man page from what it says with --help, and from what its commands say.
+"""Writes a tool's man page from its --help, and from the --help of its commands.
 
 usage: page.py VERSION TOOL     the page, to standard output; of today, or of SOURCE_DATE_EPOCH's day
 """
@@ -35,7 +35,7 @@ def term(signature):
 
 
 def entries(lines):
-    """The options, arguments or commands of a section as [signature, what it says]."""
+    """The options, arguments or commands of a section as [signature, description]."""
     found = []
     for line in lines:
         match = TERM.match(line)

@@ -87,7 +87,7 @@ uint64_t AbiModel::count_wrong(size_t group) {
 
 AbiModel::~AbiModel() {
   model.reset();
-  // Peers may still be at work; one that fails to close has said why in another call.
+  // Peers may still be at work. If closing fails, another call has reported the reason.
   [[maybe_unused]] const fsdp_status status = fsdp_close_context(context.get());
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused optimizer step: the kernel against the memory traffic of a copy, and what each more small tensor costs a
-// whole fsdp_step_adamw.
+// The fused optimizer step: the kernel against the memory traffic of a copy, and what each additional small tensor
+// costs in a whole fsdp_step_adamw.
 #include <algorithm>
 #include <bit>
 #include <cmath>

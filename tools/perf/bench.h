@@ -60,9 +60,9 @@ struct PeerCall {
   uint64_t bytes;
 };
 
-// Work, reference and peer take turns, so that what the machine does meanwhile meets them alike.
+// Work, reference and peer take turns, so that other load on the machine affects all of them equally.
 Measured measure(Bench &bench, const Work &work, const Work &reference, std::optional<PeerCall> peer = {});
-// Against the time in which one rank's flag is seen by another.
+// The reference is the time until one rank sees another rank's flag.
 Measured measure_latency(Bench &bench, const Work &work, std::optional<PeerCall> peer = {});
 
 // The copy that the figures are compared with: n bytes from private memory to private memory on every rank at once, by

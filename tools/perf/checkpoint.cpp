@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saves and loads through the public ABI, with their sums, past the page cache where the file system has that. Beside a
-// save each rank writes as many bytes to a file of its own; beside a load the ranks read the same files, a part each.
+// Saves and loads through the public ABI, with checksums, and past the page cache if the file system supports that. As
+// the reference of a save each rank writes as many bytes to a file of its own; as that of a load the ranks read the
+// same files, each rank a part.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -29,7 +30,7 @@ class RawFiles {
     std::fill_n(block_.get(), block_bytes, 'x');
   }
 
-  // A new file, on the disk and under its name when it is done.
+  // Writes a new file. When this returns, the file is on the disk and has its name.
   void write(const std::string &file, uint64_t bytes) {
     const std::string fresh = file + ".new";
     const int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC);
@@ -101,7 +102,7 @@ class Saved {
   const std::string &folder() const { return folder_; }
   const fsdp_loaded &loaded() const { return loaded_; }
 
-  // What was saved comes back after other weights were there.
+  // Checks that a load restores what was saved, after other weights have replaced it.
   uint64_t check(Bench &bench) {
     save();
     open();

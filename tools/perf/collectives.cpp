@@ -21,7 +21,7 @@ using fsdp::transport::Range;
 
 constexpr double gather_bus(uint32_t ranks) { return (ranks - 1.0) / ranks; }
 
-// Every rank's full buffer of n bytes behind one another in one arena, each rank writing its own.
+// The full buffers of all ranks, n bytes each, follow one another in one arena; each rank writes its own.
 struct Buffers {
   Buffers(Bench &bench, uint64_t bytes) : rank(bench.rank()), size(bench.size()), bytes(bytes) {
     const Range own{rank * bytes, bytes};
@@ -48,7 +48,7 @@ class AllGather {
     if (!in_place) out_ = bench.member.device->allocate(bytes, "gathered");
   }
   void operator()() {
-    // Rank r's part lies in its own buffer at its own place, or in front for the copy elsewhere.
+    // Rank r's part is at its own place in its own buffer, or at the front if the gather copies elsewhere.
     const fsdp::transport::Gather span{buffers_.in_stride(buffers_.bytes + (in_place_ ? buffers_.part() : 0)), target(),
                                        buffers_.part()};
     buffers_.communicator->gather({&span, 1}, {0, "all_gather"}, bench_.stream());
@@ -141,7 +141,7 @@ class AllReduce {
                                     .count = buffers_.bytes / sizeof(float) / buffers_.size * buffers_.size,
                                     .everywhere = true};
     const auto ticket = buffers_.communicator->sum({&span, 1}, false, {0, "all_reduce"}, bench_.stream());
-    // The next one writes what peers still read of this one.
+    // The next run writes memory that peers may still be reading in this one.
     buffers_.communicator->await_release(ticket, bench_.stream());
   }
   uint64_t check() {
@@ -225,7 +225,7 @@ void run_all_reduce(Bench &bench) {
 void run_barrier(Bench &bench) {
   auto communicator = bench.member.team->create_collectives("measurement");
   const Work work = [&] {
-    // Left when all have come: its reading part has nothing to read.
+    // Returns when all ranks have called it: a barrier has nothing to read afterwards.
     communicator->barrier({0, "barrier"}, bench.stream());
   };
   const Measured measured = measure_latency(bench, work, PeerCall{PeerOperation::barrier, 0});

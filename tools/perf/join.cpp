@@ -44,7 +44,7 @@ class SharedJoinMemory {
   JoinMemory *memory_;
 };
 
-// libcrypto's start, which takes milliseconds, before there are hosts: each would have a machine of its own for it.
+// Starts libcrypto, which takes milliseconds, before there are hosts: real hosts would do it on separate machines.
 void start_crypto() { (void)fsdp::membership::authenticate("a secret", "a label", {}); }
 
 // A port at which no process listens yet: rank 0 will.

@@ -95,7 +95,7 @@ void *Lab::share_handle(void *mine) {
 
 double Lab::time(const std::function<void()> &work, uint64_t repeats) {
   meet();
-  // What was measured in between has taken the caches.
+  // Work that was measured in between has filled the caches.
   for (uint64_t i = 0; i < repeats / 8; ++i) work();
   meet();
   const double start = now();

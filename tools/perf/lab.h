@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a measurement share beside the library that they measure: a barrier, and the numbers that each has
-// found. It lies in anonymous shared memory, made before the ranks are.
+// What the ranks of a measurement share apart from the library: a barrier, and the numbers that each rank has found. It
+// lies in anonymous shared memory, which is made before the ranks are.
 #pragma once
 
 #include <atomic>
@@ -30,8 +30,8 @@ class Lab {
   uint32_t rank() const { return rank_; }
   uint32_t size() const { return size_; }
 
-  // All ranks leave within a fraction of a microsecond of each other, as far as there are cores for them. Throws if a
-  // rank has failed.
+  // All ranks leave within a fraction of a microsecond of each other, if there are cores for all. Throws if a rank has
+  // failed.
   void meet();
   double longest(double mine);  // over the ranks, the same on each
   uint64_t sum(uint64_t mine);

@@ -9,7 +9,7 @@
 namespace perf {
 namespace {
 
-// Long against a clock's grain, and against a time slice where ranks share cores.
+// Long compared with the clock's resolution and, where ranks share cores, with a time slice.
 bool crowded(const Bench &bench) { return bench.size() > std::thread::hardware_concurrency(); }
 double sample_seconds(const Bench &bench) { return crowded(bench) ? 20e-3 : 300e-6; }
 
@@ -83,7 +83,7 @@ Measured measure_latency(Bench &bench, const Work &work, std::optional<PeerCall>
   Turns turns(bench, work, peer);
   bench.lab.flag_one_way(100);
   Measured measured = turns([&] { return bench.lab.flag_one_way(1000); });
-  // Where ranks share cores the flag waits for a time slice: no reference.
+  // Where ranks share cores the flag waits for a time slice, so it is no reference.
   if (crowded(bench)) measured.ratio = 0;
   return measured;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduce between hosts: two ranks that share no memory sum a buffer over TCP and by UCX, beside a TCP connection
-// that swaps as many bytes and sums nothing. Over TCP also with sums of its messages, and within TLS. Each rank sends
-// every byte once, and so does the reference. The ranks are on one host, if need be in network namespaces of their own.
+// that swaps as many bytes and sums nothing. Over TCP it is also measured with checksums of messages, and within TLS.
+// Each rank sends every byte once, and so does the reference. The ranks are on one host, if need be in network
+// namespaces of their own.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>

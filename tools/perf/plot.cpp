@@ -88,7 +88,7 @@ void write_plot(const std::string &file, const std::vector<Line> &lines, const s
   size_t number = 0;
   for (const auto &[name, points] : curves) {
     const char *colour = colours[number % std::size(colours)];
-    // Colours come round: later curves are dashed.
+    // Colours repeat, so later curves are dashed.
     const char *dash = number >= std::size(colours) ? " stroke-dasharray='5 3'" : "";
     std::string line;
     for (const auto &[bytes, ratio] : points) line += fmt::format("{:.1f},{:.1f} ", x.at(bytes), y.at(ratio));

@@ -15,7 +15,7 @@ struct Line {
   uint64_t bytes = 0;
   double seconds = 0;
   double bus_factor = 0;  // bus bandwidth over algorithm bandwidth; 0: bandwidths mean nothing here
-  std::string reference;  // what the ratio is taken against
+  std::string reference;  // name of the reference
   double reference_seconds = 0;
   double ratio = 0;  // reference / work; above 1 is faster than the reference
   uint32_t pairs = 0;
@@ -23,7 +23,7 @@ struct Line {
   bool checked = false;
   std::string peer;  // empty: none
   double peer_seconds = 0, peer_ratio = 0;
-  std::vector<std::pair<std::string, double>> more;  // what only this operation has
+  std::vector<std::pair<std::string, double>> more;  // figures that only this operation has
 };
 
 class Report {

@@ -13,7 +13,7 @@ struct Request {
   std::vector<std::string> operations;  // empty: all
   uint32_t ranks = 2;
   bool threads = false;
-  bool bind = true;  // ranks to cores, where there are enough
+  bool bind = true;  // binds ranks to cores, if there are enough
   uint64_t min_bytes = 4096;
   uint64_t max_bytes = uint64_t{256} << 20;
   uint32_t factor = 4;
@@ -32,10 +32,10 @@ struct Request {
   // of `join`
   uint32_t hosts = 128, ranks_per_host = 8;
 
-  // What ranks share evenly comes in multiples of so many bytes for each.
+  // Sizes that ranks divide evenly are multiples of this number of bytes for each rank.
   static constexpr uint64_t bytes_per_rank = 64;
 
-  // Each of them once, also where several are the same multiple of `unit`.
+  // Each size once, also if several sizes are rounded to the same multiple of `unit`.
   std::vector<uint64_t> sizes(uint64_t unit = 1) const {
     std::vector<uint64_t> sizes;
     const auto add = [&](uint64_t bytes) {

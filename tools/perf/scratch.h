@@ -10,7 +10,7 @@ namespace perf {
 // Throws what errno says of a file, and what was done to it.
 [[noreturn]] void fail_file(const std::string &file, const char *deed);
 
-// A folder of this run in the one that was asked for; removed with all that is in it. Collective.
+// A folder of this run inside the requested one; it is removed with its contents. Collective.
 class Scratch {
  public:
   explicit Scratch(Bench &bench);
@@ -19,7 +19,7 @@ class Scratch {
   Scratch &operator=(const Scratch &) = delete;
 
   std::string file(const std::string &name) const { return path_ + "/" + name; }
-  // Memory is no disk: the figures say which it was.
+  // The figures say whether the files were on a disk or in memory.
   const char *kind() const;
 
  private:

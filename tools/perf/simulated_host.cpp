@@ -21,7 +21,8 @@ namespace {
 constexpr int exchanges = 5;                                  // the first one also connects
 constexpr uint32_t look_us = 20'000, slow_look_us = 200'000;  // of few hosts, of many
 constexpr uint32_t few_hosts = 512;
-constexpr uint32_t weighed_hosts = 128;             // to find the memory of a host takes a walk over all of its pages
+constexpr uint32_t weighed_hosts = 128;             // hosts whose memory is measured, which takes a walk over all of
+                                                    // their pages
 constexpr uint32_t heartbeat_timeout_ms = 100'000;  // thousands of hosts share the cores of one
 
 int64_t call_futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {

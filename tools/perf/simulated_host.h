@@ -18,9 +18,9 @@ struct JoinReport {
   std::atomic<uint32_t> state;
   double join_seconds, agree_seconds, gather_seconds, close_seconds;
   uint64_t bytes;        // private to the process, more than before it joined
-  uint32_t connections;  // of its process, once all have joined
-  int32_t named_rank;    // by the error that ended the job here
-  double named_at;       // now() when it did
+  uint32_t connections;  // sockets of its process, once all have joined
+  int32_t named_rank;    // the rank that the error of this host names
+  double named_at;       // the time of that error, by now()
   char text[320];
 };
 
@@ -28,7 +28,7 @@ struct JoinReport {
 struct JoinMemory {
   std::atomic<uint32_t> order;
   std::atomic<uint32_t> arrived;
-  JoinReport hosts[max_simulated_hosts];  // as many of it as there are
+  JoinReport hosts[max_simulated_hosts];  // the first ones are used, one for each host
 };
 
 struct SimulatedHost {

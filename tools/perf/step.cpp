@@ -118,10 +118,9 @@ Compute compute_beside(const Bench &bench, const Passed &communication) {
 
 namespace {
 
-// What is measured step by step, because a machine changes its pace. A host that lends two of its threads has them on
-// one core or on two, with half of a core's caches and adders each or all of them, and moves them at any time. So the
-// compute of each step is set by the communication just before it, and the time of a flag tells which of the two it
-// was.
+// Measured step by step, because a virtual machine changes its speed. Its two processors may be two threads of one
+// core, which share the core's caches and adders, or two cores, and the host may move them at any time. So the compute
+// of each step is set by the communication just before it, and the time of a flag tells which of the two it was.
 struct StepTimes {
   std::vector<double> whole, alone, exposed, communication, flag;
   double cpu_seconds = 0;

@@ -26,7 +26,7 @@ class Step {
   Passed pass(const Compute &times);
   void alone(const Compute &times) const;
   void update() { model_.check(fsdp_publish_weights(model_.model.get(), nullptr)); }
-  // Rank r's gradients are r + 1 throughout: the mean of whole numbers is known. Returns how many are another.
+  // All gradients of rank r are r + 1, so their mean is known exactly. Returns how many main gradients differ from it.
   uint64_t check();
   AbiModel &model() { return model_; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step while a checkpoint is saved beside it, against the same step without one. The step in which the save copies
-// what it saves is the one that waits for it; those behind it share the machine with the threads that write.
+// its data waits for the copy. The steps after it share the machine with the threads that write.
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -13,8 +13,7 @@
 namespace perf {
 namespace {
 
-// The compute of a step lasts so many times as long as copying what is saved: a shorter step could not hide the
-// copying.
+// The compute of a step lasts this many times as long as the copying of a save: a shorter step could not hide it.
 constexpr double copies_in_a_step = 2;
 
 class SavedStep {

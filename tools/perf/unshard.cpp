@@ -83,7 +83,7 @@ void run_copied(Bench &bench) {
     fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
     options.unshard_mode = FSDP_UNSHARD_COPIED;
     options.flags = FSDP_MODEL_NO_PREFETCH;
-    // Two groups, or the buffer would be kept from the first visit to the next.
+    // Two groups, because a single group would keep its buffer from one visit to the next.
     const uint64_t elements = bytes / sizeof(float);
     AbiModel model(bench, bench.size(), options, {{1, elements}, {1, elements}});
     const auto stats = [&] {

@@ -33,22 +33,22 @@ struct MatrixOwner {
 
 struct Matrices {
   uint64_t count = 0, waves = 0;
-  uint64_t limit_bytes = 0;  // of one owner in one wave
-  uint64_t wire_bytes = 0;   // that travel one way
+  uint64_t limit_bytes = 0;  // limit of the matrices of one owner in one wave
+  uint64_t wire_bytes = 0;   // bytes that travel one way
   double load = 0;           // the largest, divided by the mean
   std::vector<MatrixOwner> owners;
 };
 
 struct Estimate {
   fsdp_model_info info;
-  Memory largest;             // of the rank with the most bytes
+  Memory largest;             // memory of the rank with the most bytes
   uint32_t largest_rank = 0;  // in the shard axis
   uint64_t smallest_total = 0;
   Memory unsharded;   // one rank that keeps everything whole
   Memory all_shards;  // one rank that keeps every shard, and nothing whole
   // Of quantized parameters: each plane's name, and its bytes on all ranks of a replica, with padding.
   std::vector<std::pair<std::string, uint64_t>> planes;
-  Pieces pieces;  // of groups with several pieces
+  Pieces pieces;  // only groups with several pieces count
   Matrices matrices;
   uint64_t groups = 0;
   uint64_t params = 0;

@@ -49,7 +49,7 @@ struct Policy {
   uint32_t ranks_per_host = 0;  // 0: all
   fsdp_outer_strategy outer = 0;
   fsdp_strategy strategy = FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
-  fsdp_dtype compute_dtype = FSDP_BFLOAT16;  // of parameters that do not say theirs
+  fsdp_dtype compute_dtype = FSDP_BFLOAT16;  // for parameters without a dtype of their own
   fsdp_dtype grad_dtype = 0;
   fsdp_dtype reduce_dtype = 0;
   fsdp_unshard_mode unshard_mode = FSDP_UNSHARD_MAPPED;

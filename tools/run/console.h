@@ -54,7 +54,7 @@ class LineSplitter {
   int fd_;
   std::string prefix_;
   bool shows_progress_;        // may this stream own the terminal's progress line
-  std::string text_;           // of the line or update that is growing
+  std::string text_;           // the line or update that is growing
   bool after_return_ = false;  // the last byte was "\r": text_ is complete, and is a line if "\n" follows
   bool in_progress_ = false;   // a "\r" was seen since the last "\n"
 };

@@ -18,7 +18,8 @@ void ExitOrder::watch(size_t index, int pidfd) {
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, pidfd, &event) != 0) fail("cannot watch for the end of a rank");
 }
 
-// The kernel appends to the list that epoll_wait reads when a process ends, whatever this one is doing then.
+// When a process ends, the kernel appends it to the list that epoll_wait reads, even if fsdp-run is doing something
+// else then.
 std::vector<size_t> ExitOrder::take() {
   std::vector<size_t> ended;
   epoll_event events[64];

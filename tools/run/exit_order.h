@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks have ended, in the order in which they did. The first is the cause of the others' ends, more often than
-// not, and neither process ids nor the order of waiting for them tell it.
+// The ranks that have ended, in the order of their ends. The first one is usually the cause of the others' ends.
+// Neither process ids nor the order of waiting for processes tell that order.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Preloaded into the ranks of fsdp-run --debug: where a fault lies in memory that the library lent, one line on
- * standard error names the group. Then the process ends as it would have ended without this.
+ * Preloaded into the ranks of fsdp-run --debug. If a rank faults in memory that the library lent, one line on standard
+ * error names the group. Then the process ends as it would have ended without this handler.
  *
- * The library writes what lies where into views-PID.txt of the directory FSDP_DEBUG_VIEWS
+ * The library writes what each address range holds into views-PID.txt of the directory FSDP_DEBUG_VIEWS
  * (lib/engine/model/debug_views.h). The handler reads that file with calls that are safe in a handler, on a stack that
  * may be a small alternate one: so it keeps nothing but three short lines, and allocates nothing.
  */
@@ -71,7 +71,7 @@ static off_t read_line(int file, off_t offset, struct line *line) {
   return (off_t)line->length + 1;
 }
 
-/* The last line whose range holds the address: what lies there since then. */
+/* The last line whose range contains the address says what is there now. */
 static int find_range(int file, uintptr_t address, struct line *found) {
   struct line line;
   off_t offset = 0, length;
@@ -88,7 +88,7 @@ static int find_range(int file, uintptr_t address, struct line *found) {
   return is_found;
 }
 
-/* PATH_BYTES would be much of a small alternate stack: the file is opened beside the directory. */
+/* A path of PATH_BYTES would fill much of a small alternate stack, so the file is opened relative to the directory. */
 static int open_views(void) {
   struct line name = {0, ""};
   const int folder = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -129,7 +129,7 @@ struct wording {
 #define GIVEN_BACK ", which this rank has given back (fsdp_reduce_grad, fsdp_complete_grad, fsdp_discard_step)"
 #define DESTROYED ", whose model has been destroyed"
 
-/* Why it faults, by access, where the memory is there and protected. */
+/* Why an access to memory that is mapped and protected faults. */
 static const struct wording wordings[] = {
     {"weights", "the weights", {RELEASED, READ_ONLY, "", READ_ONLY " or released (fsdp_reshard, fsdp_discard_step)"}},
     {"whole-weights", "the weights", {IN_WINDOW, READ_ONLY, "", READ_ONLY ", and cannot be read in the update window"}},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp-run --debug: a rank that faults in memory of the library's says in which group, by a handler that is preloaded
-// into it (fault_line.c). What the handler and the library need lives as long as this object.
+// For fsdp-run --debug: preloads a handler into ranks (fault_line.c), which names the group if the rank faults in
+// memory of the library. The files that the handler and the library need exist as long as this object.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace run {
 
 class FaultLines {
  public:
-  // If the handler cannot be had, a line on standard error says why, and the job runs without it.
+  // If the handler is not available, a line on standard error says why, and the job runs without it.
   FaultLines();
   ~FaultLines();
   FaultLines(const FaultLines &) = delete;

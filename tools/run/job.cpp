@@ -216,7 +216,7 @@ class Job {
   }
 
   void blame(size_t r, const Exit &exit) {
-    read_output();  // its last words come before ours
+    read_output();  // the rank's last output comes before the line of fsdp-run
     status_ = exit.status;
     say(fmt::format("rank {} (pid {}) {}", world_rank(r), ranks_[r].process.pid(), describe(exit)));
     failed_ = failed_ || !ending_;
@@ -273,12 +273,12 @@ class Job {
   std::vector<Rank> ranks_;
   int status_ = 0;
   uint32_t attempt_ = 0;
-  bool failed_ = false;                       // a rank ended by itself, and not well
-  bool killed_ = false;                       // ... but by a SIGKILL that is not ours
+  bool failed_ = false;                       // a rank ended by itself, with a failure
+  bool killed_ = false;                       // ... by a SIGKILL that fsdp-run did not send
   bool ending_ = false;                       // the ranks were told to end
   bool forwarded_ = false;                    // ... because this process got a signal
-  std::optional<Clock::time_point> end_at_;   // of the grace period
-  std::optional<Clock::time_point> kill_at_;  // of those that SIGTERM did not end
+  std::optional<Clock::time_point> end_at_;   // when the grace period ends
+  std::optional<Clock::time_point> kill_at_;  // when ranks that SIGTERM did not end get SIGKILL
 };
 
 }  // namespace

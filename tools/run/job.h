@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job, or this machine's part of it: N ranks, from their start to the last one's end, and again if one fails.
+// A job, or this machine's part of a job: runs N ranks from their start to the end of the last one, and starts them
+// again after a failure.
 #pragma once
 
 #include <chrono>
@@ -17,10 +18,10 @@ struct JobOptions {
   std::string rendezvous;                    // where the ranks meet; may be empty for one machine
   uint32_t max_restarts = 0;                 // how often the ranks are started again after one failed
   std::chrono::duration<double> timeout{0};  // 0: none
-  std::chrono::duration<double> grace{5};    // what the others have to report and end after one failed
-  std::chrono::duration<double> kill{5};     // between SIGTERM and SIGKILL
+  std::chrono::duration<double> grace{5};    // time in which the others may report and end after one failed
+  std::chrono::duration<double> kill{5};     // time between SIGTERM and SIGKILL
   bool prefix = true;
-  // What ranks get in FSDP_LOG, FSDP_DEBUG, FSDP_TRACE and FSDP_TIMEOUT; where it is empty, what the environment has.
+  // Values of FSDP_LOG, FSDP_DEBUG, FSDP_TRACE and FSDP_TIMEOUT for the ranks; without a value the environment's stays.
   std::string log;
   bool debug = false;
   std::string trace;

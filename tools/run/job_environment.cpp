@@ -68,7 +68,8 @@ void add_place(const JobOptions &options, uint16_t port, RankProcess::Environmen
   }
 }
 
-// Ranks may be started elsewhere than where they work, so the directory is named from the root; and it must exist.
+// Ranks may work in another directory than the one that they are started in, so the path is absolute. The directory
+// must exist.
 std::string make_directory(const std::string &given) {
   const std::filesystem::path directory = std::filesystem::absolute(given);
   std::error_code code;
