@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the small examples do about errors: print the library's message and end. train_gpt has its own. */
+/* Error handling of the small examples: print the library's message and exit. train_gpt has its own. */
 #ifndef EXAMPLES_CHECK_H
 #define EXAMPLES_CHECK_H
 

@@ -3,7 +3,7 @@
  * frozen_base: a frozen base that every rank keeps whole, and a small adapter (LoRA of rank 1) that is trained sharded.
  *
  *   fsdp-run -n 2 frozen_base
- *   fsdp-run -n 2 frozen_base DIR STEP    on from DIR's newest checkpoint up to that step, and saved there
+ *   fsdp-run -n 2 frozen_base DIR STEP    continues from DIR's newest checkpoint to that step, and saves it in DIR
  */
 #include <inttypes.h>
 #include <math.h>

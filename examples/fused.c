@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fused: a layer of two kernels, which get their weights only as views.
+ * fused: a layer of two kernels that get their weights as pointers only.
  *
  *   fsdp-run -n 2 fused
  *

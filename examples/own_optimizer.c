@@ -3,7 +3,7 @@
  * own_optimizer: SGD with momentum, written here, over the shards that this rank owns.
  *
  *   fsdp-run -n 2 own_optimizer
- *   fsdp-run -n 2 own_optimizer DIR STEP    on from DIR's newest checkpoint up to that step, and saved there
+ *   fsdp-run -n 2 own_optimizer DIR STEP    continues from DIR's newest checkpoint to that step, and saves it in DIR
  */
 #include <inttypes.h>
 #include <math.h>

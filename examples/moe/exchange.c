@@ -97,7 +97,7 @@ void exchange_post(struct exchange *exchange, enum exchange_lane lane) {
   pthread_mutex_unlock(&shared->mutex);
 }
 
-/* The first member that has not posted as often as this rank, or -1. */
+/* The first member that has posted less often than this rank, or -1. */
 static int find_late(const struct exchange *exchange, enum exchange_lane lane) {
   for (int rank = first_member(exchange); rank < first_member(exchange) + exchange->members; ++rank)
     if (exchange->shared->posted[rank][lane] < exchange->posted[lane]) return rank;

@@ -16,7 +16,7 @@ struct model {
   fsdp_context *context;
   fsdp_model *handle;
   int rank, ranks;
-  int expert_parallel; /* number of ranks that have all experts of a block between them */
+  int expert_parallel; /* number of ranks that together have all experts of a block */
   int experts;         /* of a block, that this rank has */
   int first_expert;
   int halves, half; /* 2 where two ranks compute one half of the micro-batches and two the other; this rank's half */

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step of this example beside torch's own FSDP2: the same model, batches and precision on one rank, in turns.
 
-Prints, for each, the median time of a step and the peak of memory. With --device cpu it shows that both compute the same;
-its times mean something on a GPU only."""
+Prints, for each, the median time of a step and the peak of memory. With --device cpu it shows that both compute the
+same; its times are meaningful on a GPU only."""
 import argparse
 import json
 import os
@@ -30,7 +30,7 @@ def parse():
 
 
 class Fsdp2(Plain):
-    """bf16 math over fp32 main weights, gradients reduced in fp32: as libfsdp does it."""
+    """bf16 math over fp32 main weights, with gradients reduced in fp32, as in libfsdp."""
 
     def __init__(self, model):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

@@ -57,7 +57,7 @@ class Group:
                             c.c_uint64(data.numel()), fsdp.EVERY_RANK, c.c_uint32(0))
 
     def attach(self):
-        """From here on the parameters are what libfsdp shows, and the hooks keep the order of its calls."""
+        """Makes the parameters views of libfsdp's buffers, and adds the hooks that make libfsdp's calls in order."""
         self.unshard(fsdp.EVAL)  # views exist while the group is unsharded; the addresses stay
         for i, param in enumerate(self.params):
             tensor = fsdp.Tensor()
@@ -96,7 +96,7 @@ class Group:
 
 
 class Sharded:
-    """layers: (name, module) in the order of the forward pass; between them they have all parameters."""
+    """layers: (name, module) in the order of the forward pass; together they have all parameters."""
 
     def __init__(self, layers, dtype, device, transport="auto", force=False, path=None):
         self.library, self.dtype, self.device = fsdp.Library(path), dtype, device

@@ -56,7 +56,7 @@ def decay_groups(model):
 
 
 class Plain:
-    """What Sharded does, by torch itself on one rank."""
+    """The same training as Sharded, by torch alone on one rank."""
 
     rank, world_size = 0, 1
 

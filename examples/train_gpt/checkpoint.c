@@ -18,7 +18,7 @@ void checkpoint_listen(void) {
   struct sigaction action;
   memset(&action, 0, sizeof action);
   action.sa_handler = ask;
-  action.sa_flags = (int)SA_RESETHAND; /* a second one ends a job that does not come to its next step */
+  action.sa_flags = (int)SA_RESETHAND; /* a second signal ends a job that does not reach its next step */
   sigaction(SIGINT, &action, NULL);
   sigaction(SIGTERM, &action, NULL);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Saving now and then, on request and at the end, and going on from there. */
+/* Saves a checkpoint every few steps, on a signal and at the end, and continues from one. */
 #ifndef TRAIN_GPT_CHECKPOINT_H
 #define TRAIN_GPT_CHECKPOINT_H
 
 #include "step.h"
 
-/** Can a run begin with --save's folder? Explains on rank 0 why not and returns 0. */
+/** Returns 1 if a run can begin with the folder of --save. Otherwise explains the reason on rank 0 and returns 0. */
 int checkpoint_folder_is_free(const struct options *options, uint64_t rank);
 
 /** Ctrl-C and SIGTERM ask for a checkpoint and the end, instead of ending the program at once; twice, they end it. */

@@ -30,7 +30,7 @@ static void declare_group(struct model *model, struct parameter_group *group) {
         fsdp_create_group(model->handle, group->name, params, group->count, sizeof *params, NULL, &group->handle));
 }
 
-/* The embedding is visited first and last in both directions; the default order would not know. */
+/* The embedding is visited first and last in both directions, which the default order does not include. */
 static void declare_tied_visits(struct model *model) {
   const size_t layers = model->layers;
   const uint64_t count = 2 * (layers + 2);

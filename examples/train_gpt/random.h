@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Random numbers by counter: a number depends on its key and index alone, not on which rank asks for it or in which
- * order. */
+/* Random numbers by counter: a number depends only on its key and index, not on the rank or the order of the calls. */
 #ifndef TRAIN_GPT_RANDOM_H
 #define TRAIN_GPT_RANDOM_H
 

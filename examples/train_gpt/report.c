@@ -100,7 +100,8 @@ void report_step(struct report *report, uint64_t step, const struct step_result 
             "{\"step\": %" PRIu64 ", \"loss\": %.17g, \"grad_norm\": %.17g, \"lr\": %.17g, \"tokens_per_s\": %.1f}\n",
             step + 1, result->loss, result->grad_norm, result->lr,
             (double)(options->batch * options->context) / (now - report->last_step));
-    fflush(report->json); /* a run that is killed goes on behind its last checkpoint, which comes after this line */
+    fflush(report->json); /* a killed run continues from its last checkpoint, which is saved after this line is
+                             written */
   }
   report->last_step = now;
   if (step + LATE_STEPS >= options->steps) report->late_loss += result->loss, ++report->late_steps;
@@ -120,7 +121,7 @@ void report_sample(struct report *report, const uint8_t *text, size_t count) {
 
 static double to_mib(uint64_t bytes) { return (double)bytes / (1024.0 * 1024.0); }
 
-/* One batch is noisy: the last steps together say where the training has come to. */
+/* The loss of one batch is noisy, so the result is the mean over the last steps. */
 static void print_result(const struct report *report) {
   const uint64_t late = report->late_steps;
   if (late == 0) return;

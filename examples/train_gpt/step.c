@@ -141,7 +141,7 @@ static void capture_passes(struct trainer *trainer) {
   trainer->graph = device_capture_end(trainer->shape.device);
 }
 
-/* Runs the same passes in one launch. Clipping is not in it: the host decides by the norm. */
+/* Runs the same passes in one launch. The graph has no clipping, because the host decides by the norm. */
 static void replay_passes(struct trainer *trainer) {
   if (!trainer->graph) capture_passes(trainer);
   CHECK(trainer->context, fsdp_prepare_replay(trainer->capture, 0.0, trainer->stream));
@@ -170,7 +170,7 @@ void train_step(struct trainer *trainer, uint64_t step, struct step_result *resu
   begin_span(trainer, "step");
   for (uint64_t i = 0; i < microbatches; ++i) load_rows(trainer, step, i);
   device_zero(device, trainer->workspace.loss, sizeof loss);
-  /* The first step is eager: what a library makes ready in its first calls cannot be captured. */
+  /* The first step is not captured, because libraries prepare things in their first calls that cannot be captured. */
   if (trainer->options->graph && step > trainer->first_step) {
     replay_passes(trainer);
   } else {

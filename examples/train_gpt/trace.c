@@ -28,7 +28,7 @@ void trace_write_part(fsdp_context *context, const char *path) {
   CHECK(context, fsdp_write_trace(context, part));
 }
 
-/* A part is an event a line, between a first and a last line that are the same in every part. */
+/* A part has one event a line, between a first and a last line that are equal in all parts. */
 static void copy_events(FILE *out, const char *part, const char **separator) {
   FILE *in = fopen(part, "r");
   char *line = NULL;

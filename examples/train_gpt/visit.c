@@ -18,7 +18,7 @@ static int needs(const struct model *model, enum model_part part, enum gpt_slot 
   }
 }
 
-/* In which slot the part looks for a parameter: the tied head's weight is the token embedding. */
+/* The slot of a part's parameter: for the tied head's weight it is that of the token embedding. */
 static enum gpt_slot place(enum model_part part, enum gpt_slot slot) {
   return part == PART_HEAD && slot == TOKEN_EMBEDDING ? HEAD_WEIGHT : slot;
 }
