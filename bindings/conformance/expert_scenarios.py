@@ -79,18 +79,18 @@ def trained():
         lines = model_with_experts(experts=option) + steps_with_experts() + read_with_experts()
         yield f"experts_of_{name}_have_a_mesh_of_their_own", (WORLD,), ending(*lines, *counters("version", "reduces"))
     lines = model_with_experts(" unshard_mode=UNSHARD_COPIED", " grad_op=GRAD_OP_FACTOR grad_factor=0.75")
-    yield "experts_have_a_factor_of_their_own", (WORLD,), ending(*lines, *steps_with_experts(), *read_with_experts())
+    yield "experts_have_their_own_grad_factor", (WORLD,), ending(*lines, *steps_with_experts(), *read_with_experts())
     lines = model_with_experts(" grad_op=GRAD_OP_FACTOR grad_factor=0.3", " grad_op=GRAD_OP_SUM")
-    yield "experts_are_summed", (WORLD,), ending(*lines, *steps_with_experts(), *read_with_experts())
+    yield "grads_of_experts_are_summed", (WORLD,), ending(*lines, *steps_with_experts(), *read_with_experts())
 
 
 def replicated():
     """Each group has replicas of its own, and says what they divide."""
     grid = ["create_mesh grid replicate_size=2 shard_size=2"]
     lines = [*grid, *model_with_experts(" mesh=grid outer_strategy=OUTER_OPTIM"), *steps_with_experts()]
-    yield "experts_without_replicas_beside_replicas", (WORLD,), ending(*lines, *read_with_experts())
+    yield "experts_without_replicas_train_beside_replicas", (WORLD,), ending(*lines, *read_with_experts())
     lines = model_with_experts("", " outer_strategy=OUTER_OPTIM", " replicate_size=2 shard_size=1")
-    yield "experts_in_replicas", (WORLD,), ending(*lines, *steps_with_experts(), *read_with_experts())
+    yield "experts_have_their_own_replicas", (WORLD,), ending(*lines, *steps_with_experts(), *read_with_experts())
 
 
 def alone():
@@ -106,7 +106,7 @@ def alone():
         lines += [f"put_grad body {p} {COARSE.format(n + p)}" for p in range(2)]
         lines += ["reduce_grad body flags=LAST", "finish_grads m 1", "get_grad_norm m ->", "step_adamw m 0.01"]
     lines += [f"on {rank} read_param experts 0 ->" for rank in range(2)]
-    return "experts_that_one_rank_has", (2,), ending(*lines, "read_param body 0 ->")
+    return "experts_may_be_on_one_rank", (2,), ending(*lines, "read_param body 0 ->")
 
 
 def norms():

@@ -50,19 +50,19 @@ def trained():
     }
     for name, (worlds, options) in of_models.items():
         lines = [*model_with_matrices(options), *steps(2), *read(THREE), *counters("version", "step")]
-        yield f"matrices_of_{name}", worlds, ending(*lines)
+        yield f"matrices_of_{name}_match_reference", worlds, ending(*lines)
     grid = ["create_mesh grid replicate_size=2 shard_size=2"]
     lines = [*grid, *model_with_matrices(" mesh=grid outer_strategy=OUTER_OPTIM"), *steps(2)]
-    yield "matrices_of_replicas", (4,), ending(*lines, *read(THREE))
+    yield "matrices_of_replicas_match_reference", (4,), ending(*lines, *read(THREE))
 
 
 def rounded():
     """Matrices in bfloat16 are rounded on the way to their ranks."""
     lines = [*model_with_matrices(), *steps(2, "change_matrices m dtype=BFLOAT16")]
-    yield "matrices_in_bfloat16", ALL, ending(*lines, *read(THREE))
+    yield "matrices_are_rounded_to_bfloat16", ALL, ending(*lines, *read(THREE))
     lines = model_with_matrices(" main_storage=MAIN_NONE rounding_seed=3", " dtype=BFLOAT16")
     lines += ["begin_update m", "change_matrices m source=main_weight", "publish_weights m"]
-    yield "matrices_of_bfloat16_main_weights", (1, 4), ending(*lines, *read(THREE))
+    yield "matrices_of_bfloat16_main_weights_match_reference", (1, 4), ending(*lines, *read(THREE))
 
 
 def moved():
@@ -129,7 +129,7 @@ def refused():
         "change_matrices o source=main_weight ! INVALID_STATE -1",  # it has no matrices
         "publish_weights o",
     ]
-    yield "matrices_that_cannot_be_collected", (1, 2), ending(*lines)
+    yield "matrices_that_cannot_be_collected_are_refused", (1, 2), ending(*lines)
 
 
 def all_scenarios():

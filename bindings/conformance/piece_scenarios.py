@@ -52,7 +52,7 @@ def pieces():
         "get_param body 2 FORWARD ->",
         "reshard body FORWARD piece=1",
     ]
-    yield "pieces", ALL, ending(*lines, *read(IN_PIECES), *counters("step"))
+    yield "pieces_are_gathered_and_held_separately", ALL, ending(*lines, *read(IN_PIECES), *counters("step"))
     lines = [
         *groups_in_pieces(" flags=MODEL_NO_PREFETCH"),
         "unshard body FORWARD piece=1",

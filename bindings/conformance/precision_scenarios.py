@@ -137,7 +137,7 @@ def refused():
         "publish_weights m",
         "read_param body 0 ->",
     ]
-    return "main_storage_that_fits_nothing_is_refused", ALL, ending(*lines)
+    return "main_storage_that_does_not_fit_is_refused", ALL, ending(*lines)
 
 
 def measured():

@@ -121,7 +121,7 @@ def frozen():
         lines += [*forward(groups), *backward(groups[1:], n, frozen=fixed), "finish_grads m 1", "step_adamw m 0.01"]
     lines += [f"put_grad base 0 {GRADS.format(0)} ! INVALID_STATE -1", *forward(groups, "EVAL")]
     return (
-        "frozen_weights_stay",
+        "frozen_weights_do_not_change",
         ALL,
         ending(*lines, "read_param base 1 ->", *read(groups[1:], frozen=fixed), "get_stats m reduces ->"),
     )
