@@ -1,12 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What a visit of a group (unshard, 12 views, reshard) costs in each language that is there, beside C in the same run.
+# Measures a visit of a group (unshard, 12 views, reshard) in each installed language, beside C in the same run.
 #
 # usage: sh bindings/benchmark/run.sh BUILD_FOLDER [--check]
-#
-# The programs take turns, 7 times, and the median of each is told. --check fails where C++ or Rust take more than 5 % longer
-# than C, Julia more than twice as long, or Python more than 10 us. C asks the library for all views of each visit by one
-# call, as the others need not.
+#The programs take turns, 7 times, and the median of each is printed. --check fails if C++ or Rust take more than 5 %
+#longer than C, if Julia takes more than twice as long, or if Python takes more than 10 us. C gets all views of each
+#visit by one call, which the other languages need not make.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=$(cd "$1" && pwd) || exit 1

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The scenarios in every language that is there, as TAP. usage: conformance_test.sh SOURCE_ROOT BUILD_ROOT
+# Runs the scenarios in every installed language, as TAP. usage: conformance_test.sh SOURCE_ROOT BUILD_ROOT
 set -u
 cd "$1" || exit 1
 work=$(mktemp -d) || exit 1
@@ -11,7 +11,7 @@ report() {
   echo "$1 $number - $2"
 }
 
-# What is expected is what the reference computes, and what the reference computes is in the file.
+# The expected values are those that the reference computes, and the file has all of these values.
 if python3 bindings/conformance/reference.py --check >"$work/reference" 2>&1; then
   report ok 'scenarios.txt is what reference.py writes'
 else
@@ -30,7 +30,7 @@ for script in bindings/conformance/languages/*.sh; do
   grep -q "^$language  *[0-9]* scenarios" "$work/run" && report ok "$language" || report 'not ok' "$language"
 done
 
-# A file with a wrong value is noticed: the interpreters compare.
+# The interpreters notice a wrong value in the file.
 sed '0,/-> [0-9a-f]\{8\}/s//-> 00000000/' bindings/conformance/scenarios.txt >"$work/wrong.txt"
 mkdir -p "$work/saved/1" "$work/saved/2" "$work/saved/4"
 if FSDP_BUILD=$2 sh bindings/conformance/languages/c.sh threads "$work/saved" "$work/saved" "$work/wrong.txt" \

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the scenarios through every language that is there, and fails if one of them is not as expected or if they
+# Runs the scenarios through every installed language, and fails if a result is not the expected one or if languages
 # differ.
 #
 # usage: sh bindings/conformance/run.sh [BUILD_FOLDER]     (default: build-tests, else build)

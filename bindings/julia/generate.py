@@ -112,7 +112,7 @@ def write_struct(struct):
 
 
 def blocks(call):
-    """Whether it may wait, so that Julia's garbage collection should not wait for it."""
+    """True if the call may wait, so that Julia's garbage collection should not wait for it."""
     text = " ".join(call["doc"].split())
     return "Blocks: no" not in text and ("Blocks" in text or "Threads: any" not in text)
 

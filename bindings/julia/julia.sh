@@ -7,10 +7,10 @@ build=$(cd "$1" && pwd) || exit 1
 shift
 root=$(cd "$(dirname "$0")/../.." && pwd)
 julia=${JULIA:-julia}
-# What Julia compiles of packages goes into the build folder.
+# Compiled packages of Julia go into the build folder.
 FSDP_LIBRARY=$build/lib/libfsdp.so JULIA_LOAD_PATH=$root/bindings/julia:@stdlib JULIA_DEPOT_PATH=$build/bindings/julia
 export FSDP_LIBRARY JULIA_LOAD_PATH JULIA_DEPOT_PATH
-# Threads of Julia that have nothing to do spin for 4 seconds, where others may have no processor: 0.1 ms is enough.
+# Idle threads of Julia spin for 4 seconds, during which others may have no processor; 0.1 ms is enough.
 export JULIA_THREAD_SLEEP_THRESHOLD=100000
 # Some builds of Julia have a libunwind with functions of the C++ runtime's names, which end a process that throws.
 LD_PRELOAD=libgcc_s.so.1${LD_PRELOAD:+:$LD_PRELOAD}

@@ -66,7 +66,8 @@ Struct sized() {
   return made;
 }
 
-// What a hook of the caller's has thrown. Hooks run on the thread that calls, so check() finds it there afterwards.
+// The exception that a hook of the caller has thrown. Hooks run on the calling thread, so check() finds it there
+// afterwards.
 inline thread_local bool hook_has_thrown = false;
 inline std::exception_ptr &thrown_by_hook() {
   thread_local std::exception_ptr thrown;
@@ -86,7 +87,7 @@ inline void keep_exception() noexcept {
   if (fsdp_get_last_error(nullptr, &error) != FSDP_OK || error.status != status) error.status = status;
   throw Error(error);
 }
-/** An error that these bindings find before the library is asked. */
+/** An error that these bindings find before they call the library. */
 [[noreturn]] inline void refuse(fsdp_status status, const std::string &message) {
   auto error = sized<fsdp_error>();
   error.status = status;

@@ -34,8 +34,8 @@ struct Grad {
   }
 };
 
-/** A group of a model; copies name the same one. An array is whatever has data and size: std::vector, std::array, a
- * span. */
+/** A group of a model; copies name the same group. Arrays may have any type with data() and size(): std::vector,
+ * std::array, a span. */
 class Group {
  public:
   Group() = default;

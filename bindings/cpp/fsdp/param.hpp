@@ -46,7 +46,7 @@ struct Param : Options<fsdp_param> {
     piece = number;
     return *this;
   }
-  /** Lets ranks divide it in so many of its leading dimensions: 2 divides the matrices of a stack [E, R, C]. */
+  /** Lets ranks divide it in this number of leading dimensions: 2 divides the matrices of a stack [E, R, C]. */
   Param &rows_in(std::uint32_t dimensions) {
     row_dimensions = dimensions;
     return *this;
@@ -85,7 +85,7 @@ struct Param : Options<fsdp_param> {
   std::vector<std::uint64_t> own_shape, own_global_shape, own_global_offset, own_splits;
 };
 
-/** What names a parameter of a group: its number in the order of declaration, or its name. */
+/** Names a parameter of a group by its number in the order of declaration, or by its name. */
 class ParamKey {
  public:
   template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>

@@ -88,7 +88,7 @@ class Weights {
       if (views.empty()) ask_for(views);
       views_ = views.data();
     } catch (...) {
-      if (status == FSDP_OK) (void)return_hold();  // no destructor runs for an object that was never whole
+      if (status == FSDP_OK) (void)return_hold();  // no destructor runs, because the constructor throws
       throw;
     }
   }
@@ -105,7 +105,7 @@ class Weights {
         discards_(other.discards_) {}
   Weights &operator=(Weights &&) = delete;
   ~Weights() {
-    if (group_) (void)return_hold();  // fails where the hold has gone: with its model, or in a context that has failed
+    if (group_) (void)return_hold();  // fails if the hold is gone: with its model, or in a failed context
   }
 
   const Tensor &operator[](const ParamKey &key) const {
@@ -138,7 +138,7 @@ class Weights {
     return piece_ ? fsdp_unshard_piece(group_, *piece_, raw_phase(), 0, stream_)
                   : fsdp_unshard(group_, raw_phase(), 0, stream_);
   }
-  // A discarded step has forgotten its holds: a reshard would return the hold of a later unshard.
+  // A discarded step has taken back its holds, so a reshard would return the hold of a later unshard.
   fsdp_status return_hold() noexcept {
     if (discards_ != entry_->discards) return FSDP_OK;
     return piece_ ? fsdp_reshard_piece(group_, *piece_, raw_phase(), 0, stream_)

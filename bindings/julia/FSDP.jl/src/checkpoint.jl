@@ -13,8 +13,8 @@ end
 """
     load(model, folder; options...)
 
-Load the folder's newest checkpoint, or the one that it is. Keywords are the fields of `fsdp_load_options`; gives those of
-`fsdp_loaded`. Publish then.
+Load the folder's newest checkpoint, or the checkpoint that the folder itself is; then publish. Keywords are the fields
+of `fsdp_load_options`. Returns the fields of `fsdp_loaded`.
 """
 function load(model::Model, folder; fields...)
     wanted, loaded = options(fsdp_load_options, fields), blank(fsdp_loaded)
@@ -25,8 +25,8 @@ end
 """
     load_weights(model, path; renames = [], options...)
 
-Load weights out of safetensors files of anybody. `renames` are named tuples of the fields of `fsdp_rename`. Their
-matrices are in C's order, as the model's are in the library.
+Load weights from safetensors files of any library. `renames` are named tuples of the fields of `fsdp_rename`, which see
+matrices in C's order, as the library has them.
 """
 function load_weights(model::Model, path; renames = [], fields...)
     made = [options(fsdp_rename, pairs(rename)) for rename in renames]
@@ -91,7 +91,8 @@ end
 """
     log_progress(checkpoint)
 
-How far the save is, as a record of Julia's logging with a `progress` from 0 to 1, which ProgressLogging's sinks draw.
+Log the progress of the save, as a record of Julia's logging with a `progress` from 0 to 1, which ProgressLogging's
+sinks draw.
 """
 function log_progress(checkpoint::Checkpoint)
     status = checkpoint_status(checkpoint)

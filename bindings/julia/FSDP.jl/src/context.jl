@@ -4,7 +4,8 @@
     Context(; options...)
     Context(f; options...)
 
-This process's rank of the job: from the launcher's variables, or of `world_size`, `rank` and `rendezvous`. Keywords are
+This process's rank of the job, from the launcher's variables or from `world_size`, `rank` and `rendezvous`. Keywords
+are
 the fields of `fsdp_context_options`.
 
 With a do-block the context is closed at its end, or, after an exception, aborted with the exception as the reason, so
@@ -26,7 +27,7 @@ Context(f; fields...) = run_rank(f, Context(; fields...))
 """
     plan_context(world_size, rank; options...)
 
-A context that only plans: what is declared and sealed allocates nothing and contacts nobody.
+A context that only plans: models are declared and sealed, but nothing is allocated and no peer is contacted.
 """
 function plan_context(world_size, rank = 0; fields...)
     wanted = context_options(fields)
@@ -90,14 +91,14 @@ end
 """
     close_at_once(context)
 
-Give the handle back without waiting for anybody. To peers that wait for this rank it then looks failed.
+Give the handle back without waiting for peers. Peers that wait for this rank take it for failed.
 """
 close_at_once(context::Context) = invoke(close, Tuple{Owner}, context)
 
 """
     abort(context, reason)
 
-Fail the context, here and for its peers. From any thread, also while another call runs.
+Fail the context on this rank and for its peers. Any thread may call this, also while another call runs.
 """
 abort(context::Context, reason = nothing) =
     check(fsdp_abort_context(context.number, reason === nothing ? C_NULL : replace(string(reason), '\0' => ' ')))
@@ -132,7 +133,7 @@ end
 """
     all_reduce_values(context, values, op; mesh)
 
-A few doubles reduced over the ranks of a mesh, or of the job: `VALUE_SUM`, `VALUE_MIN`, `VALUE_MAX` or `VALUE_MEAN` of a
+Reduce a few doubles over the ranks of a mesh, or of the job: `VALUE_SUM`, `VALUE_MIN`, `VALUE_MAX` or `VALUE_MEAN` of a
 number, or of an array element by element.
 """
 function all_reduce_values(context::Context, values::AbstractArray, op::ValueOp = VALUE_SUM; mesh = nothing)
@@ -161,7 +162,7 @@ end
 """
     create_mesh(context; ranks, replicate_size, shard_size, reduction_block_size)
 
-`ranks` are those of the mesh in its order; all of the job if they are left out.
+`ranks` are the ranks of the mesh in its order; without them the mesh has all ranks of the job.
 """
 function create_mesh(context::Context; ranks = nothing, fields...)
     wanted = options(fsdp_mesh_options, fields)

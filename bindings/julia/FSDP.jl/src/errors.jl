@@ -2,7 +2,8 @@
 
 """
 A call of libfsdp that failed: `status`, `rank` (the one to blame, or `nothing`), `message`, `origin` and `origin_code`
-(whose error it was: errno of the operating system, say), `context_failed` (the context can only be destroyed).
+(where the error comes from, for example errno of the operating system), `context_failed` (the context can only be
+destroyed).
 """
 struct Error <: Exception
     status::Status

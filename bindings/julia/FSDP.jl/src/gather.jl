@@ -2,7 +2,7 @@
 
 """
 A hold on a group, or on one of its pieces, from `unshard` to `reshard`: `weights["name"]`, or `weights[number]`, is an
-Array over the full compute weights, reversed to Julia's order of dims. It is for reading while the hold is there;
+Array over the full compute weights, reversed to Julia's order of dims. Read it while the hold lasts;
 `weights["w"]::Matrix{Float32}` tells the compiler its type. The weights of a piece have its parameters.
 """
 mutable struct Weights
@@ -58,7 +58,7 @@ end
 """
     reshard(weights; stream)
 
-Return the hold. (`reshard(group, phase; piece)` returns one of that phase.)
+Return the hold. (`reshard(group, phase; piece)` returns a hold of that phase.)
 """
 function reshard(weights::Weights; stream = weights.stream)
     weights.is_held = false
@@ -122,8 +122,8 @@ end
 """
     tensors(group, phase = FORWARD; piece)
 
-A `Tensor` for each parameter of the group, or of the piece, while it is unsharded; of a quantized one its address is
-`C_NULL`.
+A `Tensor` for each parameter of the group, or of the piece, while it is unsharded. For a quantized parameter the
+address is `C_NULL`.
 """
 function tensors(group::Group, phase::Phase = FORWARD; piece = nothing)
     if piece !== nothing
@@ -149,8 +149,8 @@ end
 """
     plane(group, param, which = PLANE_ROW, phase = FORWARD)
 
-The `Tensor` of a quantized parameter's codes, as their bits, or with `PLANE_ROW_SCALE` of their scales; of MXFP8 parameters
-there are COLUMN planes, too, and a phase has one of the two.
+The `Tensor` of a quantized parameter's codes, as bits, or with `PLANE_ROW_SCALE` of their scales. MXFP8 parameters also
+have COLUMN planes; each phase has one of the two forms.
 """
 function plane(group::Group, param, which::Plane = PLANE_ROW, phase::Phase = FORWARD)
     found = blank(fsdp_tensor)

@@ -3,9 +3,9 @@
 """
     acquire_grad(group, param; flags = 0, stream, wait = true)
 
-The full gradient as an Array to write into, and whether to add to what is there instead of writing over it. It is for
-writing until `reduce_grad`. `wait = false`: where peers have yet to read a buffer that it needs, that is an error of
-status `BUSY`, and nothing has changed; so for the two below.
+Return the full gradient as an Array to write into until `reduce_grad`, and whether to add to it instead of overwriting
+it. With `wait = false` the call throws an error of status `BUSY` and changes nothing if peers have yet to read a buffer
+that it needs. The same holds for `acquire_grads` and `put_grad`.
 """
 function acquire_grad(group::Group, param; flags = 0, stream = C_NULL, wait = true)
     found, accumulate = blank(fsdp_tensor), Ref{Int32}(0)
@@ -17,7 +17,7 @@ end
 """
     acquire_grads(group; stream, wait = true)
 
-The full gradients of all parameters that are trained by their names, to add to.
+Return the full gradients of all trained parameters, by name, to add to.
 """
 function acquire_grads(group::Group; stream = C_NULL, wait = true)
     found, flags = Vector{fsdp_tensor}(undef, length(group.params)), FSDP_GRAD_ZEROED | waiting(wait)
@@ -39,7 +39,7 @@ end
 """
     put_grad(group, param, grad; stream, wait = true)
 
-Hand in a full gradient; `nothing` means that there is none.
+Hand in a full gradient; `nothing` means "no gradient".
 """
 function put_grad(group::Group, param, grad::AbstractArray; stream = C_NULL, wait = true)
     data, dtype = full(group, param, grad)
@@ -54,8 +54,8 @@ put_grad(group::Group, param, ::Nothing; stream = C_NULL, wait = true) =
 """
     complete_grad(group, param; stream)
 
-Nothing is written into this gradient any more in this contribution: with `max_pending_bytes` its part of the group is
-reduced once all of that is complete.
+Declare this gradient complete: nothing more is written into it in this contribution. With `max_pending_bytes`, its part
+of the group is reduced once all gradients of the part are complete.
 """
 complete_grad(group::Group, param; stream = C_NULL) =
     @call group.state fsdp_complete_grad(group.number, param_index(group, param), 0, Ptr{Cvoid}(stream))
@@ -63,7 +63,7 @@ complete_grad(group::Group, param; stream = C_NULL) =
 """
     reduce_grad(group; is_last = true, stream)
 
-This contribution's gradients are complete. `is_last`: it is the last one of the step.
+End this contribution: its gradients are complete. `is_last` marks the last contribution of the step.
 """
 reduce_grad(group::Group; is_last = true, stream = C_NULL) =
     @call group.state fsdp_reduce_grad(group.number, is_last ? FSDP_LAST : UInt32(0), Ptr{Cvoid}(stream))

@@ -57,7 +57,7 @@ function declare_splits(made, rows)
 end
 
 """
-The parameters that are gathered and reduced as one, made by `create_group`. A parameter is named by its name, or by its
+Parameters that are gathered and reduced together, made by `create_group`. Calls take a parameter by its name, or by its
 number in the group, from 1.
 """
 mutable struct Group
@@ -83,7 +83,7 @@ function index_of(group::Group, param::AbstractString)
     return index
 end
 
-# As the library counts: from 0. No number is out of its range that is not out of Julia's.
+# The library counts from 0. A number is outside of its range exactly if it is outside of Julia's range.
 param_index(group, param) = (index_of(group, param) - 1) % UInt64
 
 declared_param(group, param) = group.params[index_of(group, param)]
@@ -144,15 +144,17 @@ end
 """
     load_param(group, param, data; root = EVERY_RANK)
 
-Load a whole parameter, inside the update window. With a root its data counts, and others may pass `nothing`.
+Load a whole parameter, inside the update window. With a root only the root's data counts, and other ranks may pass
+`nothing`.
 """
 load_param(group::Group, param, data; root = EVERY_RANK) = load(fsdp_load_param, group, param, (), data, root)
 
 """
     load_plane(group, param, which, data; root = EVERY_RANK)
 
-Load a whole plane of a frozen quantized parameter as it is: codes, and scales of MXFP8, as the bits that `plane` shows
-(`UInt8`), other scales as `Float32`; of the plane's dims, or its numbers in a row. With a root its data counts, and others may pass `nothing`.
+Load a whole plane of a frozen quantized parameter as it is: codes and MXFP8 scales as the bits that `plane` shows
+(`UInt8`), other scales as `Float32`. The data has the plane's dims, or is a vector. With a root only the root's data
+counts, and other ranks may pass `nothing`.
 """
 function load_plane(group::Group, param, which::Plane, data::Union{Nothing,AbstractArray}; root = EVERY_RANK)
     data = data === nothing ? UInt8[] : fitting("$which of $param", plane_dims(declared_param(group, param), which), data)
@@ -172,7 +174,7 @@ load_state(group::Group, param, name, data; root = EVERY_RANK) = load(fsdp_load_
 """
     load_grad(group, param, data; root = EVERY_RANK)
 
-Replace a whole main gradient, in an update window that has them, as `load_param` loads weights.
+Replace a whole main gradient, in an update window with gradients, as `load_param` loads weights.
 """
 load_grad(group::Group, param, data; root = EVERY_RANK) = load(fsdp_load_grad, group, param, (), data, root)
 
@@ -187,7 +189,7 @@ load(f, group::Group, param, name::Tuple, ::Nothing, root) =
 """
     read_param(group, param, T = Float32; root = EVERY_RANK)
 
-The whole main weight as an array of the caller's own; `nothing` on ranks other than the root.
+Return the whole main weight as a new array; `nothing` on ranks other than the root.
 """
 read_param(group::Group, param, T::DataType = Float32; root = EVERY_RANK) =
     read_whole(fsdp_read_param, group, param, (), T, root)
@@ -219,7 +221,7 @@ end
 """
     load_chunk(group, param, data, row_offset, row_count)
 
-Load rows that this rank owns, as `chunk` tells them: a row is a slice along Julia's last dimension.
+Load rows that this rank owns (see `chunk`). A row is a slice along Julia's last dimension.
 """
 function load_chunk(group::Group, param, data::AbstractArray, row_offset, row_count)
     whole = declared_param(group, param).dims

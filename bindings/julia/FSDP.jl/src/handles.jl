@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Which thread destroys a handle, and when. A finalizer runs wherever Julia collects, perhaps within a call of the library or on
-# another rank's thread: it only counts. The next call on the context destroys what no variable has any more, the creation of a
-# context what is left of contexts that no variable has, and the end of the process the rest.
+# Which thread destroys a handle, and when. A finalizer runs wherever Julia collects, perhaps within a call of the
+# library or on another rank's thread, so it only counts. The next call on the context destroys handles whose objects
+# were collected. Creating a context destroys what is left of collected contexts, and the end of the process destroys
+# the rest.
 
 "A handle of the library. Its owners are the object that has it, and the arrays over its memory."
 mutable struct Handle{S}
@@ -78,8 +79,8 @@ function destroy_left()
 end
 
 """
-At the end of the process: all handles, in the order of their creation. But for those of contexts that are in a call
-now, on another thread, or on this one where a signal ended the process: they end with it.
+Destroys all handles at the end of the process, in the order of their creation. Handles of contexts that are in a call
+now end with the process: a call on another thread, or on this one if a signal ended the process.
 """
 function destroy_all()
     busy = [caller.context for caller in CALLERS[]]

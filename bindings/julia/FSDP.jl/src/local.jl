@@ -24,9 +24,11 @@ end
 """
     run_local(f, world_size; options...)
 
-`f(context)` on a thread of its own for each rank, rank 0 on the caller's; what they return, in the order of ranks. Julia
-must have been started with as many threads (`julia -t 2`). An exception of a rank aborts its context, so that the others
-end; when all have, it is thrown here. Ctrl-C reaches the rank on Julia's first thread, and ends all of them.
+Call `f(context)` on a separate thread for each rank; rank 0 uses the caller's thread. Returns the results in the order
+of the ranks. Julia
+must have been started with as many threads (`julia -t 2`). An exception of a rank aborts its context, so that the other
+ranks end. When all ranks have ended, the exception is thrown here. Ctrl-C reaches the rank on Julia's first thread, and
+ends all of them.
 """
 function run_local(f, world_size::Integer; fields...)
     threads = filter(!=(Threads.threadid()), rank_threads())

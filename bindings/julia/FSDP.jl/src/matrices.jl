@@ -2,7 +2,7 @@
 
 """
 Some equal matrices of one parameter, which this rank has whole inside the block of `foreach_matrix`: a vector of Arrays
-over the library's memory, to be changed in place. Of a GPU they are Tensors.
+over the library's memory, to be changed in place. On a GPU they are Tensors.
 
 A matrix of R rows and C columns is an Array of dims `(C, R)`: C's rows, which lie together in memory, are Julia's
 columns. So it is the transpose of the matrix in `fsdp.h`, as a parameter's Array is. `rows` and `columns` are those of

@@ -34,14 +34,14 @@ Base.show(io::IO, model::Model) = print(io, "Model(", model.groups, ")")
 """
     close(model)
 
-Give the handle back. Its memory is unmapped with the last array over it: those of an earlier `unshard`, say, when they
-are collected, which is tried here.
+Give the handle back. The memory is unmapped with the last array over it, for example when an array of an earlier
+`unshard` is collected. This call tries to collect such arrays.
 """
 function Base.close(model::Model)
     is_closed(model) && return nothing
     foreach(forget, model.groups)
     invoke(close, Tuple{Owner}, model)
-    # A whole collection takes some 50 ms, and stops every other rank of the process: first one of young objects.
+    # A full collection takes some 50 ms and stops all other ranks of the process, so young objects are collected first.
     for whole in (false, true)
         model.handle.owners[] > 0 || break
         GC.gc(whole)
@@ -61,7 +61,7 @@ end
 """
     create_group(model, name, params; mesh, options...)
 
-A group of `Param`s. `mesh` has the ranks that share the group; if it is left out, they are those of the model. Other
+Declare a group of `Param`s. `mesh` has the ranks that share the group, by default all ranks of the model. Other
 keywords are the fields of `fsdp_group_options`.
 """
 function create_group(model::Model, name, params; mesh = nothing, fields...)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The types of elements that the library has, as Julia's.
+# Julia's types for the library's dtypes.
 
 """
     BFloat16(x)
@@ -52,5 +52,5 @@ element_type(dtype::Integer) =
 # Contiguous memory with the numbers of an array: the array itself, unless it is a view or computed.
 dense(array::DenseArray) = array
 dense(array::AbstractArray) = Array(array)
-# Of a GPU's array as well, whose pointers are of another type.
+# Also for arrays of a GPU, whose pointers have another type.
 address(array) = reinterpret(Ptr{Cvoid}, pointer(array))

@@ -3,8 +3,8 @@
 """
     finish_grads(model, scale = 1.0; is_last = false, stream)
 
-End the step's gradients, multiplied by `scale`, and open the update window. `is_last`, on all ranks: contributions that
-were reduced without it end here, and a group that there was none for has zeros.
+End the step's gradients, multiplied by `scale`, and open the update window. With `is_last`, on all ranks, this call
+ends contributions that were reduced without it. A group without any contribution gets zeros.
 """
 finish_grads(model::Model, scale = 1.0; is_last = false, stream = C_NULL) =
     @call model.state fsdp_finish_grads(model.number, scale, is_last ? FSDP_LAST : UInt32(0), Ptr{Cvoid}(stream))
@@ -77,8 +77,8 @@ end
 """
     apply_grads(model, grads, lr; max_norm = 0, options...)
 
-A whole step: a full gradient, or `nothing`, for each parameter that was not declared frozen, group by group. Gives their norm from before
-clipping. Keywords are the fields of `fsdp_adamw_options`.
+Take a whole step. `grads` has a full gradient, or `nothing`, for each parameter that was not declared frozen, group by
+group. Returns the norm before clipping. Keywords are the fields of `fsdp_adamw_options`.
 """
 function apply_grads(model::Model, grads, lr; max_norm = 0.0, stream = C_NULL, fields...)
     trained = [(group, index) for group in model.groups for (index, p) in enumerate(group.params) if is_trainable(p)]
@@ -160,7 +160,7 @@ function shard(model, number)
         raw.element_offset, raw.element_count, raw.row_offset, raw.row_count, raw.lr_scale, raw.flags, raw.state_count)
 end
 
-# As the context's options have it, whose device_index counts from 1.
+# As in the context's options, where device_index counts from 1.
 function device_of(model)
     options = model.state.kept
     device = getfield_of(options, :device)

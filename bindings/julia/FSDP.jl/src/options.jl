@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Structs of the header that a call reads or fills, field by field: by value some have a thousand bytes.
 
-# Fields whose bits are what counts: other numbers are told as Int.
+# Fields of flags, which keep their type; other numbers become Int.
 const BITS = (:flags, :layout_hash)
 
 "A struct in memory with what its pointers point to; an argument of type `Ptr{T}`."
@@ -46,7 +46,7 @@ function getfield_of(made::Struct{T}, name) where {T}
     kind === Cstring && return value == C_NULL ? nothing : unsafe_string(value)
     enum = get(FIELD_ENUMS, (T, name), nothing)
     enum === nothing && return value isa Unsigned && !(name in BITS) ? Int(value) : value
-    return value in Int32.(instances(enum)) ? enum(value) : nothing  # 0: a default that is each one's own
+    return value in Int32.(instances(enum)) ? enum(value) : nothing  # 0: a default that differs from field to field
 end
 
 plain_value(::Type{T}, value, kept) where {T<:Number} = T(value)

@@ -2,7 +2,8 @@
 
 """
 Memory that the library owns: `address`, `type` of the elements, `dims` as Julia has them (reversed), `device`,
-`device_index`, `is_read_only`. `array(tensor)` is an Array over it; of a GPU's memory, CUDA.jl makes one out of the address.
+`device_index`, `is_read_only`. `array(tensor)` is an Array over it; for GPU memory CUDA.jl makes an array from the
+address.
 """
 struct Tensor
     address::Ptr{Cvoid}
@@ -24,8 +25,8 @@ Base.show(io::IO, tensor::Tensor) = print(io, "Tensor(", tensor.type, ", ", tens
 """
     array(tensor)
 
-The library's memory as an Array, without a copy. The memory stays mapped for as long as the array is there, whatever was
-closed. Writing to one that is read-only throws `ReadOnlyMemoryError` where it is mapped.
+The library's memory as an Array, without a copy. The memory stays mapped as long as the array exists, whatever was
+closed. Writing to a read-only, mapped array throws `ReadOnlyMemoryError`.
 """
 function array(tensor::Tensor)
     tensor.device == DEVICE_HOST ||

@@ -20,27 +20,27 @@ pub struct Checkpoint {
 unsafe impl Send for Checkpoint {}
 
 impl Checkpoint {
-    /// A checkpoint for the folder, nothing of it there yet.
+    /// Begins a checkpoint for the folder; nothing of it is in the folder yet.
     pub fn begin(context: &Context, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<Self> {
         let (folder, options, mut raw) = (c_path(folder.as_ref())?, options.as_raw()?, null_mut());
         check(unsafe { sys::fsdp_begin_checkpoint(context.raw, folder.as_ptr(), &options, &mut raw) })?;
         Ok(Checkpoint { raw, _hooks: context.hooks.clone() })
     }
 
-    /// Opens the folder's newest checkpoint, or the checkpoint that the folder is.
+    /// Opens the folder's newest checkpoint, or the checkpoint that the folder itself is.
     pub fn open(context: &Context, folder: impl AsRef<Path>) -> Result<Self> {
         let (folder, mut raw) = (c_path(folder.as_ref())?, null_mut());
         check(unsafe { sys::fsdp_open_checkpoint(context.raw, folder.as_ptr(), &mut raw) })?;
         Ok(Checkpoint { raw, _hooks: context.hooks.clone() })
     }
 
-    /// A model goes into the checkpoint, as it will be at the commit.
+    /// Adds a model to the checkpoint, with the data that it will have at the commit.
     pub fn add_model(&mut self, name: &str, model: &Model) -> Result<()> {
         let name = c_string(name)?;
         check(unsafe { sys::fsdp_add_checkpoint_model(self.raw, name.as_ptr(), model.raw) })
     }
 
-    /// Bytes of the program's own go into the checkpoint.
+    /// Adds bytes of the program's own to the checkpoint.
     pub fn add_bytes(&mut self, name: &str, data: &[u8], owner: BytesOwner) -> Result<()> {
         let (name, size) = (c_string(name)?, data.len() as u64);
         check(unsafe {
@@ -53,7 +53,7 @@ impl Checkpoint {
         check(unsafe { sys::fsdp_commit_checkpoint(self.raw) })
     }
 
-    /// How far it is.
+    /// Its progress.
     pub fn status(&self) -> Result<CheckpointStatus> {
         let mut raw = sys::fsdp_checkpoint_status::default();
         check(unsafe { sys::fsdp_get_checkpoint_status(self.raw, &mut raw) })?;
@@ -68,7 +68,7 @@ impl Checkpoint {
         })
     }
 
-    /// Waits until it is there, or is known to have failed.
+    /// Waits until it is saved or is known to have failed.
     pub fn wait(&mut self) -> Result<()> {
         check(unsafe { sys::fsdp_wait_checkpoint(self.raw) })
     }
@@ -110,23 +110,23 @@ pub fn list_checkpoints(folder: impl AsRef<Path>) -> Result<String> {
     read_text(|buffer, size| unsafe { sys::fsdp_list_checkpoints(folder.as_ptr(), buffer, size) })
 }
 
-/// How far a checkpoint is: `fsdp_checkpoint_status`.
+/// The progress of a checkpoint: `fsdp_checkpoint_status`.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct CheckpointStatus {
-    /// What is being done.
+    /// Its state.
     pub state: CheckpointState,
-    /// Of one that has failed: what its wait returns.
+    /// If it has failed: the status that its wait returns.
     pub status: Status,
-    /// That this rank has written, of its files.
+    /// Bytes of its files that this rank has written.
     pub bytes: u64,
-    /// ... and will have; of an opened one: of all its files.
+    /// Bytes of its files that this rank will have written; if it was opened, bytes of all its files.
     pub bytes_in_all: u64,
-    /// Once it is known.
+    /// The checkpoint's step, once it is known.
     pub step: u64,
-    /// Of an opened one: that have saved it.
+    /// If it was opened: the number of ranks that saved it.
     pub ranks: u32,
-    /// In the folder; empty: not committed.
+    /// Its name in the folder; empty if it is not committed.
     pub name: String,
 }
 
@@ -134,25 +134,26 @@ pub struct CheckpointStatus {
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The checkpoint's.
+    /// The checkpoint's step.
     pub step: u64,
-    /// Rises with every checkpoint of a folder.
+    /// The checkpoint's number, which rises with every checkpoint of a folder.
     pub sequence: u64,
-    /// Of its files, that this rank keeps.
+    /// Bytes of the checkpoint's files that this rank keeps.
     pub wanted_bytes: u64,
-    /// That it has read for that.
+    /// Bytes that this rank has read for them.
     pub read_bytes: u64,
-    /// That have saved it.
+    /// The number of ranks that saved it.
     pub ranks: u32,
-    /// That were damaged and may be newer.
+    /// The number of damaged checkpoints that were passed over; each is or may be newer.
     pub passed_over: u32,
-    /// In the folder; empty: nothing was loaded.
+    /// The checkpoint's name in the folder; empty if nothing was loaded.
     pub name: String,
-    /// Of the model, that were there. `Model::describe_load` has their names, and those of the others.
+    /// The number of the model's tensors that the files have. `Model::describe_load` has their names, and those of the
+    /// tensors counted below.
     pub loaded_tensors: u64,
-    /// Of the model, that stay as they were.
+    /// The number of the model's tensors that the files lack, which stay as they were.
     pub missing_tensors: u64,
-    /// Of the files, that the model has no use for.
+    /// The number of tensors of the files that the model lacks.
     pub unexpected_tensors: u64,
 }
 
@@ -194,7 +195,7 @@ impl Rename {
         self
     }
 
-    /// Theirs is a matrix whose columns are our rows.
+    /// Theirs is a matrix whose columns are the rows of ours.
     pub fn transposed(mut self) -> Self {
         self.flags |= sys::FSDP_RENAME_TRANSPOSED;
         self

@@ -65,7 +65,7 @@ impl Context {
         self.abort_handle().abort(reason)
     }
 
-    /// What another thread may abort this context with, at any time.
+    /// An object with which any thread may abort this context, at any time.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle { raw: self.raw as usize }
     }
@@ -101,12 +101,12 @@ impl Context {
         Ok(ranks)
     }
 
-    /// Reduces a few numbers over all ranks, in place.
+    /// Reduces a few numbers over all ranks of the job, in place.
     pub fn all_reduce_values(&self, values: &mut [f64], op: ValueOp) -> Result<()> {
         self.reduce_values(std::ptr::null(), values, op)
     }
 
-    /// ... over the ranks of a mesh.
+    /// Reduces a few numbers over the ranks of a mesh, in place.
     pub fn all_reduce_values_over(&self, mesh: &Mesh, values: &mut [f64], op: ValueOp) -> Result<()> {
         self.reduce_values(mesh.raw, values, op)
     }
@@ -180,19 +180,20 @@ impl ContextOptions {
         self
     }
 
-    /// Gets the library's log lines, on the thread that calls. A panic of the hook goes on when the call has returned.
+    /// Gets the library's log lines, on the thread that calls. A panic of the hook continues when the call has
+    /// returned.
     pub fn log(mut self, hook: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Self {
         self.own.log = Some(Arc::new(hook));
         self
     }
 
-    /// Asked about every 20 ms while a call waits; true gives the wait up.
+    /// Called about every 20 ms while a call waits; returning true gives up the wait.
     pub fn interrupted(mut self, hook: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.own.interrupted = Some(Arc::new(hook));
         self
     }
 
-    /// Read while a call waits: not 0 gives the wait up. A signal handler may set it.
+    /// Read while a call waits; a value other than 0 gives up the wait. A signal handler may set it.
     pub fn interrupted_flag(mut self, flag: Arc<AtomicI32>) -> Self {
         self.own.interrupted_flag = Some(flag);
         self
@@ -206,7 +207,7 @@ fn is_host(options: &ContextOptions) -> bool {
 /// Aborts a context from any thread; once the context is gone, with an error.
 #[derive(Clone, Copy, Debug)]
 pub struct AbortHandle {
-    raw: usize, // handles are numbers: that of a context that has gone names none
+    raw: usize, // handles are numbers, so the number of a destroyed context is harmless
 }
 
 impl AbortHandle {

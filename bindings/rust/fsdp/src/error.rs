@@ -79,7 +79,7 @@ fn status_name(status: i32) -> String {
     unsafe { text(sys::fsdp_get_status_name(status)) }.unwrap_or_default()
 }
 
-/// Turns a status into a result; a hook of the caller's that has panicked during the call goes on panicking here.
+/// Turns a status into a result. If a hook of the caller has panicked during the call, the panic continues here.
 #[inline]
 pub(crate) fn check(status: sys::fsdp_status) -> Result<()> {
     hooks::resume_panic();

@@ -58,7 +58,7 @@ impl<'m> Grads<'m> {
         Ok(Grads { model, entry, waiting: 0 })
     }
 
-    /// From here on what would wait for peers to read a buffer is an error of [`Status::Busy`], and nothing has changed.
+    /// From here on a call that would wait for peers to read a buffer fails with [`Status::Busy`] and changes nothing.
     pub fn no_wait(mut self) -> Self {
         self.waiting = sys::FSDP_GRAD_NO_WAIT;
         self
@@ -72,14 +72,14 @@ impl<'m> Grads<'m> {
         Ok(Grad { data, accumulate })
     }
 
-    /// ... cleared where it would be overwritten, for code that only adds.
+    /// Borrows the gradient of a parameter for code that only adds: it is cleared where it would be overwritten.
     pub fn get_zeroed<T: Element>(&mut self, param: impl ParamKey) -> Result<&mut [T]> {
         let (tensor, _) = self.acquire(param, sys::FSDP_GRAD_ZEROED)?;
         // SAFETY: as in get.
         Ok(unsafe { std::slice::from_raw_parts_mut(typed::<T>(&tensor)?, tensor.element_count as usize) })
     }
 
-    /// Those of all parameters at once, in their order; `None` for frozen ones.
+    /// Borrows the gradients of all parameters at once, in their order; `None` for frozen ones.
     pub fn all<T: Element>(&mut self) -> Result<Vec<Option<Grad<'_, T>>>> {
         let count = self.entry.names.len();
         let mut tensors = vec![sys::fsdp_tensor::default(); count];
@@ -128,7 +128,7 @@ impl<'m> Grads<'m> {
         unsafe { self.put_raw(index, pointer.cast(), T::DTYPE, count) }
     }
 
-    /// ... from any address that the device can read.
+    /// Hands in the caller's own gradient, from any address that the device can read.
     ///
     /// # Safety
     /// It has `element_count` elements of the dtype, there in the order of the model's stream.
@@ -143,8 +143,8 @@ impl<'m> Grads<'m> {
         check(sys::fsdp_put_grad(self.entry.raw, index, data, dtype as i32, element_count, self.waiting, stream))
     }
 
-    /// Nothing is written into this gradient any more in this contribution: with `max_pending_bytes` its part of the
-    /// group is reduced once all of that is complete.
+    /// Declares this gradient complete: nothing more is written into it in this contribution. With `max_pending_bytes`,
+    /// its part of the group is reduced once all gradients of the part are complete.
     pub fn complete(&mut self, param: impl ParamKey) -> Result<()> {
         let (index, stream) = (find(self.entry, param)? as u64, self.model.stream.get());
         check(unsafe { sys::fsdp_complete_grad(self.entry.raw, index, 0, stream) })
@@ -155,7 +155,7 @@ impl<'m> Grads<'m> {
         self.reduce_with(0)
     }
 
-    /// ... and it is the last one of this step.
+    /// Reduces the contribution, which is the last one of this step.
     pub fn reduce_last(self) -> Result<()> {
         self.reduce_with(sys::FSDP_LAST)
     }
@@ -180,19 +180,19 @@ pub struct FullGrad<'a> {
 }
 
 impl<'a> FullGrad<'a> {
-    /// Of the host.
+    /// A gradient in memory of the host.
     pub fn new<T: Element>(data: &'a [T]) -> Self {
         // SAFETY: it has so many elements for as long as 'a.
         let made = unsafe { Self::from_raw(data.as_ptr().cast(), T::DTYPE, data.len() as u64) };
         FullGrad { is_slice: true, ..made }
     }
 
-    /// None: it counts as zeros.
+    /// No gradient, which counts as zeros.
     pub fn none() -> Self {
         FullGrad { raw: Default::default(), is_slice: false, data: PhantomData }
     }
 
-    /// From any address that the device can read.
+    /// A gradient at any address that the device can read.
     ///
     /// # Safety
     /// It has `element_count` elements of the dtype while the step is under way.

@@ -22,11 +22,11 @@ impl Group {
 /// What a group was declared as, with defaults filled in.
 #[derive(Clone, Debug)]
 pub struct GroupInfo {
-    /// Unique in the model.
+    /// Its name, unique in the model.
     pub name: String,
-    /// Of its parameters.
+    /// The number of its parameters.
     pub param_count: u64,
-    /// In the order of creation.
+    /// Its number in the order of creation.
     pub group_index: u32,
     /// `FSDP_GROUP_*`.
     pub flags: u32,
@@ -34,25 +34,25 @@ pub struct GroupInfo {
     pub strategy: Strategy,
     /// When gradients are reduced.
     pub reduce_policy: ReducePolicy,
-    /// `None`: each parameter's own.
+    /// The dtype of full gradients; `None`: that of each parameter.
     pub grad_dtype: Option<Dtype>,
-    /// `None`: the gradient's.
+    /// The dtype in which gradients are sent; `None`: that of the gradient.
     pub reduce_dtype: Option<Dtype>,
     /// How main weights of bf16 parameters are kept.
     pub main_storage: MainStorage,
     /// Whether BACKWARD reads its weights.
     pub backward_weights: BackwardWeights,
-    /// At least 1.
+    /// The number of its pieces, at least 1.
     pub piece_count: u64,
-    /// Of the group's mesh.
+    /// The number of replicas in the group's mesh.
     pub replicate_size: u32,
-    /// Of the group's mesh.
+    /// The number of ranks in a shard axis of the group's mesh.
     pub shard_size: u32,
     /// How gradients are added over ranks.
     pub grad_op: GradOp,
     /// What the replicas of the group's mesh divide among themselves.
     pub outer_strategy: OuterStrategy,
-    /// Sums of gradients are multiplied by it.
+    /// The number by which sums of gradients are multiplied.
     pub grad_factor: f64,
 }
 
@@ -79,7 +79,7 @@ impl GroupInfo {
     }
 }
 
-/// What a model knows of a group of its own.
+/// What a model keeps about one of its groups.
 pub(crate) struct GroupEntry {
     pub(crate) raw: *mut sys::fsdp_group,
     pub(crate) name: String,
@@ -94,8 +94,8 @@ pub(crate) struct GroupEntry {
     piece_views: Vec<[ViewTable; 4]>,
 }
 
-/// Addresses of views, asked for once where they are fixed from the seal on. They are no references: slices are made anew of
-/// them for each guard.
+/// Addresses of views, which are asked for once if they are fixed from the seal on. They are not references: each guard
+/// makes new slices from them.
 #[derive(Default)]
 struct ViewTable(UnsafeCell<Option<Box<[sys::fsdp_tensor]>>>);
 
@@ -169,7 +169,7 @@ impl GroupEntry {
         Ok(views)
     }
 
-    /// Of a quantized parameter, which has planes and no data, as `fsdp_get_params` does. Without data no device counts.
+    /// The view of a quantized parameter, which has planes and no data, as `fsdp_get_params` does. Without data no device counts.
     fn describe(&self, index: usize, view: &mut sys::fsdp_tensor) -> Result<()> {
         let mut param = sys::fsdp_param::default();
         check(unsafe { sys::fsdp_get_param_info(self.raw, index as u64, &mut param) })?;

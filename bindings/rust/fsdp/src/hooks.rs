@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Closures that the library calls. They live as long as any handle of their context, and a panic of theirs waits until the
-//! library has returned: none crosses its frames.
+//! Closures that the library calls. They live as long as any handle of their context. If one panics, the panic
+//! continues only when the library has returned, so that no panic crosses its frames.
 use crate::enums::LogLevel;
 use crate::options::ContextOptions;
 use crate::{sys, Result};

@@ -149,7 +149,7 @@ impl Model {
         check(sys::fsdp_set_arena(self.raw, role as i32, data, size_bytes))
     }
 
-    /// All that the seal would refuse of what this rank has declared, a line each.
+    /// What the seal would refuse in this rank's declarations, one violation a line.
     pub fn check(&self) -> Result<String> {
         read_text(|buffer, size| unsafe { sys::fsdp_check_model(self.raw, buffer, size) })
     }
@@ -296,7 +296,7 @@ impl Model {
         Ok(self.entry(group)?.raw)
     }
 
-    /// The stream that calls of this model name from now on; null at first.
+    /// Sets the stream that calls of this model use from now on; it is null at first.
     ///
     /// # Safety
     /// On a GPU it lives until the next call of this, and until the reduce of what was acquired on it. On the host it is null.
@@ -366,8 +366,8 @@ impl Model {
         Window::opened_by(self, status)
     }
 
-    /// ... where no contribution was the last one: they end here, and a group that there was none for has zeros. Alike on
-    /// all ranks.
+    /// Ends the step's gradients if no contribution was marked as the last one: this call ends them, and a group
+    /// without any contribution gets zeros. All ranks must call this.
     pub fn finish_last_grads(&mut self, scale: f64) -> Result<Window<'_>> {
         self.forget_claims();
         let status = unsafe { sys::fsdp_finish_grads(self.raw, scale, sys::FSDP_LAST, self.stream.get()) };
@@ -391,7 +391,7 @@ impl Model {
         Ok(Window::open(self))
     }
 
-    /// Forgets this step, from any state between two publishes.
+    /// Discards this step, in any state between two publishes.
     pub fn discard_step(&mut self) -> Result<()> {
         let status = unsafe { sys::fsdp_discard_step(self.raw, self.stream.get()) };
         if status == sys::FSDP_OK {
@@ -439,7 +439,7 @@ impl Model {
         check(unsafe { sys::fsdp_set_param_lr_scale(entry.raw, find(entry, param)? as u64, lr_scale) })
     }
 
-    /// Stops training a parameter, or trains it again, between steps and alike on every rank.
+    /// Stops training a parameter, or trains it again. Call this between steps, with the same values on every rank.
     pub fn set_param_trainable(&self, group: Group, param: impl ParamKey, trainable: bool) -> Result<()> {
         let entry = self.entry(group)?;
         check(unsafe { sys::fsdp_set_param_trainable(entry.raw, find(entry, param)? as u64, trainable as i32) })
@@ -454,7 +454,7 @@ impl Model {
         })
     }
 
-    /// ... on rank `root` alone: the others get `None`.
+    /// As the call above, but only rank `root` gets the data; the others get `None`.
     pub fn read_param_on<T: Element>(&self, root: u32, group: Group, param: impl ParamKey) -> Result<Option<Vec<T>>> {
         let root = as_root(root)?;
         self.read_whole_on(root, group, param, |raw, index, data, count| unsafe {
@@ -470,7 +470,7 @@ impl Model {
         })
     }
 
-    /// ... on rank `root` alone: the others get `None`.
+    /// As the call above, but only rank `root` gets the data; the others get `None`.
     pub fn read_state_on<T: Element>(
         &self,
         root: u32,

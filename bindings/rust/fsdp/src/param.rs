@@ -28,7 +28,7 @@ impl Param {
         }
     }
 
-    /// Of the compute weights.
+    /// Sets the dtype of the compute weights.
     pub fn dtype(mut self, dtype: Dtype) -> Self {
         self.raw.dtype = dtype as i32;
         self
@@ -52,38 +52,38 @@ impl Param {
         self
     }
 
-    /// Its learning rate is the step's times this.
+    /// Multiplies the step's learning rate for this parameter.
     pub fn lr_scale(mut self, lr_scale: f64) -> Self {
         self.raw.lr_scale = lr_scale;
         self
     }
 
-    /// Where the boundary of two ranks may fall.
+    /// Sets where boundaries between ranks may fall.
     pub fn granule(mut self, granule: Granule) -> Self {
         self.raw.granule = granule as i32;
         self
     }
 
-    /// ... between blocks of so many rows.
+    /// Lets rank boundaries fall between blocks of this number of rows.
     pub fn granule_rows(mut self, granule_rows: u64) -> Self {
         self.raw.granule = sys::FSDP_GRANULE_BLOCK;
         self.raw.granule_rows = granule_rows;
         self
     }
 
-    /// What its compute weights are stored as: [`Weights::plane`](crate::Weights::plane) shows it.
+    /// Sets how its compute weights are stored; [`Weights::plane`](crate::Weights::plane) shows them.
     pub fn quantization(mut self, quantization: Quantization) -> Self {
         self.raw.quantization = quantization as i32;
         self
     }
 
-    /// What a step does to it where no rank has given it a gradient.
+    /// Sets what a step does to it if no rank has given it a gradient.
     pub fn missing_grad(mut self, missing_grad: MissingGrad) -> Self {
         self.raw.missing_grad = missing_grad as i32;
         self
     }
 
-    /// In how many of its leading dimensions ranks may divide it: with 2, the matrices of a stack `[E, R, C]`.
+    /// Sets in how many of its leading dimensions ranks may divide it: with 2, the matrices of a stack `[E, R, C]`.
     pub fn row_dimensions(mut self, row_dimensions: u32) -> Self {
         self.raw.row_dimensions = row_dimensions;
         self
@@ -110,13 +110,14 @@ impl Param {
         self
     }
 
-    /// ... which is cut into matrices of so many rows each, for example those of q, k and v.
+    /// Declares matrices and cuts them into matrices with these numbers of rows, for example q, k and v.
     pub fn matrix_splits(mut self, rows: &[u64]) -> Self {
         self.matrix_splits = Some(rows.to_vec());
         self.matrix()
     }
 
-    /// It is a box of a larger tensor: that one's shape, and where the box begins. Checkpoints speak of that tensor.
+    /// Declares it as a box of a larger tensor, by the shape of that tensor and the place where the box begins.
+    /// Checkpoints describe the larger tensor.
     pub fn global(mut self, shape: &[u64], offset: &[u64]) -> Self {
         self.global = Some((shape.to_vec(), offset.to_vec()));
         self
@@ -213,24 +214,24 @@ fn missing(entry: &GroupEntry, what: String) -> Error {
     Error::new(Status::InvalidArgument, format!("group {} has no parameter {what}; it has {has}", entry.name))
 }
 
-/// A parameter as it was declared, with defaults filled in and the lr_scale of now.
+/// A parameter as it was declared, with defaults filled in and the current lr_scale.
 #[derive(Clone, Debug)]
 pub struct ParamInfo {
     /// Unique in the model.
     pub name: String,
     /// Sizes, outermost first.
     pub shape: Vec<u64>,
-    /// Of the compute weights.
+    /// The dtype of the compute weights.
     pub dtype: Dtype,
     /// `FSDP_PARAM_*`.
     pub flags: u32,
     /// Where rank boundaries may fall.
     pub granule: Granule,
-    /// With blocks of rows.
+    /// The number of rows in a block, if boundaries fall between blocks of rows.
     pub granule_rows: u64,
     /// In how many of its leading dimensions ranks may divide it.
     pub row_dimensions: u32,
-    /// Of now.
+    /// The current lr_scale.
     pub lr_scale: f64,
     /// What a step does to it without a gradient.
     pub missing_grad: MissingGrad,
@@ -240,7 +241,7 @@ pub struct ParamInfo {
     pub optimizer: Option<Optimizer>,
     /// The rows of each matrix of its last two dimensions; empty if it has no matrices.
     pub matrix_splits: Vec<u64>,
-    /// As it was given.
+    /// The user data as it was given.
     pub user_data: *mut c_void,
     /// The larger tensor's shape, and where this box of it begins.
     pub global: Option<(Vec<u64>, Vec<u64>)>,

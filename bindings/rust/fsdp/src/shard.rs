@@ -24,15 +24,15 @@ pub struct Shard<'w> {
     /// exp_avg_sq. The elements of an 8-bit state are codes (`u8`), and the next state has its scales, such as
     /// exp_avg.absmax.
     pub states: Vec<State<'w>>,
-    /// Of the first element, in the parameter.
+    /// The offset of the first element in the parameter.
     pub element_offset: u64,
-    /// Of the first row.
+    /// The number of the first row.
     pub row_offset: u64,
-    /// How many rows.
+    /// The number of rows.
     pub row_count: u64,
-    /// Of now.
+    /// The current lr_scale.
     pub lr_scale: f64,
-    /// `FSDP_PARAM_*`, of now.
+    /// `FSDP_PARAM_*`, the current value.
     pub flags: u32,
 }
 
@@ -121,7 +121,7 @@ impl State<'_> {
         Ok(unsafe { std::slice::from_raw_parts_mut(data, self.raw.element_count as usize) })
     }
 
-    /// Where it lies and what it is.
+    /// Its address, dtype and size.
     pub fn tensor(&self) -> Tensor<'_> {
         Tensor::new(self.raw)
     }

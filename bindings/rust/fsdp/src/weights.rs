@@ -88,7 +88,7 @@ impl<'m> Weights<'m> {
         Ok(unsafe { std::slice::from_raw_parts(data, view.element_count as usize) })
     }
 
-    /// Where a parameter's weights lie, what they are, and their shape.
+    /// The address, dtype and shape of a parameter's weights.
     pub fn tensor(&self, param: impl ParamKey) -> Result<Tensor<'_>> {
         Ok(Tensor::new(*self.view(param)?))
     }
@@ -138,7 +138,7 @@ impl<'m> Weights<'m> {
         self.views.is_empty()
     }
 
-    /// Returns the hold, as dropping does, and tells if that fails.
+    /// Returns the hold, as dropping does, and reports a failure.
     #[inline]
     pub fn reshard(mut self) -> Result<()> {
         let status = self.return_hold();

@@ -36,7 +36,8 @@ impl<'m> Window<'m> {
         Window { model }
     }
 
-    /// By a call with that status. A hook's panic goes on from here, and [`Model::window`] gives the window all the same.
+    /// Ends the window by a call that returned this status. A hook's panic continues from here, and [`Model::window`]
+    /// then still gives the window.
     pub(crate) fn opened_by(model: &'m mut Model, status: sys::fsdp_status) -> Result<Self> {
         model.window_open |= status == sys::FSDP_OK;
         check(status)?;
@@ -56,7 +57,7 @@ impl<'m> Window<'m> {
         self.end(|raw, stream| unsafe { sys::fsdp_publish_weights(raw, stream) })
     }
 
-    /// Forgets the step; the main weights must not have been written.
+    /// Discards the step; the main weights must not have been written.
     pub fn discard(self) -> Result<()> {
         self.end(|raw, stream| unsafe { sys::fsdp_discard_step(raw, stream) })
     }
@@ -79,7 +80,7 @@ impl<'m> Window<'m> {
         self.norm_over(null())
     }
 
-    /// ... with the parts of the network that the mesh's other ranks have.
+    /// The L2 norm of all main grads, also of the parts of the network that the mesh's other ranks have.
     pub fn grad_norm_over(&mut self, mesh: &Mesh) -> Result<f64> {
         self.norm_over(mesh.raw)
     }
@@ -90,13 +91,13 @@ impl<'m> Window<'m> {
         Ok(norm)
     }
 
-    /// Scales all main grads by max_norm / norm if the norm is larger, and returns the norm before. One that is not finite
-    /// leaves them alone: test it.
+    /// Scales all main grads by max_norm / norm if the norm is larger, and returns the norm before clipping. If the
+    /// norm is not finite, the gradients stay as they are, so test it.
     pub fn clip_grads(&mut self, max_norm: f64) -> Result<f64> {
         self.clip_over(null(), max_norm)
     }
 
-    /// ... by the norm over the mesh.
+    /// Scales all main grads as `clip_grads` does, by the norm over the mesh.
     pub fn clip_grads_over(&mut self, mesh: &Mesh, max_norm: f64) -> Result<f64> {
         self.clip_over(mesh.raw, max_norm)
     }
@@ -132,7 +133,7 @@ impl<'m> Window<'m> {
         check(unsafe { sys::fsdp_scale_grads(self.model.raw, factor, self.model.stream.get()) })
     }
 
-    /// The first parameter of whose main grads one is Inf or NaN, on any rank.
+    /// The first parameter whose main grads have Inf or NaN on any rank.
     pub fn check_grads(&mut self) -> Result<Option<String>> {
         let (mut found, mut name, stream) = (0, null(), self.model.stream.get());
         check(unsafe { sys::fsdp_check_grads(self.model.raw, stream, &mut found, &mut name) })?;
@@ -157,7 +158,7 @@ impl<'m> Window<'m> {
         Ok(count)
     }
 
-    /// One shard as the library tells it, for memory of a GPU.
+    /// One shard with its addresses, for memory of a GPU.
     pub fn shard_as_raw(&self, index: u64) -> Result<sys::fsdp_shard> {
         let mut shard = sys::fsdp_shard::default();
         check(unsafe { sys::fsdp_get_shard(self.model.raw, index, &mut shard) })?;
@@ -169,7 +170,7 @@ impl<'m> Window<'m> {
         self.lend_shard(index)
     }
 
-    /// All of them, to be written at once.
+    /// All shards of this rank, which may be written at the same time.
     pub fn shards(&mut self) -> Result<Vec<Shard<'_>>> {
         (0..self.shard_count()?).map(|index| self.lend_shard(index)).collect()
     }
@@ -239,7 +240,7 @@ impl<'m> Window<'m> {
         })
     }
 
-    /// ... which rank `root` alone passes.
+    /// As the call above, but only rank `root` passes the data.
     pub fn load_param_from<T: Element>(
         &mut self,
         root: u32,
@@ -266,7 +267,7 @@ impl<'m> Window<'m> {
         })
     }
 
-    /// ... which rank `root` alone passes.
+    /// As the call above, but only rank `root` passes the data.
     pub fn load_plane_from<T: Element>(
         &mut self,
         root: u32,
@@ -288,7 +289,7 @@ impl<'m> Window<'m> {
         })
     }
 
-    /// ... which rank `root` alone passes.
+    /// As the call above, but only rank `root` passes the data.
     pub fn load_state_from<T: Element>(
         &mut self,
         root: u32,
@@ -310,7 +311,7 @@ impl<'m> Window<'m> {
         })
     }
 
-    /// ... which rank `root` alone passes.
+    /// As the call above, but only rank `root` passes the data.
     pub fn load_grad_from<T: Element>(
         &mut self,
         root: u32,
@@ -330,7 +331,7 @@ impl<'m> Window<'m> {
         })
     }
 
-    /// ... on rank `root` alone: the others get `None`.
+    /// As the call above, but only rank `root` gets the data; the others get `None`.
     pub fn read_grad_on<T: Element>(&self, root: u32, group: Group, param: impl ParamKey) -> Result<Option<Vec<T>>> {
         let root = as_root(root)?;
         self.model.read_whole_on(root, group, param, |raw, index, data, count| unsafe {
