@@ -169,7 +169,8 @@ impl GroupEntry {
         Ok(views)
     }
 
-    /// The view of a quantized parameter, which has planes and no data, as `fsdp_get_params` does. Without data no device counts.
+    /// The view of a quantized parameter, which has planes and no data, as `fsdp_get_params` does. Without data no device
+    /// counts.
     fn describe(&self, index: usize, view: &mut sys::fsdp_tensor) -> Result<()> {
         let mut param = sys::fsdp_param::default();
         check(unsafe { sys::fsdp_get_param_info(self.raw, index as u64, &mut param) })?;

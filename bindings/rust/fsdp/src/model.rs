@@ -59,12 +59,12 @@ pub struct Model {
     pub(crate) on_host: bool,
     pub(crate) stream: Cell<sys::fsdp_stream>,
     pub(crate) window_open: bool,
-    /// AdamW's first, if it is the model's optimizer.
+    /// The names of the states; AdamW's come first, if it is the model's optimizer.
     pub(crate) states: Vec<String>,
     pub(crate) adamw_states: usize,
     /// AdamW's states, the first two, may be codes with scales.
     pub(crate) has_codes: bool,
-    /// Of gathered weights.
+    /// Whether views of gathered weights keep their addresses.
     pub(crate) has_fixed_addresses: bool,
     rank: u32,
     number: u64,
