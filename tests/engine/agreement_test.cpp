@@ -158,7 +158,7 @@ TEST(Agreement, TheSameNumbersInOtherWords) {
   });
 }
 
-// A rank that passes no data need not agree on the dtype (Loads.AreOfTheRootsData).
+// A rank that passes no data need not agree on the dtype (Loads.UseTheRootsData).
 TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtypeOfTheirData) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
@@ -170,7 +170,7 @@ TEST(Agreement, RanksThatLoadFromARootAgreeOnTheDtypeOfTheirData) {
   });
 }
 
-TEST(Agreement, ANanOfAnyRankStaysOne) {
+TEST(Agreement, NanOfAnyRankStaysNan) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     for (const fsdp_value_op op : {FSDP_VALUE_SUM, FSDP_VALUE_MIN, FSDP_VALUE_MAX})

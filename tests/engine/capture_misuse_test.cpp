@@ -177,7 +177,7 @@ TEST(CaptureMisuse, ACallThatFailsSpoilsTheCaptureOfEveryRank) {
 }
 
 // The numbers that a graph computes with are fixed at its capture, so they are compared there.
-TEST(CaptureMisuse, RanksThatCaptureOtherNumbersAreTold) {
+TEST(CaptureMisuse, OtherNumbersOnRanksAreReported) {
   NEEDS_NCCL();
   run(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [&](Rank &rank, cudaStream_t stream) {
     step(rank, stream, 0.1);

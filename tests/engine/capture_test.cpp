@@ -197,7 +197,7 @@ TEST(Capture, ReplicasCaptureTheirOuterAxisToo) {
 }
 
 // Amaxes travel in the graph, over one axis and over two, and each replay has scales of its own.
-TEST(Capture, ScalesThatRanksFindTogether) {
+TEST(Capture, ScalesOfAllRanksAreCaptured) {
   NEEDS_NCCL();
   for (const uint32_t ranks : {2u, 4u}) {
     Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);

@@ -139,7 +139,7 @@ TEST(NotCrossing, SlowRanksAreWaitedFor) {
 
 // All ranks make the same calls, at different paces near the time between two looks. A wait that is over, but still
 // shown, must not count as a crossing.
-TEST(NotCrossing, RanksAtTheirOwnPace) {
+TEST(NotCrossing, RanksAtTheirOwnPaceGetNoError) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, scenario);

@@ -81,7 +81,7 @@ struct Kill {
   int count;
 };
 
-TEST(Death, AtFiftyMoments) {
+TEST(Death, IsNamedAtFiftyMoments) {
   const auto before = leftovers();
   std::minstd_rand random(20260729);
   double longest = 0, longest_destroy = 0;
@@ -170,7 +170,7 @@ void kill_while_forming(World &world, uint32_t victim) {
 }
 
 // A rank that has joined and waits for one that does not come: its death is known at once to all that wait with it.
-TEST(Death, WhileTheJobForms) {
+TEST(Death, IsNamedWhileTheJobForms) {
   for (const uint32_t victim : {0u, 1u, 2u}) {
     std::unique_ptr<World> world;
     // On a busy machine this rank or the victim may not have joined before the victim dies: that is a timeout.
@@ -241,7 +241,7 @@ double kill_both(const World &world, uint32_t one, uint32_t other) {
 }
 
 // Two deaths at once are one failure: every survivor names both ranks.
-TEST(Death, OfTwoRanksAtOnce) {
+TEST(Death, OfTwoRanksAtOnceNamesBoth) {
   std::unique_ptr<World> world;
   // A rank that finds one dead looks for others for 40 ms: a busy machine may hold up the second death for longer.
   for (int tries = 0; tries < 5; ++tries) {

@@ -157,7 +157,7 @@ TEST(Describe, ViewsAndGradientsLieWhereItSays) {
   });
 }
 
-TEST(Describe, NumbersAreThoseOfTheModelsInformation) {
+TEST(Describe, NumbersEqualThoseOfTheModelInfo) {
   const Scenario setup = described_scenario();
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     const Rank rank(context, setup);

@@ -76,14 +76,14 @@ void part_threads(const Case &of, uint32_t ranks, uint32_t odd, uint32_t late) {
 
 class Desync : public testing::TestWithParam<Case> {};
 
-TEST_P(Desync, IsToldToTwoThreads) {
+TEST_P(Desync, IsReportedToTwoThreads) {
   part_threads(GetParam(), 2, 1, 1);
   part_threads(GetParam(), 2, 0, 1);
 }
 
-TEST_P(Desync, IsToldToFourThreads) { part_threads(GetParam(), 4, 2, 0); }
+TEST_P(Desync, IsReportedToFourThreads) { part_threads(GetParam(), 4, 2, 0); }
 
-TEST_P(Desync, IsToldToTwoProcesses) {
+TEST_P(Desync, IsReportedToTwoProcesses) {
   const Case &of = GetParam();
   const Scenario scenario = scenario_for(2);
   World world(2);
@@ -164,7 +164,7 @@ TEST(DesyncOfThree, ThreeDifferentCallsAreFound) {
 }
 
 // The same calls everywhere, with pauses around the time between two looks: slow is not different.
-TEST(NotDesync, RanksAtTheirOwnPace) {
+TEST(NotDesync, RanksAtTheirOwnPaceGetNoError) {
   for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, mode);
     run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

@@ -113,7 +113,7 @@ TEST_F(EnvironmentLog, DebugSaysWhereMemoryWent) {
   EXPECT_EQ(tells(lines, "sealed a model of 2 groups"), 1);
 }
 
-TEST_F(EnvironmentLog, OptionsAreStrongerThanTheVariable) {
+TEST_F(EnvironmentLog, OptionsOverrideTheVariable) {
   set("FSDP_LOG", "info");
   Scenario setup = small(1);
   setup.context.log_level = FSDP_LOG_ERROR;
@@ -191,7 +191,7 @@ TEST_F(EnvironmentTrace, IsWrittenWhenTheContextIsDestroyed) {
   }
 }
 
-TEST_F(EnvironmentTrace, AnOptionSaysWhereAndWins) {
+TEST_F(EnvironmentTrace, OptionOverridesTheVariable) {
   fs::create_directory(file("own"));
   set("FSDP_TRACE", folder_.string());
   Scenario setup = small(1);
@@ -205,7 +205,7 @@ TEST_F(EnvironmentTrace, AnOptionSaysWhereAndWins) {
   EXPECT_FALSE(fs::exists(file("trace-0.json")));
 }
 
-TEST_F(EnvironmentTrace, IsWrittenAfterAFailureTooAndKeepsTheOneBefore) {
+TEST_F(EnvironmentTrace, IsWrittenAfterAFailureAndKeepsTheEarlierTrace) {
   set("FSDP_TRACE", folder_.string());
   live(small(1));
   run_threads(small(1), [](uint32_t, fsdp_context *context) {
@@ -217,7 +217,7 @@ TEST_F(EnvironmentTrace, IsWrittenAfterAFailureTooAndKeepsTheOneBefore) {
   EXPECT_TRUE(TraceFile(file("trace-0.json.1")).of_category(0, "caller", "user").empty());
 }
 
-TEST_F(EnvironmentTrace, OneThatCannotBeWrittenIsAWarning) {
+TEST_F(EnvironmentTrace, UnwritableTraceIsAWarning) {
   Lines lines;
   Scenario setup = small(1);
   setup.context.log = keep_line;
@@ -232,7 +232,7 @@ TEST_F(EnvironmentTrace, OneThatCannotBeWrittenIsAWarning) {
   }
 }
 
-TEST_F(EnvironmentTrace, PlansTakeNoNoticeOfIt) {
+TEST_F(EnvironmentTrace, PlanningContextIgnoresTheVariable) {
   set("FSDP_TRACE", folder_.string());
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_plan_context(2, 0, nullptr, &context));
@@ -240,7 +240,7 @@ TEST_F(EnvironmentTrace, PlansTakeNoNoticeOfIt) {
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 
-TEST_F(Environment, WhatMakesNoSenseIsRefusedByName) {
+TEST_F(Environment, InvalidVariablesAreRefusedByName) {
   const struct {
     const char *name, *value;
     std::vector<std::string> words;

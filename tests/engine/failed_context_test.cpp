@@ -46,14 +46,14 @@ class Pair {
   fsdp_checkpoint *checkpoint = nullptr;
 };
 
-TEST(DestroyedContext, IsToldByEveryCallOfWhatWasMadeFromIt) {
+TEST(DestroyedContext, IsInvalidHandleInEveryCallOnItsObjects) {
   const Pair pair;
   fsdp_destroy_context(pair.contexts[0]);
   for (const Call &call : pair.calls())
     EXPECT_TRUE(fails(call.run(), FSDP_INVALID_HANDLE, {call.name, "the context of rank 0", "destroyed"})) << call.name;
 }
 
-TEST(DestroyedContext, IsToldEvenWhereItHadFailedBefore) {
+TEST(DestroyedContext, IsInvalidHandleAlsoAfterAFailure) {
   const Pair pair;
   FSDP(fsdp_abort_context(pair.contexts[0], "test"));
   EXPECT_FAILS(FSDP_ABORTED, fsdp_seal_model(pair.model), "test");
@@ -63,7 +63,7 @@ TEST(DestroyedContext, IsToldEvenWhereItHadFailedBefore) {
 }
 
 // A model of a destroyed context is refused by the checkpoint of another one.
-TEST(DestroyedContext, IsToldWhereAnotherContextIsGivenItsModel) {
+TEST(DestroyedContext, IsInvalidHandleWhenAnotherContextGetsItsModel) {
   const Pair pair, other;
   fsdp_destroy_context(pair.contexts[0]);
   EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_add_checkpoint_model(other.checkpoint, "model", pair.model),
@@ -118,7 +118,7 @@ TEST(AbortedJob, IsSeenByGettersOfFailures) {
 }
 
 // Programs that end destroy their contexts in any order: a peer that waits for none of them goes on.
-TEST(DestroyedContext, OfAnotherRankIsNoFailureOfARankThatWaitsForNoPeer) {
+TEST(DestroyedContext, OfAnotherRankDoesNotFailARankThatWaitsForNoPeer) {
   const Pair pair;
   fsdp_destroy_context(pair.contexts[1]);
   fsdp_model *made = nullptr;

@@ -71,7 +71,7 @@ void half_step(Rank &rank, size_t left_out, uint32_t given, bool zeros) {
 
 // A group without contributions, in the first step or a later one, counts as if it had been given zeros. It does not
 // matter which other groups were given, or how often.
-TEST(FinishLast, CountsWhatWasNotGivenAsZeros) {
+TEST(FinishLast, CountsMissingGradientsAsZeros) {
   for_every_setup(9, step_modes, [&](Scenario setup) {
     setup.model.grad_op = FSDP_GRAD_OP_SUM;
     const size_t left_out = setup.ranks % setup.groups.size();
@@ -100,7 +100,7 @@ TEST(FinishLast, CountsWhatWasNotGivenAsZeros) {
 }
 
 // No group was given anything; by parts too.
-TEST(FinishLast, AloneIsAStepOfZeros) {
+TEST(FinishLast, WithoutContributionsIsAStepOfZeros) {
   for (const uint64_t bytes : {uint64_t{0}, uint64_t{12} * 1024}) {
     Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
     setup.model.max_pending_bytes = bytes;

@@ -172,7 +172,7 @@ TEST_F(FrozenCheckpoint, OfAWholeBoxHasItsScale) {
 }
 
 // A quantized file of another library: its tensors have other names, and are taken as they are.
-TEST_F(FrozenCheckpoint, TakesPlanesOfOthersByTheirNames) {
+TEST_F(FrozenCheckpoint, LoadsPlanesOfOtherFilesByName) {
   const ParamDef theirs = frozen({"w", {700, 130}}, FSDP_QUANTIZE_FP8_BLOCK);
   const Planes planes = random_planes(theirs, 5);
   run(frozen_setup(theirs, 1), "saved", [&](Rank &rank) {

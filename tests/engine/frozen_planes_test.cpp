@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(OnOneToThreeRanks, FrozenBase,
                          testing::Combine(testing::Values(1u, 2u, 3u), testing::ValuesIn(strategies)));
 
 // Replicas, states over replicas, hosts; processes; debug mode; options of scales.
-TEST(FrozenBases, OverTwoAxesInProcessesAndInDebugMode) {
+TEST(FrozenBases, TrainAlikeOverTwoAxesInProcessesAndInDebugMode) {
   for (const auto mode : unshard_modes)
     for (const int kind : {0, 1, 2}) {
       if (on_gpu() && mode == FSDP_UNSHARD_MAPPED) continue;
@@ -81,7 +81,7 @@ TEST(FrozenBases, OverTwoAxesInProcessesAndInDebugMode) {
 }
 
 // A frozen base keeps its codes and scales once, and has no main weights and no states.
-TEST(FrozenBases, KeepCodesAndScalesAlone) {
+TEST(FrozenBases, KeepOnlyCodesAndScales) {
   Scenario setup = frozen_setup(frozen({"w", {256, 256}}, FSDP_QUANTIZE_FP8_BLOCK), 2);
   setup.steps = 0;
   const auto outcomes = train_threads(setup);
@@ -131,7 +131,7 @@ TEST(FrozenPlanes, AreThoseOfAPublishFromEveryDtype) {
 }
 
 // Numbers of one scale that ranks do not exchange: the largest is on one of them.
-TEST(FrozenPlanes, KnownCodesOfOneScale) {
+TEST(FrozenPlanes, KnownMatrixHasKnownCodesOfOneScale) {
   const std::vector<float> values{3, -3, 0.001f, 5, 4.99f, 1e-6f};
   for (uint32_t ranks = 1; ranks <= 3; ++ranks)
     run(frozen_setup(frozen({"w", {2, 3}}, FSDP_QUANTIZE_FP8), ranks), "", [&](Rank &rank) {
@@ -221,7 +221,7 @@ TEST(FrozenPlanes, AreLoadedBitForBit) {
 }
 
 // Only the root knows what it has, and all ranks learn what is wrong with it. Names are compared to their ends.
-TEST(Loads, AreOfTheRootsData) {
+TEST(Loads, UseTheRootsData) {
   const std::string long_name = "transformer.layers.10.self_attention.query.weight.";
   Scenario setup;
   setup.ranks = 3;
@@ -291,7 +291,7 @@ uint64_t allocations_of(const Scenario &setup) {
 
 // The n-th allocation is made by the load and fails: the old planes stay, and the next load succeeds. A rank that
 // stores no part of the parameter needs no memory, but learns of the failure if the ranks load together.
-TEST(FrozenPlanes, StayWhereMemoryEnds) {
+TEST(FrozenPlanes, StayAsTheyWereWhenMemoryRunsOut) {
   const ParamDef w = frozen({"w", {100, 8}}, FSDP_QUANTIZE_FP8_BLOCK);
   const std::vector<float> values = awkward_values(800, 1);
   for (const bool everybody : {false, true}) {
@@ -416,7 +416,7 @@ TEST_F(FrozenDeclared, BoxesCutNoBlocks) {
 }
 
 // Such parameters could be trained but never saved, so the ranks learn it before they train.
-TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
+TEST_F(FrozenDeclared, TwoTensorsCannotShareANameInCheckpoints) {
   static constexpr uint64_t shape[] = {32, 32};
   fsdp_param base = param("w"), scales = param("v.column_scale"), other = param("v"), fits = param("w.column");
   base.shape = other.shape = shape, base.dimension_count = other.dimension_count = 2;
@@ -444,7 +444,7 @@ TEST_F(FrozenDeclared, NamesInCheckpointsAreNotShared) {
                "plane column_scale of parameter 'v' of group 'h'", "2 more");
 }
 
-TEST_F(FrozenDeclared, BytesAreFrozenAndNothingElse) {
+TEST_F(FrozenDeclared, BytesAreLegalForFrozenParametersOnly) {
   static constexpr uint64_t shape[] = {64, 64};
   fsdp_param bytes = param("bytes");
   bytes.shape = shape, bytes.dimension_count = 2, bytes.dtype = FSDP_UINT8;
@@ -458,7 +458,7 @@ TEST_F(FrozenDeclared, BytesAreFrozenAndNothingElse) {
 }
 
 // The caller's own codes are loaded and read unchanged, beside trained parameters.
-TEST(FrozenBytes, AreWhatTheyWere) {
+TEST(FrozenBytes, StayAsTheyWereLoaded) {
   for (uint32_t ranks = 1; ranks <= 3; ++ranks)
     for (const auto mode : unshard_modes) {
       Scenario setup = frozen_setup({"nf4", {97, 31}, FSDP_UINT8, FSDP_PARAM_FROZEN}, ranks, mode);

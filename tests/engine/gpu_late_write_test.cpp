@@ -53,7 +53,7 @@ void *give_all(Rank &rank) {
 }
 
 // The byte is written between the steps, and found when the buffer is lent again: once.
-TEST(LateWrite, BetweenStepsIsToldWhenTheGradientIsLentAgain) {
+TEST(LateWrite, BetweenStepsIsReportedWhenTheGradientIsLentAgain) {
   for (const auto &[dtype, limit] : {std::pair(FSDP_FLOAT32, 0), {FSDP_BFLOAT16, 0}, {FSDP_FLOAT32, 1 << 20}}) {
     Scenario setup = watched(dtype);
     setup.model.max_pending_bytes = static_cast<uint64_t>(limit);
@@ -89,7 +89,7 @@ TEST(LateWrite, BetweenStepsIsToldWhenTheGradientIsLentAgain) {
 
 // Group 1's buffer is drained when group 0 needs one; the byte comes afterwards, and all ranks learn it where the step
 // ends.
-TEST(LateWrite, WithinAStepIsToldToAllRanksWhereItEnds) {
+TEST(LateWrite, WithinAStepIsReportedToAllRanksAtItsEnd) {
   // The gradient has more bytes than one piece of the search.
   Scenario setup = watched(FSDP_FLOAT32, 70'000);
   setup.model.max_pending_groups = 1;

@@ -70,7 +70,7 @@ TEST(GpuMemory, ATransportThatIsNamedIsPlannedExactly) {
 
 // Of gradients that travel in 16 bits: received in a buffer of their own, in the gradient, or apart since it has the
 // sums.
-TEST(GpuMemory, WhatIsReceivedIsPlannedExactly) {
+TEST(GpuMemory, ReceiveBuffersArePlannedExactly) {
   let_nccl_share_gpus(true);
   for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
     for (const fsdp_dtype grad : {FSDP_BFLOAT16, FSDP_FLOAT32})
@@ -124,7 +124,7 @@ std::array<uint64_t, last_role + 1> most_of(Scenario setup, uint32_t r) {
   return most.role_bytes;
 }
 
-TEST(GpuMemory, WhatTheSealChoosesIsToldAfterwards) {
+TEST(GpuMemory, TransportChosenByTheSealIsReported) {
   for (const bool nccl : {true, false}) {
     let_nccl_share_gpus(nccl);
     Scenario setup = memory_scenario(2, 0);
@@ -220,7 +220,7 @@ uint64_t slot_bytes(const Scenario &setup) {
 
 // The memory that the library reports is what it asked CUDA for. Staging has 4 slots for gathers and 4 for reduces of
 // each of two ranks, in memory that each rank pins in its own view. NCCL has no slots. Events have pinned words too.
-TEST(GpuMemory, WhatIsToldIsWhatCudaGave) {
+TEST(GpuMemory, ReportedBytesAreThoseThatCudaGave) {
   let_nccl_share_gpus(true);
   constexpr uint64_t ranks = 2, views = 2;
   const auto make_over = [](fsdp_device_transport transport) {
@@ -257,7 +257,7 @@ TEST(GpuMemory, WhichGpuARankHasIsLogged) {
 }
 
 // A GPU that stands still while a model is destroyed in the middle of a gather.
-TEST(GpuMemory, WhatAStuckGpuKeepsIsLoggedOnce) {
+TEST(GpuMemory, MemoryKeptByAStuckGpuIsLoggedOnce) {
   Scenario setup = memory_scenario(1, FSDP_TRANSPORT_STAGING);
   setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;
   // The end of the context waits three times as long.

@@ -225,7 +225,7 @@ TEST(GradParts, OfAUsualLayerTakeAThird) {
 }
 
 // Also where groups are open in two visits, for which some parts take more than fewer would.
-TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
+TEST(GradParts, LimitThatTheSealNamesIsEnoughAndNoLess) {
   struct Case {
     fsdp_strategy strategy;
     uint32_t ranks;
@@ -263,7 +263,7 @@ TEST(GradParts, TheLeastThatTheSealNamesDoesAndNoLess) {
 
 // Two parameters that pad each other when they are cut apart, beside a group of two. Some limits fit where larger ones
 // do not, and some by a cut that is tried under these limits alone.
-TEST(GradParts, TheLeastIsMoreThanWhatWasTooLittle) {
+TEST(GradParts, LimitThatTheSealNamesIsAboveTheRefusedOne) {
   constexpr uint64_t tenth = 2048;  // of a unit
   for (const uint64_t size : {50u, 60u, 69u})
     for (const uint64_t limit : {0u, 40u, 190u, 199u}) {
@@ -352,7 +352,7 @@ TEST(GradParts, AreAppliedInOneCallAndDiscarded) {
 }
 
 // Two parts of one size in different orders: what travels is told apart by more than its bytes.
-TEST(GradParts, InDifferentOrdersAreToldByName) {
+TEST(GradParts, InDifferentOrdersAreNamed) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, 0);
   setup.groups = {{"layer", {}}};
   for (const char *name : {"a", "b", "c", "d"}) setup.groups[0].params.push_back({name, {64, 32}});

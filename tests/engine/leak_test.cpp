@@ -115,11 +115,11 @@ class Leak : public testing::Test {
   void SetUp() override { fsdp::test::await_library_threads(0); }
 };
 
-TEST_F(Leak, AfterTraining) {
+TEST_F(Leak, NothingIsLeftAfterTraining) {
   expect_level([](int i) { train_threads(leak_scenario(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED)); });
 }
 
-TEST_F(Leak, AfterTrainingInEveryStrategy) {
+TEST_F(Leak, NothingIsLeftAfterTrainingInEveryStrategy) {
   expect_level([](int i) {
     Scenario scenario = leak_scenario();
     scenario.model.strategy = 1 + i % 4;
@@ -127,7 +127,7 @@ TEST_F(Leak, AfterTrainingInEveryStrategy) {
   });
 }
 
-TEST_F(Leak, AfterManyModelsOfOneContext) {
+TEST_F(Leak, NothingIsLeftAfterManyModelsOfOneContext) {
   const Scenario scenario = leak_scenario();
   std::vector<fsdp_context *> contexts(2);
   ASSERT_EQ(fsdp_create_local_contexts(2, &scenario.context, contexts.data()), FSDP_OK);
@@ -150,7 +150,7 @@ TEST_F(Leak, AfterManyModelsOfOneContext) {
   for (fsdp_context *context : contexts) fsdp_destroy_context(context);
 }
 
-TEST_F(Leak, AfterAnAbortInTheMiddle) {
+TEST_F(Leak, NothingIsLeftAfterAnAbortInTheMiddle) {
   std::atomic<int> ended{0};
   expect_level([&](int i) {
     const Scenario scenario = leak_scenario();
@@ -182,7 +182,7 @@ TEST_F(Leak, AfterAnAbortInTheMiddle) {
   EXPECT_EQ(ended, 2 * rounds);
 }
 
-TEST_F(Leak, AfterASealThatDisagrees) {
+TEST_F(Leak, NothingIsLeftAfterASealThatDisagrees) {
   std::atomic<int> disagreed{0};
   const Scenario scenario = leak_scenario();
   expect_level([&](int) {
@@ -197,7 +197,7 @@ TEST_F(Leak, AfterASealThatDisagrees) {
 }
 
 // Every allocation of a seal fails once; all ranks are told, give back what they had, and the context goes on.
-TEST_F(Leak, AfterAnAllocationThatFails) {
+TEST_F(Leak, NothingIsLeftAfterAnAllocationThatFails) {
   std::atomic<int> refused{0}, sealed{0};
   expect_level([&](int i) {
     Scenario scenario = leak_scenario(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
@@ -226,7 +226,7 @@ TEST_F(Leak, AfterAnAllocationThatFails) {
   EXPECT_EQ(sealed, 2 * rounds);
 }
 
-TEST_F(Leak, AfterADestroyWithWorkInFlight) {
+TEST_F(Leak, NothingIsLeftAfterADestroyWithWorkInFlight) {
   expect_level([&](int i) {
     const Scenario scenario = leak_scenario(i % 2 ? FSDP_UNSHARD_COPIED : FSDP_UNSHARD_MAPPED);
     std::vector<fsdp_context *> contexts(2);
@@ -251,7 +251,7 @@ TEST_F(Leak, AfterADestroyWithWorkInFlight) {
   });
 }
 
-TEST_F(Leak, AfterPlanning) {
+TEST_F(Leak, NothingIsLeftAfterPlanning) {
   expect_level([&](int i) {
     const Scenario scenario = leak_scenario();
     fsdp_context *context = nullptr;

@@ -206,14 +206,14 @@ TEST(Matrices, OfAStackComeTogether) {
   EXPECT_EQ(stacked, 6u);
 }
 
-TEST(Matrices, OfMoreRanksThanMatricesLeaveRanksWithoutOne) {
+TEST(Matrices, LeaveSomeRanksWithoutOneIfThereAreMoreRanks) {
   ParamDef param{"w", {7, 3}};
   param.matrix = FSDP_MATRIX_LAST_TWO;
   const Scenario setup = scenario_of({.ranks = 4}, {{"group", {param}}});
   EXPECT_TRUE(same_bits(change_grads(setup), change_alone(setup.groups, whole_grads(setup))));
 }
 
-TEST(Matrices, ThatAStepLeavesAloneDoNotTravel) {
+TEST(Matrices, OfParametersThatAStepLeavesUnchangedDoNotTravel) {
   Scenario setup = scenario_of({3, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, Axis::one, 1, 1024});
   Given all;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -293,7 +293,7 @@ TEST(Matrices, WaitForASlowRank) {
 }
 
 // A matrix without splits has one split of all its rows.
-TEST(Matrices, AreToldAsTheyWereDeclared) {
+TEST(Matrices, AreDescribedAsDeclared) {
   const Scenario setup = scenario_of({.ranks = 1});
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);

@@ -24,7 +24,7 @@ bool keeps(uint32_t step, uint32_t ordinal) {
   }
 }
 
-TEST(MissingGrad, AStepSkipsWhatNoRankHasGiven) { expect_as_restored(Way::skipped, keeps); }
+TEST(MissingGrad, StepSkipsParametersWithoutAGradientOnAnyRank) { expect_as_restored(Way::skipped, keeps); }
 
 Scenario skipping(Scenario setup) {
   for (GroupDef &group : setup.groups)
@@ -68,7 +68,7 @@ std::vector<float> average(const Rank &rank) {
 }
 
 // The case that frameworks ask for: torch.optim leaves a parameter without a gradient as it is.
-TEST(MissingGrad, ZerosMoveAWeightAndNoneDoesNot) {
+TEST(MissingGrad, ZerosChangeAWeightAndNoGradientDoesNot) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 2u})
       for (const fsdp_missing_grad missing : {0, FSDP_MISSING_GRAD_ZEROS + 0, FSDP_MISSING_GRAD_SKIP + 0}) {
@@ -98,7 +98,7 @@ TEST(MissingGrad, ZerosMoveAWeightAndNoneDoesNot) {
 }
 
 // One rank of any place in the mesh, in any contribution, by any call.
-TEST(MissingGrad, OneOfOneRankIsOneOfAll) {
+TEST(MissingGrad, GradientOfOneRankCountsForAll) {
   const Given ways[] = {[](Rank &rank, size_t g, size_t p) { put(rank, g, p, 0); }, acquire_zeroed,
                         [](Rank &rank, size_t g, size_t p) {
                           put_none(rank, g, p);
@@ -161,7 +161,7 @@ LoadedStep step_once(Rank &rank, const std::vector<float> *loaded, int32_t root)
 }
 
 // Beside neighbours that were put, in some steps: the same bits as of one that was put.
-TEST(MissingGrad, ALoadedOneIsGiven) {
+TEST(MissingGrad, LoadedGradientCountsAsGiven) {
   for (const fsdp_strategy strategy : strategies)
     for (const Axes axes : every_axes) {
       Scenario setup = setup_over(axes, strategy, 4);
@@ -188,7 +188,7 @@ TEST(MissingGrad, ALoadedOneIsGiven) {
     }
 }
 
-TEST(MissingGrad, ADiscardedStepForgetsWhatWasGiven) {
+TEST(MissingGrad, DiscardForgetsGivenGradients) {
   const Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
@@ -229,7 +229,7 @@ TEST(MissingGrad, AppliedGradientsMayBeMissing) {
 }
 
 // What is not trained is kept, whatever it asked for; trained again it is skipped or stepped as before.
-TEST(MissingGrad, GoesWithWhatIsNotTrained) {
+TEST(MissingGrad, WorksBesideUntrainedParameters) {
   const Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
@@ -251,7 +251,7 @@ TEST(MissingGrad, GoesWithWhatIsNotTrained) {
 }
 
 // An lr_scale may change where the step is already known to skip: batches are made anew.
-TEST(MissingGrad, AnLrScaleOfTheWindowChangesNothingOfIt) {
+TEST(MissingGrad, LrScaleSetInTheWindowChangesNothing) {
   const Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
@@ -269,7 +269,7 @@ TEST(MissingGrad, AnLrScaleOfTheWindowChangesNothingOfIt) {
 }
 
 // A caller's own optimizer is told by the flags of shards, on every rank that has a part.
-TEST(MissingGrad, ShardsTellACallersOptimizer) {
+TEST(MissingGrad, ShardFlagsTellTheCallersOptimizer) {
   Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -306,7 +306,7 @@ TEST(MissingGrad, MustBeDeclaredAlike) {
 }
 
 // Of a frozen parameter, which never has a gradient, it says nothing.
-TEST(MissingGrad, OfAFrozenParameterIsOfNoEffect) {
+TEST(MissingGrad, OfAFrozenParameterHasNoEffect) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups[1].params[2].flags = FSDP_PARAM_FROZEN;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -322,7 +322,7 @@ TEST(MissingGrad, OfAFrozenParameterIsOfNoEffect) {
   });
 }
 
-TEST(MisusedMissingGrad, OfFieldsAndCaptures) {
+TEST(MisusedMissingGrad, InvalidFieldsAndCapturesAreRefused) {
   misuse::Solo solo(misuse::State::published, skipping(misuse::small_setup()));
   EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_begin_capture(solo.model, nullptr), "fsdp_begin_capture", "'alpha.w'", "'alpha'",
                "FSDP_MISSING_GRAD_SKIP", "FSDP_MISSING_GRAD_ZEROS");

@@ -102,7 +102,7 @@ TEST(MisusedContext, LauncherVariables) {
   }
 }
 
-TEST(MisusedContext, OptionsThatCannotBeAreRefused) {
+TEST(MisusedContext, InvalidOptionsAreRefused) {
   Launcher none({});
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
   options.flags = 0x10;
@@ -122,7 +122,7 @@ TEST(MisusedContext, OptionsThatCannotBeAreRefused) {
   EXPECT_WORKS(create(&options));
 }
 
-TEST(MisusedContext, StructSizesThatCannotBeAreRefused) {
+TEST(MisusedContext, InvalidStructSizesAreRefused) {
   Launcher none({});
   fsdp_context_options options = {};
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(&options), "fsdp_context_options.struct_size is 0",
@@ -143,7 +143,7 @@ TEST(MisusedContext, StructSizesThatCannotBeAreRefused) {
   EXPECT_WORKS(create(&newer.options));
 }
 
-TEST(MisusedContext, LocalAndPlanningContexts) {
+TEST(MisusedContext, InvalidLocalAndPlanningContextsAreRefused) {
   fsdp_context *context = nullptr;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(0, nullptr, &context), "world_size is 0");
   std::vector<fsdp_context *> many(5000, nullptr);
@@ -163,7 +163,7 @@ TEST(MisusedContext, LocalAndPlanningContexts) {
 
 // A binding decodes messages: what was no UTF-8 is shown as such, on every rank, and a long text ends with a whole
 // character.
-TEST(MisusedContext, ReasonsThatAreNoText) {
+TEST(MisusedContext, ReasonsThatAreNotTextAreRefused) {
   harness::Scenario setup;
   setup.ranks = 2;
   std::string pattern;
@@ -243,7 +243,7 @@ fsdp_status create_mesh(fsdp_context *context, uint32_t replicate, uint32_t shar
   return status;
 }
 
-TEST(MisusedContext, MeshesThatCannotBeAreRefused) {
+TEST(MisusedContext, InvalidMeshesAreRefused) {
   fsdp_context *contexts[4] = {}, *planning = nullptr;
   FSDP(fsdp_create_local_contexts(4, nullptr, contexts));
   FSDP(fsdp_create_plan_context(4, 0, nullptr, &planning));
@@ -267,7 +267,7 @@ TEST(MisusedContext, MeshesThatCannotBeAreRefused) {
   fsdp_destroy_context(planning);
 }
 
-TEST(MisusedContext, AllReduceValues) {
+TEST(MisusedContext, InvalidAllReduceValuesAreRefused) {
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_local_contexts(1, nullptr, &context));
   std::vector<double> values(513, 2.5);
@@ -289,7 +289,7 @@ TEST(MisusedContext, AllReduceValues) {
 }
 
 // Both ranks are told the same, which names both, and their values are as they were.
-TEST(MisusedContext, AllReduceValuesOfDifferentCountsOrOps) {
+TEST(MisusedContext, AllReduceValuesOfDifferentCountsOrOpsAreAMismatch) {
   Scenario setup = small_setup();
   setup.ranks = 2;
   run_threads(setup, [](uint32_t rank, fsdp_context *context) {

@@ -42,7 +42,7 @@ Scenario setup_of_parts() {
   return setup;
 }
 
-TEST(MisusedGrad, CompletedOnesAreNoLongerWritten) {
+TEST(MisusedGrad, WritingACompletedGradientIsRefused) {
   Solo solo(State::published, setup_of_parts());
   fsdp_group *const group = solo.group(1);
   const std::vector<float> data(2048);
@@ -117,7 +117,7 @@ TEST(MisusedGrad, PartsThatHaveNoRoomAreNamed) {
 }
 
 // Whichever of the two limits it is.
-TEST(MisusedGrad, WhatBoundsThePartsAtOnceIsNamed) {
+TEST(MisusedGrad, ErrorNamesTheLimitOfPartsAtOnce) {
   Scenario setup = setup_of_parts();
   setup.model.max_pending_bytes = UINT64_MAX;
   setup.model.max_pending_groups = 1;
@@ -160,7 +160,7 @@ TEST(MisusedGrad, AGroupThatFindsNoRoomIsLentNothing) {
   solo.clean_step();
 }
 
-TEST(MisusedGrad, ArgumentsThatCannotBeAreRefused) {
+TEST(MisusedGrad, InvalidArgumentsAreRefused) {
   Solo solo(State::published);
   fsdp_group *group = solo.group(0);
   const float data[32] = {};
@@ -271,7 +271,7 @@ TEST(MisusedFinish, AStepAfterADiscardHasTheBitsOfAFirstOne) {
   }
 }
 
-TEST(MisusedFinish, BeginUpdateWithAnUnfinishedStep) {
+TEST(MisusedFinish, BeginUpdateInAnUnfinishedStepIsRefused) {
   Solo solo(State::published, gathering_setup());
   EXPECT_WORKS(fsdp_unshard(solo.group(0), FSDP_EVAL, 0, nullptr));
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_begin_update(solo.model, nullptr), "fsdp_begin_update", "'alpha'", "EVAL x 1",

@@ -19,7 +19,7 @@ class MisusedGroup : public Declared {
   }
 };
 
-TEST_F(MisusedGroup, NamesThatCannotBeAreRefused) {
+TEST_F(MisusedGroup, InvalidNamesAreRefused) {
   const std::string longest(255, 'x'), longer(256, 'x');
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group(nullptr, {}), "fsdp_create_group", "name is NULL");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("", {}), "name is empty");
@@ -39,7 +39,7 @@ TEST_F(MisusedGroup, NamesThatCannotBeAreRefused) {
   EXPECT_WORKS(add_group(longest.c_str(), {param("\xE2\x82\xAC")}));
 }
 
-TEST_F(MisusedGroup, ParametersThatCannotBeAreRefused) {
+TEST_F(MisusedGroup, InvalidParametersAreRefused) {
   using Param = fsdp_param;
   const auto field = [](const char *name) { return std::string("params[1] ('w').") + name; };
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::dtype, 4), field("dtype is 4"));
@@ -69,7 +69,7 @@ TEST_F(MisusedGroup, ParametersThatCannotBeAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_param_with(&Param::struct_size, uint64_t{16}), "params[1].struct_size is 16");
 }
 
-TEST_F(MisusedGroup, MatricesThatCannotBeAreRefused) {
+TEST_F(MisusedGroup, InvalidMatricesAreRefused) {
   const auto add_matrix = [&](std::vector<uint64_t> splits, uint32_t flags = 0, uint32_t dimensions = 2) {
     fsdp_param p = param();
     p.matrix = FSDP_MATRIX_LAST_TWO;
@@ -130,7 +130,7 @@ TEST_F(MisusedGroup, SizesThatOverflowLater) {
 }
 
 // Each plane counts in 64 bits, all of them together do not: no size that wrapped may be told.
-TEST(MisusedPlan, ARanksBytesThatOverflow) {
+TEST(MisusedPlan, OverflowingBytesOfARankAreRefused) {
   fsdp_context *context = nullptr;
   fsdp_model *model = nullptr;
   fsdp_group *group = nullptr;
@@ -150,7 +150,7 @@ TEST(MisusedPlan, ARanksBytesThatOverflow) {
   fsdp_destroy_context(context);
 }
 
-TEST_F(MisusedGroup, ArraysAndOptions) {
+TEST_F(MisusedGroup, InvalidArraysAndOptionsAreRefused) {
   fsdp_group *group = nullptr;
   const fsdp_param params[2] = {param("a"), param("b")};
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_group(model, "g", nullptr, 2, sizeof(fsdp_param), nullptr, &group),

@@ -69,7 +69,7 @@ TEST(MisusedHandle, TablesHaveEveryCallThatTakesAHandle) {
   }
 }
 
-TEST(MisusedHandle, NullInEveryCall) {
+TEST(MisusedHandle, NullIsRefusedByEveryCall) {
   const Live live;
   expect_all_refused(without_last_error(context_calls(nullptr)), FSDP_INVALID_HANDLE, "the context is NULL");
   expect_all_refused(model_calls(nullptr, live.checkpoint), FSDP_INVALID_HANDLE, "the model is NULL");
@@ -82,7 +82,7 @@ TEST(MisusedHandle, NullInEveryCall) {
   fsdp_destroy_capture(nullptr);
 }
 
-TEST(MisusedHandle, AnotherTypeInEveryCall) {
+TEST(MisusedHandle, HandleOfAnotherTypeIsRefusedByEveryCall) {
   Solo solo(State::published);
   const auto model_as_context = reinterpret_cast<fsdp_context *>(solo.model);
   const auto context_as_model = reinterpret_cast<fsdp_model *>(solo.context);
@@ -107,7 +107,7 @@ TEST(MisusedHandle, AnotherTypeInEveryCall) {
   solo.clean_step();
 }
 
-TEST(MisusedHandle, DestroyedInEveryCall) {
+TEST(MisusedHandle, DestroyedHandleIsRefusedByEveryCall) {
   Scenario setup = small_setup();
   fsdp_context *context = nullptr;
   FSDP(fsdp_create_local_contexts(1, &setup.context, &context));
@@ -133,7 +133,7 @@ TEST(MisusedHandle, DestroyedInEveryCall) {
   fsdp_destroy_mesh(mesh);
 }
 
-TEST(MisusedHandle, AMeshOfAnotherContext) {
+TEST(MisusedHandle, MeshOfAnotherContextIsRefused) {
   fsdp_context *contexts[2] = {};
   FSDP(fsdp_create_local_contexts(1, nullptr, &contexts[0]));
   FSDP(fsdp_create_local_contexts(1, nullptr, &contexts[1]));

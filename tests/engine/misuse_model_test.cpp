@@ -54,7 +54,7 @@ TEST_F(MisusedModel, EnumValuesOutsideOfTheirRangeAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create_with(&Options::flags, 0x100u), "fsdp_model_options.flags", "0x100");
 }
 
-TEST_F(MisusedModel, ContradictoryOptions) {
+TEST_F(MisusedModel, ContradictoryOptionsAreRefused) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.strategy = FSDP_STRATEGY_OPTIM;
   options.reduce_policy = FSDP_REDUCE_POLICY_EACH;
@@ -76,7 +76,7 @@ TEST_F(MisusedModel, ContradictoryOptions) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "grad_factor is inf");
 }
 
-TEST_F(MisusedModel, StructSizesThatCannotBeAreRefused) {
+TEST_F(MisusedModel, InvalidStructSizesAreRefused) {
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.struct_size = 8;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, create(options), "fsdp_model_options.struct_size is 8",
@@ -90,7 +90,7 @@ TEST_F(MisusedModel, StructSizesThatCannotBeAreRefused) {
   EXPECT_FAILS(FSDP_UNSUPPORTED, create(newer.options), Newer<fsdp_model_options>::byte(), "fsdp_model_options");
 }
 
-TEST_F(MisusedModel, SealedTwiceAndDeclaredLate) {
+TEST_F(MisusedModel, SecondSealAndLateDeclarationsAreRefused) {
   Solo solo(State::sealed);
   fsdp_group *group = nullptr;
   alignas(4096) static char arena[4096];
@@ -106,7 +106,7 @@ TEST_F(MisusedModel, SealedTwiceAndDeclaredLate) {
                "fsdp_set_arena", "sealed");
 }
 
-TEST_F(MisusedModel, CallsBeforeTheSeal) {
+TEST_F(MisusedModel, CallsBeforeTheSealAreRefused) {
   Solo solo(State::declared);
   uint64_t bytes = 0;
   fsdp_stats stats = FSDP_STATS_INIT;
@@ -141,7 +141,7 @@ TEST_F(MisusedModel, CallsBeforeTheSeal) {
   EXPECT_EQ(size, 0u);
 }
 
-TEST_F(MisusedModel, SchedulesThatCannotBeAreRefused) {
+TEST_F(MisusedModel, InvalidSchedulesAreRefused) {
   EXPECT_WORKS(add_group("first", {param("a")}));
   EXPECT_WORKS(add_group("second", {param("b")}));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_schedule(model, 0, nullptr), "0 is not an fsdp_schedule_kind");
@@ -179,7 +179,7 @@ TEST_F(MisusedModel, SchedulesThatCannotBeAreRefused) {
   EXPECT_WORKS(fsdp_seal_model(model));
 }
 
-TEST_F(MisusedModel, OptimizerStates) {
+TEST_F(MisusedModel, InvalidOptimizerStatesAreRefused) {
   for (const char *name : {"exp_avg", "exp_avg_sq"})
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_add_optimizer_state(model, name, FSDP_FLOAT32),
                  "the model has a state '" + std::string(name) + "' already, which FSDP_OPTIMIZER_ADAMW brings");
@@ -205,7 +205,7 @@ TEST_F(MisusedModel, OptimizerStates) {
   fsdp_destroy_model(own);
 }
 
-TEST_F(MisusedModel, ArenasThatCannotBeAreRefused) {
+TEST_F(MisusedModel, InvalidArenasAreRefused) {
   alignas(4096) static char arena[8192];
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, nullptr, 4096), "fsdp_set_arena",
                "data is NULL");
@@ -248,7 +248,7 @@ TEST_F(MisusedModel, NamesOfGroupsStay) {
 }
 
 // NO_SHARD keeps main grads where peers read them: the header says such an arena is UNSUPPORTED.
-TEST_F(MisusedModel, NoArenaForGradsThatPeersRead) {
+TEST_F(MisusedModel, ArenaForGradsThatPeersReadIsRefused) {
   alignas(4096) static char arena[8192];
   fsdp_model_options options = FSDP_MODEL_OPTIONS_INIT;
   options.strategy = FSDP_STRATEGY_NO_SHARD;
@@ -267,7 +267,7 @@ TEST_F(MisusedModel, NoArenaForGradsThatPeersRead) {
   fsdp_destroy_model(whole);
 }
 
-TEST_F(MisusedModel, IndicesOfASealedModel) {
+TEST_F(MisusedModel, InvalidIndicesOfASealedModelAreRefused) {
   Solo solo(State::sealed);
   uint64_t bytes = 0;
   fsdp_chunk chunk = FSDP_CHUNK_INIT;

@@ -10,7 +10,7 @@ using namespace misuse;
 
 namespace {
 
-TEST(MisusedShard, IndicesAndNames) {
+TEST(MisusedShard, InvalidIndicesAndNamesAreRefused) {
   Solo solo(State::sealed);
   uint64_t count = 0;
   FSDP(fsdp_get_shard_count(solo.model, &count));
@@ -29,7 +29,7 @@ TEST(MisusedShard, IndicesAndNames) {
 
 // Nothing is made before the seal, so there is nothing that a call could look at. (The sanitizer builds see it if one
 // does.)
-TEST(MisusedGrads, BeforeTheSeal) {
+TEST(MisusedGrads, CallsBeforeTheSealAreRefused) {
   Solo solo(State::declared);
   uint64_t count = 7;
   double norm = 7, norms[5];
@@ -61,7 +61,7 @@ TEST(MisusedGrads, BeforeTheSeal) {
   FSDP(fsdp_seal_model(solo.model));
 }
 
-TEST(MisusedGrads, OutsideTheWindow) {
+TEST(MisusedGrads, CallsOutsideTheWindowAreRefused) {
   Solo solo(State::published);
   double norm = 7, norms[5];
   int32_t found = 7;
@@ -87,7 +87,7 @@ TEST(MisusedGrads, OutsideTheWindow) {
   solo.clean_step();
 }
 
-TEST(MisusedGrads, NormsAndFactorsThatCannotBeAreRefused) {
+TEST(MisusedGrads, InvalidNormsAndFactorsAreRefused) {
   Solo solo(State::published);
   solo.finish_step();
   double norm = 0, after = 0, norms[5];
@@ -113,7 +113,7 @@ TEST(MisusedGrads, NormsAndFactorsThatCannotBeAreRefused) {
 }
 
 // 2^64 - 8 would read before the array.
-TEST(MisusedStep, StridesOfGrads) {
+TEST(MisusedStep, InvalidStridesOfGradsAreRefused) {
   Solo solo(State::published);
   fsdp_grad grads[4] = {};
   for (const uint64_t stride : {uint64_t{0}, uint64_t{8}, sizeof(fsdp_grad) + 4, UINT64_MAX - 7, uint64_t{1} << 40})
@@ -130,7 +130,7 @@ TEST(MisusedStep, StridesOfGrads) {
   solo.clean_step();
 }
 
-TEST(MisusedStep, AdamWOptionsThatCannotBeAreRefused) {
+TEST(MisusedStep, InvalidAdamWOptionsAreRefused) {
   Solo solo(State::published);
   solo.finish_step();
   const std::vector<float> before = solo.rank->read(0, 0);
@@ -191,7 +191,7 @@ TEST(MisusedStep, ACallersOptimizerHasNoAdamW) {
   EXPECT_WORKS(fsdp_publish_weights(solo.model, nullptr));
 }
 
-TEST(MisusedStep, GradientsThatCannotBeAreRefused) {
+TEST(MisusedStep, InvalidGradientsAreRefused) {
   Solo solo(State::published);
   const std::vector<float> data(32, 1.0f);
   const auto before = solo.rank->read_all();

@@ -55,7 +55,7 @@ TEST_P(FailedAllocation, AtTheSealIsOutOfMemoryOnEveryRank) {
 INSTANTIATE_TEST_SUITE_P(NthOfTwelve, FailedAllocation, testing::Range(uint64_t{1}, uint64_t{13}));
 
 // A seal that only one rank cannot finish: the other one learns whose memory it was.
-TEST(FailedSeal, OneRanksArenaIsTooSmall) {
+TEST(FailedSeal, TooSmallArenaOfOneRankFailsTheSealOnAll) {
   Scenario setup = small_setup_of(2);
   setup.steps = 1;
   const auto expected = reference(setup).weights;
@@ -75,7 +75,7 @@ TEST(FailedSeal, OneRanksArenaIsTooSmall) {
   });
 }
 
-TEST(FailedSeal, DifferentDeclarations) {
+TEST(FailedSeal, DifferentDeclarationsFailTheSealOnAll) {
   Scenario setup = small_setup_of(2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Scenario own = setup;

@@ -12,7 +12,7 @@ fsdp_status get_param(fsdp_group *group, uint64_t param, fsdp_phase phase) {
   return fsdp_get_param(group, param, phase, &tensor);
 }
 
-TEST(MisusedLoad, ArgumentsThatCannotBeAreRefused) {
+TEST(MisusedLoad, InvalidArgumentsAreRefused) {
   Solo solo(State::sealed);
   fsdp_group *group = solo.group(0);
   const float data[32] = {};
@@ -41,7 +41,7 @@ TEST(MisusedLoad, ArgumentsThatCannotBeAreRefused) {
   solo.clean_step();
 }
 
-TEST(MisusedWindow, BeforeTheFirstPublish) {
+TEST(MisusedWindow, CallsBeforeTheFirstPublishAreRefused) {
   Solo solo(State::sealed, gathering_setup());
   fsdp_group *group = solo.group(0);
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_unshard(group, FSDP_FORWARD, 0, nullptr), "fsdp_unshard",
@@ -63,7 +63,7 @@ TEST(MisusedWindow, BeforeTheFirstPublish) {
   solo.clean_step();
 }
 
-TEST(MisusedWindow, InsideAndOutside) {
+TEST(MisusedWindow, CallsOnTheWrongSideOfTheWindowAreRefused) {
   Solo solo(State::published);
   fsdp_adamw_options adamw = FSDP_ADAMW_OPTIONS_INIT;
   EXPECT_FAILS(FSDP_INVALID_STATE, fsdp_publish_weights(solo.model, nullptr), "fsdp_publish_weights",
@@ -91,7 +91,7 @@ TEST(MisusedWindow, InsideAndOutside) {
   solo.clean_step();
 }
 
-TEST(MisusedGather, HoldsAndPhases) {
+TEST(MisusedGather, InvalidHoldsAndPhasesAreRefused) {
   Solo solo(State::published, gathering_setup());
   fsdp_group *group = solo.group(1);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_unshard(group, 0, 0, nullptr), "fsdp_unshard", "0 is not a phase");

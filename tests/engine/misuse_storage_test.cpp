@@ -140,7 +140,7 @@ fsdp_status round_into(const Solo &solo, uint64_t param, uint64_t offset, uint64
   return fsdp_round_stochastic(solo.group(0), param, offset, from, to, count, 1, nullptr);
 }
 
-TEST(MisusedRounding, ArgumentsThatCannotBeAreRefused) {
+TEST(MisusedRounding, InvalidArgumentsAreRefused) {
   Solo solo(State::sealed, narrow_setup(FSDP_MAIN_NONE, FSDP_OPTIMIZER_CALLER));
   const std::vector<float> from(400, 1.001953125f);
   std::vector<uint16_t> to(400, 7);

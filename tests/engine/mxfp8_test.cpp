@@ -120,7 +120,7 @@ TEST(Mxfp8, IsTheSameInProcessesOverTwoAxesAndInDebugMode) {
   }
 }
 
-TEST(Mxfp8, OptionsAndSchedules) {
+TEST(Mxfp8, MatchesTheReferenceWithOptionsAndSchedules) {
   for (const fsdp_scale_rule rule : {FSDP_SCALE_ROUND_UP, FSDP_SCALE_FLOOR})
     for (const fsdp_dtype from : {FSDP_FLOAT32, FSDP_BFLOAT16}) {
       Scenario setup = mixed(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
@@ -148,7 +148,7 @@ TEST(Mxfp8, NoReaderSeesAnotherVersion) {
 
 // One NaN makes its block of each form NaN, an Inf the largest code with the largest scale; other blocks know nothing
 // of them.
-TEST(Mxfp8, NumbersThatAreNoneStayInTheirBlocks) {
+TEST(Mxfp8, NanAndInfStayInTheirBlocks) {
   std::vector<float> x(64 * 96, 1.0F);
   x[5 * 96 + 40] = NAN, x[40 * 96 + 70] = -INFINITY;
   run_threads(one_matrix(2), [&](uint32_t, fsdp_context *context) {
@@ -307,7 +307,7 @@ TEST(Mxfp8, RecomputeComesFirstUnlessItWasPlannedFor) {
     }
 }
 
-TEST(Mxfp8, APhaseShowsItsPlanesAlone) {
+TEST(Mxfp8, PhaseShowsOnlyItsPlanes) {
   for (const auto mode : modes)
     for (const bool both : {false, true}) {
       Scenario setup = one_matrix(1, mode);

@@ -124,7 +124,7 @@ TEST(Norms, OfStagesThatClipAndStagesThatAskDoNotMix) {
 }
 
 // The other stage waits for what this one cannot give: it is told why, and all can ask again.
-TEST(Norms, OfAStageThatDisagreesAreRefusedInAll) {
+TEST(Norms, OfAStageThatDisagreesAreRefusedOnAllStages) {
   for (const uint32_t odd : {1u, 2u}) {
     run_stages(4, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, [&](Rank &rank) {
       const uint32_t first = rank.rank % 2;
@@ -145,7 +145,7 @@ TEST(Norms, OfAStageThatDisagreesAreRefusedInAll) {
 }
 
 // Two ranks of one model in the mesh: its norm would count twice.
-TEST(Norms, TakeNoMeshThatHasAModelTwice) {
+TEST(Norms, RefuseAMeshWithTwoRanksOfOneModel) {
   run_stages(3, FSDP_STRATEGY_NO_SHARD, [](Rank &rank) {
     fsdp_mesh *all = make_mesh(rank.context, {0, 1, 2});
     double norm = 7;

@@ -430,7 +430,7 @@ TEST(OptimizerMemoryLog, TellsWhatIsNotKeptAsDeclared) {
   EXPECT_EQ(line("own"), "") << "the caller updates it, so that it has no states of AdamW";
 }
 
-TEST_F(Checkpoint, OfAnotherSeedOrOfNumbersIsTold) {
+TEST_F(Checkpoint, OfAnotherSeedOrOfNumbersIsLogged) {
   Scenario saved = one_parameter("w", 5120, {"", FSDP_MAIN_NONE, FSDP_OPTIMIZER_ADAMW}, 7);
   run(saved, "saved", [&](Rank &rank) {
     rank.load();

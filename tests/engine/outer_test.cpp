@@ -210,7 +210,7 @@ TEST(OuterAxis, ARunOnActedHostsHoldsWhatItsPlanSays) {
 }
 
 // A mesh need not be one that the whole world could have.
-TEST(Meshes, MayLeaveOutWhatMakesTheWorldUneven) {
+TEST(Meshes, MayLeaveOutRanksThatMakeTheWorldUneven) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   setup.context.ranks_per_host = 2;
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

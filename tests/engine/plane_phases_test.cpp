@@ -46,7 +46,7 @@ TEST(PlanePhases, AGranuleIsNotLongerThanItsTensor) {
 }
 
 // Where nothing is gathered, too: what runs on one rank runs on many.
-TEST(PlanePhases, OneRankRefusesWhatManyWould) {
+TEST(PlanePhases, OneRankRefusesWhatManyRanksRefuse) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     Solo solo(State::published, layers(1, 1, FSDP_QUANTIZE_MXFP8, mode));
     fsdp_group *const group = solo.group(0);
@@ -166,7 +166,7 @@ TEST(PlanePhases, ResidentGroupsStayThroughTheirRecompute) {
 }
 
 // A recompute that comes next to its backward visit leaves its weights there, also where nothing is gathered ahead.
-TEST(PlanePhases, ARecomputeLeavesItsWeightsToTheVisitBehind) {
+TEST(PlanePhases, RecomputeLeavesItsWeightsToTheNextVisit) {
   Scenario setup = layers(2, 3, 0, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   setup.schedule = FSDP_SCHEDULE_VISITS;

@@ -54,7 +54,7 @@ TEST(QuantizedPlanes, AKnownMatrixHasItsKnownCodes) {
 }
 
 // A row for each of two ranks, of which only the second has the largest number; others have nothing of them.
-TEST(QuantizedPlanes, KnownCodesOfOneScale) {
+TEST(QuantizedPlanes, KnownMatrixHasKnownCodesOfOneScale) {
   for (uint32_t ranks = 1; ranks <= 4; ++ranks)
     for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
       const Scenario setup = one_scaled({2, 3}, ranks, mode);
@@ -320,7 +320,7 @@ class QuantizedMisuse : public Declared {
   static constexpr uint64_t square[] = {256, 256}, stack[] = {2, 100, 64};
 };
 
-TEST_F(QuantizedMisuse, FieldsThatCannotBeAreRefused) {
+TEST_F(QuantizedMisuse, InvalidFieldsAreRefused) {
   fsdp_param p = quantized("w", square, 2);
   p.quantization = 7;
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, add_group("g", {p}), "params[0] ('w').quantization is 7",

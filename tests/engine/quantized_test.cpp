@@ -84,7 +84,7 @@ TEST(QuantizedModels, TrainAlikeOverTwoAxes) {
         }
 }
 
-TEST(QuantizedModels, WithForwardAndBackwardApart) {
+TEST(QuantizedModels, TrainAlikeWithForwardAndBackwardApart) {
   Scenario setup = make_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.schedule = FSDP_SCHEDULE_INTERLEAVED;
   setup.microbatches = 2;
@@ -92,7 +92,7 @@ TEST(QuantizedModels, WithForwardAndBackwardApart) {
 }
 
 // More amaxes than travel at once.
-TEST(QuantizedModels, WithManyScalesOfWholeParameters) {
+TEST(QuantizedModels, TrainAlikeWithManyScalesOfWholeParameters) {
   for (const uint32_t ranks : {1u, 3u}) {
     Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
     setup.groups = {{"many", {}}};

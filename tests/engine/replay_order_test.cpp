@@ -77,7 +77,7 @@ void expect_order_of_streams(const Scenario &setup, bool forked) {
   EXPECT_TRUE(same_bits(train(true), train(false))) << "strategy " << setup.model.strategy << ", forked " << forked;
 }
 
-TEST(Replay, WhatComesBeforeAndAfterIsOrderedOnEveryStream) {
+TEST(Replay, WorkBeforeAndAfterAGraphIsOrderedOnEveryStream) {
   for (const fsdp_strategy strategy :
        {FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})  // with persistent gradients, and without
     for (const bool forked : {false, true}) expect_order_of_streams(graph_scenario(strategy), forked);
@@ -94,7 +94,7 @@ void change_grad(Rank &rank, cudaStream_t stream, float times, float plus) {
 }
 
 // More streams than the library has wrappers for.
-TEST(Replay, WhatManyStreamsHaveWrittenIsOrdered) {
+TEST(Replay, WritesOfManyStreamsComeBeforeTheGraph) {
   float found = 0;
   run(graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
     std::vector<std::unique_ptr<Stream>> streams(40);
@@ -158,7 +158,7 @@ TEST(Replay, TheCommandsAroundAGraphDoNotGrowWithTheGroups) {
 }
 
 // Nothing is ordered behind its graph: the context has failed, and peers need not wait for their timeout.
-TEST(Replay, ACommitThatFailsIsToldToPeers) {
+TEST(Replay, FailedCommitIsReportedToPeers) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   std::atomic<bool> told{false};
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

@@ -11,7 +11,7 @@ using namespace harness;
 
 namespace {
 
-TEST(Replay, OneThatDoesNotFitIsRefusedAndHarmless) {
+TEST(Replay, ReplayThatDoesNotFitIsRefusedAndChangesNothing) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
     Graph graph(rank, stream, [&] { step(rank, stream, 0); });
@@ -36,7 +36,7 @@ TEST(Replay, OneThatDoesNotFitIsRefusedAndHarmless) {
   });
 }
 
-TEST(Replay, TheLaunchBelongsOnTheStreamOfThePreparation) {
+TEST(Replay, CommitNeedsTheStreamOfThePreparation) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);
   const Weights weights = run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -61,7 +61,7 @@ TEST(Replay, TheLaunchBelongsOnTheStreamOfThePreparation) {
 }
 
 // What a preparation has given to its stream must not come after what the next one gives to another.
-TEST(Replay, OneThatIsGivenUpLeavesNoTrace) {
+TEST(Replay, CancelledReplayChangesNothing) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
   const Weights expected = train_eagerly(setup, 1, &eager);
@@ -90,7 +90,7 @@ TEST(Replay, OneThatIsGivenUpLeavesNoTrace) {
   EXPECT_EQ(replayed.reduces, eager.reduces);
 }
 
-TEST(Replay, RanksThatReplayDifferentGraphsAreToldBeforeTheyRun) {
+TEST(Replay, DifferentGraphsOnRanksAreReportedBeforeTheyRun) {
   NEEDS_NCCL();
   run(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [&](Rank &rank, cudaStream_t stream) {
     step(rank, stream, 0.1);
@@ -131,7 +131,7 @@ void step_without(Rank &rank, cudaStream_t stream, double lr, uint64_t untrained
 }
 
 // A graph has the reduces and the spans of what was trained: one parameter of a group less, or the whole group.
-TEST(Replay, NeedsWhatWasTrainedInTheCapture) {
+TEST(Replay, NeedsTheTrainedParametersOfTheCapture) {
   NEEDS_NCCL();
   for (const bool whole : {false, true}) {
     const Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
@@ -161,7 +161,7 @@ TEST(Replay, NeedsWhatWasTrainedInTheCapture) {
 }
 
 // Replicas share no gathers and no reduces of the inner axis: the meeting compares their captures themselves.
-TEST(Replay, ReplicasThatReplayDifferentGraphsAreTold) {
+TEST(Replay, DifferentGraphsOnReplicasAreReported) {
   NEEDS_NCCL();
   Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.mesh.replicate_size = 2;
@@ -176,7 +176,7 @@ TEST(Replay, ReplicasThatReplayDifferentGraphsAreTold) {
   });
 }
 
-TEST(Replay, ARankThatCapturesWhatAnotherDoesIsTold) {
+TEST(Replay, CaptureOfACallThatAnotherRankMakesIsReported) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);
@@ -192,7 +192,7 @@ std::unique_ptr<Graph> capture_math(Rank &rank, size_t g, cudaStream_t stream) {
   return std::make_unique<Graph>(rank, stream, [&] { enqueue_grads(rank, g, stream); });
 }
 
-TEST(Replay, ARankThatCannotReplayTellsTheOthers) {
+TEST(Replay, RankThatCannotReplayIsNamedOnAllRanks) {
   Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
   run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -230,7 +230,7 @@ TEST(Replay, ARankThatCannotReplayTellsTheOthers) {
   });
 }
 
-TEST(Replay, ARankWhoseStepHasFailedTellsTheOthers) {
+TEST(Replay, RankWithAFailedStepIsNamedOnAllRanks) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
     FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream));
@@ -244,7 +244,7 @@ TEST(Replay, ARankWhoseStepHasFailedTellsTheOthers) {
 }
 
 // One rank launches, the other gives up: from there on they do different things.
-TEST(Replay, OneThatOnlySomeRanksGiveUpIsFoundAtTheNextMeeting) {
+TEST(Replay, CancelOnSomeRanksOnlyIsReportedAtTheNextMeeting) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
     FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream));

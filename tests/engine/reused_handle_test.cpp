@@ -126,7 +126,7 @@ TEST(ReusedHandle, AGroupsHandleIsNeverUsedAgain) {
 }
 
 // Any value at all: NULL's neighbours, addresses that are not mapped, neighbours of handles, memory of the program.
-TEST(ReusedHandle, ValuesThatNeverWereHandles) {
+TEST(ReusedHandle, ValuesThatNeverWereHandlesAreRefused) {
   Solo solo(State::published);
   static uint64_t zeros[64] = {};
   std::vector<uintptr_t> values = {1, 2, 3, 16, 17, 4096, ~uintptr_t{0}, ~uintptr_t{0} - 15, uintptr_t{1} << 63};
@@ -155,7 +155,7 @@ TEST(ReusedHandle, ValuesThatNeverWereHandles) {
 }
 
 // Handles come and go on many threads at once, and each is used by others while it goes.
-TEST(ReusedHandle, OnManyThreads) {
+TEST(ReusedHandle, IsRefusedOnManyThreads) {
   std::atomic<fsdp_context *> shown[4] = {};
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;

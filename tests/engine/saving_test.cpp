@@ -280,7 +280,7 @@ TEST_F(Saving, NamesAreUnique) {
 }
 
 // A parameter that is called like the steps of another: one of them would be lost.
-TEST_F(Saving, AParameterIsNoStateOfAnother) {
+TEST_F(Saving, ParameterNamedLikeAStateIsRefused) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = equal_groups(1, 4, 4);
   setup.groups[0].params.resize(1);
@@ -356,7 +356,7 @@ TEST_F(Saving, OfAModelThatARankOfItsMeshLacksIsRefused) {
 }
 
 // The first rank begins another save, of some of the ranks, as soon as this one has ended: the others learn its end.
-TEST_F(Saving, OfSomeRanksFollowsOneOfAll) {
+TEST_F(Saving, OfSomeRanksMayFollowASaveOfAll) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   run(setup, [&](Rank &rank) {
     rank.load();
@@ -399,7 +399,7 @@ TEST_F(Saving, AWaitMayBeInterruptedAndRepeated) {
 }
 
 // The disk of one rank is full: all ranks are told which, training goes on, and the next save is well.
-TEST_F(Saving, ThatFailsIsToldByItsWait) {
+TEST_F(Saving, FailureIsReturnedByTheWait) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   std::optional<FaultScope> full;
   run(setup, [&](Rank &rank) {
@@ -446,7 +446,7 @@ TEST_F(Saving, IsWaitedForByTheClose) {
 }
 
 // ... and tells of its failure, closed all the same.
-TEST_F(Saving, AFailureThatWasNotAskedForIsToldByTheClose) {
+TEST_F(Saving, UnreadFailureIsReturnedByTheClose) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   const FaultScope broken({SystemFault::Way::fails, -1, EIO, "fsync"});
   run(

@@ -216,7 +216,7 @@ void disagree_about_all(uint32_t rank, uint32_t ranks, fsdp_context *context, si
 
 class Seal : public testing::TestWithParam<uint32_t> {};
 
-TEST_P(Seal, EveryDifferenceIsToldToAllThreadsAndTheContextGoesOn) {
+TEST_P(Seal, EveryDifferenceIsReportedToAllThreadsAndTheContextGoesOn) {
   const uint32_t ranks = GetParam();
   const Scenario clean = clean_scenario(ranks);
   const auto expected = reference(clean).weights;
@@ -227,7 +227,7 @@ TEST_P(Seal, EveryDifferenceIsToldToAllThreadsAndTheContextGoesOn) {
   printf("slowest report after the last arrival, %u threads: %.1f ms\n", ranks, 1e3 * board.slowest);
 }
 
-TEST_P(Seal, ADifferenceIsToldToProcessesAsToThreads) {
+TEST_P(Seal, DifferenceIsReportedToProcessesAsToThreads) {
   const uint32_t ranks = GetParam();
   const Scenario clean = clean_scenario(ranks);
   const auto expected = reference(clean).weights;
@@ -291,7 +291,7 @@ TEST(SealOfSeveral, TheLowestOfTwoOddRanksIsNamed) {
 }
 
 // It is a part of what every gradient is multiplied by: ranks with different ones would drift apart.
-TEST(SealOfSeveral, OtherFactorsOfTheGradients) {
+TEST(SealOfSeveral, OtherGradientFactorsAreNamed) {
   Scenario clean = clean_scenario(3);
   clean.model.grad_op = FSDP_GRAD_OP_FACTOR;
   clean.model.grad_factor = 0.5;

@@ -109,7 +109,7 @@ TEST(Slow, ARankThatIsStoppedLongerThanTheHeartbeatLimitIsNamed) {
   printf("named %.0f ms after the stop, limit 1200 ms\n", 1e3 * (world.report(0).failed_at - stopped_at));
 }
 
-TEST(Slow, TwoRanksThatAreStoppedAtOnceAreASet) {
+TEST(Slow, TwoRanksStoppedAtOnceAreNamedTogether) {
   World world(4);
   world.start([&](uint32_t rank) {
     return live_until_failure(heard_scenario(4, 1000), rank, world.name(), world.seen(), 1'000'000);

@@ -110,7 +110,7 @@ TEST(Swizzle, SizesOfSwizzledScalesAreRight) {
   EXPECT_EQ(size_of(1, FSDP_PLANE_COLUMN_SCALE), 3 * 256u * 4);
 }
 
-TEST(Swizzle, WhatIsRefused) {
+TEST(Swizzle, InvalidCallsAreRefused) {
   Scenario setup = matrices(1, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_FORCE_COMMUNICATION;  // else one rank has all, unsharded or not
   Solo solo(State::published, setup);

@@ -177,7 +177,7 @@ TEST(Trace, WaitsAddUpToTheCounter) {
   EXPECT_GT(waited[0], 0u);
 }
 
-TEST(Trace, WaitsSayForWhat) {
+TEST(Trace, WaitsNameWhatTheyWaitFor) {
   const auto files = trace(traced_scenario(), [&](Rank &rank) {
     double together = 1;
     FSDP(fsdp_all_reduce_values(rank.context, nullptr, &together, 1, FSDP_VALUE_SUM));

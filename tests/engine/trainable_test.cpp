@@ -30,9 +30,9 @@ bool keeps(uint32_t step, uint32_t ordinal) {
   }
 }
 
-TEST(Trainable, AStepLeavesWhatIsNotTrainedAsItIs) { expect_as_restored(Way::untrained, keeps); }
+TEST(Trainable, StepLeavesUntrainedParametersUnchanged) { expect_as_restored(Way::untrained, keeps); }
 
-TEST(Trainable, AGroupWithoutAnyIsNotReduced) {
+TEST(Trainable, GroupWithoutTrainedParametersIsNotReduced) {
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = scenario_of(strategy, 2);
     setup.steps = 6;
@@ -53,7 +53,7 @@ TEST(Trainable, AGroupWithoutAnyIsNotReduced) {
 }
 
 // With max_pending_bytes: a part is reduced when what is trained of it is complete, and never if that is nothing.
-TEST(Trainable, PartsWaitForWhatIsTrainedOfThem) {
+TEST(Trainable, PartsWaitOnlyForTheirTrainedParameters) {
   Scenario setup;
   setup.ranks = 2;
   setup.groups = {{"one", {{"a", {64, 32}}, {"b", {32, 32}}, {"c", {32, 32}}, {"d", {64, 32}}}}};
@@ -157,7 +157,7 @@ struct Collectives : std::array<uint64_t, 7> {
 };
 
 // A step may come to nothing at all.
-TEST(Trainable, AModelOfWhichNothingIsTrainedStillSteps) {
+TEST(Trainable, ModelWithoutTrainedParametersStillSteps) {
   for (const KeptSetup &kept : kept_setups()) {
     const Scenario &setup = kept.scenario;
     SCOPED_TRACE(kept.name);
@@ -214,7 +214,7 @@ TEST(Trainable, LoadedWeightsArePublished) {
   }
 }
 
-TEST(Trainable, OfAllGradientsThoseOfTheOthersAreLent) {
+TEST(Trainable, AcquireGradsLendsOnlyTrainedParameters) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
@@ -236,7 +236,7 @@ TEST(Trainable, OfAllGradientsThoseOfTheOthersAreLent) {
 }
 
 // Of each group in two parts one is trained: what is lent or not read yet of the other group takes the other buffer.
-TEST(Trainable, PartsOfWhichNothingIsTrainedTakeNoBuffer) {
+TEST(Trainable, PartsWithoutTrainedParametersTakeNoBuffer) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = equal_groups(2, 64, 32);
   for (GroupDef &group : setup.groups) group.params.push_back({group.name + ".v", {64, 32}});
@@ -275,7 +275,7 @@ TEST(Trainable, PartsOfWhichNothingIsTrainedTakeNoBuffer) {
   });
 }
 
-TEST(Trainable, AppliedGradientsCountThemAll) {
+TEST(Trainable, AppliedGradientsHaveEntriesForUntrainedParameters) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
@@ -357,7 +357,7 @@ TEST(Trainable, MustBeAlikeOnEveryRank) {
 }
 
 // Ranks that reduce different groups are told as all are, with a word of why; none waits for ever.
-TEST(Trainable, RanksThatReduceOtherGroupsAreTold) {
+TEST(Trainable, ReducesOfOtherGroupsAreReported) {
   for (const fsdp_strategy strategy : strategies)
     for (const bool replicas : {false, true}) {
       Scenario setup = differing(strategy, replicas);
@@ -411,7 +411,7 @@ TEST(Trainable, IsComparedWhereRanksMeet) {
 using misuse::Solo;
 using misuse::State;
 
-TEST(MisusedTrainable, OnlyBetweenSteps) {
+TEST(MisusedTrainable, ChangeWithinAStepIsRefused) {
   Solo solo(State::published);
   fsdp_group *const group = solo.group(1);
   const auto set = [&] { return fsdp_set_param_trainable(group, 0, 0); };
@@ -435,7 +435,7 @@ TEST(MisusedTrainable, OnlyBetweenSteps) {
   solo.clean_step();
 }
 
-TEST(MisusedTrainable, ArgumentsThatCannotBeAreRefused) {
+TEST(MisusedTrainable, InvalidArgumentsAreRefused) {
   Solo solo(State::published);
   for (const int32_t trainable : {-1, 2})
     EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_param_trainable(solo.group(0), 0, trainable),

@@ -89,7 +89,7 @@ TEST(WholeGrads, AreReadAsTheOptimizerSeesThem) {
   });
 }
 
-TEST(WholeGrads, AreConvertedToWhatIsAskedFor) {
+TEST(WholeGrads, AreConvertedToTheRequestedDtype) {
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = scenario_of(strategy, 2);
     setup.steps = 1;
@@ -139,7 +139,7 @@ std::vector<std::vector<float>> weights_after(const Scenario &setup) {
 }
 
 // By all ranks and by each as the root: shards show it, norms measure it, AdamW steps by it, replicas agree.
-TEST(WholeGrads, ThatAreLoadedAreWhatTheStepIsMadeWith) {
+TEST(WholeGrads, LoadedOnesAreUsedByTheStep) {
   unsigned number = 0;
   for_every_setup(5, grad_modes, [&](Scenario setup) {
     mix_up(setup);
@@ -179,7 +179,7 @@ TEST(WholeGrads, ThatAreLoadedAreWhatTheStepIsMadeWith) {
 }
 
 // A clip after it is of what was loaded, and a factor of finish_grads of what was there before.
-TEST(WholeGrads, ThatAreLoadedAreClipped) {
+TEST(WholeGrads, LoadedOnesAreClipped) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
@@ -200,7 +200,7 @@ TEST(WholeGrads, ThatAreLoadedAreClipped) {
   });
 }
 
-TEST(WholeGrads, AreThereInAWindowOfAStepAlone) {
+TEST(WholeGrads, ExistOnlyInTheWindowOfAStep) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   setup.groups[1].params[1].flags |= FSDP_PARAM_FROZEN;
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -229,7 +229,7 @@ TEST(WholeGrads, AreThereInAWindowOfAStepAlone) {
   });
 }
 
-TEST(WholeGrads, RefuseWhatWeightsRefuse) {
+TEST(WholeGrads, RefuseTheArgumentsThatWeightsRefuse) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
     Rank rank(context, setup);

@@ -107,7 +107,7 @@ class WaitingCallers : public HostsMemory {
   }
 };
 
-TEST_F(WaitingCallers, TellTheirTextsInACircleAlone) {
+TEST_F(WaitingCallers, TellTheirTextsOnlyInACircle) {
   ShownWait one = wait_of(1), two = wait_of(2), three = wait_of(3);
   for (int i = 0; i < 5; ++i) {
     EXPECT_TRUE(look(one, 2).empty());
@@ -147,7 +147,7 @@ TEST_F(WaitingCallers, TellTheTextOfEachWait) {
   }
 }
 
-TEST_F(WaitingCallers, OfMoreThanThereArePlacesTheLowestTell) {
+TEST_F(WaitingCallers, LowestRanksTellTheirTextsIfPlacesRunOut) {
   fill();
   EXPECT_EQ(texts(), WaitTexts::places);
   tell(500);
@@ -178,7 +178,7 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
 }
 
 // No rank waits for one that died over its text: half of it is not told, and its place is another's with its wait.
-TEST_F(WaitingCallers, LeaveTheirPlacesWhereTheyDie) {
+TEST_F(WaitingCallers, LeaveTheirPlacesWhenTheyDie) {
   fill();
   control.waits()[120].looks = 0;
   run_and_kill([](Control &its) { tell(its, 598, 1, deadly()); });
@@ -257,7 +257,7 @@ class MirroredWaits : public WaitingCallers {
   std::unique_ptr<RemoteStates> here, there;
 };
 
-TEST_F(MirroredWaits, TextsAreToldOnceAndNowAndThen) {
+TEST_F(MirroredWaits, TextsAreSentOnceAndRepeatedNowAndThen) {
   tell(7);
   tell(400);  // of the other host
   EXPECT_EQ(told(100'000), std::vector<uint32_t>{7});
@@ -421,7 +421,7 @@ TEST_F(PostingRanksWithTheFirst, KeepAPlaceThatTheyWrite) {
   EXPECT_EQ(read(100), "100 why");
 }
 
-TEST_F(PostingRanks, LeaveNothingHalfWhereTheyDie) {
+TEST_F(PostingRanks, LeaveNoHalfWrittenPostWhenTheyDie) {
   post(7, 1, "before");
   run_and_kill([](Control &its) { post(its, 7, 2, deadly()); });
   EXPECT_EQ(read(7), "") << "its writer has died over it";

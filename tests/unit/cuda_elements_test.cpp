@@ -59,7 +59,7 @@ TEST(CudaCast, EveryPatternToEveryType) {
   }
 }
 
-TEST(CudaCast, AnyCountAndAlignment) {
+TEST(CudaCast, AnyCountAndAlignmentHasTheHostsBits) {
   const auto wide = every_pattern(FSDP_FLOAT32);
   for (const fsdp_dtype from : dtypes)
     for (const fsdp_dtype to : dtypes)
@@ -135,7 +135,7 @@ void check_sum(const SumCase &c) {
   expect_same(FSDP_FLOAT32, gpu_out.read(), out, c.count);
 }
 
-TEST(CudaRankSum, RanksAndTypes) {
+TEST(CudaRankSum, AnyRanksAndTypesHaveTheHostsBits) {
   for (uint32_t ranks = 1; ranks <= 8; ++ranks)
     for (const fsdp_dtype source : dtypes)
       for (const fsdp_dtype wire : dtypes) {
@@ -144,7 +144,7 @@ TEST(CudaRankSum, RanksAndTypes) {
       }
 }
 
-TEST(CudaRankSum, CountsAndAlignments) {
+TEST(CudaRankSum, AnyCountAndAlignmentHasTheHostsBits) {
   for (const fsdp_dtype source : {FSDP_FLOAT32, FSDP_BFLOAT16})
     for (const size_t count : {0, 1, 127, 4100, 20001})
       for (const size_t odd : {0, 1})

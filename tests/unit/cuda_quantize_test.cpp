@@ -56,7 +56,7 @@ TEST(CudaFloat8, EveryPatternHasTheHostsCode) {
   }
 }
 
-TEST(CudaFloat8, CountsAndAlignments) {
+TEST(CudaFloat8, AnyCountAndAlignmentHasTheHostsBits) {
   const std::vector<float> x = awkward(5000, 2);
   for (const Float8 format : {Float8::e4m3, Float8::e5m2})
     for (const fsdp_dtype dtype : dtypes)

@@ -84,7 +84,7 @@ void check(std::vector<std::unique_ptr<Arrays>> &arrays, int steps) {
   for (auto &a : arrays) a->check();
 }
 
-TEST(CudaAdamW, CountsAlignmentsAndCopies) {
+TEST(CudaAdamW, AnyCountAlignmentAndCopyHasTheHostsBits) {
   for (const Copied copied : all_copied)
     for (const Values values : {Values::ordinary, Values::awkward})
       for (const size_t count : {0, 1, 3, 127, 2048, 5001})
@@ -144,7 +144,7 @@ void check_squares(size_t count, size_t granule, size_t offset, Values values) {
   ASSERT_TRUE(equal || (std::isnan(actual) && std::isnan(expected))) << count << " by " << granule;
 }
 
-TEST(CudaSumSquares, CountsAndGranules) {
+TEST(CudaSumSquares, AnyCountAndGranuleHasTheHostsSum) {
   for (const size_t count : {0, 1, 2, 15, 16, 17, 127, 1000, 4096, 4097, 30000})
     for (const size_t granule : {0, 1, 2, 3, 15, 16, 17, 100, 768, 4095, 4096, 4097, 10000})
       for (const size_t offset : {0, 1}) check_squares(count, granule, offset, Values::ordinary);
@@ -158,7 +158,7 @@ TEST(CudaSumSquares, MorePiecesThanALaunchTakesHaveTheHostsSum) {
   check_squares(3000000, 0, 0, Values::ordinary);
 }
 
-TEST(CudaSumValues, CountsInTheirOrder) {
+TEST(CudaSumValues, AnyCountIsAddedInOrder) {
   for (const size_t count : {0, 1, 7, 8, 9, 1000}) {
     std::vector<double> values(count + 1, 1e300);  // none is an address too, and nothing is read behind the end
     for (size_t i = 0; i < count; ++i)
@@ -176,7 +176,7 @@ TEST(CudaSumValues, CountsInTheirOrder) {
 }
 
 // Known results: the shares are added in the order of slots, which is not that of ranks; the root; the factor in fp32.
-TEST(CudaFindNorm, OrderRootAndFactor) {
+TEST(CudaFindNorm, OrderRootAndFactorAreTheHosts) {
   struct Expected {
     std::vector<double> shares;
     uint32_t slices, inner;
@@ -214,7 +214,7 @@ TEST(CudaFindNorm, OrderRootAndFactor) {
   EXPECT_EQ(norm.factor, 1);
 }
 
-TEST(CudaScaleBy, FactorsInMemory) {
+TEST(CudaScaleBy, FactorsInMemoryHaveTheHostsBits) {
   for (const float factor : {1.0f, 0.3f, 0.0f})
     for (const size_t count : {1, 5, 5001}) {
       Elements values(FSDP_FLOAT32, count);
@@ -326,7 +326,7 @@ TEST(CudaScale, ManySpansAtOnceHaveTheHostsBits) {
     }
 }
 
-TEST(CudaCountNonfinite, CountsAndAlignments) {
+TEST(CudaCountNonfinite, AnyCountAndAlignmentHasTheHostsCount) {
   for (const size_t count : {0, 1, 2, 127, 5001, 100003})
     for (size_t offset = 0; offset < 4; ++offset)
       for (const bool all : {false, true}) {
@@ -343,7 +343,7 @@ TEST(CudaCountNonfinite, CountsAndAlignments) {
       }
 }
 
-TEST(CudaCountZeros, CountsAndAlignments) {
+TEST(CudaCountZeros, AnyCountAndAlignmentHasTheHostsCount) {
   for (const size_t count : {0, 1, 2, 127, 5001, 100003})
     for (size_t offset = 0; offset < 4; ++offset)
       for (const bool all : {false, true}) {

@@ -40,7 +40,7 @@ TEST(LauncherEnvironment, WorldOfOneAndFullSet) {
   EXPECT_EQ(options.secret, "s");
 }
 
-TEST(LauncherEnvironment, WhatIsWrongIsNamed) {
+TEST(LauncherEnvironment, WrongVariablesAreNamed) {
   const fsdp::test::OwnFolder folder;
   const std::string missing = folder / "none";
   const struct {

@@ -387,7 +387,7 @@ fsdp_status status_of(const Tensors &tensors, uint32_t ranks) {
   }
 }
 
-TEST(FlatLayout, RejectsWhatMakesNoSense) {
+TEST(FlatLayout, RejectsInvalidInput) {
   EXPECT_EQ(status_of({tensor({4, 4})}, 0), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({4, 0})}, 2), FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(status_of({tensor({0})}, 2), FSDP_INVALID_ARGUMENT);

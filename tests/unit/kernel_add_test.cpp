@@ -17,7 +17,7 @@ void check_add(fsdp_dtype to_dtype, fsdp_dtype from_dtype, size_t count, size_t 
     ASSERT_TRUE(same(to[i], expected[i])) << dtype_name(to_dtype) << " += " << dtype_name(from_dtype) << " at " << i;
 }
 
-TEST(KernelAdd, AllPairsSizesAndOffsets) {
+TEST(KernelAdd, AllPairsSizesAndOffsetsMatchTheDefinition) {
   on_every_target([] {
     for (const fsdp_dtype to : dtypes)
       for (const fsdp_dtype from : dtypes)
@@ -26,7 +26,7 @@ TEST(KernelAdd, AllPairsSizesAndOffsets) {
   });
 }
 
-TEST(KernelScale, SizesAndOffsets) {
+TEST(KernelScale, AnySizeAndOffsetMatchesTheDefinition) {
   on_every_target([] {
     for (size_t count = 0; count < 68; ++count)
       for (const size_t offset : {0, 1, 3}) {
@@ -40,7 +40,7 @@ TEST(KernelScale, SizesAndOffsets) {
   });
 }
 
-TEST(KernelCopy, SizesAroundTheStringInstruction) {
+TEST(KernelCopy, SizesAroundTheStringInstructionAreCopied) {
   constexpr size_t edge = size_t{64} << 10;
   for (const size_t count : {size_t{0}, size_t{1}, size_t{63}, edge - 1, edge, edge + 1, 3 * edge + 7})
     for (const size_t offset : {0, 1, 31}) {

@@ -93,7 +93,7 @@ void check_cast(fsdp_dtype to_dtype, fsdp_dtype from_dtype, size_t count, size_t
       << dtype_name(from_dtype) << " to " << dtype_name(to_dtype) << ", " << count << " at " << offset;
 }
 
-TEST(KernelCast, AllPairsSizesAndOffsets) {
+TEST(KernelCast, AllPairsSizesAndOffsetsMatchTheReference) {
   on_every_target([] {
     for (const fsdp_dtype to : dtypes)
       for (const fsdp_dtype from : dtypes)
@@ -102,7 +102,7 @@ TEST(KernelCast, AllPairsSizesAndOffsets) {
   });
 }
 
-TEST(KernelCast, AllPairsLarge) {
+TEST(KernelCast, LargeCastsOfAllPairsMatchTheReference) {
   constexpr size_t count = (kernels::streaming_bytes / 2) + 13;  // past the caches for 16-bit outputs too
   on_every_target([] {
     check_cast(FSDP_BFLOAT16, FSDP_FLOAT32, count, 1);

@@ -28,7 +28,7 @@ void check(CopyWay way, size_t bytes, size_t to_offset, size_t from_offset) {
   for (size_t i = 0; i < guard; ++i) ASSERT_EQ(begin[bytes + i], 0xA5) << bytes << " bytes, behind";
 }
 
-TEST(KernelCopy, EveryWayAtEverySizeAndAlignment) {
+TEST(KernelCopy, EveryWayCopiesEverySizeAndAlignment) {
   on_every_target([] {
     for (const CopyWay way : ways)
       for (const size_t bytes : {size_t{1}, size_t{63}, size_t{64}, size_t{4096}, size_t{4 * 4096 - 1},
@@ -41,7 +41,7 @@ TEST(KernelCopy, EveryWayAtEverySizeAndAlignment) {
   });
 }
 
-TEST(KernelCopy, ChosenByItselfAcrossItsLimits) {
+TEST(KernelCopy, ChosenWayCopiesAcrossItsLimits) {
   for (const size_t limit : {size_t{64} << 10, size_t{1} << 20, size_t{16} << 20})
     for (const size_t bytes : {limit - 1, limit, limit + 4097}) check(device::kernels::choose_copy(bytes), bytes, 4, 8);
 }

@@ -158,7 +158,7 @@ void check_sweep(uint64_t first, uint64_t step, size_t count) {
 constexpr uint64_t magnitudes = uint64_t{1} << 31;
 constexpr size_t sweep = 1 << 16;
 
-TEST(KernelFloat8, SampledValues) {
+TEST(KernelFloat8, SampledValuesMatchTheReference) {
   constexpr uint64_t step = sanitized ? 8191 : 509;  // prime: meets every exponent and rounding pattern
   for (uint64_t first = 0; first < magnitudes; first += sweep * step)
     check_sweep(first, step, std::min<uint64_t>(sweep, (magnitudes - first + step - 1) / step));
@@ -169,7 +169,7 @@ TEST(KernelFloat8, EveryFloatHasTheCodeOfTheReference) {
   for (uint64_t first = 0; first < magnitudes && !HasFatalFailure(); first += sweep) check_sweep(first, 1, sweep);
 }
 
-TEST(KernelFloat8, AroundEveryTie) {
+TEST(KernelFloat8, ValuesAroundEveryTieMatchTheReference) {
   std::vector<float> from;
   for (const Float8Format &f : formats) {
     const std::vector<double> &values = finite_values(f);
@@ -206,7 +206,7 @@ void check_pair(const Float8Format &f, fsdp_dtype dtype, size_t count, size_t of
   ASSERT_EQ(wide[count], 7);
 }
 
-TEST(KernelFloat8, SizesAndOffsets) {
+TEST(KernelFloat8, AnySizeAndOffsetMatchesTheReference) {
   on_every_target([] {
     for (const Float8Format &f : formats)
       for (const fsdp_dtype dtype : dtypes)

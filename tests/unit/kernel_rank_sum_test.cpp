@@ -37,7 +37,7 @@ void check(const SumCase &c) {
         << dtype_name(c.source) << " as " << dtype_name(c.wire) << ", offset " << c.offset;
 }
 
-TEST(KernelRankSum, AllDtypesRanksAndSizes) {
+TEST(KernelRankSum, AllDtypesRanksAndSizesMatchTheDefinition) {
   on_every_target([] {
     for (const fsdp_dtype source : dtypes)
       for (const fsdp_dtype wire : dtypes)
@@ -47,7 +47,7 @@ TEST(KernelRankSum, AllDtypesRanksAndSizes) {
   });
 }
 
-TEST(KernelRankSum, FactorAndAccumulate) {
+TEST(KernelRankSum, FactorAndAccumulateMatchTheDefinition) {
   on_every_target([] {
     for (const float factor : {1.0f, 0.25f, 1.0f / 3})
       for (const bool accumulate : {false, true})

@@ -33,7 +33,7 @@ class SilentRanks : public testing::Test {
   std::unique_ptr<Control> control;
 };
 
-TEST_F(SilentRanks, AreCountedInLooks) {
+TEST_F(SilentRanks, AreCountedInChecks) {
   Pulse pulse(*control, 0, 1000);
   control->beat(1, 7);
   for (int i = 0; i < 14; ++i) {
@@ -54,7 +54,7 @@ TEST_F(SilentRanks, AreCountedInLooks) {
 }
 
 // The rank itself was stopped, or its machine was suspended.
-TEST_F(SilentRanks, AreNotKnownToARankThatDidNotLook) {
+TEST_F(SilentRanks, AreNotFoundByARankThatMadeNoCheck) {
   Pulse pulse(*control, 0, 1000);
   control->beat(1, 7);
   pulse.look();
@@ -470,7 +470,7 @@ TEST(Silence, IsDoubtedWhenTwoBeatsAreLost) {
 }
 
 // Beats by UDP were missed before a neighbour in the tree told the reason.
-TEST(Coordinator, TakesSilenceForWhatANeighbourKnowsItToBe) {
+TEST(Coordinator, ReportsSilenceAsANeighbourExplainsIt) {
   const NodePlan plan = three_nodes();
   for (const FailureKind kind : {FailureKind::stopped, FailureKind::died}) {
     Coordinator coordinator(plan);

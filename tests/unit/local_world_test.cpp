@@ -239,7 +239,7 @@ TEST(Rounds, AbandonSkipsWhatCannotComplete) {
   }));
 }
 
-TEST(LocalWorld, RefusesNonsense) {
+TEST(LocalWorld, RefusesInvalidArguments) {
   EXPECT_EQ(error_of([] { create_local_job(0); }).status, FSDP_INVALID_ARGUMENT);
   EXPECT_EQ(error_of([] { create_local_job(100'000); }).status, FSDP_UNSUPPORTED);
   auto job = create_local_job(2);

@@ -21,7 +21,7 @@ void say(FrameStream &stream, const M &message) {
 
 // Messages of ranks that the job lacks, to such ranks, or of an unknown membership: other leaders would refuse them,
 // too.
-TEST(NodeTree, NothingThatMakesNoSenseIsPassedOn) {
+TEST(NodeTree, InvalidMessagesAreNotPassedOn) {
   Rank rank;
   NodePlan plan{0, {0, 1, 2}, {{0, "h", ""}, {1, "h", ""}, {2, "h", ""}}, "secret", "job"};
   LeaderListener listener = open_leader_listener("127.0.0.1");

@@ -191,7 +191,7 @@ TEST(PoolPlan, ManyBuffersLiveAtOnce) {
   EXPECT_EQ(plan.size_bytes, plan.lower_bound_bytes);
 }
 
-TEST(PoolPlan, RejectsWhatMakesNoSense) {
+TEST(PoolPlan, RejectsInvalidInput) {
   const Requests huge{{UINT64_MAX - 5, {{0, 0, 1}}}, {100, {{0, 0, 1}}}};
   EXPECT_THROW(plan_pool(huge, 1), Error);
   EXPECT_THROW(plan_pool(Requests{{UINT64_MAX - 5, {{0, 0, 1}}}}, 4096), Error);

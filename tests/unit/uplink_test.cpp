@@ -61,7 +61,7 @@ class Uplinks : public Rendezvous {
   size_t zero = 0, one = 0, two = 0, three = 0;
 };
 
-TEST_F(Uplinks, AHostComesByOneConnection) {
+TEST_F(Uplinks, HostJoinsByOneConnection) {
   options.size = 4;
   const Fd listener = listen_at(at, 8);
   const size_t ranks[] = {start(1, "b"), start(2, "b"), start(3, "b")};
@@ -117,7 +117,7 @@ TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
 }
 
 // A rank takes others along only once rank 0 has admitted it.
-TEST_F(Uplinks, ARankThatIsTurnedAwayHoldsNoOtherBack) {
+TEST_F(Uplinks, RefusedRankDelaysNoOtherRank) {
   options.size = 3;
   WorldOptions wrong = options;
   wrong.size = 5;
@@ -134,7 +134,7 @@ TEST_F(Uplinks, ARankThatIsTurnedAwayHoldsNoOtherBack) {
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
-TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
+TEST_F(Uplinks, WrongRanksOfAHostAreRefusedAndTheJobForms) {
   options.size = 5;
   zero = start(0, "a");
   start_host();
@@ -155,7 +155,7 @@ TEST_F(Uplinks, WrongOnesOfAHostAreToldAndTheJobForms) {
 }
 
 // What rank 0 says to a process behind another rank is for that process alone, and its rank is free again.
-TEST_F(Uplinks, RankZeroTurnsAwayOneOfAHost) {
+TEST_F(Uplinks, RankZeroRefusesOneRankOfAHost) {
   options.size = 3;
   WorldOptions wrong = options;
   wrong.size = 5;
@@ -172,7 +172,7 @@ TEST_F(Uplinks, RankZeroTurnsAwayOneOfAHost) {
   for (const size_t index : {zero, one, two}) expect(index, FSDP_OK);
 }
 
-TEST_F(Uplinks, TheDeathOfOneThatOthersCameByIsItsOwn) {
+TEST_F(Uplinks, DeathOfARankThatOthersJoinedThroughBlamesOnlyThatRank) {
   options.size = 5;
   zero = start(0, "a");
   start_host();
@@ -242,7 +242,7 @@ TEST_F(Uplinks, AVerdictReachesAllOfAHost) {
 }
 
 // The first rank whose time is over says so to all.
-TEST_F(Uplinks, OneThatGivesUpTellsThoseThatCameByIt) {
+TEST_F(Uplinks, RankThatGivesUpTellsRanksThatJoinedThroughIt) {
   options.size = 5;
   zero = start(0, "a");
   WorldOptions hasty = options;
@@ -259,7 +259,7 @@ TEST_F(Uplinks, OneThatGivesUpTellsThoseThatCameByIt) {
 }
 
 // It also passes on what rank 0 makes of that: another rank may be to blame.
-TEST_F(Uplinks, OneThatGivesUpPassesOnWhatRankZeroMakesOfIt) {
+TEST_F(Uplinks, RankThatGivesUpPassesOnTheVerdictOfRankZero) {
   options.size = 4;
   const Fd listener = listen_at(at, 8);
   WorldOptions hasty = options;
@@ -294,7 +294,7 @@ TEST_F(Uplinks, ARankThatIsStoppedDoesNotHoldOthersBackForLong) {
 }
 
 // Another process behind another host has this rank when all have come.
-TEST_F(Uplinks, ARankThatComesWhenAllHaveComeIsToldSo) {
+TEST_F(Uplinks, RankThatComesAfterAllOthersIsToldSo) {
   options.size = 2;
   hold = 1s;
   zero = start(0, "a");
@@ -337,7 +337,7 @@ TEST_F(Uplinks, ARankThatIsNotAdmittedYetBlamesNoOther) {
 }
 
 // A process has the same rank as another one, by the same way: nothing that it says counts as that rank's.
-TEST_F(Uplinks, WordsOfARankThatWasTurnedAwayAreIgnored) {
+TEST_F(Uplinks, MessagesOfARefusedRankAreIgnored) {
   options.size = 5;
   zero = start(0, "a");
   one = start(1, "b");
@@ -385,7 +385,7 @@ INSTANTIATE_TEST_SUITE_P(Uplink, Nonsense, testing::Values(report_of_rank_77(), 
                            return info.index ? "AShortReport" : "AReportOfARankThatTheJobLacks";
                          });
 
-TEST_F(Uplinks, ARankThatIsAboutToJoinHearsTheVerdict) {
+TEST_F(Uplinks, JoiningRankGetsTheVerdict) {
   options.size = 4;
   WorldOptions world = options;
   world.rank = 0;
@@ -402,7 +402,7 @@ TEST_F(Uplinks, ARankThatIsAboutToJoinHearsTheVerdict) {
 }
 
 // Another user's process has the name of the host: each rank connects by itself.
-TEST_F(Uplinks, AStrangerAtTheHostsPlaceHoldsNoRankBack) {
+TEST_F(Uplinks, UnknownProcessAtTheHostsSocketDelaysNoRank) {
   if (::geteuid() != 0) GTEST_SKIP() << "another user's process is needed: only root can make one";
   options.size = 3;
   WorldOptions world = options;
@@ -446,7 +446,7 @@ message::Join host_of(uint32_t rank, const std::string &listens) { return {rank,
 
 Fd any_socket() { return Fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
-TEST(Branches, ManyHostsAreSentOnInTurn) {
+TEST(Branches, ManyHostsAreRedirectedInTurn) {
   Branches branches;
   for (uint32_t r = 1; r < join_degree; ++r)
     branches.add(FrameStream(any_socket(), 1), host_of(r, r < 3 ? "10.0.0." + std::to_string(r) + ":1" : ""), true);
@@ -470,7 +470,7 @@ TEST(Branches, ManyHostsAreSentOnInTurn) {
 }
 
 // 70 hosts of processes that are sent on are in tests/tools/perf_test.sh.
-TEST_F(Uplinks, ARankThatIsSentOnGoesThere) {
+TEST_F(Uplinks, RedirectedRankJoinsThere) {
   options.size = 200;
   const Fd listener = listen_at(at, 8), further = listen_at(free_place(), 8);
   const size_t rank = start(7, "b");
@@ -495,7 +495,7 @@ TEST_F(Uplinks, ARankThatIsSentOnGoesThere) {
   EXPECT_EQ(reports[rank].cards, 1) << "one card for both";
 }
 
-TEST_F(Uplinks, ARankThatCannotGoWhereItIsSentComesBack) {
+TEST_F(Uplinks, RankWhoseRedirectionFailsComesBack) {
   options.size = 200;
   const Fd listener = listen_at(at, 8);
   const Endpoint nobody = free_place();

@@ -362,7 +362,7 @@ std::string error_of(const ScheduleSpec &spec) {
   }
 }
 
-TEST(VisitOrder, RejectsWhatMakesNoSense) {
+TEST(VisitOrder, RejectsInvalidInput) {
   ScheduleSpec spec = tied_embedding();
   EXPECT_EQ(error_of(spec), "");
   spec.visits[2].group_index = 4;
