@@ -5,7 +5,8 @@
 
 namespace chosen_files {
 
-// After InitGoogleTest, which takes its own arguments away: what main() ends with. An error where no test is chosen.
+// Returns the exit status of main(). Call it after InitGoogleTest, which removes its own arguments. If no test is
+// chosen, that is an error.
 int run(int argc, char **argv);
 
 }  // namespace chosen_files

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What a test program runs of its files (tests/chosen_files.h): a test that asks for the wrong ones must not pass.
+# Which of its files a test program runs (tests/chosen_files.h): a test that asks for the wrong files must not pass.
 # usage: chosen_files_test.sh engine_misuse
 set -u
 program=$1

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints "passed failed skipped" of one Meson test run. usage: count.py TESTLOG_JSON EXIT_STATUS
 
-Cases are counted where a program reports them (GoogleTest's summary, TAP), else the program is one case. A program
+If a program reports its cases (GoogleTest's summary, TAP), these are counted; otherwise the program is one case. A
+program
 that failed without a failing case (a crash, a sanitizer's report, a timeout) is one failure, and so is a run that failed
 without any, and a GoogleTest program that ran no case.
 """
@@ -28,7 +29,7 @@ def count_cases(text):
 
 
 def has_run_nothing(test):
-    """A filter that names no case any more succeeds."""
+    """A filter that no longer names a case would otherwise count as a success."""
     text = test.get("stdout", "")
     return test["result"] in PASSING and bool(re.search(r"^\[==========\]", text, re.M)) and not any(count_cases(text))
 

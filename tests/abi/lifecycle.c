@@ -207,7 +207,7 @@ static void check_description(job *j) {
   free(text);
 }
 
-/* The weights edited by hand, outside a step: everything is moved up by what one step moves it down. */
+/* The weights are edited outside a step: each one is moved up by as much as one step moves it down. */
 static void edit(job *j) {
   uint64_t shard_count = 0;
   OK(fsdp_begin_update(j->model, NULL));

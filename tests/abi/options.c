@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-/* An INIT macro is the size and nothing else. */
+/* An INIT macro sets the size and zeros everything else. */
 #define CHECK_INIT(type, init)                                                            \
   do {                                                                                    \
     const type value = init;                                                              \
@@ -15,7 +15,7 @@
     CHECK(value.struct_size == sizeof value && memcmp(&value, &zero, sizeof value) == 0); \
   } while (0)
 
-/* The bytes of a struct with eight more behind it, of which one may be set. */
+/* The bytes of a struct and eight more behind it; one of the eight may be set. */
 typedef struct {
   uint64_t words[32];
 } room;
@@ -82,7 +82,7 @@ static void check_older(void) {
   CHECK(strcmp(info.name, "second") == 0);
   OK(fsdp_seal_model(model));
 
-  /* An output struct that is shorter is filled as far as it goes: the message is cut and still ends. */
+  /* A shorter output struct is filled up to its end: the message is cut, and still has its NUL. */
   fsdp_error error = FSDP_ERROR_INIT, cut;
   memset(&cut, 0xAB, sizeof cut);
   cut.struct_size = 40;
@@ -94,7 +94,7 @@ static void check_older(void) {
   cut.struct_size = 39;
   REFUSED(FSDP_INVALID_ARGUMENT, "fsdp_error.struct_size is 39", fsdp_get_last_error(NULL, &cut));
 
-  /* A longer one keeps its size, and what is behind is not written. */
+  /* A longer output struct keeps its size, and the bytes behind the known fields are not written. */
   room space;
   memset(&space, 0xAB, sizeof space);
   space.words[0] = sizeof(fsdp_chunk) + 8;
@@ -105,7 +105,7 @@ static void check_older(void) {
   fsdp_destroy_context(context);
 }
 
-/* A newer client: what this release does not know must be zero, and the message names the byte that is not. */
+/* A newer client: bytes that this release does not know must be zero, and the message names a byte that is not. */
 static void check_newer(void) {
   room space;
   fsdp_context *context = NULL;

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What a training step costs beyond its compute, here and in PyTorch FSDP2: tests/benchmark/fsdp2/compare.py.
+# Measures the cost of a training step beyond its compute, in libfsdp and in PyTorch FSDP2:
+# tests/benchmark/fsdp2/compare.py.
 #
 # usage: sh tests/benchmark/fsdp2.sh [BUILD] [options of compare.py...]      BUILD: default build
 #

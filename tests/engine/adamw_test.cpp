@@ -128,7 +128,8 @@ TEST(AdamWNumbers, AnEpsilonOfZeroIsNone) {
     });
 }
 
-// A number given once is that of the step, and later steps count on: how a run is resumed whose states were loaded.
+// A number that is given once is that of the step, and later steps count on from it. A run whose states were loaded is
+// resumed in this way.
 TEST(AdamWNumbers, CountOnFromTheOneGiven) {
   const Scenario setup = one_parameter();
   run_threads(setup, [&](uint32_t, fsdp_context *context) {

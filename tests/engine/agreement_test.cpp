@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that decide differently at the end of a step, or load differently, learn it; handles that are destroyed while
-// another thread calls do no harm.
+// Ranks that decide differently at the end of a step, or load differently, get an error. Handles may be destroyed while
+// another thread calls.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -35,7 +35,7 @@ TEST(Agreement, OneRankDiscardsWhereTheOtherSteps) {
       weights[r] = rank.read(1, 0);
       FSDP(fsdp_close_context(context));
     });
-    // The step that was discarded has left nothing: as if it had never been.
+    // The discarded step leaves nothing behind.
     std::vector<float> expected;
     run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
       Rank rank(context, scenario);
@@ -107,7 +107,7 @@ TEST(Agreement, AfterAnotherBetaRanksGoOn) {
   });
 }
 
-// The ranks that a norm is added over know it before anything is scaled, and can ask again.
+// The ranks over which a norm is added get the error before anything is scaled, and can repeat the call.
 TEST(Agreement, AfterAnotherMaxNormRanksClipAgain) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
@@ -206,7 +206,7 @@ TEST(Agreement, ASealThatFailsOnOneRankFailsOnAllWithItsStatus) {
   });
 }
 
-// Eval visits follow the schedule too, also where a group comes twice.
+// Eval visits follow the schedule too, even if it names a group twice.
 TEST(Agreement, EvalPassesPrefetchAlongAScheduleThatNamesAGroupTwice) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   scenario.prefetch_small_groups();

@@ -158,7 +158,7 @@ TEST(AnyOrder, APrefetchTakesWhatIsFreeAndNothingThatIsWanted) {
     hold(rank, 2);
     REQUIRE(rank.stats().gathers == 3 && rank.stats().dropped_prefetches == 0);
     give_back(rank, 1);
-    prefetch(3);  // that of a group which was used
+    prefetch(3);  // the buffer of a group that was used
     REQUIRE(rank.stats().prefetches == 3);
     hold(rank, 4);  // a hold comes before what was gathered ahead
     REQUIRE(rank.stats().dropped_prefetches == 1);
@@ -235,7 +235,7 @@ TEST(AnyOrder, PlanesOfBothDirectionsAreHeldAtOnce) {
   }
 }
 
-// Use after reshard is seen as with other schedules.
+// Use after reshard is found, as with other schedules.
 TEST(AnyOrder, DebugModePoisonsWhatWasReturned) {
   Scenario setup = equal_layers(3, 2);
   setup.context.flags = FSDP_CONTEXT_DEBUG;

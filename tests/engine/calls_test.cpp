@@ -217,7 +217,7 @@ TEST(States, AFrozenParameterHasNone) {
   });
 }
 
-// Frozen weights do not travel over the outer axis: each replica loads all that its shard axis has.
+// Frozen weights do not travel over the outer axis: each replica loads all rows of its shard axis.
 TEST(Chunks, OfFrozenParametersAreWhatARankMustLoad) {
   for (const fsdp_outer_strategy outer : {FSDP_OUTER_NO_SHARD, FSDP_OUTER_OPTIM}) {
     Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);

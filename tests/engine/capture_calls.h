@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls by name, for tests that make the same thing of many of them.
+// Calls by name, for tests that check the same rule for many calls.
 #pragma once
 
 #include "graph.h"

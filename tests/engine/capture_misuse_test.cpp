@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that cannot be part of a graph are refused: they give the reason and their name, and leave no trace. If one
-// fails during a capture, that capture fails on every rank.
+// Calls that cannot be part of a graph are refused: the error has the reason and the call's name, and nothing is
+// changed. If a call fails during a capture, that capture fails on every rank.
 #include <gtest/gtest.h>
 
 #include "capture_calls.h"
@@ -98,7 +98,7 @@ TEST(CaptureMisuse, CapturesAndReplaysDoNotNest) {
     begin_capture(rank, stream);
     require_error(fsdp_close_context(rank.context), FSDP_INVALID_STATE,
                   {"fsdp_close_context", "is being captured", "fsdp_end_capture"});
-    fsdp_capture *capture = nullptr;  // the close was no call of the model's
+    fsdp_capture *capture = nullptr;  // the close was not a call on the model
     FSDP(fsdp_end_capture(rank.model, stream, &capture));
     end_cuda_capture(stream);
     fsdp_destroy_capture(capture);
@@ -106,7 +106,7 @@ TEST(CaptureMisuse, CapturesAndReplaysDoNotNest) {
   });
 }
 
-// Norms of a context's models take turns in memory that a graph would not wait for.
+// Norms of a context's models share memory, and a graph would not wait for it.
 TEST(CaptureMisuse, ANormOfAGraphNeedsAContextOfItsOwn) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run(setup, [&](Rank &rank, cudaStream_t stream) {
@@ -244,7 +244,7 @@ TEST(CaptureMisuse, ABeginThatFailsOnOneRankSpoilsThatCaptureOnly) {
                   {"fsdp_end_capture", "rank 1: fsdp_begin_capture failed with FSDP_INVALID_STATE",
                    "cudaStreamBeginCapture", "the model is as before"});
     if (rank.rank == 0) end_cuda_capture(stream);
-    begin();  // and rank 1 does not even come to the end
+    begin();  // and rank 1 does not make this call
     if (rank.rank == 0) {
       require_error(fsdp_end_capture(rank.model, stream, &capture), FSDP_INVALID_STATE,
                     {"rank 1 called fsdp_discard_step"});

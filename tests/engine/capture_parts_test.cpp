@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is captured: one group's forward and backward, or the whole iteration; with gather and reduce in the graph, or
-// outside of it, where ranks may also exchange through memory of the host. All have the bits of eager steps.
+// Captures one group's forward and backward passes, or the whole iteration, with gathers and reduces in the graph or
+// outside of it. Outside of the graph ranks may also exchange through memory of the host. All captures have the bits of
+// eager steps.
 #include <gtest/gtest.h>
 
 #include <memory>

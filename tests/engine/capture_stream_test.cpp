@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams that belong to another capture than the model, or to none while it is captured: refused by name, before
-// anything is recorded.
+// While a model is captured, streams of another capture, and streams in no capture, are refused by name before anything
+// is recorded.
 #include <gtest/gtest.h>
 
 #include "capture_calls.h"
@@ -142,7 +142,7 @@ TEST(CaptureStream, TheLegacyStreamIsRefusedWhileABlockingStreamIsCaptured) {
   });
 }
 
-// The NULL stream cannot be asked anything while a stream that is ordered with it is being captured.
+// CUDA allows no query of the NULL stream while a stream that is ordered with it is being captured.
 TEST(CaptureStream, AWriterOnTheNullStreamMayPrecedeTheCaptureOfABlockingStream) {
   run(graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS), [&](Rank &rank, cudaStream_t stream) {
     const Stream blocking(cudaStreamDefault);

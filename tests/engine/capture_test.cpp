@@ -44,7 +44,7 @@ TEST(Capture, GradientsByPartsHaveTheBitsOfWholeGroups) {
                                      : graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
     Scenario setup = whole;
     setup.complete = true;
-    // There is room for two parts that have 'l1.wide' alone.
+    // There is room for two parts that consist of 'l1.wide' alone.
     setup.model.max_pending_bytes = 16384;
     fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
     const Weights expected = train_eagerly(whole, 2), by_parts = train_eagerly(setup, 2, &eager);
@@ -224,7 +224,7 @@ TEST(Capture, EagerStepsAndReplaysMix) {
     step(rank, stream, lr_of(0));
     Graph graph(rank, stream, [&] { step(rank, stream, 0); });
     graph.replay(lr_of(1));
-    step(rank, other, lr_of(2));  // comes after the graph without a word of the caller's
+    step(rank, other, lr_of(2));  // comes after the graph, although the caller does not order it
     graph.replay(lr_of(3));
     graph.replay(lr_of(4));
   });

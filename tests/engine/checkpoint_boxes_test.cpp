@@ -68,7 +68,7 @@ TEST_F(Checkpoint, OfAWholeTensorIsLoadedByBoxes) {
     }
 }
 
-// A box is saved as a part of its tensor. A load succeeds if all that it wants was saved.
+// A box is saved as a part of its tensor. A load succeeds if all of its elements were saved.
 TEST_F(Checkpoint, OfABoxIsThatPartOfItsTensor) {
   constexpr Cut cut{"saved", 3, 2, 8, 7}, inside{"inside", 4, 3, 5, 6}, beside{"beside", 4, 3, 5, 7};
   std::vector<std::vector<float>> saved;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which checkpoint of a folder a load takes, what it passes over, and what it tells of it.
+// Which checkpoint of a folder a load takes, which checkpoints it passes over, and what it reports about them.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_folder.h"
@@ -93,7 +93,7 @@ TEST_F(Checkpoint, ThatIsDamagedIsPassedOverOnlyOnRequest) {
       3);
 }
 
-// The first rank alone looks at all manifests, and every rank tells what it found.
+// Only the first rank reads all manifests, and every rank reports what it found.
 TEST_F(Checkpoint, ADamagedManifestIsCountedAlikeOnAllRanks) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, "saved", [&](Rank &rank) {
@@ -135,8 +135,8 @@ nlohmann::json load_of(const Rank &rank) {
   return nlohmann::json::parse(text.c_str());
 }
 
-// A mistyped name would be a model that begins from nothing: how much was loaded is counted, listed and logged; nothing
-// at all is an error.
+// With a mistyped name a model would start from scratch. So the tensors that were loaded are counted, listed and
+// logged, and it is an error if there are none.
 TEST_F(Checkpoint, TellsWhatWasLoaded) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, 2);
   run(setup, "saved", [&](Rank &rank) {

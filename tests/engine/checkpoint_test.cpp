@@ -74,7 +74,7 @@ TEST_P(Resumed, GoesOnAsIfItHadNotEnded) {
   });
 }
 
-// Each way loads what any other way has saved: the same weights and states, and AdamW's number of steps.
+// Every division into ranks loads what any other one has saved: weights, states, and AdamW's number of steps.
 TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
   Way from = GetParam();
   const Scenario setup = scenario_by(from);
@@ -100,7 +100,7 @@ TEST_P(Resumed, HasWhatWasSavedWhateverItsRanksAndStrategy) {
   }
 }
 
-// Ranks that keep the same rows read a part of them each, and have the same in the end.
+// Ranks that keep the same rows each read a part of them, and in the end all have the same.
 TEST_P(Resumed, HasTheSameWhereReplicasReadForEachOther) {
   const Scenario setup = scenario_by(GetParam());
   std::vector<std::vector<float>> saved;
@@ -266,8 +266,8 @@ TEST_F(Checkpoint, WithItsNameFromTheStartIsTheSame) {
   EXPECT_EQ(here, renamed);
 }
 
-// Three ranks have 32 rows each, and write a file of a page of data each. Two ranks, of blocks of 32 rows or of any
-// rows, read no more of them than they keep, but for the rest of a block.
+// Three ranks have 32 rows each, and each writes a file with a page of data. Two ranks, with blocks of 32 rows or with
+// any rows, read only what they keep and the rest of a block.
 TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
   const auto setup_of = [](uint32_t ranks, fsdp_granule granule) {
     Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);
@@ -292,7 +292,7 @@ TEST_F(Checkpoint, IsReadByThoseBytesThatAreKept) {
     fsdp_granule granule;
     uint64_t wanted[2], read[2];  // by rank
   };
-  // A block of 256 KiB is the whole of a file here. By rows the second file is read by both.
+  // Here a block of 256 KiB is a whole file. If rows are divided freely, both ranks read the second file.
   for (const Case &one :
        {Case{FSDP_GRANULE_BLOCK, {8192, 4096}, {8192, 4096}}, {FSDP_GRANULE_ROW, {6144, 6144}, {8192, 8192}}})
     run(setup_of(2, one.granule), "loaded", [&](Rank &rank) {

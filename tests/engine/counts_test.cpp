@@ -39,7 +39,7 @@ Counts expected_counts(const Scenario &scenario, bool prefetches) {
     case FSDP_STRATEGY_OPTIM_GRADS:
       return {(steps + 1) * n, steps * n * k, copied ? (steps + 1) * n : 0, steps * n * k, 0};
     default: {
-      // The last group stays gathered between its forward and its backward visit where prefetch would gather it anyway.
+      // The last group stays gathered between its forward and its backward visit if prefetch would gather it anyway.
       const uint64_t gathers = steps * k * (2 * n - (prefetches ? 1 : 0));
       return {gathers, steps * n * k, copied ? gathers : 0, steps * n * k, 0};
     }
@@ -171,8 +171,8 @@ TEST(Counts, SmallGroupsAreCopiedInTheUnshard) {
   }
 }
 
-// NO_PREFETCH stops the library's own prefetches, not the caller's. Copied weights are gathered ahead into the buffers
-// that prefetch_depth planned. If it planned none, that needs a free buffer.
+// NO_PREFETCH stops the library's own prefetches, not the caller's. The caller's prefetch uses the buffers that
+// prefetch_depth has planned; if there are none, it needs a free buffer.
 TEST(Counts, NoPrefetchLeavesExplicitOnesAlone) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})
     for (const uint32_t depth : {0u, 1u, 2u}) {

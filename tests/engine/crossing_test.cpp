@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks whose callers wait for each other in different calls learn it, by name, long before their timeout. Ranks that
-// are only slow are left alone.
+// Ranks whose callers wait for each other in different calls get an error that names the calls, long before their
+// timeout. Slow ranks get no error.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -137,8 +137,8 @@ TEST(NotCrossing, SlowRanksAreWaitedFor) {
   });
 }
 
-// All ranks make the same calls, at different paces near the time between two looks. A wait that is over, but still
-// shown, must not count as a crossing.
+// All ranks make the same calls, with pauses that are close to the time between two checks. A wait that has ended, but
+// is still shown, must not count as a crossing.
 TEST(NotCrossing, RanksAtTheirOwnPaceGetNoError) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);
   run_threads(scenario, [&](uint32_t r, fsdp_context *context) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that is killed, at any moment: every other one is told at once which it was, none hangs, nothing is left
+// A rank is killed at any moment. Every other rank learns at once which rank it was, none hangs, nothing is left
 // behind, and the survivors can form a new job.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ void recover(const World &world, uint32_t rank, uint32_t victim, Seen &seen, Rep
   fsdp_destroy_context(context);
 }
 
-// Kills its own process a moment after it has come to the stage: the victim needs no parent's help to die on time.
+// Kills its own process a moment after it has reached the stage, so the time does not depend on the parent.
 void doom(Seen &seen, uint32_t rank, Stage stage, uint32_t steps, uint64_t delay_us) {
   std::thread([=, &seen] {
     // A stage of some microseconds may be missed again and again.
@@ -93,7 +93,7 @@ TEST(Death, IsNamedAtFiftyMoments) {
                            {Stage::finish, 7},
                            {Stage::step, 6},
                            {Stage::close, 5}})
-    // A sanitizer sees no more in the death of another process.
+    // Under a sanitizer fewer kills are enough.
     for (int i = 0; i < (is_sanitized() ? (kill.count + 2) / 3 : kill.count); ++i, ++trial) {
       const uint32_t ranks = 2 + static_cast<uint32_t>(trial) % 3, victim = static_cast<uint32_t>(random()) % ranks;
       const uint32_t steps = kill.stage >= Stage::forward ? static_cast<uint32_t>(random()) % 6 : 0;
@@ -195,7 +195,7 @@ TEST(Death, IsNamedWhileTheJobForms) {
   }
 }
 
-// A process that crashes lives on, and holds all that it had open, until its core is written.
+// A process that crashes lives on, with all its open descriptors, until its core is written.
 TEST(Death, ByASignalWhoseCoreTakesLongIsNamedAtOnce) {
   if (const std::string why = slow_core::missing(); !why.empty()) GTEST_SKIP() << why;
   const slow_core::Folder folder;

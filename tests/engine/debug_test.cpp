@@ -33,7 +33,7 @@ void set_kind(Scenario &setup, Kind kind) {
   if (kind == Kind::hfsdp) setup.model.outer_strategy = FSDP_OUTER_OPTIM;
 }
 
-// Can the byte be read? A system call that reads it says so without a fault.
+// Returns whether the byte can be read. A system call that reads it reports this without a fault.
 bool readable(const void *data) {
   static thread_local int ends[2] = {-1, -1};
   if (ends[0] < 0 && ::pipe(ends) != 0) throw std::runtime_error("pipe");
@@ -60,7 +60,7 @@ std::string find_seen(const fsdp_tensor &view) {
   return {};
 }
 
-// Every group, at once and while the next ones are used, in every phase.
+// Checks every group, right after its reshard and while the next groups are used, in every phase.
 void expect_released(const Scenario &setup, const std::string &what) {
   SCOPED_TRACE(what);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -196,7 +196,7 @@ TEST(Debug, WholeWeightsCannotBeReadInTheUpdateWindow) {
           }
 }
 
-// Can the byte be written? It keeps its value.
+// Returns whether the byte can be written. The byte keeps its value.
 bool writable(void *data) {
   static thread_local int ends[2] = {-1, -1};
   if (ends[0] < 0 && ::pipe(ends) != 0) throw std::runtime_error("pipe");
@@ -339,7 +339,7 @@ TEST(DebugDeathTest, ALateWriteIntoAGradientFaults) {
       testing::KilledBySignal(SIGSEGV), "");
 }
 
-// The same bits, and memory as planned, whatever the strategy, the mesh and the way of gathering.
+// Debug mode changes no bit and takes the planned memory, for every strategy, mesh and way of gathering.
 TEST(Debug, ChangesNoBitAndIsPlanned) {
   Sample sample(5);
   for (const fsdp_strategy strategy : strategies)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP_DEBUG_VIEWS: in debug mode the process's file says of every rank and model what lies where, in every strategy
-// and way of gathering. What a handler makes of it: tests/tools/fault_test.sh.
+// FSDP_DEBUG_VIEWS: in debug mode the process's file says for every rank and model what each address range holds, for
+// every strategy and way of gathering. tests/tools/fault_test.sh tests what a handler prints from it.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -60,7 +60,7 @@ Place place_of(const Json &group, const std::string &name) {
   return found[0];
 }
 
-// The part of the parameter that the description gives to a rank: what of it lies in that rank's part of the
+// The part of the parameter that a rank has according to the description: its elements in that rank's part of the
 // sub-bucket.
 std::pair<uint64_t, uint64_t> described_chunk(const Place &place, uint64_t count, uint32_t rank) {
   const uint64_t begin = place.param["full_offset"], end = begin + count;
@@ -203,7 +203,7 @@ TEST(Describe, NumbersEqualThoseOfTheModelInfo) {
   });
 }
 
-// Each parameter in one of them, in the order declared, and each part where no other of its group is.
+// Each parameter is in one part, in the declared order, and no two parts of a group share bytes.
 TEST(Describe, PartsHoldTheParametersOfTheirGroup) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, FSDP_UNSHARD_COPIED);
   setup.groups = {{"group", {}}};

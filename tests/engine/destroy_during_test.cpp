@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank destroys handles while a call waits, before the objects that were made from them. Ranks that wait are told.
+// One rank destroys handles while a call waits, before it destroys the objects that were made from them. Ranks that
+// wait get an error.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -148,8 +149,8 @@ TEST_P(DestroyDuring, ACallThatWaits) {
   }
 }
 
-// A model that is gone on one rank while its context lives: no call waits longer than timeout_ms, and the error names
-// it.
+// One rank destroys a model while its context lives: no call waits longer than timeout_ms, and the error names that
+// rank.
 TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   scenario.context.timeout_ms = 1500;
@@ -177,7 +178,7 @@ TEST(DestroyModel, OnOneRankOnlyIsATimeoutOfTheOthers) {
   });
 }
 
-// A context that failed on one rank comes to no meeting: the others are told, whatever that rank does next.
+// A rank whose context failed takes part in no meeting: the others get the failure, whatever that rank does next.
 TEST(FailedContext, OfAnInterruptedRankIsKnownToTheOthers) {
   static thread_local bool interrupted = false;
   static std::atomic<bool> gives_up;

@@ -74,7 +74,7 @@ void enter(State state, Rank &rank) {
   }
 }
 
-// Goes on as if nothing had happened, until a call fails.
+// Trains on until a call fails.
 void go_on(State state, Rank &rank) {
   if (state == State::declared) FSDP(fsdp_seal_model(rank.model));
   if (state == State::declared || state == State::sealed)
@@ -156,7 +156,7 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
           try {
             go_on(state, owner.rank());
           } catch (const Failure &failure) {
-            // Reduces of a model that is gone end the step first, the context's end comes after.
+            // First the reduces of the destroyed model fail the step, then the context ends.
             Failure last = failure;
             while (last.status == FSDP_INVALID_STATE || last.status == FSDP_MISMATCH) try {
                 FSDP(fsdp_discard_step(owner.rank().model, nullptr));
@@ -182,7 +182,7 @@ TEST_P(DestroyOne, WhileTheOthersGoOn) {
   printf("told at most %.1f ms after the destroy\n", 1e3 * longest);
 }
 
-// Every rank gives its model back in the middle of things and makes a new one on the same context.
+// Every rank destroys its model in the middle of a step and makes a new one in the same context.
 TEST_P(Destroy, AModelAndMakeAnotherOne) {
   const auto [ranks, state] = GetParam();
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks);

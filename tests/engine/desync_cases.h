@@ -208,7 +208,7 @@ inline const Case cases[] = {
     {"ApplyAndValues", apply, values(1), {"fsdp_apply_grads", "reduce_scatter of 'head'", "fsdp_all_reduce_values"}},
     {"ApplyAndBeginUpdate", apply, begin_update, {"'head'", "fsdp_begin_update"}, discardable},
     {"ApplyAndAnotherOrder", apply, then(reduce({head, layer0, layer1, embed}), finish), {"'layer.1'", "'layer.0'"}},
-    // The end of a step: its meeting tells which rank came for what.
+    // The end of a step: its meeting says which rank made which call.
     {"FinishAndBeginUpdate", then(all, finish), begin_update, {"fsdp_finish_grads", "fsdp_begin_update"}, discardable},
     {"AnotherScale", then(all, finish), then(all, finish_twice_as_large), {"gave scale", "2"}},
     {"AnotherRate", then(open_window, step), then(open_window, step_faster), {"gave lr", "0.1", "0.2"}},
@@ -259,7 +259,7 @@ inline const Case cases[] = {
     {"SealAndRead", seal_alpha, read_first, {"fsdp_seal_model", "fsdp_read_param"}},
 };
 
-// Numbers that every rank gives, and computes with by itself.
+// Numbers that every rank passes and computes with separately.
 inline const Case number_cases[] = {
     {"AnotherBeta1",
      then(open_window, step),

@@ -32,7 +32,8 @@ Report live_apart(const Case &of, const Scenario &scenario, uint32_t r, fsdp_con
   Report report;
   double start = now();
   try {
-    // All ranks have come when others go on, but a rank that is held up may still be in this call when they fail.
+    // All ranks have entered this call before any rank goes on, but a delayed rank may still be in it when the others
+    // fail.
     FSDP(fsdp_all_reduce_values(context, nullptr, std::vector<double>(1).data(), 1, FSDP_VALUE_SUM));
     if (late) pause_ms(300);
     start = now();
@@ -142,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Numbers, Desync, testing::ValuesIn(number_cases),
 INSTANTIATE_TEST_SUITE_P(Numbers, DesyncOfNumbers, testing::ValuesIn(outer_cases()),
                          [](const auto &info) { return info.param.name; });
 
-// Three different calls: whichever rank waits for which, each is in a circle or waits for one that is.
+// Three different calls: each rank is in a circle of waits, or waits for a rank that is in one.
 TEST(DesyncOfThree, ThreeDifferentCallsAreFound) {
   const Body calls[] = {then(all, finish), values(1), read_first};
   for (uint32_t turn = 0; turn < 3; ++turn) {
@@ -163,7 +164,7 @@ TEST(DesyncOfThree, ThreeDifferentCallsAreFound) {
   }
 }
 
-// The same calls everywhere, with pauses around the time between two looks: slow is not different.
+// All ranks make the same calls, with pauses around the time between two checks: slow ranks get no error.
 TEST(NotDesync, RanksAtTheirOwnPaceGetNoError) {
   for (const fsdp_unshard_mode mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, mode);

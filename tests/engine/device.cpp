@@ -94,8 +94,8 @@ fsdp_stream stream() {
 
 namespace {
 
-// Copies of pageable memory wait for each other inside the driver, whatever their streams wait for: ranks that are
-// threads of one process would wait in a circle. These are of page-locked memory.
+// Inside the driver copies of pageable memory wait for each other, so ranks that are threads of one process could wait
+// in a circle. So these copies use page-locked memory.
 class Bounce {
  public:
   ~Bounce() {

@@ -11,19 +11,20 @@
 namespace harness {
 
 bool on_gpu();
-// The context's options, for where the tests run; unless they name a device.
+// Sets the context's options for the device on which the tests run, unless they name a device already.
 fsdp_context_options place(fsdp_context_options options);
 // ... and a model's: mapped weights are copied ones there.
 fsdp_model_options place(fsdp_model_options options);
 
 // The calling thread's own stream; NULL on the host. Ranks that are threads of one process and share a GPU must not use
-// the stream NULL, which is one for all of them: a rank's work would wait behind another's that waits for it.
+// the stream NULL. It is one stream for all of them, so the work of one rank would wait behind work of another rank
+// that waits for it.
 fsdp_stream stream();
 // Returns whether there is a GPU for each rank that is a thread; otherwise the ranks share the current one. use_gpu
 // makes a rank's GPU the calling thread's current one.
 bool has_gpu_for_each(uint32_t ranks);
 void use_gpu(uint32_t rank);
-// What the calling thread makes from now on lies on the host, whatever the environment says.
+// From now on the calling thread makes everything on the host, whatever the environment says.
 void stay_on_host(bool host);
 // Copies from the models' memory to host memory, in the order of stream(). The copy is complete on return.
 void copy_out(void *to, const void *from, uint64_t bytes);

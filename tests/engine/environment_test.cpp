@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variables for runs whose program cannot be changed: FSDP_LOG, FSDP_DEBUG, FSDP_TRACE, FSDP_TIMEOUT. Each has its
-// effect, the program's own options win over it, and a value that makes no sense is refused by name.
+// Variables for runs whose program cannot be changed: FSDP_LOG, FSDP_DEBUG, FSDP_TRACE, FSDP_TIMEOUT. Each variable has
+// its effect, the program's own options take precedence, and an invalid value is refused with the variable's name.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

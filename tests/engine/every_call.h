@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every call that takes a handle, with arguments that a world of one would take: what tests of handles go through. That
-// no call of the header is missing is asked by MisusedHandle.TablesHaveEveryCallThatTakesAHandle.
+// Every call that takes a handle, with arguments that are legal in a world of one, for the tests of handles.
+// MisusedHandle.TablesHaveEveryCallThatTakesAHandle checks that no call of the header is missing.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that decides where main gradients lie and when they are summed: strategies, policies, axes, modes.
+// Everything that determines where main gradients are stored and when they are summed: strategies, policies, axes,
+// modes.
 #pragma once
 
 #include <gtest/gtest.h>

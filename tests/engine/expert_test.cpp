@@ -210,7 +210,7 @@ TEST(MeshOptions, RefuseHostsThatCutAnAxisUnevenly) {
   }
 }
 
-// Ranks are those of the job, in every argument and every answer: a model of ranks 3 and 1, in this order.
+// Ranks are ranks of the job, in every argument and result: tested with a model of ranks 3 and 1, in this order.
 TEST(JobRanks, AreMeantByAModelOfSomeOfThem) {
   const Scenario all = scenario_of(FSDP_STRATEGY_NO_SHARD, ranks, FSDP_UNSHARD_MAPPED);
   run_threads(all, [&](uint32_t r, fsdp_context *context) {

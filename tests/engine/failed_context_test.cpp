@@ -86,7 +86,7 @@ std::vector<Call> all_calls(const Pair &pair) {
   return all;
 }
 
-// Each call has a job of its own, because the first call that sees the failure makes it known to all that follow.
+// Each call has its own job, because after the first call that finds the failure all later calls know it.
 TEST(AbortedJob, IsSeenByEveryCallThatDoesWork) {
   const size_t count = all_calls(Pair()).size();
   for (size_t i = 0; i < count; ++i) {

@@ -363,7 +363,7 @@ TEST(Fields, AZeroIsTheDefaultAndAFlagMeansZero) {
   for (const auto &[flag, field] : flags) {
     fsdp_adamw_options meant = zero;
     meant.flags = flag;
-    // Gradients of 1 leave no trace of an epsilon of 1e-8: it is measured by one that does.
+    // With gradients of 1 an epsilon of 1e-8 has no visible effect, so smaller gradients measure it.
     if (flag != FSDP_ADAMW_EPSILON_ZERO) {
       EXPECT_NE(step_with(zero), step_with(meant)) << flag;
     }
@@ -416,8 +416,8 @@ TEST(Flags, ShareBitsOnlyWhereTheHeaderSaysSo) {
       EXPECT_EQ(rule.find(name) != std::string::npos, names.size() > 1) << name << " has bit " << bit << ": " << rule;
 }
 
-// Each flag of each family, in each place that takes flags: those that share a bit of FSDP_CONTEXT_* are taken for that
-// one in saves and loads, all others are refused.
+// Tries each flag of each family in each place that takes flags. In saves and loads a FSDP_CONTEXT_* flag that shares
+// its bit counts as the flag of saves or loads; all other foreign flags are refused.
 TEST(Flags, OfAnotherFamilyAreRefused) {
   Calls calls;
   const auto expect_refused = [&](uint32_t own, const std::string &what,

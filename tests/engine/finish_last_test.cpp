@@ -152,7 +152,7 @@ TEST(FinishLast, LeavesGroupsThatHaveEnded) {
     }
 }
 
-// Ranks that came with different numbers of contributions are told apart as before.
+// Ranks that made different numbers of contributions get an error, as without the flag.
 TEST(FinishLast, ComparesTheNumberOfContributions) {
   Scenario setup = setup_over(Axes::hsdp, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -228,7 +228,7 @@ TEST(FinishLast, MustBeGivenByAllRanks) {
         }
 }
 
-// A hold that is left keeps the step from ending, and nothing has been reduced for it.
+// A hold that is left keeps the step from ending, and nothing was reduced before that error.
 TEST(FinishLast, IsRefusedWhileWeightsAreHeld) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM, 2);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flight record: when it is written, by which rank, and what it says. What several of them say together:
-// tests/tools/flight_test.sh.
+// The flight record: when it is written, by which rank, and what it contains. tests/tools/flight_test.sh tests what
+// several records show together.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -185,7 +185,8 @@ TEST_F(Flight, NamesCallsGroupsPhasesAndCollectives) {
   EXPECT_EQ(reduces, (std::vector<std::string>{"head", "layer.1", "layer.0", "embed"}));
 }
 
-// Which model is whose number n depends on the rank: those of other ranks must not be laid beside each other.
+// The number of a model differs from rank to rank, so models with equal numbers on different ranks must not be
+// compared.
 TEST_F(Flight, NamesTheRanksOfModelsOnAPartOfTheJob) {
   Scenario setup = scenario(3, nullptr);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

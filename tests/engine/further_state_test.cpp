@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of the caller's beside those of AdamW: a moving average of the weights that is planned, kept, saved and loaded
-// with the rest.
+// States of the caller in addition to those of AdamW: a moving average of the weights is planned, kept, saved and
+// loaded like them.
 #include <gtest/gtest.h>
 
 #include "checkpoint_folder.h"
@@ -77,7 +77,8 @@ std::vector<std::vector<float>> expected_averages(const Scenario &setup, uint32_
 
 using FurtherState = Checkpoint;
 
-// Three ranks save and other numbers of ranks go on: weights, AdamW's states and the average are those of one run.
+// Three ranks save, and other numbers of ranks continue: weights, AdamW's states and the average equal those of one
+// run.
 TEST_F(FurtherState, GoesOnOnOtherRanks) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 2u, 4u}) {

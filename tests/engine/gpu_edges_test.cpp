@@ -234,7 +234,7 @@ void add_on(Rank &rank, size_t param, float value, cudaStream_t stream) {
   }));
 }
 
-// Contributions that add up in one buffer: the second one is written on a stream that has not written this parameter
+// Contributions are added up in one buffer: the second one is written on a stream that has not written this parameter
 // before.
 TEST(GpuEdges, AContributionIsAddedAfterTheOneBefore) {
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM})
@@ -319,8 +319,8 @@ TEST(GpuEdges, WeightsInPlaceAreReadAfterThoseOfOtherReplicas) {
   }
 }
 
-// Rank 1 waits in a collective that rank 0 never comes to, and the thread that waits stands still while both give the
-// step up. Whenever it looks again, it must find the numbers of that round still.
+// Rank 1 waits in a collective that rank 0 never joins, and the waiting thread stands still while both ranks discard
+// the step. When this thread checks again, it must still find the numbers of that round.
 TEST(GpuEdges, NumbersAreRealignedWhenAllRanksAreIdle) {
   const Scenario setup = order_scenario(Layout::flat, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -346,7 +346,7 @@ TEST(GpuEdges, NumbersAreRealignedWhenAllRanksAreIdle) {
   });
 }
 
-// Each look of its waits takes long, so that it is held up behind a meeting that the others have left.
+// Each check of its waits takes long, so that it is still behind a meeting that the others have left.
 struct SlowWaits {
   static inline thread_local bool mine = false;
   static int32_t hook(void *) {

@@ -68,8 +68,8 @@ TEST(GpuMemory, ATransportThatIsNamedIsPlannedExactly) {
       }
 }
 
-// Of gradients that travel in 16 bits: received in a buffer of their own, in the gradient, or apart since it has the
-// sums.
+// Gradients that travel in 16 bits are received in a separate buffer, in the gradient itself, or in a separate buffer
+// because the gradient has the sums.
 TEST(GpuMemory, ReceiveBuffersArePlannedExactly) {
   let_nccl_share_gpus(true);
   for (const fsdp_device_transport transport : {FSDP_TRANSPORT_NCCL, FSDP_TRANSPORT_STAGING})
@@ -112,7 +112,7 @@ TEST(GpuMemory, APlanRefusesNcclBetweenHosts) {
   }
 }
 
-// NCCL needs most for gradients, staging for what travels.
+// NCCL needs most memory for gradients, staging for the bytes on their way.
 std::array<uint64_t, last_role + 1> most_of(Scenario setup, uint32_t r) {
   setup.context.device_transport = FSDP_TRANSPORT_NCCL;
   const Memory nccl = plan_of(setup, r);
@@ -175,7 +175,7 @@ TEST(GpuMemory, RanksThatShareTheQueuesOfAGpuOverNcclAreWarned) {
   ::unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
 
-// A program that names no device has all ranks on GPU 0, and none that names no transport asks for staging.
+// If a program names no device, all ranks are on GPU 0. If it names no transport, it did not ask for staging.
 TEST(GpuMemory, RanksOnOneGpuThatNcclRefusesAreWarned) {
   let_nccl_share_gpus(false);
   const std::string lines = lines_of(2, 0, nullptr);

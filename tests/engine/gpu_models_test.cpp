@@ -118,7 +118,7 @@ void expect_other_order_is_reported(const std::function<void(Rank &, size_t)> &c
          "fsdp_discard_step"});
     FSDP(fsdp_discard_step(dense.model, stream()));
     clean_step(dense, 1);
-    // The other model's calls are in one order. With those of the discarded step they are not compared.
+    // The other model's calls are in the same order everywhere. They are not compared with those of the discarded step.
     if (did == "reduced")
       FSDP(fsdp_finish_grads(expert.model, 1, 0, stream()));
     else
@@ -154,7 +154,7 @@ TEST(GpuModels, FirstModelToMeetReportsTheDifference) {
   });
 }
 
-// Work that waits in a circle is given up, though each model's own calls are the same everywhere.
+// Work that waits in a circle is aborted, although each model's own calls are the same on all ranks.
 TEST(GpuModels, DiscardWithoutMeetingEndsWaitingWork) {
   run_two(2, [&](Rank &dense, Rank &expert) {
     const double start = now();
@@ -313,7 +313,8 @@ TEST(GpuModels, AModelThatEndsIsNotCompared) {
   });
 }
 
-// Models of the same ranks have numbers. Each waits behind the two others, so no discard of one frees it.
+// Models of the same ranks are told apart by numbers. Each model's work waits behind that of the two others, so
+// discarding the step of one model frees nothing.
 TEST(GpuModels, ThreeModelsAreToldApart) {
   const Scenario setups[] = {model_scenario("dense", 2), model_scenario("expert", 2), model_scenario("third", 2)};
   run_threads(setups[0], [&](uint32_t r, fsdp_context *context) {
@@ -371,8 +372,8 @@ TEST(GpuModels, ErrorNamesNoCallsThatAreNotKept) {
   });
 }
 
-// What a publish enqueues for whole weights, or for scales, is a call as any other. It belongs to a step that has
-// ended, which cannot be discarded.
+// The collectives that a publish enqueues for whole weights, or for scales, are compared like all others. They belong
+// to a step that has ended and cannot be discarded.
 void expect_publish_is_compared(const Scenario &dense_setup, const std::string &did) {
   const Scenario expert_setup = model_scenario("expert", 2);
   run_threads(dense_setup, [&](uint32_t r, fsdp_context *context) {

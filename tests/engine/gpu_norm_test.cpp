@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms over simulated GPUs for which no caller waits: when they are found, what they scale, and in which order.
+// Norms over simulated GPUs for which no caller waits: when they are computed, what they scale, and in which order.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -110,8 +110,8 @@ TEST_P(GpuNorm, OneRankMayReadWhatTheOthersDoNot) {
   });
 }
 
-// Each share is read before the next one is written, each factor before the next one is found: on streams of the
-// caller's by turns, and with either of the library's late.
+// Each share is read before the next one is written, and each factor before the next one is computed. The caller's
+// streams take turns, and either of the library's streams is late.
 TEST_P(GpuNorm, ManyThatAreNotWaitedForKeepTheirOrder) {
   const Scenario setup = order_scenario(GetParam().layout, GetParam().strategy);
   for (const Late late : {Late::nobody, Late::reduces, Late::outer}) {
@@ -160,7 +160,7 @@ TEST_P(GpuNorm, OfAStepThatIsDiscardedIsStillFound) {
   });
 }
 
-// The callers have met, so nothing is enqueued where they differ.
+// The callers compare in a meeting first, so nothing is enqueued if they differ.
 TEST(GpuNorms, ThatRanksAskForDifferentlyAreRefusedAtOnce) {
   const Case with{Layout::flat, FSDP_STRATEGY_OPTIM_GRADS_PARAMS};
   const double norm = norm_of(order_scenario(with.layout, with.strategy), 2);

@@ -16,8 +16,8 @@ constexpr uint32_t piece_us = 2000;      // before each piece of work of a libra
 constexpr uint32_t rank_piece_us = 500;  // ... of all streams of the late rank
 constexpr uint32_t order_steps = 2, microbatches = 2;
 
-// A number that says where it belongs, whatever the weights are: nothing but the library orders gradients after
-// gathers.
+// A number that identifies its place and does not depend on the weights, so that only the library orders gradients
+// after gathers.
 float grad_value(uint32_t rank, uint32_t step, uint32_t microbatch, size_t group, size_t param, uint64_t i) {
   return static_cast<float>((rank + 1) * 3 + step * 7 + microbatch * 5 + group * 11 + param * 2 + i % 5);
 }
@@ -94,7 +94,7 @@ class Program {
     }
   }
 
-  // What a kernel finds between unshard and reshard in the pieces [begin, end), for the comparison at the end.
+  // Records what a kernel reads between unshard and reshard in the pieces [begin, end), for the comparison at the end.
   void look(size_t g, uint32_t begin, uint32_t end, fsdp_phase phase, cudaStream_t stream) {
     be_late(Late::readers, stream);
     for (size_t p = 0; p < rank_.def(g).params.size(); ++p) {

@@ -13,8 +13,8 @@ namespace order {
 
 using namespace harness;
 
-// What comes late. Of the caller's streams: those that read weights, write gradients (all, or one of the two), or
-// update. Of the library's: gathers, reduces, the outer axis. Or all that rank 1 does.
+// What is late: the caller's streams that read weights, write gradients (all, or one of the two) or update; the
+// library's gathers, reduces or outer axis; or everything that rank 1 does.
 enum class Late { nobody, readers, writers, writer, updates, gathers, reduces, outer, rank };
 inline constexpr Late all_late[] = {Late::readers, Late::writers, Late::writer, Late::updates,
                                     Late::gathers, Late::reduces, Late::outer,  Late::rank};
@@ -25,7 +25,7 @@ inline constexpr const char *late_names[] = {"nobody",  "readers", "writers", "w
 enum class Layout { one, flat, hsdp, hfsdp, hosts, debug };
 inline constexpr const char *layout_names[] = {"One", "Flat", "Hsdp", "Hfsdp", "Hosts", "Debug"};
 
-// Compute weights apart from the main ones, and gradients in fp32.
+// Compute weights are separate from the main weights, and gradients are in fp32.
 Scenario order_scenario(Layout layout, fsdp_strategy strategy);
 
 // The library's streams of one rank, which its seal made on this thread.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of the caller's over simulated GPUs: those that the library has no reason to order do not wait for each
-// other, and those that it has do.
+// The caller's streams over simulated GPUs: streams wait for each other only if the library has a reason to order them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -254,7 +253,8 @@ void call_after_publish(Rank &rank, fsdp_context *context, const std::string &wh
   if (which == "close" || which == "destroy") FSDP(fsdp_close_context(context));
 }
 
-// Published on a stream that is held up: no call waits for it, and the first that finds it done tells.
+// The weights are published on a stream that is held up: no call waits for it, and the first call that finds it done
+// logs the warning.
 TEST(GpuStreams, WeightsThatAreNotFiniteAreToldByAnyCallThatFindsThemPublished) {
   for (const std::string which : {"stats", "wait_stream", "unshard", "close", "destroy"}) {
     Lines lines;

@@ -316,7 +316,7 @@ TEST(Gpu, RanksThatGatherDifferentGroupsAreTold) {
   }
 }
 
-// A gather that a peer does not make, and that no stream waits for, is found where the ranks meet; the step can be
+// If a peer does not make a gather, and no stream waits for it, the next meeting reports it, and the step can be
 // discarded.
 TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
@@ -334,7 +334,7 @@ TEST(Gpu, AGatherThatAPeerDoesNotMakeIsFoundAtTheMeeting) {
   });
 }
 
-// Pieces of the same size, gathered in another order or in one launch in place of two: no message would tell.
+// Pieces of the same size are gathered in another order, or in one launch instead of two, which no message shows.
 TEST(Gpu, GathersOfOtherPiecesAreFoundAtTheMeeting) {
   Scenario setup = gpu_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = {{"layer", {{"a", {64, 32}}, {"b", {64, 32}}}}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full gradients by parts (max_pending_bytes, fsdp_complete_grad): the bits of a run without them, in the memory that
-// was planned and asked for; and what is refused.
+// Full gradients by parts (max_pending_bytes, fsdp_complete_grad) give the bits of a run without parts, in the planned
+// and requested memory. Also tested is what is refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -261,8 +261,8 @@ TEST(GradParts, LimitThatTheSealNamesIsEnoughAndNoLess) {
   }
 }
 
-// Two parameters that pad each other when they are cut apart, beside a group of two. Some limits fit where larger ones
-// do not, and some by a cut that is tried under these limits alone.
+// Two parameters that need padding when they are cut apart, and a group of two parameters. Some limits are enough
+// although larger ones are not, and some are enough only by a cut that is tried under these limits alone.
 TEST(GradParts, LimitThatTheSealNamesIsAboveTheRefusedOne) {
   constexpr uint64_t tenth = 2048;  // of a unit
   for (const uint64_t size : {50u, 60u, 69u})
@@ -351,7 +351,7 @@ TEST(GradParts, AreAppliedInOneCallAndDiscarded) {
   EXPECT_TRUE(same_bits(weights[0], weights[1]));
 }
 
-// Two parts of one size in different orders: what travels is told apart by more than its bytes.
+// Two parts of equal size are reduced in different orders on two ranks: the error does not depend on their bytes.
 TEST(GradParts, InDifferentOrdersAreNamed) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2, 0);
   setup.groups = {{"layer", {}}};
@@ -401,7 +401,7 @@ TEST(GradParts, AreTakenByTheReduceWhereTheyWereNotCompleted) {
   });
 }
 
-// What is counted: a reduce and a buffer for each part.
+// Each part counts as a reduce and as a buffer.
 TEST(GradParts, EachPartCountsAReduceAndABuffer) {
   Scenario setup = layers(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.steps = 1;

@@ -33,7 +33,7 @@ void chain(cudaStream_t earlier, cudaStream_t later);
 // Delays later work on the stream by `ms`.
 void nap(cudaStream_t stream, int ms);
 
-// Work in a stream that ends when the test says so. Longer than any timeout here it never takes.
+// Work in a stream that ends when the test says so, or at the latest after a time that is longer than any timeout here.
 class Gate {
  public:
   ~Gate() { open(); }
@@ -49,7 +49,7 @@ class Gate {
   std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(true);
 };
 
-// The calls of `part` as a graph.
+// Captures the calls of `part` as a graph.
 class Graph {
  public:
   Graph(Rank &rank, cudaStream_t stream, const std::function<void()> &part);
@@ -72,7 +72,7 @@ class Graph {
 void begin_capture(Rank &rank, cudaStream_t stream);
 // fsdp_end_capture must fail with all of the words. CUDA's capture ends too, its graph is dropped.
 void end_spoilt_capture(Rank &rank, cudaStream_t stream, const std::vector<std::string> &words);
-// How many nodes the capture has that ends here.
+// Ends the capture and returns how many nodes it has.
 size_t end_cuda_capture(cudaStream_t stream);
 
 Scenario graph_scenario(fsdp_strategy strategy, uint32_t ranks = 1);  // ranks exchange by staging
@@ -81,7 +81,7 @@ bool has_nccl();  // FSDP_NCCL_LIBRARY names NCCL's look-alike
 #define NEEDS_NCCL() \
   if (!harness::has_nccl()) GTEST_SKIP() << "FSDP_NCCL_LIBRARY names no NCCL"
 
-// A gradient that depends on the weight that is read when the work is done.
+// A gradient that depends on the weight at the time when the kernel runs.
 void enqueue_grad(Rank &rank, size_t g, size_t p, cudaStream_t stream);
 void enqueue_grads(Rank &rank, size_t g, cudaStream_t stream);
 // A micro-batch.

@@ -181,7 +181,7 @@ TEST(GroupMeshes, DiscardedStepsAndEvaluationChangeNothing) {
     });
 }
 
-// Ranks 1 and 3 do not share the group whose reduce rank 2 has left out, and are told as well.
+// Ranks 1 and 3 do not share the group whose reduce rank 2 left out, and get the error as well.
 TEST(GroupMeshes, MissingReduceOfOneRankIsNamedOnAll) {
   run_model(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, all_ranks), [](Rank &rank) {
     for (size_t g = rank.groups.size(); g-- > 0;)

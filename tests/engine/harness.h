@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drives the C ABI as a training framework would: ranks as threads or as processes, a made-up model whose gradients
-// depend on the weights that are seen, and a reference that knows nothing of the library.
+// Drives the C ABI as a training framework would, with ranks as threads or as processes. The gradients of its made-up
+// models depend on the weights that are read. The reference does not use the library.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct Failure : std::runtime_error {
 void check(fsdp_status status, const char *call);
 #define FSDP(call) harness::check((call), #call)
 std::string last_message();
-// Throws where it does not hold, with the last failing call's message, which is often the reason.
+// Throws if the condition is false, with the last failing call's message, which is often the reason.
 void require(bool holds, const char *condition);
 #define REQUIRE(condition) harness::require((condition), #condition)
 // Throws unless the call that returned `status` failed as expected, with all of the words in its message.
@@ -155,7 +155,7 @@ inline constexpr uint64_t group_bytes = 64 * 32 * sizeof(float);  // of a group 
 Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = FSDP_UNSHARD_COPIED);
 Scenario debug_scenario(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = 0);
 
-// What the plan says of a rank, by role ([FSDP_ROLE_ALL] is the sum), and of the model.
+// What the plan says about a rank, by role ([FSDP_ROLE_ALL] is the sum), and about the model.
 constexpr int last_role = FSDP_ROLE_MATRIX;
 struct Memory : fsdp_model_info {
   Memory() : fsdp_model_info(FSDP_MODEL_INFO_INIT) {}
@@ -257,8 +257,9 @@ std::vector<Outcome> train_processes(const Scenario &setup);
 // The same training by one process without the library, in fp32 with the documented operations in the documented order.
 // Throws if its AdamW is not that of fp64, but for rounding.
 Outcome reference(const Scenario &setup);
-// What a job has computed otherwise than the reference: each rank's weights, main grads and norms, and what it has read
-// in every visit. Empty if there is nothing. The norms are added in another order, and compared to 12 digits.
+// Describes where the results of a job differ from the reference: each rank's weights, main grads and norms, and the
+// weights read in every visit. Empty if nothing differs. The norms are added in another order, and compared to 12
+// digits.
 std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes, const Outcome &expected);
 std::string difference(const Scenario &setup, const std::vector<Outcome> &outcomes);
 // The same of the views alone, where sums may be added in any order. The first version is what was loaded, the last one

@@ -21,7 +21,7 @@ void *operator new(size_t bytes) {
   if (void *data = std::malloc(bytes ? bytes : 1)) return data;
   throw std::bad_alloc();
 }
-// A sanitizer has its own for each that a program leaves out, and they must not be mixed.
+// A sanitizer replaces each allocator function that the program does not define, and the two must not be mixed.
 void *operator new(size_t bytes, const std::nothrow_t &) noexcept { return std::malloc(bytes ? bytes : 1); }
 void operator delete(void *data, const std::nothrow_t &) noexcept { std::free(data); }
 void operator delete(void *data) noexcept { std::free(data); }
@@ -31,7 +31,7 @@ using namespace harness;
 
 namespace {
 
-// A change that fails is none: the model trains as before.
+// A failed change has no effect: the model trains as before.
 TEST(Heap, AnLrScaleThatCannotBeSetStaysAsItWas) {
   for (int64_t allocations = 0, failures = 1; failures; ++allocations) {
     failures = 0;
@@ -60,7 +60,7 @@ TEST(Heap, AnLrScaleThatCannotBeSetStaysAsItWas) {
   }
 }
 
-// A caller that does not wait may ask again and again: each time is a message and no more.
+// A caller that does not wait may repeat the call: each call allocates one message and nothing else.
 TEST(Heap, ABusyGradientTakesLittle) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   std::atomic<bool> asked{false};
@@ -109,7 +109,8 @@ TEST(Heap, WhatIsTrainedChangesWithoutAny) {
   });
 }
 
-// A step that skips has its lists and its exchange from the seal on, whether ranks have given the same or not.
+// A step that skips parameters uses lists and exchange memory from the seal, whether ranks gave the same gradients or
+// not.
 TEST(Heap, AStepSkipsMissingGradientsWithoutAny) {
   Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   for (GroupDef &group : scenario.groups)

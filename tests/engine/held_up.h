@@ -50,8 +50,8 @@ struct HeldUp {
 // The library leaves SIGILL to the program on its threads too, so that a handler of the program's can hold them.
 class StandStill {
  public:
-  // All threads of that name, which are `count`, stand still when this returns, for so long. Those that were joined
-  // before may be listed still: they come no more.
+  // When this returns, all `count` threads of that name stand still for this time. Threads that were joined before may
+  // still be listed; they do not run again.
   StandStill(const std::string &name, uint32_t count, int ms) {
     came = standing = 0;
     longest_ms = ms;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ways to hold groups that are not the plain loop: tied parameters, several holds, resident groups, interleaved and
+// Ways to hold groups other than the plain loop: tied parameters, several holds, resident groups, interleaved and
 // explicit schedules, and deviations from them.
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ using namespace harness;
 
 namespace {
 
-// Every parameter of a group that is held, against the main weights, which were published as they are.
+// Compares every parameter of a held group with the main weights, which were published as they are.
 void expect_published(const Rank &rank, size_t g, fsdp_phase phase, const std::vector<std::vector<float>> &weights) {
   for (size_t p = 0; p < rank.def(g).params.size(); ++p)
     REQUIRE(rank.view(g, p, phase) == weights[rank.setup.ordinal(g, p)]);
@@ -261,7 +261,8 @@ TEST(Holds, AResidentGroupMayBeHeldAllTheWay) {
   });
 }
 
-// A group of n is gathered once for all k micro-batches, where each of them else gathers n forward and n - 1 backward.
+// Each of n groups is gathered once for all k micro-batches. Otherwise each micro-batch gathers n groups forward and n
+// - 1 backward.
 TEST(Holds, ResidentGroupsHeldOverMicrobatchesAreGatheredOnceAStep) {
   constexpr uint32_t groups = 4, microbatches = 3;
   Scenario scenario;

@@ -132,8 +132,8 @@ TEST(HostEdges, MainGradsAreWholeWhenFinishReturns) {
       }
 }
 
-// Its peers wait for it over the outer axis, which must give up what will not come: then all know which rank misses
-// what, and no context has failed.
+// Its peers wait for it over the outer axis, which must stop waiting. Then all ranks know which reduce is missing on
+// which rank, and no context has failed.
 TEST(HostEdges, AReduceThatAReplicaForgetsEndsTheStepAlone) {
   for (const Axis axis : axes)
     for (const uint32_t inner : {1u, 2u})
@@ -158,7 +158,7 @@ TEST(HostEdges, AReduceThatAReplicaForgetsEndsTheStepAlone) {
       }
 }
 
-// Rank 1 is held up where all give a step up, and the others are in the next round of reduces before it is.
+// Rank 1 is held up while all ranks discard a step, and the others are in the next round of reduces before it.
 TEST(HostEdges, ARoundOfReducesWaitsForALateRank) {
   for (const uint32_t inner : {1u, 2u})
     for (const fsdp_strategy strategy : strategies) {
@@ -195,8 +195,8 @@ struct Stays {
   }
 };
 
-// What ranks 0 and 1 are told where rank 1 is late with a part that rank 0 waits for on a stream, which stands still
-// for a moment.
+// The errors of ranks 0 and 1 if rank 1 is late with a part that rank 0 waits for on a stream that stands still for a
+// moment.
 std::array<fsdp_error, 2> publish_with_a_late_part(Axis axis) {
   Scenario setup = outer_scenario(axis, 1, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, FSDP_UNSHARD_COPIED);
   setup.context.timeout_ms = 2000;
@@ -221,11 +221,11 @@ std::array<fsdp_error, 2> publish_with_a_late_part(Axis axis) {
   return told;
 }
 
-// Rank 0 waits for that stream first, which knows which rank it misses, and not for itself.
+// Rank 0 first waits for that stream, which knows which rank is missing, so rank 0 does not blame itself.
 TEST(HostEdges, ARankThatWaitsForAPartOfAnotherHostDoesNotBlameItself) {
   for (const Axis axis : {Axis::divided, Axis::hosts}) {
     auto told = publish_with_a_late_part(axis);
-    // A stream that a busy machine holds up for 500 ms is one that does nothing: then it is tried again.
+    // If a busy machine holds the stream up for 500 ms, it counts as idle, so the test is repeated then.
     for (int tries = 1; tries < 5 && std::string(told[0].message).find("did nothing for") != std::string::npos; ++tries)
       told = publish_with_a_late_part(axis);
     for (const fsdp_error &error : told) {

@@ -29,7 +29,7 @@ struct KeptTraining {
 using Keeps = std::function<bool(uint32_t step, uint32_t ordinal)>;
 
 std::vector<KeptTraining> train_kept(Scenario setup, Way way, const Keeps &keeps);
-// How the first differs from the other, which was `restored`; empty if it does not.
+// Describes how the first result differs from the second one, which was `restored`; empty if they are equal.
 std::string kept_difference(const Scenario &setup, const std::vector<KeptTraining> &found,
                             const std::vector<KeptTraining> &expected, const Keeps &keeps);
 
@@ -39,7 +39,7 @@ struct KeptSetup {
   Scenario scenario;
 };
 std::vector<KeptSetup> kept_setups();
-// Runs every fifth of these setups. Parameters that are kept in this way must be as if they were written back.
+// Runs every fifth of these setups. Parameters that are kept in this way must equal those that are written back.
 void expect_as_restored(Way way, const Keeps &keeps);
 
 }  // namespace harness

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A context and its models give back all that they took, after a good end and after every kind of bad one. Descriptors,
-// threads, mappings and memory are at the level of the second round after the last.
+// A context and its models give back everything that they took, after a good end and after every kind of failure. After
+// the last round, descriptors, threads, mappings and memory are at the level of the second round.
 #include <dirent.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -67,8 +67,7 @@ constexpr uint64_t heap_noise = 64 * 1024;  // a context remembers some hundred 
 // Far less than eighteen rounds' memory of any role: leak_scenario.
 constexpr uint64_t stacks_kib = 12 * 1024;
 
-// A round that leaks one page, one mapping or one descriptor is seen: those of eighteen are more than the noise
-// allowed.
+// A leak of one page, mapping or descriptor a round is found: over eighteen rounds it exceeds the allowed noise.
 void expect_level(const std::function<void(int)> &round) {
   const size_t standing = fsdp::test::library_threads();  // of contexts that outlive the rounds
   Level second;

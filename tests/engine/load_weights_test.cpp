@@ -149,7 +149,7 @@ TEST_F(LoadWeights, OfAFileOfEveryDtype) {
   }
 }
 
-// Doubles are rounded once, to the nearest, and the even one of two.
+// Doubles are rounded once, to nearest, ties to even.
 TEST_F(LoadWeights, OfDoublesIsRoundedToNearestEven) {
   std::vector<Given> given = ours("F64");
   std::vector<double> finer(3 * width, 0.1);
@@ -167,7 +167,7 @@ TEST_F(LoadWeights, OfDoublesIsRoundedToNearestEven) {
   });
 }
 
-// Frozen parameters of 16 bits take them as they would be rounded once: as fp32 each of these is a tie.
+// Frozen parameters of 16 bits get doubles rounded once. Rounded to fp32 first, each of these numbers would be a tie.
 TEST_F(LoadWeights, OfDoublesForSixteenBitsIsRoundedOnce) {
   const std::vector<double> given = {
       1.00390625 * (1 + 0x1p-40), 1.00390625 * (1 - 0x1p-40), 65519.999999, 65520, 2049 * (1 + 0x1p-45),
@@ -468,7 +468,7 @@ TEST_F(LoadWeights, AreRefusedWithWrongArguments) {
   });
 }
 
-// A model of a box of each takes its rows and columns of it: rows of a rename are those of the whole tensor.
+// A model with a box of each tensor loads the box's rows and columns. Rows of a rename are those of the whole tensor.
 TEST_F(LoadWeights, GoesToBoxesOfTheTensors) {
   constexpr uint64_t rows = 3 * width;
   const std::vector<float> whole = values(1, rows * width);

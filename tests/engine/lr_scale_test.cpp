@@ -96,7 +96,7 @@ TEST(LrScale, ZeroIsInTheDescriptorWithItsFlag) {
   });
 }
 
-// Any thread may ask, and gets a value that was true at one moment.
+// Any thread may read the descriptor, and gets a value that was set at some moment.
 TEST(LrScale, IsReadWholeWhileItChanges) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_NO_SHARD, 1);
   run_threads(scenario, [&](uint32_t, fsdp_context *context) {

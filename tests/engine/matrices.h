@@ -33,7 +33,7 @@ class Whole {
     for (const GroupDef &group : groups)
       for (const ParamDef &param : group.params) values_.emplace_back(param.count(), -12345.0F);
   }
-  // Of two ranks that have an element, both must have the same.
+  // If two ranks have an element, both must have the same value.
   void add(uint32_t ordinal, uint64_t first, const std::vector<float> &values) {
     const std::lock_guard lock(mutex_);
     for (uint64_t i = 0; i < values.size(); ++i) {
@@ -72,7 +72,7 @@ inline void give_whole_grads(Rank &rank, uint32_t microbatches = 1) {
   FSDP(fsdp_finish_grads(rank.model, 1, 0, stream()));
 }
 
-// What a test does to each matrix of rows x columns. The operation is not the same for any two of them.
+// The operation of a test on each matrix of rows x columns. It differs for any two matrices.
 inline float changed(const std::vector<float> &matrix, uint64_t rows, uint64_t columns, uint64_t row, uint64_t column,
                      uint64_t batch, uint64_t split) {
   const float reversed = matrix[(rows - 1 - row) * columns + column];
@@ -98,7 +98,7 @@ inline void change_matrices(Rank &rank, const std::function<void(const fsdp_matr
   }
 }
 
-// What one process has when it changes all matrices of these values.
+// The result of one process that changes all matrices of these values.
 inline std::vector<std::vector<float>> change_alone(const std::vector<GroupDef> &groups,
                                                     std::vector<std::vector<float>> values) {
   uint32_t ordinal = 0;

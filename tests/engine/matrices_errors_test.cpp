@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole matrices where calls are wrong, steps are discarded, and ranks do not come or die.
+// Whole matrices with wrong calls, discarded steps, and ranks that stay away or die.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

@@ -92,7 +92,7 @@ TEST(ReductionBlocks, OnOneHostHaveTheBitsOfHosts) {
     }
 }
 
-// That test could not fail if blocks changed nothing.
+// Shows that blocks do change bits, without which the test above could not fail.
 TEST(ReductionBlocks, OtherBlocksHaveOtherBits) {
   Scenario blocks = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   blocks.mesh.reduction_block_size = 2;
@@ -115,7 +115,8 @@ TEST(OuterAxis, ReplicasMayLieUnevenlyOnHosts) {
   EXPECT_EQ(difference(setup, train_threads(setup)), "");
 }
 
-// Replicas meet in the last reduce alone, which is the same: nothing else tells that one had more micro-batches.
+// Replicas meet only in the last reduce, which is the same on all of them, so only the end of the step shows that one
+// replica had more micro-batches.
 TEST(OuterAxis, ReplicasWithOtherMicrobatchesAreNamed) {
   Scenario setup = make_setup({Kind::hsdp, 2, 1}, FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {
@@ -175,8 +176,8 @@ TEST(OuterAxis, CountsCollectives) {
   }
 }
 
-// In a reduce-scatter a rank sends, once, all that it has of a group's sums but its own slice. In a gather it sends its
-// slice of the weights to each of the others, and so in an all-reduce of its sums.
+// In a reduce-scatter a rank sends all of its sums of a group once, except its own slice. In a gather it sends its
+// slice of the weights to each other rank; an all-reduce also sends its slice of the sums in this way.
 TEST(OuterAxis, CountsTheBytesThatAreSent) {
   const uint64_t rows = 64, columns = 128, k = 3, steps = 2, groups = 3;
   for (const uint64_t outer : {2u, 4u})

@@ -23,7 +23,7 @@ from statistics import median
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 RANKS, SKIPPED_STEPS = 2, 3
-LOSS_TOLERANCE = 1e-3  # fp32 sums in another order, and what training makes of them in some tens of steps
+LOSS_TOLERANCE = 1e-3  # fp32 sums are added in another order, and the difference grows over some tens of steps
 EXIT_SKIPPED = 77
 MATH = re.compile(r"(forward|backward) |loss$|load rows$")
 
@@ -117,7 +117,8 @@ class Bench:
                 for key in ("compute", "optimizer")}
 
     def memory(self, command):
-        """A run of its own, watched: the ranks' largest resident size, and the largest sum of proportional sizes."""
+        """Makes a separate run, and measures the ranks' largest resident size and the largest sum of proportional
+        sizes."""
         environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
         running = subprocess.Popen(self.launcher + command, env=environment, stdout=subprocess.DEVNULL)
         peaks, sizes = {}, []
@@ -138,7 +139,7 @@ def read_idle():
 
 
 def wait_until_idle(seconds):
-    """Returns after a second in which other programs left nine tenths of the machine alone, or after all of them."""
+    """Returns after a second in which other programs used at most a tenth of the machine, or after the last attempt."""
     for _ in range(seconds):
         idle, total = read_idle()
         time.sleep(1)
