@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP_MISSING_GRAD_SKIP: a step leaves a parameter as it is that no rank has given a gradient.
+// FSDP_MISSING_GRAD_SKIP: a step leaves a parameter unchanged if no rank has given it a gradient.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void acquire_zeroed(Rank &rank, size_t g, size_t p) {
 
 using Given = std::function<void(Rank &rank, size_t g, size_t p)>;
 
-// All get a gradient of 1, but for 'l0.w1', which `give` decides of.
+// All parameters get a gradient of 1, except 'l0.w1', for which `give` decides.
 void reduce(Rank &rank, const Given &give, uint32_t flags = FSDP_LAST) {
   for (size_t g = 4; g-- > 0;) {
     for (size_t p = 0; p < rank.def(g).params.size(); ++p) g == 1 && p == 2 ? give(rank, g, p) : put(rank, g, p, 1);
@@ -67,7 +67,7 @@ std::vector<float> average(const Rank &rank) {
   return values;
 }
 
-// The case that frameworks ask for: torch.optim leaves a parameter without a gradient as it is.
+// The case that frameworks need: torch.optim leaves a parameter without a gradient unchanged.
 TEST(MissingGrad, ZerosChangeAWeightAndNoGradientDoesNot) {
   for (const fsdp_strategy strategy : strategies)
     for (const uint32_t ranks : {1u, 2u})
@@ -160,7 +160,7 @@ LoadedStep step_once(Rank &rank, const std::vector<float> *loaded, int32_t root)
   return step;
 }
 
-// Beside neighbours that were put, in some steps: the same bits as of one that was put.
+// In some steps its neighbours get gradients: the bits are those of a parameter that got one too.
 TEST(MissingGrad, LoadedGradientCountsAsGiven) {
   for (const fsdp_strategy strategy : strategies)
     for (const Axes axes : every_axes) {
@@ -228,7 +228,8 @@ TEST(MissingGrad, AppliedGradientsMayBeMissing) {
   });
 }
 
-// What is not trained is kept, whatever it asked for; trained again it is skipped or stepped as before.
+// An untrained parameter is kept, whatever its missing_grad is. When it is trained again, it is skipped or stepped as
+// before.
 TEST(MissingGrad, WorksBesideUntrainedParameters) {
   const Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -268,7 +269,7 @@ TEST(MissingGrad, LrScaleSetInTheWindowChangesNothing) {
   });
 }
 
-// A caller's own optimizer is told by the flags of shards, on every rank that has a part.
+// The flags of shards tell the caller's own optimizer, on every rank that has a part.
 TEST(MissingGrad, ShardFlagsTellTheCallersOptimizer) {
   Scenario setup = skipping(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2));
   setup.model.optimizer = FSDP_OPTIMIZER_CALLER;
@@ -305,7 +306,7 @@ TEST(MissingGrad, MustBeDeclaredAlike) {
   });
 }
 
-// Of a frozen parameter, which never has a gradient, it says nothing.
+// The option has no effect on a frozen parameter, which never has a gradient.
 TEST(MissingGrad, OfAFrozenParameterHasNoEffect) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups[1].params[2].flags = FSDP_PARAM_FROZEN;

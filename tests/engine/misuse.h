@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of misuse share: a check of a failed call's status and message, and a world of one in a chosen state.
+// Helpers of the tests of misuse: a check of a failed call's status and message, and a world of one in a chosen state.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -94,7 +94,8 @@ inline fsdp_error last_error(const fsdp_context *context = nullptr) {
   return error;
 }
 
-// Acquires, and writes what no gradient of the harness is: wherever it is left, a step has other weights.
+// Acquires a gradient and writes a value that no gradient of the harness has: if it is left anywhere, a step gives
+// other weights.
 inline fsdp_status acquire(fsdp_group *group, uint64_t param, fsdp_stream stream = nullptr) {
   fsdp_tensor grad = FSDP_TENSOR_INIT;
   int32_t accumulate = 7;
@@ -123,7 +124,8 @@ inline harness::Scenario gathering_setup() {
 
 enum class State { declared, sealed, published };
 
-// One step from the loaded weights, without the library: what clean_step must come to if nothing is left of the misuse.
+// One step from the loaded weights, computed without the library: clean_step must give the same if the misuse has left
+// nothing.
 inline harness::Outcome one_step(harness::Scenario setup) {
   setup.steps = 1;
   setup.weight_decay = 0;
@@ -155,7 +157,7 @@ class Solo {
     harness::backward(*rank, 0, 0, nullptr);
     FSDP(fsdp_finish_grads(model, 1, 0, nullptr));
   }
-  // A whole step, to show that the misuse before it did no harm: the first one has the bits of the reference.
+  // A whole step, which shows that the misuse before it did no harm: the first such step has the bits of the reference.
   void clean_step() {
     const bool first = rank->stats().step == 0;
     finish_step();

@@ -148,7 +148,7 @@ TEST(MisusedContext, InvalidLocalAndPlanningContextsAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(0, nullptr, &context), "world_size is 0");
   std::vector<fsdp_context *> many(5000, nullptr);
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_local_contexts(5000, nullptr, many.data()), "world_size is 5000");
-  // No caller has an array of more entries than a job has ranks: none is touched.
+  // No caller has an array with more entries than a job may have ranks, so no entry is touched.
   const auto untouched = reinterpret_cast<fsdp_context *>(uintptr_t{1});
   for (const uint32_t ranks : {16385U, UINT32_MAX}) {
     fsdp_context *one[2] = {untouched, untouched};
@@ -161,8 +161,8 @@ TEST(MisusedContext, InvalidLocalAndPlanningContextsAreRefused) {
   EXPECT_EQ(context, nullptr);
 }
 
-// A binding decodes messages: what was no UTF-8 is shown as such, on every rank, and a long text ends with a whole
-// character.
+// Bindings decode messages, so bytes that are not UTF-8 are shown as escapes on every rank, and a long text ends with a
+// whole character.
 TEST(MisusedContext, ReasonsThatAreNotTextAreRefused) {
   harness::Scenario setup;
   setup.ranks = 2;

@@ -25,14 +25,14 @@ fsdp_status enter(fsdp_context *context) {
   return fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM);
 }
 
-// The same while another thread knocks.
+// The same while another thread tries to enter.
 fsdp_status enter_patiently(fsdp_context *context) {
   fsdp_status status = FSDP_BUSY;
   while ((status = enter(context)) == FSDP_BUSY) std::this_thread::yield();
   return status;
 }
 
-// A call that does nothing but ask to be let in.
+// A call that only tries to enter the context.
 fsdp_status knock(fsdp_context *context) {
   fsdp_mesh_options options = FSDP_MESH_OPTIONS_INIT;
   options.shard_size = 999;
@@ -152,7 +152,7 @@ TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
       return;
     }
     while (!given_up) std::this_thread::yield();
-    // What rank 0 gave before it gave up still counts; it comes to nothing more.
+    // What rank 0 gave before it gave up still counts; it takes part in nothing more.
     fsdp_status status = enter(context);
     if (status == FSDP_OK) status = enter(context);
     EXPECT_FAILS(FSDP_PEER_FAILED, status, "rank 0");
@@ -161,7 +161,7 @@ TEST(MisusedThreads, TheInterruptedHookEndsAWait) {
   EXPECT_GT(calls, 0);
 }
 
-// Another thread sets the flag while the call waits. Unset, and NULL, it changes nothing.
+// Another thread sets the flag while the call waits. A flag that is not set, and a NULL flag, change nothing.
 TEST(MisusedThreads, TheInterruptedFlagEndsAWait) {
   int32_t flag = 0;
   Scenario setup = small_setup_of(2);

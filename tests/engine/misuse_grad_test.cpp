@@ -64,7 +64,7 @@ TEST(MisusedGrad, WritingACompletedGradientIsRefused) {
   solo.clean_step();
 }
 
-// It would have put those of the groups behind it already.
+// Otherwise it would already have put the gradients of the groups before.
 TEST(MisusedGrad, AppliedWhereTheStepTakesNoMoreTheyAreAllLeft) {
   Solo solo(State::published, setup_of_parts());
   const std::vector<float> data(2048, 1);
@@ -84,7 +84,7 @@ TEST(MisusedGrad, AppliedWhereTheStepTakesNoMoreTheyAreAllLeft) {
   EXPECT_FAILS(FSDP_INVALID_STATE, apply(), "fsdp_apply_grads", "'one'", "FSDP_LAST", "fsdp_discard_step");
   EXPECT_WORKS(acquire(solo.group(1), 3));
   EXPECT_WORKS(fsdp_discard_step(solo.model, nullptr));
-  // What was contributed before is none of its business.
+  // Earlier contributions do not matter for this error.
   for (uint32_t g = 2; g-- > 0;) {
     for (uint32_t p = 4; p-- > 0;) {
       EXPECT_WORKS(acquire(solo.group(g), p));
@@ -116,7 +116,7 @@ TEST(MisusedGrad, PartsThatHaveNoRoomAreNamed) {
   solo.clean_step();
 }
 
-// Whichever of the two limits it is.
+// The error names whichever of the two limits applies.
 TEST(MisusedGrad, ErrorNamesTheLimitOfPartsAtOnce) {
   Scenario setup = setup_of_parts();
   setup.model.max_pending_bytes = UINT64_MAX;
@@ -138,7 +138,7 @@ TEST(MisusedGrad, AnyNumberOfGroupsMayBePending) {
   EXPECT_WORKS(acquire(solo.group(0), 3));
 }
 
-// What was lent of a group when the rest had no buffer would look as if it had been written.
+// If some gradients of a group were lent although the rest had no buffer, they would look as if they had been written.
 TEST(MisusedGrad, AGroupThatFindsNoRoomIsLentNothing) {
   Scenario setup = setup_of_parts();
   for (GroupDef &group : setup.groups) group.params.resize(2);
@@ -312,7 +312,7 @@ TEST(MisusedFinish, WhatOneRankMissesIsListedOnAll) {
                  "rank 0 called fsdp_finish_grads, rank 1 called fsdp_begin_update");
     EXPECT_BLAMES(1);
     EXPECT_WORKS(fsdp_discard_step(rank.model, nullptr));
-    // A rank that met an exception discards while the other one finishes: that one is told, and discards too.
+    // A rank with an exception discards while the other rank finishes: that rank gets an error, and discards too.
     forward(rank, nullptr);
     if (r == 0) {
       backward_group(rank, 2, 0, 0, nullptr);
@@ -331,7 +331,7 @@ TEST(MisusedFinish, WhatOneRankMissesIsListedOnAll) {
   });
 }
 
-// Rank 0 has done all that there was to do; its reduce only lacks what rank 1 did not give.
+// Rank 0 has done all of its work; its reduce lacks only the gradient that rank 1 did not give.
 TEST(MisusedFinish, ARankThatMissesAGroupIsBlamed) {
   Scenario setup = small_setup();
   setup.ranks = 2;

@@ -129,7 +129,7 @@ TEST_F(MisusedGroup, SizesThatOverflowLater) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "64 bits", "'g'", "'w'");
 }
 
-// Each plane counts in 64 bits, all of them together do not: no size that wrapped may be told.
+// The size of each plane fits into 64 bits, but their sum does not: no wrapped size may be reported.
 TEST(MisusedPlan, OverflowingBytesOfARankAreRefused) {
   fsdp_context *context = nullptr;
   fsdp_model *model = nullptr;

@@ -45,7 +45,7 @@ std::vector<Call> without_last_error(std::vector<Call> calls) {
   return calls;
 }
 
-// So a call that is new, or takes one handle more, cannot be forgotten. Destroy calls return nothing.
+// So the table cannot miss a new call, or a new handle of a call. Destroy calls return nothing.
 TEST(MisusedHandle, TablesHaveEveryCallThatTakesAHandle) {
   const std::pair<const char *, std::vector<Call>> tables[] = {{"fsdp_context", context_calls(nullptr)},
                                                                {"fsdp_model", model_calls(nullptr, nullptr)},
@@ -99,7 +99,7 @@ TEST(MisusedHandle, HandleOfAnotherTypeIsRefusedByEveryCall) {
   expect_all_refused(capture_calls(model_as_capture), FSDP_INVALID_HANDLE, "given as capture is an fsdp_model");
   uint64_t garbage[64] = {};
   EXPECT_FAILS(FSDP_INVALID_HANDLE, fsdp_seal_model(reinterpret_cast<fsdp_model *>(garbage)), "no handle of libfsdp");
-  // A destroy call given the wrong thing does nothing.
+  // A destroy call on a wrong handle does nothing.
   fsdp_destroy_context(model_as_context);
   fsdp_destroy_model(context_as_model);
   fsdp_destroy_mesh(reinterpret_cast<fsdp_mesh *>(solo.model));

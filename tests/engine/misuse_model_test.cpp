@@ -217,7 +217,7 @@ TEST_F(MisusedModel, InvalidArenasAreRefused) {
   for (const fsdp_role role : {FSDP_ROLE_COMPUTE, FSDP_ROLE_REDUCE, FSDP_ROLE_STAGING, FSDP_ROLE_MATRIX})
     EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_arena(model, role, arena, 4096), "role " + std::to_string(role),
                  "OPTIMIZER");
-  // Too small is found by the seal; a larger one then does.
+  // The seal finds an arena that is too small; a larger one is then accepted.
   EXPECT_WORKS(add_group("g", {param("w")}));
   EXPECT_WORKS(fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena, 16));
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_seal_model(model), "fsdp_set_arena", "optimizer state", "16 bytes",

@@ -27,8 +27,7 @@ TEST(MisusedShard, InvalidIndicesAndNamesAreRefused) {
   EXPECT_EQ(shard.name, nullptr);
 }
 
-// Nothing is made before the seal, so there is nothing that a call could look at. (The sanitizer builds see it if one
-// does.)
+// Nothing is allocated before the seal, so a call must not read anything. (The sanitizer builds find a call that does.)
 TEST(MisusedGrads, CallsBeforeTheSealAreRefused) {
   Solo solo(State::declared);
   uint64_t count = 7;

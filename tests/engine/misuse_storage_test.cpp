@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of what main weights and states are kept in (fsdp_main_storage, FSDP_OPTIMIZER_ADAMW_8BIT), and what a caller
-// sees of a shard in each of these forms.
+// Misuse of the forms of main weights and states (fsdp_main_storage, FSDP_OPTIMIZER_ADAMW_8BIT), and what a caller sees
+// of a shard in each form.
 #include "misuse.h"
 
 using namespace harness;
@@ -60,7 +60,7 @@ TEST_F(MisusedStorage, TwoHalvesAreForAdamWAlone) {
   EXPECT_WORKS(add_group("g", {param()}, &group));
 }
 
-// What the seal refuses is what fsdp_check_model tells before, and a group may have its own way.
+// fsdp_check_model reports before the seal what the seal refuses, and a group may have its own storage.
 TEST_F(MisusedStorage, ParametersThatFitNoneAreNamed) {
   for (const fsdp_main_storage storage : {FSDP_MAIN_SPLIT16, FSDP_MAIN_NONE})
     for (const bool quantized : {false, true}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong in models whose groups have meshes of their own: ranks that declare or call different things, steps
-// that are given up, and ranks that die.
+// Failures in models whose groups have meshes of their own: ranks declare or call different things, steps are
+// discarded, and ranks die.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -447,7 +447,8 @@ TEST(MixtureSteps, ReducesOverHostsInAnotherOrderAreNamedOnEveryRank) {
   }
 }
 
-// A rank of the other expert mesh has a gradient for its scale. It is another parameter, so this one is skipped.
+// A rank of the other expert mesh has a gradient for its scale. That scale is another parameter, so this rank's scale
+// is skipped.
 TEST(MixtureSteps, GradientOfAnotherMeshDoesNotCountAsGiven) {
   run_threads(scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, ranks), [](uint32_t r, fsdp_context *context) {
     fsdp_mesh *const mesh = make_mesh(context, pair_of(r));
@@ -472,7 +473,7 @@ TEST(MixtureSteps, GradientOfAnotherMeshDoesNotCountAsGiven) {
   });
 }
 
-// The root is a rank of the group's mesh. Data of the other mesh's root does not come here.
+// The root is a rank of the group's mesh. Data of the other mesh's root does not arrive here.
 TEST(MixtureSteps, ParametersAreLoadedWithinTheirMesh) {
   for (const uint32_t hosts : {0u, 2u}) {
     Mixture mixture = experts_of();

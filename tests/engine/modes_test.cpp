@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The floating-point modes of the calling thread change no bit of what calls compute, and are the same after each call.
-// The modes are set around calls of the library alone: what the test computes, it computes with the standard ones.
+// The modes are set only around calls of the library; the test itself computes with the standard modes.
 #include <gtest/gtest.h>
 
 #if defined(__SSE2__)
@@ -65,7 +65,7 @@ class Results {
  public:
   void add(const void *data, size_t bytes) { bytes_.append(static_cast<const char *>(data), bytes); }
   void add(double value) { add(&value, sizeof value); }
-  // Where they begin to differ, of how many bytes; empty if they do not.
+  // Says where the two begin to differ, and of how many bytes; empty if they are equal.
   std::string compare(const Results &other) const {
     const auto found = std::ranges::mismatch(bytes_, other.bytes_).in1;
     if (found == bytes_.end() && bytes_.size() == other.bytes_.size()) return {};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MXFP8 parameters: two forms of which a phase reads one, what that gathers in bytes, and what cannot be held at once.
+// MXFP8 parameters: each phase reads one of two forms. Tested are the gathered bytes, and the holds that exclude each
+// other.
 #include <cmath>
 #include <tuple>
 
@@ -49,7 +50,7 @@ struct Sums {
   uint32_t row, row_scales, column, column_scales;
 };
 
-// Sums that were found apart from this library, of a matrix that is given by a formula.
+// Checksums, computed without this library, of a matrix that is given by a formula.
 TEST(Mxfp8, KnownMatrixOnAnyRanks) {
   std::vector<float> x(64 * 96);
   for (int i = 0; i < 64 * 96; ++i) {
@@ -135,7 +136,7 @@ TEST(Mxfp8, MatchesTheReferenceWithOptionsAndSchedules) {
   EXPECT_EQ(train_as_planned(resident), "");
 }
 
-// As in quantized_test.cpp, of two forms whose buffers others take meanwhile.
+// As in quantized_test.cpp, for two forms whose buffers other groups use in between.
 TEST(Mxfp8, NoReaderSeesAnotherVersion) {
   for (const auto mode : modes) {
     Scenario setup = mixed(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, mode);
@@ -146,8 +147,8 @@ TEST(Mxfp8, NoReaderSeesAnotherVersion) {
   }
 }
 
-// One NaN makes its block of each form NaN, an Inf the largest code with the largest scale; other blocks know nothing
-// of them.
+// A NaN makes its block NaN in each form. An Inf becomes the largest code with the largest scale. Other blocks do not
+// change.
 TEST(Mxfp8, NanAndInfStayInTheirBlocks) {
   std::vector<float> x(64 * 96, 1.0F);
   x[5 * 96 + 40] = NAN, x[40 * 96 + 70] = -INFINITY;
@@ -202,8 +203,8 @@ TEST(Mxfp8, GatheredBytes) {
   EXPECT_EQ(gathered(), 24576u);
 }
 
-// Where a strategy keeps weights whole it has both forms, of which each of the two publishes brings the other rank's
-// half, whatever the policy.
+// If a strategy keeps weights whole, it has both forms, whatever the policy. Each of the two publishes brings the other
+// rank's half.
 TEST(Mxfp8, WholeWeightsAreGatheredInBothForms) {
   constexpr uint64_t form = 6336;
   Scenario setup = one_matrix(2);
@@ -238,7 +239,7 @@ TEST(Mxfp8, GathersOncePerDirectionWithAndWithoutPrefetch) {
     }
 }
 
-// A recompute before each backward visit, which is in the schedule: its planes are gathered ahead, too.
+// The schedule has a recompute before each backward visit, so its planes are gathered ahead, too.
 TEST(Mxfp8, RecomputeVisitsAreGatheredAhead) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.prefetch_small_groups();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training whose bytes NCCL's look-alike carries, between threads with a simulated GPU each: the reference's bits, and
-// steps that ranks give up in the middle. It says nothing about NCCL's speed, nor about its sums in fp32.
+// Training over NCCL's look-alike, between threads that each have a simulated GPU. Tested are the reference's bits, and
+// steps that ranks discard in the middle. This shows nothing about NCCL's speed or its sums in fp32.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -35,9 +35,9 @@ Scenario with_replicas(Scenario setup, fsdp_outer_strategy outer) {
   return setup;
 }
 
-// What is sent in 16 bits the library adds, with the bits of any transport. In fp32 the look-alike adds in rank order,
-// as the reference does: all bits are its, whatever the number of ranks. (Where NCCL has an order of its own only two
-// addends have one sum.)
+// Gradients sent in 16 bits are added by the library, with the same bits over every transport. In fp32 the look-alike
+// adds in rank order, as the reference does, so all bits are equal for any number of ranks. (NCCL itself has its own
+// order, in which only sums of two addends are determined.)
 void expect_trains(Scenario setup, const std::string &what) {
   setup.eval = setup.recompute = true;
   const auto outcomes = train_threads(setup);
@@ -67,8 +67,8 @@ TEST(Nccl, ForcedCommunicationOfOneRankMatchesTheReference) {
   }
 }
 
-// Gradients of 16 bits, gradients that are rounded to them (also where the sums stay in the gradient itself), and those
-// that are rounded to nothing.
+// Gradients of 16 bits, gradients that are rounded to 16 bits (also if the sums stay in the gradient itself), and
+// gradients that are not rounded.
 TEST(Nccl, LowPrecisionMatchesTheReference) {
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM, FSDP_STRATEGY_OPTIM_GRADS_PARAMS})
     for (const fsdp_dtype grad : {fsdp_dtype{0}, fsdp_dtype{FSDP_FLOAT32}})
@@ -113,7 +113,8 @@ TEST(Nccl, DelaysAndOrdersByEventsChangeNoBit) {
   EXPECT_EQ(difference(setup, outcomes), "");
 }
 
-// What ranks have enqueued differs, and waits on the GPUs. With NCCL it is aborted; the timeout plays no part.
+// The ranks have enqueued different work, which waits on the GPUs. Over NCCL it is aborted, without waiting for the
+// timeout.
 void expect_goes_on(Scenario setup, const std::function<void(Rank &, uint32_t)> &differ) {
   setup.microbatches = 1;
   setup.clip = 0;
@@ -144,8 +145,8 @@ TEST(Nccl, AStepWithAGatherThatAPeerDoesNotMakeIsDiscarded) {
   });
 }
 
-// The ranks of one row have reduced what those of the other have not: on each GPU of that row communicators of both
-// axes wait.
+// The ranks of one row have made reduces that those of the other row have not, so on each GPU of that row communicators
+// of both axes wait.
 TEST(Nccl, AStepThatDiffersBetweenReplicasIsDiscarded) {
   for (const fsdp_outer_strategy outer : {FSDP_OUTER_NO_SHARD, FSDP_OUTER_OPTIM})
     expect_goes_on(with_replicas(nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4), outer),
@@ -161,7 +162,7 @@ TEST(Nccl, AStepThatDiffersBetweenReplicasIsDiscarded) {
                    });
 }
 
-// What waits on the GPU for a peer that does not come ends with its model, and with nothing else.
+// Work that waits on the GPU for an absent peer ends with its model, and affects nothing else.
 TEST(Nccl, AModelThatIsDestroyedInTheMiddleOfAStepLeavesItsContextWhole) {
   Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;
@@ -181,7 +182,7 @@ TEST(Nccl, AModelThatIsDestroyedInTheMiddleOfAStepLeavesItsContextWhole) {
   EXPECT_LT(now() - start, 10);
 }
 
-// Else NCCL would copy through buffers of its own: as windows or as buffers, whichever it takes.
+// Memory is registered as windows or as buffers; otherwise NCCL would copy through its own buffers.
 TEST(Nccl, MemoryThatItReadsAndWritesIsRegistered) {
   Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.microbatches = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Callers that do not wait for peers: gradient buffers that these have not read yet are BUSY, and nothing has changed.
+// Callers that do not wait: if peers have not read a gradient buffer yet, the call returns BUSY and changes nothing.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -81,7 +81,7 @@ Scenario setup_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode
   return setup;
 }
 
-// The last rank comes when the first has nothing more to do without it.
+// The last rank goes on when the first rank has nothing more to do without it.
 void run_with_late_rank(
     const Scenario &setup, const std::function<void(Rank &rank, std::atomic<bool> &go)> &first,
     const std::function<void(Rank &rank)> &others = [](Rank &rank) {
@@ -98,7 +98,7 @@ void run_with_late_rank(
   });
 }
 
-// The calls that were BUSY before the late rank was let go on, which it is when one stays so.
+// The calls that returned BUSY before the late rank was released. It is released when a call stays BUSY.
 class Polls {
  public:
   explicit Polls(std::atomic<bool> &go) : go_(go) {}
@@ -118,7 +118,7 @@ class Polls {
   int busy_ = 0;
 };
 
-// Each of the three calls, with all that a world can be made of.
+// Each of the three calls, in every kind of world.
 void expect_all_come(const Scenario &setup) {
   run_with_late_rank(setup, [](Rank &rank, std::atomic<bool> &go) {
     Polls polls(go);
@@ -195,7 +195,7 @@ TEST(NoWait, WithoutOverlapTheReduceWaits) {
   run_polling(setup);
 }
 
-// One rank has no peers; its own copies are all that can be awaited.
+// One rank has no peers, so it can only wait for its own copies.
 TEST(NoWait, WorksOnOneRank) {
   for (const uint32_t flags : {0u, FSDP_MODEL_FORCE_COMMUNICATION + 0u}) {
     Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 1);
@@ -215,7 +215,7 @@ struct Counters {
   Stats stats;
 };
 
-// What is awaited, of which group, for which; and the rank goes on with something else.
+// The error says which buffer is awaited, of which group, and for which group. The rank goes on with something else.
 TEST(NoWait, BusyChangesNothingAndSaysWhatIsAwaited) {
   run_with_late_rank(setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [](Rank &rank, std::atomic<bool> &go) {
     give(rank, 5);
@@ -271,7 +271,7 @@ TEST(NoWait, IsNotBusyWhereTheBufferIsLentAlready) {
   });
 }
 
-// Where more are lent than fit there is no rank to wait for: that is an error still, also beside buffers that are
+// If more buffers are lent than there are, no wait would help: this is still an error, also beside buffers that are
 // awaited.
 TEST(NoWait, IsInvalidWhereTooManyAreLent) {
   run_with_late_rank(
@@ -298,7 +298,7 @@ TEST(NoWait, IsInvalidWhereTooManyAreLent) {
       });
 }
 
-// There is a buffer to spare, but the group's own, or the one that it shares, is awaited.
+// Another buffer is free, but the group's own buffer, or the one that it shares, is awaited.
 TEST(NoWait, IsBusyWhereTheVeryBufferIsAwaited) {
   const auto give_one = [](Rank &rank, size_t group, uint32_t flags) {
     for (size_t p = 0; p < 2; ++p) FSDP(put(rank, group, p, 0));
@@ -328,7 +328,7 @@ TEST(NoWait, IsBusyWhereTheVeryBufferIsAwaited) {
       });
 }
 
-// The step takes no more of it: said before anything is awaited.
+// The step takes no more gradients of this group, which is reported before anything is awaited.
 TEST(NoWait, IsInvalidWhereTheGroupHasEnded) {
   run_with_late_rank(setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2), [](Rank &rank, std::atomic<bool> &go) {
     give(rank, 5);
@@ -341,8 +341,8 @@ TEST(NoWait, IsInvalidWhereTheGroupHasEnded) {
   });
 }
 
-// Of a group in parts the first could be lent and the second not: none is. In debug mode, where each has a place of its
-// own, for want of buffers alone.
+// Of a group in parts the first part could be lent and the second not, so none is lent. In debug mode, where each part
+// has its own place, the only reason is a lack of buffers.
 void expect_all_or_nothing(uint32_t flags) {
   Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.context.flags = flags;
@@ -388,7 +388,7 @@ TEST(NoWait, OfAGroupLendsAllOrNothing) {
   for (const uint32_t flags : {0u, FSDP_CONTEXT_DEBUG + 0u}) expect_all_or_nothing(flags);
 }
 
-// Gradients that add up where they are have a buffer of their own.
+// Gradients that are added up in place have a buffer of their own.
 TEST(NoWait, IsNeverBusyWhereBuffersAreKept) {
   for (const fsdp_strategy strategy : {FSDP_STRATEGY_NO_SHARD, FSDP_STRATEGY_OPTIM}) {
     Scenario setup = setup_of(strategy, 2);
@@ -403,7 +403,7 @@ TEST(NoWait, IsNeverBusyWhereBuffersAreKept) {
   }
 }
 
-// A peer that is gone is no reason to try again.
+// If a peer is gone, the error is not BUSY.
 TEST(NoWait, TellsThatAPeerHasFailed) {
   const Scenario setup = setup_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   std::atomic<bool> polled{false};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Norms over further meshes: of models that are parts of one network, say stages of a pipeline.
+// Norms over further meshes: of models that are parts of one network, for example stages of a pipeline.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -77,7 +77,7 @@ TEST(Norms, OverAFurtherMeshAddUp) {
   });
 }
 
-// Each is fine with what its own call found, so only what was done with it tells.
+// Each rank's own call succeeds, so only the result of the scaling shows the difference.
 TEST(Norms, OverOtherFurtherMeshesScaleDifferently) {
   std::vector<std::vector<float>> weights(3);
   run_stages(3, FSDP_STRATEGY_NO_SHARD, [&](Rank &rank) {
@@ -123,7 +123,7 @@ TEST(Norms, OfStagesThatClipAndStagesThatAskDoNotMix) {
   });
 }
 
-// The other stage waits for what this one cannot give: it is told why, and all can ask again.
+// The other stage waits for a norm that this stage cannot give: it gets the reason, and all ranks can repeat the call.
 TEST(Norms, OfAStageThatDisagreesAreRefusedOnAllStages) {
   for (const uint32_t odd : {1u, 2u}) {
     run_stages(4, FSDP_STRATEGY_OPTIM_GRADS_PARAMS, [&](Rank &rank) {

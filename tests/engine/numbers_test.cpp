@@ -161,7 +161,7 @@ TEST(CheckModel, TellsAllViolationsAtOnce) {
   });
 }
 
-// Once groups and visits are right: what the plan says of memory.
+// When groups and visits are right, the plan's errors about memory are listed.
 TEST(CheckModel, LooksAtArenasAndSizes) {
   alignas(4096) static std::byte small[4096];
   const Scenario scenario = ranks_of(1);

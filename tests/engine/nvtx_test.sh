@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: nvtx_test.sh TRACE_TEST LISTENER
-# What a tool that listens to NVTX hears of programs that keep a trace, and of one that does not.
+# Which ranges an NVTX tool gets from programs that keep a trace, and from one that does not.
 set -u
 program=$(realpath "$1")
 listener=$(realpath "$2")

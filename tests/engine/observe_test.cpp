@@ -130,7 +130,7 @@ TEST(Observe, TheBuildListsTheVariablesThatItReads) {
   EXPECT_EQ(build.find("not for others"), std::string::npos);
 }
 
-// Also where the job then does not form: it is the most that the program gets to know of that.
+// This holds also if the job then does not form: these lines are all that the program learns about the reason.
 TEST(Observe, RankZeroLogsTheRanksThatItRefused) {
   const std::string rendezvous = "refused-" + std::to_string(::getpid());
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;

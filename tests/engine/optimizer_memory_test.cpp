@@ -111,7 +111,7 @@ TEST_P(OptimizerMemoryKept, AnUntrainedParameterStaysAsItIs) {
   });
 }
 
-// A step publishes also what it does not update: the window may have loaded it.
+// A step also publishes weights that it does not update, because they may have been loaded in the window.
 TEST_P(OptimizerMemoryKept, WeightsLoadedInTheWindowOfAStepAreItsComputeWeights) {
   Scenario setup = one_parameter("w", 5120, GetParam(), seed);
   setup.groups[0].params.push_back({"x", {5120}, FSDP_BFLOAT16});
@@ -354,7 +354,7 @@ TEST(OptimizerMemoryBoxes, AreRoundedAsPartsOfTheWhole) {
 
 // ---- replicas ----
 
-// What differs lies in the planes that only the new forms have: weights differ in their lower halves alone.
+// The difference is in planes that only the new forms have: weights differ only in their lower halves.
 std::string find_drift(const Form &form, const char *state, float first, float second) {
   Scenario setup = one_parameter("w", 5120, form, 0);
   setup.model.strategy = FSDP_STRATEGY_NO_SHARD;

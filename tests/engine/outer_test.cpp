@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Meshes of two axes, the ways that the others leave out: frozen and mixed groups, discarded steps, visits right after
-// a publish, models on a part of the ranks.
+// Meshes of two axes in the cases that other tests leave out: frozen and mixed groups, discarded steps, visits right
+// after a publish, models on a part of the ranks.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -63,7 +63,7 @@ TEST(OuterAxis, MixedGroupsMatchTheReference) {
           }
 }
 
-// Each rank once is the one that discards a step in its middle. By its own name, since tests/tsan.supp names it.
+// Each rank once discards a step in its middle. This is a separate function because tests/tsan.supp names it.
 [[gnu::noinline]] void train_after_discarded_steps(Rank &rank) {
   const SanitizerFrame frame;
   for (uint32_t step = 0; step < rank.setup.steps; ++step) {
@@ -182,7 +182,8 @@ TEST(OuterAxis, PlansCountWhatMessagesBetweenHostsNeed) {
   EXPECT_EQ(staging[1] + 3 * (512u << 10), staging[0] + 2 * 34 * (60u << 10));
 }
 
-// Hosts that are only acted hold what real ones would: what a planning context says, on every rank and in every role.
+// Acted hosts hold the same memory as real ones: the bytes that a planning context reports, on every rank and in every
+// role.
 TEST(OuterAxis, ARunOnActedHostsHoldsWhatItsPlanSays) {
   for (const Kind kind : {Kind::hsdp, Kind::hfsdp, Kind::hosts})
     for (const uint32_t ranks_per_host : {1u, 2u}) {

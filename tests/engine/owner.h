@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything of one rank, to be destroyed piece by piece.
+// All handles of one rank, to be destroyed one by one.
 #pragma once
 
 #include <algorithm>

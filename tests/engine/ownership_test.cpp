@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose memory it is: the caller's arenas, chunks and shards, views and what debug mode does to one that is used too
-// late.
+// Ownership of memory: the caller's arenas, chunks and shards, views, and what debug mode does to a view that is used
+// too late.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -130,8 +130,8 @@ TEST(Ownership, DebugModePoisonsCopiedViews) {
   });
 }
 
-// Ends the process by SIGSEGV, and says that it was this read: a fault anywhere else, or none, ends it in another way.
-// The handler stands before those of sanitizers.
+// Ends the process by SIGSEGV and reports that this read caused it. With a fault anywhere else, or with none, the
+// process ends in another way. The handler stands before those of sanitizers.
 const volatile void *forbidden = nullptr;
 
 void read_forbidden(const volatile float *data) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of a group: gathered and held by themselves, and planned by visits.
+// Pieces of a group are gathered and held separately, and planned by visits.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a phase of a group with planes by phase reads, where, and when that is gathered.
+// Groups with planes by phase: what each phase reads, at which address, and when it is gathered.
 #include <map>
 #include <set>
 
@@ -45,7 +45,7 @@ TEST(PlanePhases, AGranuleIsNotLongerThanItsTensor) {
   EXPECT_EQ(info_of(3, stack, 4, FSDP_QUANTIZE_MXFP8).padding_count, 0u);
 }
 
-// Where nothing is gathered, too: what runs on one rank runs on many.
+// The rule holds even if nothing is gathered, so that a program for one rank also runs on many.
 TEST(PlanePhases, OneRankRefusesWhatManyRanksRefuse) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED}) {
     Solo solo(State::published, layers(1, 1, FSDP_QUANTIZE_MXFP8, mode));
@@ -71,7 +71,7 @@ TEST(PlanePhases, OneRankRefusesWhatManyRanksRefuse) {
   }
 }
 
-// One address for BACKWARD and one for the other phases, of what is not quantized as well; each stays what it is.
+// Each parameter, quantized or not, has one address for BACKWARD and one for the other phases, and neither changes.
 TEST(PlanePhases, AddressesAreFixedByPhase) {
   Scenario setup = layers(2, 3, FSDP_QUANTIZE_MXFP8, FSDP_UNSHARD_COPIED);
   for (GroupDef &group : setup.groups) group.params.push_back({group.name + ".bias", {96}});
@@ -103,8 +103,8 @@ TEST(PlanePhases, AddressesAreFixedByPhase) {
   });
 }
 
-// All of a segment is recomputed before its backward visits: each group goes when the next but its own comes, so that
-// the buffer of one that is gathered ahead is free.
+// A whole segment is recomputed before its backward visits. Each group is returned when the second group after it
+// comes, so that a buffer is free for the group that is gathered ahead.
 TEST(PlanePhases, RecomputedSegmentsAreGatheredAhead) {
   for (const fsdp_quantization quantization : {fsdp_quantization{0}, fsdp_quantization{FSDP_QUANTIZE_MXFP8}}) {
     constexpr uint32_t count = 5;
@@ -131,7 +131,7 @@ TEST(PlanePhases, RecomputedSegmentsAreGatheredAhead) {
         update(rank);
       }
       const Stats stats = rank.stats();
-      // Numbers of the last group stay from its recompute to its backward visit, planes by phase do not.
+      // Unquantized weights of the last group stay from its recompute to its backward visit; planes by phase do not.
       const uint32_t gathers = 3 * count - (quantization ? 0 : 1);
       EXPECT_EQ(stats.gathers, 2 * gathers) << "quantization " << quantization;
       EXPECT_EQ(stats.prefetches, 2 * (gathers - 1)) << "all but the first of a step";
@@ -159,13 +159,14 @@ TEST(PlanePhases, ResidentGroupsStayThroughTheirRecompute) {
       FSDP(fsdp_reshard(rank.groups[g], FSDP_RECOMPUTE, 0, nullptr));
     }
     for (size_t g = 3; g-- > 0;) backward_group(rank, g, 0, 0, nullptr);
-    // Once for the resident group; of the others each visit gathers, but the last one's backward visit comes next.
+    // The resident group is gathered once. Each visit of another group gathers, except the last group's backward visit,
+    // which follows its forward visit.
     EXPECT_EQ(rank.stats().gathers, 1u + 3 + 2);
     FSDP(fsdp_discard_step(rank.model, nullptr));
   });
 }
 
-// A recompute that comes next to its backward visit leaves its weights there, also where nothing is gathered ahead.
+// A recompute right before its backward visit leaves its weights to that visit, also if nothing is gathered ahead.
 TEST(PlanePhases, RecomputeLeavesItsWeightsToTheNextVisit) {
   Scenario setup = layers(2, 3, 0, FSDP_UNSHARD_COPIED);
   setup.model.flags = FSDP_MODEL_NO_PREFETCH;

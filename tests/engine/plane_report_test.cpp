@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is told of quantized parameters: weights that are not finite, granules that were raised, bytes by plane.
+// Reports about quantized parameters: weights that are not finite, granules that were enlarged, bytes by plane.
 #include <cmath>
 #include <mutex>
 
@@ -63,7 +63,7 @@ void load_all(Rank &rank, bool spoilt) {
   load(rank, 3, 64, spoilt ? Odd{{0, NAN}} : Odd{});
 }
 
-// A device's words come with the window's opening.
+// On a device the warning comes when the window opens.
 void publish(Rank &rank, fsdp_context *context) {
   FSDP(fsdp_publish_weights(rank.model, stream()));
   FSDP(fsdp_wait_stream(context, stream(), 0));

@@ -33,8 +33,7 @@ std::string text_of(fsdp_dtype compute, fsdp_dtype grad, fsdp_dtype reduce) {
   return "compute " + std::to_string(compute) + ", grad " + std::to_string(grad) + ", reduce " + std::to_string(reduce);
 }
 
-// What the tests below compare with. Values between two neighbours go to the nearest, and to the even one from the
-// middle.
+// The conversions that the tests below use. Values between two neighbours are rounded to the nearest, ties to even.
 TEST(Rounding, IsThatOfTheFormats) {
   EXPECT_EQ(round_to(1.0f + 0x1p-11f, FSDP_FLOAT16), 1.0f);
   EXPECT_EQ(round_to(1.0f + 0x1.004p-11f, FSDP_FLOAT16), 1.0f + 0x1p-10f);
@@ -133,7 +132,7 @@ TEST(Training, MeshesHaveTheReferencesBitsInEveryDtype) {
         }
 }
 
-// Gradients that are beyond fp16 are infinite there, and only there; sums are fp32 and are not.
+// Gradients that fp16 cannot hold become infinite in fp16 only; sums are in fp32 and stay finite.
 TEST(Training, WhatFloat16CannotHoldIsInfinite) {
   for (const bool narrow : {false, true}) {
     Scenario setup = make_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, FSDP_UNSHARD_MAPPED);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP_VIEWS_PRIVATE: what a program writes into a view of weights, which it must not, is seen in that view alone, page
-// by page, until fsdp_restore_view, a publish or a discard. No bit of anything else changes.
+// FSDP_VIEWS_PRIVATE: if a program wrongly writes into a view of weights, only that view shows it, page by page, until
+// fsdp_restore_view, a publish or a discard. No other bit changes.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -72,8 +72,8 @@ void spoil(const Rank &rank, size_t g, fsdp_phase phase) {
   for (const auto view : views_of(rank, g, phase)) REQUIRE(is_all(view, mark_of(rank)));
 }
 
-// Every rank overwrites all weights in every visit. What other visits of the step read must be restored before; what a
-// backward visit leaves is the publish's.
+// Every rank overwrites all weights in every visit. The weights that later visits of the step read are restored before;
+// those after a backward visit are restored by the publish.
 Scenario spoiling(Scenario setup) {
   setup.eval = true;
   setup.recompute = true;
@@ -311,7 +311,7 @@ TEST_F(PrivateViewsSaved, ACheckpointHasTheWeightsAndNotWhatWasWritten) {
       }
 }
 
-// Their views are private as they are: what was written stays as long as they are gathered, here to the backward visit.
+// Copied views are private in any case: a write stays as long as the group is gathered, here until the backward visit.
 TEST(PrivateViews, CopiedWeightsAreGatheredAgain) {
   for (const fsdp_view_kind kind : {0, FSDP_VIEWS_READ_ONLY + 0, FSDP_VIEWS_PRIVATE + 0}) {
     Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
@@ -413,7 +413,7 @@ TEST(PrivateViews, APlanningContextKnowsTheirBytes) {
       }
 }
 
-// A write there must not become one of the rank's weights, and the view ends with the hold.
+// A write there must not change the rank's weights, and the view ends with the hold.
 TEST(PrivateViews, DebugModeTakesThemAway) {
   if (is_thread_sanitized()) GTEST_SKIP() << "it has views of its own for what is not private";
   for (const uint32_t ranks : {1u, 2u})
@@ -445,7 +445,7 @@ TEST(PrivateViews, DebugModeTakesThemAway) {
     }
 }
 
-// As no memory that ranks share is: contexts do not survive a fork.
+// A forked child inherits no memory that ranks share: contexts do not survive a fork.
 TEST(PrivateViews, AForkedChildHasThemNot) {
   const Scenario setup = private_scenario(FSDP_STRATEGY_NO_SHARD, 1);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {

@@ -23,7 +23,7 @@ float element(const void *data, fsdp_dtype dtype, uint64_t i) {
   return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const volatile uint16_t *>(data)[i]) << 16);
 }
 
-// Another thread of control of the same rank: the owner waits while it works, so that one at a time is in the context.
+// Another thread of the same rank. The owner waits while it works, so that only one thread at a time is in the context.
 class Helper {
  public:
   Helper() : thread_([this] { work(); }) {}
@@ -105,7 +105,8 @@ class VersionedRank {
       case Loop::interleaved: interleave(4); break;
       case Loop::delayed: delay_weight_gradients(); break;
     }
-    // All reduces are on their way, some ranks are in the end of the step already: only that they wait protects this.
+    // All reduces are under way and some ranks have already reached the end of the step: only their wait protects the
+    // gradients.
     pass(FSDP_EVAL);
     FSDP(fsdp_finish_grads(rank_.model, 1.0, 0, nullptr));
     check_grads(stress_.loop == Loop::accumulate ? 3 : stress_.loop == Loop::interleaved ? 4 : 1);
@@ -120,7 +121,8 @@ class VersionedRank {
     if (random_() % chance == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 2000));
   }
 
-  // In two halves: a rank that reads too early, or on from the version before, sees both numbers.
+  // The write is done in two halves, so a rank that reads too early, or continues from the previous version, sees both
+  // numbers.
   void publish() {
     const std::vector<fsdp_shard> shards = rank_.shards();
     for (const int half : {0, 1}) {

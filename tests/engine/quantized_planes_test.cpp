@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp_get_plane shows, what is gathered and kept of it, in bytes, and what is refused.
+// The planes that fsdp_get_plane shows, the bytes that are gathered and kept of them, and what is refused.
 #include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
@@ -64,7 +64,7 @@ TEST(QuantizedPlanes, KnownMatrixHasKnownCodesOfOneScale) {
         const Blocks expected{{0x78, 0xf8, 0x1b, 0x7e, 0x7e, 0x00}, {std::bit_cast<float>(0x3c36db6eu)}};
         for (const fsdp_phase phase : {FSDP_FORWARD, FSDP_BACKWARD, FSDP_RECOMPUTE, FSDP_EVAL})
           EXPECT_TRUE(planes_of(rank, phase) == expected) << ranks << " ranks, phase " << phase;
-        // What the ranks told each other before is forgotten: the largest number is smaller now.
+        // Magnitudes of an earlier publish are not used again: the largest number is smaller now.
         FSDP(fsdp_begin_update(rank.model, stream()));
         publish(rank, {0.5f, -0.25f, 0, 0.125f, 0, 0});
         EXPECT_TRUE(planes_of(rank, FSDP_FORWARD) == (Blocks{{0x7e, 0xf6, 0, 0x6e, 0, 0}, {1.0f / 896}}));
@@ -98,7 +98,7 @@ TEST(QuantizedPlanes, AreTheReferencesForAnyNumbers) {
       }
 }
 
-// Of numbers that are all finite, beside Inf, and beside NaN on another rank.
+// The numbers are all finite, or there is an Inf or a NaN on another rank.
 TEST(QuantizedPlanes, OfOneScaleAreTheReferences) {
   for (const int spoilt : {0, 1, 2})
     for (const uint32_t ranks : {1u, 3u})
@@ -120,8 +120,8 @@ TEST(QuantizedPlanes, OfOneScaleAreTheReferences) {
         }
 }
 
-// The last rank is held up between what it tells the others and what it publishes: their unshards wait for that. Every
-// number is the version.
+// The last rank is held up after it has sent its magnitudes and before it publishes: the unshards of the others wait
+// for that. Every number equals the version.
 TEST(QuantizedPlanes, AreNotReadBeforeTheyArePublished) {
   if (on_gpu()) GTEST_SKIP() << "there calls enqueue, and tests of streams hold them up";
   for (const fsdp_quantization quantization : {FSDP_QUANTIZE_MXFP8, FSDP_QUANTIZE_FP8_BLOCK})
@@ -180,8 +180,7 @@ TEST(QuantizedPlanes, GatheredBytesAndKeptBytes) {
     EXPECT_EQ(outcome.memory.role_bytes[FSDP_ROLE_GATHER], codes + 512);  // the pool's alignment
     EXPECT_EQ(outcome.memory.padding_count, 0u);
   }
-  // Codes and scales lie one behind the other in whole pages; what of these belongs to no rank counts for the first
-  // one.
+  // Codes and scales follow each other in whole pages; bytes that belong to no rank are counted for the first rank.
   const auto outcomes = train_threads(setup);
   EXPECT_EQ(outcomes[1].memory.role_bytes[FSDP_ROLE_COMPUTE], (codes + scales) / 2);
   EXPECT_EQ(outcomes[0].memory.role_bytes[FSDP_ROLE_COMPUTE], (codes + scales) / 2 + page - scales);
@@ -211,7 +210,7 @@ TEST(QuantizedPlanes, RankBoundariesFallBetweenBlocks) {
   }
 }
 
-// Codes are as they were, and main weights: what has changed behind the library's back is a scale.
+// Codes and main weights are unchanged; only a scale was changed without the library.
 TEST(QuantizedPlanes, ScalesOfReplicasAreCompared) {
   Scenario setup = one_matrix({130, 40}, 2);
   setup.model.strategy = FSDP_STRATEGY_NO_SHARD;
@@ -280,7 +279,7 @@ TEST(QuantizedPlanes, TheDescriptionHasThem) {
 
 class QuantizedCheckpoint : public Checkpoint {};
 
-// What is saved are main weights: other ranks make the same planes of them.
+// Main weights are saved, and other ranks compute the same planes from them.
 TEST_F(QuantizedCheckpoint, PlanesAreMadeAgain) {
   for (const fsdp_quantization quantization : {FSDP_QUANTIZE_FP8_BLOCK, FSDP_QUANTIZE_FP8, FSDP_QUANTIZE_MXFP8}) {
     const std::string folder = path + "/" + std::to_string(quantization);
@@ -341,7 +340,7 @@ TEST_F(QuantizedMisuse, InvalidFieldsAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_create_model(context, &of_model, &other), "quantize_from is 3");
 }
 
-// All of them at once, by name and number; the seal says the first.
+// fsdp_check_model names all of them at once, with names and numbers; the seal names the first.
 TEST_F(QuantizedMisuse, SizesThatCannotBeQuantizedAreNamed) {
   fsdp_param blocks = quantized("blocks", square, 2);
   blocks.granule = FSDP_GRANULE_BLOCK, blocks.granule_rows = 100;
@@ -401,7 +400,7 @@ TEST(QuantizedMisuseOfViews, NamesTheCallExpected) {
   solo.clean_step();
 }
 
-// Ranks that quantize otherwise learn it at the seal.
+// Ranks that quantize differently get an error at the seal.
 TEST(QuantizedMisuseOfViews, RanksMustAgree) {
   for (const int what : {0, 1, 2}) {
     Scenario setup = one_matrix({128, 128}, 2);

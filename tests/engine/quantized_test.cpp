@@ -16,8 +16,9 @@ ParamDef in_blocks(ParamDef param) { return quantized(std::move(param), FSDP_QUA
 // One scale for all of it.
 ParamDef scaled(ParamDef param) { return quantized(std::move(param), FSDP_QUANTIZE_FP8); }
 
-// Blocks that are cut short at either edge, less than a block, several matrices, granules of their own, beside others.
-// One scale each for what all ranks, some and one of them have parts of, in buckets of one, two and three of them.
+// Parameters with blocks that are cut at either edge, with less than a block, with several matrices, with granules, and
+// unquantized ones. One scale each for parameters of which all ranks, some ranks or one rank have parts, in buckets of
+// one, two and three parameters.
 std::vector<GroupDef> quantized_groups() {
   return {{"first",
            {in_blocks({"edges", {200, 150}, FSDP_BFLOAT16}),
@@ -65,7 +66,7 @@ TEST(QuantizedModels, AreTheSameInProcesses) {
     EXPECT_EQ(train_as_planned(make_setup(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3, mode), true), "") << "mode " << mode;
 }
 
-// Of replicas, of states over replicas, of hosts: what the outer axis gathers are codes and scales, too.
+// Replicas, states divided over replicas, and hosts: the outer axis gathers codes and scales, too.
 TEST(QuantizedModels, TrainAlikeOverTwoAxes) {
   Sample sample(5);
   for (const fsdp_strategy strategy : strategies)
@@ -110,7 +111,7 @@ TEST(QuantizedModels, TrainAlikeInDebugMode) {
   }
 }
 
-// Each option has bits of its own, and all those of the reference.
+// Each option gives different bits, and all of them are those of the reference.
 TEST(QuantizedModels, OptionsAreObeyed) {
   std::vector<std::vector<std::vector<float>>> weights;
   for (const fsdp_scale_rounding rounding : {FSDP_SCALE_EXACT, FSDP_SCALE_POWER_OF_TWO})
@@ -127,7 +128,7 @@ TEST(QuantizedModels, OptionsAreObeyed) {
   EXPECT_TRUE(same_bits(reference(usual).weights, weights.front())) << "exact, and from fp32";
 }
 
-// A rank that reads while others publish late, and publishes while others still read, meets one version: views are
+// A rank reads while others publish late, and publishes while others still read, and always sees one version. Views are
 // compared by version, and each element's code changes with its weight.
 TEST(QuantizedModels, NoReaderSeesAnotherVersion) {
   for (const auto mode : {FSDP_UNSHARD_MAPPED, FSDP_UNSHARD_COPIED})

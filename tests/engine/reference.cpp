@@ -16,7 +16,7 @@ namespace {
 
 fsdp_dtype first_of(fsdp_dtype a, fsdp_dtype b, fsdp_dtype c) { return a ? a : b ? b : c; }
 
-// What is computed with when these are the main weights.
+// The compute weights that belong to these main weights.
 std::vector<float> seen_of(const Scenario &setup, const GroupDef &group, const ParamDef &param,
                            std::vector<float> values, bool backward) {
   const fsdp_model_options &model = setup.model;
@@ -33,7 +33,7 @@ std::vector<float> seen_of(const Scenario &setup, const GroupDef &group, const P
   return values;
 }
 
-// What one parameter's training needs, element by element.
+// The training state of one parameter, element by element.
 struct ReferenceParam {
   const Scenario &setup;
   const GroupDef &group;
@@ -126,7 +126,7 @@ struct ReferenceParam {
     }
     keep(step + 1);
   }
-  // What is left where weights and states have fewer bits than fp32.
+  // The values that remain if weights and states have fewer bits than fp32.
   void keep(uint32_t step) {
     if (storage_of(setup, group, param) == FSDP_MAIN_NONE)
       for (uint64_t i = 0; i < weight.size(); ++i)

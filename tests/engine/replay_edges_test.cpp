@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One edge of a graph a test: what it comes after, or what comes after it, where nothing else orders them. Which edge
-// it is stands in docs/contracts/streams-and-threads.md.
+// Each test checks one edge of a graph: what the graph comes after, or what comes after it, where nothing else orders
+// them. docs/contracts/streams-and-threads.md lists the edges.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,8 +23,8 @@ void look(Rank &rank, size_t g, cudaStream_t stream, std::vector<float> &seen) {
                           [&seen, from = view.data] { std::memcpy(seen.data(), from, seen.size() * sizeof(float)); }));
 }
 
-// In debug mode a buffer is overwritten when it is given back, on the stream that gathers into it: no event comes after
-// that, only the stream itself tells.
+// In debug mode a returned buffer is overwritten on the stream that gathers into it. No event follows, so only the
+// order of that stream protects the buffer.
 TEST(ReplayEdges, AGraphGathersAfterABufferWasOverwritten) {
   NEEDS_NCCL();
   Scenario setup = nccl_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replays that are under way while something ends: the model, the capture, or nothing at all, since the graph itself
-// does not end.
+// Replays that are under way while the model or the capture is destroyed, and replays whose graph does not end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -101,7 +100,7 @@ TEST(ReplayEnd, TimeBeforeTheGraphDoesNotCount) {
   });
 }
 
-// More replays than the library keeps: the host waits for the GPU, and no longer than the timeout.
+// There are more replays than the library keeps, so the host waits for the GPU, but no longer than the timeout.
 TEST(ReplayEnd, TheHostIsAtMostSoManyReplaysAhead) {
   run_gated([](Rank &rank, cudaStream_t stream, Gate &gate, Graph &) {
     FSDP(fsdp_unshard(rank.groups[3], FSDP_BACKWARD, 0, stream));
@@ -155,7 +154,7 @@ TEST(ReplayEnd, AReplayUnderWayIsInTheFlightRecord) {
   });
 }
 
-// What the graph works on is given back after it. committed: the library was told of the launch.
+// The memory of the graph is given back after the graph has ended. committed: the library was told of the launch.
 void expect_destroy_to_wait(bool committed) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   simulated::set_strict(true);  // that memory is given back does not wait for the GPU
@@ -190,7 +189,7 @@ TEST(ReplayEnd, AModelIsDestroyedAfterItsReplay) { expect_destroy_to_wait(true);
 
 TEST(ReplayEnd, AModelIsDestroyedAfterAReplayThatWasNotCommitted) { expect_destroy_to_wait(false); }
 
-// A graph that runs needs the capture no more, and one that was prepared is given up with it.
+// A running graph no longer needs its capture. Destroying the capture cancels a prepared replay.
 TEST(ReplayEnd, ACaptureMayGoWhileItsReplayIsUnderWay) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   const Weights expected = train_eagerly(setup, 1);

@@ -18,7 +18,7 @@ void acquire_first(Rank &rank, size_t g, cudaStream_t stream) {
   FSDP(fsdp_put_grad(rank.groups[g], 0, nullptr, FSDP_FLOAT32, 0, 0, stream));
 }
 
-// What it comes after makes a difference.
+// An operation whose result depends on what came before it.
 void double_grads(Rank &rank, size_t g, cudaStream_t stream) {
   for (size_t p = 0; p < rank.def(g).params.size(); ++p) {
     fsdp_tensor grad = FSDP_TENSOR_INIT;
@@ -131,7 +131,7 @@ uint64_t stream_commands() {
   return count;
 }
 
-// Of a replay whose launch is on another stream than that of the one before, which is under way.
+// A replay is launched on another stream than the previous one, which is still under way.
 uint64_t count_replay_commands(uint32_t groups) {
   Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   setup.groups = equal_groups(groups, 8, 8);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Before a replay: what must fit, on every rank, and what is given up.
+// Before a replay: the state that must be the same on every rank, and replays that are cancelled.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -60,7 +60,7 @@ TEST(Replay, CommitNeedsTheStreamOfThePreparation) {
   EXPECT_TRUE(same_bits(weights, expected));
 }
 
-// What a preparation has given to its stream must not come after what the next one gives to another.
+// Work that a preparation enqueued on its stream must not come after work that the next one enqueues on another stream.
 TEST(Replay, CancelledReplayChangesNothing) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS);
   fsdp_stats eager = FSDP_STATS_INIT, replayed = FSDP_STATS_INIT;
@@ -243,7 +243,7 @@ TEST(Replay, RankWithAFailedStepIsNamedOnAllRanks) {
   });
 }
 
-// One rank launches, the other gives up: from there on they do different things.
+// One rank launches and the other one cancels, so from then on they do different things.
 TEST(Replay, CancelOnSomeRanksOnlyIsReportedAtTheNextMeeting) {
   const Scenario setup = graph_scenario(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   run(setup, [&](Rank &rank, cudaStream_t stream) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fsdp_check_replicas: what it finds, what it says, and that ranks which store other elements are not compared. That it
-// finds nothing after training is asked by every test that trains (harness.h).
+// fsdp_check_replicas: what it finds, what its error says, and that ranks with other elements are not compared. Every
+// test that trains checks that it finds nothing after training (harness.h).
 #include <gtest/gtest.h>
 
 #include "device.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle that was destroyed is refused for ever, however many came after it; values that never were handles are
-// refused without being read; and every create call that fails leaves NULL.
+// A destroyed handle is refused for ever, however many handles were made after it. Values that never were handles are
+// refused without being read. Every create call that fails leaves NULL.
 #include <malloc.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@ using namespace misuse;
 
 namespace {
 
-// Sanitizers make an error a hundred times as long; the plain build has them all.
+// Under sanitizers an error takes a hundred times as long, so only the plain build tries all of them.
 const size_t most = is_sanitized() ? 5'000 : 100'000;
 
 fsdp_context *make_plan_context() {
@@ -40,7 +40,7 @@ struct Kind {
   std::function<fsdp_status(Handle *)> use;
 };
 
-// Every handle is another one, all are refused once destroyed, and what they took is given back.
+// All handles differ, all are refused once they are destroyed, and their memory is given back.
 template <class Handle>
 void expect_dead_for_ever(const Kind<Handle> &kind) {
   std::vector<Handle *> old;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model that does not fit into the memory cgroup of its ranks: all of them get an error at the seal, where the kernel
-// would kill them. Takes the right to make a cgroup.
+// A model does not fit into the memory cgroup of its ranks: all of them get an error at the seal, before the kernel
+// would kill them. The test needs the right to make a cgroup.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One failure has one text, whichever rank one asks.
+// A failure has the same text on every rank.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -84,7 +84,7 @@ void open_window(Rank &rank) {
   FSDP(finish(rank));
 }
 
-// The first rank is what others are measured by, also where it is the odd one.
+// The others are compared with the first rank, even if it is the odd one.
 TEST(SameText, OfNumbersThatDiffer) {
   for (const uint32_t odd : {0u, 1u, 2u})
     expect_one(texts_of_model([&](Rank &rank) {
@@ -149,7 +149,7 @@ TEST(SameText, OfParametersThatSomeDoNotTrain) {
              {"FSDP_MISMATCH of rank 1", "rank 1 does not train parameter", "of group 'layer.0', rank 0 does"});
 }
 
-// Of calls that differ none is the right one: all are named, with the first rank that made it.
+// If calls differ, none counts as the right one: each is named, with the first rank that made it.
 TEST(SameText, OfCallsThatDiffer) {
   expect_one(
       texts_of_model(
@@ -186,7 +186,7 @@ TEST(SameText, OfNormsThatDiffer) {
                                                    "rank 2 asked for the norm alone, rank 0 for max_norm 0.5"});
 }
 
-// Of two models of the same ranks, the one that is meant: at the seal, the end of a step, a norm, a step.
+// With two models of the same ranks the message names the right one: at the seal, the end of a step, a norm, a step.
 TEST(SameText, NamesTheModel) {
   const Scenario scenario = scenario_of(FSDP_STRATEGY_OPTIM_GRADS, world_size, FSDP_UNSHARD_MAPPED);
   using Call = std::function<fsdp_status(Rank &)>;

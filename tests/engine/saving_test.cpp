@@ -56,8 +56,8 @@ void begin(const Rank &rank, const std::string &folder, Handle &checkpoint, cons
   FSDP(fsdp_add_checkpoint_model(checkpoint.handle, name, rank.model));
 }
 
-// The weights may not change before they are copied, and the disk takes its time: finish_grads waits, and what is saved
-// are the bytes of before. All of that is counted.
+// The weights may not change before they are copied, and the disk is slow: finish_grads waits, the save has the earlier
+// bytes, and the wait is counted.
 TEST_F(Saving, BesideTrainingHasTheBytesOfItsCommit) {
   const Scenario setup = large();
   run(setup, [&](Rank &rank) {
@@ -86,7 +86,7 @@ TEST_F(Saving, BesideTrainingHasTheBytesOfItsCommit) {
   EXPECT_EQ(files("step-0000000001"), files("rest/step-0000000001"));
 }
 
-// With room for all of it nothing waits for the disk. The room is planned, told, and allocated at the seal.
+// With memory for all data nothing waits for the disk. The memory is planned, reported, and allocated at the seal.
 TEST_F(Saving, WithRoomForAllWaitsForNoDisk) {
   Scenario setup = large();
   const auto staging = [&](uint64_t bytes) {
@@ -121,7 +121,7 @@ TEST_F(Saving, WithRoomForAllWaitsForNoDisk) {
   });
 }
 
-// The next one waits for the one before; both are there, and whole.
+// The next save waits for the previous one; both checkpoints are whole.
 TEST_F(Saving, TheNextSaveWaitsForTheOneBefore) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run(setup, [&](Rank &rank) {
@@ -279,7 +279,7 @@ TEST_F(Saving, NamesAreUnique) {
   EXPECT_TRUE(names().empty());
 }
 
-// A parameter that is called like the steps of another: one of them would be lost.
+// A parameter has the name under which the steps of another one are saved: one of them would be lost.
 TEST_F(Saving, ParameterNamedLikeAStateIsRefused) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = equal_groups(1, 4, 4);
@@ -294,7 +294,7 @@ TEST_F(Saving, ParameterNamedLikeAStateIsRefused) {
   EXPECT_TRUE(names().empty());
 }
 
-// What is there and no checkpoint is not replaced, whatever it is called.
+// A file or folder that is not a checkpoint is never replaced, whatever its name is.
 TEST_F(Saving, NothingElseIsReplaced) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   fs::create_directory(path + "/step-0000000000");
@@ -355,7 +355,8 @@ TEST_F(Saving, OfAModelThatARankOfItsMeshLacksIsRefused) {
   }
 }
 
-// The first rank begins another save, of some of the ranks, as soon as this one has ended: the others learn its end.
+// The first rank begins a save of some of the ranks as soon as this one has ended: the other ranks still learn that
+// this one has ended.
 TEST_F(Saving, OfSomeRanksMayFollowASaveOfAll) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 4);
   run(setup, [&](Rank &rank) {
@@ -398,7 +399,8 @@ TEST_F(Saving, AWaitMayBeInterruptedAndRepeated) {
   EXPECT_EQ(names(), std::vector<std::string>{"step-0000000000"});
 }
 
-// The disk of one rank is full: all ranks are told which, training goes on, and the next save is well.
+// The disk of one rank is full: all ranks get an error that names the rank, training goes on, and the next save
+// succeeds.
 TEST_F(Saving, FailureIsReturnedByTheWait) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   std::optional<FaultScope> full;
@@ -423,7 +425,7 @@ TEST_F(Saving, FailureIsReturnedByTheWait) {
   EXPECT_EQ(names(), std::vector<std::string>{"step-0000000004"});
 }
 
-// The program does not wait for it: the close does. Its model may be gone before.
+// The program does not wait for the save, but the close does. The model may be destroyed before.
 TEST_F(Saving, IsWaitedForByTheClose) {
   const Scenario setup = large();
   std::vector<std::string> errors;
@@ -445,7 +447,7 @@ TEST_F(Saving, IsWaitedForByTheClose) {
   for (const std::string &error : errors) EXPECT_EQ(error, "");
 }
 
-// ... and tells of its failure, closed all the same.
+// The close returns the save's failure, and the context is closed all the same.
 TEST_F(Saving, UnreadFailureIsReturnedByTheClose) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   const FaultScope broken({SystemFault::Way::fails, -1, EIO, "fsync"});

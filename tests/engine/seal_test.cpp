@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that declare different models learn it at the seal: all of them, soon, with both values; and then go on.
+// If ranks declare different models, all of them get an error at the seal, soon and with both values, and can go on.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ struct Declaration {
   std::vector<std::string> states;
 };
 
-// One thing that the odd rank declares in its own way, and how the message shows both.
+// One difference in the odd rank's declaration, and how the message shows both values.
 struct Case {
   const char *name;
   void (*change)(Declaration &);
@@ -142,7 +142,7 @@ struct Board {
   std::atomic<double> slowest;
 };
 
-// All ranks but one declare the usual, the one that is late has not come for `late_ms`.
+// All ranks but one declare the usual model; the late rank comes after `late_ms`.
 void disagree(uint32_t rank, uint32_t ranks, fsdp_context *context, size_t index, uint32_t odd, uint32_t late,
               int late_ms, uint32_t sealed, Board &board) {
   const Case &test = cases[index];
@@ -290,7 +290,7 @@ TEST(SealOfSeveral, TheLowestOfTwoOddRanksIsNamed) {
   });
 }
 
-// It is a part of what every gradient is multiplied by: ranks with different ones would drift apart.
+// Every gradient is multiplied by it, so the weights of ranks with different factors would drift apart.
 TEST(SealOfSeveral, OtherGradientFactorsAreNamed) {
   Scenario clean = clean_scenario(3);
   clean.model.grad_op = FSDP_GRAD_OP_FACTOR;

@@ -22,7 +22,7 @@ void await_step(World &world, uint32_t rank, uint32_t step) {
   for (const double deadline = now() + 20; world.seen().steps[rank] < step && now() < deadline;) pause_us(100);
 }
 
-// Until these ranks have said what they saw, at most for so long as World::collect would wait.
+// Waits until these ranks have reported, at most as long as World::collect would wait.
 void await_ends(const World &world, std::initializer_list<uint32_t> ranks) {
   const double deadline = now() + 30;
   for (const uint32_t rank : ranks) {
@@ -115,7 +115,8 @@ TEST(Slow, TwoRanksStoppedAtOnceAreNamedTogether) {
     return live_until_failure(heard_scenario(4, 1000), rank, world.name(), world.seen(), 1'000'000);
   });
   await_step(world, 1, 3);
-  // The ranks that judge stand still until both are stopped, however long that takes: they count only what they watch.
+  // The observing ranks stand still until both are stopped, however long that takes: they count only silence that they
+  // watch.
   for (const uint32_t r : {0u, 3u, 1u, 2u}) stop(world, r);
   for (const uint32_t r : {0u, 3u}) go_on(world, r);
   await_ends(world, {0, 3});
@@ -132,8 +133,8 @@ TEST(Slow, TwoRanksStoppedAtOnceAreNamedTogether) {
   EXPECT_NE(text.find("have not responded for 1.0 s: they are stopped"), std::string::npos) << text;
 }
 
-// Stopped one after another, or all at once and for longer than the limit, as a machine that was suspended: the one
-// that wakes first has not watched the others and judges none.
+// Ranks are stopped one after another, or all at once for longer than the limit, as on a suspended machine: the rank
+// that wakes first has not watched the others and blames none.
 TEST(Slow, StopsShorterThanTheLimitAndOfAllRanksAreNoFailure) {
   constexpr uint32_t steps = 40;
   World world(3);
@@ -155,7 +156,7 @@ TEST(Slow, StopsShorterThanTheLimitAndOfAllRanksAreNoFailure) {
   }
 }
 
-// Its caller computes; its monitor beats.
+// Its caller computes; its monitor sends heartbeats.
 TEST(Slow, ACallerThatComputesForLongerThanTheLimitIsNotStopped) {
   World world(2);
   world.start([&](uint32_t rank) {
@@ -197,7 +198,7 @@ TEST(Slow, AHeartbeatLimitUnderASecondIsRefusedEverywhere) {
   refused(fsdp_create_plan_context(2, 0, &options, contexts));
 }
 
-// When the ranks of a world came to what rank 2 does not come to; in memory that its processes share.
+// The times at which the ranks reached the call that rank 2 does not make, in memory that the processes share.
 class Starts {
  public:
   Starts() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that some rank spoils: none hangs, the error says which rank and what, and no trace is left in the weights.
+// Steps that a rank spoils: none hangs, the error says which rank and what, and the weights do not change.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -103,8 +103,8 @@ TEST_P(SpoiltStep, OneRankStillHoldsAGroup) {
   });
 }
 
-// Reduces that are not the same on all ranks, before anything else shows it: an error that shows both calls, on every
-// rank. No main grads are given out, the contexts have failed.
+// The reduces of the ranks differ, and nothing else shows it before: every rank gets an error with both calls. No main
+// grads are given out, and the contexts have failed.
 void expect_lost_job(const Scenario &scenario, const std::function<void(Rank &)> &body,
                      const std::vector<std::string> &parts) {
   std::atomic<double> last_arrival{0}, last_error{0};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fsdp_get_stats says of bytes, waits, allocations and pools: exact numbers, or where a slow peer must show.
+// What fsdp_get_stats reports about bytes, waits, allocations and pools: exact numbers, or the counter that must show a
+// slow peer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -76,7 +77,7 @@ TEST(Stats, AllocationsGrowAtTheSealAndNowhereElse) {
   });
 }
 
-// What rank 0 waited for, of a rank 1 that comes late to something.
+// What rank 0 waited for if rank 1 is late with something.
 struct Waits {
   uint64_t gather, reduce, peer;
 };

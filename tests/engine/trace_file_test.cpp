@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The caller's own spans, the ring's end, and the file: when it is written, by which thread, and how it fails.
+// The caller's own spans, a full ring, and the file: when it is written, by which thread, and how writing fails.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -66,8 +66,7 @@ TEST(Trace, ShowsEveryCallOfAStepInOrder) {
   }
 }
 
-// Each of what a lane did begins within or after the first call for its group that nothing on the lane has answered
-// yet.
+// Each event of a lane begins within or after the first call for its group that has no event on the lane yet.
 void expect_behind(const std::vector<Slice> &done, const std::vector<Slice> &calls, const std::string &call) {
   auto asked = calls.begin();
   for (size_t i = 0; i < done.size(); ++i) {
@@ -88,7 +87,7 @@ TEST(Trace, GathersAndReducesHaveLanesOfTheirOwn) {
     for (const Slice &gather : gathers) EXPECT_EQ(gather.bytes, group_bytes);
     const auto reduces = files[r].of_category(r, "reduce", "collective");
     EXPECT_EQ(TraceFile::names(reduces), (Names{"reduce_scatter layer.1", "reduce_scatter layer.0"}));
-    // One begins when it is asked for, and not before the one before has ended.
+    // An event begins when it is requested, and not before the previous one has ended.
     const auto calls = files[r].of_category(r, "caller", "call");
     expect_behind(gathers, calls, "unshard ");
     const auto waits = files[r].of_category(r, "gather", "wait");

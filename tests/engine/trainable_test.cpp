@@ -52,7 +52,7 @@ TEST(Trainable, GroupWithoutTrainedParametersIsNotReduced) {
   }
 }
 
-// With max_pending_bytes: a part is reduced when what is trained of it is complete, and never if that is nothing.
+// With max_pending_bytes a part is reduced when its trained parameters are complete, and never if it has none.
 TEST(Trainable, PartsWaitOnlyForTheirTrainedParameters) {
   Scenario setup;
   setup.ranks = 2;
@@ -105,7 +105,7 @@ TEST(Trainable, MemoryStaysAsItWasPlanned) {
   });
 }
 
-// Nothing that was in the main grads before counts: an Inf of a step that was given up neither.
+// Earlier contents of the main grads do not count, not even an Inf of a discarded step.
 TEST(Trainable, OldGradientsCountAsZeros) {
   for (const fsdp_strategy strategy : strategies)
     for (const bool whole : {true, false}) {
@@ -181,7 +181,8 @@ TEST(Trainable, ModelWithoutTrainedParametersStillSteps) {
   }
 }
 
-// Main weights that are written in a window are published at its end, by a step too, also of what is not trained.
+// Main weights that are written in a window are published at its end, also by a step, and also for untrained
+// parameters.
 TEST(Trainable, LoadedWeightsArePublished) {
   for (const fsdp_strategy strategy : strategies) {
     Scenario setup = scenario_of(strategy, 2);
@@ -235,7 +236,8 @@ TEST(Trainable, AcquireGradsLendsOnlyTrainedParameters) {
   });
 }
 
-// Of each group in two parts one is trained: what is lent or not read yet of the other group takes the other buffer.
+// Each group has two parts, of which one is trained. A part of the other group that is lent or not read yet takes the
+// other buffer.
 TEST(Trainable, PartsWithoutTrainedParametersTakeNoBuffer) {
   Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 2);
   setup.groups = equal_groups(2, 64, 32);
@@ -356,7 +358,7 @@ TEST(Trainable, MustBeAlikeOnEveryRank) {
     }
 }
 
-// Ranks that reduce different groups are told as all are, with a word of why; none waits for ever.
+// Ranks that reduce different groups get the usual error with the reason; none waits for ever.
 TEST(Trainable, ReducesOfOtherGroupsAreReported) {
   for (const fsdp_strategy strategy : strategies)
     for (const bool replicas : {false, true}) {
@@ -383,7 +385,7 @@ TEST(Trainable, ReducesOfOtherGroupsAreReported) {
     }
 }
 
-// What is compared is what they are: in any meeting, also before the first publish.
+// Any meeting compares which parameters are trained, also before the first publish.
 TEST(Trainable, IsComparedWhereRanksMeet) {
   const Scenario setup = scenario_of(FSDP_STRATEGY_OPTIM_GRADS_PARAMS, 3);
   run_threads(setup, [&](uint32_t r, fsdp_context *context) {

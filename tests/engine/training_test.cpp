@@ -148,8 +148,7 @@ TEST(Training, AnInjectedDelayOf100MillisecondsChangesNoBit) {
   expect_reference(setup, train_threads(setup));
 }
 
-// A group that says what its gradients are rounded to gets that, whatever the model says, and the others get the
-// model's.
+// A group with its own reduce_dtype uses it, whatever the model's is; the other groups use the model's.
 TEST(Training, AGroupHasAReduceTypeOfItsOwn) {
   constexpr float fine = 1.0f + 1.0f / 1024;  // has no bf16; the nearest one is 1
   for (const fsdp_strategy strategy : strategies)

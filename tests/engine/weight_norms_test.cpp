@@ -81,8 +81,7 @@ void check_weight_norms(const Rank &rank, const std::vector<double> &norms) {
 
 using ValuesOf = std::function<std::vector<float>(size_t group, size_t param)>;
 
-// Gives the values as gradients; where there are none, none is given. Frozen parameters and `untrained` are passed
-// over.
+// Gives the values as gradients; without values it gives none. Frozen parameters and `untrained` are left out.
 void give_grads(Rank &rank, const ValuesOf &values_of, std::pair<size_t, size_t> untrained = {SIZE_MAX, 0}) {
   for (size_t g = rank.groups.size(); g-- > 0;) {
     for (size_t p = rank.def(g).params.size(); p-- > 0;) {
@@ -244,7 +243,7 @@ TEST_P(ZeroGrads, AreCountedOnceInTheWholeModel) {
     give_grads(rank, [&](size_t g, size_t p) { return g + p ? values_of(g, p) : std::vector<float>(); });
     REQUIRE(count_zeros(rank) == expected - first);
     FSDP(fsdp_discard_step(rank.model, stream()));
-    // One rank's gradient of it is one of all: zeros here.
+    // A gradient of one rank counts for all ranks; here it is zeros.
     give_grads(rank, [&](size_t g, size_t p) {
       return g + p ? values_of(g, p) : r ? std::vector<float>() : zeros_like(rank, g, p);
     });

@@ -61,7 +61,7 @@ void mix_up(Scenario &setup) {
   setup.groups[2].params[0].dtype = FSDP_BFLOAT16;
 }
 
-// What all ranks' contributions add up to, scaled: on every rank, or on the one that asks.
+// The scaled sum of all ranks' contributions, on every rank or on the root.
 TEST(WholeGrads, AreReadAsTheOptimizerSeesThem) {
   for_every_setup(5, grad_modes, [](Scenario setup) {
     mix_up(setup);
@@ -138,7 +138,8 @@ std::vector<std::vector<float>> weights_after(const Scenario &setup) {
   return weights;
 }
 
-// By all ranks and by each as the root: shards show it, norms measure it, AdamW steps by it, replicas agree.
+// Loaded by all ranks, and by each rank as the root: shards show it, norms measure it, AdamW uses it, and replicas
+// agree.
 TEST(WholeGrads, LoadedOnesAreUsedByTheStep) {
   unsigned number = 0;
   for_every_setup(5, grad_modes, [&](Scenario setup) {

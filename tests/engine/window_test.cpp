@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What comes before and after the update window: discarded steps, loaded weights, the caller's own optimizer.
+// Events around the update window: discarded steps, loaded weights, the caller's own optimizer.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ TEST(Window, AnExceptionInForwardThenDiscardThenACleanStep) {
       run_threads(scenario, [&](uint32_t r, fsdp_context *context) {
         Rank rank(context, scenario);
         rank.load();
-        // Each rank is somewhere else when it gives up.
+        // Each rank is at a different place when it discards.
         FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, nullptr));
         if (r > 0) {
           put_all(rank, 3, 100.0f);
