@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The example's backward pass against central differences of its forward pass. The very sources of train_gpt are
- * compiled here with float meaning double, so that the comparison is sharp (1e-7) and not drowned in rounding.
+ * Compares the example's backward pass with central differences of its forward pass. The sources of train_gpt are
+ * compiled here with float meaning double, so that the comparison holds to 1e-7 and rounding does not hide errors.
  */
 #include <cblas.h>
 #include <math.h>
@@ -13,7 +13,7 @@
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wkeyword-macro"
 #endif
-/* exp.h works on the bits of a float; stand in for it. */
+/* exp.h works on the bits of a float, so these functions replace it. */
 #define TRAIN_GPT_EXP_H
 #define exp_fast exp
 #define float double

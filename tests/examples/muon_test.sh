@@ -19,7 +19,7 @@ run_to() {
 same() { [ -s "$1" ] && cmp -s "$1" "$2"; }
 learns() { awk '/^step/ { last = $4; if (!n++) first = $4 } END { exit !(n == 4 && last < first / 4) }' "$1"; }
 
-# From the iteration in double precision of a program of its own.
+# These numbers come from a separate program that runs the iteration in double precision.
 check 'Newton-Schulz has the numbers of the contract' equal "$("$muon" orthogonalize | head -1)" '0.29193 0.58752 -0.02985'
 for way in '' whiten; do
   # shellcheck disable=SC2086

@@ -20,7 +20,7 @@ S
 stub id <<'S'
 echo "${FAKE_ID:-0}"
 S
-# What is run is shown, not done.
+# The stub prints its command and does not run it.
 stub apt-get <<'S'
 echo "apt-get $*"
 [ -z "${FAKE_FAILURE:-}" ]
@@ -42,7 +42,7 @@ check 'nothing is missing: silent' equal "$out" ''
 check 'and successful' equal $status 0
 need present absent
 check 'as root: prints the line' contains "$out" '+ apt-get update && env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends absent'
-# What was run stands in lines of its own, behind that one.
+# The commands that ran follow this line, one per line.
 check 'and runs it' contains "$out" 'apt-get update
 apt-get install -y --no-install-recommends absent'
 check 'successfully' equal $status 0

@@ -33,11 +33,11 @@ for name in shard_and_gather own_optimizer flat_step frozen_base fused pipeline_
   [ $name = pipeline_1f1b ] || check "$name alone" ends_well "$examples/$name"
   check "$name with 3 processes" ends_well "$run" -n 3 --no-prefix "$examples/$name"
 done
-# A layer that keeps a view too long reads NaN in debug mode.
+# In debug mode a layer that keeps a view too long reads NaN.
 kept=$(output "$run" -n 2 --debug --no-prefix "$examples/fused" --keep)
 check 'debug mode shows a view that is kept too long' equal "$kept" \
   'fused: while it was held the weight was -1.250, after the reshard the view shows NaN'
-# Saved on the way, and gone on with: the same last digits as in one go.
+# A training that is saved and continued ends with the same last digits as one without a break.
 enter_scratch
 for name in own_optimizer frozen_base; do
   steps=150

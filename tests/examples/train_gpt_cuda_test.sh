@@ -12,7 +12,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source-path=SCRIPTDIR source=../tools/tap.sh
 . "$here/../tools/tap.sh"
 enter_scratch
-# Of its own: what is learnt in three steps depends on every byte of it.
+# The test has its own text, because what is learnt in three steps depends on every byte of it.
 mkdir corpus && seq 1 2000 >corpus/numbers.md
 export OPENBLAS_NUM_THREADS=1
 small="--layers 2 --width 32 --heads 2 --context 16 --batch 4 --steps 3 --lr 3e-2 --quiet --corpus corpus"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: train_gpt_resume_test.sh FSDP_RUN TRAIN_GPT
-# A training that is saved, ended in one way or another, and goes on: its losses, gradient norms and weights are those
-# of one that did not end, to the bit.
+# A training is saved, ended in one of several ways, and continued. Its losses, gradient norms and weights have the same
+# bits as those of a training that did not end.
 set -u
 run=$(realpath "$1")
 train_gpt=$(realpath "$2")
@@ -57,7 +57,7 @@ check '... and computes the same' same_numbers saved.json
 check 'goes on where nothing was saved yet' train 2 first.json --save none --resume
 check '... from the beginning' same_numbers first.json
 
-# On other ranks the sums are rounded otherwise, but the steps before are kept as they are.
+# With another number of ranks the sums are rounded differently, but the earlier steps are kept unchanged.
 rm -r a/step-0000000060
 check 'goes on on three ranks' train 3 saved.json --save a --resume --strategy optim
 losses saved.json | head -n 40 >kept

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: train_gpt_test.sh FSDP_RUN TRAIN_GPT
-# Small models for few steps: what the flags must not change, and what they must.
+# Trains small models for few steps, and checks what the flags must change and what they must not.
 set -u
 run=$(realpath "$1")
 train_gpt=$(realpath "$2")
@@ -26,11 +26,11 @@ train() {
 }
 
 field() { sed -n "s/.*\"$1\": \"\{0,1\}\([^,\"}]*\).*/\1/p" out.json 2>/dev/null; }
-# All losses and gradient norms, and the hash of the weights: equal only if the runs are the same to the bit.
+# All losses and gradient norms, and the hash of the weights. They are equal only if the runs have the same bits.
 numbers() { field loss; field grad_norm; field weights_hash; }
 same_bits() { [ -n "$expected" ] && equal "$(numbers)" "$expected"; }
 
-# close_to FILE: the losses of out.json are those of FILE, but for rounding.
+# close_to FILE: the losses of out.json equal those of FILE up to rounding.
 close_to() {
   field loss >losses
   [ "$(wc -l <losses)" -eq 6 ] && paste losses "$1" | awk '

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes random calls over the whole public header, right ones and wrong ones in every order, in worlds of one and of
-// two ranks and in plans. There must be no sanitizer's report and no hang. Each call returns a documented status that
-// is not FSDP_INTERNAL, and the thread's last error has the same. After a failure handles are NULL and other outputs
-// untouched. At the end every call has succeeded at least once, in a long run also in each world. In rounds without
-// deliberate wrong calls most calls succeed, and no context fails.
+// Makes random calls of the whole public header, correct and wrong ones, in every order. They are made in worlds of one
+// and of two ranks and in planning contexts. No sanitizer may report anything, and no call may hang. Each call returns
+// a documented status that is not FSDP_INTERNAL, and the thread's last error has the same. After a failure handles are
+// NULL and other outputs untouched. At the end every call has succeeded at least once, in a long run also in each
+// world. In rounds without deliberate wrong calls most calls succeed, and no context fails.
 //
 // usage: abi_fuzzer ABI_JSON [--seconds N | --rounds N] [--seed N]
 //
@@ -39,7 +39,7 @@ constexpr const char *world_names[world_count] = {"a world of one", "a world of 
 std::atomic<uint64_t> seed_now{0}, calls_made{0};
 thread_local const char *call_now = "none";
 std::atomic<const char *> last_call{"none"};
-// How often a call gave each status, in each world and in rounds that were tame.
+// How often a call returned each status, in each world and in the rounds without deliberate wrong calls.
 struct Given {
   using Counts = std::array<std::atomic<uint64_t>, FSDP_INTERNAL + 1>;
   Counts in[world_count], tame[world_count];
@@ -81,8 +81,7 @@ void play(Rank &rank, Random &random) {
   leave(rank);
 }
 
-// Plays a world of two: both ranks make the same calls, and in a wild round one of them makes another call now and
-// then.
+// Plays a world of two. Both ranks make the same calls; in a wild round one of them sometimes makes a different call.
 void play_two(uint64_t seed, Random &random, uint64_t wildness) {
   fsdp_context_options options = FSDP_CONTEXT_OPTIONS_INIT;
   options.timeout_ms = wildness == 0 ? patient_ms : hasty_ms;
@@ -147,7 +146,7 @@ void save_first(const char *folder) {
   fsdp_destroy_context(context);
 }
 
-// Every round meets the same files, whatever the ones before it have left.
+// Every round finds the same files, whatever the rounds before it have left.
 void begin_folder() {
   std::filesystem::remove_all("fuzz-checkpoints");
   std::filesystem::remove_all("fuzz-own");
@@ -199,9 +198,9 @@ bool belongs_to_plans(const std::string &name) {
   return std::ranges::find(declaring, name) != std::end(declaring);
 }
 
-// Few calls of these succeed: states need a name that was made up, planes a quantized parameter, rounding a parameter
-// without main weights, restored views those of a model whose views may be written, and matrix calls a model that has
-// matrices and a window whose gradients have been reduced.
+// Few of these calls succeed. States need a made-up name, planes need a quantized parameter, and rounding needs a
+// parameter without main weights. Restored views need a model whose views may be written. Matrix calls need a model
+// with matrices and a window whose gradients have been reduced.
 bool is_for_few(const std::string &name) {
   static constexpr const char *few[] = {"fsdp_add_optimizer_state", "fsdp_collect_matrices", "fsdp_get_plane",
                                         "fsdp_load_plane",          "fsdp_next_matrix",      "fsdp_restore_view",
@@ -209,8 +208,8 @@ bool is_for_few(const std::string &name) {
   return std::ranges::find(few, name) != std::end(few);
 }
 
-// What is wrong with how often a call has succeeded in a world; empty if nothing is. At least a quarter of the tame
-// calls must succeed.
+// Says what is wrong with the number of a call's successes in a world; empty if nothing is. At least a quarter of the
+// tame calls must succeed.
 std::string problem_of(const std::string &name, const Given &given, int world) {
   const Given::Counts &tame = given.tame[world];
   const bool planned = belongs_to_plans(name), expected = world != plan_world || planned;
@@ -293,7 +292,7 @@ int run(int argc, char **argv) {
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   play_round(options.seed);  // what is made once in a process is there before the first count
   const size_t files = open_files();
-  // A machine that is busy with other things needs longer for as many calls.
+  // A busy machine needs more time for the same number of calls.
   const auto is_over = [&, limit = static_cast<double>(options.seconds)] {
     return seconds() >= limit && (have_all_succeeded() || seconds() >= 48 * limit);
   };
@@ -348,7 +347,7 @@ fsdp_status call(Rank &rank, const Case &chosen) {
     give_up(std::string(chosen.name) + " gave the unknown status " + std::to_string(status));
   if (status == FSDP_INTERNAL) give_up(std::string(chosen.name) + " gave FSDP_INTERNAL");
   if (status != FSDP_OK) check_detail(chosen.name, status);
-  // A rank that has what it waited for may leave, without closing too, while its peer still waits.
+  // A rank whose wait has ended may leave while its peer still waits, even without closing its context.
   const bool left_alone = status == FSDP_PEER_FAILED && rank.peer_left();
   if (rank.tame && status > FSDP_UNSUPPORTED && !left_alone)
     give_up(std::string(chosen.name) + " fails where nobody makes wrong calls");
@@ -365,7 +364,7 @@ fsdp_status call(Rank &rank, const char *name) {
   return call(rank, *found);
 }
 
-// Makes any call, but seldom one that makes or ends a context: the round would be over soon.
+// Makes any call, but seldom one that makes or ends a context, because that would soon end the round.
 void call_anything(Rank &rank) {
   static constexpr const char *seldom[] = {
       "fsdp_destroy_context",       "fsdp_abort_context",       "fsdp_close_context", "fsdp_create_context",

@@ -40,7 +40,7 @@ fsdp_status load_model(Rank &rank) {
   return loaded(fsdp_load(rank.model(), folder, input.pointer(), loaded.pointer()));
 }
 
-// Loads weights from a checkpoint as from any other files, under names that hardly any tensor has.
+// Loads weights from a checkpoint as if it were other files, under names that hardly any tensor has.
 fsdp_status load_weights(Rank &rank) {
   constexpr uint32_t all = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_IF_ANY;
   constexpr uint32_t transposed = FSDP_RENAME_TRANSPOSED;
@@ -117,11 +117,11 @@ fsdp_status get_checkpoint_status(Rank &rank) {
   return status(fsdp_get_checkpoint_status(rank.checkpoint(), status.pointer()));
 }
 
-// The folder of checkpoints that are saved and opened in one call. In the folder of all others another context's save
-// may end at any time and be the newest.
+// The folder of checkpoints that are saved and opened in one call. In the folder of all other checkpoints, another
+// context's save may end at any time and become the newest.
 constexpr const char own_folder[] = "fuzz-own";
 
-// Loads a model that was saved and opened for that.
+// Loads a model that was saved and opened for this call.
 fsdp_status load_saved_model(Rank &rank) {
   fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;
   options.flags = FSDP_SAVE_REPLACE;
@@ -151,7 +151,7 @@ fsdp_status load_checkpoint_model(Rank &rank) {
       fsdp_load_checkpoint_model(rank.checkpoint(), model_name(rank), rank.model(), input.pointer(), loaded.pointer()));
 }
 
-// Reads bytes that were saved and opened for that.
+// Reads bytes that were saved and opened for this call.
 fsdp_status read_saved_bytes(Rank &rank) {
   static constexpr char data[] = "bytes";
   fsdp_save_options options = FSDP_SAVE_OPTIONS_INIT;

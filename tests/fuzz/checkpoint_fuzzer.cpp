@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fuzzes the parsers of a checkpoint's files. Whatever the bytes are, they are read or refused with the file's name,
-// and what was read is written and read again as the same. The first byte chooses the parser. At the end each parser
-// has read some inputs.
+// Fuzzes the parsers of a checkpoint's files. Any bytes are either read or refused with the file's name. What was read
+// is written, and reading that gives the same again. The first byte chooses the parser. At the end each parser has read
+// some inputs.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -46,7 +46,7 @@ void read_file(std::string_view file) {
   for (const StoredTensor &tensor : header.tensors) require(tensor.begin <= tensor.end && tensor.end <= file.size());
   const SafetensorsHeader read = header;
   const bool writable = std::ranges::all_of(read.tensors, [](const StoredTensor &one) { return is_known(*one.type); });
-  if (!writable) return;  // files of others have types that are never written
+  if (!writable) return;  // files of other libraries have types that the library never writes
   const std::string text = write_header(header, 64);
   const SafetensorsHeader again =
       parse_header(std::string_view(text).substr(length_bytes), text.size() + header.data_bytes(), "again");
@@ -61,7 +61,7 @@ void read_json(std::string_view json) {
   (void)parse_header(json, length_bytes + json.size() + data_bytes, "fuzzed");
 }
 
-// Appends the sum with which a manifest must end: random bytes would never match it.
+// Appends the checksum with which a manifest must end, because random bytes would never match it.
 void read_manifest(std::string_view text) {
   text = text.substr(0, text.find_last_of('}'));
   const Manifest manifest = parse_manifest(std::string(text) + ",\n\"sum\":\"" + long_sum_of(text) + "\"}\n", "fuzzed");

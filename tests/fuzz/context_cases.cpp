@@ -153,7 +153,7 @@ fsdp_status get_last_message(Rank &) {
   return FSDP_OK;
 }
 
-// Gives an array with its room: elements behind the ranks that were written must stay as they are.
+// Passes an array with its capacity. Elements behind the written ranks must stay unchanged.
 fsdp_status get_failed_ranks(Rank &rank) {
   uint32_t ranks[8];
   std::fill_n(ranks, 8, 0xA5A5A5A5U);

@@ -49,7 +49,7 @@ struct Params {
     const bool fits = param.dimension_count == 2 && !(frozen && param.global_shape) && !narrow;
     const fsdp_quantization kind = rank.random.one_in(2) ? FSDP_QUANTIZE_FP8_BLOCK : FSDP_QUANTIZE_FP8;
     param.quantization = rank.exactly(fits && rank.random.one_in(4) ? kind : 0);
-    // Blocks of 32 fit hardly any of these sizes.
+    // Hardly any of these sizes can be divided into blocks of 32.
     if (fits && rank.random.one_in(8)) {
       shapes[i][0] = shapes[i][1] = 32;
       param.quantization = rank.exactly(FSDP_QUANTIZE_MXFP8);
@@ -132,7 +132,7 @@ fsdp_status load_param(Rank &rank) {
                          rank.flags(0));
 }
 
-// Finds the first parameter of that kind, since there are few of them; if there is none, keeps the aim.
+// Aims at the first parameter of that kind, because there are few of them. Keeps the aim if there is none.
 uint64_t find_quantized(const Rank &rank, fsdp_group *group, bool frozen, fsdp_param &param) {
   for (uint64_t i = 0; i < max_params && fsdp_get_param_info(group, i, &param) == FSDP_OK; ++i)
     if (frozen ? param.quantization && param.flags & FSDP_PARAM_FROZEN : param.quantization == FSDP_QUANTIZE_MXFP8)
@@ -272,7 +272,7 @@ fsdp_status load_grad(Rank &rank) {
                         rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
 }
 
-// Waits if the call, told not to wait, found that peers have not read a buffer yet.
+// Waits if a call that may not wait found that peers have not yet read a buffer.
 template <class Call>
 fsdp_status wait_if_busy(uint32_t flags, Call &&call) {
   const fsdp_status status = call(flags);

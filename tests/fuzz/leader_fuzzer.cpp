@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer on what leaders of hosts say to each other. The leader is the library's. Each input is what another leader
-// says that knows the secret but is broken or hostile: messages of each kind and of none, bytes that are no frames,
-// datagrams. The leader writes nothing of what it refuses and blames only ranks of the job. A connection that carries
-// no message ends with a text, and the leader goes on. Its other neighbour hears its heartbeats, and nothing that makes
-// no sense.
+// Runs libFuzzer on the messages between leaders of hosts. The leader under test is the library's. Each input stands
+// for another leader that knows the secret but is broken or hostile. It sends messages of known and unknown kinds,
+// bytes that are no frames, and datagrams. The leader under test stores nothing of what it refuses, and blames only
+// ranks of the job. It ends a connection that carries no message with a text, and goes on. Its other neighbour receives
+// its heartbeats, and no invalid message.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 using namespace fsdp::membership;
 using namespace fsdp::membership::fuzz;
 
-// Counts over all inputs, so that a leader that refuses everything shows.
+// Counts over all inputs. They show it if a leader refuses everything.
 struct Seen {
   uint64_t inputs, hellos, states, posts, texts, verdicts, reports, beats, ends, scenes[std::size(shapes)];
 } seen;
@@ -103,7 +103,7 @@ RankView view_of(const Control &control, uint32_t rank) {
           post ? post->turn() : 0};
 }
 
-// The last one, over TCP, takes five times as long as the others.
+// The last link, over TCP, takes five times as long as the others.
 size_t shape_of(size_t number) { return number == 15 ? 4 : number / 4; }
 
 class Play {
@@ -266,7 +266,7 @@ class Play {
     scene_.round(0);
     require(!scene_.host().differs(before));
   }
-  // Neighbours that say nothing meanwhile may be blamed for that.
+  // Neighbours that send nothing during this time may be blamed for their silence.
   void let_time_pass(uint64_t ms) {
     may_blame_ |= ms > 0;
     scene_.round(ms);
@@ -307,7 +307,7 @@ class Play {
 
 }  // namespace
 
-// Otherwise half of the time would be the allocator's.
+// Otherwise the allocator would take half of the time.
 extern "C" const char *__asan_default_options() { return "quarantine_size_mb=4:malloc_context_size=4"; }
 
 extern "C" int LLVMFuzzerInitialize(int *, char ***) { return std::atexit(look_back); }

@@ -16,7 +16,7 @@
 
 namespace {
 
-// Four words of FNV-1a, each from a start of its own.
+// Four words of FNV-1a, each with its own initial value.
 void mix(uint64_t (&words)[4], const void *data, size_t bytes) {
   for (uint64_t i = 0; i < 4; ++i) words[i] = (words[i] ^ i) * 0x100000001b3;
   for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
@@ -56,7 +56,7 @@ namespace {
 constexpr uint32_t limit_ms = 8000, beat_ms = limit_ms / 20;
 constexpr const char *nobody_listens = "127.0.0.1:1";
 
-// Links of a host whose ranks live and pass nothing to each other.
+// Links of a host whose ranks live but send each other nothing.
 class QuietLinks final : public Links {
  public:
   explicit QuietLinks(uint32_t rank) : rank_(rank) {}
@@ -87,7 +87,7 @@ Fd connect_to(const Fd &door) {
   return socket;
 }
 
-// Thousands of connections a second would leave no port in TIME_WAIT.
+// With thousands of connections a second, all ports would soon be in TIME_WAIT.
 void end_at_once(const Fd &socket) {
   const linger at_once{1, 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
@@ -260,7 +260,7 @@ void Scene::drain(bool ends) {
   }
 }
 
-// A refuge tells of nodes whose way to the root has left.
+// A refuge sends messages about nodes whose way to the root has left.
 bool Scene::has_detour(uint32_t node) const {
   for (; node != 0; node = plan().parent_of(node))
     if (host_.control().membership(plan().nodes[plan().parent_of(node)].leader) >= Membership::left) return true;
@@ -331,7 +331,7 @@ void Scene::check_heard(const Frame &frame) {
 bool Scene::honest_may_hear_of(const tree::RankState &state) const {
   if (state.rank >= world_size || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan().node_of[state.rank];
-  // What a refuge tells goes to all children: the one that it comes from, or is of, does not believe it.
+  // A refuge's message goes to all children. The child that sent it, or that it is about, does not believe it.
   if (plan().is_child(shape_.honest)) return !plan().is_above(shape_.honest, of) || has_detour(of);
   return plan().is_above(plan().node(), of) || tells_of(state.rank);  // the parent looks whether that fits
 }

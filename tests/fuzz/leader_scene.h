@@ -34,7 +34,7 @@ struct Shape {
 constexpr Shape shapes[] = {
     {0, 1, 2, Way::tree}, {1, 0, 3, Way::tree}, {1, 3, 0, Way::tree}, {1, 5, 0, Way::refugee}, {3, 0, 7, Way::refuge}};
 
-// What outlives an input: the memory of a leader's host, and the sockets that others find it at.
+// The state that outlives an input: the memory of a leader's host, and the sockets at which others find the leader.
 class Host {
  public:
   explicit Host(uint32_t node);
@@ -46,7 +46,7 @@ class Host {
   Seat &seat() { return *seat_; }
   Control &control() { return seat_->control; }
   std::vector<std::byte> memory() const { return {memory_.data(), memory_.data() + memory_.size_bytes()}; }
-  // Whether the memory differs from `before`, but for the verdict.
+  // Whether the memory outside of the verdict differs from `before`.
   bool differs(const std::vector<std::byte> &before) const;
   LeaderListener listener() const { return {door_.duplicate(), datagrams_.duplicate(), {}}; }
   const Fd &door() const { return door_; }
@@ -75,14 +75,14 @@ class Scene {
   const NodePlan &plan() const { return host_.plan; }
   Control &control() { return host_.control(); }
   FrameStream &hostile() { return hostile_; }
-  // Waits until all that the hostile neighbour has said has arrived.
+  // Waits until everything that the hostile neighbour has sent has arrived.
   void deliver();
-  // Reads what the hostile neighbour is told; if an end is awaited, until its connection ends.
+  // Reads what the leader sends to the hostile neighbour. If an end is awaited, it reads until the connection ends.
   void drain(bool ends);
   bool connected() const { return static_cast<bool>(hostile_); }
-  // May the other end tell of this rank?
+  // May the other end report about this rank?
   bool tells_of(uint32_t rank) const;
-  // Runs one round of the leader, so much later. What the honest neighbour hears of it must make sense.
+  // Runs one round of the leader, this much later. What the honest neighbour receives must be valid.
   void round(uint64_t ms);
   void send_datagram(std::span<const uint8_t> bytes) const { host_.send_datagram(bytes); }
   // Sends the bytes with the right mark and proof.
@@ -115,7 +115,7 @@ class Scene {
   bool expects_beats_ = true;
 };
 
-// Whether it is a verdict as the contract has it: a failure that names ranks of the job.
+// Whether it is a valid verdict: a failure that names ranks of the job.
 bool is_verdict(const Accusation &accusation);
 
 }  // namespace fsdp::membership::fuzz

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included before all else in the units of leader_fuzzer. A leader's time is what the fuzzer says, so that nothing
-// waits; and digests are cheap ones, since the fuzzer knows the secret: two thirds of the time would be libcrypto's.
+// Included before all else in the units of leader_fuzzer. The fuzzer sets the leader's clock, so that nothing waits.
+// Digests are cheap ones, because otherwise libcrypto would take two thirds of the time; the fuzzer knows the secret
+// anyway.
 #pragma once
 
 #include <openssl/hmac.h>

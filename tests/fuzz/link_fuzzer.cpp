@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames between hosts, as a peer could send them: each input is what comes over one connection, in pieces. Nothing is
-// written but into places, nothing comes that was not sent, and the end that closes the connection says why.
+// Sends frames between hosts, as a peer could send them. Each input is what arrives over one connection, in several
+// reads. Bytes are written only into the places that a receiver has named, and only bytes that were sent arrive. The
+// end that closes the connection says why.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -34,7 +35,7 @@ class Places final : public fsdp::transport::tcp::Sink {
     require(!waits_);
     if (header.bytes > longest_chunk) return {nullptr, true};
     if (header.chunk % 2) return {};
-    chunk_.assign(header.bytes, std::byte{0});  // exactly as long: the sanitizer sees what is behind
+    chunk_.assign(header.bytes, std::byte{0});  // exactly this long, so that the sanitizer sees accesses behind the end
     waits_ = true;
     return {chunk_.empty() ? &none_ : chunk_.data()};
   }
@@ -57,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   const Fd near(ends[0]);
-  const bool checksum = data[0] & 0x80;  // the first byte says this, and cuts the others
+  const bool checksum = data[0] & 0x80;  // the first byte chooses this, and where the others are split
   fsdp::transport::tcp::Link link(Fd(ends[1]), {3, 0, checksum});
   Places places;
   const size_t piece = size_t{1} + (data[0] & 0x7f) * 8;

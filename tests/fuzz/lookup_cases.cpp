@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What was declared, asked for by number and by name.
+// Looks up what was declared, by number and by name.
 #include "memory.h"
 
 namespace fuzz {
 namespace {
 
-// A call that gives a handle which was made before.
+// A call that returns an existing handle.
 template <class Call>
 fsdp_status find(Rank &rank, Call &&find_it) {
   auto *out = reinterpret_cast<fsdp_group *>(uintptr_t{0xA5A5A5A5});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that calls are given: structs with readable bytes behind them, and outputs of which every byte that a call
-// may not write is looked at afterwards.
+// The memory that calls get: structs with readable bytes behind them, and outputs. Afterwards each byte of an output
+// that the call may not write is checked.
 #pragma once
 
 #include <algorithm>
@@ -126,7 +126,7 @@ fsdp_status describe(Rank &rank, Call &&call_it) {
   return status;
 }
 
-// Looks at memory that the library has given, so that the sanitizer does.
+// Reads memory that the library has returned, so that the sanitizer checks it.
 inline void read_all(const void *data, uint64_t size) {
   const auto *bytes = static_cast<const volatile unsigned char *>(data);
   for (uint64_t i = 0; data && i < size; i += 16) static_cast<void>(bytes[i]);

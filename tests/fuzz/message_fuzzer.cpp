@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// libFuzzer on what a stream of the rendezvous carries: any bytes are frames of messages, or a reason why not. A
-// message that was understood is written back as the very bytes that it came from. In the end some of each kind were
-// understood: a parser that refuses all has shown nothing.
+// Runs libFuzzer on the bytes of a stream of the rendezvous. Any bytes are frames of messages, or give a reason why
+// they are not. A parsed message is written back as exactly the bytes that it came from. At the end messages of each
+// kind have been parsed, because a parser that refuses everything would prove nothing.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -32,7 +32,7 @@ void require(bool condition) {
   if (!condition) std::abort();
 }
 
-// Reads the entries one by one and puts them together again: to write the kept body would show nothing.
+// Reads the entries one by one and builds the body from them, because writing the kept body would prove nothing.
 std::vector<std::byte> write_entries_again(const message::Entries &entries) {
   message::Entries again(entries.first_rank());
   message::EntryReader reader(entries.body());
@@ -41,7 +41,7 @@ std::vector<std::byte> write_entries_again(const message::Entries &entries) {
   return message::write(again);
 }
 
-// Writes a message that was understood as bytes again.
+// Writes a parsed message as bytes again.
 std::vector<std::byte> write_again(const message::Parsed &parsed) {
   std::vector<std::byte> bytes;
   std::visit(

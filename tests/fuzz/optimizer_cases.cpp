@@ -135,7 +135,7 @@ fsdp_status step_adamw(Rank &rank) {
   return fsdp_step_adamw(model, rank.real(0.01), options.pointer(), rank.stream());
 }
 
-// Aims at a parameter that has no main weights of its own: they are few.
+// Aims at a parameter without main weights of its own, because few parameters are of this kind.
 ParamFacts aim_at_bfloat16(Rank &rank) {
   for (const auto &[handle, facts] : rank.groups)
     for (uint64_t p = 0; facts.model == rank.aim.model && p < facts.params.size(); ++p)

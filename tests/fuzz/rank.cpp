@@ -13,7 +13,7 @@ Rank::Rank(uint64_t seed, Elsewhere &elsewhere)
   buffer = arena + buffer_bytes;
 }
 
-// Numbers at which programs go wrong, more often than others.
+// Chooses more often the numbers at which programs go wrong.
 uint64_t Rank::nonsense() {
   static constexpr uint64_t edges[] = {0,          1,          2,          3,          4,          7,
                                        8,          255,        256,        512,        4095,       4096,

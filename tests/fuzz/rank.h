@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank that makes random calls: what it has made so far, what it aims at, and the arguments that it chooses. Where
-// it is wild an argument is nonsense; otherwise it serves the aim. A pointer is NULL or a buffer that is large enough,
-// for any other is outside of the contract.
+// One rank that makes random calls. It keeps what it has made so far and what it aims at, and it chooses arguments. A
+// wild rank gives nonsense for some arguments; the other arguments serve the aim. A pointer is NULL or points to a
+// large enough buffer, because the contract does not cover other pointers.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ struct GroupFacts {
   fsdp_main_storage main_storage = 0;
 };
 
-// What the next call is to be about.
+// The object of the next call.
 struct Aim {
   fsdp_context *context = nullptr;
   fsdp_model *model = nullptr;
@@ -50,7 +50,7 @@ struct Aim {
   uint32_t flags = 0;
 };
 
-// Handles of all ranks of a round, alive or not: another rank's are as foreign as nonsense is.
+// Handles of all ranks of a round, alive or not. To a rank another rank's handle is as invalid as nonsense.
 struct Elsewhere {
   std::array<std::atomic<void *>, 16> handles{};
   std::atomic<int> left = 0;  // ranks that destroy what they have
@@ -139,12 +139,12 @@ const std::vector<Case> &lookup_cases();
 const std::vector<Case> &optimizer_cases();
 const std::vector<Case> &all_cases();
 
-// Makes the call and holds its status against the contract.
+// Makes the call and checks its status against the contract.
 fsdp_status call(Rank &rank, const Case &chosen);
 fsdp_status call(Rank &rank, const char *name);
 void call_anything(Rank &rank);
 
-// What programs do, with calls of any kind between.
+// Does what programs do, with random calls in between.
 void declare(Rank &rank);
 void train(Rank &rank);
 void leave(Rank &rank);

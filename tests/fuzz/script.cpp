@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls in the order in which programs make them, so that random ones meet every state.
+// Makes calls in the order in which programs make them, so that the random calls between them find every state.
 #include <algorithm>
 
 #include "memory.h"
@@ -69,7 +69,7 @@ bool rounds(const Rank &rank) {
   });
 }
 
-// Collects matrices, asks for some of them, and returns them, whether that was all or not.
+// Collects matrices, asks for all or some of them, and returns them.
 void change_matrices(Rank &rank) {
   go_on(rank, "fsdp_collect_matrices");
   for (uint64_t i = 2 + rank.random.below(8); i > 0; --i) go_on(rank, "fsdp_next_matrix");
@@ -103,7 +103,7 @@ void step(Rank &rank) {
   end_step(rank, ends_groups);
 }
 
-// A checkpoint of its own, from its begin to its end: no other handle is left that a call could take instead.
+// Makes its own checkpoint, from begin to end. No other handle is left that a call could take instead.
 void save_beside(Rank &rank) {
   for (int tries = 0; tries < 16 && rank.any(a_checkpoint); ++tries) call(rank, "fsdp_destroy_checkpoint");
   for (const char *name :
@@ -161,7 +161,7 @@ void train(Rank &rank) {
   }
 }
 
-// Gives everything back in any order, and some of it twice.
+// Releases everything in any order, and some handles twice.
 void leave(Rank &rank) {
   if (rank.random.one_in(2)) call(rank, "fsdp_close_context");
   rank.wildness = 0;

@@ -21,7 +21,8 @@ bool is_wanted(const desync::Case &of, const std::string &list) {
   return list == "all" || ("," + list + ",").find("," + std::string(of.name) + ",") != std::string::npos;
 }
 
-// Replicas meet in an all_reduce, and learn of other counts of micro-batches from the end of the step.
+// Replicas wait for each other in an all_reduce. They learn at the end of the step that their numbers of micro-batches
+// differ.
 std::string missing_word(const desync::Case &of, const std::string &message) {
   const std::string inner = "reduce_scatter of ", outer = "all_reduce of ";
   if (message.find("contributions of groups in this step") != message.npos) return "";
@@ -32,7 +33,7 @@ std::string missing_word(const desync::Case &of, const std::string &message) {
   return "";
 }
 
-// Why this is not the error that the case must give; empty if it is.
+// Says why this is not the error that the case must return; empty if it is that error.
 std::string problem_of(const desync::Case &of, const harness::Failure &failure) {
   if (std::find(of.statuses.begin(), of.statuses.end(), failure.status) == of.statuses.end()) return "another status";
   const std::string word = missing_word(of, failure.what());
@@ -44,8 +45,8 @@ void meet_all(fsdp_context *context) {
   FSDP(fsdp_all_reduce_values(context, nullptr, &value, 1, FSDP_VALUE_SUM));
 }
 
-// Waits until all others have learnt the cause, so that none learns instead what this rank does because of it. The
-// driver says when.
+// Waits until the driver says that all other ranks have learnt the cause. Otherwise they might learn instead what this
+// rank does because of it.
 void await_others(const desync::Case &of) {
   constexpr int longest_ms = 10'000;
   say({{"told", of.name}, {"waits", of.name}});
@@ -74,7 +75,7 @@ json call_apart(const desync::Case &of, harness::Rank &rank, const Options &opti
     if (const std::string problem = problem_of(of, failure); !problem.empty() && !result["alone"])
       result["problem"] = problem;
     await_others(of);
-    // A rank whose step failed goes on to end it: a peer that still waits must not hang for it.
+    // A rank whose step failed still ends the step, so that no peer waits for it forever.
     if (failure.status == FSDP_INVALID_STATE) fsdp_abort_context(rank.context, "the test ends");
   }
   return result;

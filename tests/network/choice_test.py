@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What messages between hosts go by, decided by whole contexts on two hosts that have RDMA devices or none: a directory where
-the kernel would show them, and a libucp that says it uses them (fake_ucp.c). usage: choice_test.py RANK_PROGRAM FAKE_UCP"""
+"""Which transport carries messages between hosts. Whole contexts decide it on two hosts with or without RDMA devices.
+The devices are a directory in place of the kernel's, and a libucp that says it uses them (fake_ucp.c). usage:
+choice_test.py RANK_PROGRAM FAKE_UCP"""
 import os
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def ucx_is_asked_for(network):
 
 
 def ucx_over_tcp(network):
-    """UCX may use TCP only by a word of trust from every rank."""
+    """UCX may use TCP only if every rank says that the network is trusted."""
     everywhere = dict(without=[0, 1, 2], environment={"FAKE_UCP_DEVICES": "tcp/eth0 self/memory"})
     check_refusal(run(network, "ucx", **everywhere), "FSDP_UNSUPPORTED", 0, ["may use TCP here", "set FSDP_UCX_TCP=trusted on every rank"])
     some = {rank: {"FSDP_UCX_TCP": "trusted"} for rank in (0, 1)}

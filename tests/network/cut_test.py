@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that are cut silently: healed before the limit, training goes on with the same bits; else both sides name the link
-and no rank, in time, and once it is healed all train on in a new job of the same processes.
+"""Networks that are cut silently. If a cut heals before the limit, training goes on with the same bits. Otherwise both
+sides name the link, and no rank, in time. After the cut has healed, all ranks train on in a new job of the same
+processes.
 usage: cut_test.py RANK_PROGRAM (FSDP_TEST_MANY: 40 cuts)"""
 import os
 import random
@@ -15,7 +16,7 @@ LIMIT_S = 3.0
 RANKS_OF_NODES = [2, 2]
 OPTIONS = {"replicate": 2, "shard": 2, "heartbeat": int(LIMIT_S * 1000), "microbatches": 1}
 CUTS = 30 if tap.MANY else 3
-STEPS = 300  # longer than a driver that is held up before it cuts
+STEPS = 300  # longer than the driver can be held up before it cuts
 SEED = int(os.environ.get("FSDP_TEST_SEED", "7"))
 # What a long cut meets: reduces and publishes, large ones too, that are under way on streams while callers wait for them.
 LONG = [{}, {"outer": "hfsdp", "wide": 1}, {"wide": 1}, {"outer": "hfsdp"}, {"replicate": 0, "shard": 0, "wide": 1}]
@@ -39,8 +40,8 @@ def healed_cut(network, node, seconds, expected):
 
 
 def forming_cut(network, node, delay, seconds):
-    """Cuts the network while the ranks meet, connect and exchange for the first time, for less than any limit: the job
-    forms. Returns whether any rank had come so far before the cut."""
+    """Cuts the network for less than any limit while the ranks meet, connect and exchange for the first time. The job
+    forms. Returns whether any rank had come this far before the cut."""
     with Job(network, RANKS_OF_NODES, dict(OPTIONS, heartbeat=15_000, steps=5)) as job:
         time.sleep(delay)
         network.cut(node)
@@ -55,8 +56,8 @@ def forming_cut(network, node, delay, seconds):
 
 
 def lasting_cut(network, node, seconds, options):
-    """Cuts after so many seconds of training. Returns the time until both sides had named the link. All ranks train on
-    afterwards."""
+    """Cuts after this many seconds of training. Returns the time until both sides had named the link. All ranks train
+    on afterwards."""
     special, port = {}, fresh_port()
     place = [n for n, count in enumerate(RANKS_OF_NODES) for _ in range(count)]
     for rank, at in enumerate(place):
@@ -101,7 +102,7 @@ def forming_cuts():
         # Starting takes about a tenth of a second, and forming as long.
         delays = [0.04 + 0.16 * trial / count for trial in range(count)]
         met = sum(forming_cut(network, trial % 2, delay, draw.uniform(2.2, 5)) for trial, delay in enumerate(delays))
-        # A driver that is held up cuts too late: then it is tried again, and earlier.
+        # A driver that is held up cuts too late. Then the cut is tried again, earlier.
         while met == 0 and count < 10:
             count += 1
             met += forming_cut(network, count % 2, max(0, 0.04 * (8 - count) / 8), draw.uniform(2.2, 5))

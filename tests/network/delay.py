@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A cable that is long: a device in each of two network namespaces, and what goes in at one comes out at the other so many
-milliseconds later. In place of netem, which not every kernel has. Says "ready" once both devices are there, and ends with its
+"""A long cable: a device in each of two network namespaces. What enters at one leaves at the other this many
+milliseconds later. It stands in for netem, which not every kernel has. Says "ready" once both devices are there, and
+ends with its
 standard input. usage: delay.py NAMESPACE DEVICE NAMESPACE DEVICE MILLISECONDS"""
 import collections
 import ctypes

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of different nodes that call different things: every rank's error names both calls, soon after the later one's
-arrival. One process a rank lives through all cases, with a context for each.
+"""Ranks of different nodes make different calls. Every rank's error names both calls, soon after the later one. Each
+rank is one process, which runs all cases with a new context for each.
 usage: desync_test.py RANK_PROGRAM (FSDP_TEST_MANY: all cases in all places)"""
 import os
 
@@ -31,7 +31,7 @@ PLACES = {
 
 
 def judge(ranks, number):
-    """Problems of the number-th case, and how long the slowest rank took to learn it."""
+    """Returns the problems of the number-th case, and the time until the slowest rank had learnt of the difference."""
     told = [rank.result["cases"][number] for rank in ranks]
     name, later = told[0]["case"], max(case.get("called_at", 0) for case in told)
     problems = [f"{name}, rank {rank.number}: {case['problem']}: {case.get('text', '')}"

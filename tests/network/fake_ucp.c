@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX on a host with the devices that a test names. It says that it has them and which version it is, takes UCX_TLS as
-// UCX does, and sends over the TCP of the real libucp, which lies behind it. On standard error it says when it is
-// opened, and what it may use.
+// UCX on a host with the devices that a test names. It reports these devices and its version, and reads UCX_TLS as UCX
+// does. It sends over TCP through the real libucp behind it. On standard error it says when it is opened, and which
+// transports it may use.
 //   FAKE_UCP_DEVICES  "rc_mlx5/mlx5_0:1 tcp/eth0 self/memory"
 //   FAKE_UCP_VERSION  "1.13.1"
 #include <dlfcn.h>

@@ -41,7 +41,8 @@ std::vector<sockaddr_in> parse_places(const std::string &text) {
   return places;
 }
 
-// What an attacker that has read the source can send: all but the mark and the proof, which take the job's secret.
+// What an attacker that has read the source can send: everything except the mark and the proof, which need the job's
+// secret.
 class Datagrams {
  public:
   Datagrams() : socket_(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
@@ -52,7 +53,7 @@ class Datagrams {
       std::memcpy(datagram + 8, &node, sizeof node);
       std::memcpy(datagram + 12, &beat, sizeof beat);
     }
-    // One call sends many: the kernel cuts them into datagrams where they arrive.
+    // One call sends many datagrams, which the kernel separates where they arrive.
     const int each = datagram_bytes;
     if (::setsockopt(socket_, IPPROTO_UDP, UDP_SEGMENT, &each, sizeof each) != 0)
       throw std::runtime_error("no UDP_SEGMENT");
@@ -66,7 +67,7 @@ class Datagrams {
     const ssize_t sent = ::sendto(socket_, bytes_, bytes, 0, reinterpret_cast<const sockaddr *>(&to), sizeof to);
     return sent < 0 ? 0 : static_cast<uint64_t>(sent) / datagram_bytes;
   }
-  static constexpr uint64_t most = 64;  // at once: as many as UDP_SEGMENT takes
+  static constexpr uint64_t most = 64;  // per call: as many as UDP_SEGMENT allows
 
  private:
   int socket_;
@@ -108,7 +109,7 @@ json flood_by(const std::vector<sockaddr_in> &places, uint64_t rate, double seco
   for (;;) {
     const double gone = std::chrono::duration<double>(Clock::now() - start).count();
     if (gone >= seconds) return {{"status", "FSDP_OK"}, {"sent", sent}, {"tried", tried}, {"seconds", gone}};
-    // A machine that is too slow for the rate falls behind: no more is due at once than in a tenth of a second.
+    // A machine that is too slow for the rate falls behind. At most the packets of a tenth of a second are due at once.
     const auto due = static_cast<uint64_t>(gone * static_cast<double>(rate));
     tried = std::max(tried, due - std::min(due, rate / 10));
     for (const auto end = Clock::now() + std::chrono::milliseconds(100); tried < due && Clock::now() < end; ++turn) {

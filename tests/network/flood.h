@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stranger that sends datagrams or makes connections without end. Only the driver's own namespaces are reached.
+// A stranger that sends datagrams or makes connections without end. It reaches only the driver's own namespaces.
 #pragma once
 
 #include <nlohmann/json.hpp>

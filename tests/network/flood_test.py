@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers that send without end to the ports of a job: no rank is told anything wrong, a cut is named as without them, a job
-forms, and the library's threads take little of the processor. The strangers are in the test's own namespaces.
+"""Strangers send without end to the ports of a job. No rank reports anything wrong, a cut is named as without
+strangers, a job forms, and the library's threads use little processor time. The strangers are in the test's own
+namespaces.
 usage: flood_test.py RANK_PROGRAM (FSDP_TEST_MANY: floods of 60 s, and of each port)"""
 import json
 import os
@@ -40,8 +41,9 @@ def strangers(network, node, at):
 
 def start_flood(network, kind, places, rate, seconds):
     text = ",".join(f"{network.address(node)}:{port}" for node, port in places)
-    first = ["nice", "-n", "-20"] if tap.MANY else []  # whatever else the machine does, the rate is what was asked for
-    stranger = network.start(STRANGER, [*first, RANK_PROGRAM, f"flood={text}", f"kind={kind}", f"rate={rate}", f"seconds={seconds}"],
+    first = ["nice", "-n", "-20"] if tap.MANY else []  # the rate is the requested one, whatever else the machine does
+    stranger = network.start(STRANGER, [*first, RANK_PROGRAM, f"flood={text}", f"kind={kind}", f"rate={rate}",
+    f"seconds={seconds}"],
                              stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
     assert b"flooding" in stranger.stdout.readline(), "the stranger has not begun"
     return stranger
@@ -55,7 +57,7 @@ def end_flood(network, stranger):
 
 
 def threads_seconds(process):
-    """Seconds of the processor that each of the library's threads of a process has had so far."""
+    """Seconds of processor time that each thread of the library in a process has used so far."""
     ticks = {}
     for task in os.listdir(f"/proc/{process.pid}/task"):
         with open(f"/proc/{process.pid}/task/{task}/stat", encoding="utf-8") as file:
@@ -67,7 +69,7 @@ def threads_seconds(process):
 
 
 def share(rank, seconds, before):
-    """The part of a core that each thread has had since then."""
+    """The fraction of a core that each thread has used since then."""
     now = threads_seconds(rank.process)
     return {name: (now[name] - before.get(name, 0)) / seconds for name in now}
 
@@ -75,7 +77,7 @@ def share(rank, seconds, before):
 def datagrams(limit_s):
     with Clean(4) as network, Job(network, [1, 1, 1], dict(OPTIONS, heartbeat=limit_s * 1000)) as job:
         job.await_training()
-        # Nodes 1 and 2 have no edge of the tree: they hear each other by datagrams alone.
+        # No edge of the tree joins nodes 1 and 2, so they reach each other only by datagrams.
         (port,) = ports(network, 1, "-uan")
         before, start = threads_seconds(job.ranks[1].process), time.monotonic()
         stranger = start_flood(network, "datagrams", [(1, port)], DATAGRAMS, SECONDS)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed while the job forms: all others name them at once, though their timeout is longer. Only a rank
-that dies before it has said which rank it is, is missing at the timeout. A host's name that is a loopback address on
-its own host.
+"""Ranks are killed while the job forms. All other ranks name them at once, although their timeout is longer. A rank
+that dies before it has said its number is reported missing only at the timeout. In one case a host's name is a loopback
+address on that host.
 usage: form_test.py RANK_PROGRAM (FSDP_TEST_MANY: 500 kills)"""
 import collections
 import os
@@ -36,7 +36,7 @@ def check_survivor(rank, dead, killed_at):
         outcomes["named"] += 1
         return
     assert late < jobs.allowed(TIMEOUT_S + LIMIT_S), f"{late:.2f} s: {rank}"
-    if "has not found rank 0" in result["text"]:  # it was gone, or had given up, before this one came
+    if "has not found rank 0" in result["text"]:  # it had died, or had given up, before this rank came
         outcomes["rank 0 not found"] += 1
         return
     assert result["blamed"] in dead and "not come to the rendezvous" in result["text"], str(rank)
@@ -128,8 +128,8 @@ def own_name():
 
 
 def silent_host():
-    """A rank whose host is cut off neither dies nor says anything: others are told of the link long before their
-    timeout."""
+    """A rank whose host is cut off neither dies nor sends anything. The others learn of the broken link long before
+    their timeout."""
     options = {"steps": 1, "microbatches": 1, "timeout": 40_000, "heartbeat": 1000}
     with Clean(3) as network, Job(network, [1, 1, 1], options, {2: {"die": "start:0:0"}}) as job:
         job.until(lambda: job.ranks[2].first("killed_in"), 20, "the start")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""train_gpt over nodes: its losses and weights are, to the bit, those of threads of one process that add gradients in the
-same blocks. usage: gpt_test.py TRAIN_GPT"""
+"""Runs train_gpt over nodes. Its losses and weights have the same bits as those of threads of one process that add
+gradients in the same blocks. usage: gpt_test.py TRAIN_GPT"""
 import json
 import os
 import shutil
@@ -17,7 +17,7 @@ TRAIN_GPT = os.path.realpath(sys.argv[1])
 EXAMPLES = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", "examples"))
 MODEL = ("--layers 2 --width 48 --heads 3 --context 24 --batch 16 --steps 4 --lr 1e-2 --quiet --corpus "
          f"{EXAMPLES}").split()
-SECONDS = 60  # of a run, of which a second is usual
+SECONDS = 60  # limit of a run, which usually takes a second
 
 # name: ranks of nodes, flags; threads of the same mesh need these too
 MESHES = {
@@ -92,7 +92,8 @@ def check(name):
     tap.note(f"{name}: losses {numbers['losses']}, weights {numbers['weights']}")
 
 
-# Ranks of both nodes write into one folder, and another job goes on with the same bits; threads of one process, too.
+# Ranks of both nodes write into one folder. Another job continues from it with the same bits, and so do threads of one
+# process.
 def saved_and_resumed(name):
     ranks_of_nodes, flags, blocks = MESHES[name]
     with tempfile.TemporaryDirectory(prefix="fsdp-gpt-") as folder:
@@ -108,7 +109,7 @@ def saved_and_resumed(name):
         assert resumed == straight, "threads that go on with what nodes have saved"
 
 
-# Those comparisons could not fail if the blocks changed nothing.
+# If the blocks changed nothing, those comparisons could not fail.
 def blocks_change_bits():
     with tempfile.TemporaryDirectory(prefix="fsdp-gpt-") as folder:
         plain, blocks = in_threads(4, "", folder), in_threads(4, "--reduction-block 2", folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of ranks on nodes of their own: starts the rank program, hears its lines, and says what is left of it."""
+"""Jobs of ranks on their own nodes: starts the rank program, reads its lines, and says what it has left behind."""
 import glob
 import json
 import os
@@ -40,7 +40,7 @@ class Rank:
 
     @property
     def result(self):
-        """What it said last; None if it died before."""
+        """Its last line; None if it died before it wrote one."""
         return next((line for line in self.lines if "status" in line or "cases" in line), None)
 
     def __str__(self):
@@ -160,12 +160,12 @@ class Job:
 
 
 def allowed(seconds):
-    """The limit, which is longer on a machine that wakes processes late."""
+    """The time limit. It is longer on a machine that wakes processes late."""
     return seconds + (0 if Job.worst_delay < 0.05 else 10 * Job.worst_delay)
 
 
 def on_one_process(count, options):
-    """The same job as threads: one outcome a rank."""
+    """Runs the same job as threads; returns one outcome per rank."""
     done = subprocess.run([RANK_PROGRAM, *words(dict(options, threads=count))], capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise AssertionError(done.stderr)
@@ -197,7 +197,7 @@ def namespaces():
 
 
 class Clean:
-    """with Clean(count) as network: nodes, and a look at what is left when all has ended."""
+    """with Clean(count) as network: makes nodes, and checks at the end what the job has left behind."""
 
     def __init__(self, count):
         self.network = nodes.Nodes(count)
@@ -221,7 +221,8 @@ class Clean:
 
 
 def check_levels(result):
-    """What a rank held before its first job, and after each. Of its mappings some stay: UCX's library, freed heaps."""
+    """What a rank held before its first job and after each job. Some of its mappings stay: UCX's library and freed
+    heaps."""
     after, before = result["after"], result["before"]
     assert after["threads"] == before["threads"] == 1, f"threads {before['threads']} -> {after['threads']}"
     assert sorted(after["files"]) == sorted(before["files"]), f"descriptors {before['files']} -> {after['files']}"

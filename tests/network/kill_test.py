@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are killed at random moments, also while the job forms and while it ends: all others are told which, in
-time; no rank hangs; nothing is left; the survivors train on in a job of their own in the same processes.
+"""Ranks are killed at random moments, also while the job forms and while it ends. All other ranks learn in time which
+rank died. No rank hangs, and nothing is left behind. The survivors train on in a new job in the same processes.
 usage: kill_test.py RANK_PROGRAM (FSDP_TEST_MANY: 200 kills)"""
 import collections
 import os
@@ -29,7 +29,7 @@ restarts = []  # seconds from a kill until a survivor trains in its new job: det
 
 
 def again(job, victim):
-    """The job of the ranks that are left."""
+    """The new job of the surviving ranks."""
     port, of = fresh_port(), [r for r in range(len(job.place)) if r != victim]
     options = {}
     for rank in of:
@@ -39,7 +39,7 @@ def again(job, victim):
 
 
 class Places:
-    """What Job knows of the ranks, before it is made."""
+    """The ranks' data in the form that Job keeps, before the job is made."""
 
     def __init__(self, network, ranks_of_nodes):
         self.network = network

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process holds: threads, descriptors, mappings. Compared before and after a job.
+// Counts what this process holds: threads, descriptors, mappings. The counts are compared before and after a job.
 #pragma once
 
 #include <chrono>
@@ -32,7 +32,7 @@ inline Levels count_levels() {
   return levels;
 }
 
-// Threads that were joined leave /proc a moment later.
+// A joined thread disappears from /proc a moment later.
 inline Levels settled_levels() {
   Levels levels = count_levels();
   for (int tries = 0; tries < 500 && levels.threads > 1; ++tries) {

@@ -88,7 +88,7 @@ void say(const json &line) {
   if (::write(STDOUT_FILENO, text.data(), text.size()) != static_cast<ssize_t>(text.size())) ::_exit(3);
 }
 
-// Kills from inside the process, because no other process knows in time which stage it is at.
+// Kills the process from inside, because no other process knows in time which stage it has reached.
 void doom(const std::string &plan, const std::string &core, const Progress &progress) {
   std::istringstream words(plan);
   std::string stage, steps, delay;
@@ -107,7 +107,7 @@ void doom(const std::string &plan, const std::string &core, const Progress &prog
   };
   if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has said anything to any rank
   std::thread([=, &progress, steps = std::stoul(steps), delay = std::stoul(delay)] {
-    // A stage of some microseconds may be missed again and again.
+    // The kill may miss a stage of some microseconds many times.
     const auto come = [&] {
       const Stage now = progress.stage;
       if (now >= Stage::close || wanted < Stage::forward) return now >= wanted;

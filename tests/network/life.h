@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's life with stages for all to see: it trains by the launcher's variables, may kill itself at a moment, and
-// says at the end what it has seen.
+// Runs one rank and reports each stage. The rank trains by the launcher's variables, may kill itself at a chosen
+// moment, and reports at the end what it has seen.
 #pragma once
 
 #include <atomic>

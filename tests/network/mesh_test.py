@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes over nodes: the bits of one-node runs that declare the same, in threads and in processes; the counts of inner and
-outer collectives; memory as planned. usage: mesh_test.py RANK_PROGRAM"""
+"""Meshes over nodes have the same bits as one-node runs with the same declarations, in threads and in processes. The
+test also compares the counts of inner and outer collectives, and the memory with the plan. usage: mesh_test.py
+RANK_PROGRAM"""
 import subprocess
 
 import tap
@@ -61,7 +62,7 @@ def check(name):
     same_bits(results, run([sum(ranks_of_nodes)], dict(options, **alone)), "processes of one node")
     for rank, result in enumerate(results):
         assert result["planned"] == result["allocated"], f"rank {rank}: {result['planned']} {result['allocated']}"
-        if ranks_of_nodes[0] > 1:  # else nothing is reduced within a node
+        if ranks_of_nodes[0] > 1:  # otherwise nothing would be reduced within a node
             assert result["counts"] == expected_counts(options), f"rank {rank}: {result['counts']}"
         assert result["outer_sent_bytes"] > 0, f"rank {rank} sent nothing"
     tap.note(f"{name}: {results[0]['counts']}, {results[0]['outer_sent_bytes']} bytes sent by rank 0, "
@@ -81,13 +82,13 @@ def experts():
         assert results[0]["weights"] == results[2]["weights"] != results[1]["weights"], results
 
 
-# Those comparisons could not fail if the blocks changed nothing.
+# If the blocks changed nothing, those comparisons could not fail.
 def blocks_change_bits():
     plain, blocks = on_one_process(4, {}), on_one_process(4, {"block": 2})
     assert plain[0]["weights"] != blocks[0]["weights"], plain[0]["weights"]
 
 
-# Each rank is warned in its own log.
+# Each rank's own log has the warning.
 def dangers_are_logged():
     for threshold, wanted in (("1K", [2]), ("1M", [])):  # FSDP_LOG_WARNING
         with Clean(2) as network, Job(network, [1, 1], {}, environment={"UCX_ZCOPY_THRESH": threshold}) as job:
@@ -126,7 +127,7 @@ def variables_are_the_same_everywhere():
             assert word in results[0]["text"], results[0]["text"]
 
 
-# The rank with the wrong word says what is wrong, and the others say it of that rank, at once.
+# The rank with the wrong word reports it, and the others report it of that rank, at once.
 def wrong_words_are_told():
     for name, value, word in (("FSDP_NET", "rdma", "FSDP_NET is 'rdma': auto, tcp or ucx is expected"),
                               ("FSDP_NET_INTERFACE", "nowhere", "FSDP_NET_INTERFACE is 'nowhere': this host has no such interface"),
@@ -162,7 +163,7 @@ def guards_change_no_bit():
 KNOCK = "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); s.send(b'GET / HTTP/1.1' * 20); s.recv(999)"
 
 
-# A stranger causes one line in the rank's log, by way of its context, and nothing else.
+# A stranger causes only one line in the rank's log, which the rank's context writes.
 def strangers_are_logged():
     with Clean(2) as network, Job(network, [1, 1], {"replicate": 2, "shard": 1, "pace": 200, "steps": 8}) as job:
         job.await_training()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a host as threads of one process, on simulated GPUs: what NCCL's look-alike needs, which joins threads
-// alone. Between hosts bytes travel as between those of processes.
+// Runs the ranks of a host as threads of one process, on simulated GPUs, because the simulated NCCL joins only threads.
+// Between hosts, bytes travel as they do when ranks are processes.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the driver asks of a rank: words of the form name=value.
+// The driver's options for a rank: words of the form name=value.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that abort, or destroy their context without closing it, while reduces over hosts are under way: all others name them
-at once, nothing is left, and all train on in a new job of the same processes.
+"""Ranks abort, or destroy their context without closing it, while reduces over hosts are under way. All other ranks
+name them at once, and nothing is left behind. All ranks train on in a new job of the same processes.
 usage: quit_test.py RANK_PROGRAM"""
 import job as jobs
 import tap

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a job on several hosts, over the public header. What it is to do comes as name=value; where it is in the
-// job, by the launcher's variables. Each line of its output is JSON; the last one says how it ended.
+// One rank of a job on several hosts, over the public header. Arguments of the form name=value say what it does; the
+// launcher's variables say where it is in the job. Each line of its output is JSON; the last line says how the rank
+// ended.
 //
 // threads=N: the whole job in this process, for comparison.
 //
@@ -32,7 +33,7 @@ namespace {
 
 using nlohmann::json;
 
-// What other jobs are compared with is itself compared with the reference, which knows nothing of the library.
+// The result with which other jobs are compared is itself compared with the reference, which does not use the library.
 json run_threads(const harness::Scenario &scenario) {
   json ranks = json::array();
   const auto outcomes = harness::train_threads(scenario);
@@ -48,7 +49,7 @@ void set_variables(const std::string &list) {
   }
 }
 
-// Lives in a new job, which is small and of a mesh that any number of ranks can form.
+// Runs in a new, small job, with a mesh that any number of ranks can form.
 json live_again(const Options &options, Progress &progress) {
   set_variables(options.text("again"));
   harness::Scenario scenario = scenario_from(options);

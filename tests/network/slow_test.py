@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that are slow, and full of the job's own messages: ranks wait for each other for seconds, and none may be
-called dead, stopped, cut off or out of step for it. usage: slow_test.py RANK_PROGRAM (FSDP_TEST_MANY: slower)"""
+"""Networks are slow and full of the job's own messages, so that ranks wait for each other for seconds. No rank may be
+called dead, stopped, cut off or out of step because of that. usage: slow_test.py RANK_PROGRAM (FSDP_TEST_MANY:
+slower)"""
 import time
 
 import tap
@@ -9,7 +10,7 @@ from job import Clean, Job, check_levels, on_one_process
 
 RANKS_OF_NODES = [2, 2]
 MBIT, STEPS = (4, 4) if tap.MANY else (20, 2)
-# 1,048,576 parameters in fp32. Of their gradients' sums each node sends a half at least.
+# 1,048,576 parameters in fp32. Each node sends at least half of the sums of their gradients.
 LEAST_S = STEPS * (1 << 20) * 4 * 8 / 2 / (MBIT * 1e6)
 OPTIONS = {"wide": 1, "heartbeat": 3000, "timeout": 60_000, "microbatches": 1, "steps": STEPS}
 MESHES = {

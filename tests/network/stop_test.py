@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are stopped: for less than the heartbeat limit nothing happens and no bit changes; for longer, all others name
-them in time, and they learn it when they go on. usage: stop_test.py RANK_PROGRAM (FSDP_TEST_MANY: 100 stops)"""
+"""Ranks are stopped. If the stop is shorter than the heartbeat limit, nothing happens and no bit changes. If it is
+longer, all other ranks name the stopped ranks in time, and these learn it when they go on. usage: stop_test.py
+RANK_PROGRAM (FSDP_TEST_MANY: 100 stops)"""
 import random
 import signal
 import time
@@ -56,7 +57,7 @@ def long_stop(network, victim):
         return slowest
 
 
-STEPS = 200  # longer than a driver that is held up before it stops a rank
+STEPS = 200  # longer than the driver can be held up before it stops a rank
 
 
 def short_stops():

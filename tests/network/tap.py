@@ -8,7 +8,7 @@ import traceback
 
 import nodes
 
-MANY = bool(os.environ.get("FSDP_TEST_MANY"))  # the long counts, for a release or a suspicion
+MANY = bool(os.environ.get("FSDP_TEST_MANY"))  # the large counts, for a release or if something is suspected
 
 
 def note(text):

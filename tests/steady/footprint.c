@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Trains a model of 128 MiB of weights for some steps and compares what the kernel charges to the processes with the
- * plan. The measure is the proportional size (PSS) in /proc/self/smaps: a page that N mappings share counts 1 / N for
- * each. What the allocator counted must be the plan, to the byte, and training must not have changed it. Each process
- * has grown by the plan of its rank, within 1 %. That is all its memory but the machine code, which belongs to the
- * files of the program and the system and comes in as it is run. With mapped weights the compute weights of all ranks
- * together are one copy, within 2 %.
+ * Trains a model of 128 MiB of weights for some steps. Then it compares the plan with the memory that the kernel
+ * charges to the processes. The measure is the proportional size (PSS) in /proc/self/smaps: a page that N mappings
+ * share counts 1 / N for each. What the allocator counted must be the plan, to the byte, and training must not have
+ * changed it. Each process has grown by the plan of its rank, within 1 %. This is all its memory except machine code.
+ * Machine code belongs to the files of the program and the system, and is loaded as it runs. With mapped weights the
+ * compute weights of all ranks together are one copy, within 2 %.
  * usage: footprint mapped|copied|whole     on one rank of the launcher's
  */
 #include <inttypes.h>
@@ -106,7 +106,7 @@ int main(int argc, char **argv) {
   const char *mode = argv[1];
   if (strcmp(mode, "copied") == 0) options.unshard_mode = FSDP_UNSHARD_COPIED;
   if (strcmp(mode, "whole") == 0) options.strategy = FSDP_STRATEGY_NO_SHARD;
-  memset(values, 1, sizeof values); /* the program's own memory is there before it is weighed */
+  memset(values, 1, sizeof values); /* the program's own memory is allocated before it is measured */
   const double before = read_pss(NULL);
   OK(fsdp_create_context(NULL, &context));
   OK(fsdp_get_rank(context, &rank));
@@ -122,7 +122,7 @@ int main(int argc, char **argv) {
   const int mapped = strcmp(mode, "mapped") == 0;
   double sums[] = {1, 0};
   OK(fsdp_all_reduce_values(context, NULL, sums, 1,
-                            FSDP_VALUE_SUM)); /* from here to the next one all ranks only look */
+                            FSDP_VALUE_SUM)); /* from here to the next all_reduce all ranks only read */
   const double grown = read_pss(NULL) - before;
   sums[1] = mapped ? read_pss(full.data) : 0;
   OK(fsdp_all_reduce_values(context, NULL, &sums[1], 1, FSDP_VALUE_SUM));

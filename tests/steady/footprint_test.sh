@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: footprint_test.sh FSDP_RUN FOOTPRINT
-# What the kernel charges two ranks for, against the plan. See footprint.c.
+# Compares the memory that the kernel charges to two ranks with the plan. See footprint.c.
 set -u
 run=$(realpath "$1")
 footprint=$(realpath "$2")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the lines of hooks.c say about the steps of some runs of a program. usage: judge.py WHAT PROCESSES STEPS RUN...
+"""Judges the steps of some runs of a program by the lines of hooks.c. usage: judge.py WHAT PROCESSES STEPS RUN...
 
 RUN: a file with the lines of one run. WHAT: counts (no step allocates, maps, opens or starts anything), faults (none has
 a page fault) or memory (the library has what it planned). Status 0: so it is; 1: it is not, and it says where; 3: these
@@ -14,7 +14,8 @@ import sys
 
 QUICK_MS = 100
 COUNTED = ("allocations", "frees", "maps", "descriptors", "threads", "open")
-FAULTY_RUNS = 3  # the kernel may move a page on its own and have the process fault on it: once, not in each of these
+FAULTY_RUNS = 3  # the kernel may move a page on its own, and the process then faults on it, but once and not in each of
+                 # these
 
 
 def read(path):

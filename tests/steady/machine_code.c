@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where ranks run, all pages of the library's machine code are in the process's memory (/proc/self/pagemap tells): no
- * seldom path meets its page fault in a later step. A context that only plans leaves them where they are.
+ * In a process that runs ranks, all pages of the library's machine code are in memory, as /proc/self/pagemap shows. A
+ * rarely used path then causes no page fault in a later step. A planning context loads no pages.
  */
 #include <fcntl.h>
 #include <link.h>

@@ -37,7 +37,7 @@ static void create_model(fsdp_context *context, fsdp_model **model, fsdp_group *
   OK(fsdp_publish_weights(*model, NULL));
 }
 
-/* A visit of every group: the first one of a version may wait and move bytes, those after it find the weights there. */
+/* Visits every group. The first visit of a version may wait and move bytes; later visits find the weights resident. */
 static void visit(fsdp_group **groups) {
   for (int g = 0; g < GROUPS; ++g) {
     OK(fsdp_unshard(groups[g], FSDP_EVAL, 0, NULL));

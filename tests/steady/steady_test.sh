@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: steady_test.sh FSDP_RUN TRAIN_GPT HOOKS
-# From step 3 on a training process allocates nothing, meets no page fault and opens no descriptor. Counted from
-# outside, by HOOKS in front of the whole process: the library and the example together. Waits that last long on a busy
-# machine are another matter: see judge.py. Where it cannot tell, the program is run again.
+# From step 3 on a training process allocates nothing, has no page fault and opens no descriptor. HOOKS, loaded in front
+# of the process, counts this for the library and the example together. For long waits on a busy machine see judge.py.
+# Where it cannot judge a run, the program is run again.
 set -u
 run=$(realpath "$1")
 train_gpt=$(realpath "$2")
@@ -34,7 +34,7 @@ train() {
 
 # said WHAT PROCESSES STEPS: what judge.py says of all runs so far.
 said() { python3 "$here/judge.py" "$@" run.*; }
-# is_open WHAT PROCESSES STEPS: it says that another run may tell.
+# is_open WHAT PROCESSES STEPS: judge.py says that another run is needed.
 is_open() {
   said "$@" >judged
   [ $? -eq 3 ]
@@ -57,7 +57,7 @@ steady_processes() {
   check "the library has what it planned, no more: $*" said memory 2 18
 }
 
-# The hooks themselves, and what is made of their lines.
+# Tests of the hooks themselves, and of judge.py.
 STEADY_FIRST=0 train start 2
 # shellcheck disable=SC2016
 check 'the hooks see what a start costs' awk '

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: syscall_test.sh FSDP_RUN RESIDENT
-# Unshard and reshard of a group whose weights are there make no system call on the thread that calls them.
+# Unshard and reshard of a group with resident weights make no system call on the calling thread.
 set -u
 run=$(realpath "$1")
 resident=$(realpath "$2")
@@ -38,7 +38,7 @@ for mode in mapped held whole; do
   check "2 processes, $mode" silent 2 "$run" -n 2 "$resident" 100000 $mode
 done
 
-# The count itself, over traces made up.
+# A test of the count itself, over made-up traces.
 begin='write(-1, "begin pairs", 11) = -1' end='write(-1, "end pairs", 9) = -1'
 printf '%s\n' "7 $begin" '8 futex(0) = 0' "7 $end" '7 futex(0) = 0' >trace
 check 'calls of other threads and times do not count' between 1

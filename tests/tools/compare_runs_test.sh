@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: compare_runs_test.sh COMPARE_RUNS
-# What tests/gpu/compare_runs.py takes for the same training, and what not: runs of 20 steps, made up.
+# Tests which runs tests/gpu/compare_runs.py accepts as the same training, with made-up runs of 20 steps.
 set -u
 compare=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=tap.sh

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank of a job that loses one: usage: doomed_rank RANK. That rank kills itself after some rounds; the others exit
- * with 1 when a call of theirs says so.
+ * A rank of a job that loses a rank. usage: doomed_rank RANK. The named rank kills itself after some rounds. The others
+ * exit with 1 when one of their calls reports that.
  */
 #include <signal.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# fsdp-run --debug: a fault in memory of the library's is a line that names the group, and the process ends as without it.
-# usage: fault_test.sh FSDP_RUN PRELOADED FAULTING_RANK BIN_DIRECTORY PRELOAD_DIRECTORY
+# fsdp-run --debug: a fault in the library's memory writes a line that names the group. The process ends as it would
+# without --debug. usage: fault_test.sh FSDP_RUN PRELOADED FAULTING_RANK BIN_DIRECTORY PRELOAD_DIRECTORY
 set -u
 run=$(realpath "$1")
 preloaded=$(realpath "$2")
@@ -84,7 +84,7 @@ else
   skip "a program with AddressSanitizer" "the compiler has none"
 fi
 
-# As it is installed, but elsewhere.
+# The installed layout, in another folder.
 mkdir -p "root$bin_directory" "root$preload_directory"
 cp "$run" "root$bin_directory/fsdp-run"
 run=root$bin_directory/fsdp-run

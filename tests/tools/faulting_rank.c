@@ -95,7 +95,7 @@ static void *live(void *context) {
   volatile float *const weights = view_of(model.groups[1]);
   double one = 1;
   CHECK(fsdp_all_reduce_values(context, NULL, &one, 1, FSDP_VALUE_SUM));
-  if (rank + 1 != world_size) pause(); /* an end of its own could come first */
+  if (rank + 1 != world_size) pause(); /* the process could otherwise end by itself first */
   fault(&model, weights);
   return NULL;
 }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: flight_test.sh FSDP_INFO
-# What fsdp-info flight makes of the records of several ranks, and of files that are none.
+# Tests what fsdp-info flight prints for the records of several ranks, and for files that are no records.
 set -u
 info=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR
@@ -48,7 +48,7 @@ check "... with what most called" contains "$out" "ranks 0, 2, 3 called reduce_s
 check "... and what one did" contains "$out" "rank 1 called reduce_scatter of 'layer.2' (4096 bytes)"
 check "... and whom they blame" contains "$out" "Rank 1 is to blame, say ranks 0-3."
 
-# Rank 1 never came to the second one: it is in another sequence, later.
+# Rank 1 never reached the second collective; it is in another sequence, later.
 record 1 4 "$(blames 9 1)" "$done0, $(entry values 0 fsdp_all_reduce_values '' 8 started 9000000)" fsdp_all_reduce_values
 flight r0 r1 r2 r3
 check "a rank that never came is found" equal $status 0
@@ -56,7 +56,7 @@ check "... where it first was missed" contains "$out" "number 1 of the reduces"
 check "... and what it did last" contains "$out" \
   "rank 1 never came to it; its last call was fsdp_all_reduce_values of 'a', 3.2 s before, still inside"
 
-# A model of ranks 0 and 1 alone: rank 2 has nothing to do with it.
+# A model of ranks 0 and 1 only; rank 2 has no part in it.
 for rank in 0 1 2; do record $rank 3 "" "$done0"; done
 record 0 3 "" "$done0, $(entry "$reduces on ranks 0-1" 0 reduce_scatter expert 64 started 5000000)"
 flight r0 r1 r2

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: perf_test.sh FSDP_PERF
-# What it measures means nothing on a loaded machine; that it measures, checks and writes what it says does.
+# Numbers measured on a loaded machine mean nothing, so the test checks only that fsdp-perf measures, checks and writes
+# what it says.
 set -u
 perf=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR

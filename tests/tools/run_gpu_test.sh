@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: run_gpu_test.sh RUN_GPU
-# What tests/run_gpu.sh skips, and why: with stand-ins for all that it runs.
+# Tests what tests/run_gpu.sh skips and which reason it gives. Stand-ins replace everything that it runs.
 set -u
 script=$(realpath "$1")
 # shellcheck source-path=SCRIPTDIR source=tap.sh

@@ -159,7 +159,7 @@ PROGRESS
   # shellcheck disable=SC2046
   check "... for good" gone 2 $(sed 's/^....//' out)
 
-  # The last words of those whose peer has died: they are not ended while they write them.
+  # Ranks whose peer has died write their last lines; they are not ended while they write.
   capture "$run" -n 3 --grace-seconds 30 sh -c '. ./helpers; [ $RANK = 1 ] && exit 3; announced; echo done; exit 1'
   check "ranks that are left may end by themselves" equal "$(grep -c done out)" 2
   check "... and the first one's status stays" equal $status 3
@@ -238,7 +238,7 @@ PROGRESS
   # shellcheck disable=SC2046
   check "ranks die with fsdp-run" gone 2 $(sed 's/^....//' out)
 
-  # Whichever rank is first. A job that goes on would be ended by the timeout, whose status is 124.
+  # This holds whichever rank is first. The timeout, whose status is 124, would end a job that goes on.
   timeout 30 sh -c "'$run' -n 2 yes | head -1" >out 2>err
   check "a reader that goes away ends the job" equal $? 0
   check "... and has read a line" equal "$(sed 's/^\[[01]\] //' out)" y

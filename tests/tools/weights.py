@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Weights for ckpt_test.sh, written and compared by another reader than the library's: with nothing but Python.
+"""Writes and compares weights for ckpt_test.sh with plain Python, not with the library's reader.
 
 usage: weights.py make DIR | renames | same [--rounded | --renamed] A B | values DIR FILE | flip FILE AT | large FILE | peak COMMAND...
 """
@@ -90,7 +90,7 @@ def turned(tensor):
 
 
 def renamed(tensors):
-    """What the renames above make of them."""
+    """The tensors after the renames above."""
     result = {"tokens": tensors["embed"], "head": tensors["embed"], "norm": tensors["norm"]}
     for layer in range(LAYERS):
         parts = [turned(tensors[f"{name}.{layer}"]) for name in "qkv"]
