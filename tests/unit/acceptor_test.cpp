@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reception of strangers: a rank that connects from far away needs round trips, while strangers that say nothing
+// The acceptor and strangers. A rank that connects from far away needs several round trips, while silent strangers
 // connect all the time.
 #include "membership/wire/acceptor.h"
 
@@ -32,7 +32,7 @@ class Acceptors : public testing::Test {
     acceptor.emplace(secret, label, &log);
     acceptor->listen(listener);
   }
-  // From this address of the loopback device, never waiting.
+  // Connects from this address of the loopback device, and never waits.
   Fd connect(uint32_t from) const {
     Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     sockaddr_in own{};
@@ -53,7 +53,7 @@ class Acceptors : public testing::Test {
   void look() {
     for (Acceptor::AuthenticatedSocket &arrival : acceptor->look()) arrivals.push_back(std::move(arrival));
   }
-  // The challenge has come, and so the acceptor has taken it.
+  // The challenge has come, which shows that the acceptor has accepted the connection.
   void await_challenge(const Fd &guest) {
     pollfd entry{guest.get(), POLLIN, 0};
     while (::poll(&entry, 1, 1) == 0) look();
@@ -89,7 +89,8 @@ class Acceptors : public testing::Test {
   std::vector<Acceptor::AuthenticatedSocket> arrivals;
 };
 
-// Looks are rare in a large job: an answer that came after the last one counts before its place goes to another.
+// In a large job the acceptor looks rarely. An answer that came after the last look counts before its place goes to
+// another connection.
 TEST_F(Acceptors, AnAnswerIsReadBeforeItsPlaceIsGivenAway) {
   Fd guest = connect(far);
   await_challenge(guest);
@@ -105,7 +106,7 @@ TEST_F(Acceptors, AnAnswerIsReadBeforeItsPlaceIsGivenAway) {
   EXPECT_EQ(arrivals[0].from, Endpoint::local(guest).text());
 }
 
-// A stranger's address loses its own places: what comes from elsewhere has all the time that it would have.
+// A stranger's address loses only its own places. Connections from elsewhere keep all their time.
 TEST_F(Acceptors, AFloodFromOneAddressTakesNoPlaceOfAnother) {
   const Fd guest = connect(far);
   await_challenge(guest);
@@ -139,7 +140,7 @@ TEST_F(Acceptors, EachOfManyAddressesHasItsLeastTime) {
   }
 }
 
-// Strangers that had their time make room, because silent strangers would otherwise keep all others out.
+// Strangers whose time is over lose their places, because silent strangers would otherwise keep all others out.
 TEST_F(Acceptors, StrangersThatHadTheirTimeMakeRoom) {
   for (uint32_t i = 0; i < 14; ++i) add_strangers(50, others + i);
   const Fd guest = connect(far);
@@ -147,7 +148,7 @@ TEST_F(Acceptors, StrangersThatHadTheirTimeMakeRoom) {
   EXPECT_TRUE(arrives(guest));
 }
 
-// A few strangers wake the caller, a crowd does not: a flood costs it a look from time to time.
+// A few strangers wake the caller, but a crowd does not. A flood then costs the caller only a look from time to time.
 TEST_F(Acceptors, ACrowdDoesNotWakeTheCaller) {
   EXPECT_FALSE(wakes());
   add_strangers(10);
@@ -183,7 +184,7 @@ TEST_F(Acceptors, TakesNothingWhileItIsToldSo) {
   EXPECT_TRUE(acceptor->idle());
 }
 
-// Each that proves nothing goes after its time, one that has begun with another text than one that was silent.
+// A connection that proves nothing ends when its time is over. The text says whether it was silent or had begun.
 TEST_F(Acceptors, WhatProvesNothingInTimeIsRefusedWithTheReason) {
   const Fd silent = connect(near), slow = connect(far);
   await_challenge(silent);

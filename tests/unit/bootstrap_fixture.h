@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that meet to form a job, and ranks made by hand that say to rank 0 what a rank would, or what it would not.
+// Processes that meet to form a job, and ranks made by hand that send rank 0 correct or wrong messages.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ struct RanksByHand {
     ADD_FAILURE() << "rank 0 does not listen";
     return socket;
   }
-  // The next message, if it is one of this kind.
+  // Returns the next message if it is of this kind.
   template <class Message>
   static std::optional<Message> hear(const Fd &socket) {
     await_readable(socket, 5000);
@@ -52,7 +52,7 @@ struct RanksByHand {
     send_packet(socket, &answer, sizeof answer);
     return wire::host_digest(secret, challenge->nonce, answer.nonce);
   }
-  // Has proven the secret, and may join.
+  // A connection that has proven the secret and may join.
   Fd meet() const {
     Fd socket = connect();
     const Digest expected = answer(socket, options.secret);
@@ -80,7 +80,7 @@ struct RanksByHand {
   }
 };
 
-// Runs one rank in a child; it writes how its joining ended.
+// Runs one rank in a child process, which writes down how its joining ended.
 struct Outcome {
   std::atomic<int32_t> status, rank;
   std::atomic<int64_t> ended_ns;
@@ -124,7 +124,7 @@ class Bootstrap : public ReportedProcesses<Outcome>, protected RanksByHand {
 
   static int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-  // All of these end with the death of that rank, soon after it.
+  // Soon after that rank's death, all of these end with an error that names it.
   void expect_death(std::initializer_list<size_t> survivors, int32_t rank, int64_t died_ns) {
     for (const size_t index : survivors) {
       expect(index, FSDP_PEER_FAILED, fmt::format("rank {} died before the job had formed", rank));

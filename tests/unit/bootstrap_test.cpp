@@ -11,7 +11,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// An end that has not read all that came resets the connection, and has said why before that.
+// An end that has not read everything that came resets the connection, after it has said why.
 TEST(Packet, TheLastWordBeforeAResetIsHeard) {
   int pair[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
@@ -63,7 +63,7 @@ TEST_F(Bootstrap, ATimeoutNamesTheMissing) {
   }
 }
 
-// All ranks end at once and say what is denied to which, however long their timeout is.
+// All ranks end at once and say which call is denied to which rank, however long their timeout is.
 TEST_F(Bootstrap, ADeniedCallEndsAllRanksAtOnce) {
   for (const auto &[name, number] : needed_calls)
     for (const uint32_t victim : {0u, 1u}) {
@@ -89,7 +89,7 @@ TEST_F(Bootstrap, ADeniedCallEndsAllRanksAtOnce) {
     }
 }
 
-// The same where all ranks run under one profile: none waits for another.
+// The same if all ranks run under one profile: no rank waits for another.
 TEST_F(Bootstrap, ACallThatIsDeniedToAllEndsAllRanksAtOnce) {
   options.timeout_ms = 60'000;
   const int64_t start_ns = now_ns();
@@ -116,7 +116,8 @@ TEST_F(Bootstrap, ATimeoutNamesTheNetworkNamespace) {
   expect(one, FSDP_TIMEOUT, "in this rank's network namespace (" + space + ")");
 }
 
-// The last rank never comes: a rank that dies meanwhile is named to all that have come, long before the timeout.
+// The last rank never comes. If a rank dies during this wait, all ranks that have come learn it long before the
+// timeout.
 TEST_F(Bootstrap, ARankThatDiesBeforeAllHaveJoinedIsNamed) {
   options.size = 4;
   const size_t zero = start(0U), one = start(1), two = start(2);
@@ -153,7 +154,7 @@ TEST_F(Bootstrap, ARankThatDiesAsSoonAsItHasJoinedIsNamed) {
   EXPECT_EQ(told->text.view(), "rank 2 died before the job had formed");
 }
 
-// The rank is in the handshake when another one dies. Without an answer it would look for rank 0 until its timeout.
+// The rank is in the handshake when another rank dies. If no rank answered, it would look for rank 0 until its timeout.
 TEST_F(Bootstrap, ARankInTheHandshakeIsToldWhyTheJobFails) {
   options.size = 4;
   options.farewell_ms = 10'000;  // rank 0 ends as soon as all are told

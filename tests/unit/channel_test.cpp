@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A channel's part of what comes from a peer, over a transport that the test plays: a chunk has a place only if it is
-// the one that the call under way waits for.
+// How a channel handles a peer's bytes, over a transport that the test plays. A chunk has a place only if it is the one
+// that the current call waits for.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -272,9 +272,9 @@ TEST(Channel, AnExchangeTakesAndSendsOnlyChunksOfItsMoves) { exchange_chunks(tru
 
 TEST(Channel, AnExchangeTakesOnlyItsChunksInAnyOrder) { exchange_chunks(false); }
 
-// The peer has come first, so data goes out as soon as the call begins. When it throws, no thread may go on to read
-// what its caller then gives back. Rank 2 discards, so rank 1, which was quiet, gives up. That rank 1 was quiet is
-// passed on by rank 2, and comes last.
+// The peer has come first, so data goes out as soon as the call begins. When the call throws, no thread may still read
+// memory that the caller then frees. Rank 2 discards, so rank 1, which was quiet, gives up. Rank 2 passes on that rank
+// 1 was quiet, and this message comes last.
 TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);

@@ -7,8 +7,8 @@ namespace {
 
 // ---- ranks as processes ----
 
-// A rank ends at one of its calls: the others learn which rank died, the checkpoint of before is whole, or the new one
-// is, and another job saves and loads there.
+// A rank ends at one of its calls. The others learn which rank died. Either the previous checkpoint or the new one is
+// whole, and another job can save and load in the folder.
 TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);
@@ -33,7 +33,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
       save_on(three, 3);
       expect_well(load_on(three, 3));
       for (const uint64_t step : {2, 3}) fs::remove_all(path + "/" + step_name(step));
-      // What died before its lock was there is left for a day, and each later save looks at it.
+      // A folder whose job died before it made its lock stays for a day, and each later save checks it.
       for (const std::string &name : names()) {
         EXPECT_TRUE(name == step_name(1) || name.starts_with(".new-")) << name;
         if (name != step_name(1)) fs::remove_all(path + "/" + name);
@@ -76,7 +76,7 @@ TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
       while (!commits(rank)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       ::_exit(99);
     }
-    // Neither waits for a peer before the death is known.
+    // Neither rank waits for a peer before the death is known.
     while (transport::test::error_of([&] { rank.world->check(); }).status != FSDP_PEER_FAILED)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     require(!one.progress().ended, "the commit was not slow enough");
@@ -87,7 +87,8 @@ TEST_F(CheckpointJob, OfARankThatDiesAfterAllHaveWrittenIsThere) {
   expect_well(load_on(three, 2));
 }
 
-// A disk holds a rank for three times as long as a rank may be silent: its heart beats on, and the save ends well.
+// A disk holds up a rank for three times as long as a rank may be silent. The rank's heartbeats continue, and the save
+// succeeds.
 TEST_F(CheckpointJob, OfADiskThatHangsIsNoDeath) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   const std::vector<int> codes = run_processes([&](Rank &rank) {

@@ -87,7 +87,8 @@ TEST_P(Files, AreWholeThoughCallsDoAPartOrAreInterrupted) {
 
 // ---- the order of what reaches the disk ----
 
-// All that a checkpoint consists of is on the disk before it has its name, and the name is before the caller is told.
+// All files of a checkpoint are on the disk before it gets its name. The name is on the disk before the call reports
+// success.
 TEST_P(Files, AreOnTheDiskBeforeTheirName) {
   save(path, 1, 1);
   std::vector<std::string> log;
@@ -203,7 +204,7 @@ TEST_P(Files, SurviveADeathAtEveryCall) {
 
 void save_named(const std::string &path, uint64_t sequence, uint64_t step) { save(path, sequence, step, false, true); }
 
-// Nothing is renamed, and what the manifest speaks of is on the disk before there is a manifest.
+// Nothing is renamed, and the files that the manifest names are on the disk before the manifest.
 TEST_P(Files, OfACheckpointWithANameGetTheirManifestLast) {
   save_named(path, 1, 1);
   std::vector<std::string> log;
@@ -228,7 +229,7 @@ TEST_P(Files, OfACheckpointWithANameGetTheirManifestLast) {
   EXPECT_GE(std::ranges::count(before, "fsync"), 4);
 }
 
-// Another job that looks into the folder meanwhile finds no owner, or one that is locked and says whose it is.
+// Another job that looks into the folder during this finds either no owner file, or a locked one that names the owner.
 TEST_P(Files, HaveNoOwnerThatHasNoLockYet) {
   if (!Fd(::open(path.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600)))
     GTEST_SKIP() << "this file system has no files without names: " << std::strerror(errno);

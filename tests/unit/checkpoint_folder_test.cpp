@@ -119,7 +119,8 @@ TEST_P(Files, GetHigherSequencesThanAllThatCannotBeRead) {
             (std::vector<std::string>{step_name(5), step_name(40), step_name(30), step_name(20), step_name(10)}));
 }
 
-// A job that went back to an earlier step: the newest has a lower one. Its sequence tells, and so do times.
+// A job went back to an earlier step, so the newest checkpoint has a lower step. Its sequence shows that it is the
+// newest, and so do the times.
 TEST_P(Files, OfALowerStepMayBeTheNewestAllTheSame) {
   save(path, 1, 30);
   save(path, 2, 10);
@@ -165,7 +166,7 @@ TEST_P(Files, OfACheckpointThatItsOwnerIsStillInAreNotRemoved) {
   EXPECT_EQ(folder.remove_leftovers(), std::vector<std::string>{step_name(5)});
 }
 
-// The error is not the one of the last call on the way, which finds nothing there.
+// The error is that of the call that fails first, not that of the last call, which finds no folder.
 TEST_P(Files, OfAFolderThatMayNotBeMadeSayWhy) {
   const FaultScope fault({Way::fails, -1, EACCES, "mkdirat"});
   const Error error = error_of([&] { Folder::make(path + "/a/b"); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of others: links, odd names, types that are not known.
+// Weights of other programs: links, unusual names, and unknown types.
 #include "checkpoint_converting.h"
 
 namespace fsdp::checkpoint {

@@ -58,8 +58,8 @@ TEST_F(CheckpointJob, ReadsLittleMoreThanItWants) {
       uint64_t kept = 0;
       for (const auto &[name, bytes] : part.bytes) kept += bytes.size();
       require(result.wanted_bytes == kept, "wanted");
-      // On as many ranks each reads its own files, and of the first one's the block with the numbers of steps; else a
-      // block too much at the ends of the two large tensors' rows.
+      // With the same number of ranks, each rank reads its own files, and from the first rank's file the block with the
+      // numbers of steps. Otherwise it also reads an extra block at the ends of the rows of the two large tensors.
       const uint64_t most = (ranks == 3 ? 1 : 8) * (uint64_t{1} << 20);
       require(result.read_bytes >= kept && result.read_bytes <= kept + most,
               std::to_string(result.read_bytes) + " of " + std::to_string(kept));
@@ -123,7 +123,7 @@ TEST_F(CheckpointJob, ThatWasLoadedCanBeSpared) {
   EXPECT_EQ(names(), (std::vector<std::string>{step_name(2), step_name(4)}));
 }
 
-// In whatever a rank differs, all ranks learn in what, and nothing is written or read.
+// If a rank differs in anything, all ranks learn in what it differs, and nothing is written or read.
 TEST_F(CheckpointJob, OfRanksThatDifferIsRefusedOnAll) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);
@@ -223,7 +223,7 @@ TEST_F(CheckpointJob, ThatFailsAnywhereFailsEverywhere) {
   EXPECT_GT(failed, 48 / step_of(4));
 }
 
-// Of very many ranks that fail at once there is no room for all texts.
+// If very many ranks fail at once, there is no room for all their texts.
 TEST(SaveReport, SaysWhatItCanWithoutItsText) {
   SaveReport report;
   report.set(Error(FSDP_SYSTEM, "the disk is full", 7, FSDP_ORIGIN_OS, ENOSPC));
@@ -277,7 +277,7 @@ TEST_F(CheckpointJob, TheRankThatFailsIsHeardAmongThoseThatGiveUp) {
   }
 }
 
-// All ranks learn which of its files is damaged; and the one before is loaded if that was allowed.
+// All ranks learn which file of the checkpoint is damaged. The previous checkpoint is loaded if the caller allowed it.
 TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none), two = mesh(2, 1, layout::OuterAxis::none);
   save_on(three, 1);
@@ -319,8 +319,8 @@ TEST_F(CheckpointJob, ThatIsDamagedIsRefused) {
   expect_refused("it may be the newest that is damaged: " + newest + "/checkpoint.json: ");
 }
 
-// Where it may be the newest, a load is refused and names it, unless it may fall back; an older one stops nothing. All
-// ranks count the same, though the first alone has looked. Saves go on.
+// If the unreadable checkpoint may be the newest, a load is refused and names it, unless the load may fall back. An
+// older one is no obstacle. All ranks have the same counts, although only the first rank has looked. Saves still work.
 TEST_F(CheckpointJob, WithAManifestThatCannotBeReadStopsOnlyWhatItMust) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   const std::vector<std::pair<std::string, std::function<void(const std::string &)>>> damages = {
@@ -416,7 +416,7 @@ TEST_F(CheckpointJob, IsLoadedIfThereIsAny) {
         << problem;
 }
 
-// A program tries SYSTEM again, and cannot help INVALID_ARGUMENT.
+// A program may retry after SYSTEM, but not after INVALID_ARGUMENT.
 TEST(EmptyFolder, HasTheStatusOfTheFirstThatCannotBeRead) {
   const auto status_of = [](const std::vector<UnreadableCheckpoint> &unreadable) {
     try {
@@ -474,7 +474,7 @@ TEST_F(CheckpointJob, SavedSinceTheFirstRankLookedIsNoMismatch) {
     EXPECT_NE(problem.find("/empty: rank 1 finds " + step_name(3) + " at its path, and it is not here"), problem.npos);
 }
 
-// A reader's hook ends a save while it copies; the files go, and the job lives on.
+// A reader's hook ends a save while the save copies. The files are removed, and the job goes on.
 TEST_F(CheckpointJob, ThatIsInterruptedLeavesNothing) {
   const layout::Mesh two = mesh(2, 1, layout::OuterAxis::none);
   save_on(two, 1);
@@ -536,7 +536,8 @@ TEST_F(CheckpointJob, OfASlowDiskTakesItsTime) {
   expect_well(load_on(three, 1));
 }
 
-// A disk that takes nothing any more ends the save and not the job, and the thread that it holds is not waited for.
+// If the disk accepts nothing any more, the save ends but the job does not. Nothing waits for the thread that the disk
+// blocks.
 TEST_F(CheckpointJob, OfADeadDiskFailsAndTheJobGoesOn) {
   const layout::Mesh three = mesh(3, 1, layout::OuterAxis::none);
   save_on(three, 1);

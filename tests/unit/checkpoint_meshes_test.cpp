@@ -61,7 +61,7 @@ TEST_F(CheckpointOfMeshes, FilesLoadAsPlainWeights) {
   }
 }
 
-// A rank that lacks a tensor which others do not have tells the same as they do, and no rank waits for another.
+// The checkpoint lacks a tensor that only some ranks declare. All ranks report the same, and no rank waits for another.
 TEST_F(CheckpointOfMeshes, MissingTensorOfOneMeshIsReportedOnAllRanks) {
   const Layout some{"", 4, {dense(4), experts(interleaved(4, 2), Division::named)}},
       more{"", 6, {dense(6), experts(interleaved(6, 3), Division::named)}};
@@ -73,7 +73,7 @@ TEST_F(CheckpointOfMeshes, MissingTensorOfOneMeshIsReportedOnAllRanks) {
   }
 }
 
-// Boxes of one tensor that no mesh may have both are refused before anything gets a name.
+// If boxes of two meshes overlap in a tensor, the save is refused before anything gets a name.
 TEST_F(CheckpointOfMeshes, ThatHasAnElementTwiceIsNotCommitted) {
   const Layout layout{"", 4, {dense(4), experts(interleaved(4, 2))}};
   const auto problems = run_threads(4, [&](Rank &rank) {

@@ -11,7 +11,8 @@ namespace {
 
 // -- waits --
 
-// The others must have what the slow rank writes at the last moment, and it what they had until all had read it.
+// The others must get what the slow rank writes at the last moment. Their bytes must stay unchanged until all ranks
+// have read them.
 TEST_P(Conformance, ASlowRankIsWaitedForAndReadsWhatWasThere) {
   run(3, [](Rig &rig) {
     for (uint32_t slow = 0; slow < rig.size(); ++slow)
@@ -93,7 +94,8 @@ TEST_P(Conformance, DelaysChangeNoBit) {
 
 // -- the end of a round --
 
-// When all have met. Where rounds end with steps, one rank comes to the new one when the others wait for it there.
+// Runs when all ranks have met. Where rounds end with steps, one rank reaches the new round when the others already
+// wait for it.
 void start_round(Rig &rig) {
   rig.rank.meet();
   const bool enters = rig.team->traits().step_ends_round;
@@ -210,7 +212,7 @@ TEST(RoundWords, WhatIsPassedOnLateChangesNoBlame) {
   EXPECT_FALSE(RoundWords::discards(followed, 2));
 }
 
-// Rank 0 discards because rank 1 did. Rank 2 hears of both at once, and is told of rank 1.
+// Rank 0 discards because rank 1 did. Rank 2 learns of both at once, and its error names rank 1.
 TEST_P(Conformance, TheFirstRankToDiscardIsNamedNotOneThatFollows) {
   if (GetParam().compares_later) GTEST_SKIP() << "the engine's ranks tell each other why";
   run(3, [](Rig &rig) {
@@ -371,7 +373,7 @@ TEST_P(Conformance, WhenARankFailsEveryCallEnds) {
     rig.rank.meet();
     if (rig.me() == 1) {
       rig.rank.world->abort("an error of its own");
-      // In this rig ranks on other hosts hear only that it is gone: the job's verdict does not travel.
+      // In this rig ranks on other hosts learn only that it is gone, because the job's verdict is not sent to them.
       rig.rank.failure.set(Error(FSDP_SYSTEM, "an error of its own"));
       throw Error(FSDP_SYSTEM, "an error of its own");
     }

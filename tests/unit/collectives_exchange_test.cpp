@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Promises of every transport about exchanges, in which each pair of ranks moves other bytes.
+// Promises of every transport about exchanges, in which each pair of ranks moves different bytes.
 #include <array>
 #include <random>
 
@@ -28,7 +28,7 @@ TEST_P(Conformance, AnExchangeMayHaveNothingToMove) {
     });
 }
 
-// Also where a rank moves its bytes to where they are.
+// This also holds if a rank moves its bytes to the place where they already are.
 TEST_P(Conformance, AMoveToItsOwnSourceCopies) {
   for (const uint32_t size : {1, 3})
     run(size, [](Rig &rig) {

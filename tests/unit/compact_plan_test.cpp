@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where main weights and states in fewer bits lie: the codes of a block and their scale are on one rank, and the
-// elements of a box have the numbers of the whole tensor.
+// The layout of main weights and states in fewer bits. The codes of a block and their scale are on one rank. The
+// elements of a box keep their numbers in the whole tensor.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks of a host share from the start: how little it is for each rank of a large job, and what few of them tell.
+// The memory that ranks of a host share from the start. It is small per rank of a large job, and holds the few texts of
+// ranks that wait.
 #include "membership/liveness/control.h"
 
 #include <fcntl.h>
@@ -96,7 +97,7 @@ class WaitingCallers : public HostsMemory {
     control.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
     return count;
   }
-  // Tells a text as a rank does that waits in a circle.
+  // Writes a text as a rank does that waits in a circle.
   void tell(uint32_t rank, uint32_t number = 1) { tell(control, rank, number, "text of " + std::to_string(rank)); }
   static void tell(Control &control, uint32_t rank, uint32_t number, std::string_view text) {
     control.waits()[rank].looks = uint64_t{number} << 32 | 1;
@@ -177,7 +178,8 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
   EXPECT_EQ(control.waits().text(503), "text of 503");
 }
 
-// No rank waits for one that died over its text: half of it is not told, and its place is another's with its wait.
+// No rank waits for one that died while it wrote its text. The unfinished text is not shown, and its place becomes free
+// for another rank.
 TEST_F(WaitingCallers, LeaveTheirPlacesWhenTheyDie) {
   fill();
   control.waits()[120].looks = 0;
@@ -302,8 +304,8 @@ TEST_F(MirroredWaits, EachHostTellsOfItsRanks) {
   there->look_at_texts(100'000, [](const tree::WaitText &text) { FAIL() << text.rank; });
 }
 
-// A place is free while no rank waits as it says: the next one would take it, and the text would be lost though it was
-// told. So what comes before its state, or after the wait, takes none.
+// A place is free unless a rank waits as its text says. Then the next rank would take the place, and a shown text would
+// be lost. So a text that comes before the rank's state, or after its wait, takes no place.
 TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
   const auto texts_there = [&] {
     uint32_t count = 0;

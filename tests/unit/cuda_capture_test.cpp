@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and events inside a graph capture: library streams join it, what lies outside is left out, and what cannot be
-// part of a graph says so without ending the capture.
+// Streams and events inside a graph capture. Library streams join the capture, and work outside of it is left out. A
+// call that cannot be part of a graph says so and does not end the capture.
 #include "cuda_fixture.h"
 
 namespace fsdp::device {
@@ -92,8 +92,8 @@ TEST_F(CudaCaptureTest, WhatWasRecordedBeforeIsNotWaitedFor) {
   device().synchronize(*b_);
 }
 
-// What was recorded before and is not done keeps its place: for streams that wait for it after the capture, and for the
-// next record, on another stream.
+// An earlier record that is not done keeps its order, for streams that wait for it after the capture and for the next
+// record on another stream.
 TEST_F(CudaCaptureTest, ARecordInItTakesNoOrderFromOneBefore) {
   GpuHeld held(*own_);
   own_->be_late(50000);  // a stream that does not wait for it comes before it
@@ -180,7 +180,7 @@ TEST_F(CudaCaptureTest, AllocationsAndEventsOfOthersGoOn) {
 }
 
 #ifdef FSDP_TEST_SIMULATED_CUDA
-// A stream of a capture that an error has broken cannot be asked whether it is done, until the program ends the
+// If an error has broken a capture, its streams cannot be asked whether they are done until the program ends the
 // capture.
 TEST_F(CudaCaptureTest, AStreamThatEndsInABrokenOneIsGivenBackAfterIt) {
   const uint64_t bytes = simulated::allocated_bytes();

@@ -11,7 +11,7 @@ namespace cuda = device::cuda::kernels;
 
 size_t bytes_of(fsdp_dtype dtype, size_t count) { return dtype_size(dtype) * count; }
 
-// fp32 around every place where rounding to 16 bits changes its mind, and all kinds of bits.
+// fp32 numbers around every number at which rounding to 16 bits changes its result, and all kinds of bits.
 std::vector<uint32_t> fp32_patterns() {
   std::vector<uint32_t> patterns;
   for (uint32_t exponent = 0; exponent < 256; ++exponent)

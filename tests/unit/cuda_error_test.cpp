@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of CUDA's errors end the process's use of the GPU: those of which the toolkit's own header says so.
+// The CUDA errors that end the process's use of the GPU. The toolkit's header says which errors do.
 #include "device/cuda/driver.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(CudaError, WhatEndsTheProcessIsSticky) {
   EXPECT_GE(found, 10);
 }
 
-// Of these the header does not say it; a GPU that has met one of them answers every later call with it.
+// The header does not say it of these errors, but after one of them every later call on the GPU returns it.
 TEST(CudaError, WhatIsStickyInPracticeIsToo) {
   for (const cudaError_t code :
        {cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorContextIsDestroyed, cudaErrorUnknown})

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Something of everything that the CUDA device does, for tests of what must hold for all of it.
+// Does one of each thing that the CUDA device does, for tests of rules that hold for all of them.
 #pragma once
 
 #include <chrono>

@@ -77,8 +77,8 @@ constexpr uint64_t stride = 7;
 constexpr uint64_t stride = 1;
 #endif
 
-// Every call of this function fails in its turn, the others work: while things are made, used, captured and destroyed,
-// on a GPU that is not the thread's current one. Nothing hangs, and nothing stays behind.
+// Each call of this function fails in turn while the other calls work. Objects are made, used, captured and destroyed
+// on a GPU that is not the thread's current one. Nothing hangs, and nothing is left behind.
 void fail_each(const std::string &name, int error) {
   for (uint64_t nth = 1; nth < 1000; nth += stride) {
     SCOPED_TRACE(name + " " + std::to_string(nth));
@@ -168,7 +168,7 @@ void expect_described(const std::string &text) {
   EXPECT_TRUE(simulated::is_device(memory->data(), 1 << 20));
 }
 
-// The GPU says that it can, and only a trial shows that the machine does not let it.
+// The GPU reports that it can do this, and only a trial shows that the machine does not allow it.
 TEST_F(CudaFaultTest, MemoryHasHandlesForTheFabricWhereThatIsAllowed) {
   expect_described("by cuMemCreate, exportable; not over the fabric, since cuMemCreate failed with");
   simulated::set_fabric(true);
@@ -224,7 +224,7 @@ TEST_F(CudaFaultTest, ALostGpuEndsWaitsAndFailsTheContext) {
   EXPECT_EQ(FSDP_SYSTEM, failure_of([&] { stream->scale(reinterpret_cast<float *>(memory->data()), 2, 1024); }).status);
 }
 
-// A lane's thread finds it too, when the caller calls nothing.
+// A lane's thread also finds the failure if the caller makes no calls.
 TEST_F(CudaFaultTest, ALaneFindsALostGpu) {
   CudaContext context;
   const auto memory = context.device->allocate(4096, "test");

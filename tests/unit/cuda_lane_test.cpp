@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host work between pieces of GPU work: order both ways, and a GPU that always goes on.
+// Host work between GPU work: the order of both is kept, and the GPU always goes on.
 #include <atomic>
 #include <chrono>
 #include <optional>
@@ -80,7 +80,7 @@ TEST_F(CudaLaneTest, ReleasesStreamsOfTheCallerToo) {
   EXPECT_EQ(20, *value);
 }
 
-// A wait is for the record that was there when it was asked for: the lane must not come to wait for work that itself
+// A wait is for the record that exists when the wait is requested. Otherwise the lane could wait for work that itself
 // waits for the lane.
 TEST_F(CudaLaneTest, ALaterRecordMovesNoWait) {
   CudaContext context({}, 5000);
@@ -127,7 +127,7 @@ TEST_F(CudaLaneTest, WhereContextsShareAGpuTheCallerWaitsInPlaceOfTheStream) {
   const auto stream = device.create_stream("test");
   const auto lane = device.create_host_lane("lane");
   const auto event = device.create_event();
-  // Is the lane's work done when release returns, and how many waits was the stream given?
+  // Says whether the lane's work is done when release returns, and how many waits the stream got.
   const auto release = [&](bool alone) {
     const uint64_t before = simulated::calls("cuStreamWaitValue32");
     std::atomic<bool> go{false}, done{false};
@@ -221,7 +221,7 @@ TEST_F(CudaLaneTest, IsDestroyedWithWorkInFlight) {
   EXPECT_EQ(10, *value);
 }
 
-// The thread of a lane gives up on a GPU that takes too long, and what waits for the lane goes on when the GPU does.
+// A lane's thread gives up on a GPU that takes too long. Work that waits for the lane goes on when the GPU does.
 TEST_F(CudaLaneTest, ALateGpuIsATimeout) {
   CudaContext context({}, limit_ms);
   Device &device = *context.device;

@@ -140,7 +140,7 @@ TEST_F(CudaStuckTest, ItsQueuesDoNotGrow) {
   go_on();
 }
 
-// What was kept is given back as soon as the GPU is found to go on, and the context waits for the rest as ever.
+// Kept memory is freed as soon as the library finds that the GPU goes on. The context waits for the rest as usual.
 TEST_F(CudaStuckTest, WhatComesBackLeavesNothing) {
   auto context = std::make_unique<CudaContext>(options(), patience_ms);
   const uint64_t at_first = simulated::allocated_bytes();

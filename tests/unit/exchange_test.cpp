@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks tell each other in ballots: the result when ballots are merged, how often ranks meet, and which rank is
-// named.
+// Ballots between ranks: the result of merging them, how often ranks meet, and which rank is named.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +29,7 @@ std::vector<Saying> random_sayings(uint32_t count, std::mt19937_64 &random) {
   return sayings;
 }
 
-// Finds the result rank by rank, as a rank would that had all ballots.
+// Computes the result rank by rank, as one rank with all ballots would.
 void expect_ballot(const std::vector<Saying> &all, const Ballot &found, const std::string &where) {
   uint32_t odd = Ballot::nobody, troubled = Ballot::nobody, last = 0;
   uint64_t most = 0;

@@ -93,7 +93,7 @@ TEST_F(ReplacedFile, OnlyAFileIsReplaced) {
   EXPECT_EQ(type_of("device"), static_cast<mode_t>(S_IFCHR));
 }
 
-// The kernel's word for a file that is too large is a signal that ends the process.
+// For a file that is too large the kernel sends a signal that ends the process.
 TEST_F(ReplacedFile, ASizeLimitIsAnErrorAndLeavesNothing) {
   const pid_t process = ::fork();
   if (process == 0) {

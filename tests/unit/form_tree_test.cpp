@@ -99,7 +99,7 @@ TEST_F(FormTree, ConnectsAgain) {
   expect_links(guest);
 }
 
-// The guest has sent its hello, and does not take that for enough.
+// The guest has sent its hello, but does not yet count as connected.
 TEST_F(FormTree, ConnectsAgainUntilItIsAnswered) {
   auto guest = form(1);
   hear_hello();  // the connection ends after the hello
@@ -130,8 +130,8 @@ TEST_F(FormTree, SaysWhyItNeverCould) {
       << text;
 }
 
-// A process between two leaders sends a frame in the name of one of them. No rank has died, none is to blame, and both
-// say so.
+// A process between two leaders sends a frame in the name of one of them. Both leaders say that no rank has died and
+// none is to blame.
 TEST_F(FormTree, AFrameThatIsForgedBlamesTheLink) {
   auto guest = form(1), host = form(0);
   auto of_guest = guest.get(), of_host = host.get();

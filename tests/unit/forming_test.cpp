@@ -115,7 +115,7 @@ TEST_F(Forming, ARankThatGivesUpSaysWhy) {
   expect_told({zero, one}, 2, "gave up before the job had formed: enough", ended_ns);
 }
 
-// A leader that feels the end of another one's connection may not know that this one ended because of a third.
+// A leader that sees another leader's connection end may not know that this leader ended because of a third one.
 TEST_F(Forming, TheDeadAreBlamedBeforeRanksThatEndedBecauseOfThem) {
   start_two();
   join_by_hand();
@@ -144,7 +144,7 @@ TEST_F(Forming, ARankThatHasFormedIsNotMissed) {
   for (const size_t index : {zero, one}) expect(index, FSDP_OK);
 }
 
-// No rank ends, but the job does not form either: steps that have limits of their own do not add up.
+// No rank ends, and the job does not form either. The limits of single steps do not add up.
 TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   options.timeout_ms = 5000;
   const int64_t start_ns = now_ns();
@@ -158,7 +158,8 @@ TEST_F(Forming, TheTimeoutHoldsForTheWhole) {
   }
 }
 
-// A process on the way has added something to what rank 2 says: it has not died, and is no more to blame than rank 0.
+// A process between the ranks has added bytes to rank 2's messages. Rank 2 has not died, and is no more to blame than
+// rank 0.
 TEST_F(Forming, AFrameThatIsForgedBlamesNoRank) {
   start_two();
   join_by_hand();

@@ -70,7 +70,7 @@ TEST_F(Tcp, AnotherPurposeIsRefused) {
   EXPECT_FALSE(of_guest.empty());
 }
 
-// An end that sends back what it hears, in either role, proves nothing.
+// An end that only sends back what it receives, in either role, proves nothing.
 TEST_F(Tcp, AMirrorIsRefused) {
   std::thread mirror([&] {
     char buffer[256];
@@ -100,7 +100,7 @@ TEST_F(Tcp, RandomBytesAreRefused) {
   EXPECT_EQ(prove(host, Role::host, "s", "x", limit(5s)), "what came is not of libfsdp");
 }
 
-// An answer that was good for one connection is worth nothing on the next.
+// An answer that was valid on one connection is refused on the next.
 TEST_F(Tcp, AReplayedAnswerIsRefused) {
   std::array<std::byte, sizeof(wire::Answer)> recorded;
   {
@@ -145,7 +145,7 @@ TEST_F(Tcp, FramesOfAllSizesArrive) {
   EXPECT_EQ(to.problem(), "the other end closed the connection");
 }
 
-// The other end says its last words and closes although this end has sent more: the kernel resets the connection.
+// The other end sends its last message and closes although this end has sent more, so the kernel resets the connection.
 TEST_F(Tcp, LastWordsAreHeardThoughSendingFails) {
   FrameStream leaver(std::move(guest), 100, keys), stays(std::move(host), 100, keys);
   ASSERT_TRUE(stays.send(1, {}, limit(5s)));
@@ -170,7 +170,7 @@ TEST_F(Tcp, AFrameThatIsTooLongEndsTheStream) {
   EXPECT_EQ(to.code(), EBADMSG) << "whichever process has announced it";
 }
 
-// Two ends that have proven the secret to each other, and a process between them that has all that they say.
+// Two ends that have proven the secret to each other, and a process between them that sees all their bytes.
 class Between : public Tcp {
  protected:
   void SetUp() override {

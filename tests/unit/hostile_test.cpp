@@ -128,7 +128,7 @@ TEST_F(Hostile, WrongSecretsVersionsAndReplays) {
   expect_the_job_forms();
 }
 
-// A process that knows the secret and talks nonsense is no better.
+// A process that knows the secret and sends nonsense has no more success.
 TEST_F(Hostile, NonsenseBehindTheProof) {
   begin();
   std::vector<FrameStream> streams;

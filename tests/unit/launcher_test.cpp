@@ -127,7 +127,7 @@ TEST(Mpich, NeedsAProxyOrARendezvous) {
   expect_all_needed(mpich, {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"});
 }
 
-// The order in which launchers count: each wins over those behind it.
+// The launchers' order of precedence: each wins over the later ones.
 TEST(Launchers, EachLauncherWinsOverThoseBehindIt) {
   Variables all;
   for (const auto &variables : {torchrun, open_mpi, slurm, mpich}) all.insert(variables.begin(), variables.end());

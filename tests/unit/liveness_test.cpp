@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks count as silent, and what the coordinator makes of several reports.
+// Which ranks count as silent, and what the coordinator concludes from several reports.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -282,7 +282,7 @@ TEST_F(Leaver, WhatComesAtTheLastMomentHasCome) {
   EXPECT_TRUE(Watch(*control, links, pulse, 0, hurried, failure).wait(moment));
 }
 
-// A peer that gives up because of a verdict has made it known before.
+// A peer that gives up because of a verdict has published the verdict before.
 class GivenUpByAPeer final : public Awaited {
  public:
   explicit GivenUpByAPeer(Control &control) : control_(control) {}
@@ -486,7 +486,7 @@ TEST(Coordinator, ReportsSilenceAsANeighbourExplainsIt) {
   EXPECT_EQ(error_of(*coordinator.decide(1700), 0).rank, -1) << "not all of the links are that node's";
 }
 
-// A peer writes them: whatever the bytes are.
+// A peer writes these bytes, so the text must be safe whatever they are.
 class BadAccusations : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Coordinator, BadAccusations, testing::Values(0, 0x41, 0xff));
 TEST_P(BadAccusations, AreSurvived) {

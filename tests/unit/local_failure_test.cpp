@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads that fail: all report which one did, and how.
+// Ranks as threads fail. All ranks report which rank failed, and how.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -73,8 +73,8 @@ TEST(LocalWorld, TeamsOfSomeRanks) {
   }));
 }
 
-// Callers that have published miss each other's writers, not each other; and no rank is let through before every writer
-// has done what came before.
+// Callers that have published wait for each other's writers, not for each other. No rank passes before every writer has
+// done its earlier work.
 TEST_P(LocalSizes, WritersMayBeLateWithAVersion) {
   std::vector<uint64_t> done(GetParam(), 0);  // no atomics: the version makes it visible
   expect_well(run_threads(GetParam(), [&done](Rank &rank) {

@@ -140,7 +140,7 @@ Manifest with_distances() {
   return manifest;
 }
 
-// Older releases would take them for neighbours.
+// Older releases would treat them as adjacent.
 TEST(Manifest, HasVersion3IfFilesAreAtDistances) {
   const std::string text = write_manifest(with_distances());
   EXPECT_NE(text.find("\"version\":3,"), std::string::npos);

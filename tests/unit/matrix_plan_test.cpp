@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrices come whole to the owners that the contract names, in waves within the limit, and their rows find the way
-// there and back.
+// The owners that the contract names get whole matrices, in waves within the limit. The matrices' rows are sent there
+// and back correctly.
 #include "memory/matrix_plan.h"
 
 #include <gtest/gtest.h>

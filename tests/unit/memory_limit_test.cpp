@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What cgroups leave, read from trees of files as kernels show them.
+// The memory that cgroups leave, read from trees of files as kernels show them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks do in the tests of messages, whichever way they travel: every collective against a plain loop, whose
-// additions are those of collectives.h in their order.
+// The work of ranks in the tests of messages over every transport. Every collective is compared with a plain loop,
+// whose additions have the order that collectives.h defines.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,8 @@
 
 namespace fsdp::transport::test {
 
-// What it sends is declared before it: a rank that fails unwinds while its stream may still read that.
+// The sent memory is declared before this object, because a failing rank unwinds while its stream may still read that
+// memory.
 struct MessageBench {
   MessageBench(Rank &rank, std::unique_ptr<Collectives> made)
       : rank(rank), communicator(std::move(made)), stream(rank.device->create_stream("messages")) {}
@@ -50,7 +51,7 @@ inline void require_same(const float *found, const float *wanted, uint64_t count
             fmt::format("{}: element {} of {} is {}, not {}", what, i, count, found[i], wanted[i]));
 }
 
-// What rank order gives for elements from `first` on.
+// The sums in rank order for the elements from `first` on.
 FSDP_TEST_ALONE inline void add_in_rank_order(float *to, uint64_t count, uint32_t size, uint64_t first, uint64_t salt,
                                               bool accumulate) {
   for (uint32_t r = 0; r < size; ++r)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The messages of the rendezvous as bytes: what is written is read back, and nothing else is a message.
+// The messages of the rendezvous as bytes. Written messages are read back, and all other bytes are refused.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -38,7 +38,7 @@ Kind read_back(const Kind &message) {
   return read ? *read : Kind{};
 }
 
-// An entry that owns what it says.
+// An entry that owns its texts.
 struct Said {
   uint32_t rank, node;
   std::string host;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank interleaves the calls of its models, and what of it is compared with other ranks.
+// How a rank interleaves the calls of its models, and which part of that order is compared with other ranks.
 #include "engine/context/model_calls.h"
 
 #include <gtest/gtest.h>

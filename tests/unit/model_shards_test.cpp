@@ -52,7 +52,7 @@ TEST_P(ModelShardsOn, EveryRowIsWrittenOnce) {
   EXPECT_EQ(shared.writers(ShardKind::weights).size(), spec.mesh().size());
 }
 
-// What the manifest says of each row is what its rank writes.
+// The manifest's entry for each row matches what the rank writes.
 TEST_P(ModelShardsOn, TheManifestSaysWhichRankHasWhichRows) {
   const memory::ModelSpec spec = model(meshes().at(GetParam()));
   const memory::ModelPlan plan = plan_model(spec);
@@ -378,7 +378,7 @@ TEST(LoadPlan, TakesABoxFromBoxes) {
       }
 }
 
-// What others have, and have not saved, is missing where it is wanted, and only there.
+// A tensor that other ranks have but did not save is reported missing on the ranks that want it, and only there.
 TEST(LoadPlan, TellsWhatABoxLacks) {
   const auto plan_of = [](const Box &saved, const Box &wanted) {
     const memory::ModelSpec from = boxed(2, saved), to = boxed(2, wanted);

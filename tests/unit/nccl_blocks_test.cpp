@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many thread blocks NCCL's kernels may have: what a communicator is told of the environment, and what is refused.
+// The number of thread blocks of NCCL's kernels: how the environment sets a communicator's configuration, and which
+// values are refused.
 #include "nccl_bench.h"
 #include "transport/nccl/library.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL does when something goes wrong: no call waits for ever, and the error says what it was.
+// Failures of NCCL: no call waits for ever, and the error names the cause.
 #include "nccl_bench.h"
 
 namespace fsdp::transport::test {

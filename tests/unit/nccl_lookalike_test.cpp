@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The look-alike itself: what is wrong with NCCL is noticed over it, and each knob that makes it nasty is seen to be
-// on. Here its functions are called as no code should.
+// Tests of the look-alike itself. It notices wrong uses of NCCL, and each knob that makes it stricter has an effect.
+// Here its functions are called in ways that no code should.
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
@@ -28,7 +28,7 @@ class LookAlike : public NcclTest {
     control().set(Knob::in_progress_polls, 0);
     library_ = nccl::load_library();
   }
-  // A breach was what the test wanted.
+  // The test expects this breach.
   void expect_breach(const char *text) {
     EXPECT_NE(std::string(control().breaches()).find(text), std::string::npos) << control().breaches();
     control().reset();
@@ -187,7 +187,7 @@ TEST_F(LookAlike, ACallOfWhatWasAbortedIsSeen) {
   expect_breach("a call with a communicator that has ended");
 }
 
-// A graph, or the order of two ranks' aborts, is not one rank's own matter.
+// A graph, or the order of two ranks' aborts, concerns more than one rank.
 TEST_F(LookAlike, TheLastAbortWaitsForTheGraphsOfAll) {
   const Comms comms = make(2);
   on(0);

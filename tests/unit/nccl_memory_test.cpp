@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that NCCL is to know, and what happens where it does not want to.
+// Memory that is registered with NCCL, and what happens if NCCL refuses it.
 #include "nccl_bench.h"
 
 namespace fsdp::transport::test {

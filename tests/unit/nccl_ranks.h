@@ -59,7 +59,8 @@ struct NcclRank {
     std::vector<char> all(size());
     host->all_gather(&mine, 1, all.data(), "test meeting");
   }
-  // A rank whose failure the others hear of before they set their own names the same cause; one that has left does not.
+  // If the others learn of a rank's failure before they fail themselves, they name the same cause. A rank that has left
+  // names none.
   void fail_with_all() {
     failure.set(Error(FSDP_ABORTED, "the test aborts"));
     bodies.arrive_and_wait();

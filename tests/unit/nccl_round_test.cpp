@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks agree on when they give a step up, and how what they cannot finish is made anew.
+// What ranks agree on when they give up a step, and how communicators whose work cannot end are made anew.
 #include "nccl_bench.h"
 #include "transport/nccl/connection.h"
 
@@ -83,7 +83,7 @@ TEST_F(NcclTest, AnErrorThatLastsIsBelievedAfterAnAgreement) {
   EXPECT_TRUE(has(problems[1], "a link went down (simulated)")) << problems[1].message;
 }
 
-// Graphs that are gone hold nothing.
+// A destroyed graph keeps nothing alive.
 TEST_F(NcclTest, GraphsThatAreDestroyedDoNotKeepAStepFromBeingDiscarded) {
   expect_well(run_ranks({2}, [](NcclRank &mine) {
     Bench bench(mine);

@@ -74,7 +74,7 @@ TEST_F(NcclTest, ALaunchThatWaitsForPeersInNcclIsATimeout) {
   EXPECT_TRUE(has(problems[0], "in NCCL, which connects them")) << problems[0].message;
 }
 
-// ... and sooner, where the peer is known not to come.
+// ... and sooner if it is known that the peer will not come.
 TEST_F(NcclTest, APeerThatHasLeftIsNamedWhileTheCallerIsInNccl) {
   const auto problems = run_ranks({2, 20'000}, [](NcclRank &mine) {
     {
@@ -149,7 +149,7 @@ TEST_F(NcclTest, AGpuThatIsFarBehindIsSeenToBeStuck) {
   EXPECT_TRUE(has(problems[0], "all_gather of 'layer.3' (#0, 4096 bytes)")) << problems[0].message;
 }
 
-// What fails the context is what the caller hears, not what NCCL says of the abort.
+// The caller gets the error that failed the context, not NCCL's error of the abort.
 TEST_F(NcclTest, ACallerInNcclHearsTheCause) {
   for (const bool blocking : {true, false}) {
     if (!blocking) ::setenv("FSDP_NCCL_BLOCKING", "0", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums in 16 bits: what NCCL makes of them, and what this library does.
+// Sums in 16 bits, as NCCL computes them and as this library does.
 #include <bit>
 #include <cmath>
 

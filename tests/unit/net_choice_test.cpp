@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP or UCX: one choice for the job, from what every rank has brought.
+// The job's choice of TCP or UCX, made from what every rank reports.
 #include <gtest/gtest.h>
 
 #include <algorithm>

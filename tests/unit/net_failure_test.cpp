@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between hosts that cannot complete: the rank to blame is named, in bounded time, and nothing is left under
-// way.
+// Messages between hosts that cannot complete. The rank to blame is named in bounded time, and nothing stays under way.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -121,7 +120,7 @@ TEST(NetFailure, ALateRankIsWaitedFor) {
     MessageBench bench = mine.bench();
     if (rank.rank() == 2) std::this_thread::sleep_for(300ms);
     check_messages(bench, 3, {100'003});
-    // A rank that has done its part may do something else for long: the others get it nonetheless.
+    // A rank that has done its part may do other work for a long time. The others still get its bytes.
     if (rank.rank() == 0) std::this_thread::sleep_for(500ms);
     rank.meet();
   }));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// No memory on the thread that moves messages: the context fails; the process goes on.
+// Allocation fails on the thread that moves messages. The context fails, and the process goes on.
 #include <gtest/gtest.h>
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between hosts, on the loopback device: the results are those of any other way.
+// Messages between hosts, on the loopback device. The results are those of any other transport.
 #include <gtest/gtest.h>
 
 #include <map>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failures in a job of several nodes: every rank of every node that is left reports the same one.
+// Failures in a job of several nodes. Every rank on every surviving node reports the same failure.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -123,7 +123,8 @@ TEST_P(CoreDumps, AreKnownToAllAtOnce) {
   job.expect_nothing_left({victim});
 }
 
-// A rank that does not wait is not told before it waits; one that waits elsewhere is, for whichever rank it waits.
+// A rank that does not wait learns of it only when it waits. A rank that waits elsewhere learns of it, whichever rank
+// it waits for.
 TEST(NodeLeader, ADeathIsFoundWhileItsNodeComputes) {
   NodeJob job({1, 2}, silence_ms);
   job.start([](NodeRank &rank) {
@@ -230,7 +231,7 @@ TEST(NodeLeader, AnAbortReachesRanksThatDoNotWait) {
   }
 }
 
-// Its world is destroyed at once after the abort: the verdict must leave with it.
+// Its world is destroyed at once after the abort, and the verdict must still be sent.
 TEST(NodeLeader, AnAbortOfARankThatLeavesAtOnceReachesAllNodes) {
   for (const uint32_t who : {0u, 2u}) {
     NodeJob job({2, 2}, silence_ms);
@@ -356,7 +357,7 @@ TEST(NodeLeader, StrangersAreNotHeard) {
   for (uint32_t r = 0; r < job.size(); ++r) EXPECT_EQ(job.common().status[r], FSDP_OK) << job.text(r);
 }
 
-// What two nodes tell each other by datagrams, and a process between them.
+// The datagrams of two nodes, and a process between them.
 class Told : public testing::Test {
  protected:
   Told() {

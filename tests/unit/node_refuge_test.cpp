@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A leader that leaves in order while others go on: what went through it in the tree goes through a refuge.
+// A leader leaves in good order while others go on. Messages that went through it in the tree then go through a refuge.
 #include "node_job.h"
 
 namespace fsdp::transport::test {
@@ -13,7 +13,7 @@ struct Layout {
 };
 class LeftAlone : public testing::TestWithParam<Layout> {
  protected:
-  // body: of ranks that stay, some time later.
+  // body: runs on the ranks that stay, some time later.
   void start(uint32_t heartbeat_timeout_ms, const NodeBody &body) {
     job = std::make_unique<NodeJob>(GetParam().ranks_of_nodes, heartbeat_timeout_ms);
     job->degree = GetParam().degree;
@@ -174,7 +174,8 @@ uint32_t count_connections() {
   return count;
 }
 
-// Node 3 has taken refuge at node 2 when node 1 answers too. Its hanging up is no death.
+// Node 3 has taken refuge at node 2 when node 1 answers too. That node 3 then closes this connection does not count as
+// a death.
 TEST(NodeTree, OneRefugeIsEnough) {
   auto job = leave_while_one_is_stopped(
       {1, 1, 1, 1}, 1, [](NodeRank &) {},

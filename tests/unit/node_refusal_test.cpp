@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a leader makes of messages that another one should not have sent. See tests/fuzz/leader_fuzzer.cpp, too.
+// How a leader handles messages that another leader should not have sent. See tests/fuzz/leader_fuzzer.cpp, too.
 #include "node_job.h"
 #include "transport/net.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tree of leaders: its shape, and jobs in trees so narrow that what leaders say is passed on.
+// The tree of leaders: its shape, and jobs in trees so narrow that leaders pass messages on.
 #include <sys/ioctl.h>
 
 #include <array>
@@ -275,7 +275,7 @@ TEST_P(Narrow, CallersAtItsEndsThatWaitForEachOtherAreToldSo) {
               {}, start_ns, 2 + at_once);
 }
 
-// What a rank shows comes to the one that it is for, or to all.
+// A rank's message reaches the rank that it is for, or all ranks.
 TEST_P(Narrow, PostsComeWhereTheyAreFor) {
   auto job = make({1, 1, 1, 1, 1, 1}, silence_ms, GetParam());
   job->start([](NodeRank &rank) {
@@ -537,7 +537,7 @@ TEST(NodeTree, NoNodeIsAboveTheRoot) {
   EXPECT_EQ(dial.state(), Dial::State::answered) << dial.problem();
 }
 
-// A node that has nothing to report, and comes when all is decided.
+// A node has nothing to report, and arrives when everything is decided.
 TEST(NodeTree, ALateRefugeeHearsTheVerdict) {
   Rank rank;
   NodePlan plan = plan_of(0, 3, 1);

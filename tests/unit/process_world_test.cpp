@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes: the same collectives as threads, and survivors of ranks that are killed.
+// Ranks as processes run the same collectives as threads, and ranks survive when others are killed.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -138,7 +138,7 @@ TEST_F(Kill, WhileNoRankWaits) {
   kill_and_check(processes, 1);
 }
 
-// A rank that has done its part and ended is no failure to ranks that need nothing more of it.
+// If a rank has done its part and ended, this is no failure for ranks that need nothing more from it.
 TEST_F(Kill, ARankThatDidItsPartMayEnd) {
   const auto processes = start_processes(2, witnessed([this](Rank &rank) {
                                            auto versions = rank.team->create_versions("weights");

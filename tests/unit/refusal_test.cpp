@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fails on one rank is refused on all, and no rank goes on with the error before all have read it. One that left
-// the job at once would be the reason that a slower one reports.
+// A failure on one rank is refused on all ranks, and no rank goes on with the error before all have read it. Otherwise
+// a slower rank would report a rank that left the job at once as the cause.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -16,7 +16,7 @@
 namespace fsdp::transport::test {
 namespace {
 
-// A team that has what the others say in time, but takes long to read it.
+// A team that gets the others' messages in time, but takes long to read them.
 class SlowReader final : public DeviceTeam {
  public:
   SlowReader(Rank &rank, std::atomic<int> &reads)

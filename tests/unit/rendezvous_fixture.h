@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that meet at a TCP rendezvous, on hosts that they only say they are on.
+// Processes that meet at a TCP rendezvous. Each only claims to be on a certain host.
 #pragma once
 
 #include <gtest/gtest.h>

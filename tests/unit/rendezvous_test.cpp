@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks of several hosts meet: where each is, and what each is told when a rank is missing, wrong or dead.
+// How ranks of several hosts meet: where each rank is, and which error each gets if a rank is missing, wrong or dead.
 #include <filesystem>
 
 #include "membership/liveness/control.h"
@@ -104,7 +104,7 @@ TEST_F(Rendezvous, ATimeoutNamesTheMissing) {
   }
 }
 
-// Rank 0 and the others are told long before the timeout, in the words of the name service.
+// Rank 0 and the others get the name service's error long before the timeout.
 TEST_F(Rendezvous, AHostThatIsNotKnownIsToldAtOnce) {
   options.rendezvous = "tcp://no-such-host.invalid:29555";
   options.timeout_ms = 120'000;
@@ -174,7 +174,7 @@ TEST_F(Rendezvous, WithoutRankZero) {
   EXPECT_EQ(reports[one].rank, 0);
 }
 
-// The last try ends at the limit, whatever it is in the middle of.
+// The last try ends at the limit, whatever it is doing then.
 TEST_F(Rendezvous, ATimeoutTellsWhatEarlierTriesHaveFound) {
   for (const uint32_t ms : {300u, 310u, 320u, 330u, 340u, 350u}) {
     options.timeout_ms = ms;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shards on their way to the disk and back: written by two threads, read by ranges, and refused where a bit is not what
-// it was.
+// Shards are written to disk by two threads and read back by ranges. They are refused if a bit has changed.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -277,7 +276,7 @@ TEST_F(Shards, WithAnyBitTurnedAreRefused) {
   EXPECT_EQ(message_of([&] { reader("f").verify(buffer.bytes()); }), "");
 }
 
-// A part of a damaged file that is not wanted is not read, and so not complained of.
+// An unwanted part of a damaged file is not read, so its damage is not reported.
 TEST_F(Shards, AreDamagedOnlyWhereTheyAreRead) {
   const Saved one = saved("w", "F32", {{0}, {1 << 20}}, 1);
   write("f", {one});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams that share a hardware queue: what waits at its head holds up what is behind it, and what has started does
-// not.
+// Streams that share a hardware queue. Work that waits at the queue's head holds up the work behind it; work that has
+// started does not.
 #include <cuda.h>
 #include <cudaTypedefs.h>
 

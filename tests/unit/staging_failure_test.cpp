@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks over simulated GPUs that do not do the same, or that end: errors name both calls or the rank, streams of the
-// GPU go on, and what can be used again is.
+// Ranks over simulated GPUs make different calls, or end. Errors name both calls or the rank, the GPU's streams go on,
+// and everything that is still usable is used again.
 #include <gtest/gtest.h>
 
 #include "simulated_cuda/simulated.h"

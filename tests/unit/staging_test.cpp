@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads over simulated GPUs: what staging gives has the bits that the host's communicators give. It shows
-// order and bits, and says nothing about hardware.
+// Ranks as threads over simulated GPUs. Staging gives the same bits as the host's communicators. The test shows order
+// and bits, and nothing about hardware.
 #include <gtest/gtest.h>
 
 #include "device/cuda/kernels.h"

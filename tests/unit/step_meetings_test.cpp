@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How often the ranks of a model meet for what ends a step: once a call, in a run that goes well, whatever they tell.
+// How often the ranks of a model meet in the calls that end a step. In a successful run they meet once per call,
+// whatever they report.
 #include <gtest/gtest.h>
 
 #include <thread>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that are no ranks of the job connect to it, or wait where its rank 0 should: neither disturbs it.
+// Processes that are not ranks of the job connect to it, or wait in the place of its rank 0. Neither disturbs the job.
 #include <random>
 
 #include "bootstrap_fixture.h"

@@ -18,7 +18,7 @@ struct SystemFault {
   std::string call;
 };
 
-// The calls of this thread and others from here to the end of the scope.
+// Applies to the calls of this thread and others from here to the end of the scope.
 class FaultScope {
  public:
   explicit FaultScope(SystemFault fault);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between ranks begin with a proof of the job's secret, for this job and this rank: a process that lacks
-// it, or shows one that was made for something else, gets nowhere.
+// Connections between ranks begin with a proof of the job's secret, for this job and this rank. A process is refused if
+// it has no proof, or one that was made for another purpose.
 #include <gtest/gtest.h>
 
 #include <sys/socket.h>
@@ -195,7 +195,7 @@ TEST(TcpIntroduction, NamesThatDoNotFitAreRefused) {
   }
 }
 
-// The bytes of a right conversation open no other one, because each has numbers of its own.
+// The bytes of a valid conversation cannot open another one, because each conversation has its own numbers.
 TEST(TcpIntroduction, AReplayGetsNowhere) {
   const Fd listener = listen_at(loopback(), 4);
   const Endpoint place = Endpoint::local(listener);

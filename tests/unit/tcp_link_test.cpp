@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of one connection: what goes out comes in, however the network cuts it; what does not fit ends the connection
-// and touches no memory.
+// Frames of one connection. All sent frames arrive, however the network splits them. A frame that does not fit ends the
+// connection and writes no memory.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -359,7 +359,7 @@ TEST(TcpLink, WhatItsTakerRefusesEndsIt) {
   EXPECT_EQ(second.problem(), "messages for communicators that do not exist here");
 }
 
-// A peer has ended: what it said before is heard, also by a rank that finds that it cannot write any more.
+// A peer has ended. Its earlier messages are read, even by a rank that finds that it can no longer write.
 TEST(TcpLink, LastWordsAreHeardAfterAWriteThatFailed) {
   std::string problem;
   const Fd listener = listen_at(Endpoint::numeric("127.0.0.1", 0, problem).front(), 1);

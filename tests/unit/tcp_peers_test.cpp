@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other ranks as one of them sees them: those that exist are found, without a lock, while others are made.
+// A rank's table of the other ranks. Existing entries are found without a lock while new ones are made.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A man in the middle of two ranks passes on what they say, and changes four bits of it. What guards the bytes notices
-// him, and without a guard the sums are wrong without a word.
+// A process between two ranks passes on their bytes and changes four bits. Encryption or checksums notice this. Without
+// either, the sums are wrong and no error is reported.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>

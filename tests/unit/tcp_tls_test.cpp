@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TLS by a key that both ends have beforehand: bytes go through as they are, keys change under way, and an end that has
-// another key, names other ranks or changes a bit gets nowhere.
+// TLS with a key that both ends already have. Bytes arrive unchanged, and keys change during the connection. An end
+// that has another key, names other ranks or changes a bit is refused.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is UCX's own in messages between hosts: its settings, its protocols, and strangers at its port.
+// The parts of messages between hosts that are specific to UCX: its settings, its protocols, and strangers at its port.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>

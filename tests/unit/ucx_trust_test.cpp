@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX over TCP lets any process that reaches its port write this process's memory, so it needs a word of trust.
+// UCX over TCP lets any process that reaches its port write this process's memory. So it is used only if the user says
+// that the network is trusted.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 

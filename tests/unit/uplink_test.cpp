@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of one host reach rank 0 by the one of them that comes first; from some number of hosts on hosts do so, too.
+// Ranks of one host reach rank 0 through the first of them. From a certain number of hosts on, hosts reach rank 0
+// through other hosts, too.
 #include "membership/join/forming_watch.h"
 #include "membership/join/guest.h"
 #include "membership/join/tcp_visit.h"
@@ -19,7 +20,7 @@ class Uplinks : public Rendezvous {
     for (const pid_t process : processes) ::kill(process, SIGKILL);
     Rendezvous::TearDown();
   }
-  // Ranks 1, 2 and 3 share a host, and 1 has come first: the others have it between them and rank 0.
+  // Ranks 1, 2 and 3 share a host, and rank 1 has come first, so the others reach rank 0 through rank 1.
   void start_host() {
     one = start(1, "b");
     await_join(one);
@@ -91,7 +92,7 @@ TEST_F(Uplinks, HostJoinsByOneConnection) {
   }
 }
 
-// Rank 0 says all that it has to say at once. What was listened at is gone when the watch looks around.
+// Rank 0 sends all its messages at once. The listening socket is gone when the watch next looks.
 TEST_F(Uplinks, TheJobStartsWithTheAdmission) {
   options.size = 2;
   hold = 3s;
@@ -223,7 +224,7 @@ TEST_F(Uplinks, TheDeathOfRankZeroIsSeenByAll) {
   expect_told({one, two, three}, 0, "rank 0 ended before the job had formed");
 }
 
-// What rank 0 has come to reaches those of a host by the one that they have come by, whatever their own timeouts.
+// Rank 0's decision reaches the ranks of a host through the rank by which they came, whatever their own timeouts.
 TEST_F(Uplinks, AVerdictReachesAllOfAHost) {
   options.size = 5;
   zero = [&] {
@@ -241,7 +242,7 @@ TEST_F(Uplinks, AVerdictReachesAllOfAHost) {
   }
 }
 
-// The first rank whose time is over says so to all.
+// The first rank whose time is over tells all others.
 TEST_F(Uplinks, RankThatGivesUpTellsRanksThatJoinedThroughIt) {
   options.size = 5;
   zero = start(0, "a");
@@ -258,7 +259,7 @@ TEST_F(Uplinks, RankThatGivesUpTellsRanksThatJoinedThroughIt) {
     expect(index, FSDP_TIMEOUT, "rank 0 has not sent the start of the job to rank 1 within 1500 ms");
 }
 
-// It also passes on what rank 0 makes of that: another rank may be to blame.
+// It also passes on rank 0's answer, because another rank may be to blame.
 TEST_F(Uplinks, RankThatGivesUpPassesOnTheVerdictOfRankZero) {
   options.size = 4;
   const Fd listener = listen_at(at, 8);
