@@ -13,7 +13,7 @@ must run in eager mode: after shard() compile layers or parts of them, not the m
 """
 
 from ..constants import MissingGrad, Optimizer
-from .division import check_module, find_layers
+from .division import check_module, find_groups, find_layers, read_layers
 from .layer import Rules
 from .muon import Muon
 from .optimizer import choose_optimizer
@@ -42,8 +42,10 @@ def shard(
 ):
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
 
-    layers: the submodules that become one group each; default: the elements of each outermost ModuleList and
-    Sequential. All other parameters, and those that several layers share, form the root group.
+    layers: the submodules that become one group each, as modules or by their names; a list of modules is one group, as
+    in [[embed, head], *blocks]. Default: the elements of each outermost ModuleList, ModuleDict and Sequential, or if
+    there are none the module's children. All other parameters, and those that several groups share, form the root
+    group. The logger "libfsdp" tells the groups at INFO, on rank 0.
     no_decay(name, param): True for parameters without weight decay, with AdamW of the library. Default: those of fewer
     than two dimensions; none with optimizer=torch.optim.AdamW.
     missing_grad: what a step does to a parameter for which no rank has a gradient. Default: it leaves the parameter
@@ -54,7 +56,7 @@ def shard(
     boxes(name, param): None, or (global_shape, global_offset) if the parameter is a box of a larger tensor: this rank's
     experts are a box of the stack of all experts.
     group_options(name, layer): fields of fsdp_group_options for the group of this layer, for example {"mesh": mesh}.
-    For the root group, layer is the whole module.
+    For the root group, layer is the whole module; for a group of several modules, their list.
     optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a class of torch.optim, which must update each element
     by itself, or a function of a list of parameters that returns such an optimizer. sharded.optimizer is then an
     optimizer of torch over this rank's shards, for torch's schedulers and GradScaler. torch.optim.AdamW stands for the
@@ -68,23 +70,24 @@ def shard(
 
     Each rank shards the values of its own module: they must be equal on all ranks that share the group.
     """
-    layers = list(find_layers(module)) if layers is None else list(layers)
-    check_module(module, context, layers)
+    groups = find_groups(module) if layers is None else read_layers(module, layers)
+    check_module(module, context, groups)
     device = next(module.parameters()).device
     if isinstance(optimizer, Muon):
-        steps = _choose_muon(optimizer, optimizer_options, optimizer_groups, module, layers)
+        steps = _choose_muon(optimizer, optimizer_options, optimizer_groups, module, layers and groups)
     else:
         steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
     options["optimizer"] = (steps and steps.model_optimizer) or optimizer
     no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
     rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options)
-    return Sharded(module, context, layers, rules, steps, held_groups, options)
+    return Sharded(module, context, groups, rules, steps, held_groups, options)
 
 
-def _choose_muon(muon, options, groups, module, layers):
-    if options is not None or groups is not None:
+def _choose_muon(muon, options, optimizer_groups, module, groups):
+    if options is not None or optimizer_groups is not None:
         raise TypeError(
             "libfsdp.torch.shard: optimizer_options and optimizer_groups are not for Muon: give the options to "
             "libfsdp.torch.Muon(lr=..., adamw={...}, matrices=...)"
         )
-    return muon.steps(module, layers)
+    layers = find_layers(module) if groups is None else [layer for group in groups for layer in group]
+    return muon.steps(module, list(layers))

@@ -9,44 +9,99 @@ from .parameter import ClosedParameter, refuse_closed
 
 
 def find_layers(module):
-    """The elements of each outermost ModuleList and Sequential."""
-    if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        yield from (element for element in module if any(True for _ in element.parameters()))
+    """The elements of each outermost ModuleList, ModuleDict and Sequential."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+        yield from (element for element in module.children() if _has_params(element))
     else:
         for child in module.children():
             yield from find_layers(child)
 
 
-def divide(module, layers):
-    """Yields (name, module, [(name, parameter)]) of each group. The root group comes first: it has the parameters that
-    are in no layer or in several."""
-    layers = [layer for layer in layers if layer is not module]  # the module itself is the root
+def find_groups(module):
+    """The groups of shard() by default: those of find_layers, or if there are none the module's children."""
+    return [(layer,) for layer in find_layers(module)] or [(child,) for child in _find_children(module)]
+
+
+def _find_children(module):
+    """The children with parameters, of the module or of the only such child that it wraps."""
+    children = [child for child in module.children() if _has_params(child)]
+    is_wrapper = len(children) == 1 and not any(True for _ in module.parameters(recurse=False))
+    return _find_children(children[0]) if is_wrapper else children
+
+
+def _has_params(module):
+    return any(True for _ in module.parameters())
+
+
+def read_layers(module, layers):
+    """The groups of the argument layers= of shard(): each a tuple of modules."""
+    return [tuple(_find_part(module, part) for part in _list_of(layer)) for layer in layers]
+
+
+def _list_of(layer):
+    """A ModuleList is a module, and no list of modules."""
+    if not isinstance(layer, (list, tuple)):
+        return [layer]
+    if not layer:
+        raise ValueError("libfsdp.torch.shard: layers has an empty list: a group needs one module or more")
+    return layer
+
+
+def _find_part(module, part):
+    """A module, or the module of that name."""
+    if isinstance(part, nn.Module):
+        return part
+    if not isinstance(part, str):
+        raise TypeError(
+            f"libfsdp.torch.shard: layers has {part!r}: an element is a module, the name of one, or a list of those"
+        )
+    try:
+        return module.get_submodule(part)
+    except AttributeError as error:
+        raise ValueError(f"libfsdp.torch.shard: layers has {part!r}, which the module does not contain") from error
+
+
+def divide(module, groups):
+    """Yields (name, modules, [(name, parameter)]) of each group. The root group comes first: it has the parameters that
+    are in no group or in several."""
+    groups = [group for group in groups if module not in group]  # the module itself is the root
     names, users = {}, {}
     for name, param in module.named_parameters():
         names[param] = name
-    for layer in layers:
-        for param in layer.parameters():
-            users.setdefault(param, []).append(layer)
-    inside = {part for layer in layers for part in layer.modules()}
+    for group in groups:
+        for param in _params_of(group):
+            users.setdefault(param, []).append(group)
+    inside = {part for group in groups for layer in group for part in layer.modules()}
     outside = {
         param for part in module.modules() if part not in inside for param in part.parameters(recurse=False)
     }
     root = [(name, param) for param, name in names.items() if len(users.get(param, ())) != 1 or param in outside]
     paths = {part: path for path, part in module.named_modules()}
-    taken = {paths[layer] for layer in layers}
+    taken = {_name_of(group, paths) for group in groups}
     if root:
-        yield _free_name("root", taken), module, root
-    for layer in layers:
-        own = [(names[param], param) for param in layer.parameters() if len(users[param]) == 1 and param not in outside]
+        yield _free_name("root", taken), (module,), root
+    for group in groups:
+        own = [(names[param], param) for param in _params_of(group) if len(users[param]) == 1 and param not in outside]
         if own:
-            yield paths[layer], layer, own
+            yield _name_of(group, paths), group, own
+
+
+def _params_of(group):
+    """The parameters of the group's modules, each once."""
+    return dict.fromkeys(param for layer in group for param in layer.parameters())
+
+
+def _name_of(group, paths):
+    """The paths of its modules; shortened if there are many, because a name has at most 255 bytes."""
+    name = "+".join(paths[layer] for layer in group)
+    return name if len(name) <= 200 else f"{paths[group[0]]}+{len(group) - 1} more"
 
 
 def _free_name(name, taken):
     return name if name not in taken else _free_name(name + "_", taken)
 
 
-def check_module(module, context, layers):
+def check_module(module, context, groups):
     """Raises TypeError or ValueError if the module cannot be sharded."""
     params = dict(module.named_parameters())
     if not params:
@@ -78,10 +133,17 @@ def check_module(module, context, layers):
                 "weights: set it to None, and clip between steps with sharded.full_state_dict() and "
                 "sharded.load_full_state_dict()"
             )
+    _check_groups(module, [layer for group in groups for layer in group])
+
+
+def _check_groups(module, layers):
     parts = set(module.modules())
     foreign = [type(layer).__name__ for layer in layers if layer not in parts]
     if foreign:
         raise ValueError(f"libfsdp.torch.shard: layers has {', '.join(foreign)}, which the module does not contain")
+    if len(set(layers)) < len(layers):
+        twice = next(name for name, part in module.named_modules() if layers.count(part) > 1)
+        raise ValueError(f"libfsdp.torch.shard: layers has {twice!r} twice: a module belongs to one group")
 
 
 def _check_param(name, param):

@@ -97,11 +97,12 @@ class Rules:
 
 
 class Layer(NotCopied):
-    """One group, its module, and its parameters: [(name, parameter)] in the order of the group."""
+    """One group, its modules, and its parameters: [(name, parameter)] in the order of the group."""
 
-    def __init__(self, owner, number, name, module, params):
-        self.owner, self.number, self.name, self.module, self.params = owner, number, name, module, params
-        self.is_root = module is owner.module
+    def __init__(self, owner, number, name, modules, params):
+        self.owner, self.number, self.name, self.modules, self.params = owner, number, name, modules, params
+        self.is_root = owner.module in modules
+        self.unvisited = None  # of a group of several modules: those that this forward has yet to run
         self.names = {param: index for index, (_, param) in enumerate(params)}
         self.can_train = [param.requires_grad for _, param in params]
         self.trains = list(self.can_train)
@@ -116,7 +117,7 @@ class Layer(NotCopied):
         for name, param in self.params:
             fields = {**rules.fields(name, param), **(steps.fields(name, param) if steps else {})}
             declared.append(Param(name, param.shape, DTYPES[param.dtype], **fields))
-        options = rules.group_options(self.name, self.module)
+        options = rules.group_options(self.name, self.modules[0] if len(self.modules) == 1 else list(self.modules))
         self.has_mesh = options.get("mesh") is not None
         if steps:
             steps.check_storage(options, f"group {self.name!r}", declared)
@@ -247,16 +248,17 @@ class Layer(NotCopied):
     # -- visits -------------------------------------------------------------------------------------------------
 
     def hook(self):
-        self.owner.handles += [
-            self.module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True),
-            self.module.register_forward_hook(self.after_forward, always_call=True),
-        ]
+        for module in self.modules:
+            self.owner.handles += [
+                module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True),
+                module.register_forward_hook(self.after_forward, always_call=True),
+            ]
 
     @in_torch_words
     def before_forward(self, module, args, kwargs):
         if torch.compiler.is_compiling():
             refuse_tracing()
-        if module is not self.module:
+        if module not in self.modules:
             return refuse_replica(module)
         visit = Visit(self.owner.enter())
         self.visits.append(visit)  # torch calls after_forward even if something fails from here on
@@ -266,6 +268,7 @@ class Layer(NotCopied):
         phase = Phase.RECOMPUTE if in_backward else Phase.FORWARD if grads else Phase.EVAL
         self.owner.passes.hold_for(self, phase)
         visit.phase = phase
+        self.begin_span()
         self.owner.writes.check(self)
         if grads and not in_backward:
             visit.use = self.begin_use(args, kwargs)
@@ -285,7 +288,7 @@ class Layer(NotCopied):
 
     @in_torch_words
     def after_forward(self, module, inputs, output):
-        if module is not self.module or not self.visits:
+        if module not in self.modules or not self.visits:
             return None
         visit = self.visits.pop()
         try:
@@ -296,7 +299,22 @@ class Layer(NotCopied):
         finally:
             if visit.phase is not None:
                 self.give_back(visit.phase)
+            self.end_span(module)
             self.owner.leave(visit.hooks)
+
+    def begin_span(self):
+        """The first of several modules: holds the group until all of them have run, or the outermost forward ends."""
+        if len(self.modules) > 1 and not self.owner.is_held_in_scope(self):
+            self.unvisited = set(self.modules)
+            self.owner.hold_in_scope(self)
+
+    def end_span(self, module):
+        if self.unvisited is None:
+            return
+        self.unvisited.discard(module)
+        if not self.unvisited:
+            self.unvisited = None
+            self.owner.release_in_scope(self)
 
     def watch_outputs(self, output):
         """Holds the weights when autograd comes to the layer's outputs: the layer's backward needs them next."""
@@ -315,4 +333,4 @@ class Layer(NotCopied):
         """Called after the library has discarded the step, and with it all holds."""
         if self.is_shown and self.owner.hides_weights:
             self.hide()
-        self.holds, self.shows, self.visits = 0, 0, []
+        self.holds, self.shows, self.visits, self.unvisited = 0, 0, [], None

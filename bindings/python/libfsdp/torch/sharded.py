@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
+from ..log import logger
 from . import clipping, state
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
@@ -31,7 +32,7 @@ class Sharded(NotCopied):
     rank's shards, or None if shard() got none. skipped_param is the parameter whose gradient was not finite in the last
     step(skip_nonfinite=True), or None."""
 
-    def __init__(self, module, context, layers, rules, steps, held_groups, options):
+    def __init__(self, module, context, groups, rules, steps, held_groups, options):
         self.module, self.context, self.steps = module, context, steps
         self.optimizer = self.skipped_param = self._shards = None
         self._is_skipped = False  # a GradScaler has found Inf or NaN: its step of the optimizer does nothing
@@ -49,7 +50,7 @@ class Sharded(NotCopied):
             steps.check_storage(options, "the model")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
-        self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, layers))]
+        self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, groups))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
             layer.declare(rules)
@@ -57,6 +58,7 @@ class Sharded(NotCopied):
             steps.declare(self.model)
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
+        self._log_groups()
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
         # True if weights can be read only while their layer is unsharded (copied weights, or FSDP_DEBUG), False if they
         # always can, at one address.
@@ -74,6 +76,12 @@ class Sharded(NotCopied):
             steps.attach(self)
             self.optimizer = steps.optimizer
         self._hook()
+
+    def _log_groups(self):
+        if self.context.rank == 0:
+            for layer in self.layers:
+                count = sum(param.numel() for _, param in layer.params)
+                logger.info("group %r: %d parameters, %d elements", layer.name, len(layer.params), count)
 
     def _hook(self):
         places = self.writes.places
@@ -133,6 +141,13 @@ class Sharded(NotCopied):
             return
         holds, self._scope_holds = self._scope_holds, {}
         for layer, phase in holds.items():
+            layer.give_back(phase)
+
+    def is_held_in_scope(self, layer):
+        return layer in self._scope_holds
+
+    def release_in_scope(self, layer):
+        if (phase := self._scope_holds.pop(layer, None)) is not None:
             layer.give_back(phase)
 
     def hold_in_scope(self, layer):
@@ -439,14 +454,14 @@ class Sharded(NotCopied):
     def unsharded(self, *layers):
         """In `with sharded.unsharded():` the module's parameters have their weights, for reading. layers: modules that
         are a group of their own; default: all groups. Copied weights must fit into held_groups buffers."""
-        groups = {layer.module: layer for layer in self.layers}
+        groups = {module: layer for layer in self.layers for module in layer.modules}
         for module in layers:
             if module not in groups:
                 raise ValueError(
                     f"sharded.unsharded(): {type(module).__name__} is no group of its own; the groups are "
                     + ", ".join(repr(layer.name) for layer in self.layers)
                 )
-        held, done, discards = [groups[module] for module in layers or groups], [], self._discards
+        held, done, discards = dict.fromkeys(groups[module] for module in layers or groups), [], self._discards
         try:
             for layer in held:
                 self._hold_to_read(layer)

@@ -22,7 +22,8 @@ class StateDicts:
         """For each part: the layers whose weights its state dict needs, and the parameters that are its own."""
         holders, params = {}, {}
         for layer in layers:
-            holders.setdefault(layer.module, {})[layer] = None
+            for module in layer.modules:
+                holders.setdefault(module, {})[layer] = None
             for index, (_, param) in enumerate(layer.params):
                 for part, _ in self.owner.writes.places[param]:
                     holders.setdefault(part, {})[layer] = None
@@ -64,7 +65,7 @@ class StateDicts:
         the part that was called, is looked through whole."""
         if part is not module:
             return
-        is_layer = any(layer.module is module for layer in layers)
+        is_layer = any(module in layer.modules for layer in layers)
         names = state if is_layer or not prefix else [prefix + attribute for attribute in module._parameters]
         for name in [name for name in names if name in state and name.startswith(prefix)]:
             place = self.owner.saved.find(state[name]) if isinstance(state[name], torch.Tensor) else None
