@@ -12,11 +12,12 @@ Protocol.
 import copy
 import logging
 import sys
+import tempfile
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from torch_check import compare, on_ranks, raises, run_cases
+from torch_check import AdamW, compare, on_ranks, raises, run_cases
 
 import libfsdp as fsdp
 
@@ -182,6 +183,237 @@ def the_log_tells_the_groups(mode):
     return found == ["group 'embed+head': 3 parameters, 272 elements"] or str(told)
 
 
+# -- options of groups and parameters ---------------------------------------------------------------------------------
+
+
+def a_resident_group_stays_gathered(mode):
+    """It does from its forward to the end of the backward pass, with the same losses. If buffers run out it is given
+    back."""
+
+    def check(shard):
+        losses, held, first = [], [], "blocks.first"
+        for residents in ((), (first,), (first, "blocks.second", "blocks.third")):
+            module, flags = net(), {"flags": fsdp.GroupFlag.RESIDENT}
+            options = {"prefetch_depth": 0, "group_options": lambda name, layer: flags if name in residents else {}}
+            sharded = shard(module, held_groups=3, **options)
+            losses.append(train(module, sharded))
+            module(torch.zeros(1, 1, dtype=torch.long))  # without a backward pass
+            held.append(next(layer.holds for layer in sharded.layers if layer.name == first))
+            sharded.load_full_state_dict(sharded.full_state_dict())
+        is_held = held == [0, 1, 1 if mode == "mapped" else 0]
+        return losses[0] == losses[1] == losses[2] and is_held or f"{losses}, {held}"
+
+    return on_each(mode, check)
+
+
+def parameters_have_options(mode):
+    """LR_ZERO of one parameter: it stays, and others do not."""
+
+    def check(shard):
+        module = net()
+        stays = {"flags": fsdp.ParamFlag.LR_ZERO}
+        sharded = shard(module, param_options=lambda name, param: stays if name == "head.weight" else None)
+        before = sharded.full_state_dict()
+        train(module, sharded)
+        after = sharded.full_state_dict()
+        moved = [name for name in before if not torch.equal(before[name], after[name])]
+        return len(moved) == len(before) - 1 and "head.weight" not in moved or str(moved)
+
+    return on_each(mode, check)
+
+
+def gradients_are_synchronized_together(mode):
+    """A part cannot leave a sum out. With reduce_policy all gradients are exchanged once a step."""
+
+    def check(shard):
+        losses = []
+        for policy in (fsdp.ReducePolicy.EACH, fsdp.ReducePolicy.LAST):
+            module = net()
+            sharded = shard(module, reduce_policy=policy)
+            for step in range(STEPS):
+                losses += [float(step_of(module, 10 * step + number, 0)) for number in range(3)]
+                sharded.step(RATE)
+        told = raises(lambda: sharded.set_requires_gradient_sync(False), "ReducePolicy.LAST", "requires_grad_(False)")
+        half = len(losses) // 2
+        is_near = all(abs(a - b) < 1e-5 for a, b in zip(losses[:half], losses[half:]))
+        return told is True and is_near or f"{told}, {losses}"
+
+    return on_each(mode, check)
+
+
+# -- dtypes -----------------------------------------------------------------------------------------------------------
+
+
+def train_in_bfloat16():
+    """By torch alone: weights in bfloat16 of main weights in fp32, which are not rounded at first."""
+    module = net().bfloat16()
+    optimizer, losses = AdamW(module.parameters(), RATE), []
+    for param, exact in zip(module.parameters(), net().parameters()):
+        optimizer.main[param] = exact.detach().clone()
+    for step in range(STEPS):
+        losses.append(float(step_of(module, step, 0)))
+        optimizer.step()
+    return losses, dict(zip((name for name, _ in module.named_parameters()), optimizer.main.values()))
+
+
+def weights_in_param_dtype(mode):
+    losses, weights = train_in_bfloat16()
+
+    def check(shard):
+        module = net()
+        sharded = shard(module, param_dtype=torch.bfloat16)
+        start = sharded.full_state_dict()
+        exact = all(torch.equal(start[name], value) for name, value in net().state_dict().items())
+        found, ends = train(module, sharded), sharded.full_state_dict()
+        by_loss = max(abs(a - b) for a, b in zip(found, losses))
+        by_weight = max((ends[name] - weights[name]).abs().max().item() for name in weights)
+        is_near = by_loss < 1e-6 and by_weight < 1e-6
+        return exact and is_near or f"initial values are exact: {exact}; losses {by_loss:.1e}, weights {by_weight:.1e}"
+
+    return on_each(mode, check, ranks=1)
+
+
+def dtypes_of_outputs_and_grads(mode):
+    def check(shard):
+        module, seen = net(), []
+        sharded = shard(module, param_dtype=torch.bfloat16, output_dtype=torch.float32, reduce_dtype=torch.float32)
+        module.blocks.first.register_forward_hook(lambda layer, args, output: seen.append(output.dtype))
+        seen.append(module(torch.zeros(2, 3, dtype=torch.long)).dtype)
+        train(module, sharded)
+        return seen[:2] == [torch.bfloat16, torch.float32] or str(seen)
+
+    return on_each(mode, check)
+
+
+def inputs_are_cast(mode):
+    """Those of each layer, and of the module, by position and by name; integers stay."""
+
+    class Takes(nn.Linear):
+        def forward(self, x, *, scale, index):
+            seen.append((x.dtype, scale["a"].dtype, index.dtype))
+            return super().forward(x) * scale["a"]
+
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers, self.head = nn.ModuleList([Takes(WIDTH, WIDTH)]), nn.Linear(WIDTH, 1)
+
+        def forward(self, x):
+            scale = {"a": torch.ones(WIDTH, dtype=torch.float64)}
+            seen.append(x.dtype)
+            return self.head(self.layers[0](x.float(), scale=scale, index=torch.zeros(1, dtype=torch.long)))
+
+    seen, base = [], Casting()
+    half = torch.bfloat16
+
+    def check(shard):
+        del seen[:]
+        module, x = copy.deepcopy(base), torch.randn(2, WIDTH, requires_grad=True)
+        sharded = shard(module, param_dtype=half)
+        module(x).sum().backward()
+        sharded.step(RATE)
+        other = shard(copy.deepcopy(base), param_dtype=half, cast_forward_inputs=False)
+        told = raises(lambda: other.module(x))
+        single = {"dtype": torch.float32}
+        mixed = shard(copy.deepcopy(base), param_dtype=half, param_options=lambda name, _: single if "0.bias" in name else {})
+        raises(lambda: mixed.module(x))
+        is_as_it_was = seen[-1][0] == torch.float32
+        is_cast = is_as_it_was and seen[:2] == [half, (half, half, torch.long)] and x.grad.dtype == torch.float32
+        return is_cast and told != "no exception" or f"{seen}, {told}"
+
+    return on_each(mode, check, ranks=1)
+
+
+def state_dicts_keep_the_given_dtype(mode):
+    """state_dict() has main weights in fp32, and load_state_dict() does not round them."""
+
+    def check(shard):
+        module, other = net(), net()
+        sharded = shard(module, param_dtype=torch.bfloat16)
+        train(module, sharded)
+        state = module.state_dict()
+        part = module.head.state_dict()
+        again = shard(other, param_dtype=torch.bfloat16)
+        other.load_state_dict(state)
+        full, found = sharded.full_state_dict(), again.full_state_dict()
+        is_kept = all(torch.equal(full[name], state[name]) and torch.equal(full[name], found[name]) for name in full)
+        return is_kept and torch.equal(part["weight"], full["head.weight"]) and state["head.weight"].dtype == torch.float32
+
+    return on_each(mode, check)
+
+
+WRONG_DTYPES = {
+    "an integer": ({"param_dtype": torch.int8}, ("param_dtype", "int8")),
+    "float64": ({"param_dtype": torch.float64}, ("'embed.weight'", "float64", "bfloat16")),
+    "a word": ({"output_dtype": "half"}, ("output_dtype", "'half'")),
+    "bytes": ({"param_options": lambda name, param: {"dtype": torch.uint8}}, ("'embed.weight'", "uint8")),
+}
+
+
+def refuses_dtypes(options, words):
+    return lambda mode: on_each(mode, lambda shard: raises(lambda: shard(net(), **options), *words), ranks=1)
+
+
+# -- ignored parameters -----------------------------------------------------------------------------------------------
+
+
+def ignored_parameters_stay(mode):
+    def check(shard):
+        for ignored in ("a set", "a function", "one"):
+            module = net()
+            own = [module.norm.weight, module.blocks.first.bias]
+            chosen = {
+                "a set": set(own),
+                "a function": lambda name, param: name in ("norm.weight", "blocks.first.bias"),
+                "one": own[0],
+            }[ignored]
+            own = own[:1] if ignored == "one" else own
+            sharded = shard(module, ignored_params=chosen)
+            declared = {name for layer in sharded.layers for name, _ in layer.params}
+            optimizer, before = torch.optim.SGD(own, 0.1), [param.detach().clone() for param in own]
+            step_of(module, 0, 0)
+            sharded.step(RATE)
+            optimizer.step()
+            moved = all(not torch.equal(param.detach(), value) for param, value in zip(own, before))
+            full = sharded.full_state_dict()
+            if "norm.weight" in declared or not moved or not torch.equal(full["norm.weight"], own[0].detach()):
+                return f"{ignored}: {declared}, {moved}"
+            own[0].data.zero_()
+            sharded.load_full_state_dict(full)
+            state = module.state_dict()
+            if not torch.equal(own[0].detach(), full["norm.weight"]) or set(state) != set(full):
+                return f"{ignored}: it is not loaded"
+            sharded.close()
+        return True
+
+    return on_each(mode, check)
+
+
+def ignored_parameters_are_not_saved(mode):
+    def check(shard):
+        with tempfile.TemporaryDirectory() as folder:
+            module = net()
+            sharded = shard(module, ignored_params=lambda name, param: name == "norm.weight")
+            sharded.save(folder + "/saved")
+            module.norm.weight.data.fill_(3)
+            sharded.load(folder + "/saved")
+            return module.norm.weight.eq(3).all().item()
+
+    return on_each(mode, check, ranks=1)
+
+
+def wrong_ignored_parameters(mode):
+    def check(shard):
+        told = [
+            raises(lambda: shard(net(), ignored_params=[torch.zeros(3, 4)]), "ignored_params", "(3, 4)"),
+            raises(lambda: shard(net(), ignored_params=["head"]), "ignored_params", "'head'", "lambda name, param"),
+            raises(lambda: shard(net(), ignored_params=lambda name, param: True), "no parameters to shard"),
+        ]
+        return told == [True] * 3 or str(told)
+
+    return on_each(mode, check, ranks=1)
+
+
 WRONG_LAYERS = {
     "a name that is not there": (["nothing"], ("'nothing'", "does not contain")),
     "a number": ([3], ("layers has 3", "a module")),
@@ -207,10 +439,22 @@ def cases(mode):
         a_group_of_several_modules_is_shown,
         named_children_are_groups,
         the_log_tells_the_groups,
+        a_resident_group_stays_gathered,
+        parameters_have_options,
+        gradients_are_synchronized_together,
+        weights_in_param_dtype,
+        dtypes_of_outputs_and_grads,
+        inputs_are_cast,
+        state_dicts_keep_the_given_dtype,
+        ignored_parameters_stay,
+        ignored_parameters_are_not_saved,
+        wrong_ignored_parameters,
     ):
         yield case.__name__.replace("_", " "), case
     for name, (layers, words) in WRONG_LAYERS.items():
         yield f"layers with {name}", refuses(layers, words)
+    for name, (options, words) in WRONG_DTYPES.items():
+        yield f"the dtype is {name}", refuses_dtypes(options, words)
 
 
 def named_cases(mode):

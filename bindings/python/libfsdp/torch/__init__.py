@@ -13,7 +13,8 @@ must run in eager mode: after shard() compile layers or parts of them, not the m
 """
 
 from ..constants import MissingGrad, Optimizer
-from .division import check_module, find_groups, find_layers, read_layers
+from .casts import Casts, in_library_dtypes
+from .division import check_module, find_groups, find_ignored, find_layers, read_layers
 from .layer import Rules
 from .muon import Muon
 from .optimizer import choose_optimizer
@@ -35,6 +36,11 @@ def shard(
     row_dimensions=lambda name, param: 1,
     boxes=lambda name, param: None,
     group_options=lambda name, layer: {},
+    param_options=lambda name, param: {},
+    ignored_params=(),
+    param_dtype=None,
+    cast_forward_inputs=True,
+    output_dtype=None,
     optimizer=Optimizer.ADAMW,
     optimizer_options=None,
     optimizer_groups=None,
@@ -46,6 +52,8 @@ def shard(
     in [[embed, head], *blocks]. Default: the elements of each outermost ModuleList, ModuleDict and Sequential, or if
     there are none the module's children. All other parameters, and those that several groups share, form the root
     group. The logger "libfsdp" tells the groups at INFO, on rank 0.
+    ignored_params: parameters that stay as they are, or a function (name, param) that is True for those. Each rank has
+    them whole, in no group; their gradients and steps are the program's, and sharded.save leaves them out.
     no_decay(name, param): True for parameters without weight decay, with AdamW of the library. Default: those of fewer
     than two dimensions; none with optimizer=torch.optim.AdamW.
     missing_grad: what a step does to a parameter for which no rank has a gradient. Default: it leaves the parameter
@@ -56,7 +64,14 @@ def shard(
     boxes(name, param): None, or (global_shape, global_offset) if the parameter is a box of a larger tensor: this rank's
     experts are a box of the stack of all experts.
     group_options(name, layer): fields of fsdp_group_options for the group of this layer, for example {"mesh": mesh}.
+    With {"flags": GroupFlag.RESIDENT} it stays gathered from its forward to the end of the backward pass.
     For the root group, layer is the whole module; for a group of several modules, their list.
+    param_options(name, param): fields of fsdp_param, as {"dtype": torch.float32} or {"lr_scale": 0.1}.
+    param_dtype: the dtype of the compute weights, by default that of each parameter. Main weights are made of the
+    module's values without rounding them to it.
+    cast_forward_inputs: cast the floating inputs of a layer, and of the module, to the dtype of its weights. Only where
+    param_dtype or param_options has changed that dtype, and all weights of the group have one dtype.
+    output_dtype: the dtype to which the module's floating outputs are cast.
     optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a class of torch.optim, which must update each element
     by itself, or a function of a list of parameters that returns such an optimizer. sharded.optimizer is then an
     optimizer of torch over this rank's shards, for torch's schedulers and GradScaler. torch.optim.AdamW stands for the
@@ -66,21 +81,23 @@ def shard(
     library they are those of torch.optim.AdamW.
     optimizer_groups(name, param): the options of the param_group that has the parameter, where they differ from
     optimizer_options, as {"weight_decay": 0.0}; equal options make one group.
-    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16.
+    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16 or reduce_dtype=torch.float32.
 
     Each rank shards the values of its own module: they must be equal on all ranks that share the group.
     """
     groups = find_groups(module) if layers is None else read_layers(module, layers)
-    check_module(module, context, groups)
-    device = next(module.parameters()).device
+    ignored = find_ignored(module, ignored_params)
+    check_module(module, context, groups, ignored)
+    device = next(param for param in module.parameters() if param not in ignored).device
     if isinstance(optimizer, Muon):
         steps = _choose_muon(optimizer, optimizer_options, optimizer_groups, module, layers and groups)
     else:
         steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
     options["optimizer"] = (steps and steps.model_optimizer) or optimizer
     no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
-    rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options)
-    return Sharded(module, context, groups, rules, steps, held_groups, options)
+    casts = Casts(param_dtype, cast_forward_inputs, output_dtype)
+    rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options, param_options, casts)
+    return Sharded(module, context, groups, ignored, rules, steps, held_groups, in_library_dtypes(options))
 
 
 def _choose_muon(muon, options, optimizer_groups, module, groups):

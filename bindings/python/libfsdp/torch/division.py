@@ -61,13 +61,30 @@ def _find_part(module, part):
         raise ValueError(f"libfsdp.torch.shard: layers has {part!r}, which the module does not contain") from error
 
 
-def divide(module, groups):
+def find_ignored(module, ignored):
+    """The set of parameters of the argument ignored_params= of shard(): parameters, or a function of each."""
+    params = dict(module.named_parameters())
+    if callable(ignored):
+        return {param for name, param in params.items() if ignored(name, param)}
+    ignored = [ignored] if isinstance(ignored, torch.Tensor) else list(ignored or ())
+    wrong = next((each for each in ignored if not any(each is param for param in params.values())), None)
+    if wrong is not None:
+        told = tuple(wrong.shape) if isinstance(wrong, torch.Tensor) else repr(wrong)
+        raise ValueError(
+            f"libfsdp.torch.shard: ignored_params has {told}, which is no parameter of the module: give parameters, or "
+            "a function of their names, as lambda name, param: name == 'scale'"
+        )
+    return set(ignored)
+
+
+def divide(module, groups, ignored=()):
     """Yields (name, modules, [(name, parameter)]) of each group. The root group comes first: it has the parameters that
-    are in no group or in several."""
+    are in no group or in several. Ignored ones are in none."""
     groups = [group for group in groups if module not in group]  # the module itself is the root
     names, users = {}, {}
     for name, param in module.named_parameters():
-        names[param] = name
+        if param not in ignored:
+            names[param] = name
     for group in groups:
         for param in _params_of(group):
             users.setdefault(param, []).append(group)
@@ -81,7 +98,8 @@ def divide(module, groups):
     if root:
         yield _free_name("root", taken), (module,), root
     for group in groups:
-        own = [(names[param], param) for param in _params_of(group) if len(users[param]) == 1 and param not in outside]
+        single = [param for param in _params_of(group) if len(users[param]) == 1 and param not in outside]
+        own = [(names[param], param) for param in single if param in names]
         if own:
             yield _name_of(group, paths), group, own
 
@@ -101,9 +119,9 @@ def _free_name(name, taken):
     return name if name not in taken else _free_name(name + "_", taken)
 
 
-def check_module(module, context, groups):
+def check_module(module, context, groups, ignored=()):
     """Raises TypeError or ValueError if the module cannot be sharded."""
-    params = dict(module.named_parameters())
+    params = {name: param for name, param in module.named_parameters() if param not in ignored}
     if not params:
         raise ValueError(f"libfsdp.torch.shard: {type(module).__name__} has no parameters to shard")
     for name, param in params.items():

@@ -29,8 +29,13 @@ class Grads:
         # marked: parameters that got a marker since the last step
         self.arrived, self.cleared, self.marked = set(), set(), set()
         self.is_over = self.is_complete = False
+        self.markers = []
+
+    def make_markers(self):
+        """Called when the parameters have the dtypes of the compute weights."""
         self.markers = [
-            HandedGrad.of(param, name) if can else None for (name, param), can in zip(layer.params, layer.can_train)
+            HandedGrad.of(param, name) if can else None
+            for (name, param), can in zip(self.layer.params, self.layer.can_train)
         ]
 
     def watch(self, index, param):

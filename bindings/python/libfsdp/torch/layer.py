@@ -10,8 +10,9 @@ from torch.utils import _pytree as pytree
 
 from .. import _abi
 from .._library import lib
-from ..constants import EVERY_RANK, ParamFlag, Phase
+from ..constants import EVERY_RANK, Dtype, GroupFlag, ParamFlag, Phase
 from ..group import Param
+from .casts import cast, in_library_dtypes
 from .grads import DTYPES, Grads
 from .parameter import ClosedParameter, HiddenParameter, refuse_use
 from .saved import copy_weight, current_task
@@ -81,11 +82,15 @@ class Rules:
     row_dimensions: object
     boxes: object
     group_options: object
+    param_options: object
+    casts: object
 
     def fields(self, name, param):
-        """The fields of a parameter's fsdp_param."""
+        """The fields of a parameter's fsdp_param, with a dtype of torch."""
+        options = {"dtype": None, **(self.param_options(name, param) or {})}
         flags = 0 if param.requires_grad else ParamFlag.FROZEN
         flags |= ParamFlag.NO_DECAY if self.no_decay(name, param) else 0
+        flags |= options.pop("flags", 0)
         shape, offset = self.boxes(name, param) or (None, None)
         return {
             "flags": flags,
@@ -93,7 +98,12 @@ class Rules:
             "row_dimensions": self.row_dimensions(name, param),
             "global_shape": shape,
             "global_offset": offset,
+            **options,
         }
+
+    def options_of(self, name, layer):
+        """The fields of a group's fsdp_group_options."""
+        return in_library_dtypes(self.group_options(name, layer) or {})
 
 
 class Layer(NotCopied):
@@ -109,6 +119,8 @@ class Layer(NotCopied):
         # holds: holds on the library's group; shows: how many of them need the module's parameters to be the weights
         self.visits, self.holds, self.shows, self.open_uses = [], 0, 0, 0
         self.address, self.has_copies = None, False
+        # given_dtypes: dtypes that the parameters had in shard(); dtypes: those of their compute weights
+        self.given_dtypes, self.dtypes = [param.dtype for _, param in params], []
         self.was_used = False  # since the last step
         self.grads = Grads(self)
 
@@ -116,11 +128,17 @@ class Layer(NotCopied):
         declared, steps = [], self.owner.steps
         for name, param in self.params:
             fields = {**rules.fields(name, param), **(steps.fields(name, param) if steps else {})}
-            declared.append(Param(name, param.shape, DTYPES[param.dtype], **fields))
-        options = rules.group_options(self.name, self.modules[0] if len(self.modules) == 1 else list(self.modules))
+            dtype = rules.casts.dtype_of(name, param, fields.pop("dtype"))
+            self.dtypes.append(dtype)
+            declared.append(Param(name, param.shape, DTYPES[dtype], **fields))
+        self.input_dtype = rules.casts.input_dtype(self.params, self.dtypes)
+        options = rules.options_of(self.name, self.modules[0] if len(self.modules) == 1 else list(self.modules))
         self.has_mesh = options.get("mesh") is not None
         if steps:
             steps.check_storage(options, f"group {self.name!r}", declared)
+        flags = options.pop("flags", 0)
+        self.is_resident = bool(flags & GroupFlag.RESIDENT)  # the library keeps no group by itself in any order
+        options["flags"] = flags & ~GroupFlag.RESIDENT
         self.group = self.owner.model.create_group(self.name, declared, **options)
         self._found = (_abi.fsdp_tensor * len(declared))()
         self._views = {}
@@ -138,6 +156,7 @@ class Layer(NotCopied):
         self.versions = [param._version for _, param in self.params]
         self.pointers = [param.data_ptr() for _, param in self.params]
         self.give_back(Phase.EVAL)
+        self.grads.make_markers()
         for index, (_, param) in enumerate(self.params):
             param.fsdp_layer = self
             if self.can_train[index]:
@@ -201,6 +220,15 @@ class Layer(NotCopied):
         it raises."""
         if not self.owner.reach(self):
             refuse_use(self.params[self.names[param]][0], function)
+
+    def is_converted(self, index):
+        return self.dtypes[index] != self.given_dtypes[index]
+
+    def read_main(self, index):
+        """The whole main weight in the dtype that the parameter had in shard(). Collective."""
+        param, is_bytes = self.params[index][1], self.dtypes[index] == torch.uint8
+        found = torch.from_numpy(self.group.read_param(index, Dtype.UINT8 if is_bytes else Dtype.FLOAT32))
+        return found.to(param.device, self.given_dtypes[index])
 
     def mark_written(self):
         """Called after a step has written the weights. Increments the versions, so that autograd refuses graphs that
@@ -269,10 +297,13 @@ class Layer(NotCopied):
         self.owner.passes.hold_for(self, phase)
         visit.phase = phase
         self.begin_span()
+        if phase == Phase.FORWARD:
+            self.owner.passes.keep_resident(self)
         self.owner.writes.check(self)
         if grads and not in_backward:
             visit.use = self.begin_use(args, kwargs)
         self.owner.prefetch_after(self, phase)
+        return cast((args, kwargs), self.input_dtype)
 
     def begin_use(self, args, kwargs):
         """Starts a use, which ends when autograd runs a node that produced an input of the layer."""

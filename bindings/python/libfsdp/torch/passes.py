@@ -22,6 +22,7 @@ class Passes:
         # held: layers, in the order in which they were last asked for
         self.tasks, self.held, self.queue, self.seen = [], {}, [], []
         self.reduced_passes, self.is_broken = 0, False
+        self.residents = []  # layers that stay gathered until the backward pass has ended
 
     def in_backward(self):
         return current_task() != -1
@@ -97,6 +98,9 @@ class Passes:
                 if not self.owner.hides_weights or "held_groups" not in error.message:
                     raise
                 kept = next(iter(self.held), None)
+                if kept is None and self.residents:
+                    self.give_back_resident()
+                    continue
                 if kept is None:
                     holders = error.message.partition("held, by ")[2].partition("; return")[0]
                     error.message = (
@@ -113,6 +117,17 @@ class Passes:
     def give_back_all(self):
         for layer in list(self.held):
             self.give_back(layer)
+        while self.residents:
+            self.give_back_resident()
+
+    def keep_resident(self, layer):
+        """Holds a group with GroupFlag.RESIDENT until the backward pass or the step ends, or buffers run out."""
+        if layer.is_resident and layer not in self.residents:
+            layer.hold(Phase.FORWARD, shows=False)
+            self.residents.append(layer)
+
+    def give_back_resident(self):
+        self.residents.pop(0).give_back(Phase.FORWARD, shows=False)
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
@@ -193,7 +208,7 @@ class Passes:
             layer.open_uses, layer.was_used = 0, False
 
     def discard(self):
-        self.tasks, self.held, self.queue, self.is_broken = [], {}, [], False
+        self.tasks, self.held, self.queue, self.residents, self.is_broken = [], {}, [], [], False
         for layer in self.layers:
             layer.forget()
             layer.grads.discard()

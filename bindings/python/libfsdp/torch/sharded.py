@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
 from ..log import logger
 from . import clipping, state
+from .casts import cast
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
 from .optimizer import ShardView
@@ -32,13 +33,13 @@ class Sharded(NotCopied):
     rank's shards, or None if shard() got none. skipped_param is the parameter whose gradient was not finite in the last
     step(skip_nonfinite=True), or None."""
 
-    def __init__(self, module, context, groups, rules, steps, held_groups, options):
-        self.module, self.context, self.steps = module, context, steps
+    def __init__(self, module, context, groups, ignored, rules, steps, held_groups, options):
+        self.module, self.context, self.ignored, self.steps = module, context, ignored, steps
         self.optimizer = self.skipped_param = self._shards = None
         self._is_skipped = False  # a GradScaler has found Inf or NaN: its step of the optimizer does nothing
         self._thread, self._depth, self._scope_holds, self._is_finished = None, 0, {}, False
         self._discards = 0
-        self.device = next(module.parameters()).device
+        self.device = next(param for param in module.parameters() if param not in ignored).device
         self._on_host = self.device.type != "cuda"
         self.mesh = options.get("mesh")
         self._prefetches = options.get("prefetch_depth", 1) > 0
@@ -50,10 +51,13 @@ class Sharded(NotCopied):
             steps.check_storage(options, "the model")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
-        self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, groups))]
+        self.casts = rules.casts
+        self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, groups, ignored))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
             layer.declare(rules)
+        # True if the compute weights have other dtypes than the parameters had.
+        self.converts = any(layer.is_converted(index) for layer in self.layers for index in range(len(layer.params)))
         if steps:
             steps.declare(self.model)
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
@@ -89,7 +93,7 @@ class Sharded(NotCopied):
         self._root_parts = owners | {self.module}
         for part in self._root_parts:
             self.handles += [
-                part.register_forward_pre_hook(self._before_root, prepend=True),
+                part.register_forward_pre_hook(self._before_root, prepend=True, with_kwargs=True),
                 part.register_forward_hook(self._after_root, always_call=True),
             ]
         for layer in self.layers:
@@ -159,6 +163,8 @@ class Sharded(NotCopied):
         phase = Phase.RECOMPUTE if in_backward else Phase.FORWARD if torch.is_grad_enabled() else Phase.EVAL
         self.passes.hold_for(layer, phase)
         self._scope_holds[layer] = phase
+        if phase == Phase.FORWARD:
+            self.passes.keep_resident(layer)
         self.writes.check(layer)
 
     @in_torch_words
@@ -175,7 +181,7 @@ class Sharded(NotCopied):
         return True
 
     @in_torch_words
-    def _before_root(self, part, args):
+    def _before_root(self, part, args, kwargs):
         if torch.compiler.is_compiling():
             refuse_tracing()
         if part not in self._root_parts:
@@ -185,6 +191,9 @@ class Sharded(NotCopied):
         self.begin_forward()
         if self.root:
             self.hold_in_scope(self.root)
+            if part is self.module:
+                return cast((args, kwargs), self.root.input_dtype)
+        return None
 
     @in_torch_words
     def _after_root(self, part, args, output):
@@ -194,6 +203,8 @@ class Sharded(NotCopied):
         try:
             if self.hides_weights and self._depth == 1:
                 shown = self.saved.copy_outputs(output)
+            if part is self.module:
+                shown = cast(shown, self.casts.output_dtype)
             if current_task() == -1 and torch.is_grad_enabled() and part is self.module:
                 for value in pytree.tree_leaves(shown):
                     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
@@ -242,6 +253,7 @@ class Sharded(NotCopied):
 
     def require_no_holds(self, call):
         self.passes.check_last_pass_ended()
+        self.passes.give_back_all()
         held = next((layer for layer in self.layers if layer.holds), None)
         if held:
             raise RuntimeError(
@@ -340,6 +352,14 @@ class Sharded(NotCopied):
             self.finish()
         self.steps.run(step)
         self._end_step()
+
+    def set_requires_gradient_sync(self, *args, **kwargs):
+        raise NotImplementedError(
+            "sharded.set_requires_gradient_sync(): all groups take part in all backward passes of a step, because ranks "
+            "must agree which gradients a sum has. To exchange gradients once a step, after its last backward pass, give "
+            "shard() reduce_policy=libfsdp.ReducePolicy.LAST; to exclude a part from a step, freeze it with "
+            "requires_grad_(False) on every rank"
+        )
 
     @in_torch_words
     def unscale(self, grads, found_inf, inverse_scale):

@@ -33,7 +33,7 @@ class StateDicts:
 
     def _hook_part(self, module, layers, params):
         handles = self.owner.handles
-        if self.owner.hides_weights:
+        if self.owner.hides_weights or self.owner.converts:
             handles += [
                 module.register_state_dict_pre_hook(
                     lambda part, prefix, keep_vars: self.show(part, module, layers, keep_vars)
@@ -49,18 +49,19 @@ class StateDicts:
             module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module)),
         ]
 
-    # -- state_dict(), with copied weights ----------------------------------------------------------------------
+    # -- state_dict(), with copied weights and param_dtype ----------------------------------------------------------------------
 
     def show(self, part, module, layers, keep_vars):
         if part is not module:
             return
-        if keep_vars:
+        if keep_vars and self.owner.hides_weights:
             raise RuntimeError("state_dict(keep_vars=True): the parameters have weights only while they are unsharded")
         for layer in layers:
             layer.hold(Phase.EVAL)
 
     def take(self, part, module, layers, state, prefix):
-        """Copies the weights in the state dict: the layers are resharded before the call returns. A part's weights have
+        """Copies the weights in the state dict: the layers are resharded before the call returns. Where weights have
+        another dtype than they had in shard(), puts the main weights, in that dtype. A part's weights have
         the names of its parameters. A part with its own method may save others: so the state dict of a layer, and of
         the part that was called, is looked through whole."""
         if part is not module:
@@ -70,9 +71,14 @@ class StateDicts:
         for name in [name for name in names if name in state and name.startswith(prefix)]:
             place = self.owner.saved.find(state[name]) if isinstance(state[name], torch.Tensor) else None
             if place and place[0] in layers:
-                state[name] = state[name].clone()
+                state[name] = self._value_of(*place, state[name])
         for layer in layers:
             layer.give_back(Phase.EVAL)
+
+    def _value_of(self, layer, index, view):
+        if layer.is_converted(index):
+            return layer.read_main(index)
+        return view.clone() if self.owner.hides_weights else view
 
     # -- load_state_dict() --------------------------------------------------------------------------------------
 
@@ -102,7 +108,8 @@ class StateDicts:
         for layer, index in params:
             if (layer, index) not in open_now:
                 param = layer.params[index][1]
-                lent.append((layer, index, param, torch.empty(param.shape, dtype=param.dtype, device=param.device)))
+                memory = torch.empty(param.shape, dtype=layer.given_dtypes[index], device=param.device)
+                lent.append((layer, index, param, memory))
         if not self.loading:
             self.owner.begin_window("module.load_state_dict()")
         opened = []
@@ -120,7 +127,8 @@ class StateDicts:
             if values is None and param._version != version:
                 values = param.data
             if values is not None:
-                layer.group.load_param(index, _loadable(param, values.to(param.dtype)), EVERY_RANK)
+                values = values.to(layer.given_dtypes[index])
+                layer.group.load_param(index, _loadable(param, values), EVERY_RANK)
             layer.take_back(index)
         if not self.loading:
             self.owner.publish()
@@ -138,8 +146,8 @@ class StateDicts:
 
 def full_state_dict(owner):
     """{name: value} as module.state_dict() names them, on the host: whole parameters in the precision of the main
-    weights, and buffers. Collective: every rank gets it."""
-    found = {}
+    weights, and buffers. Ignored parameters are as this rank has them. Collective: every rank gets it."""
+    found = {param: param.detach().cpu().clone() for param in owner.ignored}
     for layer in owner.layers:
         for index, (_, param) in enumerate(layer.params):
             dtype = Dtype.UINT8 if param.dtype == torch.uint8 else Dtype.FLOAT32
@@ -180,9 +188,9 @@ def load_full_state_dict(owner, state, strict=True):
         for (layer, index), value in values.items():
             layer.group.load_param(index, value, EVERY_RANK)
     with torch.no_grad():
-        for name, buffer in _buffers(owner.module):
-            if name in state:
-                buffer.copy_(state[name])
+        for name, value in wanted.items():
+            if name in state and (value in owner.ignored or not isinstance(value, torch.nn.Parameter)):
+                value.copy_(state[name])
     return missing, unexpected
 
 
