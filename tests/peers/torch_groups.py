@@ -354,6 +354,108 @@ def refuses_dtypes(options, words):
     return lambda mode: on_each(mode, lambda shard: raises(lambda: shard(net(), **options), *words), ranks=1)
 
 
+# -- quantized weights ------------------------------------------------------------------------------------------------
+
+
+class Wide(nn.Module):
+    """Layers whose matrices have whole blocks of 32."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(64, 64) for _ in range(3)), nn.Linear(64, 4)
+        self.recomputes = False
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(checkpoint(layer, x, use_reentrant=False) if self.recomputes else layer(x))
+        return self.head(x)
+
+
+WIDE = Wide()
+WIDE_X = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+
+
+def train_wide(module, sharded, steps=8):
+    losses = []
+    for _ in range(steps):
+        loss = (module(WIDE_X) - WIDE_X[:, :4]).square().mean()
+        loss.backward()
+        sharded.step(RATE)
+        losses.append(loss.item())
+    return losses
+
+
+def quantizes(kind, recomputes):
+    """The codes' numbers are near the main weights and not equal, the layers' tensors have memory only while they are
+    used, and training goes nearly as with weights in fp32."""
+
+    def check(shard):
+        module, plain = copy.deepcopy(WIDE), copy.deepcopy(WIDE)
+        module.recomputes = recomputes
+        is_matrix = lambda name, param: name.startswith("layers.") and param.dim() == 2
+        sharded = shard(module, held_groups=3, param_options=lambda *given: {"quantization": kind} if is_matrix(*given) else {})
+        exact = plain.layers[1].weight.detach()
+        with sharded.unsharded(module.layers[1]):
+            shown = module.layers[1].weight.detach().clone()
+        error = (shown - exact).abs().max() / exact.abs().max()
+        sizes = []
+        module.layers[1].register_forward_pre_hook(lambda *_: sizes.append(memory()))
+        memory = lambda: [made.untyped_storage().nbytes() for each in sharded.layers[1:] for made in each.quantized.tensors.values()]
+        quantized, made = sharded.layers[2].quantized, []
+        quantized._numbers = lambda *given, numbers=quantized._numbers: made.append(given) or numbers(*given)
+        losses, wanted = train_wide(module, sharded), train_wide(plain, shard(plain))
+        if len(made) > len(losses) * (3 if recomputes else 2):
+            return f"numbers were made {len(made)} times"
+        is_small = all(size[1] == 4 * 64 * 64 and sum(size) == size[1] for size in sizes) and sum(memory()) == 0
+        by_loss = max(abs(a - b) for a, b in zip(losses, wanted))
+        is_near = 0 < error < 0.07 and 0 < by_loss < 0.02 and losses[-1] < losses[0] / 2
+        return is_near and is_small or f"{error}, {by_loss}, {losses}, {sizes[:2]}"
+
+    return lambda mode: on_each(mode, check)
+
+
+def quantized_weights_are_saved_exactly(mode):
+    def check(shard):
+        module, other = copy.deepcopy(WIDE), copy.deepcopy(WIDE)
+        options = lambda name, param: {"quantization": fsdp.Quantization.MXFP8} if name == "layers.1.weight" else {}
+        sharded = shard(module, param_options=options)
+        start = sharded.full_state_dict()["layers.1.weight"]
+        train_wide(module, sharded)
+        state = module.state_dict()
+        again = shard(other, param_options=options)
+        other.load_state_dict(state)
+        found = again.full_state_dict()["layers.1.weight"]
+        is_exact = torch.equal(start, WIDE.layers[1].weight.detach())
+        return is_exact and torch.equal(found, sharded.full_state_dict()["layers.1.weight"])
+
+    return on_each(mode, check)
+
+
+def numbers_are_those_of_the_library(mode):
+    """What the backward pass multiplies by is made of the codes of columns."""
+
+    def check(shard):
+        module = copy.deepcopy(WIDE)
+        module.layers[1].weight.data[::2] *= 1e-4  # blocks of a column have small and large numbers, those of a row not
+        exact = module.layers[1].weight.detach().clone()
+        options = lambda name, param: {"quantization": fsdp.Quantization.MXFP8} if name == "layers.1.weight" else {}
+        sharded = shard(module, param_options=options)
+        x = WIDE_X[:1].clone().requires_grad_()
+        y = module.layers[1](x * 1)
+        grads = [torch.autograd.grad(y[0, row], x, retain_graph=True)[0][0] for row in range(0, 64, 21)]
+        sharded.discard()
+        with sharded.unsharded(module.layers[1]):
+            by_row = module.layers[1].weight.detach().clone()
+        columns = torch.stack(grads)
+        blocks = exact.view(2, 32, 64).abs().amax(1)
+        exponent = torch.ceil(torch.log2(blocks / 448)).repeat_interleave(32, 0)
+        scale = torch.exp2(exponent)
+        wanted = ((exact / scale).to(torch.float8_e4m3fn).float() * scale)[::21]
+        return torch.equal(columns, wanted) and not torch.equal(columns, by_row[::21]) or str((columns - wanted).abs().max())
+
+    return on_each(mode, check, ranks=1)
+
+
 # -- ignored parameters -----------------------------------------------------------------------------------------------
 
 
@@ -446,11 +548,16 @@ def cases(mode):
         dtypes_of_outputs_and_grads,
         inputs_are_cast,
         state_dicts_keep_the_given_dtype,
+        quantized_weights_are_saved_exactly,
+        numbers_are_those_of_the_library,
         ignored_parameters_stay,
         ignored_parameters_are_not_saved,
         wrong_ignored_parameters,
     ):
         yield case.__name__.replace("_", " "), case
+    for kind in fsdp.Quantization:
+        for recomputes in (False, True):
+            yield f"weights in {kind.name}{', recomputed' if recomputes else ''}", quantizes(kind, recomputes)
     for name, (layers, words) in WRONG_LAYERS.items():
         yield f"layers with {name}", refuses(layers, words)
     for name, (options, words) in WRONG_DTYPES.items():

@@ -10,10 +10,11 @@ from torch.utils import _pytree as pytree
 
 from .. import _abi
 from .._library import lib
-from ..constants import EVERY_RANK, Dtype, GroupFlag, ParamFlag, Phase
+from ..constants import EVERY_RANK, Dtype, GroupFlag, ParamFlag, Phase, Quantization
 from ..group import Param
 from .casts import cast, in_library_dtypes
 from .grads import DTYPES, Grads
+from .quantized import QuantizedWeights
 from .parameter import ClosedParameter, HiddenParameter, refuse_use
 from .saved import copy_weight, current_task
 from .words import in_torch_words
@@ -118,6 +119,7 @@ class Layer(NotCopied):
         self.trains = list(self.can_train)
         # holds: holds on the library's group; shows: how many of them need the module's parameters to be the weights
         self.visits, self.holds, self.shows, self.open_uses = [], 0, 0, 0
+        self.phases = []  # of the holds
         self.address, self.has_copies = None, False
         # given_dtypes: dtypes that the parameters had in shard(); dtypes: those of their compute weights
         self.given_dtypes, self.dtypes = [param.dtype for _, param in params], []
@@ -125,11 +127,12 @@ class Layer(NotCopied):
         self.grads = Grads(self)
 
     def declare(self, rules):
-        declared, steps = [], self.owner.steps
+        declared, kinds, steps = [], [], self.owner.steps
         for name, param in self.params:
             fields = {**rules.fields(name, param), **(steps.fields(name, param) if steps else {})}
             dtype = rules.casts.dtype_of(name, param, fields.pop("dtype"))
             self.dtypes.append(dtype)
+            kinds.append(fields.get("quantization"))
             declared.append(Param(name, param.shape, DTYPES[dtype], **fields))
         self.input_dtype = rules.casts.input_dtype(self.params, self.dtypes)
         options = rules.options_of(self.name, self.modules[0] if len(self.modules) == 1 else list(self.modules))
@@ -140,6 +143,8 @@ class Layer(NotCopied):
         self.is_resident = bool(flags & GroupFlag.RESIDENT)  # the library keeps no group by itself in any order
         options["flags"] = flags & ~GroupFlag.RESIDENT
         self.group = self.owner.model.create_group(self.name, declared, **options)
+        kinds = {index: Quantization(kind) for index, kind in enumerate(kinds) if kind}
+        self.quantized = QuantizedWeights(self, kinds) if kinds else None
         self._found = (_abi.fsdp_tensor * len(declared))()
         self._views = {}
 
@@ -175,18 +180,25 @@ class Layer(NotCopied):
 
     def find_views(self):
         """The address of the full weights now, and a tensor for each of them."""
-        size = ctypes.sizeof(_abi.fsdp_tensor)
-        self.group.check(lib.get_params(self.group.handle, Phase.FORWARD, self._found, len(self._found), size))
-        address = self._found[0].data
+        size, phase = ctypes.sizeof(_abi.fsdp_tensor), self.phases[-1]
+        self.group.check(lib.get_params(self.group.handle, phase, self._found, len(self._found), size))
+        if self.quantized:
+            self.quantized.fill(phase)
+        address = next((found.data for found in self._found if found.data), None)  # None: all are quantized
         if address not in self._views:
-            views = self.group.tensors(Phase.FORWARD).values()
+            views = iter(self.group.tensors(phase).values())
+            made = self.quantized.tensors if self.quantized else {}
             with torch.inference_mode(False):  # the tensors may outlast an inference mode
-                self._views[address] = [torch.from_dlpack(view) for view in views]
+                self._views[address] = [
+                    made[index] if index in made else torch.from_dlpack(next(views)) for index in range(len(self.params))
+                ]
             self.owner.saved.register(self, address, self._views[address])
         return address, self._views[address]
 
     def is_at(self, address):
-        """True if the weights are in the buffer at that address now."""
+        """True if the weights are in the buffer at that address now; None is torch's memory of quantized weights."""
+        if address is None:
+            return self.holds > 0
         return self.address == address or (self.holds > 0 and self.find_views()[0] == address)
 
     def show(self):
@@ -221,8 +233,10 @@ class Layer(NotCopied):
         if not self.owner.reach(self):
             refuse_use(self.params[self.names[param]][0], function)
 
-    def is_converted(self, index):
-        return self.dtypes[index] != self.given_dtypes[index]
+    def is_rounded(self, index):
+        """True if the compute weights are not in the dtype that the parameter had in shard(), or are quantized."""
+        is_quantized = self.quantized is not None and index in self.quantized.kinds
+        return is_quantized or self.dtypes[index] != self.given_dtypes[index]
 
     def read_main(self, index):
         """The whole main weight in the dtype that the parameter had in shard(). Collective."""
@@ -256,15 +270,19 @@ class Layer(NotCopied):
         if status:
             self.group.check(status)
         self.holds += 1
+        self.phases.append(phase)
         self.shows += shows
         if shows and self.shows == 1 and self.owner.hides_weights:
             self.show()
 
     def give_back(self, phase, shows=True):
         self.holds -= 1
+        self.phases.remove(phase)
         self.shows -= shows
         if self.shows == 0 and self.owner.hides_weights and (shows or self.has_copies):
             self.hide()
+        if self.holds == 0 and self.quantized:
+            self.quantized.empty()
         status = lib.reshard(self.group.handle, phase, 0, self.owner.stream())
         if status:
             self.group.check(status)
@@ -364,4 +382,6 @@ class Layer(NotCopied):
         """Called after the library has discarded the step, and with it all holds."""
         if self.is_shown and self.owner.hides_weights:
             self.hide()
-        self.holds, self.shows, self.visits, self.unvisited = 0, 0, [], None
+        if self.quantized:
+            self.quantized.empty()
+        self.holds, self.shows, self.phases, self.visits, self.unvisited = 0, 0, [], [], None

@@ -96,7 +96,8 @@ class SavedWeights:
     def register(self, layer, address, views):
         """Registers the layer's views of a buffer. They stay registered when other weights are in the buffer."""
         for index, view in enumerate(views):
-            self._places[view.untyped_storage()._cdata] = layer, index, address
+            is_quantized = layer.quantized and index in layer.quantized.kinds
+            self._places[view.untyped_storage()._cdata] = layer, index, None if is_quantized else address
 
     def find(self, tensor):
         """(layer, index) of the parameter that the tensor is a view of, or None. Raises if other weights may be there

@@ -56,17 +56,18 @@ class Sharded(NotCopied):
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
             layer.declare(rules)
-        # True if the compute weights have other dtypes than the parameters had.
-        self.converts = any(layer.is_converted(index) for layer in self.layers for index in range(len(layer.params)))
+        # True if state_dict() must read main weights.
+        self.rounds = any(layer.is_rounded(index) for layer in self.layers for index in range(len(layer.params)))
         if steps:
             steps.declare(self.model)
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
         self._log_groups()
         is_debug = os.environ.get("FSDP_DEBUG", "0") not in ("", "0")
-        # True if weights can be read only while their layer is unsharded (copied weights, or FSDP_DEBUG), False if they
-        # always can, at one address.
-        self.hides_weights = bool(self.model.role_bytes(Role.GATHER)) or (is_debug and mapped == UnshardMode.MAPPED)
+        # True if weights can be read only while their layer is unsharded (copied or quantized weights, or FSDP_DEBUG),
+        # False if they always can, at one address.
+        is_hidden = any(layer.quantized for layer in self.layers) or (is_debug and mapped == UnshardMode.MAPPED)
+        self.hides_weights = bool(self.model.role_bytes(Role.GATHER)) or is_hidden
         self.saved, self.passes, self.writes = SavedWeights(self), Passes(self, self.layers), Writes(self)
         self.dicts = state.StateDicts(self)
         self._next, self._before, self._last = {}, {}, None

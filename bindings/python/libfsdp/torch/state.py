@@ -33,7 +33,7 @@ class StateDicts:
 
     def _hook_part(self, module, layers, params):
         handles = self.owner.handles
-        if self.owner.hides_weights or self.owner.converts:
+        if self.owner.hides_weights or self.owner.rounds:
             handles += [
                 module.register_state_dict_pre_hook(
                     lambda part, prefix, keep_vars: self.show(part, module, layers, keep_vars)
@@ -49,7 +49,7 @@ class StateDicts:
             module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module)),
         ]
 
-    # -- state_dict(), with copied weights and param_dtype ----------------------------------------------------------------------
+    # -- state_dict(), with copied or rounded weights --------------------------------------------------------------------------
 
     def show(self, part, module, layers, keep_vars):
         if part is not module:
@@ -60,8 +60,8 @@ class StateDicts:
             layer.hold(Phase.EVAL)
 
     def take(self, part, module, layers, state, prefix):
-        """Copies the weights in the state dict: the layers are resharded before the call returns. Where weights have
-        another dtype than they had in shard(), puts the main weights, in that dtype. A part's weights have
+        """Copies the weights in the state dict: the layers are resharded before the call returns. Where weights
+        are rounded, puts the main weights, in the dtype that they had in shard(). A part's weights have
         the names of its parameters. A part with its own method may save others: so the state dict of a layer, and of
         the part that was called, is looked through whole."""
         if part is not module:
@@ -76,7 +76,7 @@ class StateDicts:
             layer.give_back(Phase.EVAL)
 
     def _value_of(self, layer, index, view):
-        if layer.is_converted(index):
+        if layer.is_rounded(index):
             return layer.read_main(index)
         return view.clone() if self.owner.hides_weights else view
 
