@@ -118,5 +118,35 @@ TEST(NodeTree, ALeaderSeeksRefugeBeforeItHasHeardOfMembers) {
   EXPECT_EQ(from, std::vector<uint32_t>{2});
 }
 
+// The child posts while its parent has left and its refuge does not answer yet.
+TEST(NodeTree, APostThatNoLeaderCouldPassOnIsToldAgain) {
+  EarlyLeave child(2);
+  NodePlan other = child.plan;
+  other.rank = 1;
+  Newcomers newcomers(other, child.listeners[1].stream);
+  NodeLinks links;
+  FrameStream root = join(links, 0), refuge;
+  child.lead(std::move(links));
+  const tree::StateMap states = {{0, {0, 0, static_cast<uint32_t>(Membership::gone), 0, 0}}};
+  for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) root.queue(frame);
+  say(root, tree::Goodbye{});
+  for (int i = 0; i < 20; ++i) child.leader->run(-1, 1);
+  const uint64_t word = 7;
+  child.seat->control.posts().store(2, std::as_bytes(std::span(&word, 1)), "", std::nullopt);
+  for (int i = 0; i < 20; ++i) child.leader->run(-1, 1);
+  bool heard = false;
+  for (const auto end = now_ns() + int64_t{10'000'000'000}; !heard && now_ns() < end;) {
+    child.leader->run(-1, 1);
+    for (Newcomers::Newcomer &newcomer : newcomers.look()) {
+      refuge = std::move(newcomer.stream);
+      greet(refuge, other, tree::Bond::refuge);
+    }
+    if (!refuge) continue;
+    refuge.flush();
+    while (const auto frame = refuge.receive()) heard = heard || tree::as<tree::Post>(*frame);
+  }
+  EXPECT_TRUE(heard);
+}
+
 }  // namespace
 }  // namespace fsdp::transport::test

@@ -55,6 +55,7 @@ struct NodePlan {
   uint32_t parent() const { return parent_of(node()); }
   bool is_child(uint32_t other) const { return other > node() && other < node_count() && parent_of(other) == node(); }
   bool is_bound(uint32_t other) const { return is_child(other) || (has_parent() && other == parent()); }
+  bool has_children(uint32_t other) const { return child_count_in_tree(other, node_count(), degree) > 0; }
   std::vector<uint32_t> children() const { return children_in_tree(node(), node_count(), degree); }
   // Is `node` an ancestor of `other` or of this node, or one of the two? A superset of the way between them.
   bool is_between(uint32_t node, uint32_t other) const { return is_above(node, other) || is_above(node, this->node()); }

@@ -101,7 +101,7 @@ void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::Ra
 }
 
 // A post that is being written is seen at the next look.
-void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &say) {
+void RemoteStates::look_at_posts(uint64_t now_ms, const std::function<void(const tree::Post &)> &say) {
   for (LastTold &said : last_told_) {
     const PostEntry *entry = control_.posts().find(said.rank);
     if (!entry) continue;
@@ -109,9 +109,15 @@ void RemoteStates::look_at_posts(const std::function<void(const tree::Post &)> &
     tree::Post post{said.rank, tree::Post::everybody, {}, {}};
     if (turn == said.post_turn || !control_.posts().load(said.rank, post.bytes, post.text.bytes)) continue;
     said.post_turn = turn;
+    said.post_ms = now_ms;
     post.to = entry->to().value_or(tree::Post::everybody);
     say(post);
   }
+}
+
+void RemoteStates::repeat_posts(uint64_t since_ms) noexcept {
+  for (LastTold &said : last_told_)
+    if (said.post_ms >= since_ms) said.post_turn = 0;
 }
 
 RemoteStates::LastTold *RemoteStates::find(uint32_t rank) noexcept {
@@ -167,6 +173,8 @@ void RemoteStates::forget_waits(const std::function<bool(uint32_t node)> &of) no
 
 namespace {
 
+constexpr uint64_t repeat_after_ms = 1200;      // leaders seek a refuge for a second: see Refuges
+constexpr uint64_t repeat_from_ms = 1000;       // how long before the news posts may have been lost
 constexpr size_t max_waits_frame_bytes = 4096;  // a frame is sent or dropped as a whole: see NodePeer::take_waits
 
 }  // namespace
@@ -195,6 +203,7 @@ void StateRelay::hear(uint32_t from, std::vector<tree::RankState> states) {
   tree::StateMap &relayed = peer.above() ? from_above_ : from_below_;
   for (tree::RankState &state : states) {
     if (!fits(from, peer, state)) continue;
+    note_leaver(state);
     if (!peer.silence().trusted()) state.looks = 0;
     if (!peer.above() || may_pass_on()) relayed.insert_or_assign(state.rank, state);
     const auto pair = links_.pairs().find(plan_.node_of[state.rank]);
@@ -216,8 +225,24 @@ void StateRelay::hear(uint32_t from, const tree::WaitText &text) {
   remote_.apply(text);
 }
 
+void StateRelay::note_leaver(const tree::RankState &state) noexcept {
+  const uint32_t of = plan_.node_of[state.rank];
+  const bool leaves = state.membership >= static_cast<uint32_t>(Membership::left) &&
+                      control_.membership(state.rank) <= Membership::member;
+  if (leaves && plan_.nodes[of].leader == state.rank && plan_.has_children(of)) way_lost_ms_ = links_.now_ms();
+}
+
+// A post is lost if it was to go through a leader that has left, and that leader's children had not found their refuges
+// yet. So this node tells its latest posts once more when they have had time to find them.
+void StateRelay::repeat_posts() noexcept {
+  if (way_lost_ms_ == 0 || links_.now_ms() - way_lost_ms_ < repeat_after_ms) return;
+  remote_.repeat_posts(way_lost_ms_ - std::min(way_lost_ms_, repeat_from_ms));
+  way_lost_ms_ = 0;
+}
+
 void StateRelay::spread() {
-  remote_.look_at_posts([this](const tree::Post &post) { spread(post, {}); });
+  repeat_posts();
+  remote_.look_at_posts(links_.now_ms(), [this](const tree::Post &post) { spread(post, {}); });
   remote_.look(links_.now_ms(),
                [this](const tree::RankState &state) { from_below_.insert_or_assign(state.rank, state); });
   spread_states(false);

@@ -39,7 +39,9 @@ class RemoteStates {
   // Calls say for each rank of this node whose state others should hear of now.
   void look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say);
   // Calls say for each rank of this node that has posted something new.
-  void look_at_posts(const std::function<void(const tree::Post &)> &say);
+  void look_at_posts(uint64_t now_ms, const std::function<void(const tree::Post &)> &say);
+  // Makes the next look_at_posts() call say again for posts that were told after that time.
+  void repeat_posts(uint64_t since_ms) noexcept;
   // Calls say for each rank of this node that has a text, since it waits in a circle. look() has told the wait before.
   // The text is told again from time to time, since it may have been dropped.
   void look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say);
@@ -59,7 +61,7 @@ class RemoteStates {
     uint32_t membership = 0;
     uint64_t at_ms = 0;
     uint32_t post_turn = 0, text_number = 0;
-    uint64_t text_ms = 0;
+    uint64_t post_ms = 0, text_ms = 0;
   };
   LastTold *find(uint32_t rank) noexcept;
   bool due(const LastTold &said, uint64_t now_ms) const noexcept;
@@ -91,6 +93,8 @@ class StateRelay {
  private:
   bool may_pass_on() const;
   bool fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const;
+  void note_leaver(const tree::RankState &state) noexcept;
+  void repeat_posts() noexcept;
   void spread_states(bool at_once);
   void spread(const tree::StateMap &states, bool up);
   void spread(const tree::Post &post, std::optional<uint32_t> from);
@@ -102,6 +106,7 @@ class StateRelay {
   RemoteStates remote_;
   tree::StateMap from_above_, from_below_;  // states to pass on; those of this node count as from below
   uint64_t spread_ms_ = 0;
+  uint64_t way_lost_ms_ = 0;  // when a leader with children last left; 0: posts have been repeated since
 };
 
 }  // namespace fsdp::membership
