@@ -1157,10 +1157,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
  * Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Memory:
  * for a FROZEN quantized parameter 4 bytes for each element of this rank's part during the call, because the planes are
  * made when all data has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED,
- * TIMEOUT. If the root's data, dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Another wrong argument
- * fails the call only on its own rank, and the other ranks wait for that rank. OUT_OF_MEMORY leaves the planes as they
- * were, on all ranks if there is a root, else on this rank. Load the parameter again before the next publish. Since
- * 0.2.
+ * TIMEOUT. If the root's data, dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Any other wrong
+ * argument fails the call only on the rank that passed it, and the other ranks wait for that rank. With a root all
+ * ranks get OUT_OF_MEMORY, else only this rank does. The planes then have their old values, and the parameter must be
+ * loaded again before the next publish. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1173,8 +1173,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t pa
  * may have been written.
  * Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either; while the window is open, no
  * rank may write main weights during the call. Memory: for a FROZEN quantized parameter all its codes and scales during
- * the call, on each rank that gets the data; page-locked for a GPU. Errors: INVALID_ARGUMENT, INVALID_STATE,
- * OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED, TIMEOUT. Since 0.2.
+ * the call, on each rank that gets the data; on a GPU this is page-locked host memory. Errors: INVALID_ARGUMENT,
+ * INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t param_index, void *data, fsdp_dtype dtype,
                                                  uint64_t element_count, int32_t root, uint32_t flags);
@@ -1184,9 +1184,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
  * or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
  * schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
  * phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
- * share another. RECOMPUTE has BACKWARD's address with INTERLEAVED, but FORWARD's where planes are by phase or BACKWARD
- * reads no weights. With ANY the address is valid while the group is held, and may differ at the next hold. Every phase
- * is legal here, except BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
+ * share another. RECOMPUTE has FORWARD's address in a group with planes by phase and where BACKWARD reads no weights,
+ * otherwise BACKWARD's. With ANY the address is valid while the group is held, and may differ at the next hold. Every
+ * phase is legal here, except BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
  */
@@ -1459,15 +1459,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t para
                                                  fsdp_stream stream);
 
 /**
- * Declare a parameter's gradient of this contribution complete: the caller must not write into it, or put it again,
- * before fsdp_reduce_grad, which the group still needs. A group may be reduced in parts (max_pending_bytes). A part, or
- * the group, is reduced as soon as all of its trainable parameters are complete. Its buffer can then be lent while the
- * rest of the group is written. Complete parameters from the last to the first, in the order of a backward pass. Ranks
- * may complete the parameters of a part in different orders, but they must reduce parts in the same order. A rank may
- * leave parts to fsdp_reduce_grad, which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing
- * is reduced before fsdp_reduce_grad. stream orders nothing: the library knows which streams wrote. flags must be 0.
+ * Declare a parameter's gradient of this contribution complete. Until fsdp_reduce_grad the caller must not write into
+ * it or put it again, and the group must still be reduced with fsdp_reduce_grad. A group may be reduced in parts
+ * (max_pending_bytes). A part, or the group, is reduced as soon as all of its trainable parameters are complete. The
+ * part's buffer can then be lent for other gradients while the rest of the group is written. Complete parameters from
+ * the last to the first, in the order of a backward pass. Ranks may complete the parameters of a part in different
+ * orders, but they must reduce parts in the same order. A rank may leave parts to fsdp_reduce_grad, which reduces them
+ * from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before fsdp_reduce_grad. stream orders
+ * nothing: the library knows which streams wrote. flags must be 0.
  * Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
- * completed already; reduced with LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
+ * completed already; reduced with FSDP_LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_complete_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
                                                     fsdp_stream stream);
@@ -1769,10 +1770,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_next_matrix(fsdp_model *model, fsdp_strea
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_return_matrices(fsdp_model *model, fsdp_stream stream);
 /**
- * Describe the matrices of a sealed model as JSON: owners, the cost of each rank's matrices, waves and bytes, as this
- * rank's meshes have them. An owner is a rank of the job, in the first replica; it is null if every rank has a copy.
- * The cost of a matrix is min(rows, columns)^2 * max(rows, columns). wire_bytes is what travels one way in fp32, in one
- * replica. buffer and size_bytes work as in fsdp_describe_model.
+ * Describe the matrices of a sealed model as JSON: owners, the cost of each rank's matrices, waves and bytes. Waves and
+ * bytes are those of the meshes to which this rank belongs. An owner is a rank of the job, in the first replica; it is
+ * null if every rank has a copy. The cost of a matrix is min(rows, columns)^2 * max(rows, columns). wire_bytes is what
+ * travels one way in fp32, in one replica. buffer and size_bytes work as in fsdp_describe_model.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_matrix_plan(const fsdp_model *model, char *buffer, uint64_t *size_bytes);
@@ -1780,14 +1781,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_matrix_plan(const fsdp_model *model, 
 /**
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
  * strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
- * weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING a version, with the parameter's name. On
- * the host device this line comes in this call; on a GPU it comes at the end of the first call in the context that
- * finds the work done. A version that a graph published gets no such line, and neither does a version that was
- * published before the result for an earlier version was known.
+ * weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING for each such parameter and version. On the
+ * host device this call logs the line. On a GPU a later call of the context logs it, the first that sees that the GPU
+ * has finished the publish. There is no line for a version that a CUDA graph published, nor for one that was published
+ * while the check of an earlier version was still running.
  * Collective: the mesh. Blocks: peers.
- * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank does something else
- * instead, or numbers differ. It is fatal on all ranks, because main weights may have been written already. Before the
- * first publish nothing is lost: make the numbers the same on all ranks and publish again. Since 0.2.
+ * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank made another call, or
+ * a setting that must be equal on all ranks differs. After the first publish MISMATCH is fatal on all ranks, because
+ * main weights may have been written already. Before it, make the settings equal and publish again. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_publish_weights(fsdp_model *model, fsdp_stream stream);
 
