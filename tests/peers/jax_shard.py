@@ -4,7 +4,7 @@
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python jax_shard.py
 
-Needs jax (CPU); ranks are threads. Reports in the Test Anything Protocol. Not a part of CI.
+Needs jax (CPU); ranks are threads. Reports in the Test Anything Protocol. jax_trees.py has the other checks.
 """
 
 import sys
@@ -97,8 +97,9 @@ def main():
         first, differ = abs(losses[0] - wanted[0]), max(abs(a - b) for a, b in zip(losses, wanted))
         weights = max(float(np.abs(a - b).max()) for a, b in zip(*map(jax.tree_util.tree_leaves, (full, params))))
         same = all(jax.tree_util.tree_all(jax.tree_util.tree_map(np.array_equal, full, other)) for _, other in results)
+        named = "".join(f", {value.name}" for value in options.values())
         case(
-            f"{world_size} ranks{', zero copy' if zero_copy else ''}{''.join(f', {value.name}' for value in options.values())}",
+            f"{world_size} ranks{', zero copy' if zero_copy else ''}{named}",
             first < 1e-5 and differ < 1e-5 and weights < 1e-4 and same,
             f"first loss differs by {first:.1e}, losses by {differ:.1e}, weights by {weights:.1e}",
         )

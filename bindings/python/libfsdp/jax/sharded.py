@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libfsdp.jax.shard() returns: the parameters of a tree as groups of the library, and the calls of a step."""
+
+import contextlib
+import dataclasses
+
+import jax
+import numpy
+
+from ..constants import DeviceKind, ParamFlag, Phase
+from ..errors import InvalidArgument
+from ..group import Param
+from ..tensor import read_numpy
+from .groups import find_groups, rule_of
+from .kept import Kept
+from .tree import Tree
+from .words import in_jax_words
+
+_KEPT = "jax.kept"
+
+
+@dataclasses.dataclass
+class Rules:
+    """What shard() was given: predicates or regular expressions."""
+
+    no_decay: object
+    layers: object
+    frozen: object
+
+
+class Sharded:
+    """A sharded tree, whose model is a libfsdp.Model. All ranks must make the same calls in the same order."""
+
+    def __init__(self, params, context, rules, options):
+        if context.device != DeviceKind.HOST:
+            raise NotImplementedError(
+                "libfsdp.jax.shard: the context is on a GPU, and libfsdp.jax works on host memory: make the context "
+                "with device=libfsdp.DeviceKind.HOST"
+            )
+        self.context, self.tree, self.skipped_param = context, Tree(params), None
+        self.kept, self._contributions, self._untrained = Kept(self.tree), 0, set()
+        self._frozen = self._choose(rules.frozen, "frozen")
+        self.model = context.create_model(**options)
+        self._create_groups(find_groups(self.tree, rules.layers), self._choose(rules.no_decay, "no_decay"))
+        self.model.seal()
+        for name in self.tree.params:
+            self._places[name].load_param(name, numpy.asarray(self.tree.leaves[name]))
+        self.model.publish_weights()
+        self._shapes = {name: self.tree.leaves[name].shape for name in self.tree.params}
+        self.tree.leaves = None  # the library has the parameters now
+
+    def _choose(self, rule, option):
+        rule = rule_of(rule, option)
+        return {name for name in self.tree.params if rule(name, self.tree.leaves[name])}
+
+    def _create_groups(self, groups, no_decay):
+        self._places = {}
+        for group, names in groups.items():
+            params = []
+            for name in names:
+                flags = ParamFlag.NO_DECAY if name in no_decay else 0
+                flags |= ParamFlag.FROZEN if name in self._frozen else 0
+                leaf = self.tree.leaves[name]
+                params.append(Param(name, leaf.shape, _dtype_of(leaf), flags=flags))
+            made = self.model.create_group(group, params)
+            self._places.update(dict.fromkeys(names, made))
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    @in_jax_words
+    def params(self, phase=Phase.EVAL, unsafe_zero_copy=False):
+        """The tree, or the nnx module, with the full compute weights as JAX arrays. The arrays are copies, because JAX
+        takes arrays for immutable and computes later.
+
+        With unsafe_zero_copy the arrays are the library's own memory where this is possible. Before the next step, wait
+        with jax.block_until_ready for everything computed from the arrays, and drop the arrays, because their contents
+        change. The model must keep compute weights whole (any strategy but OPTIM_GRADS_PARAMS) or map them.
+        """
+        leaves = dict(self.kept.leaves)
+        for group in self.model.groups.values():
+            with group.unsharded(phase):
+                for name, view in group.weights(phase).items():
+                    # jax.device_put takes memory of numpy over where it is aligned; a copy has no other owner.
+                    leaves[name] = jax.device_put(view if unsafe_zero_copy else numpy.array(view))
+        return self.tree.build(leaves)
+
+    @in_jax_words
+    def full_params(self):
+        """The tree with the whole main weights in fp32, as numpy arrays, and the leaves that are kept."""
+        full = {name: group.read_param(name) for name, group in self._places.items()}
+        return self.tree.build({**self.kept.leaves, **full})
+
+    def keep(self, tree):
+        """Takes other values of the leaves that are kept, such as batch statistics, from a tree with all leaves or with
+        some, or from an nnx module. Parameters in it are left out. Give the same values on every rank."""
+        self.kept.take(self.tree.read(tree, "sharded.keep()"), "sharded.keep()")
+
+    # -- what is trained ----------------------------------------------------------------------------------------
+
+    def freeze(self, params):
+        """Stops training the parameters that a predicate(name) or a regular expression chooses. Their weights and
+        states stay as they are, also by weight decay. Call it between steps."""
+        self._set_trained(params, False)
+
+    def unfreeze(self, params):
+        """Trains parameters again that freeze() has stopped."""
+        self._set_trained(params, True)
+
+    @in_jax_words
+    def _set_trained(self, params, is_trained):
+        call = "sharded.unfreeze()" if is_trained else "sharded.freeze()"
+        rule = rule_of((lambda name, leaf: params(name)) if callable(params) else params, "the choice of parameters")
+        names = [name for name in self._places if rule(name, None)]
+        if not names:
+            raise ValueError(f"{call}: {params!r} chooses none of the {len(self._places)} parameters")
+        if is_trained and (never := next((name for name in names if name in self._frozen), None)):
+            raise ValueError(
+                f"{call}: {never!r} is frozen by shard(frozen=), and so has no gradient and no optimizer state: leave "
+                "it out there, and call sharded.freeze() after shard()"
+            )
+        for name in names:
+            if name not in self._frozen:
+                self._places[name].set_param_trainable(name, is_trained)
+                (self._untrained.discard if is_trained else self._untrained.add)(name)
+
+    # -- step ---------------------------------------------------------------------------------------------------
+
+    @in_jax_words
+    def apply_grads(self, grads, lr, max_norm=0.0, **options):
+        """Take a step of AdamW with this rank's full gradients. The call waits until the gradients are computed, and
+        returns their norm before clipping. Keywords are the fields of fsdp_adamw_options.
+
+        grads has a gradient for each parameter that is trained, and may have others, which are left out.
+        """
+        if self._contributions:
+            raise RuntimeError(
+                f"sharded.apply_grads(): {self._contributions} gradients are accumulated: give these by "
+                "sharded.accumulate(grads) too, then call sharded.apply(lr); or forget them by sharded.discard()"
+            )
+        found = self._read_grads(grads, "sharded.apply_grads()")
+        names = [name for name in self._declared() if name not in self._frozen]
+        return self.model.apply_grads([found.get(name) for name in names], lr, max_norm=max_norm, **options)
+
+    @in_jax_words
+    def accumulate(self, grads):
+        """Add this rank's full gradients of a micro-batch to the sums of the step. Each rank must make as many calls.
+        The sums are not divided by the number of micro-batches: divide the loss, or give apply() a scale."""
+        found = self._read_grads(grads, "sharded.accumulate()")
+        for group in reversed(self.model.groups.values()):
+            trained = [param.name for param in group.params if param.name in found]
+            for name in trained:
+                group.put_grad(name, found[name])
+            if trained:
+                group.reduce_grad(is_last=False)
+        self._contributions += 1
+
+    @in_jax_words
+    def apply(self, lr, max_norm=0.0, scale=1.0, skip_nonfinite=False, **options):
+        """Take a step of AdamW with the accumulated gradients, multiplied by scale. Returns their norm before clipping.
+
+        With skip_nonfinite a step whose gradients have Inf or NaN is forgotten on every rank: weights, states and
+        AdamW's number of steps stay. skipped_param is then the first parameter that has some, else None.
+        """
+        if not self._contributions:
+            raise RuntimeError("sharded.apply(): no gradients are accumulated: call sharded.accumulate(grads) first")
+        self.model.finish_grads(scale, is_last=True)
+        self._contributions = 0
+        self.skipped_param = self.model.check_grads() if skip_nonfinite else None
+        norm = self.model.clip_grads(max_norm) if max_norm else self.model.get_grad_norm()
+        if self.skipped_param is None:
+            self.model.step_adamw(lr, **options)
+        else:
+            self.model.discard_step()
+        return norm
+
+    @in_jax_words
+    def discard(self):
+        """Forget the gradients of this step, also after an error."""
+        self._contributions = 0
+        self.model.discard_step()
+
+    def _declared(self):
+        return [param.name for group in self.model.groups.values() for param in group.params]
+
+    def _read_grads(self, grads, call):
+        """{name: numpy array} of the parameters that are trained now."""
+        found = self.tree.read(grads, call)
+        trained = [name for name in self._places if name not in self._frozen and name not in self._untrained]
+        if missing := next((name for name in trained if name not in found), None):
+            raise KeyError(
+                f"{call}: there is no gradient of {missing!r}, which is trained: give zeros, or stop training it by "
+                "sharded.freeze()"
+            )
+        for name in trained:
+            if found[name].shape != self._shapes[name]:
+                raise ValueError(
+                    f"{call}: the gradient of {name!r} has the shape {found[name].shape}, and the parameter "
+                    f"{self._shapes[name]}"
+                )
+        ready = jax.block_until_ready({name: found[name] for name in trained})
+        return {name: numpy.asarray(leaf) for name, leaf in ready.items()}
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    @in_jax_words
+    def save(self, folder, **options):
+        """Save a checkpoint with the optimizer's states and rank 0's leaves that are kept. Keywords are the fields of
+        fsdp_save_options."""
+        with self.context.begin_checkpoint(folder, **options) as checkpoint:
+            checkpoint.add_model(self.model)
+            checkpoint.add_bytes(_KEPT, self.kept.pack())
+            checkpoint.commit()
+            checkpoint.wait()
+
+    @in_jax_words
+    def load(self, folder, **options):
+        """Load the folder's newest checkpoint, of any number of ranks. Keywords are the fields of fsdp_load_options.
+        Returns the fsdp_loaded."""
+        with self.context.open_checkpoint(folder) as checkpoint:
+            kept = self._read_kept(checkpoint)
+            self.model.begin_update()
+            try:
+                loaded = checkpoint.load_model(self.model, **options)
+            except BaseException:
+                with contextlib.suppress(Exception):  # report the first error
+                    self.model.publish_weights()
+                raise
+            self.model.publish_weights()
+        self.kept.leaves.update(kept)
+        return loaded
+
+    def _read_kept(self, checkpoint):
+        """A checkpoint of another program has none, and the leaves stay as they are."""
+        try:
+            packed = checkpoint.read_bytes(_KEPT)
+        except InvalidArgument:
+            return {}
+        return self.kept.unpack(packed)
+
+    def close(self):
+        self.model.close()
+
+
+def _dtype_of(leaf):
+    return read_numpy(numpy.empty(0, leaf.dtype))[1]
