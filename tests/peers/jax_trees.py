@@ -10,11 +10,11 @@ the Test Anything Protocol.
 """
 
 import sys
-import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax_check import Cases, differ, part, raises, shared_folder
 from jax_shard import batch, loss_of, make_params
 
 import libfsdp as fsdp
@@ -25,42 +25,8 @@ try:
     from flax import nnx
 except ImportError:
     nn = nnx = None
-RATE, STEPS, WORLD = 0.01, 4, 2
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
-
-
-def on_ranks(function, world_size=WORLD):
-    """What function(context) returns on rank 0; all ranks must return the same."""
-    results = fsdp.run_local(world_size, function)
-    return results[0] if all(result == results[0] for result in results) else f"ranks differ: {results}"
-
-
-def raises(function, *words):
-    """True, or what was raised in place of an error with all of these words."""
-    try:
-        function()
-    except Exception as error:
-        text = str(error)
-        return True if all(word in text for word in words) else f"{type(error).__name__}: {text}"
-    return "nothing was raised"
-
-
-def leaves_of(tree):
-    return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
-
-
-def differ(found, wanted):
-    """The largest difference of two trees of numbers."""
-    return max(float(np.abs(a - b).max()) for a, b in zip(leaves_of(found), leaves_of(wanted), strict=True))
-
-
-def part(context, step):
-    return [rows[context.rank :: context.world_size] for rows in batch(step)]
+RATE, STEPS = 0.01, 4
+case = Cases(lambda name: "no flax" if nnx is None and ("flax" in name or "nnx" in name) else None)
 
 
 def group_names(context, params, **options):
@@ -270,7 +236,7 @@ def integers_are_kept_and_saved(context):
 @case
 def keep_refuses_another_shape(context):
     sharded = libfsdp.jax.shard(with_integers(), context)
-    return raises(lambda: sharded.keep({"table": jnp.arange(6)}), "leaf 'table' is int32[6]", "given int32[5]")
+    return raises(lambda: sharded.keep({"table": jnp.arange(6)}), "leaf 'table' is int32[6]", "int32[5] is expected")
 
 
 @case
@@ -303,30 +269,6 @@ def training_goes_on_after_a_load(context):
         second.load(folder)
     train(context, second, STEPS - 2, first=2)
     return differ(second.full_params(), straight.full_params()) == 0
-
-
-def meet(context):
-    context.all_reduce_values(0.0, fsdp.ValueOp.MAX)
-
-
-class shared_folder:
-    """A folder that rank 0 makes. Ranks are threads of one process."""
-
-    made = {}
-
-    def __init__(self, context):
-        self.context = context
-
-    def __enter__(self):
-        if self.context.rank == 0:
-            self.made[0] = tempfile.TemporaryDirectory()
-        meet(self.context)
-        return self.made[0].name
-
-    def __exit__(self, *_):
-        meet(self.context)
-        if self.context.rank == 0:
-            self.made.pop(0).cleanup()
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -497,26 +439,5 @@ def state_of_an_nnx_module_is_a_tree(context):
     return min(changed) > 0 or changed
 
 
-def main():
-    failed = number = 0
-    for function in CASES:
-        name = function.__name__.replace("_", " ")
-        if not all(word in name for word in sys.argv[1:]):
-            continue
-        number += 1
-        if ("flax" in name or "nnx" in name) and nnx is None:
-            print(f"ok {number} - {name} # SKIP no flax")
-            continue
-        try:
-            found = on_ranks(function)
-        except Exception as error:
-            found = f"{type(error).__name__}: {str(error)[:500]}"
-        failed += found is not True
-        told = "" if found is True else f" # {found}"
-        print(f"{'ok' if found is True else 'not ok'} {number} - {name}{told}", flush=True)
-    print(f"1..{number}")
-    return failed
-
-
 if __name__ == "__main__":
-    sys.exit(1 if main() else 0)
+    sys.exit(1 if case.run() else 0)

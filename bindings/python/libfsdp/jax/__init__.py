@@ -10,6 +10,7 @@ state libfsdp shards and owns.
 JAX computes a whole gradient at once, so a step is one call, fsdp_apply_grads, with the full gradients of this rank.
 """
 
+from ..constants import Optimizer
 from .sharded import Rules, Sharded
 from .words import in_jax_words
 
@@ -23,6 +24,7 @@ def shard(
     no_decay=lambda name, leaf: leaf.ndim < 2,
     layers=None,
     frozen=lambda name, leaf: False,
+    optimizer=Optimizer.ADAMW,
     **options,
 ):
     """Shards a pytree, flax variables ({'params': ...}) or an nnx module over the ranks of the context; returns a
@@ -41,8 +43,11 @@ def shard(
     that is searched for in names. Default: those of fewer than two dimensions.
     frozen: the parameters that are never trained, as a predicate or a regular expression. They have no gradient and no
     optimizer state.
-    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16 or optimizer=Optimizer.ADAMW_8BIT.
+    optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a transformation of optax, as optax.sgd(0.1), which must
+    update each element by itself. It sees a tree of the structure of params, in which each parameter has this rank's
+    rows, in float32; parameters that are frozen have none. The library keeps its states.
+    options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16.
 
     Each rank shards its own values, so they must be equal on all ranks.
     """
-    return Sharded(params, context, Rules(no_decay, layers, frozen), options)
+    return Sharded(params, context, Rules(no_decay, layers, frozen), optimizer, options)

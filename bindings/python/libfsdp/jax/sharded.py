@@ -7,16 +7,17 @@ import dataclasses
 import jax
 import numpy
 
-from ..constants import DeviceKind, ParamFlag, Phase
+from ..constants import DeviceKind, Optimizer, ParamFlag, Phase
 from ..errors import InvalidArgument
 from ..group import Param
 from ..tensor import read_numpy
 from .groups import find_groups, rule_of
 from .kept import Kept
+from .optimizer import OptaxOptimizer
 from .tree import Tree
 from .words import in_jax_words
 
-_KEPT = "jax.kept"
+_KEPT, _OPTIMIZER = "jax.kept", "jax.optimizer"
 
 
 @dataclasses.dataclass
@@ -31,7 +32,7 @@ class Rules:
 class Sharded:
     """A sharded tree, whose model is a libfsdp.Model. All ranks must make the same calls in the same order."""
 
-    def __init__(self, params, context, rules, options):
+    def __init__(self, params, context, rules, optimizer, options):
         if context.device != DeviceKind.HOST:
             raise NotImplementedError(
                 "libfsdp.jax.shard: the context is on a GPU, and libfsdp.jax works on host memory: make the context "
@@ -40,11 +41,19 @@ class Sharded:
         self.context, self.tree, self.skipped_param = context, Tree(params), None
         self.kept, self._contributions, self._untrained = Kept(self.tree), 0, set()
         self._frozen = self._choose(rules.frozen, "frozen")
-        self.model = context.create_model(**options)
+        self.optimizer = None
+        if not isinstance(optimizer, int):
+            self.optimizer = OptaxOptimizer(optimizer, self.tree, self._frozen)
+            self.optimizer.check_storage(options)
+        self.model = context.create_model(optimizer=Optimizer.CALLER if self.optimizer else optimizer, **options)
         self._create_groups(find_groups(self.tree, rules.layers), self._choose(rules.no_decay, "no_decay"))
+        if self.optimizer:
+            self.optimizer.declare(self.model)
         self.model.seal()
         for name in self.tree.params:
             self._places[name].load_param(name, numpy.asarray(self.tree.leaves[name]))
+        if self.optimizer:
+            self.optimizer.attach(self.model)
         self.model.publish_weights()
         self._shapes = {name: self.tree.leaves[name].shape for name in self.tree.params}
         self.tree.leaves = None  # the library has the parameters now
@@ -126,9 +135,10 @@ class Sharded:
     # -- step ---------------------------------------------------------------------------------------------------
 
     @in_jax_words
-    def apply_grads(self, grads, lr, max_norm=0.0, **options):
-        """Take a step of AdamW with this rank's full gradients. The call waits until the gradients are computed, and
-        returns their norm before clipping. Keywords are the fields of fsdp_adamw_options.
+    def apply_grads(self, grads, lr=None, max_norm=0.0, **options):
+        """Take a step of the optimizer with this rank's full gradients. The call waits until the gradients are
+        computed, and returns their norm before clipping. lr and keywords, which are the fields of fsdp_adamw_options,
+        are for AdamW of the library.
 
         grads has a gradient for each parameter that is trained, and may have others, which are left out.
         """
@@ -137,7 +147,11 @@ class Sharded:
                 f"sharded.apply_grads(): {self._contributions} gradients are accumulated: give these by "
                 "sharded.accumulate(grads) too, then call sharded.apply(lr); or forget them by sharded.discard()"
             )
+        self._check_rates("sharded.apply_grads()", lr, options)
         found = self._read_grads(grads, "sharded.apply_grads()")
+        if self.optimizer:
+            self._put(found)
+            return self.apply(max_norm=max_norm)
         names = [name for name in self._declared() if name not in self._frozen]
         return self.model.apply_grads([found.get(name) for name in names], lr, max_norm=max_norm, **options)
 
@@ -145,7 +159,9 @@ class Sharded:
     def accumulate(self, grads):
         """Add this rank's full gradients of a micro-batch to the sums of the step. Each rank must make as many calls.
         The sums are not divided by the number of micro-batches: divide the loss, or give apply() a scale."""
-        found = self._read_grads(grads, "sharded.accumulate()")
+        self._put(self._read_grads(grads, "sharded.accumulate()"))
+
+    def _put(self, found):
         for group in reversed(self.model.groups.values()):
             trained = [param.name for param in group.params if param.name in found]
             for name in trained:
@@ -155,23 +171,59 @@ class Sharded:
         self._contributions += 1
 
     @in_jax_words
-    def apply(self, lr, max_norm=0.0, scale=1.0, skip_nonfinite=False, **options):
-        """Take a step of AdamW with the accumulated gradients, multiplied by scale. Returns their norm before clipping.
+    def apply(self, lr=None, max_norm=0.0, scale=1.0, skip_nonfinite=False, **options):
+        """Take a step of the optimizer with the accumulated gradients, multiplied by scale. Returns their norm before
+        clipping. lr and keywords are as in apply_grads().
 
-        With skip_nonfinite a step whose gradients have Inf or NaN is forgotten on every rank: weights, states and
-        AdamW's number of steps stay. skipped_param is then the first parameter that has some, else None.
+        With skip_nonfinite a step whose gradients have Inf or NaN is forgotten on every rank: weights, states and the
+        number of steps stay. skipped_param is then the first parameter that has some, else None.
         """
+        self._check_rates("sharded.apply()", lr, options)
         if not self._contributions:
             raise RuntimeError("sharded.apply(): no gradients are accumulated: call sharded.accumulate(grads) first")
         self.model.finish_grads(scale, is_last=True)
         self._contributions = 0
         self.skipped_param = self.model.check_grads() if skip_nonfinite else None
         norm = self.model.clip_grads(max_norm) if max_norm else self.model.get_grad_norm()
-        if self.skipped_param is None:
-            self.model.step_adamw(lr, **options)
-        else:
+        if self.skipped_param is not None:
             self.model.discard_step()
+        elif self.optimizer:
+            self.optimizer.step(self._untrained)
+            self.model.publish_weights()
+        else:
+            self.model.step_adamw(lr, **options)
         return norm
+
+    def _check_rates(self, call, lr, options):
+        if self.optimizer and (given := "lr" if lr is not None else next(iter(options), None)):
+            raise TypeError(
+                f"{call}: {given} is for AdamW of the library, and the model is trained by an optimizer of optax: give "
+                "it to that optimizer, as optax.sgd(learning_rate)"
+            )
+        if not self.optimizer and lr is None:
+            raise TypeError(f"{call}: AdamW needs lr")
+
+    # -- numbers of optax ---------------------------------------------------------------------------------------
+
+    def numbers(self):
+        """{name: number} of the state of optax that belongs to no parameter, such as "0/count", or
+        "hyperparams/learning_rate" of optax.inject_hyperparams."""
+        return self._need_optax("sharded.numbers()").numbers()
+
+    def set_numbers(self, numbers):
+        """Changes some of numbers(). Give the same values on every rank."""
+        known = self.numbers()
+        if unknown := next((name for name in numbers if name not in known), None):
+            names = ", ".join(known) or "no number"
+            raise KeyError(f"sharded.set_numbers(): the optimizer has {names}, not {unknown!r}")
+        self.optimizer.set_numbers(numbers)
+
+    def _need_optax(self, call):
+        if not self.optimizer:
+            raise RuntimeError(
+                f"{call}: the model is trained by AdamW of the library: give shard() an optimizer of optax"
+            )
+        return self.optimizer
 
     @in_jax_words
     def discard(self):
@@ -209,6 +261,8 @@ class Sharded:
         with self.context.begin_checkpoint(folder, **options) as checkpoint:
             checkpoint.add_model(self.model)
             checkpoint.add_bytes(_KEPT, self.kept.pack())
+            if self.optimizer:
+                checkpoint.add_bytes(_OPTIMIZER, self.optimizer.pack())
             checkpoint.commit()
             checkpoint.wait()
 
@@ -217,7 +271,9 @@ class Sharded:
         """Load the folder's newest checkpoint, of any number of ranks. Keywords are the fields of fsdp_load_options.
         Returns the fsdp_loaded."""
         with self.context.open_checkpoint(folder) as checkpoint:
-            kept = self._read_kept(checkpoint)
+            kept, numbers = self._read(checkpoint, _KEPT, self.kept), {}
+            if self.optimizer:
+                numbers = self._read(checkpoint, _OPTIMIZER, self.optimizer)
             self.model.begin_update()
             try:
                 loaded = checkpoint.load_model(self.model, **options)
@@ -227,15 +283,18 @@ class Sharded:
                 raise
             self.model.publish_weights()
         self.kept.leaves.update(kept)
+        if self.optimizer:
+            self.optimizer.set_numbers(numbers)
         return loaded
 
-    def _read_kept(self, checkpoint):
-        """A checkpoint of another program has none, and the leaves stay as they are."""
+    @staticmethod
+    def _read(checkpoint, name, part):
+        """A checkpoint of another program has none of these bytes, and the values stay as they are."""
         try:
-            packed = checkpoint.read_bytes(_KEPT)
+            packed = checkpoint.read_bytes(name)
         except InvalidArgument:
             return {}
-        return self.kept.unpack(packed)
+        return part.unpack(packed)
 
     def close(self):
         self.model.close()

@@ -19,6 +19,7 @@ class Tree:
         flat, self._structure = jax.tree_util.tree_flatten_with_path(tree)
         names = [self._name(path) for path, _ in flat]
         self.paths = {name: self._keys(path) for name, (path, _) in zip(names, flat)}
+        self.raw_paths = {name: path for name, (path, _) in zip(names, flat)}  # as JAX has them
         if len(self.paths) < len(flat):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"libfsdp.jax.shard: two leaves have the name {twice!r}: rename a key of the tree")
@@ -54,8 +55,12 @@ class Tree:
 
     def build(self, values):
         """The tree, or the nnx module, with {name: leaf}. A leaf that has no value is None."""
-        tree = jax.tree_util.tree_unflatten(self._structure, [values.get(name) for name in self.paths])
+        tree = self.build_pytree(values)
         return tree if self._graph is None else sys.modules["flax.nnx"].merge(self._graph, tree)
+
+    def build_pytree(self, values):
+        """As build(), but of an nnx module it is the State."""
+        return jax.tree_util.tree_unflatten(self._structure, [values.get(name) for name in self.paths])
 
     def read(self, tree, call):
         """{name: leaf} of a tree, or of an nnx module, with all leaves of this tree or with some."""
