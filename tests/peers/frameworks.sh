@@ -88,6 +88,7 @@ train_julia() {
 
 train_python torch torch
 train_python jax jax
+train_python jax_layers jax
 train_python mlx mlx.core
 train_libtorch
 train_rust
@@ -95,7 +96,7 @@ train_julia
 
 # A row for each; a run that has failed above has no last line, or has said how it differs.
 set --
-for name in torch jax mlx libtorch rust julia; do
+for name in torch jax jax_layers mlx libtorch rust julia; do
   [ -s "$work/$name" ] && set -- "$@" "$work/$name"
 done
 [ $# -gt 0 ] || { echo 'frameworks.sh: no framework is here'; exit 77; }

@@ -48,6 +48,8 @@ def optimizers():
         "two kinds of parameters": optax.multi_transform(
             {"matrix": optax.adam(0.01), "other": optax.sgd(0.1, momentum=0.5)}, of_two_kinds
         ),
+        "an update every other step": optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
+        "a branch": optax.conditionally_transform(optax.scale(0.5), lambda step: step % 2 == 0),
         "a moving average of updates": optax.chain(optax.sgd(0.1), optax.ema(0.9)),
     }
 

@@ -134,7 +134,7 @@ def apply_without_gradients_is_refused(context):
 def apply_grads_amid_accumulation_is_refused(context):
     sharded = libfsdp.jax.shard(make_params(), context)
     sharded.accumulate(make_params())
-    found = raises(lambda: sharded.apply_grads(make_params(), RATE), "1 gradients are accumulated", "sharded.discard()")
+    found = raises(lambda: sharded.apply_grads(make_params(), RATE), "gradients are accumulated", "sharded.discard()")
     sharded.discard()
     train(context, sharded, 1)
     alone = libfsdp.jax.shard(make_params(), context)
@@ -155,6 +155,102 @@ def a_step_with_nan_is_skipped_on_every_rank(context):
     sharded.accumulate(make_params())
     sharded.apply(RATE, skip_nonfinite=True)
     return is_right and sharded.skipped_param is None and differ(sharded.full_params(), before) > 0
+
+
+# -- layers one at a time --------------------------------------------------------------------------------------------
+
+
+def make_net():
+    keys = jax.random.split(jax.random.PRNGKey(2), 4)
+    blocks = [{"w": jax.random.normal(key, (16, 16)) / 4, "b": jnp.zeros(16)} for key in keys[:3]]
+    return {"blocks": blocks, "head": {"w": jax.random.normal(keys[3], (16, 5)) / 4}, "scale": jnp.ones(())}
+
+
+@jax.jit
+def block_of(params, x):
+    return x + jnp.tanh(x @ params["w"] + params["b"])
+
+
+@jax.jit
+def head_of(params, scale, x, y):
+    return scale * jnp.mean((x @ params["w"] - y) ** 2)
+
+
+def net_loss(params, x, y):
+    for block in params["blocks"]:
+        x = block_of(block, x)
+    return head_of(params["head"], params["scale"], x, y)
+
+
+def layer_step(sharded, x, y):
+    """A pass that holds the weights of one layer at a time."""
+    blocks, inputs = [name for name in sharded.layers if name.startswith("blocks/")], [x]
+    for layer in blocks:
+        inputs.append(block_of(sharded.layer_params(layer), inputs[-1]))
+    head, root = (sharded.layer_params(name, fsdp.Phase.BACKWARD) for name in ("head", "root"))
+    grads = jax.grad(head_of, argnums=(0, 1, 2))(head, root["scale"], inputs.pop(), y)
+    sharded.accumulate_layer("root", {"scale": grads[1]})
+    sharded.accumulate_layer("head", grads[0])
+    into = grads[2]
+    for layer in reversed(blocks):
+        _, pull = jax.vjp(block_of, sharded.layer_params(layer, fsdp.Phase.BACKWARD), inputs.pop())
+        grads, into = pull(into)
+        sharded.accumulate_layer(layer, grads)
+
+
+@case
+def layers_one_at_a_time_train_as_the_whole(context):
+    whole = libfsdp.jax.shard(make_net(), context)
+    options = {"unshard_mode": fsdp.UnshardMode.COPIED, "held_groups": 1}
+    layers = libfsdp.jax.shard(make_net(), context, **options)
+    for step in range(STEPS):
+        whole.apply_grads(jax.grad(net_loss)(whole.params(), *part(context, step)), RATE)
+        layer_step(layers, *part(context, step))
+        layers.apply(RATE)
+    held, block = layers.model.role_bytes(fsdp.Role.GATHER), 4 * (16 * 16 + 16)
+    off = differ(layers.full_params(), whole.full_params())
+    return off < 1e-5 and 0 < held < 2 * block or f"weights differ by {off:.1e}, {held} bytes are gathered"
+
+
+@case
+def a_layer_is_its_subtree_or_the_tree_without_the_others(context):
+    sharded = libfsdp.jax.shard({**make_net(), "table": jnp.arange(3)}, context)
+    block, root = sharded.layer_params("blocks/1"), sharded.layer_params("root")
+    is_right = differ(block, make_net()["blocks"][1]) == 0 and root["head"] == {"w": None} and root["scale"] == 1
+    return bool(is_right and root["table"][2] == 2) or (block, root)
+
+
+@case
+def layers_of_an_nnx_module_are_states(context):
+    sharded = libfsdp.jax.shard(nnx_module(), context)
+    state = nnx.split(nnx_module())[1]
+    found = sharded.layer_params("blocks/1")
+    sharded.discard()
+    has_all = set(found) == {"linear", "norm", "drop"} or set(found)
+    return has_all if has_all is not True else differ(found["linear"], state["blocks"][1]["linear"]) == 0
+
+
+@case
+def a_layer_without_a_gradient_is_named(context):
+    sharded = libfsdp.jax.shard(make_net(), context)
+    sharded.accumulate_layer("head", make_net()["head"])
+    found = raises(lambda: sharded.apply(RATE), "layer 'blocks/0' has 0 gradients and layer 'head' 1")
+    sharded.discard()
+    return found
+
+
+@case
+def a_missing_gradient_of_a_layer_is_named(context):
+    sharded = libfsdp.jax.shard(make_net(), context)
+    grads = {"w": jnp.ones((16, 16))}
+    return raises(lambda: sharded.accumulate_layer("blocks/2", grads), "accumulate_layer('blocks/2')", "'blocks/2/b'")
+
+
+@case
+def an_unknown_layer_is_named(context):
+    sharded = libfsdp.jax.shard(make_net(), context)
+    names = "blocks/0, blocks/1, blocks/2, head, root"
+    return raises(lambda: sharded.layer_params("block/0"), "no layer 'block/0'", names)
 
 
 # -- frozen --------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ def shard(
     layers=None,
     frozen=lambda name, leaf: False,
     optimizer=Optimizer.ADAMW,
+    held_groups=0,
     **options,
 ):
     """Shards a pytree, flax variables ({'params': ...}) or an nnx module over the ranks of the context; returns a
@@ -46,8 +47,10 @@ def shard(
     optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a transformation of optax, as optax.sgd(0.1), which must
     update each element by itself. It sees a tree of the structure of params, in which each parameter has this rank's
     rows, in float32; parameters that are frozen have none. The library keeps its states.
+    held_groups: how many groups can be gathered at once where weights are copied (FSDP_SCHEDULE_ANY). Default: groups
+    are gathered in the order of the tree, the next one ahead of its use.
     options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16.
 
     Each rank shards its own values, so they must be equal on all ranks.
     """
-    return Sharded(params, context, Rules(no_decay, layers, frozen), optimizer, options)
+    return Sharded(params, context, Rules(no_decay, layers, frozen), optimizer, held_groups, options)

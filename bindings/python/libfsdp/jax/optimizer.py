@@ -14,8 +14,8 @@ from . import arrays, elementwise
 _DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16}
 _INSTEAD = (
     "In place of optax.clip_by_global_norm, clip by the library, which knows the norm over all ranks: "
-    "sharded.apply_grads(max_norm=). In place of optax.apply_if_finite, sharded.apply(skip_nonfinite=True) skips such a "
-    "step on every rank"
+    "sharded.apply_grads(max_norm=). In place of optax.apply_if_finite, sharded.apply(skip_nonfinite=True) skips such "
+    "a step on every rank"
 )
 
 
@@ -39,7 +39,7 @@ class OptaxOptimizer:
             )
         self.update_of, self.tree = transformation, tree
         self.shapes = {name: leaf.shape if name in tree.params else (0,) for name, leaf in tree.leaves.items()}
-        self.shapes.update({name: (0, *self.shapes[name][1:]) for name in frozen})
+        self.frozen = frozen
         params = self._abstract(self.shapes)
         self.template = self._try(lambda: jax.eval_shape(transformation.init, params))
         self.leaves = self._classify()
@@ -81,7 +81,7 @@ class OptaxOptimizer:
             name = suffixes.get(path[len(path) - length :])
             if name is not None and self.shapes[name] == leaf.shape:
                 prefix = _text(path[: len(path) - length]) or "state"
-                is_empty = name not in self.tree.params or self.shapes[name][:1] == (0,)
+                is_empty = name not in self.tree.params or name in self.frozen
                 return _Leaf(prefix, None if is_empty else name, self._dtype(prefix, leaf))
         if leaf.shape:
             self._refuse(f"its state {_text(path)!r} has the shape {leaf.shape}, which is no parameter's")

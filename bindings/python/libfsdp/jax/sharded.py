@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What libfsdp.jax.shard() returns: the parameters of a tree as groups of the library, and the calls of a step."""
 
+import collections
 import contextlib
 import dataclasses
 
 import jax
 import numpy
 
-from ..constants import DeviceKind, Optimizer, ParamFlag, Phase
+from ..constants import DeviceKind, Optimizer, ParamFlag, Phase, ScheduleKind
 from ..errors import InvalidArgument
 from ..group import Param
 from ..tensor import read_numpy
@@ -32,14 +33,14 @@ class Rules:
 class Sharded:
     """A sharded tree, whose model is a libfsdp.Model. All ranks must make the same calls in the same order."""
 
-    def __init__(self, params, context, rules, optimizer, options):
+    def __init__(self, params, context, rules, optimizer, held_groups, options):
         if context.device != DeviceKind.HOST:
             raise NotImplementedError(
                 "libfsdp.jax.shard: the context is on a GPU, and libfsdp.jax works on host memory: make the context "
                 "with device=libfsdp.DeviceKind.HOST"
             )
         self.context, self.tree, self.skipped_param = context, Tree(params), None
-        self.kept, self._contributions, self._untrained = Kept(self.tree), 0, set()
+        self.kept, self._contributions, self._untrained = Kept(self.tree), collections.Counter(), set()
         self._frozen = self._choose(rules.frozen, "frozen")
         self.optimizer = None
         if not isinstance(optimizer, int):
@@ -47,6 +48,8 @@ class Sharded:
             self.optimizer.check_storage(options)
         self.model = context.create_model(optimizer=Optimizer.CALLER if self.optimizer else optimizer, **options)
         self._create_groups(find_groups(self.tree, rules.layers), self._choose(rules.no_decay, "no_decay"))
+        if held_groups:
+            self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         if self.optimizer:
             self.optimizer.declare(self.model)
         self.model.seal()
@@ -87,11 +90,26 @@ class Sharded:
         """
         leaves = dict(self.kept.leaves)
         for group in self.model.groups.values():
-            with group.unsharded(phase):
-                for name, view in group.weights(phase).items():
-                    # jax.device_put takes memory of numpy over where it is aligned; a copy has no other owner.
-                    leaves[name] = jax.device_put(view if unsafe_zero_copy else numpy.array(view))
+            leaves.update(_gather(group, phase, unsafe_zero_copy))
         return self.tree.build(leaves)
+
+    @property
+    def layers(self):
+        """The names of the groups, in the order of the tree."""
+        return list(self.model.groups)
+
+    @in_jax_words
+    def layer_params(self, layer, phase=Phase.FORWARD, unsafe_zero_copy=False):
+        """The full compute weights of one group. If the group is named by the path of a subtree, as "blocks/0", this is
+        the subtree; else it is the whole tree, in which leaves of other groups are None. Arrays are as in params()."""
+        group = self._layer(layer, "sharded.layer_params()")
+        leaves = {**self.kept.leaves, **_gather(group, phase, unsafe_zero_copy)}
+        return self.tree.build_layer(layer, [param.name for param in group.params], leaves)
+
+    def _layer(self, layer, call):
+        if layer not in self.model.groups:
+            raise KeyError(f"{call}: there is no layer {layer!r}: the layers are {', '.join(self.model.groups)}")
+        return self.model.groups[layer]
 
     @in_jax_words
     def full_params(self):
@@ -144,8 +162,8 @@ class Sharded:
         """
         if self._contributions:
             raise RuntimeError(
-                f"sharded.apply_grads(): {self._contributions} gradients are accumulated: give these by "
-                "sharded.accumulate(grads) too, then call sharded.apply(lr); or forget them by sharded.discard()"
+                "sharded.apply_grads(): gradients are accumulated: give these by sharded.accumulate(grads) too, then "
+                "call sharded.apply(lr); or forget them by sharded.discard()"
             )
         self._check_rates("sharded.apply_grads()", lr, options)
         found = self._read_grads(grads, "sharded.apply_grads()")
@@ -161,14 +179,24 @@ class Sharded:
         The sums are not divided by the number of micro-batches: divide the loss, or give apply() a scale."""
         self._put(self._read_grads(grads, "sharded.accumulate()"))
 
+    @in_jax_words
+    def accumulate_layer(self, layer, grads):
+        """Add this rank's full gradients of one group, a tree as of layer_params(). All ranks must give the same layers
+        in the same order, and every layer that is trained before apply()."""
+        group, call = self._layer(layer, "sharded.accumulate_layer()"), f"sharded.accumulate_layer({layer!r})"
+        self._put_layer(group, self._read_grads(grads, call, group))
+
     def _put(self, found):
         for group in reversed(self.model.groups.values()):
-            trained = [param.name for param in group.params if param.name in found]
-            for name in trained:
-                group.put_grad(name, found[name])
-            if trained:
-                group.reduce_grad(is_last=False)
-        self._contributions += 1
+            self._put_layer(group, found)
+
+    def _put_layer(self, group, found):
+        trained = [param.name for param in group.params if param.name in found]
+        for name in trained:
+            group.put_grad(name, found[name])
+        if trained:
+            group.reduce_grad(is_last=False)
+            self._contributions[group.name] += 1
 
     @in_jax_words
     def apply(self, lr=None, max_norm=0.0, scale=1.0, skip_nonfinite=False, **options):
@@ -179,10 +207,9 @@ class Sharded:
         number of steps stay. skipped_param is then the first parameter that has some, else None.
         """
         self._check_rates("sharded.apply()", lr, options)
-        if not self._contributions:
-            raise RuntimeError("sharded.apply(): no gradients are accumulated: call sharded.accumulate(grads) first")
+        self._check_contributions()
         self.model.finish_grads(scale, is_last=True)
-        self._contributions = 0
+        self._contributions.clear()
         self.skipped_param = self.model.check_grads() if skip_nonfinite else None
         norm = self.model.clip_grads(max_norm) if max_norm else self.model.get_grad_norm()
         if self.skipped_param is not None:
@@ -193,6 +220,17 @@ class Sharded:
         else:
             self.model.step_adamw(lr, **options)
         return norm
+
+    def _check_contributions(self):
+        if not self._contributions:
+            raise RuntimeError("sharded.apply(): no gradients are accumulated: call sharded.accumulate(grads) first")
+        counts = {self._places[name].name: self._contributions[self._places[name].name] for name in self._trained()}
+        few, many = min(counts, key=counts.get), max(counts, key=counts.get)
+        if counts[few] != counts[many]:
+            raise RuntimeError(
+                f"sharded.apply(): layer {few!r} has {counts[few]} gradients and layer {many!r} {counts[many]}: call "
+                "sharded.accumulate_layer() as often for each layer, or sharded.discard()"
+            )
 
     def _check_rates(self, call, lr, options):
         if self.optimizer and (given := "lr" if lr is not None else next(iter(options), None)):
@@ -228,16 +266,22 @@ class Sharded:
     @in_jax_words
     def discard(self):
         """Forget the gradients of this step, also after an error."""
-        self._contributions = 0
+        self._contributions.clear()
         self.model.discard_step()
 
     def _declared(self):
         return [param.name for group in self.model.groups.values() for param in group.params]
 
-    def _read_grads(self, grads, call):
+    def _trained(self, group=None):
+        """Names of the parameters that are trained now, of one group or of all."""
+        names = self._places if group is None else [param.name for param in group.params]
+        return [name for name in names if name not in self._frozen and name not in self._untrained]
+
+    def _read_grads(self, grads, call, group=None):
         """{name: numpy array} of the parameters that are trained now."""
-        found = self.tree.read(grads, call)
-        trained = [name for name in self._places if name not in self._frozen and name not in self._untrained]
+        names = [] if group is None else [param.name for param in group.params]
+        found = self.tree.read(grads, call, self.tree.place(group.name, names) if group else ())
+        trained = self._trained(group)
         if missing := next((name for name in trained if name not in found), None):
             raise KeyError(
                 f"{call}: there is no gradient of {missing!r}, which is trained: give zeros, or stop training it by "
@@ -298,6 +342,16 @@ class Sharded:
 
     def close(self):
         self.model.close()
+
+
+def _gather(group, phase, unsafe_zero_copy):
+    """{name: array of JAX} of the group's full compute weights."""
+    with group.unsharded(phase):
+        return {
+            # jax.device_put takes memory of numpy over where it is aligned; a copy has no other owner.
+            name: jax.device_put(view if unsafe_zero_copy else numpy.array(view))
+            for name, view in group.weights(phase).items()
+        }
 
 
 def _dtype_of(leaf):

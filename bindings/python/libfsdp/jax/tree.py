@@ -62,10 +62,28 @@ class Tree:
         """As build(), but of an nnx module it is the State."""
         return jax.tree_util.tree_unflatten(self._structure, [values.get(name) for name in self.paths])
 
-    def read(self, tree, call):
-        """{name: leaf} of a tree, or of an nnx module, with all leaves of this tree or with some."""
+    def build_layer(self, layer, names, values):
+        """The part of the tree that has these leaves, and others of values that are below the same place. A group that
+        is not named by the path of a subtree gets the whole tree, in which other leaves are None."""
+        place = self.place(layer, names)
+        depth = len(place)
+        below = {name: value for name, value in values.items() if self.paths[name][:depth] == place}
+        part = self.build_pytree(below)
+        for key in self.raw_paths[names[0]][:depth]:
+            part = getattr(part, key.name) if hasattr(key, "name") else part[_index(key)]
+        return part
+
+    def place(self, layer, names):
+        """The path of the subtree that has all of the layer's leaves; () is the whole tree."""
+        place = tuple(layer.split("/"))
+        depth, paths = len(place), [self.paths[name] for name in names]
+        return place if all(len(path) > depth and path[:depth] == place for path in paths) else ()
+
+    def read(self, tree, call, place=()):
+        """{name: leaf} of a tree, or of an nnx module, with all leaves of this tree or with some. place is the path of
+        the subtree that it is."""
         flat, _ = jax.tree_util.tree_flatten_with_path(_split(tree)[1])
-        found = {self._name(path): leaf for path, leaf in flat}
+        found = {"/".join((*place, self._name(path))): leaf for path, leaf in flat}
         of_params = {f"params/{name}": leaf for name, leaf in found.items()}
         if self.has_collections and all(name in self.paths for name in of_params):  # variables["params"] alone
             return of_params
@@ -75,6 +93,11 @@ class Tree:
                 f"its first one is {next(iter(self.paths))!r}"
             )
         return found
+
+
+def _index(key):
+    """The key of a dict, or the index of a sequence."""
+    return key.key if hasattr(key, "key") else key.idx
 
 
 def _nnx():
