@@ -127,6 +127,16 @@ def frozen_parameters_have_no_state_and_stay(context):
 
 
 @cases
+def states_of_frozen_parameters_alone_are_not_made(context):
+    def states_of(optimizer):  # all matrices are frozen
+        sharded = libfsdp.jax.shard(make_params(), context, frozen="w$|out/0", optimizer=optimizer)
+        return sharded.model.role_bytes(fsdp.Role.OPTIMIZER)
+
+    found = states_of(optimizers()["two kinds of parameters"]), states_of(optax.sgd(0.1, momentum=0.5))
+    return found[0] == found[1] or found
+
+
+@cases
 def a_parameter_that_is_frozen_for_steps_keeps_weight_and_state(context):
     sharded = libfsdp.jax.shard(make_params(), context, optimizer=optax.sgd(0.1, momentum=0.9))
     train(context, sharded, 1)

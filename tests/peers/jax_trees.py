@@ -9,6 +9,8 @@ WORD: only cases whose name has it. Needs jax (CPU); cases of flax are skipped w
 the Test Anything Protocol.
 """
 
+import pathlib
+import subprocess
 import sys
 
 import jax
@@ -251,6 +253,18 @@ def an_unknown_layer_is_named(context):
     sharded = libfsdp.jax.shard(make_net(), context)
     names = "blocks/0, blocks/1, blocks/2, head, root"
     return raises(lambda: sharded.layer_params("block/0"), "no layer 'block/0'", names)
+
+
+@case
+def parameters_in_bfloat16_have_main_weights_in_fp32(context):
+    params = jax.tree_util.tree_map(lambda leaf: leaf.astype(jnp.bfloat16), make_params())
+    sharded = libfsdp.jax.shard(params, context)
+    for _ in range(3):
+        sharded.apply_grads(jax.tree_util.tree_map(jnp.ones_like, sharded.params()), 1e-4)
+    found, full = sharded.params()["hidden"]["w"], sharded.full_params()["hidden"]["w"]
+    wanted = np.asarray(params["hidden"]["w"], np.float32) - 3e-4
+    is_right = found.dtype == jnp.bfloat16 and full.dtype == np.float32 and np.abs(full - wanted).max() < 1e-6
+    return bool(is_right) or (str(found.dtype), str(full.dtype), np.abs(full - wanted).max())
 
 
 # -- frozen --------------------------------------------------------------------------------------------------------
@@ -534,6 +548,18 @@ def state_of_an_nnx_module_is_a_tree(context):
     changed = [differ(sharded.full_params()["head"][name], state["head"][name]) for name in ("kernel", "bias")]
     return min(changed) > 0 or changed
 
+
+# -- the guide -----------------------------------------------------------------------------------------------------
+
+
+def the_guide_s_first_program_prints_what_it_says(_folder):
+    guide = (pathlib.Path(__file__).parents[2] / "docs/guides/jax.md").read_text()
+    program, wanted = (guide.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "text"))
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return found.stdout == wanted or f"{found.stdout}{found.stderr[-300:]}"
+
+
+case.add_alone("the guide's first program prints what it says", the_guide_s_first_program_prints_what_it_says)
 
 if __name__ == "__main__":
     sys.exit(1 if case.run() else 0)

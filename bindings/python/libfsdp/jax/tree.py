@@ -63,13 +63,10 @@ class Tree:
         return jax.tree_util.tree_unflatten(self._structure, [values.get(name) for name in self.paths])
 
     def build_layer(self, layer, names, values):
-        """The part of the tree that has these leaves, and others of values that are below the same place. A group that
-        is not named by the path of a subtree gets the whole tree, in which other leaves are None."""
-        place = self.place(layer, names)
-        depth = len(place)
-        below = {name: value for name, value in values.items() if self.paths[name][:depth] == place}
-        part = self.build_pytree(below)
-        for key in self.raw_paths[names[0]][:depth]:
+        """The subtree that the layer is named after, with {name: leaf}. For other layers it is the whole tree. Leaves
+        that have no value are None."""
+        part = self.build_pytree(values)
+        for key in self.raw_paths[names[0]][: len(self.place(layer, names))]:
             part = getattr(part, key.name) if hasattr(key, "name") else part[_index(key)]
         return part
 
