@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax_check import Cases, differ, part, raises, shared_folder
 from jax_shard import batch, loss_of, make_params
+from jax_trees import nnx, nnx_loss, nnx_module
 
 import libfsdp as fsdp
 import libfsdp.jax
@@ -24,7 +25,7 @@ except ImportError:
     print("1..0 # SKIP no optax")
     sys.exit(0)
 STEPS = 5
-cases = Cases()
+cases = Cases(lambda name: "no flax" if nnx is None and "nnx" in name else None)
 
 
 def by_dimensions(params):
@@ -177,6 +178,21 @@ def a_step_with_nan_leaves_states_as_they_are(context):
     skipped = sharded.skipped_param
     train(context, sharded, STEPS - 2, first=2)
     return skipped == "hidden/b" and differ(sharded.full_params(), train_alone(optax.adam(0.01))) < 2e-5 or skipped
+
+
+@cases
+def nnx_modules_are_trained_by_optax(context):
+    x, y = batch(0)
+    make = lambda: optax.adamw(0.01, weight_decay=0.1, mask=by_dimensions)  # noqa: E731
+    sharded, alone = libfsdp.jax.shard(nnx_module(), context, optimizer=make()), nnx_module()
+    optimizer = nnx.Optimizer(alone, make(), wrt=nnx.Param)
+    for _ in range(3):
+        module = sharded.params()
+        sharded.apply_grads(nnx.grad(nnx_loss)(module, x, y))
+        sharded.keep(module)
+        optimizer.update(alone, nnx.grad(nnx_loss)(alone, x, y))
+    found, wanted = (nnx.state(module, nnx.Param) for module in (sharded.full_params(), alone))
+    return differ(found, wanted) < 1e-4 < differ(found, nnx.state(nnx_module(), nnx.Param))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------

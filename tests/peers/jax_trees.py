@@ -25,6 +25,7 @@ import libfsdp.jax
 try:
     import flax.linen as nn
     from flax import nnx
+    from flax.core import FrozenDict
 except ImportError:
     nn = nnx = None
 RATE, STEPS = 0.01, 4
@@ -344,6 +345,17 @@ def integers_are_kept_and_saved(context):
 
 
 @case
+def integers_of_numpy_stay_numpy_s(context):
+    sharded = libfsdp.jax.shard({**make_params(), "table": np.arange(5)}, context)
+    sharded.keep({"table": np.arange(5) + 2**40})
+    with shared_folder(context) as folder:
+        sharded.save(folder)
+        other = libfsdp.jax.shard({**make_params(), "table": np.arange(5)}, context)
+        other.load(folder)
+    return bool((other.full_params()["table"] == np.arange(5) + 2**40).all())
+
+
+@case
 def keep_refuses_another_shape(context):
     sharded = libfsdp.jax.shard(with_integers(), context)
     return raises(lambda: sharded.keep({"table": jnp.arange(6)}), "leaf 'table' is int32[6]", "int32[5] is expected")
@@ -423,6 +435,12 @@ def shapes_without_values_are_refused(context):
 
 
 @case
+def a_leaf_that_is_no_array_is_named(context):
+    params = {**make_params(), "activation": jnp.tanh}
+    return raises(lambda: libfsdp.jax.shard(params, context), "leaf 'activation' is a", "an array is expected")
+
+
+@case
 def errors_of_the_library_name_calls_of_python(context):
     sharded = libfsdp.jax.shard(make_params(), context)
     sharded.accumulate(make_params())
@@ -477,6 +495,15 @@ def flax_variables_train_their_params(context):
     has_moved = differ(full["batch_stats"], variables["batch_stats"]) > 0
     is_equal = differ(full["params"], whole.full_params()) == 0 and differ(full["batch_stats"], stats) == 0
     return are_groups if are_groups is not True else has_moved and is_equal
+
+
+@case
+def frozen_dicts_of_flax_stay_frozen_dicts(context):
+    variables = FrozenDict(flax_module().init(jax.random.PRNGKey(0), batch(0)[0], True))
+    sharded = libfsdp.jax.shard(variables, context)
+    found = sharded.params()
+    is_same = differ(found, variables) == 0 and isinstance(found, FrozenDict)
+    return is_same and "params/Block_1" in sharded.layers or sharded.layers
 
 
 def nnx_module():

@@ -34,7 +34,8 @@ def unpack(packed, known, call, what):
 
 def check(what, leaf, known):
     """Raises where shape or dtype differ."""
-    found, expected = (f"{each.dtype}{list(each.shape)}" for each in (jnp.asarray(leaf), known))
+    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+    found, expected = (f"{each.dtype}{list(each.shape)}" for each in (leaf, known))
     if found != expected:
         raise ValueError(f"{what} is {found}, where {expected} is expected")
 
@@ -44,4 +45,6 @@ def is_key(leaf):
 
 
 def _like(leaf, data):
+    if isinstance(leaf, (numpy.ndarray, numpy.generic)):
+        return data.copy()
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf)) if is_key(leaf) else jnp.asarray(data)

@@ -124,4 +124,9 @@ def _is_nnx_param(variable):
 def _as_array(name, leaf):
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise TypeError(f"libfsdp.jax.shard: leaf {name!r} is a jax.ShapeDtypeStruct, which has no values: give arrays")
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, (bool, int, float, complex)):
+        raise TypeError(
+            f"libfsdp.jax.shard: leaf {name!r} is a {type(leaf).__name__}, and an array is expected: give the tree of "
+            "arrays alone, for example the first result of equinox.partition(model, equinox.is_array)"
+        )
     return leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
