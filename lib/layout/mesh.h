@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arrangement of a model's ranks: a pure function of the requested sizes and of the host of each rank.
+//
 //   declared   replicate_size x shard_size: rank r is replica r / shard_size, shard r % shard_size
 //   inside     outer_size x inner_size: rank r is outer r / inner_size, inner r % inner_size.
 //              The inner ranks of one outer index share a host and its memory;
