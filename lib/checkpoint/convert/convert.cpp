@@ -26,7 +26,7 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-// Each file keeps its folder open, so their number is limited.
+// Each file keeps its folder open, so the number of files that are written at once is limited.
 constexpr size_t files_at_once = 64;
 
 // The thread that writes to the disk.
@@ -205,7 +205,7 @@ namespace {
 
 constexpr const char *single_name = "model.safetensors";
 
-// Puts tensors into a file, one after the other, until the file is full.
+// Assigns tensors to a file, one after the other, until the file is full.
 std::vector<NewFile> split_files(const std::vector<NewTensor> &tensors, uint64_t most) {
   std::vector<NewFile> files;
   uint64_t bytes = 0;
@@ -235,7 +235,7 @@ std::string write_weight_index(const std::vector<NewFile> &files) {
   return text + "\n  }\n}\n";
 }
 
-// Splits the path of something that will be made into folder and name.
+// Splits the path of a file or folder that will be made into folder and name.
 std::pair<std::string, std::string> split_path(std::string path) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const size_t slash = path.find_last_of('/');
@@ -327,7 +327,7 @@ Converted import_weights(const std::string &weights, const std::string &folder, 
   const std::vector<WrittenShard> written = write_new_files(made, files, reader, progress);
   const std::string text =
       write_manifest(describe_import(planned, files[0], written.at(0), into.next_sequence(), step));
-  parse_manifest(text, made.shown(manifest_name));  // a manifest that it refuses could not be loaded
+  parse_manifest(text, made.shown(manifest_name));  // a manifest that this refuses could not be loaded
   made.commit(step_name(step), text, false);
   return describe(into.shown(step_name(step)), files, written);
 }

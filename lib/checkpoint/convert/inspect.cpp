@@ -15,7 +15,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Says how a file's size differs from the manifest; empty if it does not.
+// Says how a file's size differs from the size in the manifest; empty if it does not.
 std::string size_problem(int checkpoint, const ManifestFile &file, const std::string &shown) {
   struct stat status {};
   try {
@@ -89,7 +89,7 @@ class Verifying {
       for (const ManifestFile &file : readable.back().second.files)
         all_ = checked_add(all_, file.bytes, "bytes of all checkpoints");
     } catch (const Error &error) {
-      if (name != "." && found.folder.is_unfinished(name)) return;  // loads do not take it for a checkpoint
+      if (name != "." && found.folder.is_unfinished(name)) return;  // loads do not count it as a checkpoint
       ++result_.checkpoints;
       damaged(found.shown(name) + "/" + manifest_name, error.message);
     }
@@ -118,7 +118,8 @@ void Verifying::verify(const FoundCheckpoints &found, const std::string &name, c
   find_strangers(inside->get(), found.shown(name), manifest);
 }
 
-// A file that cannot be opened, or whose header differs, is one damage. Otherwise each differing block is one.
+// A file that cannot be opened, or whose header differs, counts as one damage. Otherwise each differing block counts as
+// one.
 void Verifying::verify_file(int checkpoint, const ManifestFile &file, const std::string &shown) {
   const uint64_t end = done_ + file.bytes;
   ++result_.files;
@@ -146,7 +147,7 @@ void Verifying::verify_data(int checkpoint, const ManifestFile &file, const std:
   damaged(shown, error.message);
 }
 
-// Finds files that the manifest does not list: PyTorch reads all files of weights in the folder.
+// Finds files that the manifest does not list. They matter because PyTorch reads all files of weights in the folder.
 void Verifying::find_strangers(int checkpoint, const std::string &shown, const Manifest &manifest) {
   std::set<std::string_view> known;
   for (const ManifestFile &file : manifest.files) known.insert(file.name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists the checkpoints of a folder, and checks whether they are as they were written.
+// Lists the checkpoints of a folder, and checks whether their files are unchanged since they were written.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct ListedCheckpoint {
   std::optional<Manifest> manifest;  // empty if it cannot be read
   uint64_t bytes = 0;                // bytes of the files that the manifest lists
   std::string problem;               // empty: every file exists and has its size
-  bool unfinished = false;           // the problem is that it is still being written, or was not written to its end
+  bool unfinished = false;           // true: the checkpoint is still being written, or was not written to its end
 };
 // Lists the checkpoints of a folder, the newest first and those without a manifest last. If `path` is a checkpoint
 // itself, lists only that.
@@ -29,7 +29,7 @@ struct Damage {
   std::string what;  // names the file, the bytes and the tensors
 };
 struct Verified {
-  uint64_t checkpoints = 0, files = 0, bytes = 0;  // numbers of what was checked
+  uint64_t checkpoints = 0, files = 0, bytes = 0;  // numbers of checked checkpoints, files and bytes
   std::vector<Damage> damages;
 };
 

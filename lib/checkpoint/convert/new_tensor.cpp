@@ -14,13 +14,13 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-// Rows of a stored tensor that become rows of a new one, both after transposing.
+// Rows of a stored tensor that become rows of a new one; rows are counted after transposing on both sides.
 struct RowUse {
   std::string name;  // name of the stored tensor
   const SpreadTensor *from;
   uint64_t first, to, count;
   bool transposed;
-  bool keeps_type = false;  // it is not converted, even if others are
+  bool keeps_type = false;  // its type stays, even if others are converted
 };
 using RowUses = std::map<std::string, std::vector<RowUse>>;  // key: the new name
 
@@ -36,7 +36,7 @@ std::vector<uint64_t> seen_shape(const RowUse &use, bool stored_is_theirs) {
   return shape;
 }
 
-// Rows of a matrix are the columns of a transposed one.
+// The rows of a transposed matrix are the columns of the stored one.
 Box box_of_rows(std::vector<uint64_t> shape, uint64_t first, uint64_t count, bool columns) {
   if (!shape.empty()) shape[0] = count;
   Box box{std::vector<uint64_t>(shape.size(), 0), std::move(shape)};
@@ -74,7 +74,7 @@ class NewTensorMaker {
   void check_fits(const NewTensor &made, const RowUse &use, const RowUse &first) const;
   uint64_t add(NewTensor &made, const RowUse &use, const RowUse &first, uint64_t next) const;
 
-  bool from_theirs_;  // true: from theirs to ours; false: from ours to theirs
+  bool from_theirs_;  // true: from their names to ours; false: from our names to theirs
   const ElementType *as_;
 };
 
@@ -93,7 +93,7 @@ void NewTensorMaker::check_fits(const NewTensor &made, const RowUse &use, const 
          quote_json(first.name), quote_json(use.name));
 }
 
-// Returns where the next rows must begin. If ours become theirs, the same rows again are those of a twin.
+// Returns the row at which the next rows must begin. When our tensors become theirs, repeated rows are those of a twin.
 uint64_t NewTensorMaker::add(NewTensor &made, const RowUse &use, const RowUse &first, uint64_t next) const {
   check_fits(made, use, first);
   const std::vector<uint64_t> seen = seen_shape(use, from_theirs_);
@@ -123,7 +123,7 @@ std::vector<NewTensor> make_all(RowUses &uses, const NewTensorMaker &maker) {
   return made;
 }
 
-// A rename of a tensor of ours, and the tensor's name there.
+// A rename that applies to a tensor of ours, and the tensor's name in the other program.
 struct WayBack {
   const Rename *rename;
   std::string theirs;
@@ -143,7 +143,7 @@ std::vector<WayBack> ways_back(const std::string &name, std::span<const Rename> 
   return ways;
 }
 
-// Each row of ours goes to one place.
+// Counts the rows of each way back: each row of ours goes to one place.
 void count_rows(const std::string &name, uint64_t rows, std::vector<WayBack> &ways) {
   uint64_t next = 0;
   for (size_t i = 0; i < ways.size(); ++i) {
@@ -160,7 +160,7 @@ void count_rows(const std::string &name, uint64_t rows, std::vector<WayBack> &wa
          quote_json(name), next < rows ? "nowhere" : "somewhere, and it does not have them");
 }
 
-// Throws if a tensor is not whole: a checkpoint may have only those boxes of a tensor that the saved models have.
+// Throws if a tensor is incomplete: a checkpoint may have only those boxes of a tensor that the saved models have.
 void require_whole(const SpreadTensors &tensors) {
   for (const auto &[name, tensor] : tensors) {
     uint64_t count = 0;
@@ -171,8 +171,8 @@ void require_whole(const SpreadTensors &tensors) {
   }
 }
 
-// Is this a plane of scales, by its name here or in other programs? Its type is not converted, because that would
-// change the scales.
+// Is this a plane of scales, by its name in libfsdp or in other programs? The type of such a plane is not converted,
+// because that would change the scales.
 bool is_plane_of_scales(const std::string &name, const SpreadTensors &tensors) {
   for (const std::string_view end : {"_scale", "_scale_inv"}) {
     if (!name.ends_with(end)) continue;
@@ -287,7 +287,7 @@ void NewTensorReader::read(const NewTensor &tensor, uint64_t first, std::span<st
   }
 }
 
-// The window has whole rows, or a part of a row that is longer than the window.
+// The window has whole rows; if a row is longer than the window, it has a part of the row.
 void NewTensorReader::move_window(const NewTensor &tensor, uint64_t element) {
   const uint64_t most = window_bytes / element_bytes(*tensor.type), row = tensor.shape[1];
   const uint64_t column = element % row;
@@ -309,7 +309,7 @@ void NewTensorReader::make(const NewElements &range, std::span<const Box> boxes)
   }
 }
 
-// Boxes come in order, and so do their parts in one file. A transposed piece has one box.
+// Boxes are in order, and so are their parts in one file. A transposed piece has one box.
 void NewTensorReader::fill(const NewElements &range, std::span<const Box> boxes, const TensorPiece &piece) {
   std::vector<Box> sources;
   for (const Box &box : boxes)
@@ -337,7 +337,7 @@ void NewTensorReader::fill_from(const NewElements &range, std::span<const Box> s
   bytes_read_ += counts.read;
 }
 
-// `at` is the first element's position in the piece's source.
+// `at` is the position of the first element in the piece's source.
 void NewTensorReader::take(const NewElements &range, const TensorPiece &piece, uint64_t at,
                            std::span<const std::byte> elements) {
   const ElementType &from = *piece.from->type, &to = *range.tensor->type;
@@ -361,7 +361,7 @@ void NewTensorReader::take(const NewElements &range, const TensorPiece &piece, u
 }
 
 // Converts in aligned memory, because elements in other programs' files need not be aligned. F64 is converted through
-// fp32, and still rounded only once, as in loads.
+// fp32, but rounded only once, as in loads.
 void NewTensorReader::convert(const ElementType &from, const ElementType &to, std::span<const std::byte> elements,
                               std::byte *out) {
   if (&from == &to) {

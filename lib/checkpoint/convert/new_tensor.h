@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors of files that will be written, and the elements of stored tensors from which they are made: by name, or as
-// renames say, in either direction. A fused tensor consists of several pieces; splitting it makes several tensors.
+// New tensors for files that will be written, and the elements of stored tensors from which they are made: by name or
+// by renames, in either direction. A fused tensor consists of several pieces; splitting it makes several tensors.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ namespace fsdp::checkpoint {
 
 using SpreadTensors = std::map<std::string, SpreadTensor>;
 
-// A box of a stored tensor that is a box of a new one.
+// A box of a stored tensor that becomes a box of a new one.
 struct TensorPiece {
   std::string name;  // name of the stored tensor
   const SpreadTensor *from = nullptr;
@@ -34,33 +34,32 @@ struct NewTensor {
   std::string name;
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  std::vector<TensorPiece> pieces;  // these fill the tensor
+  std::vector<TensorPiece> pieces;  // together the pieces fill the tensor
   std::vector<TensorPiece> twins;   // tied tensors that become one tensor: they must have the same bits as the pieces
   bool turns() const;               // is any piece transposed?
 };
 // Plans new tensors with our names from other programs' tensors. Throws INVALID_ARGUMENT, with names, if rows come
 // twice or are missing, or if shapes or types do not fit. `theirs` must live as long as the result.
 std::vector<NewTensor> plan_import(const SpreadTensors &theirs, std::span<const Rename> renames);
-// The reverse: plans tensors with the other program's names from ours. If several renames without a row_count go to one
-// tensor of ours, each has the rows up to the first row of the next. `as` is the type to which all convertible tensors
-// are converted; NULL: they stay as they are.
+// The reverse of plan_import(): plans tensors with the other program's names from ours. If several renames without a
+// row_count lead to one tensor of ours, each has the rows up to the first row of the next. `as` is the type to which
+// all convertible tensors are converted; NULL: their types stay.
 std::vector<NewTensor> plan_export(const SpreadTensors &ours, std::span<const Rename> renames,
                                    const ElementType *as = nullptr);
 
-// Reads the elements of new tensors, which are written one after the other. They are read from the files that have
-// them, verified if these have sums, converted and transposed.
+// Reads the elements of new tensors, in the order in which they are written. Elements are read from the files that have
+// them, verified if these files have sums, converted and transposed.
 //
 //   files --blocks, verified--> runs of a piece --straight--> the writer's block
 //                                               --transposed, element by element--> a window of rows --> the block
 
-// Converts elements, and rounds to nearest even. The addresses are aligned to their elements.
+// Converts elements, rounding to nearest even. The addresses are aligned to the elements.
 using CastElements =
     std::function<void(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count)>;
 
 class NewTensorReader {
  public:
-  // Size of the window of rows of a transposed tensor that are assembled at once: a stored matrix is read once for each
-  // window.
+  // A transposed tensor is assembled in windows of rows of this size. The stored matrix is read once for each window.
   static constexpr uint64_t window_bytes = uint64_t{32} << 20;
   // Limit of files that are open at once, with their parsed headers.
   static constexpr size_t max_open = 128;
@@ -68,9 +67,9 @@ class NewTensorReader {
   NewTensorReader(const WeightFiles &files, CastElements cast)
       : files_(files), cast_(std::move(cast)), buffer_(ShardReader::buffer_bytes) {}
 
-  // Reads bytes [first, first + to.size()) of a tensor, which must be whole elements; those of one tensor are read in
-  // rising order. Throws INVALID_ARGUMENT, with file, tensor and bytes, if a file was changed or if a twin has other
-  // bits.
+  // Reads bytes [first, first + to.size()) of a tensor, which must be whole elements. The bytes of one tensor must be
+  // read in rising order. Throws INVALID_ARGUMENT, with file, tensor and bytes, if a file was changed or if a twin has
+  // other bits.
   void read(const NewTensor &tensor, uint64_t first, std::span<std::byte> to);
   // The number of bytes read from files so far.
   uint64_t bytes_read() const { return bytes_read_; }
@@ -85,7 +84,7 @@ class NewTensorReader {
   struct OpenFile {
     explicit OpenFile(ShardReader opened);
     ShardReader reader;
-    std::unordered_map<std::string, uint32_t> numbers;  // numbers of tensors, by name
+    std::unordered_map<std::string, uint32_t> numbers;  // key: name; value: number of the tensor
     uint64_t used = 0;
   };
   OpenFile &open(uint32_t file);
@@ -101,7 +100,7 @@ class NewTensorReader {
   AlignedBytes buffer_;
   std::map<uint32_t, std::unique_ptr<OpenFile>> open_;
   uint64_t uses_ = 0, bytes_read_ = 0;
-  NewElements window_;  // the window in the transposed tensor that is being read
+  NewElements window_;  // the current window of the transposed tensor that is being read
   std::vector<std::byte> window_memory_, twin_memory_;
 };
 

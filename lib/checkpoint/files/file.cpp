@@ -20,7 +20,7 @@ namespace {
 
 uint64_t page_of(uint64_t offset) { return offset / io_alignment * io_alignment; }
 
-// The flags are constants, because for other flags glibc's fortified headers call a different function.
+// The flags are constants, because for variable flags glibc's fortified headers call a different function.
 template <int flags>
 Fd open_file(int folder, const std::string &name) {
   Fd fd(::openat(folder, name.c_str(), flags | O_DIRECT));
@@ -34,7 +34,7 @@ bool leave_direct(int fd) {
 
 }  // namespace
 
-// O_NONBLOCK: without it, opening a pipe would wait for a writer.
+// O_NONBLOCK is needed because opening a pipe would otherwise wait for a writer.
 InFile::InFile(int folder, const std::string &name, std::string shown, LinkPolicy links) : shown_(std::move(shown)) {
   constexpr int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
   fd_ = links == LinkPolicy::refused ? open_file<flags | O_NOFOLLOW>(folder, name) : open_file<flags>(folder, name);
@@ -74,7 +74,7 @@ void InFile::read_pages(uint64_t offset, std::span<std::byte> to, uint64_t neede
 
 namespace {
 
-// The kernel writes at most some 2 GiB at once; less lets an interrupted process end sooner.
+// The kernel writes at most about 2 GiB at once. A smaller limit lets an interrupted process end sooner.
 constexpr size_t max_at_once = size_t{1} << 30;
 
 }  // namespace
@@ -88,13 +88,13 @@ void OutFile::open(int folder, const std::string &name) {
   constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   fd_ = Fd(::openat(folder, name.c_str(), flags | O_DIRECT, 0600));
   if (fd_ || errno != EINVAL) return;
-  // A file system may refuse direct I/O after it has made the file.
+  // A file system may refuse direct I/O after it has created the file.
   direct_ = false;
   if (::unlinkat(folder, name.c_str(), 0) != 0 && errno != ENOENT) return;
   fd_ = Fd(::openat(folder, name.c_str(), flags, 0600));
 }
 
-// Some file systems refuse direct I/O only at a write, or write a part that is no multiple of the alignment.
+// Some file systems refuse direct I/O only at a write, or write a number of bytes that is no multiple of the alignment.
 bool OutFile::leave_direct() {
   if (!direct_) return false;
   direct_ = false;
@@ -120,7 +120,7 @@ void OutFile::write(uint64_t offset, std::span<const std::byte> data) {
   }
 }
 
-// The disk may report an earlier write's failure at any of these.
+// The disk may report the failure of an earlier write at any of these calls.
 void OutFile::finish(uint64_t bytes) {
   while (::ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
     if (errno != EINTR) fail_errno(errno, format_text("{}: setting its length to {}", shown_, bytes));
@@ -142,7 +142,7 @@ bool take_lock(int fd) {
   return ::fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
-// Is it one of our ids? Folders of other programs are left alone, whatever their names are.
+// Is the text one of our ids? Folders of other programs are left alone, whatever their names are.
 bool is_id(std::string_view text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
@@ -161,8 +161,8 @@ void lock_and_write(const Fd &file, const std::string &text, const std::string &
     fail_errno(errno, format_text("{}/{}: writing it", shown, owner_name));
 }
 
-// An owner file that was removed after it was opened has no lock either. Its job has finished with it, and the name of
-// its folder may belong to another folder by now.
+// An owner file that was removed after it was opened has no lock either. Its job has finished with it, and another
+// folder may have the name by now.
 bool is_dead(const Fd &owner, int folder) {
   if (take_lock(owner.get())) {
     struct stat status {};
@@ -181,8 +181,8 @@ std::string make_id() {
   return format_text("{:016x}{:016x}", random[0], random[1]);
 }
 
-// The file has no name until it is locked and has its text: another job would take an unlocked owner file for that of a
-// dead job. Not all file systems support files without names, and naming one needs /proc.
+// The file gets its name only when it is locked and has its text, because another job would take an unlocked owner file
+// as a sign of a dead job. Not all file systems support files without names, and giving one a name needs /proc.
 Fd make_owner(int folder, const std::string &text, const std::string &shown) {
   if (Fd unnamed{::openat(folder, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600)}) {
     lock_and_write(unnamed, text, shown);
@@ -215,7 +215,7 @@ bool is_abandoned(int parent, const std::string &name) {
 
 std::string named_owner(const std::string &id) { return std::string(named_prefix) + id; }
 
-// Other owner files exist, with their text, before the folder has a name.
+// The names of other owner files, with their text, appear before the folder has a name.
 bool has_named_owner(int parent, const std::string &name) {
   const Fd folder(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!folder || ::faccessat(folder.get(), owner_name, F_OK, AT_SYMLINK_NOFOLLOW) != 0) return false;

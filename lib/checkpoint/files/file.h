@@ -36,26 +36,27 @@ class AlignedBytes {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-// A file of a checkpoint of which parts are read, past the page cache if the file system supports that.
-// Caches of other programs consist of links. In our checkpoints a link is damage.
+// A file of a checkpoint, from which parts are read, bypassing the page cache if the file system supports that. Caches
+// of other programs consist of links, which are followed. In our checkpoints a link is damage, and is refused.
 enum class LinkPolicy : uint8_t { refused, followed };
 
 class InFile {
  public:
-  // Opens a name in an open folder. Anything that is no regular file is refused, and so is a link unless links are
+  // Opens a name in an open folder. Refuses everything that is no regular file, and also links unless they are
   // followed. `shown` is the path for messages. All functions throw SYSTEM with the path, the action and its bytes, and
   // errno.
   InFile(int folder, const std::string &name, std::string shown, LinkPolicy links = LinkPolicy::refused);
 
   uint64_t bytes() const { return bytes_; }
   const std::string &shown() const { return shown_; }
-  // Reads bytes [offset, offset + count) and returns them as a part of `buffer`. The buffer is that of an AlignedBytes
-  // with room for needed_for(offset, count). The range must lie within the file as it was when it was opened.
+  // Reads bytes [offset, offset + count) and returns them as a part of `buffer`, which must be the buffer of an
+  // AlignedBytes with room for needed_for(offset, count). The range must be within the file's size at the time of
+  // opening.
   std::span<const std::byte> read(uint64_t offset, uint64_t count, std::span<std::byte> buffer) const;
   static uint64_t needed_for(uint64_t offset, uint64_t count);
 
  private:
-  // Reads whole pages, as far as the file goes.
+  // Reads whole pages, or up to the end of the file.
   void read_pages(uint64_t offset, std::span<std::byte> to, uint64_t needed) const;
 
   std::string shown_;
@@ -63,16 +64,16 @@ class InFile {
   uint64_t bytes_ = 0;
 };
 
-// A new file of a checkpoint. It is written by direct I/O, past the page cache, if the file system supports that, else
-// through the cache and then to the disk.
+// A new file of a checkpoint. It is written by direct I/O, bypassing the page cache, if the file system supports that.
+// If not, it is written through the cache and then to the disk.
 
 class OutFile {
  public:
-  // Creates the file in an open folder, under a plain name that must be free. `shown` is the path for messages. All
+  // Creates the file in an open folder, under a plain name that must not exist. `shown` is the path for messages. All
   // functions throw SYSTEM with the path, the action and its bytes, and errno.
   OutFile(int folder, const std::string &name, std::string shown);
 
-  // Address, offset and size are multiples of io_alignment.
+  // Address, offset and size must be multiples of io_alignment.
   void write(uint64_t offset, std::span<const std::byte> data);
   // Cuts the file to `bytes`, closes it, and returns when all of it is on the disk.
   void finish(uint64_t bytes);
@@ -88,9 +89,9 @@ class OutFile {
   bool direct_ = true;
 };
 
-// The job to which a folder `.tmp-ID` belongs. The process that writes the checkpoint locks the folder's file `owner`,
-// and the kernel releases the lock when that process ends in any way. The lock belongs to the open file and not to the
-// process: other threads of the process, which are other ranks, do not share it.
+// Finds the job to which a folder `.tmp-ID` belongs. The process that writes the checkpoint locks the folder's file
+// `owner`, and the kernel releases the lock when that process ends in any way. The lock belongs to the open file and
+// not to the process, so other threads of the process, which are other ranks, do not share it.
 
 inline constexpr const char *owner_name = "owner";
 inline constexpr std::string_view temporary_prefix = ".tmp-";
@@ -105,11 +106,11 @@ std::string make_id();
 std::string named_owner(const std::string &id);
 // Has the folder had its name from the start, and has its save not ended?
 bool has_named_owner(int parent, const std::string &name);
-// Does the folder belong to a job that no longer lives? This is true only for folders with one of our names: for a
-// `.tmp-ID` whose lock can be taken, and for folders without a locked owner for a day. The latter were about to begin
-// or to end when their job ended, or the file system has no locks.
+// Does the folder belong to a job that has ended? This can be true only for folders with one of our names: for a
+// `.tmp-ID` whose lock can be taken, and for folders that had no locked owner for a day. Such a folder's job ended
+// while it began or ended the save, or the file system has no locks.
 bool is_abandoned(int parent, const std::string &name);
-// The same for a folder with a named owner. The checkpoint may still be whole.
+// Does a folder with a named owner belong to a job that has ended? Its checkpoint may still be complete.
 bool is_abandoned_with_name(int parent, const std::string &name);
 
 }  // namespace fsdp::checkpoint

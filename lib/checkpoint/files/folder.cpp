@@ -22,7 +22,7 @@ namespace fsdp::checkpoint {
 namespace {
 
 constexpr int folder_flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-constexpr int deepest = 8;  // no checkpoint has deeper folders
+constexpr int deepest = 8;  // no checkpoint has folders at a greater depth
 
 void remove_tree(int parent, const std::string &name, const std::string &shown, int depth) {
   if (::unlinkat(parent, name.c_str(), 0) == 0 || errno == ENOENT) return;
@@ -33,7 +33,7 @@ void remove_tree(int parent, const std::string &name, const std::string &shown, 
     if (!folder) fail_errno(errno, format_text("{}: cannot be opened as a folder", shown));
     for (const std::string &inside : list_folder(folder.get(), shown))
       if (inside != owner_name) remove_tree(folder.get(), inside, shown + "/" + inside, depth + 1);
-    // The owner file is removed last: while the rest exists, it says which job made the folder.
+    // The owner file is removed last, because it tells which job made the folder as long as the rest exists.
     if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)
       fail_errno(errno, format_text("{}/{}: removing it", shown, owner_name));
   }
@@ -61,7 +61,7 @@ std::pair<Fd, std::string> find_file(int folder, const std::string &name, const 
 }
 
 std::vector<std::string> list_folder(int folder, const std::string &shown) {
-  Fd own(::openat(folder, ".", folder_flags));  // with its own read position
+  Fd own(::openat(folder, ".", folder_flags));  // a descriptor with its own read position
   const std::unique_ptr<DIR, int (*)(DIR *)> entries(own ? ::fdopendir(own.get()) : nullptr, ::closedir);
   if (!entries) fail_errno(errno, format_text("{}: looking into it", shown));
   own.release();
@@ -98,7 +98,7 @@ namespace {
 constexpr uint64_t longest_manifest = uint64_t{1} << 30;
 constexpr std::string_view step_prefix = "step-";
 
-// Makes a folder, whose name is then on the disk, too. Returns errno, or 0.
+// Makes a folder, and writes its name to the disk. Returns errno, or 0.
 int make_one(const std::string &path) {
   if (::mkdirat(AT_FDCWD, path.c_str(), 0700) != 0) return errno;
   const size_t slash = path.find_last_of('/');
@@ -120,14 +120,15 @@ void make_path(const std::string &path) {
   }
 }
 
-// Does the error mean that the process lacks something? It then says nothing about the file.
+// Does the error mean that the process lacks a resource? If so, it says nothing about the file.
 bool is_of_process(const Error &error) {
   return error.status == FSDP_OUT_OF_MEMORY ||
          (error.status == FSDP_SYSTEM &&
           (error.origin_code == EMFILE || error.origin_code == ENFILE || error.origin_code == ENOMEM));
 }
 
-// A lost file of a checkpoint is damage. Its errno is dropped, since ENOENT would mean that the folder does not exist.
+// A lost file of a checkpoint is damage. Its errno is dropped, because ENOENT would mean that the folder does not
+// exist.
 Error damage_of(const Error &error, const std::string &shown) {
   if (error.origin_code != ENOENT) return error;
   return {FSDP_INVALID_ARGUMENT, format_text("{}: is missing; the checkpoint is damaged", shown)};
@@ -137,7 +138,7 @@ bool is_forbidden(const UnreadableCheckpoint &one) {
   return one.why.origin_code == EACCES || one.why.origin_code == EPERM;
 }
 
-// A save after an unreadable checkpoint leaves a gap of this size, so that its sequence is higher in any case.
+// A save after an unreadable checkpoint leaves a gap of this size, so that its sequence is certainly higher.
 constexpr uint64_t sequence_leap = uint64_t{1} << 20;
 
 uint64_t step_of(const std::string &name) { return std::strtoull(name.c_str() + step_prefix.size(), nullptr, 10); }
@@ -220,8 +221,8 @@ std::vector<FolderEntry> Folder::list(std::vector<UnreadableCheckpoint> *unreada
   return entries;
 }
 
-// If the sum is wrong, the sequence is only a hint, and a step may be saved again. So each of them counts only together
-// with the times.
+// The sequence may be wrong if the manifest's sum is wrong, and a step may be saved twice. So sequence and step count
+// only together with the times.
 size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const {
   const std::optional<uint64_t> told = told_sequence(name);
   const std::optional<int64_t> written = written_at(name);
@@ -233,15 +234,15 @@ size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntr
   return static_cast<size_t>(std::ranges::find_if_not(entries, is_newer) - entries.begin());
 }
 
-// The sequence in the text of a damaged manifest.
+// The sequence number in the text of a damaged manifest.
 std::optional<uint64_t> Folder::told_sequence(const std::string &name) const try {
   return find_sequence(read_manifest_text(name));
 } catch (const Error &) {
   return std::nullopt;
 }
 
-// When the checkpoint's first file of weights was written. The times of a manifest that was replaced, and of its
-// folder, would be wrong.
+// The time when the checkpoint's first file of weights was written. The time of a replaced manifest, or of its folder,
+// would be wrong.
 std::optional<int64_t> Folder::written_at(const std::string &name) const {
   struct stat status {};
   try {
@@ -259,7 +260,7 @@ uint64_t Folder::next_sequence() const {
   std::vector<UnreadableCheckpoint> unreadable;
   const std::vector<FolderEntry> entries = list(&unreadable);
   const uint64_t last = entries.empty() ? 0 : entries.front().manifest.sequence;
-  // Each of these checkpoints may have left a gap to the one before.
+  // Each unreadable checkpoint may have left a gap before the next one.
   const auto leaps = static_cast<uint64_t>(std::ranges::count_if(unreadable, &UnreadableCheckpoint::may_be_newest));
   return checked_add(last, leaps ? leaps * sequence_leap : 1, "a checkpoint's sequence");
 }
@@ -282,7 +283,7 @@ bool Folder::is_unfinished(const std::string &name) const try {
   return error.origin_code == ENOENT;
 }
 
-// A rank that is killed after it has written the manifest leaves a whole checkpoint that still has its owner file.
+// A rank that is killed after it has written the manifest leaves a complete checkpoint that still has its owner file.
 bool Folder::is_leftover(const std::string &name) const {
   if (!is_checkpoint_name(name)) return is_abandoned(fd(), name);
   return is_abandoned_with_name(fd(), name) && is_unfinished(name);
@@ -295,7 +296,7 @@ std::vector<std::string> Folder::remove_leftovers() const {
     try {
       remove_tree(fd(), name, shown(name));
       removed.push_back(name);
-    } catch (const Error &) {  // a leftover does no harm, and is removed another time
+    } catch (const Error &) {  // a leftover does no harm, and a later save removes it
     }
   }
   return removed;
@@ -310,7 +311,7 @@ void Folder::remove(const std::string &name) const {
 
 void Folder::remove_in_place(const std::string &name) const {
   const Fd folder = open_folder(fd(), name, shown(name));
-  if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)  // the owner of a dead job, or of this one
+  if (::unlinkat(folder.get(), owner_name, 0) != 0 && errno != ENOENT)  // the owner is a dead job, or this one
     fail_errno(errno, format_text("{}/{}: removing it", shown(name), owner_name));
   const Fd owner = make_owner(folder.get(), named_owner(make_id()), shown(name));
   if (::unlinkat(folder.get(), manifest_name, 0) != 0)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A folder of checkpoints. A checkpoint that is being written lies in `.tmp-ID`, whose owner holds a lock while it
-// lives. When it is whole it gets its name at once, and is then one of the folder's checkpoints. If folders cannot be
-// renamed, as on mounts of object stores, it has its name from the start, and its manifest makes it a checkpoint.
+// A folder of checkpoints. A checkpoint that is being written is in `.tmp-ID`, whose owner holds a lock while it lives.
+// When it is complete, it gets its name in one step, and is then one of the folder's checkpoints. If folders cannot be
+// renamed, as on mounts of object stores, the checkpoint has its name from the start, and is a checkpoint once it has
+// its manifest.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +19,17 @@
 
 namespace fsdp::checkpoint {
 
-// Access to folders by their descriptors: no link is followed, and a folder cannot be exchanged for another of that
-// name. Returns the sorted names in an open folder. All functions throw SYSTEM with the path `shown` and errno.
+// Folders are accessed by their descriptors, so no link is followed, and no folder can be replaced by another one with
+// its name. Returns the sorted names in an open folder. All functions throw SYSTEM with the path `shown` and errno.
 std::vector<std::string> list_folder(int folder, const std::string &shown);
-// Follows the folders in a name; returns the last folder and the name in it.
+// Opens the folders in a path one after the other; returns the last folder and the name in it.
 std::pair<Fd, std::string> find_file(int folder, const std::string &name, const std::string &shown);
 Fd open_folder(int parent, const std::string &name, const std::string &shown);
-// Removes a folder with its contents. Entries that are gone already are no failure.
+// Removes a folder with its contents. Entries that do not exist any more are no failure.
 void remove_tree(int parent, const std::string &name, const std::string &shown);
-// Returns when names that were added or removed in the folder are on the disk.
+// Returns when the disk has all changes of names in the folder.
 void sync_folder(int folder, const std::string &shown);
-// The same for the folder and all folders in it.
+// Does the same for the folder and all folders in it.
 void sync_tree(int folder, const std::string &shown);
 
 struct FolderEntry {
@@ -40,7 +41,7 @@ struct FolderEntry {
 struct UnreadableCheckpoint {
   std::string name;
   Error why;
-  size_t newer = 0;  // number of readable checkpoints that were certainly saved later; they are the newest ones
+  size_t newer = 0;  // number of readable checkpoints that were certainly saved later; these are the first in the list
 
   bool may_be_newest() const { return newer == 0; }
 };
@@ -56,25 +57,25 @@ class Folder {
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return path_ + "/" + name; }
 
-  // Returns the checkpoints with a valid manifest, the newest first. Others are added to `unreadable`, if that is
-  // given, except those that are still being written or were not written to their end. Throws only errors of the folder
-  // or the process.
+  // Returns the checkpoints with a valid manifest, the newest first. Adds others to `unreadable`, if it is not NULL,
+  // except those that are still being written or were not written to their end. Throws only errors of the folder or the
+  // process.
   std::vector<FolderEntry> list(std::vector<UnreadableCheckpoint> *unreadable = nullptr) const;
-  // A sequence number higher than that of any checkpoint here, including those that cannot be read.
+  // A sequence number that is higher than that of any checkpoint in the folder, including unreadable ones.
   uint64_t next_sequence() const;
-  // Reads the manifest of a checkpoint; throws if it is damaged. The text's long_sum_of goes to `sum`, if that is
-  // given.
+  // Reads the manifest of a checkpoint; throws if it is damaged. If `sum` is not NULL, it gets the text's long_sum_of.
   Manifest read_manifest(const std::string &name, std::string *sum = nullptr) const;
-  // Does anything exist under that name?
+  // Does the name exist, with any content?
   bool has(const std::string &name) const;
-  // Is it a checkpoint without a manifest, whose job is writing it or has died meanwhile?
+  // Is it a checkpoint without a manifest, because its job is still writing it or has ended?
   bool is_unfinished(const std::string &name) const;
-  // Removes what jobs that no longer live were writing. Returns the names.
+  // Removes unfinished checkpoints of jobs that have ended. Returns their names.
   std::vector<std::string> remove_leftovers() const;
-  // Removes a checkpoint with its contents. It is first renamed to `.tmp-ID`, so that no half of it has its name.
+  // Removes a checkpoint with its contents. The checkpoint is first renamed to `.tmp-ID`, so its name never leads to a
+  // part of it.
   void remove(const std::string &name) const;
-  // The same without a rename: the manifest is removed first. Without it the rest is no checkpoint, and the next save
-  // removes it.
+  // Removes a checkpoint without a rename. The manifest is removed first. Without it the rest is no checkpoint, and the
+  // next save removes the rest.
   void remove_in_place(const std::string &name) const;
 
  private:
@@ -88,14 +89,14 @@ class Folder {
   Fd fd_;
 };
 
-// A checkpoint that is being written. It has no name until commit(); if it is not committed, it is removed.
+// A checkpoint that is being written. It has no name before commit(), and is removed if it is not committed.
 class NewCheckpoint {
  public:
-  // For one rank, which lives while the checkpoint is written and alone commits it. `name` is given if the checkpoint
-  // has its name from the start; throws INVALID_STATE if the name is taken.
+  // For the one rank that commits the checkpoint and must live until then. `name` is not empty if the checkpoint has
+  // its name from the start; throws INVALID_STATE if the name is in use.
   explicit NewCheckpoint(const Folder &folder, const std::string &name = "");
-  // For the other ranks: waits until it sees the folder that the first rank made. If it does not within `patience_ms`,
-  // the folder is not shared. `poll` is called during the wait, and throws to end it.
+  // For the other ranks: waits until this rank sees the folder that the first rank made. If that takes longer than
+  // `patience_ms`, the folder is not shared. `poll` is called during the wait, and throws to end it.
   NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms, const std::function<void()> &poll,
                 const std::string &name = "");
   ~NewCheckpoint();
@@ -107,16 +108,16 @@ class NewCheckpoint {
   const std::string &id() const { return id_; }
   int fd() const { return fd_.get(); }
   std::string shown(const std::string &name) const { return folder_.shown(written_name()) + "/" + name; }
-  // Opens a folder inside, and makes it if it does not exist. The name may have several folders; without a name it is
-  // this folder.
+  // Opens a folder in this one, and makes it if it does not exist. The name may be a path of several folders; an empty
+  // name means this folder.
   Fd make_folder(const std::string &name) const;
-  // Called when all files are on the disk: writes the manifest to the disk and gives the checkpoint its name. With
-  // `replace` an older checkpoint of that name is removed; without, throws INVALID_STATE. Throws UNSUPPORTED if the
-  // file system cannot exchange two names.
+  // Called when all files are on the disk: writes the manifest to the disk and gives the checkpoint its name. If a
+  // checkpoint of that name exists, it is removed with `replace`, and without `replace` INVALID_STATE is thrown. Throws
+  // UNSUPPORTED if the file system cannot exchange two names.
   void commit(const std::string &name, const std::string &manifest, bool replace);
-  // The same for a folder without a manifest and without a name from the start.
+  // Does the same for a folder without a manifest that does not have its name from the start.
   void commit(const std::string &name, bool replace);
-  // Writes a small file in the folder.
+  // Writes a small file into the folder.
   void put(const std::string &name, const std::string &text) const;
 
  private:
@@ -135,7 +136,7 @@ class NewCheckpoint {
 };
 
 // Called if the newest checkpoint is wanted. If an unreadable checkpoint may be the newest, throws its error and names
-// it. `way_out` tells people what else they can do.
+// it. `way_out` tells users what else they can do.
 void require_newest_is_known(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable,
                              std::string_view way_out = "");
 

@@ -40,7 +40,7 @@ NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &name)
 
 void NewCheckpoint::make_named() {
   const std::string shown = folder_.shown(name_);
-  ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);  // removes an empty folder of a job that died just here
+  ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);  // removes an empty folder of a job that died at this point
   if (::mkdirat(folder_.fd(), name_.c_str(), 0700) != 0) {
     if (errno == EEXIST) fail(FSDP_INVALID_STATE, "{}: there is a checkpoint of that name already", shown);
     fail_errno(errno, format_text("{}: making the folder", shown));
@@ -49,7 +49,7 @@ void NewCheckpoint::make_named() {
     fd_ = open_folder(folder_.fd(), name_, shown);
     owner_ = make_owner(fd_.get(), named_owner(id_), shown);
   } catch (...) {
-    // The folder may be another job's by now, so it is left if it is not empty.
+    // The folder may belong to another job by now, so it is not removed if it has contents.
     ::unlinkat(folder_.fd(), name_.c_str(), AT_REMOVEDIR);
     throw;
   }
@@ -70,7 +70,7 @@ void NewCheckpoint::make_unnamed() {
   }
 }
 
-// A later job removes what cannot be removed now.
+// If something cannot be removed now, a later job removes it.
 void NewCheckpoint::clear(const std::string &name) const noexcept {
   try {
     remove_tree(folder_.fd(), name, folder_.shown(name));
@@ -78,7 +78,7 @@ void NewCheckpoint::clear(const std::string &name) const noexcept {
   }
 }
 
-// Names that another host made appear late if folders are cached.
+// If folders are cached, names that another host made appear late.
 NewCheckpoint::NewCheckpoint(const Folder &folder, const std::string &id, uint32_t patience_ms,
                              const std::function<void()> &poll, const std::string &name)
     : folder_(folder), id_(id), name_(name) {
@@ -115,7 +115,7 @@ void NewCheckpoint::put(const std::string &name, const std::string &text) const 
   write_text(fd(), name, shown(name), text);
 }
 
-// All files that the manifest lists exist before the manifest does.
+// The manifest is written last, so all files that it lists exist when it does.
 void NewCheckpoint::write_manifest_last(const std::string &manifest) {
   sync_tree(fd(), shown("."));
   put(manifest_name, manifest);
@@ -138,7 +138,7 @@ void NewCheckpoint::commit(const std::string &name, bool replace) {
   leave(name);
 }
 
-// The owner file is removed only now: without it the folder would belong to no job. An owner file that stays does no
+// The owner file is removed only now, because the folder would belong to no job without it. If it stays, it does no
 // harm.
 void NewCheckpoint::leave(const std::string &name) {
   ::unlinkat(fd(), owner_name, 0);
@@ -152,7 +152,7 @@ void NewCheckpoint::leave(const std::string &name) {
   }
 }
 
-// A rename never overwrites an existing checkpoint: it fails, or both names are exchanged at once.
+// The rename never overwrites an existing checkpoint: it fails, or it exchanges the two names in one step.
 void NewCheckpoint::give_name(const std::string &name, bool replace) {
   const std::string from = written_name();
   int result = ::renameat2(folder_.fd(), from.c_str(), folder_.fd(), name.c_str(), RENAME_NOREPLACE);

@@ -43,7 +43,7 @@ ShardReader::ShardReader(int folder, const std::string &name, std::string shown,
   sums_ = read_sums(header_, file_.shown());
 }
 
-// The error names the tensors of a damaged block, because that is what users want to know.
+// The error names the tensors of a damaged block, because users want to know them.
 void ShardReader::refuse_block(const ByteRange &block) const {
   std::string names;
   for (const StoredTensor &tensor : header_.tensors)
@@ -95,7 +95,7 @@ void ShardReader::verify_chunk(const ByteRange &chunk, std::span<std::byte> buff
 }
 
 // Reads the chunks that runs need, in the file's order. A thread reads the next chunk into the other half of the buffer
-// while the caller verifies and takes one, so that the disk and the processor work at once.
+// while the caller verifies and takes the current one, so the disk and the processor work at the same time.
 class ShardReader::ReadAhead {
  public:
   ReadAhead(const ShardReader &reader, const WantedRuns &runs, std::span<std::byte> buffer)
@@ -110,7 +110,7 @@ class ShardReader::ReadAhead {
     if (!thread_) return;
     {
       const std::lock_guard lock(mutex_);
-      taken_ = chunks_.size() + 1;  // as if all were taken, so that the thread ends
+      taken_ = chunks_.size() + 1;  // as if all chunks were taken, so that the thread ends
       ends_ = true;
     }
     changed_.notify_all();
@@ -119,8 +119,8 @@ class ShardReader::ReadAhead {
   ReadAhead(const ReadAhead &) = delete;
   ReadAhead &operator=(const ReadAhead &) = delete;
 
-  // Returns the bytes from `at` to `end` or the end of a block. The caller takes them while they are in the cache from
-  // summing.
+  // Returns the bytes from `at` to `end` or the end of a block. The caller takes them while summing has left them in
+  // the cache.
   std::span<const std::byte> get(uint64_t at, uint64_t end) {
     while (at >= now_.end) move_on();
     while (at >= block_.end) check_next_block();
@@ -163,7 +163,7 @@ class ShardReader::ReadAhead {
     now_ = chunks_[number];
     if (thread_) {
       std::unique_lock lock(mutex_);
-      taken_ = number;  // the caller has finished with the chunks before
+      taken_ = number;  // the caller has finished with all earlier chunks
       changed_.notify_all();
       changed_.wait(lock, [&] { return read_ > number || failure_; });
       if (read_ <= number || (failure_ && read_ == number + 1)) std::rethrow_exception(failure_);
@@ -183,7 +183,7 @@ class ShardReader::ReadAhead {
   std::span<std::byte> buffer_;
   std::vector<ByteRange> chunks_;
   size_t next_ = 0;
-  ByteRange now_{0, 0}, block_{0, 0};  // the caller's chunk, and the present block of it
+  ByteRange now_{0, 0}, block_{0, 0};  // the caller's chunk, and the current block of the chunk
   std::span<const std::byte> bytes_;
   uint64_t bytes_read_ = 0;
 
@@ -205,7 +205,8 @@ void ShardReader::check_has(const WantedBox &wanted) const {
               fmt::join(wanted.box.shape, ", "), fmt::join(wanted.box.offset, ", "));
 }
 
-// Checks that runs do not go back: a damaged manifest may say that the same rows are in two parts of a tensor.
+// Checks that runs never go backwards, because a damaged manifest may say that the same rows are in two parts of a
+// tensor.
 void ShardReader::check_order(const WantedRuns &runs) const {
   uint64_t end = 0;
   runs.for_each([&](const WantedRun &run) {
@@ -216,7 +217,7 @@ void ShardReader::check_order(const WantedRuns &runs) const {
   });
 }
 
-// An element in a file of another program may lie across two chunks: its first bytes then wait for the rest.
+// In files of other programs an element may be in two chunks. Its first bytes are kept until the second chunk is read.
 ShardReader::Counts ShardReader::read(std::span<const WantedBox> wanted, std::span<std::byte> buffer,
                                       const TakeElements &take) const {
   for (const WantedBox &box : wanted) check_has(box);

@@ -18,14 +18,14 @@
 
 namespace fsdp::checkpoint {
 
-// Takes elements of a box in the file's format. `to` is the first element's position where the box is kept.
+// Takes elements of a box, in the file's format. `to` is the position of the first element in the box that is kept.
 using TakeElements = std::function<void(uint32_t wanted, uint64_t to, std::span<const std::byte> elements)>;
 
 class ShardReader {
  public:
-  // Size of the blocks that are read at once.
+  // Size of a chunk: the blocks that are read at once.
   static constexpr uint64_t chunk_bytes = uint64_t{4} << 20;
-  // Memory that read() needs: one chunk is read while the previous one is taken.
+  // Half of the memory that read() needs: one chunk is read while the previous one is taken.
   static constexpr uint64_t half_bytes = chunk_bytes + 2 * io_alignment;
   static constexpr uint64_t buffer_bytes = 2 * half_bytes;
 
@@ -34,24 +34,24 @@ class ShardReader {
 
   const SafetensorsHeader &header() const { return header_; }
   const std::string &shown() const { return file_.shown(); }
-  // Throws INVALID_ARGUMENT, with the file's name, if the file does not have all of a box.
+  // Throws INVALID_ARGUMENT, with the file's name, if the file lacks a part of the box.
   void check_has(const WantedBox &wanted) const;
   uint64_t file_bytes() const { return file_.bytes(); }
-  // The header's sum, as in a manifest.
+  // The sum of the header, as the manifest stores it.
   const std::string &header_sum() const { return header_sum_; }
   // For each tensor of the file, its offset in the whole tensor.
   const std::vector<std::vector<uint64_t>> &offsets() const { return offsets_; }
 
   struct Counts {
-    uint64_t wanted = 0, read = 0;  // bytes
+    uint64_t wanted = 0, read = 0;  // numbers of bytes
   };
-  // Reads boxes. They are given in the order of the header's tensors, and those of one tensor in the order of its rows.
-  // Throws INVALID_ARGUMENT, with the file's name, if the file does not have all of a box. Throws INVALID_ARGUMENT,
+  // Reads boxes. They must be in the order of the header's tensors, and the boxes of one tensor in the order of its
+  // rows. Throws INVALID_ARGUMENT, with the file's name, if the file lacks a part of a box. Throws INVALID_ARGUMENT,
   // with file, tensor and bytes, if a block was changed; some elements may then have been taken already.
   Counts read(std::span<const WantedBox> wanted, std::span<std::byte> buffer, const TakeElements &take) const;
-  // Reads all blocks without taking anything. A block that differs from its sum or cannot be read is an error as above.
-  // If `damaged` is given, it is called for each such block instead, and the other blocks are still read. `passed` is
-  // told the number of bytes read so far.
+  // Reads all blocks without taking elements. Throws as read() does if a block differs from its sum or cannot be read.
+  // If `damaged` is not empty, it is called for each such block instead, and the other blocks are still read. `passed`
+  // gets the number of bytes read so far.
   uint64_t verify(std::span<std::byte> buffer, const std::function<void(const Error &)> &damaged = {},
                   const std::function<void(uint64_t bytes)> &passed = {}) const;
 

@@ -5,7 +5,7 @@
 //
 //   the rank's memory --packing thread--> a block of four --writing thread--> file
 //
-// The header is written last, since it has the sums.
+// The header is written last, because it has the sums.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@
 
 namespace fsdp::checkpoint {
 
-// Copies bytes [first, first + to.size()) of a tensor's rows to `to`. Called on the packing thread, in rising order,
-// for each byte once.
+// Copies bytes [first, first + to.size()) of a tensor's rows to `to`. The packing thread calls it in rising order, once
+// for each byte.
 using ReadRows = std::function<void(uint64_t first, std::span<std::byte> to)>;
 
 struct ShardToWrite {
@@ -38,7 +38,7 @@ struct ShardToWrite {
   std::string name;   // name in the folder
   std::string shown;  // path for messages
   ShardFile file;
-  std::vector<ReadRows> rows;  // one for each of the header's tensors, in their order
+  std::vector<ReadRows> rows;  // one entry for each of the header's tensors, in their order
 };
 // A file that is on the disk.
 struct WrittenShard {
@@ -46,16 +46,16 @@ struct WrittenShard {
   std::string header_sum;
 };
 
-// Memory in which full blocks wait for the disk. With more of it, everything is copied sooner.
+// Memory for full blocks that wait for the disk. The more there is, the sooner all data is copied.
 struct Staging {
   static constexpr uint64_t block_bytes = uint64_t{8} << 20;
-  // This many blocks let copying and writing overlap.
+  // With at least this many blocks, copying and writing overlap.
   static constexpr size_t least_blocks = 4;
   static constexpr uint64_t least_bytes = least_blocks * block_bytes;
 
   std::vector<std::byte *> blocks;            // aligned for direct I/O
-  std::vector<std::shared_ptr<void>> owners;  // they keep the blocks' memory
-  // Allocates least_bytes.
+  std::vector<std::shared_ptr<void>> owners;  // owners of the blocks' memory
+  // Allocates least_blocks blocks.
   static Staging allocate();
   // Adds as many blocks as fit into the memory.
   void add(std::span<std::byte> memory, std::shared_ptr<void> owner);
@@ -69,22 +69,22 @@ class ShardWriter {
   ShardWriter(std::vector<ShardToWrite> shards, Staging staging, uint64_t piece_bytes = cached_bytes);
 
   // pack() and write() are each the body of a thread, and return when their work is done or given up. The first error
-  // ends both. `poll` is called about every 20 ms while the disk is behind, and throws to end the packing.
+  // ends both. `poll` is called about every 20 ms while pack() waits for the disk, and throws to end the packing.
   void pack(const std::function<void()> &poll) noexcept;
   void write() noexcept;
-  // May be called by any thread: both threads return soon, once a call into the file system has returned. Has no effect
-  // once everything is on the disk.
+  // Makes both threads return soon, at the latest when a call into the file system returns. Any thread may call it. Has
+  // no effect once everything is on the disk.
   void give_up(fsdp_status status, const char *why) noexcept;
-  // Has everything been copied, or will it never be? await_packed() waits for that, for at most `longest`. May be
-  // called by any thread.
+  // Is all data copied, or will it never be? await_packed() waits for that, for at most `longest`. Any thread may call
+  // both.
   bool is_packed() const { return packed_.load(std::memory_order_acquire); }
   void await_packed(std::chrono::milliseconds longest);
-  // The same for everything being on the disk.
+  // Is all data on the disk, or will it never be? await_written() waits for that.
   bool is_written() const { return finished_.load(std::memory_order_acquire); }
   void await_written(std::chrono::milliseconds longest);
   uint64_t bytes_written() const { return written_bytes_.load(std::memory_order_relaxed); }
   uint64_t bytes_in_all() const { return total_bytes_; }
-  // Called after both threads have returned: returns the files, or throws why there are none.
+  // Called after both threads have returned. Returns the files, or throws the reason why there are none.
   std::vector<WrittenShard> result() const;
 
  private:

@@ -70,7 +70,7 @@ void WeightFiles::open_folder_of_files() {
   }
 }
 
-// Checks that all files of weights exist: without one, the last rows of tensors would be missing.
+// Checks that all files of weights exist, because without a file the last rows of tensors would be missing.
 void WeightFiles::open_checkpoint() {
   const Manifest manifest = Folder(path_).read_manifest(".");
   for (const ManifestFile &file : manifest.files) {
@@ -110,7 +110,7 @@ std::vector<StoredFile> WeightFiles::list(std::string &sum) const {
     const std::vector<StoredTensor> &tensors = reader.header().tensors;
     for (size_t t = 0; t < tensors.size(); ++t) {
       const auto indexed = index_.find(tensors[t].name);
-      // If the index says that the tensor is in another file, this is a different tensor of that name.
+      // If the index says that the tensor is in another file, this one is a different tensor with the same name.
       if (!index_.empty() && (indexed == index_.end() || indexed->second != names_[f])) continue;
       files[f].boxes.push_back(
           {tensors[t].name, tensors[t].type, {reader.offsets()[t], tensors[t].shape}, {}, tensors[t].unknown_type});

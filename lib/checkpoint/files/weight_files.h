@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of weights of any program: a safetensors file, a folder of them with or without Hugging Face's index, or a
-// checkpoint of PyTorch's distributed checkpoint. It may also be one of our checkpoints, or a folder of them. File
-// names may be any, except "._*", in which macOS keeps attributes of other files. Links of other programs, of which
-// Hugging Face's cache consists, are followed; links in our checkpoints are not.
+// checkpoint of PyTorch's distributed checkpoint. It may also be one of our checkpoints, or a folder of them. Files may
+// have any names except "._*", under which macOS keeps attributes of other files. Links of other programs are followed,
+// because Hugging Face's cache consists of links; links in our checkpoints are not.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@
 
 namespace fsdp::checkpoint {
 
-// The files of weights that a path leads to.
+// The files of weights under a path.
 class WeightFiles {
  public:
   explicit WeightFiles(const std::string &path);
@@ -28,7 +28,7 @@ class WeightFiles {
     return ShardReader(folder_.get(), names_[number], shown(number),
                        is_checkpoint() ? LinkPolicy::refused : LinkPolicy::followed);
   }
-  // Lists the contents of the files; `sum` gets a sum of all headers.
+  // Lists the contents of the files; `sum` gets one sum of all headers.
   std::vector<StoredFile> list(std::string &sum) const;
 
  private:
@@ -45,7 +45,7 @@ class WeightFiles {
   bool is_file_ = false;
   std::vector<std::string> names_;
   std::map<std::string, std::string> index_;  // {tensor: file}; empty: there is no index
-  // For one of our checkpoints: its files, and the shapes of tensors of which it has only parts.
+  // Only for one of our checkpoints: its files, and the shapes of tensors of which it has only parts.
   std::map<std::string, ManifestFile> known_;
   std::map<std::string, std::vector<uint64_t>> partial_;
 };

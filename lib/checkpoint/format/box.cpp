@@ -19,7 +19,7 @@ uint64_t product(std::span<const uint64_t> sizes) {
 }
 
 // Splits the elements [first, end) of the dimensions from `axis` on. The box already has its offset and shape in the
-// dimensions before.
+// earlier dimensions.
 void split(std::span<const uint64_t> shape, size_t axis, uint64_t first, uint64_t end, Box box,
            std::vector<Box> &boxes) {
   if (first == end) return;
@@ -81,7 +81,7 @@ std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, ui
 
 RunWalk::RunWalk(const Box &common, const Box &from, const Box &to) {
   uint64_t from_step = 1, to_step = 1;
-  bool joined = true;  // the run covers all dimensions behind this one
+  bool joined = true;  // the run covers all dimensions after this one
   for (size_t d = common.shape.size(); d-- > 0;) {
     const uint64_t size = common.shape[d];
     from_ += (common.offset[d] - from.offset[d]) * from_step;
@@ -150,7 +150,7 @@ bool is_same_range(const Box &a, const Box &b, size_t axis) {
   return a.offset[axis] == b.offset[axis] && a.shape[axis] == b.shape[axis];
 }
 
-// The boxes are sorted by the axis.
+// The boxes are sorted by this axis.
 std::optional<BoxPair> compare_all(std::span<const Box *> boxes, size_t axis, size_t &most) {
   for (size_t i = 0; i < boxes.size(); ++i) {
     const uint64_t end = boxes[i]->offset[axis] + boxes[i]->shape[axis];
@@ -162,9 +162,9 @@ std::optional<BoxPair> compare_all(std::span<const Box *> boxes, size_t axis, si
   return std::nullopt;
 }
 
-// All of the boxes share indices of the axes before. They are sorted, and divided into runs whose ranges of this axis
-// are connected. A run of equal ranges is divided by the next axis; in another run each box is compared with those that
-// begin inside it.
+// All of these boxes share indices of the earlier axes. They are sorted, and divided into runs with connected ranges on
+// this axis. If all ranges of a run are equal, the next axis divides the run. Otherwise each box is compared with those
+// that begin inside it.
 std::optional<BoxPair> find_overlap(std::span<const Box *> boxes, size_t axis, size_t &most) {
   if (boxes.size() < 2) return std::nullopt;
   if (axis == boxes[0]->offset.size()) return BoxPair{boxes[0], boxes[1]};

@@ -27,27 +27,26 @@ struct Box {
 
 // The box of a whole tensor.
 Box whole(std::span<const uint64_t> shape);
-// The common part of two boxes; nothing if they do not overlap, or if one of them is empty.
+// The intersection of two boxes; nothing if they do not overlap, or if one of them is empty.
 std::optional<Box> intersect(const Box &a, const Box &b);
-// The number of elements of that part, without making it.
+// The number of elements of the intersection, which is not made.
 uint64_t common_count(const Box &a, const Box &b);
-// Finds two boxes that overlap; nothing if they are disjoint. Boxes of a tensor that is divided along one axis after
-// the other are found in the time of a sort. Gives up after `most` comparisons of two boxes, and then returns {NULL,
-// NULL}.
+// Finds two boxes that overlap; nothing if they are disjoint. If a tensor is divided along one axis after the other,
+// its boxes take no longer than a sort. Gives up after `most` comparisons of two boxes, and then returns {NULL, NULL}.
 using BoxPair = std::pair<const Box *, const Box *>;
 std::optional<BoxPair> find_overlap(std::span<const Box *> boxes, size_t &most);
 // Divides the elements [first, first + count) of a tensor into as few boxes as possible, in order. The sizes of the
 // tensor must not overflow.
 std::vector<Box> split_range(std::span<const uint64_t> shape, uint64_t first, uint64_t count);
 
-// A run of elements that are adjacent in both of two boxes, each of which is stored separately in C order.
+// A run of elements that are adjacent in both of two boxes. Each box is stored separately, in C order.
 struct CopyRun {
   uint64_t from, to;  // position of the first element in each box
   uint64_t count;
 };
 
-// The runs of the box `common`, as few as possible, in the order of its elements. It must not be empty, and both boxes
-// must contain it.
+// Walks the runs of the box `common`, as few as possible, in the order of its elements. The box must not be empty, and
+// both other boxes must contain it.
 class RunWalk {
  public:
   RunWalk(const Box &common, const Box &from, const Box &to);
@@ -65,18 +64,17 @@ class RunWalk {
   uint64_t from_ = 0, to_ = 0, count_ = 1, runs_ = 1;
 };
 
-// Which bytes of a file are read to take boxes of its tensors from it.
 // A box of a tensor that the reader needs. The file must have all of the box.
 struct WantedBox {
   uint32_t tensor;  // index in the file's header
   Box box;          // box in the whole tensor
-  Box to;           // a box that contains it, in which it is kept
+  Box to;           // the box that is kept; it contains `box`
 };
-// The bytes of one run of a box: they are adjacent in the file, and where they are kept.
+// One run of a box: its bytes are adjacent in the file, and in the box that is kept.
 struct WantedRun {
   uint32_t wanted;      // number of the box
   uint64_t begin, end;  // byte range in the file's data
-  uint64_t to;          // first element's position in the box where it is kept
+  uint64_t to;          // position of the first element in the box that is kept
 };
 
 struct ByteRange {
@@ -85,7 +83,7 @@ struct ByteRange {
   bool operator==(const ByteRange &) const = default;
 };
 
-// The runs of boxes, in the order of the file. The boxes are given in the order of the header's tensors, and those of
+// The runs of boxes, in the order of the file. The boxes must be in the order of the header's tensors, and the boxes of
 // one tensor in the order of its rows. Boxes must not have common rows.
 class WantedRuns {
  public:
@@ -114,12 +112,11 @@ class WantedRuns {
   uint64_t bytes_ = 0;
 };
 
-// As few ranges of whole blocks as possible that contain all runs; the last block ends with the data. Ranges of
-// neighbouring runs that touch are joined.
+// Finds the ranges of whole blocks that contain all runs, as few as possible; the last block ends with the data. Ranges
+// of neighbouring runs that touch are joined.
 std::vector<ByteRange> blocks_of(const WantedRuns &runs, uint64_t block, uint64_t data_bytes);
 
-// Tensors in files of weights; each tensor is one box or cut into several.
-// A box of a tensor that is in one file.
+// A box of a tensor that is in one file. Each tensor in files of weights is one box or divided into several.
 struct StoredBox {
   std::string name;
   const ElementType *type;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How elements are stored in a safetensors file: the type names of the format, and the types that libfsdp computes
-// with.
+// The types of elements in a safetensors file: the names in the format, and the types with which libfsdp computes.
 #pragma once
 
 #include <bit>
@@ -16,7 +15,7 @@ namespace fsdp::checkpoint {
 struct ElementType {
   std::string_view name;
   uint32_t bits;
-  fsdp_dtype dtype;  // the dtype of a model's tensors that are stored so; 0: none
+  fsdp_dtype dtype;  // the dtype of a model's tensors that are stored in this type; 0: none
 };
 // The types of every release of the format so far. The rows never move.
 inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
@@ -42,11 +41,11 @@ inline constexpr ElementType element_types[] = {{"F32", 32, FSDP_FLOAT32},
                                                 {"F6_E3M2", 6, 0},
                                                 {"F4", 4, 0}};
 
-// The type for any other name: its size is not known, and it is never read.
+// The type for any other name. Its size is not known, and its elements are never read.
 inline constexpr ElementType unknown_element_type{"", 0, 0};
 constexpr bool is_known(const ElementType &type) { return &type != &unknown_element_type; }
 
-// Returns NULL if there is no type of that name.
+// Returns NULL if no type has that name.
 constexpr const ElementType *find_element_type(std::string_view name) {
   for (const ElementType &type : element_types)
     if (type.name == name) return &type;
@@ -63,15 +62,15 @@ inline float round_to_odd(double value) {
   const bool is_away = value > 0 ? static_cast<double>(nearest) > value : static_cast<double>(nearest) < value;
   return std::bit_cast<float>((is_away ? bits - 1 : bits) | 1);
 }
-// Converts to fp32, such that rounding the result once more, to `to`, is correct.
+// Converts to fp32 in such a way that rounding the result once more, to `to`, is correct.
 inline float narrow(double value, fsdp_dtype to) {
   return to == FSDP_FLOAT32 ? static_cast<float>(value) : round_to_odd(value);
 }
 
 // Can the type be converted to the numbers that a model computes with?
 constexpr bool is_converted(const ElementType &type) { return is_number(type.dtype) || type.name == "F64"; }
-// Can a tensor stored as `from` be loaded into one of type `to`? Codes and bytes are no numbers and are not converted.
-// Scales of fp32 are numbers, but only values that fp32 holds exactly are loaded (KeptTensor::is_loaded_from).
+// Can a tensor stored as `from` be loaded into one of type `to`? Codes and bytes are not numbers and are not converted.
+// Scales of fp32 are numbers, but they are loaded only if fp32 holds their values exactly (KeptTensor::is_loaded_from).
 constexpr bool is_loaded(const ElementType &from, const ElementType &to) {
   return is_converted(to) ? is_converted(from) : from.name == to.name;
 }
@@ -82,7 +81,7 @@ constexpr const ElementType &element_type(fsdp_dtype dtype) {
   return element_types[0];
 }
 
-// The bytes of `count` elements; nothing if that is no whole number of bytes or exceeds 64 bits.
+// The bytes of `count` elements; nothing if that is not a whole number of bytes or exceeds 64 bits.
 constexpr std::optional<uint64_t> stored_bytes(const ElementType &type, uint64_t count) {
   uint64_t bits = 0;
   if (__builtin_mul_overflow(count, type.bits, &bits) || bits % 8) return std::nullopt;

@@ -10,7 +10,7 @@ namespace {
 
 using nlohmann::json;
 
-// Builds the document from the parser's events. Only there limits can be checked, and duplicate names be found.
+// Builds the document from the parser's events. Limits and duplicate names can be checked only during parsing.
 class DocumentMaker {
  public:
   DocumentMaker(std::string_view file, const JsonLimits &limits) : file_(file), limits_(limits) {}
@@ -54,7 +54,7 @@ class DocumentMaker {
 
   std::string_view file_;
   const JsonLimits &limits_;
-  std::vector<json *> open_;  // arrays and objects that have not ended; they do not move while they are open
+  std::vector<json *> open_;  // arrays and objects that have not ended; an open one does not move
   std::string name_;
   uint64_t values_ = 0;
 };
@@ -72,7 +72,7 @@ std::string shown(const json &value) {
 }  // namespace
 
 json parse_json(std::string_view text, std::string_view file, const JsonLimits &limits) {
-  // The parser would take a NUL for the end of the text.
+  // The parser would treat a NUL as the end of the text.
   if (const size_t nul = text.find('\0'); nul != text.npos)
     refuse_file(file, "its JSON ends being JSON at byte {}", nul);
   DocumentMaker maker(file, limits);

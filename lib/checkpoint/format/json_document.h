@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON from files that are not trusted. It is read by JSON for Modern C++, within limits. Each accessor names the type
-// that a value must have. If a value has another type, the error says where: "shard-1.safetensors: /a/shape/0 is -1,
-// not a number of 0 or more".
+// Parses JSON from untrusted files with JSON for Modern C++, within limits. Each accessor names the type that a value
+// must have. If a value has another type, the error says where: "shard-1.safetensors: /a/shape/0 is -1, not a number of
+// 0 or more".
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ class JsonValue {
   JsonValue operator[](const std::string &name) const;
   // An element of an array. The caller must have checked that the value is an array.
   JsonValue element(size_t index) const { return {value_[index], file_, path_ + "/" + std::to_string(index)}; }
-  // If `is` is false, throws an error that says that the value must be `what`.
+  // If `is` is false, throws an error, which says that the value must be `what`.
   void require(bool is, std::string_view what) const;
 
  private:
@@ -61,7 +61,7 @@ class JsonValue {
   std::string path_;
 };
 
-// Throws if the text is no JSON in UTF-8, if a name comes twice in one object, or if the limits are exceeded.
+// Throws if the text is not JSON in UTF-8, if a name comes twice in one object, or if the limits are exceeded.
 nlohmann::json parse_json(std::string_view text, std::string_view file, const JsonLimits &limits = {});
 
 }  // namespace fsdp::checkpoint

@@ -13,12 +13,12 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr std::string_view sum_name = ",\n\"sum\":\"";  // the sum of all text before it
+constexpr std::string_view sum_name = ",\n\"sum\":\"";  // precedes the sum of all text before it
 constexpr const char *format_name = "libfsdp checkpoint";
-constexpr size_t cut_numbers = 3;   // a cut has a fourth number if its files are not neighbours
+constexpr size_t cut_numbers = 3;   // a cut has a fourth number if the numbers of its files are not consecutive
 constexpr size_t least_joined = 8;  // shorter runs are not joined, so older releases can read small checkpoints
 constexpr size_t max_parts = size_t{1} << 16;
-constexpr size_t max_compared = size_t{1} << 23;  // pairs of parts
+constexpr size_t max_compared = size_t{1} << 23;  // limit for comparisons of two parts
 
 // ---- text ----
 
@@ -157,7 +157,7 @@ void check_overlap(const ManifestTensor &tensor, const JsonValue &value) {
   value.require(!found, "parts that do not overlap");
 }
 
-// Disjoint parts fill the tensor if together they are as large. If they do not, the manifest must say so.
+// Disjoint parts fill the tensor if together they have its size. If they do not, the manifest must say so.
 void check_parts(const ManifestTensor &tensor, const JsonValue &value) {
   const bool partial = value.has("partial");
   const char *const wanted = partial ? "parts that lack some of the tensor" : "parts that fill the tensor";
@@ -188,7 +188,7 @@ void require_different_names(const Values &values, const JsonValue &list) {
     list.require(names.insert(value.name).second, format_text("one with {} once", quote_json(value.name)));
 }
 
-// A tensor without a number belongs to the first model.
+// A tensor without a model number belongs to the first model.
 uint32_t parse_model_number(const JsonValue &value, size_t models) {
   if (!value.has("model")) return 0;
   const uint32_t model = number32(value["model"]);
@@ -239,7 +239,7 @@ void ManifestPart::add_rows(uint32_t file, uint64_t more) {
 
 namespace {
 
-// The number of the first cuts that are one run of files at equal distances.
+// The number of cuts, from the first one on, that are one run of files at equal distances.
 size_t count_alike(std::span<const RowCut> cuts) {
   if (cuts.size() < 2 || cuts[0].files != 1 || cuts[1].first_file <= cuts[0].first_file) return 1;
   const uint32_t step = cuts[1].first_file - cuts[0].first_file;
@@ -307,7 +307,8 @@ std::string write_manifest(const Manifest &manifest) {
   return text + std::string(sum_name) + long_sum_of(text) + "\"}\n";
 }
 
-// The sum is checked first, so that a flipped bit in the version is damage and not taken for a newer release.
+// The sum is checked before the version. A flipped bit in the version is then reported as damage, and not as a newer
+// release.
 Manifest parse_manifest(std::string_view text, std::string_view file) {
   const nlohmann::json document = parse_json(text, file);
   const JsonValue value(document, file);

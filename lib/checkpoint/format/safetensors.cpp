@@ -20,7 +20,7 @@ constexpr const char *metadata_name = "__metadata__";
 // Without this limit, the values of a 100 MB header could take a hundred times its size in memory.
 constexpr uint64_t max_values = 4'000'000;
 
-// Returns nothing if sizes exceed 64 bits or end inside a byte.
+// Returns nothing if the sizes exceed 64 bits or the last byte is not full.
 std::optional<uint64_t> bytes_of(const ElementType &type, std::span<const uint64_t> shape) {
   uint64_t count = 1;
   for (const uint64_t size : shape)
@@ -48,7 +48,7 @@ void check_bytes(const StoredTensor &tensor, std::string_view file) {
                 bytes ? std::to_string(*bytes) : "no size");
 }
 
-// Checks that tensors follow one another from the first byte to the last.
+// Checks that the tensors' data is contiguous, from the first byte to the last.
 void check_places(const SafetensorsHeader &header, uint64_t file_bytes, std::string_view file) {
   uint64_t at = 0;
   for (const StoredTensor &tensor : header.tensors) {

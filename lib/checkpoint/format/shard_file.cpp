@@ -83,7 +83,7 @@ constexpr const char *sharding_key = "DCP_SHARDING_INFO";
 constexpr const char *offsets_key = "saved_offsets";
 constexpr const char *sums_key = "libfsdp.sums";
 
-// The text has an entry for every tensor: PyTorch cannot read the folder if one is missing.
+// The text must have an entry for every tensor, because PyTorch cannot read the folder if one is missing.
 std::string sharding_text(std::span<const ShardTensor> tensors, std::span<const uint32_t> order) {
   std::string text = "{";
   for (const uint32_t index : order)

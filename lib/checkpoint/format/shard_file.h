@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The header of a rank's file: its boxes of tensors, where they lie, and the sums of its data. PyTorch's distributed
-// checkpoint writes and reads the same format; the sums are libfsdp's own.
+// The header of a rank's file: its boxes of tensors, their places in the file, and the sums of its data. PyTorch's
+// distributed checkpoint writes and reads the same format; the sums are libfsdp's own.
 #pragma once
 
 #include <cstddef>
@@ -16,22 +16,22 @@
 
 namespace fsdp::checkpoint {
 
-// There is a sum for every block of a file's data, so that damage is found, with its block, without reading more than
-// the wanted blocks. The sum is XXH3 of 64 bits, which protects against accidents and not against attackers. Blocks are
-// small, so that reading a part of a tensor reads little more. They are large enough for few sums: 64 bytes of header
-// per MiB.
+// Each block of a file's data has a sum, so that a damaged block is found when it is read, and only the wanted blocks
+// are read. The sum is XXH3 of 64 bits, which protects against accidents and not against attackers. Blocks are small,
+// so that a read of a part of a tensor reads little more than the part. They are large enough for few sums: 64 bytes of
+// header per MiB.
 inline constexpr uint64_t block_bytes = uint64_t{256} << 10;
 
 uint64_t block_count(uint64_t data_bytes);
-// Formats sums as text, with 16 hexadecimal digits for each, so that a header's length is known before the sums are.
+// Formats sums as text with 16 hexadecimal digits for each, so the length of a header is known before the sums are.
 std::string format_sums(std::span<const uint64_t> sums);
-// Throws if the text is not that of `count` sums.
+// Throws if the text does not have `count` sums.
 std::vector<uint64_t> parse_sums(std::string_view text, uint64_t count, std::string_view file);
 uint64_t sum_of(std::span<const std::byte> block);
 // The sum of a header, of 128 bits, as 32 digits.
 std::string long_sum_of(std::string_view bytes);
 
-// The sums of data that comes in pieces of any size.
+// Computes the sums of data that arrives in pieces of any size.
 class BlockSums {
  public:
   BlockSums();
@@ -40,11 +40,11 @@ class BlockSums {
   BlockSums &operator=(const BlockSums &) = delete;
 
   void add(std::span<const std::byte> data);
-  // Called after the last data: the last block may be short.
+  // Must be called after the last data, because the last block may be short.
   std::vector<uint64_t> finish();
 
  private:
-  struct State;  // xxHash's
+  struct State;  // the state of xxHash
   std::unique_ptr<State> state_;
   uint64_t in_block_ = 0;
   std::vector<uint64_t> sums_;
@@ -59,15 +59,16 @@ struct ShardTensor {
 };
 struct ShardFile {
   SafetensorsHeader header;
-  std::vector<uint32_t> order;  // for each tensor of the header, its index among the given tensors
+  std::vector<uint32_t> order;  // for each tensor of the header, its index in the list passed to plan_shard_file()
 };
-// Wide elements come first; apart from that the given order is kept. So data is aligned to its elements, and ranks that
-// cut the same tensors write them in the same order. Each name may come only once.
+// Wide elements come first; otherwise the given order is kept. So data is aligned to its elements, and ranks that
+// divide the same tensors write them in the same order. Each name may come only once.
 ShardFile plan_shard_file(std::span<const ShardTensor> tensors);
-// Returns length and JSON, data_offset bytes in total. The length is the same before the sums are known and after.
+// Returns length and JSON, in total data_offset bytes. The length does not depend on the sums.
 std::string write_shard_header(SafetensorsHeader &header, std::span<const uint64_t> sums);
 
-// The offset of each of a file's tensors in the whole tensor, in the header's order. It is 0 in a file without offsets.
+// For each of a file's tensors, in the header's order, its offset in the whole tensor. The offset is 0 in a file
+// without offsets.
 std::vector<std::vector<uint64_t>> saved_offsets(const SafetensorsHeader &header, std::string_view file);
 // The sums of one of our files; empty if it has none.
 std::vector<uint64_t> read_sums(const SafetensorsHeader &header, std::string_view file);

@@ -44,7 +44,7 @@ void DiskThread::serve(DiskWork &state) {
     state.changed.wait(lock, [&] { return state.work || state.ends; });
     if (!state.work) break;
     const std::function<void(SaveFolder &)> work =
-        std::move(state.work);  // moved out, so that no other thread can replace it meanwhile
+        std::move(state.work);  // moved out, so that no other thread can replace it during the work
     state.work = nullptr;
     lock.unlock();
     std::optional<Error> failure = capture_error([&] { work(*state.folder); });

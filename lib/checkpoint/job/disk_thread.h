@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of a save that accesses the file system. A disk may block it for any time, but no other thread of the
-// save: this thread owns its data, and is left alone if it does not return.
+// The thread of a save that accesses the file system. A disk may block this thread for any time, but no other thread of
+// the save. The thread owns its data, and is abandoned if it does not return.
 #pragma once
 
 #include <pthread.h>
@@ -18,7 +18,7 @@
 
 namespace fsdp::checkpoint {
 
-// The folder, and the new checkpoint in it.
+// The folder of checkpoints, and the new checkpoint in it.
 struct SaveFolder {
   std::optional<Folder> folder;
   std::optional<NewCheckpoint> made;
@@ -26,14 +26,14 @@ struct SaveFolder {
 
 class DiskThread {
  public:
-  // Starts writing what `writer` packs. `writer` is NULL if the rank writes no file.
+  // Starts to write the blocks that `writer` packs. `writer` is NULL if the rank writes no file.
   DiskThread(std::shared_ptr<SaveFolder> folder, std::shared_ptr<ShardWriter> writer);
   // Waits for the thread, for at most the patience.
   ~DiskThread();
   DiskThread(const DiskThread &) = delete;
   DiskThread &operator=(const DiskThread &) = delete;
 
-  // Does the work once the writer is done; one piece of work at a time. result() throws the work's error.
+  // Runs `work` on the thread once the writer is done; there is one piece of work at a time. result() throws its error.
   void begin(std::function<void(SaveFolder &)> work);
   bool idle() const;
   void await_idle(std::chrono::milliseconds longest) const;
@@ -42,13 +42,13 @@ class DiskThread {
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
 
  private:
-  // State that the thread owns, too.
+  // State that this object and the thread own together.
   struct DiskWork {
     std::shared_ptr<SaveFolder> folder;
     std::shared_ptr<ShardWriter> writer;
     mutable std::mutex mutex;
     mutable std::condition_variable changed;
-    std::function<void(SaveFolder &)> work;  // work to be done
+    std::function<void(SaveFolder &)> work;  // work that is waiting to run
     bool busy = false;                       // work is waiting or under way
     std::optional<Error> failure;            // error of the last work
     bool ends = false, ended = false;

@@ -32,7 +32,7 @@ std::vector<RowTaker::Wanted> RowTaker::find(const ShardReader &reader, std::spa
   return wanted;
 }
 
-// A file is read again from its beginning if bytes are wanted twice, or if boxes are interleaved.
+// If bytes are wanted twice, or if boxes are interleaved, the file is read again from its beginning.
 void RowTaker::take(const ShardReader &reader, std::span<const LoadedRows> rows) {
   std::vector<Wanted> left = find(reader, rows);
   while (!left.empty()) {
@@ -94,7 +94,7 @@ struct SharedRows {
   uint64_t rows, row_bytes, element;  // rows that each holder keeps, bytes per row and per element
 };
 
-// The part of one holder, tensor after tensor, in pieces of whole elements.
+// Walks the part of one holder, tensor by tensor, in pieces of whole elements.
 class ShareWalk {
  public:
   ShareWalk(std::span<const SharedRows> tensors, ModelShards::Holder holder) : tensors_(tensors), holder_(holder) {}
@@ -119,7 +119,7 @@ class ShareWalk {
   std::span<const SharedRows> tensors_;
   ModelShards::Holder holder_;
   size_t tensor_ = 0;
-  uint64_t done_ = 0;  // bytes done of the holder's part of the tensor
+  uint64_t done_ = 0;  // finished bytes of the holder's part of the tensor
 };
 
 std::vector<SharedRows> shared_rows_of(const KeptAccess &shared, std::span<const KeptTensor *const> tensors) {
@@ -132,7 +132,7 @@ std::vector<SharedRows> shared_rows_of(const KeptAccess &shared, std::span<const
   return all;
 }
 
-// Keeps the first error. The exchange goes on whatever happens here, because others wait for it.
+// Keeps the first error. The exchange goes on after an error, because other ranks wait for it.
 class Attempts {
  public:
   template <class Body>

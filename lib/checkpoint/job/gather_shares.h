@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that keep the same rows each read a part of them from files, and get the rest from each other. They exchange
-// blocks as they are in memory, in the model's types.
+// Ranks that keep the same rows each read a part of them from files, and exchange the parts. They exchange blocks in
+// the form that they have in memory, in the model's types.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ namespace fsdp::checkpoint {
 //   file --blocks, verified--> runs of a box --straight--> WriteKept
 //                                            --transposed, element by element--> memory for these rows --> WriteKept
 
-// Takes elements of a tensor in the file's format, from element `first` of this rank's part on. Called on the caller's
-// thread.
+// Takes elements of a tensor in the file's format, starting at element `first` of this rank's part. Called on the
+// caller's thread.
 using WriteKept = std::function<void(const KeptTensor &tensor, uint64_t first, const ElementType &type,
                                      std::span<const std::byte> elements)>;
 
@@ -38,7 +38,7 @@ class RowTaker {
   RowTaker(const ModelShards &shards, const WriteKept &write, const std::function<void()> &poll)
       : shards_(shards), write_(write), poll_(poll) {}
 
-  // Throws INVALID_ARGUMENT, with the file's name, if the file does not have the rows or has them in another type.
+  // Throws INVALID_ARGUMENT, with the file's name, if the file lacks the rows or has them in another type.
   void take(const ShardReader &reader, std::span<const LoadedRows> rows);
   uint64_t wanted_bytes() const { return wanted_bytes_; }
   uint64_t read_bytes() const { return read_bytes_; }
@@ -71,13 +71,13 @@ struct KeptAccess {
   uint32_t rank;  // this rank in the mesh
   const ReadKept &read;
   const WriteKept &write;
-  std::span<std::byte> staging;  // gather_bytes or more
+  std::span<std::byte> staging;  // at least gather_bytes
 };
 
-// The memory needed for at most this many holders: two blocks, unless there are very many holders.
+// The memory needed for up to this many holders: two blocks, unless there are very many holders.
 uint64_t gather_bytes(uint32_t holders);
-// Collective over the ranks that keep the same rows of all these tensors, numbered as in ModelShards::holder. An error
-// of reading or writing is returned once the others have received all that they wait for from this rank.
+// Collective over the ranks that keep the same rows of all these tensors, numbered as in ModelShards::holder. Returns
+// an error of reading or writing only after the others have received everything that they expect from this rank.
 std::optional<Error> gather_shares(transport::Team &holders, const KeptAccess &shared,
                                    std::span<const KeptTensor *const> tensors);
 

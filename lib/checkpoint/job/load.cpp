@@ -42,8 +42,7 @@ std::vector<std::string> split_texts(std::span<const std::byte> bytes) {
   return texts;
 }
 
-// Removes what belongs to other models from the manifest. Throws INVALID_ARGUMENT if it is not clear which model is
-// wanted.
+// Removes other models from the manifest. Throws INVALID_ARGUMENT if it is unclear which model is wanted.
 void restrict_to_model(Manifest &manifest, const std::optional<std::string> &name, const std::string &shown) {
   const std::vector<ManifestModel> &models = manifest.models;
   if (!name && models.size() <= 1) return;
@@ -86,13 +85,13 @@ class Loading {
   const LoadedModel &model_;
   const LoadOptions &options_;
   std::optional<Folder> folder_;
-  Candidates found_;  // on the first rank
+  Candidates found_;  // set on the first rank
   Fd checkpoint_;
   LoadResult result_;
 };
 
 // Finds the candidates: the checkpoint itself, or those in the folder. Only the first rank decides that there are none,
-// since others may see its folder later.
+// because other ranks may see its folder later.
 void Loading::find_candidates() {
   transport::agree_on(
       team_, "what is loaded",
@@ -121,8 +120,8 @@ void Loading::list_candidates() {
   if (!options_.fall_back) require_newest_is_known(path_, found_.unreadable, ", or allow FSDP_LOAD_FALLBACK");
 }
 
-// On the first rank: returns why checkpoints are skipped that cannot be read and may be newer than this candidate, but
-// not newer than the candidate before.
+// On the first rank: returns the reasons for skipping unreadable checkpoints that may be newer than this candidate, but
+// not newer than the previous candidate.
 std::vector<std::string> Loading::pass_over(size_t number) {
   std::vector<std::string> texts;
   for (const UnreadableCheckpoint &one : found_.unreadable)
@@ -181,7 +180,7 @@ void Loading::read(const LoadPlan &plan) {
   result_.wanted_bytes = taker.wanted_bytes(), result_.read_bytes = taker.read_bytes();
 }
 
-// Shares whole tensors among all ranks, and others among the ranks at one place on the inner axis.
+// All ranks share the reads of whole tensors. Other tensors are shared by the ranks at one place on the inner axis.
 void Loading::share(const LoadPlan &plan) {
   std::vector<const KeptTensor *> of_all, of_outer;
   for (const uint32_t number : plan.shared) {
@@ -202,7 +201,7 @@ void Loading::share(const LoadPlan &plan) {
   });
 }
 
-// Only errors that a rank has found in its files lead to another checkpoint, and not the loss of the job.
+// Another checkpoint is tried only after errors that a rank has found in its files, not after the loss of the job.
 void Loading::note_damage(const Error &error) {
   const bool damaged = error.status == FSDP_INVALID_ARGUMENT || error.status == FSDP_SYSTEM;
   if (!options_.fall_back || !damaged || waiter_.failure().failed()) throw;

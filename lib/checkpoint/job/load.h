@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All ranks of a model load what they keep from a checkpoint, which may have been saved by any number of ranks, with
-// any strategies. Each rank reads the ranges that it needs, or its part of ranges that several ranks need. In the end
-// all ranks have succeeded, or all report the same error.
+// All ranks of a model load the rows that they keep from a checkpoint, which may have been saved by any number of
+// ranks, with any strategies. Each rank reads the ranges that it needs, or its part of ranges that several ranks need.
+// In the end all ranks have succeeded, or all report the same error.
 #pragma once
 
 #include <algorithm>
@@ -26,10 +26,10 @@ namespace fsdp::checkpoint {
 struct LoadedModel {
   const ModelShards &shards;
   uint64_t layout_hash;         // hash of the model, which ranks compare
-  std::function<void()> begin;  // called before a checkpoint is read; another one may have been read in part before
+  std::function<void()> begin;  // called before a checkpoint is read; an earlier one may have been read in part
   WriteKept write;
-  // For ranks that read for each other: `read` reads what was written. `outer` are the ranks at the same place on the
-  // inner axis, in the order of the outer axis, if there are several.
+  // For ranks that read for each other: `read` reads the written rows again. If the outer axis has several ranks,
+  // `outer` are the ranks at the same place on the inner axis, in the order of the outer axis.
   ReadKept read = {};
   transport::Team *outer = nullptr;
 };
@@ -47,24 +47,21 @@ struct LoadOptions {
 struct LoadResult {
   std::string name;  // the checkpoint's name in the folder; empty: there was none, and the options allow that
   Manifest manifest;
-  uint64_t wanted_bytes = 0, read_bytes = 0;  // bytes of files that this rank wanted and read
+  uint64_t wanted_bytes = 0, read_bytes = 0;  // bytes of files that this rank needed, and bytes that it read
   LoadedTensors tensors;
   std::vector<std::string> passed_over;  // why damaged checkpoints that may be newer were skipped; same on all ranks
-  std::vector<std::string> older_unreadable;  // the same for older ones; only on the first rank
+  std::vector<std::string> older_unreadable;  // reasons for skipping older ones; only on the first rank
 };
-// Collective over the team, which are the ranks of the mesh in its order. Loads the newest whole checkpoint of the
-// folder, or the folder itself if it is a checkpoint. Throws on all ranks. SYSTEM and INVALID_ARGUMENT name rank, file
-// and bytes; some rows may then have been written. Errors before anything is written are INVALID_ARGUMENT, with all
-// that does not fit the model, and MISMATCH, if ranks load different models, use different options or see different
-// manifests.
+// Collective over the team: the ranks of the mesh, in its order. Loads the newest complete checkpoint of the folder, or
+// the folder itself if it is a checkpoint. Throws on all ranks. SYSTEM and INVALID_ARGUMENT name rank, file and bytes;
+// some rows may then have been written. Errors before the first write are INVALID_ARGUMENT, with everything that does
+// not fit the model, and MISMATCH, if ranks load different models, use different options or see different manifests.
 LoadResult load(transport::Team &team, const Waiter &waiter, const std::string &folder, const LoadedModel &model,
                 const LoadOptions &options = {});
 
-// All ranks of a model load its weights from safetensors files of any program. The path is one file, a folder with
-// several files, with or without Hugging Face's index, or a checkpoint of PyTorch or of ours.
 // Texts that say why a load plan cannot be carried out.
 inline constexpr size_t max_examples = 5;  // number of names to list if none fits, since all would be too many
-// Lists at most `most` names; the text says how many are left out.
+// Lists at most `most` names, and says how many are left out.
 inline void list_names(std::string &text, const char *what, const std::vector<std::string> &names, bool quoted,
                        size_t most = SIZE_MAX) {
   if (names.empty()) return;
@@ -74,7 +71,8 @@ inline void list_names(std::string &text, const char *what, const std::vector<st
   if (names.size() > most) text += format_text(" and {} more", names.size() - most);
 }
 
-// Returns an empty text if the plan fits. The text is the same on every rank, since whole tensors are compared.
+// Says why the plan does not fit; empty if it does. The text is the same on every rank, because whole tensors are
+// compared.
 inline std::string list_misfits(const LoadPlan &plan, const LoadOptions &options) {
   std::string text;
   if (!options.allow_missing) list_names(text, "missing", plan.missing, true);
@@ -92,7 +90,9 @@ inline std::string list_misfits(const LoadPlan &plan, const LoadOptions &options
   return text;
 }
 
-// Collective over the team. Only the options allow_missing, allow_unexpected and if_any are used. Throws like load().
+// Loads a model's weights from safetensors files of any program: one file, a folder of files, with or without Hugging
+// Face's index, or a checkpoint of PyTorch or of ours. Collective over the team. Uses only the options allow_missing,
+// allow_unexpected and if_any. Throws like load().
 LoadResult load_weights(transport::Team &team, const Waiter &waiter, const std::string &path, const LoadedModel &model,
                         std::span<const Rename> renames, const LoadOptions &options = {});
 

@@ -34,8 +34,8 @@ std::string describe_one(const FolderEntry &entry) {
                      manifest.files.size(), bytes);
 }
 
-// The contents of the first rank's folder: the names of all checkpoints, also of unreadable ones, and the highest
-// sequence of the readable ones; 0: there are none.
+// The contents of the first rank's folder: the names of all checkpoints, including unreadable ones, and the highest
+// sequence of the readable ones (0: none is readable).
 struct FolderView {
   uint64_t sequence = 0;
   std::set<std::string> names;
@@ -108,7 +108,7 @@ void compare_folders(transport::Team &team, const std::string &path, const Candi
   if (other == all.end()) return;
   transport::attempt_together(team, "a folder of checkpoints", [&] {
     const std::string name(reinterpret_cast<const char *>(other->data()), other->size());
-    if (!first || sees(path, name)) return;  // another job has saved it since
+    if (!first || sees(path, name)) return;  // another job has saved the checkpoint since then
     const auto rank = team.world_rank(static_cast<uint32_t>(other - all.begin()));
     fail(FSDP_MISMATCH,
          "{}: rank {} finds {} at its path, and it is not here: the folders differ. Give all ranks one folder, which "
@@ -129,7 +129,7 @@ void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoin
 
 OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path) {
   FoundName mine;
-  Candidates found;  // on the first rank
+  Candidates found;  // set on the first rank
   std::optional<Folder> folder;
   transport::attempt_together(team, "a checkpoint's folder", [&] {
     folder.emplace(path);

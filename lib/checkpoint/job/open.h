@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint that all ranks have found in a folder, and the data that a rank can read from it without the others.
+// A checkpoint that all ranks have found in a folder. Each rank reads data from it independently of the others.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct OpenedCheckpoint {
 // checkpoint that may be the newest.
 OpenedCheckpoint open_checkpoint(transport::Team &team, const std::string &path);
 
-// The names of a folder's checkpoints, the newest first; "." if it is one itself.
+// The names of a folder's checkpoints, the newest first. If the folder is a checkpoint itself, the only name is ".".
 struct Candidates {
   std::vector<std::string> names;
   std::vector<UnreadableCheckpoint> unreadable;
@@ -34,22 +34,22 @@ struct Candidates {
 };
 Candidates candidates_of(const Folder &folder);
 // Collective. `found` are the first rank's candidates. Throws MISMATCH if another rank finds a newer checkpoint at its
-// path, and the first rank still does not see that. A folder that another rank does not see, or sees later, is no error
-// here.
+// path, and the first rank still does not see it. It is no error if another rank does not see the folder, or sees it
+// later.
 void compare_folders(transport::Team &team, const std::string &path, const Candidates &found);
-// Throws because the folder has no readable checkpoint: with the status of the first unreadable one and the errors of
-// all, or INVALID_ARGUMENT if the folder is empty.
+// Throws because the folder has no readable checkpoint. The error has the status of the first unreadable checkpoint and
+// the errors of all, or is INVALID_ARGUMENT if the folder is empty.
 [[noreturn]] void refuse_empty(const std::string &path, const std::vector<UnreadableCheckpoint> &unreadable);
 
-// Opens a file of the checkpoint in the open folder. Throws INVALID_ARGUMENT if it is not the file of the manifest.
+// Opens a file of the checkpoint in the open folder. Throws INVALID_ARGUMENT if it is not the file in the manifest.
 ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::string &shown);
-// Finds the caller's bytes of that name: the rank's own, else those of all ranks. These functions throw
-// INVALID_ARGUMENT if there are none, or if they are damaged.
+// find_bytes() finds the caller's bytes of that name: the rank's own bytes or, if there are none, the common bytes.
+// Both functions throw INVALID_ARGUMENT if there are no bytes, or if they are damaged.
 const ManifestTensor &find_bytes(const OpenedCheckpoint &checkpoint, const std::string &name, uint32_t rank);
 std::vector<std::byte> read_bytes(const OpenedCheckpoint &checkpoint, const ManifestTensor &bytes,
                                   const std::function<void()> &poll);
 
-// Describes a folder's checkpoints, as JSON for people and scripts.
+// Describes a folder's checkpoints as JSON, for users and scripts.
 std::string describe_checkpoints(const std::string &path);
 
 }  // namespace fsdp::checkpoint

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of a save that callers do: until all ranks have seen the folder and know what they write.
+// The part of a save that runs in the callers: until all ranks have seen the folder and know what they write.
 #include "checkpoint/job/save.h"
 
 #include <algorithm>
@@ -64,13 +64,13 @@ class Beginner {
   const Waiter &waiter_;
   const SaveOrder &order_;
   SaveTask &task_;
-  std::map<uint32_t, uint32_t> places_;  // places of ranks of the job
+  std::map<uint32_t, uint32_t> places_;  // key: rank of the job; value: its place
 };
 
-// A text that must be the same on all ranks, since they would otherwise write parts of different checkpoints.
+// A text that must be the same on all ranks, because they would otherwise write parts of different checkpoints.
 std::string Beginner::said() const {
   std::string models;
-  // A model of all ranks is known to be the same on them. Models of some ranks may differ between ranks.
+  // A model of all ranks is known to be the same on them. A model of some ranks may differ from those of other ranks.
   for (const SavedModel &model : order_.models)
     if (model.ranks.size() == team_.size())
       models +=
@@ -89,7 +89,7 @@ void Beginner::check_ranks(const SavedModel &model) const {
       fail(FSDP_INVALID_ARGUMENT, "the model is also of rank {}, which is not among those that save it", rank);
 }
 
-// Throws unless the name is free, or is that of a checkpoint, whole or not, which may be replaced.
+// Throws unless the name is free, or the name of a checkpoint, complete or not, that may be replaced.
 void Beginner::check_free(const Folder &folder) const {
   if (!folder.has(task_.name)) return;
   if (!folder.has(task_.name + "/" + manifest_name))
@@ -107,7 +107,7 @@ void Beginner::make_folder() {
     SaveFolder &there = *task_.folder;
     there.folder = Folder::make(order_.folder);
     there.folder->remove_leftovers();
-    // The commit would find a taken name, too, but only after all the writing.
+    // The commit would also find that the name is in use, but only after everything is written.
     if (!order_.choice.commit_manifest) check_free(*there.folder);
     beginning.sequence = there.folder->next_sequence();
     there.made.emplace(*there.folder, given_name());
@@ -125,13 +125,13 @@ void Beginner::poll() const {
   world_.check();
 }
 
-// Shorter than the time for which others wait for this rank.
+// Shorter than the time for which other ranks wait for this one.
 std::chrono::milliseconds Beginner::patience() const {
   return std::chrono::milliseconds(
       std::min<uint64_t>(order_.choice.patience_ms, waiter_.timeout_ms() * uint64_t{3} / 4));
 }
 
-// Names that another host has made appear late.
+// A name that another host has made may appear late.
 void Beginner::see_folder() {
   transport::attempt_together(team_, "a save's folder, seen by all", [&] {
     if (first()) return;
@@ -153,13 +153,13 @@ void Beginner::see_folder() {
   });
 }
 
-// The first rank knows the models that it leads. The first ranks of other models describe those.
+// The first rank knows the models whose mesh it leads. The first ranks of other meshes describe the other models.
 void Beginner::describe() {
   Manifest mine;
   transport::attempt_together(team_, "a save's description", [&] {
     mine = describe_part(order_.models, order_.bytes, rank(), [&](uint32_t of) { return places_.at(of); });
   });
-  // For a model of all ranks the first rank knows that they all save it.
+  // If all ranks have a model, the first rank knows that all of them save it.
   bool of_some = false;
   for (const SavedModel &model : order_.models) of_some = of_some || model.ranks.size() < team_.size();
   const uint8_t tells = of_some || (!first() && !mine.bytes.empty());
@@ -183,7 +183,7 @@ void Beginner::describe() {
       add_part(whole, part);
     }
     if (!told.empty()) check_members(keys);
-    // A manifest that it refuses could not be loaded: names come twice, or parts are missing.
+    // A manifest that this refuses could not be loaded: names come twice, or parts are missing.
     parse_manifest(write_manifest(whole), task_.folder->made->shown(manifest_name));
   });
 }
@@ -280,7 +280,7 @@ SaveResult save(const SaveRanks &ranks, SaveOrder order) {
       ranks.waiter.poll();
       one.await_end(std::chrono::milliseconds(20));
     }
-  } catch (Error &error) {  // this rank's caller stops waiting; the ranks still agree on what comes next
+  } catch (Error &error) {  // this rank's caller stops waiting; the ranks still agree on how to go on
     one.give_up(error.status, error.what());
     error.ends_context = error.status != FSDP_INTERRUPTED;
     throw;

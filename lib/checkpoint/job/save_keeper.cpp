@@ -13,7 +13,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-// Reading a post takes a few cache lines. A rank that reads many posts, or asks the kernel, does so less often.
+// Reading a post costs a few cache lines. A rank that reads many posts, or asks the kernel, therefore reads less often.
 constexpr std::chrono::milliseconds longest_pause(2), look_period(20), job_period(100);
 
 void remove_all_but(const SaveChoice &choice, const Folder &folder) {
@@ -23,7 +23,7 @@ void remove_all_but(const SaveChoice &choice, const Folder &folder) {
       choice.commit_manifest ? folder.remove_in_place(there[i].name) : folder.remove(there[i].name);
 }
 
-// The error in the form in which every rank reports it.
+// The error as every rank reports it.
 Error of_rank(const Error &error, uint32_t rank) {
   Error told(error.status, format_text("rank {}: {}", rank, error.message), static_cast<int32_t>(rank), error.origin,
              error.origin_code);
@@ -48,7 +48,7 @@ Save::Keeper::Keeper(const SaveRanks &ranks, std::unique_ptr<SaveTask> task)
   }
   disk_.emplace(task_->folder, writer_);
   disk_->set_patience(patience_);
-  task_->folder.reset();  // the disk thread has it
+  task_->folder.reset();  // the disk thread owns it now
   const auto body = [](void *self) -> void * {
     static_cast<Keeper *>(self)->run();
     return nullptr;
@@ -131,7 +131,7 @@ void Save::Keeper::finish(std::optional<Error> failure) noexcept {
   changed_.notify_all();
 }
 
-// Pauses are short at first: a small model is saved in less than the longest pause.
+// Pauses are short at first, because a small model is saved in less than the longest pause.
 void Save::Keeper::pause() {
   pause_ = std::min<std::chrono::microseconds>(longest_pause, pause_ + pause_ / 4 + std::chrono::microseconds(200));
   std::this_thread::sleep_for(pause_);
@@ -176,7 +176,7 @@ void Save::Keeper::note_files() {
   if (!written_files_.empty()) report_.files = written_files_[0];
 }
 
-// A slow disk may take its time; a disk that takes no bytes has failed.
+// A slow disk is no error; a disk that takes no bytes has failed.
 void Save::Keeper::watch_disk() {
   if (const uint64_t bytes = writer_->bytes_written(); bytes != moved_bytes_)
     moved_bytes_ = bytes, moved_ = Clock::now();
@@ -253,7 +253,7 @@ bool Save::Keeper::written_by_all() {
   return written_ == team_.size();
 }
 
-// Once ranks have written, it does not matter whether they still live.
+// Once a rank has written, it does not matter whether it still lives.
 void Save::Keeper::await_written_by_all() {
   try {
     wait_until([&] { return written_by_all(); });
@@ -262,7 +262,7 @@ void Save::Keeper::await_written_by_all() {
   }
 }
 
-// Returns the failure of the lowest rank. Ranks that gave up only because another failed do not count.
+// Returns the failure of the lowest rank. Ranks that gave up only because another rank failed do not count.
 std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) const {
   const bool others = failure->status == FSDP_ABORTED && !given_up_.failed();
   if (!others) return failure->rank >= 0 ? *failure : of_rank(*failure, team_.world_rank(0));
@@ -275,7 +275,8 @@ std::optional<Error> Save::Keeper::find_failure(std::optional<Error> failure) co
   return failure;
 }
 
-// Waits until no rank uses the folder, so that no rank writes into a folder that is being removed. Ends with the job.
+// Waits until no rank uses the folder, because no rank may write into a folder that is being removed. Ends with the
+// job.
 void Save::Keeper::await_all_let_go() {
   const auto start = Clock::now();
   capture_error([&] {
@@ -291,7 +292,7 @@ void Save::Keeper::await_all_let_go() {
   });
 }
 
-// The disk thread does the work; if the disk does not return, it is given up.
+// Runs the work on the disk thread; if the disk does not return, the work is given up.
 void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
   const auto start = Clock::now();
   disk_->begin(std::move(work));
@@ -306,7 +307,7 @@ void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
   disk_->result();
 }
 
-// Takes sizes and sums of the files that have this number. Returns whether the rank has any.
+// Takes sizes and sums of the files with this number. Returns whether the rank has any.
 bool Save::Keeper::take_files(uint32_t place, uint32_t number,
                               const std::map<std::string_view, ManifestFile *> &files) {
   bool any = false;
@@ -343,8 +344,8 @@ bool Save::Keeper::take_unreported(uint32_t place, uint32_t number,
   return !names.empty();
 }
 
-// Asks the ranks to report their files of this number, and waits for all reports. Once ranks have written, it does not
-// matter whether they still live: take_files() reads the files of a rank that has not reported them.
+// Asks the ranks to report their files with this number, and waits for all reports. Once a rank has written, it does
+// not matter whether it still lives: take_files() reads the files of a rank that has not reported them.
 void Save::Keeper::await_shown(uint32_t number) {
   report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
   report_.file_number = number & 0xffffff;
@@ -374,7 +375,7 @@ ReportedFile read_reported(int checkpoint, const std::string &name, const std::s
   return file;
 }
 
-// Reads sizes and sums of files that their rank has written and cannot report any more.
+// Reads sizes and sums of files whose rank has written them and cannot report any more.
 std::vector<ReportedFile> Save::Keeper::read_files(const std::vector<std::string> &names) {
   auto found = std::make_shared<std::vector<ReportedFile>>();
   work_on_disk([names, found](SaveFolder &folder) {
@@ -384,7 +385,7 @@ std::vector<ReportedFile> Save::Keeper::read_files(const std::vector<std::string
   return *found;
 }
 
-// Every file must have bytes; if not, a rank has not written what another rank described.
+// Every file must have bytes; a file without bytes means that a rank has not written what another rank described.
 void Save::Keeper::collect_files() {
   std::map<std::string_view, ManifestFile *> files;
   for (ManifestFile &file : task_->manifest.files) files[file.name] = &file;
@@ -399,18 +400,18 @@ void Save::Keeper::collect_files() {
     fail(FSDP_MISMATCH, "no rank has written {}: a model is to be added on all ranks of its mesh", file->name);
 }
 
-// The disk thread may outlive this object, so it gets copies of all that it needs.
+// The disk thread may outlive this object, so it gets copies of everything that it needs.
 void Save::Keeper::commit() {
   const Manifest &manifest = task_->manifest;
   work_on_disk(
       [text = write_manifest(manifest), name = task_->name, replace = task_->order.choice.replace](SaveFolder &folder) {
         parse_manifest(text, folder.made->shown(manifest_name));
         folder.made->commit(name, text, replace);
-        folder.made.reset();  // reset on this thread, since it may have files to remove
+        folder.made.reset();  // reset on this thread, because it may have files to remove
       });
 }
 
-// The checkpoint exists. Errors from now on do not change that, and become a warning.
+// The checkpoint exists. Later errors do not change that, and become a warning.
 void Save::Keeper::remove_older() {
   if (task_->order.choice.keep == 0) return;
   const auto failed = capture_error([&] {
@@ -419,8 +420,8 @@ void Save::Keeper::remove_older() {
   if (failed) result_.warning = format_text("older ones could not be removed: {}", failed->message);
 }
 
-// This rank's next save replaces its post, so all ranks must have read how this save has ended. A rank that posts for
-// another save has read it.
+// This rank's next save replaces its post, so all ranks must first have read how this save has ended. A rank that posts
+// for another save has read it.
 void Save::Keeper::await_heard() {
   const auto start = Clock::now();
   uint32_t place = 1;
@@ -458,7 +459,7 @@ std::optional<Error> Save::Keeper::follow(std::optional<Error> failure) {
   return lost;
 }
 
-// The job is lost, but if all ranks have written, the first rank still commits while it lives.
+// The job is lost. But if all ranks have written, the first rank still commits as long as it lives.
 std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
   const auto start = Clock::now();
   const uint32_t first_rank = team_.world_rank(0);
@@ -469,7 +470,7 @@ std::optional<SaveReport> Save::Keeper::await_first(const Error &lost) {
   return end;
 }
 
-// Shows the first rank the files that it asks for.
+// Reports the files with the number that the first rank has posted.
 void Save::Keeper::show_files(uint32_t number) noexcept {
   report_.files = number < written_files_.size() ? written_files_[number] : decltype(report_.files){};
   report_.file_number = number & 0xffffff;

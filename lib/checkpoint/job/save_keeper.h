@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's part of a save, from the time when all ranks have seen the folder to its end. Its thread packs, watches the
-// disk thread and reads the reports of other ranks. It never waits for the disk itself or for a caller.
+// A rank's part of a save, from the time when all ranks have seen the folder to the save's end. Its thread packs,
+// watches the disk thread and reads the reports of other ranks. It never waits for the disk itself or for a caller.
 #pragma once
 
 #include <pthread.h>
@@ -22,7 +22,7 @@
 
 namespace fsdp::checkpoint {
 
-// One of the files that a rank has of a kind.
+// One of a rank's files of a kind.
 struct SavedFile {
   ShardKind kind;
   uint32_t number;
@@ -31,15 +31,15 @@ struct SavedFile {
 // The task of a rank.
 struct SaveTask {
   SaveOrder order;
-  std::string name;  // the checkpoint's name when it is whole
-  std::string id;    // its id until then
+  std::string name;  // the name of the complete checkpoint
+  std::string id;    // its id until it is complete
   std::shared_ptr<SaveFolder> folder = std::make_shared<SaveFolder>();
   std::vector<ShardToWrite> shards;
   std::vector<SavedFile> files;  // kind and number of each shard's file
-  Manifest manifest;             // on the first rank; the sizes of files are still missing
+  Manifest manifest;             // set on the first rank; the sizes of files are still missing
 };
 
-// Reads what a rank reports of a file that it has written.
+// Reads the size and the sum of a written file, as a rank reports them.
 ReportedFile read_reported(int checkpoint, const std::string &name, const std::string &shown);
 
 class Save::Keeper {
@@ -73,7 +73,7 @@ class Save::Keeper {
   void pause();
   template <class Condition>
   void wait_until(Condition condition);
-  // The work of the first rank; and that of the others.
+  // lead() does the first rank's work, follow() that of the others.
   std::optional<Error> lead(std::optional<Error> failure);
   bool written_by_all();
   void await_written_by_all();
@@ -103,7 +103,7 @@ class Save::Keeper {
   uint64_t number_ = 0;                                               // number of the save, in reports
   SaveReport report_;                                                 // this rank's report
   std::vector<std::array<ReportedFile, shard_kinds>> written_files_;  // this rank's files, by their number
-  bool heard_ = false;    // on other ranks: the first rank has said how the save ended
+  bool heard_ = false;    // on other ranks: the first rank has posted how the save ended
   uint32_t written_ = 1;  // on the first rank: the number of places that have written
   Clock::time_point looked_, looked_at_ranks_, moved_;
   uint64_t moved_bytes_ = 0;

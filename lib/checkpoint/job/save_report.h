@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The progress of a rank's part of a save, which the rank posts to others while all of them train on.
+// The progress of a rank's part of a save, which the rank posts to the others while all of them train on.
 //
 //   a rank     writing -> written | failed -> heard (the first rank has said how the save ended), or left without that
 //   the first  writing -> (all have written) [collecting ->] committing -> committed | failed
@@ -18,8 +18,8 @@
 
 namespace fsdp::checkpoint {
 
-// A report has room for one file of each kind. If ranks have more, the first rank collects the others before it
-// commits: it posts the number of the files that it wants, and every rank posts those.
+// A report has room for one file of each kind. If ranks have more files, the first rank collects the others before it
+// commits: it posts the number of the files that it wants, and every rank posts its files with that number.
 enum class SaveState : uint8_t {
   none,
   writing,
@@ -41,7 +41,7 @@ struct ReportedFile {
   uint64_t bytes = 0;
   std::array<uint8_t, 16> header_sum{};
 
-  // These convert the sum from and to 32 hexadecimal digits.
+  // These functions convert the sum from and to 32 hexadecimal digits.
   void set_header_sum(std::string_view digits) noexcept {
     for (size_t i = 0; i < header_sum.size() && 2 * i + 2 <= digits.size(); ++i)
       (void)std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, header_sum[i], 16);
@@ -53,13 +53,13 @@ struct ReportedFile {
   }
 };
 
-// The text of a rank that gave up because another rank failed.
+// The error text of a rank that gave up because another rank failed.
 inline constexpr std::string_view failed_elsewhere = "another rank's part of this save has failed";
-// The part of a report that a rank always posts.
+// The fixed part of a report, which a rank always posts.
 struct SaveWord {
   uint64_t save = 0;              // number of the save: posts of an earlier save are ignored
-  WireErrorHead error;            // with giving_up and failed
-  uint32_t file_number : 24 = 0;  // with written: the number of the reported files; with collecting: of those asked for
+  WireErrorHead error;            // used with giving_up and failed
+  uint32_t file_number : 24 = 0;  // number of the reported files (written) or of the requested ones (collecting)
   SaveState state : 8 = SaveState::none;
   std::array<ReportedFile, shard_kinds> files{};
 };
@@ -70,12 +70,12 @@ constexpr bool has_reported(const SaveWord &report, uint32_t number) {
   return report.state == SaveState::written && report.file_number == number;
 }
 
-// A report with the text of the rank's failure, if it has one.
+// A report with the text of the rank's failure, if the rank has failed.
 struct SaveReport : SaveWord {
   WireText<membership::post_text_bytes> text;
 
   void set(const Error &failure) noexcept { error = WireErrorHead(failure), text.set(failure.message); }
-  // The text to post. There are few places for texts, so ranks that only repeat another rank's failure post none.
+  // The text to post. There are few places for texts, so ranks that only repeat another rank's failure post no text.
   std::string_view posted() const noexcept {
     return text.view() == failed_elsewhere ? std::string_view() : text.view();
   }

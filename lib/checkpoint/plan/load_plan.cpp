@@ -39,14 +39,14 @@ void add_files(const ManifestPart &part, const LoadedRows &wanted, FileRows &fil
   }
 }
 
-// The number of the model's elements that are stored. Parts do not overlap.
+// The number of the box's elements that are stored. Parts do not overlap.
 uint64_t stored_count(const Box &own, const ManifestTensor &stored) {
   uint64_t count = 0;
   for (const ManifestPart &part : stored.parts) count += common_count(own, part.box);
   return count;
 }
 
-// Says how the two differ; empty if they do not. `encodes`: numbers are stored, which become codes.
+// Says how the two tensors differ; empty if they do not. `encodes`: the stored tensor has numbers, which become codes.
 std::string difference(const KeptTensor &own, const ManifestTensor &stored, bool encodes) {
   if (!std::ranges::equal(own.global_shape(), stored.shape))
     return format_text("{} has shape [{}] here and [{}] in the checkpoint", quote_json(own.name),
@@ -62,8 +62,8 @@ std::string difference(const KeptTensor &own, const ManifestTensor &stored, bool
   return "";
 }
 
-// The planes of a frozen quantized parameter, or of a state in codes, which follow one another; for other tensors only
-// the tensor.
+// All planes of a frozen quantized parameter, or of a state in codes, which are adjacent in the list; for any other
+// tensor, only that tensor.
 std::span<const KeptTensor> planes_of(std::span<const KeptTensor> tensors) {
   const KeptTensor &first = tensors[0];
   if (first.kind == ShardKind::optimizer && first.numbers_name.empty()) return tensors.first(1);
@@ -104,7 +104,7 @@ void LoadPlan::drop_repeated() {
 
 namespace {
 
-// The tensors of a checkpoint by name, and what a tensor of the model is loaded from.
+// The tensors of a checkpoint by name. Finds the form from which a tensor of the model is loaded.
 class Sources {
  public:
   explicit Sources(const Manifest &manifest) {
@@ -114,15 +114,15 @@ class Sources {
     const auto found = stored_.find(name);
     return found == stored_.end() ? nullptr : found->second;
   }
-  // Codes and scales are loaded as they are, or both are made of numbers. Boxes of one tensor may have been saved in
-  // either form, so the form counts that has all of the model's box.
+  // Are codes and scales made from numbers? If not, both are loaded as they are. Boxes of one tensor may have been
+  // saved in either form, so the form that has all of the model's box decides.
   bool encodes(const KeptTensor &own) const {
     if (own.numbers_name.empty()) return false;
     const ManifestTensor *const numbers = find(own.numbers_name), *const codes = find(own.numbers_name + ".code");
     if (!numbers || (codes && has_all(own, *codes))) return false;
     return !codes || has_all(own, *numbers);
   }
-  // Is a state wanted as numbers, and there only as codes?
+  // Is a state wanted as numbers, but stored only as codes?
   bool is_coded_only(const KeptTensor &own) const {
     if (own.kind != ShardKind::optimizer || !own.plane || !own.numbers_name.empty()) return false;
     const ManifestTensor *const numbers = find(own.name);
@@ -130,7 +130,7 @@ class Sources {
   }
 
  private:
-  // For codes, and for scales by the box of their codes.
+  // Does the stored tensor have all of the model's box? For scales, the box of their codes is compared.
   static bool has_all(const KeptTensor &own, const ManifestTensor &stored) {
     Box box = whole(own.param->shape);
     if (own.param->is_box()) box.offset = own.param->global_offset;
@@ -140,7 +140,7 @@ class Sources {
   std::unordered_map<std::string_view, const ManifestTensor *> stored_;
 };
 
-// The names in a checkpoint that a tensor of the model takes note of: a state's in each of its forms.
+// Adds the names in a checkpoint that belong to a tensor of the model: for a state, the names of each of its forms.
 void add_names(const KeptTensor &own, std::unordered_set<std::string> &known) {
   known.insert(own.name);
   if (own.kind != ShardKind::optimizer || !own.plane) return;
@@ -148,7 +148,7 @@ void add_names(const KeptTensor &own, std::unordered_set<std::string> &known) {
   for (const char *form : {"", ".code", ".absmax"}) known.insert(numbers + form);
 }
 
-// Finds the first box of each tensor, because lists of names have each name once.
+// Finds the first box of each tensor, because each name is listed only once.
 class FirstNames {
  public:
   explicit FirstNames(const ModelShards &shards) : all_differ_(shards.one_mesh()) {}
@@ -192,7 +192,7 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
     const bool is_first = first.add(own.name), encodes = sources.encodes(own);
     const ManifestTensor *const stored = sources.find(encodes ? own.numbers_name : own.name);
     if (encodes && is_first) plan.encoded.push_back(own.name);
-    if (encodes && own.is_scales()) {  // they are made with the codes
+    if (encodes && own.is_scales()) {  // scales are made together with the codes
       if (is_first) plan.loaded.push_back(own.name);
     } else if (sources.is_coded_only(own)) {
       plan.other.push_back(
@@ -203,7 +203,7 @@ LoadPlan plan_load(const ModelShards &shards, const Manifest &manifest, uint32_t
       if (is_first) plan.missing.push_back(own.name);
     } else if (std::string text = difference(own, *stored, encodes); !text.empty()) {
       plan.other.push_back(std::move(text));
-    } else {  // blocks of codes are made of numbers that one rank has read
+    } else {  // one rank must read all numbers of a block to make its codes
       if (is_first) plan.loaded.push_back(own.name);
       plan.add(shards, i, *stored, rank, choice.one_replica && !encodes, rows);
     }

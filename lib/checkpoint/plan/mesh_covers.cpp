@@ -33,7 +33,7 @@ MeshCover cover_of_one(const layout::Mesh &mesh) {
   return cover;
 }
 
-// Adds the mesh to the cover. Ranks without a mesh have a mesh number that is too large.
+// Adds the mesh to the cover. A rank without a mesh still has a mesh number that is too large.
 void add_mesh(MeshCover &cover, layout::Mesh mesh, const RankNumbers &numbers, const std::string &group) {
   const auto number = static_cast<uint32_t>(cover.meshes.size());
   std::vector<uint32_t> &model_ranks = cover.of_model.emplace_back();
@@ -64,10 +64,10 @@ MeshCover cover_of_group(const memory::ModelSpec &spec, const memory::GroupSpec 
 }
 
 Params own_params(const memory::GroupSpec &group) {
-  return {std::shared_ptr<void>(), &group.params};  // the spec has them
+  return {std::shared_ptr<void>(), &group.params};  // the spec owns them
 }
 
-// The parameters as the ranks of another mesh have them.
+// The parameters as declared on another mesh.
 Params params_of(const memory::GroupSpec &group, const memory::GroupInstance &instance) {
   auto params = std::make_shared<std::vector<memory::ParamSpec>>(group.params);
   for (size_t p = 0; p < params->size(); ++p) {

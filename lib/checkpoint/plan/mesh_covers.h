@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meshes that share the groups of a model: which ranks of the model share a group, and which parameters each of
-// these meshes has there. A pure function of the sealed declaration, the same on every rank.
+// The meshes that share the groups of a model: which ranks of the model share a group, and which parameters of the
+// group each of these meshes has. A pure function of the sealed declaration, the same on every rank.
 //
 //   model on ranks 0 to 3    dense     the model's mesh
 //                            experts   mesh {0, 2} with rows 0 to 6 of "experts.w", mesh {1, 3} with rows 6 to 12
@@ -14,7 +14,7 @@
 
 namespace fsdp::checkpoint {
 
-// The mesh of a group that a rank is in, and the rank's number there.
+// The mesh of a group to which a rank belongs, and the rank's number in this mesh.
 struct MeshPlace {
   uint32_t mesh = 0, rank = 0;
 
@@ -24,18 +24,18 @@ struct MeshPlace {
 // Disjoint meshes of one shape that together have all ranks of the model.
 struct MeshCover {
   std::vector<layout::Mesh> meshes;
-  std::vector<MeshPlace> places;                // by rank of the model
-  std::vector<std::vector<uint32_t>> of_model;  // by mesh: the rank of the model of each of its ranks
+  std::vector<MeshPlace> places;                // index: rank of the model
+  std::vector<std::vector<uint32_t>> of_model;  // for each mesh, the ranks of the model that are its ranks
 
   bool operator==(const MeshCover &) const = default;
 };
 
-// A group as the ranks of one of its meshes declared it. Several meshes may have boxes of one tensor, and some of them
-// equal boxes. The first of equal boxes counts, so that a checkpoint has each element once.
+// A group as declared on one of its meshes. Several meshes may have boxes of one tensor, and some of these boxes may be
+// equal. The first of equal boxes counts, so that a checkpoint has each element once.
 struct MeshGroup {
   std::shared_ptr<const std::vector<memory::ParamSpec>> params;
-  std::vector<bool> counts;  // by parameter: no group and mesh before has an equal box of this tensor
-  std::vector<bool> names;   // by parameter: no group and mesh before has this name
+  std::vector<bool> counts;  // by parameter: no earlier group and mesh has an equal box of this tensor
+  std::vector<bool> names;   // by parameter: no earlier group and mesh has this name
 };
 
 class MeshCovers {
@@ -43,9 +43,9 @@ class MeshCovers {
   // The spec must outlive this. Throws MISMATCH if the meshes of a group are not disjoint or lack a rank of the model.
   explicit MeshCovers(const memory::ModelSpec &spec);
 
-  // Have all groups the model's mesh?
+  // Do all groups have the model's mesh?
   bool one_mesh() const { return covers_.size() == 1; }
-  // The first has the model's mesh alone.
+  // The first cover is the model's mesh alone.
   const std::vector<MeshCover> &covers() const { return covers_; }
   uint32_t cover_of(size_t group) const { return groups_[group].cover; }
   // The group on each mesh of its cover.

@@ -50,7 +50,7 @@ void ModelShards::add(const Adding &adding, bool counts_steps) {
   if (counts_steps && !param.frozen() && !param.by_caller())
     add_tensor(adding, format_text("state.{}.step", param.name), ShardKind::optimizer, *find_element_type("F64"),
                nullptr)
-        .counts = adding.names;  // all boxes of a tensor have one number of steps
+        .counts = adding.names;  // all boxes of a tensor share one number of steps
 }
 
 KeptTensor &ModelShards::add_tensor(const Adding &adding, std::string name, ShardKind kind, const ElementType &type,
@@ -62,7 +62,7 @@ KeptTensor &ModelShards::add_tensor(const Adding &adding, std::string name, Shar
   return tensor;
 }
 
-// Codes and their scales follow one another.
+// Codes and their scales are adjacent in the list.
 void ModelShards::add_state(const Adding &adding, uint32_t index) {
   const memory::ParamSpec &param = adding.param;
   const memory::StateSpec &state = spec_.states[index];
@@ -78,7 +78,7 @@ void ModelShards::add_state(const Adding &adding, uint32_t index) {
   tensors_.back().scales = stored_shape(param, *scales);
 }
 
-// Planes of main weights are not saved, since publishing makes them again. A frozen parameter has only its planes.
+// Planes of main weights are not saved, because publishing makes them again. A frozen parameter has only its planes.
 void ModelShards::add_weights(const Adding &adding) {
   const memory::ParamSpec &param = adding.param;
   const auto add = [&](std::string name, const memory::PlanePlan &plane) {
@@ -96,7 +96,7 @@ void ModelShards::add_weights(const Adding &adding) {
 
 // ---- places ----
 
-// Slots of an inner rank are neighbours, and so are its replicas.
+// The slots of an inner rank are neighbours, and so are its replicas.
 uint32_t ModelShards::place_of(const layout::Mesh &mesh, uint32_t rank) {
   return mesh.inner(rank) * mesh.outer_size + mesh.outer_index(rank);
 }
@@ -118,12 +118,12 @@ ModelShards::Holding ModelShards::holding(uint32_t cover, Extent extent, uint32_
   return {place / count * count, count, writer_counts_[cover][static_cast<size_t>(extent)]};
 }
 
-// Sets, for each extent, how many holders of a slice write it: as many as can each write at least `least` bytes. The
-// meshes of a cover have equally many bytes.
+// Sets, for each extent, how many holders of a slice write it: as many as can each write at least `least` bytes. All
+// meshes of a cover have the same number of bytes.
 void ModelShards::count_writers(uint64_t least) {
   std::vector<std::array<uint64_t, 3>> bytes(meshes_.covers().size());
   for (const KeptTensor &tensor : tensors_) {
-    if (!tensor.plane || tensor.mesh) continue;  // without a plane it has only a few bytes
+    if (!tensor.plane || tensor.mesh) continue;  // a tensor without a plane has only a few bytes
     uint64_t &sum = bytes[tensor.cover][static_cast<size_t>(tensor.plane->owned)];
     const uint64_t whole = checked_multiply(tensor.element_count(), tensor.type->bits / 8, "bytes");
     sum = checked_add(sum, whole, "bytes of a checkpoint");
@@ -202,7 +202,7 @@ std::vector<WrittenBox> ModelShards::written_by(uint32_t rank, ShardKind kind, u
 
 void ModelShards::find_writers(ShardKind kind) {
   const layout::Mesh &mesh = spec_.mesh();
-  std::vector<size_t> boxes(mesh.size());  // the most boxes of a tensor, by place in the model's mesh
+  std::vector<size_t> boxes(mesh.size());  // by place in the model's mesh: the maximum number of boxes of a tensor
   for (const KeptTensor &tensor : tensors_) {
     if (tensor.kind != kind || !tensor.counts) continue;
     const bool one = tensor.row_dimensions() <= 1;
@@ -222,7 +222,8 @@ void ModelShards::find_writers(ShardKind kind) {
 
 namespace {
 
-// Along this axis the box is a range. It has size 1 in the dimensions before the axis, and is whole in those after it.
+// The axis along which the box is a range. The box has size 1 in the dimensions before the axis, and is whole in those
+// after it.
 uint32_t axis_of(const KeptTensor &tensor, const Box &box) {
   uint32_t axis = tensor.row_dimensions() - 1;
   while (axis > 0 && box.shape[axis] == tensor.shape()[axis]) --axis;
@@ -246,7 +247,7 @@ void ModelShards::add_boxes(std::vector<ManifestPart> &parts, const KeptTensor &
   }
 }
 
-// `files` has the numbers of files, by number of the rank's file and place in the model's mesh.
+// `files` has the numbers of files, indexed by the rank's number of a file and by the place in the model's mesh.
 void ModelShards::add_parts(std::vector<ManifestPart> &parts, const KeptTensor &tensor,
                             const std::vector<std::vector<uint32_t>> &files) const {
   if (!tensor.counts) return;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint keeps of a model, and which rank writes which rows: a pure function of the plan, the same on every
-// rank. So the first rank can write the manifest for all ranks without asking them.
+// Which tensors of a model a checkpoint has, and which rank writes which rows: a pure function of the plan, the same on
+// every rank. So the first rank can write the manifest for all ranks without asking them.
 //
 // The places of ranks are in the order of their slices. Ranks with the same slice are neighbours, and the first of
-// these divide its rows among them. A file is numbered by its rank's place.
+// these divide the rows of the slice among them. A file is numbered by its rank's place.
 //
 // A rank's rows of a tensor are one box of it if a row spans all dimensions but the first. Rows of a stack that begin
 // and end inside matrices are three boxes (in general 2 * row_dimensions - 1). A file has each name once, so a rank has
@@ -29,9 +29,9 @@
 
 namespace fsdp::checkpoint {
 
-enum class ShardKind : uint8_t { weights, optimizer, bytes };  // `bytes` are the caller's own
+enum class ShardKind : uint8_t { weights, optimizer, bytes };  // bytes: the caller's own
 inline constexpr size_t shard_kinds = 3;
-// Fewer bytes are not worth a separate file.
+// A rank writes no separate file for fewer bytes than this.
 inline constexpr uint64_t least_share = uint64_t{16} << 20;
 // A tensor of the checkpoint: a plane of a parameter. Three kinds of parameters differ from this:
 //   frozen and quantized      has a tensor for each of its planes
@@ -51,7 +51,7 @@ struct KeptTensor {
   std::string numbers_name = {};    // for a state in codes: the name that it has where it is stored as numbers
   uint32_t cover = 0, mesh = 0;     // its mesh, which is one of a cover's: MeshCovers::covers()
   bool counts = true;               // no tensor before has the same box, so that this one is written
-  // The shape of the model's part.
+  // The shape of the box, or the tensor, that the model has.
   std::span<const uint64_t> shape() const {
     if (!plane) return {};
     return is_scales() ? scales.shape : param->shape;
@@ -66,7 +66,7 @@ struct KeptTensor {
     if (plane && param->is_box()) own.offset = is_scales() ? scales.global_offset : param->global_offset;
     return own;
   }
-  // Can it be loaded from this type? A scale must not be rounded, so it is only loaded from types that are not wider.
+  // Can it be loaded from this type? A scale must not be rounded, so it is loaded only from types that are not wider.
   bool is_loaded_from(const ElementType &stored) const {
     return is_loaded(stored, *type) && !(is_scales() && stored.bits > type->bits);
   }
@@ -75,7 +75,7 @@ struct KeptTensor {
   }
   const layout::FlatLayout &layout() const { return bucket->layout_of(*plane); }
   uint64_t element_count() const { return plane ? layout().tensors[tensor].count : 1; }
-  // In how many leading dimensions its rows lie.
+  // The number of leading dimensions in which the rows are counted.
   uint32_t row_dimensions() const {
     return plane ? std::min(param->row_dimensions, static_cast<uint32_t>(shape().size())) : 0;
   }
@@ -87,7 +87,7 @@ struct KeptTensor {
   memory::Extent owned() const { return plane ? plane->owned : memory::Extent::whole; }
 };
 
-// Rows of the model's part of a parameter, which lie in its first row_dimensions() dimensions; a scalar is one row.
+// Rows of the model's part of a parameter, counted in its first row_dimensions() dimensions; a scalar is one row.
 struct RowRange {
   uint64_t first = 0, count = 0;
 
@@ -98,13 +98,14 @@ struct RowRange {
 struct WrittenBox {
   const KeptTensor *tensor;
   Box box;         // box in the whole tensor, of which other models may have boxes, too
-  uint64_t first;  // position of its first element in the part that the rank keeps
+  uint64_t first;  // position of the box's first element in the part that the rank keeps
 };
 
 class ModelShards {
  public:
-  // `spec` and `plan` must outlive this. Ranks that have the same bytes share the writing if each writes at least
-  // `least` bytes. `counts_steps`: AdamW counts steps, which PyTorch wants for each parameter that AdamW updates.
+  // `spec` and `plan` must outlive this object. Ranks that have the same bytes share the writing if each writes at
+  // least `least` bytes. `counts_steps`: AdamW counts steps, and PyTorch requires a step for each parameter that AdamW
+  // updates.
   ModelShards(const memory::ModelSpec &spec, const memory::ModelPlan &plan, bool counts_steps = false,
               uint64_t least = least_share);
 
@@ -115,7 +116,7 @@ class ModelShards {
   // parameter in the order of declaration. Frozen parameters have compute weights, or codes and scales, instead of main
   // weights.
   const std::vector<KeptTensor> &tensors() const { return tensors_; }
-  // Below, ranks are those of the model. The rows of a tensor that a rank writes; a count of 0 means none.
+  // Below, ranks are ranks of the model. The rows of a tensor that a rank writes; a count of 0 means none.
   RowRange rows(const KeptTensor &tensor, uint32_t rank) const {
     return has(tensor, rank) ? rows_at(tensor, place_of(mesh_of(tensor), place(tensor, rank).rank)) : RowRange{};
   }
@@ -123,13 +124,13 @@ class ModelShards {
   RowRange kept_rows(const KeptTensor &tensor, uint32_t rank) const {
     return has(tensor, rank) ? kept_by(tensor, place(tensor, rank).rank) : RowRange{};
   }
-  // The ranks that keep the same rows of a tensor are numbered in order: the number of `rank`, and how many there are.
-  // For a tensor on the model's mesh.
+  // The ranks that keep the same rows of a tensor, for a tensor on the model's mesh: the number of `rank` in their
+  // order, and how many they are.
   struct Holder {
     uint32_t number = 0, count = 1;
   };
   Holder holder(const KeptTensor &tensor, uint32_t rank) const;
-  // The rows of the holders' common rows, [0, rows), that one of them reads if each reads a part.
+  // Of the holders' common rows, [0, rows), those that one holder reads if each reads a part.
   static RowRange share_of(uint64_t rows, const Holder &holder) {
     const uint64_t begin = rows * holder.number / holder.count;
     return {begin, rows * (holder.number + 1) / holder.count - begin};
@@ -139,23 +140,23 @@ class ModelShards {
   // The boxes in a rank's file of a kind, in the order for plan_shard_file; if there are none, there is no such file.
   std::vector<WrittenBox> written_by(uint32_t rank, ShardKind kind, uint32_t file = 0) const;
 
-  // How many files of the kind a rank has at most.
+  // The maximum number of files of the kind that a rank has.
   uint32_t files(ShardKind kind) const { return static_cast<uint32_t>(writers_[static_cast<size_t>(kind)].size()); }
   // The ranks that write this file of the kind, in the order of their places in the model's mesh.
   const std::vector<uint32_t> &writers(ShardKind kind, uint32_t file = 0) const {
     static const std::vector<uint32_t> none;
     return file < files(kind) ? writers_[static_cast<size_t>(kind)][file] : none;
   }
-  // The manifest's entries of all tensors of the kind. From first_file on, files are numbered by writers: those of
-  // writers(kind, 0), then those of writers(kind, 1), and so on.
+  // The manifest's entries of all tensors of the kind. Files are numbered by writers, starting at first_file: first
+  // those of writers(kind, 0), then those of writers(kind, 1), and so on.
   std::vector<ManifestTensor> manifest_tensors(ShardKind kind, uint32_t first_file) const;
 
  private:
-  // The places that have the same slice: `count` places from `first` on, of which the first `writers` write.
+  // The places that have the same slice: `count` places, starting at `first`. The first `writers` of them write.
   struct Holding {
     uint32_t first, count, writers;
   };
-  // The plans of a parameter whose tensors are added, and the mesh that has them.
+  // A parameter whose tensors are being added: its plans, and the mesh that has it.
   struct Adding {
     const memory::BucketPlan &bucket;
     uint32_t tensor;  // index in the bucket
@@ -169,13 +170,13 @@ class ModelShards {
   const layout::Mesh &mesh_of(const KeptTensor &tensor) const { return cover_of(tensor).meshes[tensor.mesh]; }
   const MeshPlace &place(const KeptTensor &tensor, uint32_t rank) const { return cover_of(tensor).places[rank]; }
   bool has(const KeptTensor &tensor, uint32_t rank) const { return place(tensor, rank).mesh == tensor.mesh; }
-  // The place in the model's mesh of a place in the tensor's mesh.
+  // Converts a place in the tensor's mesh to a place in the model's mesh.
   uint32_t place_in_model(const KeptTensor &tensor, uint32_t place) const;
   // In the functions below, ranks and places are those of the tensor's mesh.
   Holding holding(uint32_t cover, memory::Extent extent, uint32_t place) const;
   RowRange kept_by(const KeptTensor &tensor, uint32_t rank) const;
   RowRange rows_at(const KeptTensor &tensor, uint32_t place) const;
-  // The first place that has rows of the tensor, and the place after the last.
+  // The first place that has rows of the tensor, and the place after the last one.
   std::array<uint32_t, 2> places_of(const KeptTensor &tensor) const;
   void add_group(const memory::ModelPlan &plan, size_t group, bool counts_steps);
   void add(const Adding &adding, bool counts_steps);

@@ -36,7 +36,7 @@ std::map<std::string, uint32_t> numbers_of(const std::vector<ManifestFile> &file
   return numbers;
 }
 
-// The same rows, with the files' new numbers.
+// Returns the same rows with the files' new numbers.
 ManifestPart renumber(const ManifestPart &part, std::span<const uint32_t> numbers) {
   ManifestPart renumbered{part.box, {}, part.axis};
   bool joins = false;
@@ -66,7 +66,7 @@ void add_tensor(std::vector<ManifestTensor> &tensors, std::map<std::string, size
     fail(FSDP_INVALID_ARGUMENT, "two ranks declare {} as boxes of different tensors: {} [{}] and {} [{}]",
          quote_json(tensor.name), there.type->name, fmt::join(there.shape, ","), tensor.type->name,
          fmt::join(tensor.shape, ","));
-  // If several meshes have a box, one of them writes it. They may have cut it differently.
+  // If several meshes have a box, one of them writes it. They may have divided it differently.
   const size_t known_parts = there.parts.size();
   for (ManifestPart &part : tensor.parts)
     if (!is_covered(part.box, std::span(there.parts).first(known_parts))) there.parts.push_back(std::move(part));
@@ -95,7 +95,7 @@ std::map<std::string, size_t> places_of(const Tensors &tensors) {
 std::string bytes_name(const std::string &name) { return "bytes." + name; }
 std::string bytes_name(const std::string &name, uint32_t rank) { return format_text("bytes.{}.{:05}", name, rank); }
 
-// Files of weights have the names that PyTorch looks for.
+// Files of weights must have the names that PyTorch looks for.
 std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place, uint32_t file) {
   if (kind == ShardKind::weights) return shard_name(rank, file);
   return format_text("{}/{:04}/{}", kind == ShardKind::bytes ? "bytes" : "optimizer", place / files_in_folder,

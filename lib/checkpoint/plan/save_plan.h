@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contents of a checkpoint of one or more models: pure. A rank has one file of each kind, with its rows of all
-// models that it saves, or several if the rows of a tensor are several boxes. The rank that leads a model's mesh
-// describes the model, and the first rank combines the descriptions.
+// The contents of a checkpoint of one or more models; all functions are pure. A rank has one file of each kind, with
+// its rows of all models that it saves, or several if the rows of a tensor are several boxes. The rank that leads a
+// model's mesh describes the model, and the first rank combines the descriptions.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace fsdp::checkpoint {
 
-// Copies bytes [first, first + to.size()) of this rank's part of a tensor to `to`. Called on a thread of the save, in
-// rising order; the bytes do not change meanwhile.
+// Copies bytes [first, first + to.size()) of this rank's part of a tensor to `to`. A thread of the save calls it, in
+// rising order; the bytes do not change during the save.
 using ReadKept = std::function<void(const KeptTensor &tensor, uint64_t first, std::span<std::byte> to)>;
 
 struct SavedModel {
@@ -32,21 +32,22 @@ struct SavedModel {
 // Bytes of the caller.
 struct SavedBytes {
   std::string name;
-  bool per_rank = false;  // each rank has its own; if false, they are the first rank's
+  bool per_rank = false;  // each rank has its own bytes; if false, only the first rank's are saved
   std::vector<std::byte> data;
 };
-// The name of bytes in their file: of common bytes, and of a rank's own.
+// The name of bytes in their file: for common bytes, and for a rank's own.
 std::string bytes_name(const std::string &name);
 std::string bytes_name(const std::string &name, uint32_t rank);
-// The name of a file of a rank of the job, which has number `place` among the ranks that save.
+// The name of a file of rank `rank` of the job, whose number among the saving ranks is `place`.
 std::string saved_file_name(ShardKind kind, uint32_t rank, uint32_t place, uint32_t file = 0);
 // The part of the manifest that this rank knows: the models whose mesh it leads, and its bytes. Files have no sizes
-// yet. The part's keys say which models the rank saves, whether it leads them or not; all ranks of a model must save it
-// (check_members). place_of(rank) is the number of a rank of the job among those that save.
+// yet. The part's keys list the models that the rank saves, whether it leads them or not; all ranks of a model must
+// save it (check_members). place_of(rank) is the number of a rank of the job among the saving ranks.
 Manifest describe_part(std::span<const SavedModel> models, std::span<const SavedBytes> bytes, uint32_t rank,
                        const std::function<uint32_t(uint32_t)> &place_of);
 
-// Checks the keys of all ranks' parts, by rank. Throws MISMATCH if not all ranks of a model's mesh save the model.
+// Checks the keys of all ranks' parts; `keys` is indexed by rank. Throws MISMATCH if not all ranks of a model's mesh
+// save the model.
 void check_members(const std::map<uint32_t, std::map<std::string, std::string>> &keys);
 // Adds a part to a manifest. Files and models with the same name are joined, and so are parts of one tensor. Throws
 // INVALID_ARGUMENT if the parts of a tensor have different shapes or types, or belong to different models.

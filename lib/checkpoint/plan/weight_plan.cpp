@@ -39,11 +39,11 @@ std::string fill_name(std::string pattern, const std::string &text) {
 
 namespace {
 
-// A tensor of theirs that gives rows [begin, end) of a whole tensor of ours.
+// A tensor of theirs whose rows become rows [begin, end) of a whole tensor of ours.
 struct Use {
   Rename rename;  // with its row_count filled in
   const SpreadTensor *theirs;
-  std::string name;  // name of theirs
+  std::string name;  // name of their tensor
 
   uint64_t begin() const { return rename.to_row; }
   uint64_t end() const { return rename.to_row + rename.row_count; }
@@ -108,7 +108,7 @@ void WeightPlanner::find_uses(const std::string &name, const SpreadTensor &their
 
 void WeightPlanner::use(const std::string &ours, const Use &use) {
   const auto found = numbers_.find(ours);
-  if (found == numbers_.end()) {  // several renames may use one name, which is listed once
+  if (found == numbers_.end()) {  // several renames may match one name, which is listed once
     if (plan_.unexpected.empty() || plan_.unexpected.back() != use.name) plan_.unexpected.push_back(use.name);
     return;
   }
@@ -126,7 +126,7 @@ void WeightPlanner::use(uint32_t number, Use use) {
   uses_[number].push_back(std::move(use));
 }
 
-// Says why theirs cannot be those rows of ours; empty if it can.
+// Says why their tensor cannot be those rows of ours; empty if it can.
 std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) const {
   const Rename &rename = use.rename;
   const auto theirs = [&](std::string_view what) {
@@ -156,7 +156,7 @@ std::string WeightPlanner::difference(const KeptTensor &own, const Use &use) con
   return "";
 }
 
-// Does each row of the model come from exactly one place? Uses for rows that the model does not have are dropped.
+// Does each row of the model come from exactly one place? Drops uses for rows that the model does not have.
 bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
   const Box box = own.box();
   const uint64_t first = first_row_of(box), end = first + rows_of(box.shape);
@@ -180,7 +180,7 @@ bool WeightPlanner::covers(const KeptTensor &own, std::vector<Use> &uses) {
   return false;
 }
 
-// The box of theirs for rows [begin, end) of a box of ours.
+// The box in their tensor that has rows [begin, end) of a box of ours.
 Box WeightPlanner::theirs_of(Box box, const Use &use, uint64_t begin, uint64_t end) {
   if (box.shape.empty()) return box;
   box.offset[0] = begin - use.begin() + use.rename.from_row, box.shape[0] = end - begin;
@@ -216,8 +216,8 @@ void WeightPlanner::plan_tensor(uint32_t number, uint32_t rank) {
   }
 }
 
-// Takes a box of the rows that the rank keeps, whose first element has position `first` there. A use has rows of the
-// first dimension.
+// Takes a box of the rows that the rank keeps. The box's first element has position `first` in these rows. A use has
+// rows of the first dimension.
 void WeightPlanner::take(uint32_t number, const Use &use, const Box &kept, uint64_t first) {
   const uint64_t first_row = first_row_of(kept), count = rows_of(kept.shape);
   const uint64_t begin = std::max(first_row, use.begin()), end = std::min(first_row + count, use.end());
