@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank's share in the job's membership: control memory, links, heartbeats and watch. Its world, teams and arenas
-// share it, and the last one to end releases it.
+// share the seat, and the last of these to end releases it.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ struct Seat {
   uint32_t rank;
   Control control;
   std::unique_ptr<Links> links;
-  Pulse pulse;  // a Monitor beats for it, where ranks are processes
+  Pulse pulse;  // if ranks are processes, a Monitor beats for it
   Watch watch;
 };
 

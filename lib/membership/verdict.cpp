@@ -17,7 +17,7 @@ fsdp_status status_of(FailureKind kind) {
   }
 }
 
-// The text of a verdict without one: a rank may die after it has decided and before it has written the text.
+// The text for a verdict that has none, because a rank may die between its decision and the write of the text.
 std::string short_text(FailureKind kind, int32_t rank) {
   switch (kind) {
     case FailureKind::died: return format_text("rank {} died", rank);

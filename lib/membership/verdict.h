@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank or link is to blame for the end of a job, and why. A rank reports what it has found out, and the reports
-// become one verdict, which all ranks return: rank 0 decides while the job forms, the coordinator while it runs.
-// Reports and verdicts have the same layout in shared memory, on the unix socket of a host, and between hosts.
+// Which rank or link is to blame for the end of a job, and why. A rank reports its findings, and the reports become one
+// verdict, which all ranks return. Rank 0 decides while the job forms, and the coordinator while it runs. Reports and
+// verdicts have the same layout in shared memory, on the unix socket of a host, and between hosts.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace fsdp::membership {
 
-// destroyed: a rank has destroyed its context without closing it, which concerns only ranks that wait for it.
+// destroyed: a rank has destroyed its context without closing it; this concerns only ranks that wait for that rank.
 enum class FailureKind : uint32_t { none, died, left, aborted, failed, mismatch, timeout, stopped, cut, destroyed };
 
-// A set of ranks. most: the number of ranks that a job may have (max_ranks in job.h).
+// A set of ranks. `most`: the maximum number of ranks in a job (max_ranks in job.h).
 class RankSet {
  public:
   static constexpr uint32_t most = 16384;
@@ -55,7 +55,7 @@ struct CutLink {
   bool operator==(const CutLink &) const = default;
 };
 
-// An accused rank or link, and why. A peer may have written it, so readers do not trust its counts.
+// An accused rank or link, and the reason. A peer may have written it, so readers do not trust its counts.
 struct Accusation {
   static constexpr uint32_t max_links = 64;
 
@@ -63,24 +63,24 @@ struct Accusation {
   int32_t rank = -1;         // becomes Error.rank: the first of the ranks to blame; -1: a link is to blame
   uint32_t where_bytes = 0;  // length of the text's prefix that names the place: "reduce_scatter of 'layer.3' (#17): "
   uint32_t link_count = 0;   // number of links, for FailureKind::cut
-  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // whose error code origin_code is
+  fsdp_origin origin = FSDP_ORIGIN_FSDP;  // the library or system that origin_code belongs to
   int32_t origin_code = 0;
   CutLink links[max_links] = {};
-  RankSet ranks;  // all ranks to blame, `rank` included; meaningless where `rank` is -1
+  RankSet ranks;  // all ranks to blame, including `rank`; not used if `rank` is -1
   WireText<944> text;
 
   std::string where() const;
-  std::string what() const;  // the text behind where()
+  std::string what() const;  // the text after where()
 };
 
-// Goes up, to the rank that decides.
+// Sent up, to the rank that decides.
 struct Report {
   static constexpr uint32_t kind = 103;
   Accusation accusation;
   int32_t last_of = -1;  // while the job forms: the rank that gives up with this report; -1: the sender goes on
-  uint32_t unused = 0;   // avoids padding, so that no uninitialized byte is sent
+  uint32_t unused = 0;   // fills the padding, so that no uninitialized byte is sent
 };
-// Goes down, to all ranks.
+// Sent down, to all ranks.
 struct Verdict {
   static constexpr uint32_t kind = 104;
   Accusation accusation;
@@ -90,18 +90,18 @@ Accusation accuse_rank(FailureKind kind, uint32_t rank, const std::string &text)
 // The first rank becomes Error.rank.
 Accusation accuse_ranks(FailureKind kind, std::span<const uint32_t> ranks, const std::string &text) noexcept;
 Accusation accuse_death(uint32_t rank);
-// where: the operation in which the deaths were found, for messages; may be empty. what: the text about the ranks if
-// more is known than that they died, else empty.
+// `where`: the operation in which the deaths were found, for messages; may be empty. `what`: a text about the ranks if
+// more is known than their death; else empty.
 Accusation accuse_dead(const std::string &where, const RankSet &ranks, const std::string &what = {});
 std::string death_text(const RankSet &ranks);
-// True if no peer has caused the error: then rank `self` returns the error as it is, whatever the verdict says.
+// True if no peer has caused the error. In that case rank `self` returns the error unchanged, whatever the verdict is.
 bool is_own(const Error &error, uint32_t self);
-// What rank `self` of that host tells the others about an error while the job forms. An error of its own (is_own)
+// The accusation with which rank `self` of that host reports an error while the job forms. An error of its own (is_own)
 // becomes the failure of this rank. Unprintable characters of the text are replaced.
 Accusation accuse_for(const Error &error, uint32_t self, const std::string &host);
 // The error that rank `self` returns for the accusation.
 Error error_of(const Accusation &accusation, uint32_t self);
-// A peer wrote the accusation: are its kind and its ranks possible in a job of world_size ranks?
+// Are the kind and the ranks of the accusation, which a peer wrote, possible in a job of world_size ranks?
 bool is_believable(const Accusation &accusation, uint32_t world_size);
 // "rank 3", "ranks 3, 5"
 std::string rank_list(std::span<const uint32_t> ranks);

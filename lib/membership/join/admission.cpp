@@ -47,7 +47,7 @@ std::string Admission::remark() const {
   return last.empty() ? last : "; it refused connections, the last from " + last;
 }
 
-// An unexpected message ends the connection; a rank of this job tries again.
+// An unexpected message ends the connection. If it came from a rank of this job, that rank tries again.
 bool Admission::hear(Candidate &candidate, const Admit &admit) {
   while (auto frame = candidate.stream.receive()) {
     auto parsed = message::parse(frame->kind, frame->body);
@@ -65,7 +65,7 @@ bool Admission::hear(Candidate &candidate, const Admit &admit) {
   return candidate.stream.open();
 }
 
-// Another version of the library may give the messages that follow another form.
+// In another version of the library the later messages may have another form.
 bool Admission::greet(Candidate &candidate, const message::Hello &hello) {
   const std::string difference = compare_versions(hello.rank, hello.wire_version, hello.library, options_.rank);
   candidate.introduced = difference.empty();

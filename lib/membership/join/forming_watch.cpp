@@ -14,7 +14,7 @@ namespace fsdp::membership {
 
 namespace {
 
-// Can the next rank reach this address? A peer wrote it, so it may be wrong.
+// Can the next rank reach this address? A peer sent the address, so it may be wrong.
 bool reaches(const std::string &listens, bool near) {
   try {
     return !listens.empty() && (!parse_address(listens).loopback() || near);
@@ -38,7 +38,7 @@ Branch *Branches::of(uint32_t rank) {
   return nullptr;
 }
 
-// The branches take turns, so that none gets more ranks than another.
+// The branches take turns, so that all get about the same number of ranks.
 std::optional<message::Redirect> Branches::redirect(bool near) {
   std::vector<const Branch *> hosts;
   size_t taken = 0;
@@ -89,7 +89,7 @@ Error late(Clock::time_point deadline) {
 void flush_soon(FrameStream &stream, Clock::time_point end) noexcept {
   try {
     while (!stream.flush() && stream.speaks() && Clock::now() < end) std::this_thread::sleep_for(1ms);
-  } catch (...) {  // no memory for the text of a problem
+  } catch (...) {  // no memory for the text of the problem
   }
 }
 
@@ -108,7 +108,7 @@ void Branches::tell_last(const message::Message &word) noexcept {
     const auto end = std::chrono::steady_clock::now() + forming::farewell;
     for (Branch &branch : all_)
       if (branch.stream.speaks()) forming::flush_soon(branch.stream, end);
-  } catch (...) {  // see the header
+  } catch (...) {  // no memory: see tell_last() in the header
   }
 }
 
@@ -200,7 +200,7 @@ bool RootFormingWatch::obey(Branch &branch, Frame &frame) {
       admit_(branch, *join);
     return true;
   }
-  // Messages of ranks that were turned away may still be on their way: they are ignored.
+  // Messages of refused ranks may still be in transit; they are ignored.
   if (auto *card = std::get_if<message::Card>(&parsed.message)) {
     if (!branch.has(card->rank)) return true;
     const bool first = !parties_[card->rank].card;
@@ -220,12 +220,12 @@ bool RootFormingWatch::obey(Branch &branch, const Report &said) {
   const auto blamed = static_cast<uint32_t>(said.accusation.rank);
   if (said.accusation.kind != FailureKind::died)
     report(said.accusation);
-  else if (branch.has(blamed))  // the rank above the dead one has seen its connection end
+  else if (branch.has(blamed))  // the rank above the dead one has seen the dead one's connection end
     report(accuse_death(blamed));
   return true;
 }
 
-// All ranks of a silent host are lost with it.
+// If a host is silent, all of its ranks are lost.
 void RootFormingWatch::report_loss(const Branch &branch) {
   std::vector<uint32_t> lost;
   for (const uint32_t rank : branch.ranks)

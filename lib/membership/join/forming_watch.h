@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watches the ranks while the job forms. The connections by which the ranks have joined stay open until the job has
-// formed everywhere. Over them rank 0 learns which rank dies or gives up, and names that rank to all others. The others
-// see whether rank 0 and the ranks between live. The heartbeats of the running job do not exist yet, or not everywhere.
+// Watches the ranks while the job forms. The connections over which the ranks have joined stay open until the job has
+// formed on all ranks. Over them rank 0 learns which rank dies or gives up, and names that rank to all others. The
+// other ranks see over them whether rank 0 and the ranks between live. The heartbeats of the running job do not exist
+// yet, or not on all ranks.
 //
-// The waits of the caller's thread run this watch, as their Waiter's task. If the job does not form, all ranks return
+// Waits on the caller's thread run this watch, as the task of their Waiter. If the job does not form, all ranks return
 // rank 0's verdict.
 #pragma once
 
@@ -25,19 +26,19 @@
 
 namespace fsdp::membership {
 
-// A branch is what is below a rank while ranks join: one connection, to a rank that has joined here, and all ranks that
-// have joined through that rank.
+// A branch is the part of the job below a rank while ranks join: one connection to a rank that has joined here, and all
+// ranks that have joined through that rank.
 
-// A rank takes this many ranks from other hosts, and redirects further ones to them.
+// A rank accepts this many ranks from other hosts, and redirects further ones to these.
 constexpr size_t join_degree = 64;
 
 struct Branch {
   FrameStream stream;
-  uint32_t rank = 0;  // the rank at its other end
+  uint32_t rank = 0;  // the rank at the other end of the connection
   std::string host, listens;
   bool other_host = false;
-  bool watched = true;               // the end of the connection would be a death
-  std::vector<uint32_t> ranks = {};  // all ranks that have joined through it, first `rank` itself
+  bool watched = true;               // if the connection ends, that counts as a death
+  std::vector<uint32_t> ranks = {};  // all ranks that have joined through it; the first is `rank` itself
   bool has(uint32_t wanted) const { return std::find(ranks.begin(), ranks.end(), wanted) != ranks.end(); }
 };
 
@@ -45,18 +46,18 @@ class Branches {
  public:
   Branch &add(FrameStream stream, const message::Join &join, bool other_host);
   std::list<Branch> &all() noexcept { return all_; }
-  // The branch through which that rank has joined; NULL: none.
+  // The branch through which that rank has joined; NULL: there is none.
   Branch *of(uint32_t rank);
-  // Where the next rank from another host is sent; empty: that rank is taken here. near: it has come by a loopback
-  // address.
+  // The rank to which the next rank from another host is sent; empty: this rank accepts it. `near`: it has connected to
+  // a loopback address.
   std::optional<message::Redirect> redirect(bool near);
 
   void add_polls(std::vector<pollfd> &polls) const;
   void queue(const SharedFrame &frame);
   // True when nothing is left to send, except to connections that have ended.
   bool flush();
-  // Sends the last message to all branches, and waits only a short while for those that do not read it. Without memory
-  // for that, the ends of the connections say that something is wrong.
+  // Sends the last message to all branches, and waits only a short while for those that do not read it. If there is no
+  // memory for the message, the ends of the connections tell that something is wrong.
   void tell_last(const message::Message &word) noexcept;
   void clear() { all_.clear(); }
 
@@ -65,14 +66,15 @@ class Branches {
   size_t turn_ = 0;
 };
 
-// The same frame, to be sent on to other ranks.
+// Makes the same frame for sending it on to other ranks.
 SharedFrame pass_on(const Frame &frame);
 
-// A watch that is destroyed without finish tells the others that this rank gives up, unless settle has said why.
+// If a watch is destroyed without finish(), it tells the others that this rank gives up, unless settle() has told them
+// the reason.
 class FormingWatch : public WaitTask {
  public:
   virtual ~FormingWatch() = default;
-  // The job has formed: from now on the ranks watch each other by other means.
+  // Called when the job has formed: from now on the ranks watch each other by other means.
   virtual void finish() noexcept = 0;
 };
 
@@ -81,32 +83,32 @@ namespace forming {
 using namespace std::chrono_literals;
 
 constexpr auto look_period = 5ms;
-constexpr auto doubt = 300ms;        // time for the cause of a failure to become known, after one of its effects
-constexpr auto answer_time = 600ms;  // time for rank 0's verdict to come after a report
+constexpr auto doubt = 300ms;        // time in which the cause of a failure becomes known, after one of its effects
+constexpr auto answer_time = 600ms;  // time in which rank 0's verdict comes after a report
 constexpr auto farewell = 200ms;
-constexpr auto lateness = 700ms;  // time beyond the deadline in which waits with their own limits name the late rank
+constexpr auto lateness = 700ms;  // time after the deadline in which waits with their own limits name the late rank
 
-// The error blames a peer or the link to it. The cause may be another peer, which rank 0 knows.
+// Does the error blame a peer or the link to it? If so, the cause may be another peer, which rank 0 knows.
 bool blames_others(const Error &error, uint32_t rank);
 Error late(std::chrono::steady_clock::time_point deadline);
-// Sends what was queued, as far as the other end takes it before `end`.
+// Sends the queued frames, as far as the other end reads them before `end`.
 void flush_soon(FrameStream &stream, std::chrono::steady_clock::time_point end) noexcept;
 void give_up(FormingWatch &watch) noexcept;
 
 }  // namespace forming
 
-// True for the codes of a FrameStream that say that the other end's host is silent: then no process is to blame.
+// Does the code of a FrameStream say that the other end's host is silent? In that case no process is to blame.
 bool host_is_silent(int code) noexcept;
 Accusation lost_contact(const std::string &one, const std::string &other);
-// A peer sent bytes that are not a message.
+// For a peer that sent bytes that are not a message.
 Accusation no_message(uint32_t rank, const std::string &host);
-// For EBADMSG: bytes were changed on their way, so no process is to blame either.
+// For EBADMSG: bytes were changed in transit, so no process is to blame either.
 Error changed_contact(const std::string &one, const std::string &other, const std::string &problem);
 
 // accuse_for, with the name of this host.
 Accusation accusation_of(const Error &error, uint32_t rank);
 
-// Rank 0's watch, and what it knows of all ranks that have joined.
+// Rank 0's watch, with its knowledge of all ranks that have joined.
 
 class RootFormingWatch final : public FormingWatch {
  public:
@@ -116,10 +118,10 @@ class RootFormingWatch final : public FormingWatch {
     std::string host_id, host;
     std::optional<std::vector<std::byte>> card;
   };
-  // Called when the rank of that branch passes on the Join of a rank that it has let in.
+  // Called when the rank of that branch passes on the Join of a rank that it has accepted.
   using Admit = std::function<void(Branch &branch, message::Join &join)>;
 
-  // deadline: for the forming as a whole; waits with limits of their own end by then.
+  // `deadline` is for the whole forming; waits with limits of their own also end by then.
   RootFormingWatch(uint32_t size, Clock::time_point deadline, const Waiter &waiter, Admit admit);
   ~RootFormingWatch() override;
 
@@ -136,20 +138,20 @@ class RootFormingWatch final : public FormingWatch {
  private:
   void hear_all();
   void hear(Branch &branch);
-  // False: the message is not one that a joined rank sends.
+  // Returns false if the message is not one that a joined rank sends.
   bool obey(Branch &branch, Frame &frame);
   bool obey(Branch &branch, const Report &said);
   void check_end(Branch &branch);
   void report_loss(const Branch &branch);
   void report(const Accusation &accusation);
-  // Empty: nothing was reported, or it is too early to decide.
+  // Empty if nothing was reported, or if it is too early to decide.
   std::optional<Error> verdict() const;
   std::string own_text() const;
 
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
   Admit admit_;
-  std::vector<Party> parties_;  // by rank
+  std::vector<Party> parties_;  // index: rank
   size_t cards_ = 0;
   Branches branches_;
   Coordinator coordinator_;

@@ -19,7 +19,7 @@ namespace fsdp::membership {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto patience = 1s;  // beyond the timeout, for the leader to name the missing ranks
+constexpr auto patience = 1s;  // time after the timeout in which the leader names the missing ranks
 
 }  // namespace
 
@@ -94,7 +94,8 @@ bool Visit::authenticate() {
   return false;
 }
 
-// On failure the leader is told why: else it would wait for this rank until the timeout, and all others with it.
+// On failure this rank tells the leader the reason. Otherwise the leader, and all other ranks, would wait for this rank
+// until the timeout.
 void Visit::open_descriptors() {
   try {
     check_kernel();
@@ -114,7 +115,7 @@ void Visit::join() {
   join.wire_version = wire_version;
   join.library.set(library_version);
   const int files[] = {descriptors_.process.get(), descriptors_.outbox.get()};
-  send_packet(socket_, &join, sizeof join, files);  // if sending fails, the end of the connection tells hear()
+  send_packet(socket_, &join, sizeof join, files);  // if sending fails, hear() finds the end of the connection
 }
 
 void Visit::throw_ending(const Packet &packet) const {
@@ -135,7 +136,7 @@ Rendezvous Visit::await_start() {
                 options_.rendezvous, leader_);
     throw_ending(packet);
     const auto peer = packet.as<wire::PeerPacket>();
-    const bool next = peer && (peers.empty() || peer->rank > peers.back().rank);  // they come in their order
+    const bool next = peer && (peers.empty() || peer->rank > peers.back().rank);  // they arrive in the order of ranks
     if (next && peer->rank < options_.size && peer->rank != options_.rank && packet.file_count == 2) {
       peers.push_back({peer->rank, std::move(packet.files[0]), std::move(packet.files[1])});
       continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank joins the leader of its host, the lowest rank there: it finds the leader, proves the secret, joins, and
-// waits for the start.
+// How a rank joins the leader of its host, which is the lowest rank of the host: it finds the leader, proves the
+// secret, joins, and waits for the start.
 #pragma once
 
 #include <sys/socket.h>
@@ -40,9 +40,10 @@ struct JoinPacket {
   PacketHead head;
   uint32_t rank, world_size;
   uint32_t wire_version;
-  WireText<28> library;  // the version, cut where it is too long
+  WireText<28> library;  // the version, cut at the end if it is too long
 };
-// Has the same form in all versions of the library, like Join, so that another version reads why it was refused.
+// Has the same form in all versions of the library, as Join does, so that a rank with another version can read why it
+// was refused.
 struct RefusedPacket {
   static constexpr PacketKind kind = PacketKind::refused;
   PacketHead head;
@@ -80,14 +81,14 @@ inline RefusedPacket make_refused(int32_t status, int32_t rank, std::string_view
 
 namespace fsdp::membership {
 
-// The address of a rendezvous on one host: an abstract unix socket, which ends with the process that listens.
+// The address of a rendezvous on one host: an abstract unix socket, which ends when the listening process ends.
 
 class Address {
  public:
   explicit Address(const WorldOptions &options) {
     const std::string name = socket_name(options.rendezvous, options.secret, ::geteuid());
     address_.sun_family = AF_UNIX;
-    std::memcpy(address_.sun_path + 1, name.data(), name.size());  // after the NUL that makes it abstract
+    std::memcpy(address_.sun_path + 1, name.data(), name.size());  // after the NUL that marks an abstract name
     length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   }
   const sockaddr *get() const noexcept { return reinterpret_cast<const sockaddr *>(&address_); }
@@ -100,24 +101,24 @@ class Address {
 
 class Visit {
  public:
-  // ranks: the ranks of this host, in order; in a job on one host, all ranks.
+  // `ranks`: the ranks of this host, in order. If the job is on one host, these are all ranks.
   Visit(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
   Rendezvous run();
 
  private:
   using Clock = std::chrono::steady_clock;
   bool connect();
-  bool authenticate();  // false: try again
+  bool authenticate();  // false: this rank must try again
   // Returns the next packet; it has 0 bytes at the end of the connection. Throws at the deadline.
   Packet hear(Clock::time_point deadline, const char *waiting_for);
   void open_descriptors();
   void join();
   Rendezvous await_start();
-  void throw_ending(const Packet &packet) const;  // the error of a Verdict or Refused; ignores other packets
+  void throw_ending(const Packet &packet) const;  // throws the error of a Verdict or Refused; ignores other packets
   void pause();
 
   const WorldOptions &options_;
-  const size_t rank_count_;  // ranks of this host
+  const size_t rank_count_;  // number of ranks of this host
   const int32_t leader_;
   const Waiter &waiter_;
   Clock::time_point deadline_;

@@ -23,7 +23,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto bind_time = 5s;  // time for another job that is just forming to free the name
+constexpr auto bind_time = 5s;  // time for another job that is forming to free the name
 
 void send_refused(const Fd &socket, fsdp_status status, int32_t rank, const std::string &text) {
   const auto refused = wire::make_refused(status, rank, text);
@@ -103,7 +103,7 @@ void Host::listen() {
   acceptor_->listen(listener_);
 }
 
-// Sleeps until something happens, then reads all connections.
+// Sleeps until there is something to read, and then reads all connections.
 void Host::look_around() {
   std::vector<pollfd> polls;
   acceptor_->add_polls(polls);
@@ -118,7 +118,7 @@ void Host::look_around() {
   std::erase_if(guests_, [&](const Guest &guest) { return !guest.socket || now >= guest.deadline; });
 }
 
-// An unexpected packet ends the connection; a rank of this job tries again.
+// An unexpected packet ends the connection. If it came from a rank of this job, that rank tries again.
 void Host::hear(Guest &guest) {
   auto packet = receive_packet(guest.socket);
   if (!packet) return;
@@ -127,12 +127,12 @@ void Host::hear(Guest &guest) {
   if (const auto said = packet->as<wire::ReportPacket>()) obey(said->report);
 }
 
-// A rank says why it cannot join. The job cannot form without that rank, so it ends here.
+// Called when a rank reports that it cannot join. The job cannot form without that rank, so the forming ends here.
 void Host::obey(const Report &report) {
   const auto rank = static_cast<uint32_t>(report.last_of);
   if (end_ || rank >= options_.size || !seats_[rank].expected || seats_[rank].taken) return;
   if (!is_believable(report.accusation, options_.size)) return;
-  ++told_;  // that rank knows it already
+  ++told_;  // that rank knows the verdict already
   throw error_of(report.accusation, ranks_[0]);
 }
 
@@ -168,8 +168,8 @@ void Host::join(Guest &guest, Packet &packet) {
   ++joined_;
 }
 
-// Finds ranks that have ended after they joined: all others would wait for them. A joined rank sends nothing before the
-// start, so a readable connection has ended, too.
+// Finds ranks that have ended after they joined, because all others would wait for them. A joined rank sends nothing
+// before the start, so a readable connection has also ended.
 void Host::check_joined() {
   std::vector<uint32_t> dead;
   for (const uint32_t r : ranks_)
@@ -181,8 +181,8 @@ void Host::check_joined() {
     if (ready(seats_[r].connection)) lose(r);
 }
 
-// The connection of this rank has ended: its process has died, or it gave up. The connection of a killed process closes
-// some time before its pidfd shows the end, longer on a busy machine.
+// Called when the connection of this rank has ended: its process has died, or the rank gave up. The connection of a
+// killed process closes before the process's pidfd shows its end, on a busy machine much earlier.
 void Host::lose(uint32_t rank) const {
   for (int looks = 0; looks < 300 && !ready(seats_[rank].descriptors.process); ++looks) ::usleep(1000);
   fail_rank(FSDP_PEER_FAILED, static_cast<int32_t>(rank), "rank {} {} before the job had formed", rank,
@@ -209,13 +209,13 @@ void Host::check_limits() {
             network_namespace(), problem.empty() ? "" : "; more connections could not be taken: ", problem);
 }
 
-// Tells the verdict to all ranks that have joined, and to those that come in the next moment.
+// Sends the verdict to all ranks that have joined, and to those that arrive within a short time.
 void Host::cancel(const Error &error) {
   const Error settled = waiter_.settle(error);
   end_ = Verdict{accusation_of(settled, ranks_[0])};
   for (const ExpectedRank &seat : seats_)
     if (seat.connection) send_verdict(seat.connection, *end_);
-  for (Guest &guest : guests_) {  // about to join
+  for (Guest &guest : guests_) {  // guests were about to join
     if (!guest.socket) continue;
     const Error end = error_of(end_->accusation, RankSet::most);
     send_refused(guest.socket, end.status, end.rank, end.message);  // its library may be of another version
@@ -226,7 +226,7 @@ void Host::cancel(const Error &error) {
   throw settled;
 }
 
-// Only in a job on one host: ranks of several hosts hear the verdict from the TCP rendezvous.
+// Only for a job on one host: ranks of several hosts get the verdict from the TCP rendezvous.
 void Host::say_farewell() noexcept {
   if (!acceptor_ || ranks_.size() < options_.size) return;
   try {

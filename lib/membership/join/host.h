@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the leader of a host, its lowest rank, gathers the others: it listens, lets in processes that prove the secret,
-// and starts the job when all have joined.
+// How the leader of a host, its lowest rank, gathers the other ranks of the host: it listens, accepts processes that
+// prove the secret, and starts the job when all ranks have joined.
 #pragma once
 
 #include <chrono>
@@ -19,13 +19,13 @@ namespace fsdp::membership {
 
 class Host {
  public:
-  // ranks: the ranks of this host, in order; in a job on one host, all ranks.
+  // `ranks`: the ranks of this host, in order. If the job is on one host, these are all ranks.
   Host(const WorldOptions &options, std::span<const uint32_t> ranks, const Waiter &waiter);
   Rendezvous run();
 
  private:
   using Clock = std::chrono::steady_clock;
-  // A process that has proven the secret and has not joined.
+  // A process that has proven the secret but has not joined yet.
   struct Guest {
     Fd socket;
     Clock::time_point deadline;
@@ -56,10 +56,10 @@ class Host {
   Clock::time_point deadline_;
   Fd listener_;
   RefusalLog refusals_, known_refusals_;  // refusals of strangers, and of processes with the secret
-  std::optional<Acceptor> acceptor_;      // while this rank listens
+  std::optional<Acceptor> acceptor_;      // exists while this rank listens
   std::vector<Guest> guests_;
-  std::optional<Verdict> end_;       // the verdict for ranks that come from now on
-  size_t told_ = 0;                  // number of ranks that know it and had not joined
+  std::optional<Verdict> end_;       // the verdict for ranks that arrive from now on
+  size_t told_ = 0;                  // number of ranks that know the verdict and had not joined
   std::vector<ExpectedRank> seats_;  // indexed by rank of the job
   uint32_t joined_ = 1;
   RankDescriptors descriptors_;

@@ -19,7 +19,7 @@ constexpr size_t entry_bytes = sizeof(uint32_t) + 2 * 3 * sizeof(uint16_t);  // 
 
 Bytes bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
-// How a value differs from the one before it.
+// The difference between a value and the previous one.
 struct Following {
   size_t front = 0, back = 0;
   Bytes between;
@@ -32,7 +32,7 @@ struct Following {
   }
 };
 
-// True if neither front nor back could be one byte longer. Otherwise a shorter message would say the same.
+// True if neither front nor back could be longer by one byte. If one could, a shorter message would mean the same.
 bool is_shortest(Bytes before, size_t front, size_t back, Bytes between) {
   const size_t shorter = std::min(before.size(), front + between.size() + back);
   if (front < shorter && before[front] == (between.empty() ? before[before.size() - back] : between.front()))
@@ -95,7 +95,7 @@ EntryReader::EntryReader(Bytes body) : rest_(body), bytes_(body.size()) {
   left_ = numbers<uint32_t>();
 }
 
-// Usually a value is as long as the one before it: then only the bytes between are written.
+// A value usually has the length of the previous one; in that case only the bytes between are written.
 Bytes EntryReader::follow(std::vector<std::byte> &value, uint32_t most) {
   const auto [front, back, bytes] = numbers<PartSizes>();
   const Bytes between = take(bytes);
@@ -198,7 +198,7 @@ class Writer {
   std::vector<std::byte> body_;
 };
 
-// Reads until something is wrong. problem_ is the first thing that was, and everything read after it is empty.
+// Reads until something is wrong. problem_ describes the first mistake; every later read returns an empty value.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> body) : body_(body) {}
@@ -281,7 +281,8 @@ void put(Writer &to, const Redirect &redirect) {
   to.text(redirect.host, max_name_bytes);
   to.text(redirect.address, max_name_bytes);
 }
-// Ranks of one job have the same library on the same kind of processor, so both are sent as their bytes in memory.
+// Ranks of one job have the same library on the same kind of processor, so both messages are sent as their bytes in
+// memory.
 void put(Writer &to, const Report &report) { to.bytes(&report, sizeof report); }
 void put(Writer &to, const Verdict &verdict) { to.bytes(&verdict, sizeof verdict); }
 void put(Writer &, const Formed &) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages between rank 0 and the others at a TCP rendezvous, after both have proven the job secret. Pure functions
-// of bytes: the body of a frame is exactly one message, or parse says why it is none.
+// of bytes: the body of a frame is exactly one message, or parse says why it is not.
 //
 //   rank r -> 0   Hello, Join and, when it has one, its Card
 //   0 -> r        Refused, Redirect or Admitted; when all have joined: an entry for each rank, in order, in one or more
@@ -12,7 +12,7 @@
 //   0 -> r           Verdict: what rank 0 concludes from all reports
 //   r -> 0, 0 -> r   Formed: the sender needs nothing more of this connection
 //
-// Other ranks may be between r and 0. They send Admitted and Formed themselves, pass everything else on as it is, and
+// Other ranks may be between r and 0. They send Admitted and Formed themselves, pass on everything else unchanged, and
 // report which ranks below them died.
 #pragma once
 
@@ -33,7 +33,7 @@
 
 namespace fsdp::membership::message {
 
-// A section of the roster: the body of a message, which each rank also keeps in this form. Pure.
+// A section of the roster: the body of a message, which each rank also stores in this form. Pure.
 //
 //   body   first rank, count; then for each rank: its host's number, name and card. Name and card are coded by their
 //          difference from those of the rank before: how many bytes at the front and at the back are the same, how
@@ -42,23 +42,23 @@ namespace fsdp::membership::message {
 constexpr uint32_t max_card_bytes = 16384;
 constexpr uint32_t max_name_bytes = 255;
 
-// A name as messages carry it: cut where it is too long, with '?' for unprintable characters.
+// A name in the form for messages: cut at the end if it is too long, with '?' for unprintable characters.
 std::string name_of(std::string value, uint32_t most);
 
-// node: the number of the rank's host. host and card are valid until the reader reads the next entry.
+// `node`: the number of the rank's host. `host` and `card` are valid until the reader reads the next entry.
 struct RosterEntry {
   uint32_t rank = 0, node = 0;
   std::string_view host = {};
   std::span<const std::byte> card = {};
 };
 
-// Reads a body that a peer has made, entry by entry.
+// Reads, entry by entry, a body that a peer has sent.
 class EntryReader {
  public:
   explicit EntryReader(std::span<const std::byte> body);
-  // False: there is no further entry, or something is wrong.
+  // Returns false if there is no further entry, or something is wrong.
   bool next(RosterEntry &entry);
-  // Empty: nothing is wrong.
+  // Empty if nothing is wrong.
   const std::string &problem() const noexcept { return problem_; }
 
  private:
@@ -69,7 +69,7 @@ class EntryReader {
   Numbers numbers();
   std::span<const std::byte> take(size_t bytes);
   std::span<const std::byte> cut_off();
-  // Reads a difference and applies it to `value`. Returns the bytes that came with it.
+  // Reads a difference and applies it to `value`. Returns the bytes between, which the message has in full.
   std::span<const std::byte> follow(std::vector<std::byte> &value, uint32_t most);
   void wrong(std::string problem);
 
@@ -86,30 +86,30 @@ class Entries {
 
   explicit Entries(uint32_t first_rank = 0);
   Entries(std::initializer_list<RosterEntry> list);
-  // Empty, with `problem` set, if the body is not a correct one.
+  // Returns nothing, and sets `problem`, if the body is not correct.
   static Entries parse(std::span<const std::byte> body, std::string &problem);
 
   const std::vector<std::byte> &body() const noexcept { return body_; }
   uint32_t first_rank() const noexcept;
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }
-  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // host's number of each rank
-  // Adds an entry for the next rank; entry.rank is not looked at.
+  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // number of the host, by rank
+  // Adds an entry for the next rank; entry.rank is ignored.
   void add(const RosterEntry &entry);
-  // Is there room for the entry, if the body has at most so many bytes?
+  // Is there room for the entry in a body of at most max_bytes bytes?
   bool takes(const RosterEntry &entry, size_t max_bytes) const;
 
  private:
   std::vector<std::byte> body_;
   std::vector<uint32_t> nodes_;
-  std::vector<std::byte> host_, card_;  // of the last entry that was added
+  std::vector<std::byte> host_, card_;  // host and card of the last entry that was added
 };
 
 constexpr uint32_t max_text_bytes = 480;
-constexpr uint32_t longest = max_card_bytes + 2 * max_name_bytes + 64;  // body of any message
+constexpr uint32_t longest = max_card_bytes + 2 * max_name_bytes + 64;  // maximum body of any message
 static_assert(sizeof(Report) <= longest && std::has_unique_object_representations_v<Report> &&
               std::has_unique_object_representations_v<Verdict>);
 
-// The first message, with the same form in all versions of the library. The messages that follow may differ.
+// The first message, with the same form in all versions of the library. Later messages may differ between versions.
 struct Hello {
   static constexpr uint32_t kind = 5;
   uint32_t wire_version = 0, rank = 0;
@@ -119,40 +119,41 @@ struct Join {
   static constexpr uint32_t kind = 1;
   uint32_t rank = 0, world_size = 0, attempt = 0;
   std::string host_id, host;
-  std::string listens = {};  // the address at which this rank takes ranks of other hosts; empty: none
+  std::string listens = {};  // the address at which this rank accepts ranks of other hosts; empty: it accepts none
 };
-// From the rank at the other end of the connection.
+// Sent by the rank at the other end of the connection.
 struct Admitted {
   static constexpr uint32_t kind = 8;
   uint32_t rank = 0;
   std::string host;
-  // Only sent to ranks of the same host: the numeric address of the interface by which this host reaches rank 0.
+  // Sent only to ranks of the same host: the numeric address of the interface through which this host reaches rank 0.
   std::string address = {};
 };
-// Tells the reader to join at another rank: the sender has as many ranks as it takes.
+// Tells the reader to join at another rank, because the sender already has its maximum number of ranks.
 struct Redirect {
   static constexpr uint32_t kind = 9;
   uint32_t rank = 0;  // the rank that listens there
   std::string host, address;
 };
-// Comes after Join, since making a card takes a while: if a rank dies over it, the others know which rank that was.
+// Sent after Join, because making a card takes time: if a rank dies while it makes its card, the others know which rank
+// died.
 struct Card {
   static constexpr uint32_t kind = 6;
   uint32_t rank = 0;
   std::vector<std::byte> bytes = {};
 };
-// Has the same form in all versions of the library, like Hello.
+// Has the same form in all versions of the library, as Hello does.
 struct Refused {
   static constexpr uint32_t kind = 2;
-  int32_t status = 0;  // FSDP_OK: come again
+  int32_t status = 0;  // FSDP_OK: the rank should come again
   int32_t rank = -1;   // the rank to blame; -1: none
   std::string text = {};
-  int32_t to = -1;  // the refused rank, if it has come through another rank; -1: the rank that reads this
+  int32_t to = -1;  // the refused rank, if it joined through another rank; -1: the rank that reads this
 };
 struct Start {
   static constexpr uint32_t kind = 4;
   uint32_t world_size = 0;
-  Nonce session{};  // goes into the name under which the ranks of each host meet
+  Nonce session{};  // a part of the name under which the ranks of each host meet
 };
 
 struct Formed {
@@ -161,14 +162,15 @@ struct Formed {
 
 using Message = std::variant<Join, Refused, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Report, Verdict>;
 
-// The whole frame, as a stream sends it. Texts are cut where they are too long, and unprintable characters become '?'.
+// Returns the whole frame, as a stream sends it. Texts that are too long are cut, and unprintable characters become
+// '?'.
 std::vector<std::byte> write(const Message &message);
 SharedFrame share(const Message &message);
 
 struct Parsed {
   std::variant<std::monostate, Join, Refused, Entries, Start, Hello, Card, Formed, Admitted, Redirect, Report, Verdict>
       message;
-  std::string problem;  // why there is no message
+  std::string problem;  // says why there is no message
 };
 Parsed parse(uint32_t kind, std::span<const std::byte> body);
 

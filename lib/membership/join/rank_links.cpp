@@ -62,13 +62,13 @@ std::optional<Fd> LocalJob::take(uint32_t rank, Parcel parcel) {
   return take_from(mailboxes_[rank], parcel);
 }
 
-// A parcel may have arrived between the caller's last look and this wait. The short limit makes up for that.
+// A parcel may have arrived between the caller's last look and this wait, so the wait has a short limit.
 void LocalJob::sleep(uint32_t ms) {
   std::unique_lock lock(mutex_);
   arrived_.wait_for(lock, std::chrono::milliseconds(std::min(ms, 2U)));
 }
 
-// The first rank to come creates the file, and the last one takes the job's own copy.
+// The first rank to arrive creates the file, and the last one takes the job's own copy.
 Fd LocalJob::meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &create) {
   std::lock_guard lock(mutex_);
   auto found = std::find_if(meetings_.begin(), meetings_.end(), [&](const Handover &m) { return m.parcel == parcel; });
@@ -116,7 +116,7 @@ bool ProcessLinks::send(uint32_t to_rank, Parcel parcel, const Fd &file) {
   const PeerDescriptors *peer = find(to_rank);
   if (!peer || !peer->outbox) fail(FSDP_INTERNAL, "a descriptor for rank {}, which is not on this host", to_rank);
   const int files[] = {file.get()};
-  // A broken mailbox means a dead peer: the wait for that peer finds it out.
+  // A broken mailbox means a dead peer, which the wait for that peer finds.
   return send_packet(peer->outbox, &parcel, sizeof parcel, files) != Sent::full;
 }
 
@@ -154,7 +154,8 @@ std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ra
   if (ranks[0] != rank_) return take(parcel);
   Fd file = create();
   for (const uint32_t to : ranks.subspan(1)) {
-    // A mailbox holds hundreds of packets, and a rank is at most one ahead, so a full mailbox is exceptional.
+    // A mailbox has room for hundreds of packets, and a rank is at most one packet ahead, so a full mailbox is
+    // exceptional.
     for (int tries = 0; !send(to, parcel, file); ++tries) {
       if (tries == 1000) fail(FSDP_SYSTEM, "the mailbox of rank {} is full", to);
       ::usleep(1000);
@@ -165,7 +166,7 @@ std::optional<Fd> ProcessLinks::meet(Parcel parcel, std::span<const uint32_t> ra
 
 namespace {
 
-constexpr uint32_t telling_ms = 3000;  // time to find the others; ranks that come later wait for their timeout
+constexpr uint32_t telling_ms = 3000;  // time to find the others; ranks that arrive later wait until their timeout
 
 [[noreturn]] void fail_denied(const char *call) {
   fail_errno(errno,
@@ -210,7 +211,7 @@ void check_kernel(const WorldOptions &options, const Waiter &waiter) {
     brief.timeout_ms = std::min(brief.timeout_ms, telling_ms);
     try {
       (void)meet_processes(brief, waiter, [&](const std::string &) -> std::vector<std::byte> { throw lack; });
-    } catch (const Error &) {  // the error to throw is the kernel's refusal, not what comes back from the others
+    } catch (const Error &) {  // the kernel's refusal is the error to throw, not the answer of the others
     }
     throw;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the ranks of one host, as threads of one process or as processes, pass descriptors to each other and notice each
-// other's end; and what the kernel must allow for that.
+// other's end. Also checks what the kernel must allow for that.
 #pragma once
 
 #include <poll.h>
@@ -18,15 +18,15 @@
 
 namespace fsdp::membership {
 
-// Ranks as threads of one process: LocalJob is what they share, LocalLinks are one rank's links. No rank needs to wait
-// until another is constructed.
+// Ranks as threads of one process: they share a LocalJob, and each has LocalLinks of its own. No rank needs to wait for
+// the construction of another.
 class LocalJob {
  public:
   explicit LocalJob(uint32_t size);
 
   uint32_t size() const noexcept { return size_; }
   const Fd &control() const noexcept { return control_; }
-  // Each rank is claimed once.
+  // Each rank must be claimed only once.
   void claim(uint32_t rank);
 
   void send(uint32_t to_rank, Parcel parcel, Fd file);
@@ -56,8 +56,8 @@ class LocalLinks final : public Links {
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
   std::optional<Fd> take(Parcel parcel) override { return job_->take(rank_, parcel); }
   void sleep(uint32_t ms) override { job_->sleep(ms); }
-  // Finds nothing: a thread does not die alone. A rank that ends its context without closing it says so in the control
-  // memory.
+  // Finds nothing, because a thread does not die alone. A rank that ends its context without closing it notes that in
+  // the control memory.
   void find_dead(const std::function<void(uint32_t)> &) override {}
   std::optional<Fd> meet(Parcel parcel, std::span<const uint32_t> ranks, const std::function<Fd()> &create) override {
     return job_->meet(parcel, ranks.size(), create);
@@ -70,7 +70,7 @@ class LocalLinks final : public Links {
 
 // Ranks as processes: each reads its own mailbox, a socket that every peer can write to, and has a pidfd of every peer.
 
-// What a rank brings to the rendezvous: a socket pair, and the pidfd of its process.
+// The descriptors with which a rank comes to the rendezvous: a socket pair, and the pidfd of its process.
 struct RankDescriptors {
   Fd inbox;    // kept by this rank
   Fd outbox;   // passed to every peer
@@ -78,7 +78,7 @@ struct RankDescriptors {
 };
 RankDescriptors make_descriptors();
 
-// What a rank holds of a peer.
+// The descriptors that a rank has of a peer.
 struct PeerDescriptors {
   uint32_t rank = 0;
   Fd process;
@@ -87,7 +87,7 @@ struct PeerDescriptors {
 
 class ProcessLinks final : public Links {
  public:
-  // peers: the other ranks of this host, in order of ranks.
+  // `peers`: the other ranks of this host, in the order of ranks.
   ProcessLinks(uint32_t rank, Fd inbox, std::vector<PeerDescriptors> peers);
 
   bool send(uint32_t to_rank, Parcel parcel, const Fd &file) override;
@@ -100,24 +100,24 @@ class ProcessLinks final : public Links {
 
  private:
   void read_inbox();
-  const PeerDescriptors *find(uint32_t rank) const noexcept;  // NULL: it is not on this host
+  const PeerDescriptors *find(uint32_t rank) const noexcept;  // NULL: the rank is not on this host
 
   uint32_t rank_;
   Fd inbox_;
   std::vector<PeerDescriptors> peers_;
-  std::vector<std::pair<Parcel, Fd>> arrived_;  // not taken yet: for other teams, or early
+  std::vector<std::pair<Parcel, Fd>> arrived_;  // arrived for another team or early; not taken yet
   std::mutex mutex_;                            // guards polls_
   std::vector<pollfd> polls_;                   // the pidfds of peers_
   std::vector<uint32_t> poll_ranks_;
 };
 
-// What the kernel must allow to every process of a job. A seccomp profile or an older kernel may deny it to a single
+// Calls of the kernel that every process of a job needs. A seccomp profile or an older kernel may deny them to a single
 // rank, and the others would wait for that rank until their timeout.
 
-// Throws if the kernel denies memfd_create, pidfd_open, madvise or getrandom to this process, and says which.
+// Throws if the kernel denies memfd_create, pidfd_open, madvise or getrandom to this process; the error names the call.
 void check_kernel();
-// The same, for a rank that has not met the others yet: before it throws, it goes to the rendezvous and tells them why
-// it gives up.
+// Does the same for a rank that has not met the others yet: before it throws, it goes to the rendezvous and tells the
+// others why it gives up.
 void check_kernel(const WorldOptions &options, const Waiter &waiter);
 
 }  // namespace fsdp::membership

@@ -49,7 +49,7 @@ Rendezvous meet_by_name(const WorldOptions &options, const Waiter &waiter) {
   return meeting;
 }
 
-// The session is new for every job and attempt, so no two of them share a name.
+// The session is new for every job and attempt, so different jobs and attempts have different names.
 std::string name_of_node(const Nonce &session, uint32_t node) {
   std::string name = format_text("node {} of session ", node);
   for (const uint8_t byte : session) name += format_text("{:02x}", byte);
@@ -101,7 +101,7 @@ uint32_t forming_limit_ms(const WorldOptions &options, Clock::time_point since) 
   constexpr int64_t least = 500, usual = 8000;
   const auto gone = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - since).count();
   const int64_t patience = std::max<int64_t>(options.heartbeat_timeout_ms, usual);
-  // Other ranks wait for such a step with the whole timeout. This limit is shorter, so that the rank which takes the
+  // Other ranks wait for such a step until the whole timeout. This limit is shorter, so that the rank that takes the
   // step names the missing rank first.
   return static_cast<uint32_t>(std::clamp<int64_t>((options.timeout_ms - gone) * 3 / 4, least, patience));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks as processes meet. Ranks of one host meet through an abstract unix socket, where the lowest rank listens.
-// Each gets the host's control memory, and for every other rank a pidfd and the sending end of its mailbox. Nothing of
-// this is in the file system. Ranks of several hosts meet at a TCP rendezvous first, which says where each rank is;
-// then the ranks of each host meet as above.
+// How ranks as processes meet. Ranks of one host meet through an abstract unix socket, at which the lowest rank
+// listens. Each rank gets the host's control memory, and for every other rank a pidfd and the sending end of its
+// mailbox. Nothing of this is in the file system. Ranks of several hosts first meet at a TCP rendezvous, where each
+// rank learns the host of every other. Then the ranks of each host meet at their unix socket.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@
 
 namespace fsdp::membership {
 
-// Limited by descriptors: each rank has two for each peer on its host.
+// Limited by the number of descriptors: each rank has two for each peer on its host.
 constexpr uint32_t max_ranks_of_a_host = 1024;
 
 struct Rendezvous {
@@ -27,23 +27,23 @@ struct Rendezvous {
   std::unique_ptr<Links> links;
   std::string description;
   Roster roster;
-  // Where the ranks met over a network: the caller finishes it when the job has formed and the ranks can see each
-  // other's end without it.
+  // Set if the ranks met over a network. The caller calls finish() when the job has formed and the ranks can notice
+  // each other's end by other means.
   std::unique_ptr<FormingWatch> watch;
 };
 
-// The time limit of each step after the rendezvous. All ranks have come, so one that is silent for that long is stopped
-// or cut off; a death is noticed without a limit. since: when this rank began to join.
+// The time limit of each step after the rendezvous. All ranks have arrived, so a rank that is silent for that long is
+// stopped or cut off; a death is noticed independently of the limit. `since`: when this rank began to join.
 uint32_t forming_limit_ms(const WorldOptions &options, std::chrono::steady_clock::time_point since);
 
-// Makes this rank's card, the bytes that it sends to its peers, given the numeric address of the interface by which it
-// reaches the rendezvous. Called at most once, and not at all where ranks of one host meet by a unix socket alone.
+// Makes this rank's card: the bytes that it sends to its peers. The argument is the numeric address of the interface
+// through which it reaches the rendezvous. Called at most once, and never if the ranks meet only at a unix socket.
 using MakeCard = std::function<std::vector<std::byte>(const std::string &address)>;
 
-// Blocks until all ranks have come. The world has at least 2 ranks.
+// Blocks until all ranks have arrived. The world must have at least 2 ranks.
 Rendezvous meet_processes(const WorldOptions &options, const Waiter &waiter, const MakeCard &make_card);
 
-// What a TCP rendezvous gives to every rank; then helpers for both of its sides.
+// The result of a TCP rendezvous for every rank, and helpers for both of its sides.
 
 struct Assembly {
   Roster roster;

@@ -86,7 +86,7 @@ std::string network_namespace() {
 }
 
 std::string describe_split_host(const std::vector<std::string> &host_ids) {
-  std::map<std::string, size_t> first;  // first rank of each boot, by its identity
+  std::map<std::string, size_t> first;  // key: identity of a boot; value: its first rank
   for (size_t rank = 0; rank < host_ids.size(); ++rank) {
     const auto [found, fresh] = first.emplace(host_ids[rank].substr(0, host_ids[rank].find('/')), rank);
     if (!fresh && host_ids[found->second] != host_ids[rank])

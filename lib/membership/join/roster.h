@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which ranks are in the job, and on which hosts: known to every rank once all have come.
+// The ranks of the job and their hosts. Every rank knows the roster once all ranks have arrived.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,24 @@
 
 namespace fsdp::membership {
 
-// Kept in the parts in which it arrived. In a large job a rank reads all of it once, in order.
+// Stored in the sections in which it arrived. In a large job a rank reads all of it only once, in order.
 class Roster {
  public:
-  // Adds the next ranks. False, with the roster unchanged: these are not the next ranks, or a host's number is neither
-  // a known one nor the next.
+  // Adds the next ranks. Returns false, and leaves the roster unchanged, if these are not the next ranks, or if a
+  // host's number is neither known nor the next one.
   bool add(message::Entries entries);
-  // Adds the next rank, on the rank that makes the roster: the entry is not checked.
+  // Adds the next rank, on the rank that makes the roster; the entry is not checked.
   void add(const message::RosterEntry &entry);
 
   uint32_t size() const noexcept { return static_cast<uint32_t>(nodes_.size()); }
   const std::vector<message::Entries> &parts() const noexcept { return parts_; }
-  // Hosts are numbered by their lowest ranks.
-  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // host's number of each rank
+  // Hosts are numbered in the order of their lowest ranks.
+  const std::vector<uint32_t> &nodes() const noexcept { return nodes_; }  // number of the host, by rank
   uint32_t node_count() const noexcept { return node_count_; }
   std::vector<uint32_t> ranks_of(uint32_t node) const;
   std::string host_of(uint32_t rank) const;             // the name of the rank's host, for messages
-  std::vector<std::byte> card_of(uint32_t rank) const;  // what the rank sent to its peers; not trusted
-  // Calls visit(entry, leads) in the order of ranks. leads: the rank is the first of its host.
+  std::vector<std::byte> card_of(uint32_t rank) const;  // the bytes that the rank sent to its peers; untrusted
+  // Calls visit(entry, leads) in the order of ranks. `leads`: the rank is the first of its host.
   template <class Visit>
   void for_each(Visit &&visit) const {
     uint32_t nodes = 0;
@@ -55,10 +55,10 @@ class Roster {
 // The number of each rank's host, given the identity of each rank's host.
 std::vector<uint32_t> number_nodes(const std::vector<std::string> &host_ids);
 
-// Identity of this host: the boot and the network namespace. It is equal for two ranks exactly if they can share memory
-// and meet on a unix socket.
+// Identity of this host: the boot and the network namespace. Two ranks have the same identity if and only if they can
+// share memory and meet on a unix socket.
 std::string host_identity();
-// This process's network namespace, as in "net:[4026531840]". Ranks in different namespaces do not meet on a unix
+// This process's network namespace, for example "net:[4026531840]". Ranks in different namespaces cannot meet on a unix
 // socket or a loopback address.
 std::string network_namespace();
 // Names two ranks of one machine that count as two hosts, for the log; empty if there are none.

@@ -18,7 +18,7 @@ namespace fsdp::membership {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto tcp_bind_time = 5s;  // time for another job that is just forming or ending to free the port
+constexpr auto tcp_bind_time = 5s;  // time for another job that is forming or ending to free the port
 
 bool is_local_name(const std::string &host) { return host == "localhost" || host.ends_with(".localhost"); }
 
@@ -66,7 +66,7 @@ std::vector<Endpoint> RendezvousListener::find_places(Clock::time_point deadline
   return places;
 }
 
-// Listens at the first address that has an interface. If none has, errno is that of the last address.
+// Listens at the first address that belongs to an interface. If there is none, errno is the error of the last address.
 bool RendezvousListener::open(const std::vector<Endpoint> &places) {
   for (const Endpoint &place : places) {
     check_guarded(place, options_);
@@ -79,8 +79,8 @@ bool RendezvousListener::open(const std::vector<Endpoint> &places) {
   return false;
 }
 
-// For a name that is a loopback address here, as Debian writes a host's own name into /etc/hosts. On other hosts the
-// name has another address, at which no rank would listen.
+// Needed if the name is a loopback address on this host, because Debian writes a host's own name into /etc/hosts. On
+// other hosts the name has another address, at which no rank would listen.
 void RendezvousListener::open_outer() {
   std::string problem;
   const bool numeric = !Endpoint::numeric(point_.host, point_.port, problem).empty();
@@ -152,7 +152,8 @@ void TcpHost::gather() {
   }
 }
 
-// Sleeps until something happens, then hears the ranks that want to join. The watch hears those that have joined.
+// Sleeps until there is something to read, and then reads from the ranks that want to join. The watch reads from those
+// that have joined.
 void TcpHost::look_around() {
   std::vector<pollfd> polls;
   admission_->add_polls(polls);
@@ -209,7 +210,7 @@ void TcpHost::admit(FrameStream &stream, message::Join &join) {
   branch.stream.queue(message::share(message::Admitted{0, watch_->parties()[0].host}));
 }
 
-// For a rank that the rank of this branch has let in. A refusal goes to the branch, which passes it on.
+// Called for a rank that the rank of this branch has accepted. A refusal goes to the branch, which passes it on.
 void TcpHost::admit(Branch &branch, message::Join &join) {
   if (auto wrong = check(join)) {
     admission_->note_refusal(format_text("rank {} on {}", join.rank, join.host), wrong->text);
@@ -239,7 +240,7 @@ void TcpHost::check_limits() {
             admission_->remark(), problem.empty() ? "" : "; rank 0 could not take more connections: ", problem);
 }
 
-// Tells the error to ranks that come from now on.
+// Sends the error to ranks that arrive from now on.
 void TcpHost::say_farewell(const Error &error) noexcept {
   if (!listener_) return;
   try {
@@ -280,7 +281,7 @@ Roster TcpHost::make_roster() {
   return roster;
 }
 
-// If a rank does not take the roster because it died, the watch finds that out.
+// If a rank does not read the roster because it has died, the watch finds the death.
 void TcpHost::send_roster(const Assembly &assembly) {
   Branches &branches = watch_->branches();
   for (const message::Entries &part : assembly.roster.parts()) branches.queue(message::share(part));

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's side of a TCP rendezvous: lets in ranks that prove the secret, and when all have joined, tells all where
-// each rank is. The listener closes before that. If the job cannot form, rank 0 tells the ranks that have joined, or
-// that are about to join, why.
+// Rank 0's side of a TCP rendezvous: it accepts ranks that prove the secret, and when all have joined, sends the roster
+// to all. The listener closes before that. If the job cannot form, rank 0 tells the reason to the ranks that have
+// joined or are about to join.
 //
-// The ranks of a host come by one connection. From join_degree hosts on, further hosts join through those that have
-// already joined.
+// The ranks of a host share one connection. Once join_degree hosts have joined, further hosts join through them.
 #pragma once
 
 #include <chrono>
@@ -22,19 +21,19 @@
 
 namespace fsdp::membership {
 
-// Where rank 0 of a TCP rendezvous listens: only at the interface that the rendezvous names. If the name is a loopback
-// address on this host, rank 0 also listens at the interface by which other hosts reach it.
+// The sockets on which rank 0 of a TCP rendezvous listens: only at the interface that the rendezvous names. If the name
+// is a loopback address on this host, rank 0 also listens at the interface through which other hosts reach it.
 
 class RendezvousListener {
  public:
   using Clock = std::chrono::steady_clock;
-  // Waits a moment if another job, which is just ending, still listens there. Throws if it cannot listen anywhere.
+  // Waits a short time if another job, which is ending, still listens there. Throws if it cannot listen at any address.
   RendezvousListener(const WorldOptions &options, const MeetingPoint &point, const Waiter &waiter,
                      Clock::time_point deadline, NameLookup &names);
 
-  // The numeric address by which ranks of other hosts come.
+  // The numeric address to which ranks of other hosts connect.
   std::string address() const { return outer().address(); }
-  // "10.0.0.1:29500", with remarks that help to explain why a rank does not come.
+  // "10.0.0.1:29500", with remarks that help to explain why a rank does not arrive.
   std::string text() const;
   std::span<const Fd> listeners() const noexcept { return listeners_; }
 
@@ -66,7 +65,7 @@ class TcpHost {
   void look_around();
   void admit(FrameStream &stream, message::Join &join);
   void admit(Branch &branch, message::Join &join);
-  // Why the rank of this Join cannot join; empty: it can.
+  // Says why the rank of this Join cannot join; empty: it can.
   std::optional<message::Refused> check(const message::Join &join);
   void check_limits();
   void say_farewell(const Error &error) noexcept;
@@ -82,14 +81,14 @@ class TcpHost {
   Clock::time_point deadline_;
   std::string label_;
   NameLookup names_;
-  Fd events_ = Acceptor::make_events();  // until the admission takes it over
+  Fd events_ = Acceptor::make_events();  // closed, or taken over by the admission
   std::unique_ptr<RendezvousListener> listener_;
   std::unique_ptr<Admission> admission_;
   std::unique_ptr<RootFormingWatch> watch_;
-  std::optional<Error> end_;  // the error that ranks are told which come from now on
-  RankSet told_;              // ranks that were told it, and had not joined
+  std::optional<Error> end_;  // the error for ranks that arrive from now on
+  RankSet told_;              // ranks that got the error before they had joined
   size_t told_count_ = 0;
-  bool outdated_ = false;  // a rank of a later attempt has come
+  bool outdated_ = false;  // a rank of a later attempt has arrived
 };
 
 }  // namespace fsdp::membership

@@ -36,7 +36,7 @@ Address address_of(const WorldOptions &options, const std::string &host_id) {
 HostMeeting::HostMeeting(const WorldOptions &options, const std::string &host_id)
     : address_(address_of(options, host_id)) {}
 
-// The socket is bound only: it takes no connections until open().
+// Only binds the socket, which accepts no connections before open().
 bool HostMeeting::take() {
   if (socket_) return true;
   Fd socket = make_unix_socket();
@@ -79,11 +79,11 @@ void HostMeeting::close() noexcept {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr auto connect_time = 3s;    // for one try
-constexpr auto proof_time = 15s;     // for one try: the acceptor may have to drop strangers first to make room
-constexpr auto least_try = 1s;       // a try with less time than this says nothing about rank 0
-constexpr auto host_patience = 60s;  // time that this rank gives the first rank of its host
-constexpr auto tcp_patience = 1s;    // beyond the timeout, for rank 0 to name the missing ranks
+constexpr auto connect_time = 3s;    // limit for one try
+constexpr auto proof_time = 15s;     // limit for one try: the acceptor may first have to drop strangers to make room
+constexpr auto least_try = 1s;       // a shorter try would tell nothing about rank 0
+constexpr auto host_patience = 60s;  // time that this rank waits for the first rank of its host
+constexpr auto tcp_patience = 1s;    // time after the timeout in which rank 0 names the missing ranks
 constexpr useconds_t zero_pause_us = 50'000, host_pause_us = 10'000;
 
 }  // namespace
@@ -112,8 +112,8 @@ Assembly TcpVisit::run() {
   }
 }
 
-// The process that has bound the host's name may be stopped, hang, or be a stranger. After a while this rank goes to
-// rank 0 without it.
+// The process that has bound the host's name may be stopped, may hang, or may be a stranger. After a while this rank
+// goes to rank 0 on its own.
 bool TcpVisit::host_is_late() const {
   return Clock::now() - since_ >=
          std::min<Clock::duration>(std::chrono::milliseconds(options_.timeout_ms) / 3, host_patience);
@@ -124,8 +124,8 @@ void TcpVisit::give_up() const {
             options_.rendezvous, options_.timeout_ms, last_problem_);
 }
 
-// Keeps the problem of an earlier try if the deadline ended this try soon after it began: the earlier one says more
-// about rank 0.
+// Keeps the problem of an earlier try if the deadline ended this try soon after its beginning, because the earlier
+// problem tells more about rank 0.
 void TcpVisit::note_problem(std::string problem) {
   const bool cut_short = Clock::now() >= deadline_ && deadline_ - tried_ < least_try;
   if (found_problem_ && cut_short) return;
@@ -135,7 +135,8 @@ void TcpVisit::note_problem(std::string problem) {
 
 // -- ways up --
 
-// A stranger that has bound the host's name cannot keep this rank from rank 0: it goes there alone.
+// A stranger that has bound the host's name cannot keep this rank from reaching rank 0, because this rank then goes
+// there alone.
 std::optional<Assembly> TcpVisit::visit_host() {
   std::string problem;
   Fd socket = host_meeting_.visit(problem);
@@ -163,7 +164,7 @@ std::optional<Assembly> TcpVisit::visit_zero() {
   return {};
 }
 
-// Looked up again at each try: a name may get another address, and the file may be replaced.
+// The places are looked up again at each try, because a name may get another address, and the file may be replaced.
 std::vector<Endpoint> TcpVisit::places() {
   std::string problem;
   auto found = point_.kind == MeetingPoint::Scheme::tcp
@@ -219,8 +220,8 @@ std::optional<Assembly> TcpVisit::visit(Fd socket, const std::string &place, con
 
 // -- joining --
 
-// Says this rank's number before it makes its card, which takes a while. If the rank dies meanwhile, rank 0 knows which
-// rank that was.
+// Sends this rank's number before it makes its card, which takes time. If the rank dies before it has sent the card,
+// rank 0 knows which rank died.
 void TcpVisit::say_hello(Uplink &uplink, const Endpoint &here) {
   const bool crowded = options_.size > join_degree && host_meeting_.taken();
   uplink.say(message::Hello{wire_version, options_.rank, library_version});
@@ -238,7 +239,8 @@ void TcpVisit::say_card(Uplink &uplink) {
   }
 }
 
-// False: this rank is to try again, perhaps elsewhere: it was told so, or the first rank of its host is late.
+// Returns false if this rank must try again, perhaps at another rank: it was told to, or the first rank of its host is
+// late.
 bool TcpVisit::await_start(Uplink &uplink) {
   bool said = false, open = false;
   while (!uplink.started() || !uplink.passed_on()) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of every rank but 0 at a TCP rendezvous. On each host, the first rank that comes finds rank 0, proves the
-// secret and joins. The other ranks of the host come to that rank and join through it. Then all wait for the roster.
+// The side of every rank except rank 0 at a TCP rendezvous. On each host, the first rank to arrive finds rank 0, proves
+// the secret and joins. The other ranks of the host connect to that rank and join through it. Then all wait for the
+// roster.
 #pragma once
 
 #include <chrono>
@@ -17,25 +18,26 @@
 
 namespace fsdp::membership {
 
-// Where the ranks of one host come together before one of them goes to rank 0: an abstract unix socket, whose name is
-// known to ranks of this host, job and attempt. The first rank to bind the name goes to rank 0, and the others join
+// The place where the ranks of one host meet before one of them goes to rank 0: an abstract unix socket, whose name
+// only ranks of this host, job and attempt know. The first rank that binds the name goes to rank 0, and the others join
 // through it.
 
 class HostMeeting {
  public:
-  // host_id: identity of this host, the same for all of its ranks.
+  // `host_id`: identity of this host, the same for all of its ranks.
   HostMeeting(const WorldOptions &options, const std::string &host_id);
 
-  // Tries to bind the name; true if this rank has it. A later try may succeed, because the owner has ended.
+  // Tries to bind the name; true if this rank has the name now. A later try may succeed, because the owner may have
+  // ended.
   bool take();
   bool taken() const noexcept { return static_cast<bool>(socket_); }
-  // Connects to the rank that has the name. Empty, with `problem` set, if that rank takes no connections yet, or if the
-  // process is of another user.
+  // Connects to the rank that has the name. Returns an empty Fd, and sets `problem`, if that rank does not accept
+  // connections yet or the process belongs to another user.
   Fd visit(std::string &problem) const;
-  // The user of the process that listens there, if that is another user than this one.
+  // The user of the process that listens at the name, if that is not the user of this process.
   std::optional<uint32_t> stranger() const noexcept { return stranger_; }
 
-  // Lets ranks of other hosts come, too, at the interface of this address. Returns the address with its port; empty: it
+  // Also accepts ranks of other hosts, at the interface of this address. Returns the address with its port; empty: it
   // could not listen there.
   std::string listen_for_hosts(Endpoint at);
   // Starts to listen. Returns the listeners, from which the caller accepts.
@@ -56,7 +58,7 @@ class TcpVisit {
 
  private:
   using Clock = std::chrono::steady_clock;
-  // Each of these returns nothing if this rank is to try again.
+  // Each of these functions returns nothing if this rank must try again.
   std::optional<Assembly> visit_host();
   std::optional<Assembly> visit_zero();
   std::optional<Assembly> visit_place(const Endpoint &place, Above above);
@@ -70,8 +72,8 @@ class TcpVisit {
   bool host_is_late() const;
   void note_problem(std::string problem);
   [[noreturn]] void give_up() const;
-  // At most so long, and at most until the deadline. In a large job most ranks wait for the same rank at first, and
-  // many may share a machine: so the time between two looks depends on the number of ranks.
+  // A limit of at most `most`, which also ends at the deadline. In a large job most ranks first wait for the same rank,
+  // and many may share a machine. So the time between two looks depends on the number of ranks.
   Limit limit(Clock::duration most) const {
     return {std::min(deadline_, Clock::now() + most), waiter_, slice_ms_of(options_.size)};
   }
@@ -80,15 +82,15 @@ class TcpVisit {
   const MeetingPoint &point_;
   const Waiter &waiter_;
   const MakeCard &make_card_;
-  Clock::time_point since_, deadline_, tried_;  // tried_: when the last try to reach rank 0 began
+  Clock::time_point since_, deadline_, tried_;  // tried_: beginning of the last try to reach rank 0
   std::string label_, host_id_;
   NameLookup names_;
   std::string last_problem_;
-  bool found_problem_ = false;  // last_problem_ is what a try has found
-  bool alone_ = false;          // goes to rank 0 without the host's other ranks: their meeting place is no use
+  bool found_problem_ = false;  // last_problem_ was found by a try
+  bool alone_ = false;          // goes to rank 0 alone, because the host's meeting place cannot be used
   HostMeeting host_meeting_;
-  std::optional<message::Redirect> redirect_;  // where rank 0, or a rank below it, has sent this rank
-  std::optional<message::Card> card_;          // made once this rank has reached the rendezvous
+  std::optional<message::Redirect> redirect_;  // the rank to which rank 0, or a rank below it, has sent this rank
+  std::optional<message::Card> card_;          // made when this rank has reached the rendezvous
 };
 
 }  // namespace fsdp::membership

@@ -30,7 +30,7 @@ Uplink::~Uplink() {
 }
 
 void Uplink::open(std::span<const Fd> listeners, const std::string &label) {
-  if (started()) return;  // the job is complete, and the listeners end before this object does
+  if (started()) return;  // the job is complete, and the listeners may end before this object does
   admission_ = std::make_unique<Admission>(options_, listeners, label);
 }
 
@@ -67,7 +67,7 @@ void Uplink::look() {
 }
 
 void Uplink::hear() {
-  if (end_ || formed_ || again_ || redirect_) return;  // the end of the upward connection is no rank's death now
+  if (end_ || formed_ || again_ || redirect_) return;  // the end of the upward connection no longer means a death
   for (Branch &branch : below_.all())
     if (branch.watched) hear_below(branch);
   if (admission_) admission_->look([this](FrameStream &stream, message::Join &join) { admit(stream, join); });
@@ -137,7 +137,7 @@ void Uplink::obey(const message::Refused &refused, const Frame &frame) {
     const auto to = static_cast<uint32_t>(refused.to);
     if (Branch *branch = below_.of(to)) {
       branch->stream.queue(pass_on(frame));
-      std::erase(branch->ranks, to);  // the right process may still come
+      std::erase(branch->ranks, to);  // the right process may still join
       branch->watched = branch->watched && branch->rank != to;
     }
     return;
@@ -153,7 +153,7 @@ void Uplink::check_above() {
   if (by_host_ && !admitted_) return void(again_ = "the rank of this host that had come first has ended");
   if (up_.code() == EBADMSG) {
     end(changed_contact(own_text(), above_text(), up_.problem()));
-    return report_last(*end_);  // else the rank above would take the end of the connection for a death
+    return report_last(*end_);  // otherwise the rank above would report the end of the connection as a death
   }
   if (host_is_silent(up_.code())) {
     const Accusation lost = lost_contact(own_text(), above_text());
@@ -185,7 +185,7 @@ void Uplink::admit(FrameStream &stream, message::Join &join) {
   if (other_host) notice_silence(stream.socket(), options_.heartbeat_timeout_ms);
   Branch &branch = below_.add(std::move(stream), join, other_host);
   branch.stream.queue(message::share(message::Admitted{rank_, host_name(), other_host ? std::string() : address_}));
-  join.listens.clear();  // the ranks above redirect no ranks to that address
+  join.listens.clear();  // so that the ranks above redirect no ranks to that address
   up_.queue(message::share(join));
 }
 
@@ -198,8 +198,8 @@ void Uplink::hear_below(Branch &branch) {
   if (branch.watched && !branch.stream.open()) check_below(branch);
 }
 
-// Is the message about a rank of this branch? Messages of a process that was turned away here may still be on their
-// way, while another process has its rank.
+// Is the message about a rank of this branch? Messages of a process that was refused here may still be in transit when
+// another process has joined as its rank.
 bool Uplink::is_of(const Branch &branch, const message::Parsed &parsed) {
   if (const auto *card = std::get_if<message::Card>(&parsed.message)) return branch.has(card->rank);
   const auto *said = std::get_if<Report>(&parsed.message);
@@ -249,10 +249,10 @@ Error Uplink::settle(const Error &error) {
   if (!end_ && !finished_) hear();
   if (end_ && !is_own(error, rank_)) return *end_;
   if (formed_ || finished_) return error;
-  // The late rank may itself wait for another rank, and be about to report that.
+  // The late rank may itself wait for another rank, and may be about to report that rank.
   if (error.status == FSDP_TIMEOUT) await_verdict(forming::doubt);
   if (!end_ && !formed_) report_last(error);
-  // The ranks below hear the verdict from this rank.
+  // This rank passes the verdict to the ranks below.
   if (forming::blames_others(error, rank_) || !below_.all().empty()) await_verdict(forming::answer_time);
   if (!end_) end(error);
   return is_own(error, rank_) ? error : *end_;
@@ -272,7 +272,7 @@ void Uplink::tell_above(const message::Message &word) noexcept {
     if (!up_.speaks()) return;
     up_.queue(message::share(word));
     forming::flush_soon(up_, Clock::now() + forming::farewell);
-  } catch (...) {  // no memory: the end of the connection says that something is wrong
+  } catch (...) {  // no memory: the end of the connection tells that something is wrong
   }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank other than 0 is connected while the job forms: upward to rank 0 or to a rank between, and downward to the
-// ranks that have joined through it. Messages from above go to all below, and messages from below go up.
+// The connections of a rank other than 0 while the job forms: upward to rank 0 or to a rank between, and downward to
+// the ranks that have joined through it. Messages from above go to all ranks below, and messages from below go up.
 //
-// From the moment that the rank joins, this is also its FormingWatch.
+// From the time when the rank joins, this is also its FormingWatch.
 #pragma once
 
 #include <chrono>
@@ -21,13 +21,14 @@ namespace fsdp::membership {
 // The rank at the other end of the upward connection.
 struct Above {
   uint32_t rank = 0;
-  std::string host = {};  // empty: not known yet
+  std::string host = {};  // empty: still unknown
 };
 
 class Uplink final : public FormingWatch {
  public:
   using Clock = std::chrono::steady_clock;
-  // address: of the interface by which this host reaches rank 0; empty: the rank above is of this host, and sends it.
+  // `address`: of the interface through which this host reaches rank 0. Empty: the rank above is on this host, and
+  // sends the address.
   Uplink(const WorldOptions &options, FrameStream up, Above above, std::string address, Clock::time_point deadline,
          const Waiter &waiter);
   ~Uplink() override;
@@ -37,17 +38,19 @@ class Uplink final : public FormingWatch {
   bool admitted() const noexcept { return admitted_; }
   const std::string &address() const noexcept { return address_; }
   bool by_host() const noexcept { return by_host_; }
-  // Lets other ranks come from now on, until the job starts. The listeners and the label outlive that.
+  // Lets other ranks join through this one until the job starts. The listeners and the label must exist until then.
   void open(std::span<const Fd> listeners, const std::string &label);
-  // Sleeps until something happens, or for a moment, then reads all connections. Throws what ends the job.
+  // Sleeps until there is something to read, or for a short time, and then reads all connections. Throws the error that
+  // ends the job.
   void serve();
   bool started() const noexcept { return session_.has_value(); }
-  // True when everything for the ranks below is sent, the start of the job included.
+  // True when everything for the ranks below is sent, including the start of the job.
   bool passed_on() { return below_.flush(); }
-  // Set when this rank is to come again, with the reason; or when it is to join elsewhere.
+  // again() is set, with the reason, when this rank must join again; redirect() when it must join at another
+  // rank.
   const std::optional<std::string> &again() const noexcept { return again_; }
   const std::optional<message::Redirect> &redirect() const noexcept { return redirect_; }
-  // Gives up this connection upward. The ranks below come again, too.
+  // Gives up this connection upward. The ranks below join again, too.
   void leave() noexcept;
   Roster take_roster() { return std::move(roster_); }
   const Nonce &session() const { return *session_; }
@@ -81,7 +84,7 @@ class Uplink final : public FormingWatch {
   FrameStream up_;
   Above above_;
   std::string address_;
-  const bool by_host_;  // the rank above is of this host
+  const bool by_host_;  // the rank above is on this host
   const Waiter &waiter_;
   Clock::time_point deadline_, looked_{};
   Branches below_;
@@ -92,7 +95,7 @@ class Uplink final : public FormingWatch {
   Roster roster_;
   std::optional<Nonce> session_;
   std::optional<Error> end_;
-  bool formed_ = false, finished_ = false;  // the rank above has said Formed; this rank has finished or left
+  bool formed_ = false, finished_ = false;  // the rank above has sent Formed; this rank has finished or left
 };
 
 }  // namespace fsdp::membership

@@ -19,7 +19,7 @@ namespace {
 
 struct PlaceVariables {
   const char *rank, *size;              // in the job
-  const char *local_rank, *local_size;  // on this host; nullptr: the launcher does not say
+  const char *local_rank, *local_size;  // on this host; nullptr: the launcher has no such variable
 };
 
 uint32_t value_of(const char *name, uint32_t least, uint32_t most) {
@@ -49,7 +49,7 @@ std::string several_hosts(const char *launcher, const char *how) {
       launcher, how);
 }
 
-// "pid (name) state parent ... start": the name may hold spaces and parentheses.
+// "pid (name) state parent ... start": the name may contain spaces and parentheses.
 struct Process {
   std::string name;
   pid_t parent = 0;
@@ -64,7 +64,7 @@ std::optional<Process> read_process(pid_t pid) {
   Process process{text.substr(open + 1, close - open - 1), 0, {}};
   std::istringstream rest(text.substr(close + 1));
   std::string field;
-  for (int number = 3; number <= 22 && rest >> field; ++number) {  // as proc(5) counts them
+  for (int number = 3; number <= 22 && rest >> field; ++number) {  // the numbers of fields in proc(5)
     if (number == 4) process.parent = static_cast<pid_t>(std::stol(field));
     if (number == 22) process.started = field;
   }
@@ -106,10 +106,10 @@ std::optional<LaunchedRank> read_torchrun(bool alone) {
   launch.job = variable("TORCHELASTIC_RUN_ID").value_or("");
   const std::string host = variable("MASTER_ADDR").value_or("");
   if (!variable("LOCAL_WORLD_SIZE") && !elsewhere) launch.one_host = names_loopback(host);
-  if (host.empty() || !variable("MASTER_PORT")) return launch;  // FSDP_RENDEZVOUS stands for both
+  if (host.empty() || !variable("MASTER_PORT")) return launch;  // FSDP_RENDEZVOUS replaces both
   uint32_t port = value_of("MASTER_PORT", 1, 65535);
   launch.name = format_text("{}:{}", host, port);
-  // torch's own store listens at the port itself.
+  // torch's own store listens at this port itself.
   if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") port = value_of("MASTER_PORT", 1, 65534) + 1;
   launch.address = host.find(':') == std::string::npos ? format_text("tcp://{}:{}", host, port)
                                                        : format_text("tcp://[{}]:{}", host, port);
@@ -138,7 +138,7 @@ std::optional<LaunchedRank> read_open_mpi() {
 
 std::optional<LaunchedRank> read_slurm() {
   if (!variable("SLURM_PROCID") || !variable("SLURM_STEP_ID"))
-    return {};  // else the process is in a shell of salloc or sbatch
+    return {};  // otherwise the process is in a shell of salloc or sbatch
   check_complete("srun", {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"});
   LaunchedRank launch;
   launch.launcher = "Slurm's variables";
@@ -154,7 +154,7 @@ std::optional<LaunchedRank> read_slurm() {
   if (!variable("SLURM_STEP_NODELIST") && !variable("FSDP_RENDEZVOUS"))
     fail(FSDP_INVALID_ARGUMENT, "SLURM_STEP_NODELIST is not set: its first host is where the ranks of {} hosts meet",
          *variable(nodes));
-  // A port below those that the kernel gives to connections.
+  // The port is below those that the kernel assigns to connections.
   const uint64_t port = 20000 + (uint64_t{job} * 17 + step) % 12000;
   if (const auto list = variable("SLURM_STEP_NODELIST"))
     launch.address = format_text("tcp://{}:{}", first_host(*list), port);
@@ -208,7 +208,7 @@ std::optional<LaunchedRank> read_launch() {
   return read_torchrun(true);
 }
 
-// Ranks of one host need no network, so for them the text becomes a name.
+// Ranks of one host need no network, so the rendezvous for them is a name.
 std::string choose_rendezvous(const LaunchedRank &launch) {
   const auto elsewhere = variable("FSDP_RENDEZVOUS");
   if (elsewhere) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each launcher says about the job in its own environment variables.
+// Reads what each launcher tells about the job in its environment variables.
 #pragma once
 
 #include <charconv>
@@ -15,9 +15,9 @@
 
 namespace fsdp::membership {
 
-// Environment variables, read with care.
+// Environment variables, read with checks.
 
-// A variable that is set to nothing counts as not set: some launchers unset variables in this way.
+// An empty variable counts as not set, because some launchers unset variables in this way.
 inline std::optional<std::string> variable(const char *name) {
   const char *value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): the caller's program owns its environment
   if (!value || !*value) return {};
@@ -33,7 +33,8 @@ inline uint32_t number(const char *name, const std::string &value, uint32_t leas
   return result;
 }
 
-// Checks that all of these variables are set; else fails and says which are set and which are missing.
+// Checks that all of these variables are set; otherwise fails, and lists the variables that are set and those that are
+// missing.
 inline void check_complete(const char *launcher, std::initializer_list<const char *> needed) {
   std::vector<std::string_view> set, missing;
   for (const char *name : needed) (variable(name) ? set : missing).emplace_back(name);
@@ -44,19 +45,19 @@ inline void check_complete(const char *launcher, std::initializer_list<const cha
 }
 
 struct LaunchedRank {
-  const char *launcher = "";  // the launcher whose variables these are
+  const char *launcher = "";  // the launcher that set the variables
   uint32_t rank = 0, size = 1;
   bool one_host = false;  // it is certain that all ranks are on this host
-  std::string unplaced;   // if the ranks' hosts are not known: text that says which variables are missing; else empty
+  std::string unplaced;   // if the ranks' hosts are unknown: says which variables are missing; else empty
   std::string job;        // the launcher's name for the job, may be empty
   std::string name;       // where ranks of one host meet; empty: `help` says what to do
   std::string address;    // "tcp://host:port" for several hosts; empty: `help` says what to do
   std::string help;
 };
 
-// Each returns nothing if its launcher has not started this process. Throws INVALID_ARGUMENT that names what is missing
-// or wrong. alone: no other launcher has started the process. Only then do MASTER_ADDR and MASTER_PORT count without
-// RANK and WORLD_SIZE, since these names are common.
+// Each function returns nothing if its launcher has not started this process. Throws INVALID_ARGUMENT, which names the
+// variable that is missing or wrong. `alone`: no other launcher has started the process. Only then do MASTER_ADDR and
+// MASTER_PORT count without RANK and WORLD_SIZE, because these names are common.
 std::optional<LaunchedRank> read_torchrun(bool alone);
 std::optional<LaunchedRank> read_open_mpi();
 std::optional<LaunchedRank> read_slurm();

@@ -29,8 +29,8 @@ namespace {
 
 constexpr auto slice = std::chrono::milliseconds(20);
 
-// Keeps this library loaded, since an abandoned thread still runs its code. Does nothing where the
-// library is part of the program.
+// Keeps this library loaded, because an abandoned thread still runs its code. Does nothing if the library is linked
+// into the program.
 void keep_library_loaded() {
   Dl_info found{};
   if (::dladdr(reinterpret_cast<const void *>(&keep_library_loaded), &found) != 0 && found.dli_fname)
@@ -44,7 +44,7 @@ struct NameLookup::Question {
   uint16_t port = 0;
   std::mutex mutex;
   std::condition_variable answered;
-  bool done = false, temporary = false;  // done: found, problem and temporary are the answer
+  bool done = false, temporary = false;  // once `done`, the answer is in found, problem and temporary
   std::vector<Endpoint> found;
   std::string problem;
 };
@@ -155,7 +155,7 @@ std::vector<Endpoint> find_host(const MeetingPoint &point, const WorldOptions &o
     std::string answer;
     auto found = names.find(point.host, point.port, limit, answer);
     if (!found.empty()) return found;
-    if (!noted) {  // later answers may only say that time is over
+    if (!noted) {  // later answers may say only that the time is over
       problem = answer;
       end = std::chrono::steady_clock::now() + NameLookup::patience;
     }
@@ -178,8 +178,8 @@ void check_guarded(const Endpoint &at, const WorldOptions &options) {
        options.rendezvous, at.text());
 }
 
-// The rendezvous through a directory that all hosts share: a file there has rank 0's address. The file is not trusted:
-// the process that listens at the address must prove the job secret.
+// The rendezvous in a directory that all hosts share: a file in it has rank 0's address. The file is not trusted; the
+// process that listens at the address must prove the job secret.
 
 namespace {
 
@@ -233,7 +233,7 @@ void write_file(const std::string &path, const std::string &text) {
 }  // namespace
 
 Endpoint own_address() {
-  Endpoint at = by_route("192.0.2.1");  // an address for documentation: only the default route leads there
+  Endpoint at = by_route("192.0.2.1");  // an address reserved for documentation, so the default route is used
   if (!at.family()) at = by_interface();
   std::string problem;
   if (!at.family()) at = Endpoint::numeric("127.0.0.1", 0, problem).at(0);

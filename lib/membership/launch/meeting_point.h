@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the ranks of a job meet, as the text of the rendezvous says: a name (ranks of one host), tcp://host:port, or
-// file:///directory. In that directory rank 0 writes the address at which it listens.
+// The place where the ranks of a job meet, parsed from the text of the rendezvous: a name (for ranks of one host),
+// tcp://host:port, or file:///directory. Into that directory rank 0 writes the address at which it listens.
 #pragma once
 
 #include <chrono>
@@ -18,7 +18,7 @@ namespace fsdp::membership {
 
 class NameLookup {
  public:
-  // The function that asks; tests replace it.
+  // The function that asks the resolver; tests replace it.
   using Resolver = std::vector<Endpoint> (*)(const std::string &host, uint16_t port, std::string &problem,
                                              bool *temporary);
 
@@ -29,14 +29,14 @@ class NameLookup {
   NameLookup(const NameLookup &) = delete;
   NameLookup &operator=(const NameLookup &) = delete;
 
-  // Empty, with `problem` set, if there are no addresses or if no answer has come until the limit. In the latter case
-  // the next call for the same name waits for the same answer. Addresses that are written as numbers need no name
-  // service. Throws what the waiter throws.
+  // Returns nothing, and sets `problem`, if there are no addresses or there is no answer before the limit. In the
+  // latter case the next call for the same name waits for the same answer. Numeric addresses need no name service.
+  // Throws the waiter's errors.
   std::vector<Endpoint> find(const std::string &host, uint16_t port, const Limit &limit, std::string &problem);
-  // True if the last find() was answered, and another one would get the same answer: there is no such name, and earlier
-  // calls found none.
+  // True if the last find() was answered and a repeated one would get the same answer: the name does not exist, and
+  // earlier calls did not find it.
   bool is_unknown() const noexcept { return unknown_; }
-  // For how long a name service is asked again that cannot answer at the moment.
+  // A name service that cannot answer at the moment is asked again for this long.
   static constexpr std::chrono::seconds patience{10};
 
  private:
@@ -45,16 +45,16 @@ class NameLookup {
 
   Resolver resolver_;
   bool unknown_ = false;
-  bool known_ = false;  // an address was found once: if it is gone now, it may soon be back
+  bool known_ = false;  // an address was found once; if it is gone now, it may soon return
   std::shared_ptr<Question> question_;
 };
 
 struct MeetingPoint {
   enum class Scheme { name, tcp, file } kind = Scheme::name;
   std::string text;       // the whole text
-  std::string host;       // for tcp
-  uint16_t port = 0;      // for tcp
-  std::string directory;  // for file
+  std::string host;       // set for tcp
+  uint16_t port = 0;      // set for tcp
+  std::string directory;  // set for file
 };
 
 // Throws INVALID_ARGUMENT if the text has none of these forms.
@@ -62,23 +62,23 @@ MeetingPoint parse_meeting_point(const std::string &rendezvous);
 // "host:port" or "[v6 address]:port". Throws INVALID_ARGUMENT.
 std::pair<std::string, uint16_t> parse_host_port(const std::string &text);
 
-// The addresses of the rendezvous host. Throws INVALID_ARGUMENT with the text of the name service: at once if there is
-// no such name, and after NameLookup::patience if the service cannot answer. Empty, with `problem` set, if no answer
-// has come until the limit.
+// The addresses of the rendezvous host. Throws INVALID_ARGUMENT with the text of the name service: immediately if the
+// name does not exist, and after NameLookup::patience if the service cannot answer. Returns nothing, and sets
+// `problem`, if there is no answer before the limit.
 std::vector<Endpoint> find_host(const MeetingPoint &point, const WorldOptions &options, NameLookup &names,
                                 const Limit &limit, std::string &problem);
 
-// Throws INVALID_ARGUMENT that says how to set a job secret, if there is none and the address is not a loopback
+// Throws INVALID_ARGUMENT, which says how to set a job secret, if there is none and the address is not a loopback
 // address.
 void check_guarded(const Endpoint &at, const WorldOptions &options);
 
-// The address of this host by which others reach it: the address of the default route, else the first that is not a
+// The address at which other hosts reach this one: the address of the default route, else the first that is not a
 // loopback address, else the loopback address.
 Endpoint own_address();
 
-// The file in a shared directory that tells where rank 0 listens.
+// The path of the file in a shared directory that has rank 0's address.
 std::string notice_path(const MeetingPoint &point, const WorldOptions &options);
-// Writes this file, and removes it at the end. Replaces the file of a dead job.
+// Writes the file for rank 0, and removes it at the end. Replaces the file of a dead job.
 class Notice {
  public:
   Notice(std::string path, const Endpoint &at);
@@ -89,7 +89,7 @@ class Notice {
  private:
   std::string path_, text_;
 };
-// Reads the address in this file. Empty, with `problem` set, if there is no such file or no address in it.
+// Reads the address in the file. Returns nothing, and sets `problem`, if the file does not exist or has no address.
 std::vector<Endpoint> read_notice(const std::string &path, std::string &problem);
 
 }  // namespace fsdp::membership

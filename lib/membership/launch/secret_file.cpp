@@ -39,7 +39,7 @@ template <class... Args>
 bool is_trusted(uid_t user) { return user == ::geteuid() || user == 0; }
 
 // Follows symbolic links to the file itself, one part of a path at a time, so that each part is checked before it is
-// followed. Only root and this user may be able to change where the links lead. Kubernetes mounts secrets as such
+// followed. Only root and this user may be able to change the targets of the links. Kubernetes mounts secrets as such
 // links.
 class LinkedPath {
  public:
@@ -58,7 +58,7 @@ class LinkedPath {
         check_link(part);
         follow({target.data(), static_cast<size_t>(length)});
         --left;
-      } else if (errno != EINVAL) {  // EINVAL: it is not a link
+      } else if (errno != EINVAL) {  // EINVAL: the part is not a link
         refuse_secret(path_, "{}", strerrordesc_np(errno));
       } else if (rest_.empty()) {
         return open_at(at_.get(), part, O_RDONLY | O_NONBLOCK | O_NOCTTY);
@@ -75,7 +75,7 @@ class LinkedPath {
     if (!file) refuse_open(path_, errno);
     return file;
   }
-  // Folders before the first link are not checked, as for a file that is not a link.
+  // Folders before the first link are not checked, just as for a file that is not a link.
   Fd open_folder(int from, const std::string &name) {
     Fd folder(::openat(from, name.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC | (from == AT_FDCWD ? 0 : O_NOFOLLOW)));
     if (!folder) refuse_secret(path_, "{}", strerrordesc_np(errno));
@@ -114,7 +114,7 @@ class LinkedPath {
   std::deque<std::string> rest_;  // parts of a path, the file's name last
 };
 
-// Opens the file without waiting for a writer, if it is a pipe.
+// Opens the file. If it is a pipe, does not wait for a writer.
 Fd open_file(const std::string &path) {
   Fd file(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC));
   if (file) return file;
@@ -129,8 +129,8 @@ bool is_own_group(gid_t group) {
   return std::find(groups.begin(), groups.begin() + std::max(count, 0), group) != groups.begin() + std::max(count, 0);
 }
 
-// Checks as ssh does for keys, except that a group of this process may read the file: Kubernetes mounts secrets in this
-// way (fsGroup).
+// Makes the checks that ssh makes for keys, except that a group of this process may be able to read the file.
+// Kubernetes mounts secrets in this way (fsGroup).
 void check_owner(const Fd &file, const std::string &path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) refuse_secret(path, "{}", strerrordesc_np(errno));

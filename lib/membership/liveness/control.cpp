@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t control_magic = 0x66736470'63746c31;  // "fsdpctl1"
 constexpr uint32_t control_version = 10;
 
-constexpr uint64_t answer_ms = 1000;  // time for a leader to bring the job's verdict
+constexpr uint64_t answer_ms = 1000;  // time for a leader to get the job's verdict
 constexpr const char *what = "the job's control memory";
 
 // See World::post.
@@ -74,7 +74,8 @@ Posts Control::posts() const noexcept {
   return {head().posts, entries, numbers};
 }
 
-// A launcher may have bound each rank to cores of its own. The last rank that adds its cores counts those of all.
+// A launcher may have bound each rank to cores of its own. The last rank that adds its cores counts the cores of all
+// ranks.
 void Control::add_cores() noexcept {
   cpu_set_t mine;
   if (::sched_getaffinity(0, sizeof mine, &mine) != 0) return;
@@ -103,7 +104,7 @@ void Control::introduce(uint32_t rank) noexcept {
   set_host(rank, name);
 }
 
-// Ranks that come with the same name at the same time may all write it: the bytes are the same.
+// Ranks that add the same name at the same time may all write it, because the bytes are the same.
 void Control::set_host(uint32_t rank, std::string_view name) noexcept {
   const uint64_t hash = std::hash<std::string_view>()(name) | 1;
   for (uint16_t i = 0; i < std::size(head().hosts); ++i) {
@@ -145,7 +146,7 @@ bool Control::write(AccusationSlot &slot, const Accusation &accusation) noexcept
   return true;
 }
 
-// The writer of the slot may have died before it had written all of it: then its first word says enough.
+// The writer of the slot may have died before it had written all of the slot. In that case the first word tells enough.
 Accusation Control::read(const AccusationSlot &slot) noexcept {
   for (int tries = 0; !slot.ready.load(std::memory_order_acquire) && tries < 50; ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -167,7 +168,7 @@ bool Control::is_loss_of_leader(const Accusation &accusation) const noexcept {
 void Control::accuse(const Accusation &accusation) noexcept {
   if (is_loss_of_leader(accusation)) return decide(accusation);
   if (has_leader()) return accused() ? void() : void(write(head().suspicion, accusation));
-  decide(suspected() ? suspicion() : accusation);  // before a leader left, it may have carried a suspicion on
+  decide(suspected() ? suspicion() : accusation);  // a leader may have sent it on before it left
 }
 
 void Control::settle() noexcept {

@@ -40,15 +40,15 @@ void Pulse::look() noexcept {
   for (Seen &seen : seen_) {
     const uint64_t beat = control_.last_beat(seen.rank);
     const uint32_t silent = seen.silent_ms.load(std::memory_order_relaxed);
-    // A rank that never beat has no monitor yet, or is on another node.
+    // A rank that has never sent a heartbeat has no monitor yet, or is on another node.
     const bool beats = beat != seen.beat || beat == 0;
     seen.silent_ms.store(beats ? 0 : std::min(silent + watched, UINT32_MAX / 2), std::memory_order_relaxed);
     seen.beat = beat;
   }
 }
 
-// Ranks that stop at the same time reach the limit some intervals apart, since heartbeats and looks are an interval
-// apart. They are named together.
+// Ranks that stop at the same time reach the limit some intervals apart, because heartbeats and looks are an interval
+// apart. One report names them all.
 std::vector<uint32_t> Pulse::silent(const std::function<bool(uint32_t)> &concerns) const {
   bool over = false;
   std::vector<uint32_t> ranks;
@@ -74,7 +74,7 @@ bool Pulse::is_late(const Seen &seen) const noexcept {
 }
 
 std::string name_process(uint32_t rank, int32_t process, const std::string &host) {
-  if (process == 0) return format_text("{} (host {})", rank, host);  // it stopped before it introduced itself
+  if (process == 0) return format_text("{} (host {})", rank, host);  // the rank stopped before it introduced itself
   return format_text("{} (pid {}, host {})", rank, process, host);
 }
 
@@ -93,8 +93,8 @@ std::string Pulse::text(const std::vector<uint32_t> &ranks) const {
 
 namespace {
 
-// The number behind this name at the beginning of a line. A line may be longer than what is read at once; its rest does
-// not begin with such a name.
+// The number that follows this name at the beginning of a line. A line may be longer than one read; the rest of a line
+// does not begin with such a name.
 std::optional<int> read_field(const char *path, const char *name) noexcept {
   const std::unique_ptr<std::FILE, int (*)(std::FILE *)> file(std::fopen(path, "re"), std::fclose);
   if (!file) return {};
@@ -113,7 +113,7 @@ bool is_dumping_core(const Fd &process, const char *proc) noexcept {
   char path[PATH_MAX];
   std::snprintf(path, sizeof path, "%s/self/fdinfo/%d", proc, process.get());
   const std::optional<int> number = read_field(path, "Pid:");
-  if (!number || *number <= 0) return false;  // the process was waited for, or is of another namespace
+  if (!number || *number <= 0) return false;  // the process has been waited for, or is in another namespace
   std::snprintf(path, sizeof path, "%s/%d/status", proc, *number);
   return read_field(path, "CoreDumping:").value_or(0) == 1;
 }
@@ -123,7 +123,7 @@ void Deaths::find(const Control &control, Links &links, const Pulse &pulse, cons
     const Membership state = control.membership(rank);
     if (state != Membership::left && state != Membership::gone && !known.contains(rank)) ranks_.add(rank);
   };
-  links.find_dead(std::ref(ended));  // std::ref avoids an allocation, since waits call this
+  links.find_dead(std::ref(ended));  // std::ref avoids an allocation, because waits call this function
   pulse.find_late([&](uint32_t rank) {
     if (ranks_.contains(rank) || known.contains(rank) || !links.dumps_core(rank)) return;
     ranks_.add(rank);

@@ -16,7 +16,7 @@ Monitor::Monitor(std::shared_ptr<Seat> seat, std::unique_ptr<MonitorTask> task)
     : seat_(std::move(seat)), task_(std::move(task)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) fail_errno(errno, "the eventfd of the monitor");
   seat_->control.introduce(seat_->rank);
-  seat_->pulse.look();  // the first heartbeat: from now on others notice if this rank stops
+  seat_->pulse.look();  // the first heartbeat; from now on others notice if this rank stops
   start();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The background thread of each rank that is a process: it beats for the rank, looks at its peers' heartbeats, and runs
-// a task for its node. It runs no callback, takes no signal, and sleeps at most from one heartbeat to the next.
+// The background thread of each rank that is a process: it beats for the rank, looks at the heartbeats of peers, and
+// runs a task for its node. It calls no callback, handles no signal, and sleeps at most until the next heartbeat.
 #pragma once
 
 #include <pthread.h>
@@ -13,13 +13,13 @@
 
 namespace fsdp::membership {
 
-// What else a monitor does on its thread: the leader of a node, for instance, speaks with other nodes.
+// Another task for a monitor's thread: for example, the leader of a node communicates with other nodes.
 class MonitorTask {
  public:
   virtual ~MonitorTask() = default;
-  // One round: sleeps until there is something to do or `wake` is readable, at most `ms`.
+  // Runs one round: sleeps until there is something to do or `wake` is readable, at most `ms`.
   virtual void run(int wake, uint32_t ms) noexcept = 0;
-  // The last round, before the thread ends. Bounded.
+  // Runs the last round, before the thread ends. Takes a bounded time.
   virtual void finish() noexcept = 0;
 };
 

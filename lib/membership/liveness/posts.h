@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of ranks in shared memory. Only few ranks have a text to tell at a time, so there are only few places for
-// texts. No rank waits for a place.
+// Texts of ranks in shared memory. Few ranks have a text at the same time, so there are few places for texts. No rank
+// waits for a place.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 
 namespace fsdp::membership {
 
-// A text that may be read while it is written. The reader may then see parts of two texts, and must detect that by
-// other means. A reader that sees a new word also sees what the writer stored before it.
+// A text that may be read while it is written. The reader may then get parts of two texts, and must detect that by
+// other means. A reader that sees a new word also sees everything that the writer stored before that word.
 template <size_t bytes>
 class SharedText {
  public:
@@ -47,16 +47,17 @@ class SharedText {
   std::atomic<uint64_t> words_[bytes / sizeof(uint64_t)];
 };
 
-// Each rank numbers its texts; `is_current(rank, number)` says whether that text may still be asked for. A place whose
-// text is no longer current is free, whether its writer lives or not. In a full pool a lower rank takes the place of
-// the highest rank, since messages name the lowest ranks. In a pool of zero bytes no place is taken.
+// Each rank numbers its texts; `is_current(rank, number)` says whether readers may still ask for that text. A place
+// with an outdated text is free, whether its writer lives or not. In a full pool a lower rank takes the place of the
+// highest rank, because messages name the lowest ranks. In a pool of zero bytes all places are free.
 template <uint32_t place_count, size_t bytes>
 class TextPool {
  public:
   static constexpr uint32_t places = place_count;
   using Copy = typename SharedText<bytes>::Copy;
 
-  // Called only by the thread that writes what is_current reads about this rank. False: there is no place for the text.
+  // Must be called only by the thread that writes the state which is_current reads for this rank. Returns false if
+  // there is no place for the text.
   template <class IsCurrent>
   bool store(uint32_t rank, uint32_t number, std::string_view text, const IsCurrent &is_current) noexcept {
     const uint64_t owner = owner_of(rank, number);
@@ -64,10 +65,10 @@ class TextPool {
     TextPlace *place = claim(owner, is_current);
     if (!place) return false;
     place->text.store(text);
-    uint64_t mine = owner | being_written;  // no longer, if another rank found the text out of date
+    uint64_t mine = owner | being_written;  // no longer this value if another rank found the text outdated
     return place->owner.compare_exchange_strong(mine, owner, std::memory_order_acq_rel);
   }
-  // False: the pool does not have the text, or no longer has it.
+  // Returns false if the text is not in the pool.
   bool load(uint32_t rank, uint32_t number, Copy &text) const noexcept {
     const uint64_t owner = owner_of(rank, number);
     const TextPlace *place = find(owner);
@@ -90,7 +91,7 @@ class TextPool {
     std::atomic<uint64_t> owner;  // (rank + 1) << 32 | number; 0: none
     SharedText<bytes> text;
   };
-  static constexpr uint64_t being_written = uint64_t{1} << 63;  // the owner writes, and no other while it is current
+  static constexpr uint64_t being_written = uint64_t{1} << 63;  // the owner is writing; excludes others while current
 
   static uint64_t owner_of(uint32_t rank, uint32_t number) noexcept { return (uint64_t{rank} + 1) << 32 | number; }
   static uint32_t rank_of(uint64_t owner) noexcept { return static_cast<uint32_t>((owner & ~being_written) >> 32) - 1; }
@@ -128,24 +129,24 @@ class TextPool {
     return highest && take(*highest, its, owner) ? highest : nullptr;
   }
 
-  std::atomic<uint32_t> used_;  // places from this number on were never taken; mostly 0
+  std::atomic<uint32_t> used_;  // no place from this number on was ever used; mostly 0
   TextPlace places_[place_count];
 };
 
-// What ranks show to others in shared memory: the last bytes that each rank has posted, which are read whole or not at
-// all. A text may come with them, if there is a place for it.
+// What ranks show to others in shared memory: the bytes that each rank has posted last. They are read completely or not
+// at all. A post may have a text, if there is a place for it.
 
-// The last post of one rank, written by one thread at a time. All zero bytes: nothing was posted.
+// The last post of one rank, written by one thread at a time. All bytes are zero before the first post.
 class PostEntry {
  public:
   // Even: twice the number of writes so far. Odd: a write is under way.
   uint32_t turn() const noexcept { return turn_.load(std::memory_order_acquire); }
-  // The rank of the job that the post is for; empty: all ranks.
+  // The rank of the job for which the post is; empty: all ranks.
   std::optional<uint32_t> to() const noexcept {
     const uint32_t rank = to_.load(std::memory_order_acquire);
     return rank == everybody ? std::nullopt : std::optional(rank);
   }
-  // Returns what turn() will be afterwards.
+  // Returns the value of turn() after this write.
   uint32_t begin() noexcept {
     const uint32_t turn = turn_.load(std::memory_order_relaxed) & ~uint32_t{1};
     turn_.store(turn + 1, std::memory_order_relaxed);
@@ -158,8 +159,8 @@ class PostEntry {
     for (size_t i = 0; i < word_count; ++i) words_[i].store(words[i], std::memory_order_release);
     turn_.store(turn_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   }
-  // Copies the bytes of a whole post and calls also(turn). The post was the same before and after that call. False:
-  // nothing was posted, or the writer has died in the middle of a post.
+  // Copies the bytes of a complete post and calls also(turn), during which the post does not change. Returns false if
+  // nothing was posted, or if the writer has died in the middle of a post.
   template <class Also>
   bool load(std::span<std::byte> bytes, const Also &also) const noexcept {
     for (int tries = 0; tries < 1000; ++tries) {
@@ -184,10 +185,10 @@ class PostEntry {
 };
 static_assert(sizeof(PostEntry) == 104);
 
-// Posts with texts come mainly from ranks that fail. If many fail, the lowest of them get the places.
+// Posts with texts come mainly from ranks that fail. If many ranks fail, the lowest of them get the places.
 using PostTexts = TextPool<32, post_text_bytes>;
 
-// There may be fewer entries than ranks in the job: a rank takes an entry with its first post.
+// There may be fewer entries than ranks in the job, because a rank takes an entry only with its first post.
 struct PostRoom {
   std::atomic<uint32_t> taken;  // number of entries
   uint32_t entry_count;
@@ -196,12 +197,12 @@ struct PostRoom {
 
 class Posts {
  public:
-  // entries: room.entry_count of them. numbers[r]: number of rank r's entry plus 1; 0: the rank has none.
+  // `entries` has room.entry_count entries. numbers[r]: number of rank r's entry plus 1; 0: the rank has no entry.
   Posts(PostRoom &room, PostEntry *entries, std::atomic<uint16_t> *numbers)
       : room_(room), entries_(entries), numbers_(numbers) {}
 
-  // Called by one thread at a time for each rank. Without effect if there is no entry left: then no rank here reads the
-  // posts of that rank.
+  // May be called by one thread at a time for each rank. Has no effect if no entry is left, which means that no rank on
+  // this host reads the posts of that rank.
   void store(uint32_t rank, std::span<const std::byte> bytes, std::string_view text,
              std::optional<uint32_t> to) const noexcept {
     PostEntry *entry = claim(rank);
@@ -211,7 +212,7 @@ class Posts {
       room_.texts.store(rank, turn, text, [this](uint32_t r, uint32_t number) { return is_current(r, number); });
     entry->end(bytes, to);
   }
-  // False as in PostEntry::load. The text is empty if there was none, or no place for it.
+  // Returns false as PostEntry::load does. The text is empty if the post has none, or if there was no place for it.
   bool load(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept {
     const PostEntry *entry = find(rank);
     return entry && entry->load(bytes, [&](uint32_t turn) {

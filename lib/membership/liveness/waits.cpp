@@ -10,7 +10,7 @@ namespace fsdp::membership {
 namespace {
 
 constexpr uint64_t looks_of_a_neighbour = 2;
-// Messages through the network may have to be sent again before they arrive, which takes a second or more.
+// Messages over the network may have to be sent again before they arrive, which takes a second or more.
 constexpr uint64_t late_looks = 60;
 
 }  // namespace
@@ -84,8 +84,8 @@ void ShownWait::show(std::optional<uint32_t> missed, Late late) noexcept {
   mine.looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// Each rank of a circle sees the circle and tells its text before it looks around again. The rank that condemns the
-// circle waits until all have looked again, so it finds the texts.
+// Each rank of a circle sees the circle and shows its text before it looks again. The rank that condemns the circle
+// waits until all have looked again, so it finds all texts.
 void ShownWait::show_text(const std::string &call, const std::string &what) {
   if (told_) return;
   const uint64_t looks = entries_[rank_].looks.load(std::memory_order_relaxed);
@@ -99,7 +99,7 @@ std::vector<uint32_t> ShownWait::look(std::optional<uint32_t> missed, const std:
   return find_circle();
 }
 
-// Counts the stream's own looks, since the caller knows no more than the stream has seen.
+// Counts the stream's own looks, because the caller knows only what the stream has seen.
 std::vector<uint32_t> ShownWait::look_through(const std::optional<StreamWaits::StreamWait> &stream,
                                               const std::string &call) {
   if (!stream || stream->number != stream_number_) hide();
@@ -120,14 +120,14 @@ bool ShownWait::in_circle() const noexcept {
     if (at == rank_) return true;
     if (at >= world_size_) return false;
   }
-  return false;  // a circle of other ranks, which find it themselves
+  return false;  // a circle of other ranks; those ranks find it themselves
 }
 
-// What a peer shows may be older than the last action of another rank. So each rank of the circle must have looked
-// around at least twice since this rank first saw the circle, and more often if one of them is late. All must still be
-// in the same waits for the same ranks. Then each rank knows everything that the next one did before it began to wait,
-// and none can be the first to go on. It is enough that each names the first rank that it misses: these names lead to a
-// rank that does not wait, or to a circle.
+// What a peer shows may be older than the last action of another rank. So each rank of the circle must have looked at
+// least twice since this rank first saw the circle, and more often if one of them is late. All must still be in the
+// same waits for the same ranks. Then each rank knows everything that the next one did before its wait began, and no
+// rank can go on first. It is enough that each rank names the first rank that it misses: these names lead to a rank
+// that does not wait, or to a circle.
 std::vector<uint32_t> ShownWait::find_circle() {
   if (!in_circle()) {
     suspects_.clear();

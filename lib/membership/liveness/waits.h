@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows what each rank's caller waits for to the other ranks, while it waits long. Callers that wait for each other in
-// different calls would do so until their timeout; by what they show they find it out. A caller waits for another
-// caller directly, or through a stream of its own, if that stream's collective lacks the other caller's call.
+// Shows each rank's long waits to the other ranks: what its caller waits for. Callers that wait for each other in
+// different calls would otherwise wait until their timeout; the shown waits let them find out. A caller waits for
+// another caller directly, or through a stream of its own, if that stream's collective needs a call of the other
+// caller.
 #pragma once
 
 #include <atomic>
@@ -18,23 +19,23 @@ namespace fsdp::membership {
 
 class Awaited;
 
-// How late a rank that waits may learn what others have done.
+// How late a waiting rank may learn of the calls of others.
 enum class Late : uint32_t {
   no,
-  by_messages,  // it learns this by messages, from ranks of other hosts or from neighbours through the network
+  by_messages,  // by messages, from ranks of other hosts or from neighbours through the network
   remote        // the rank is on another node, and this node's leader writes the entry
 };
 
-// A rank's entry, written only by that rank's caller, or by the leader for a rank of another node. All zero bytes: the
-// rank does not wait.
+// The entry of a rank. Only that rank's caller writes it or, for a rank of another node, the leader. All bytes are zero
+// if the rank does not wait.
 struct WaitEntry {
-  std::atomic<uint64_t> looks;     // number of the wait << 32 | looks around since it began; 0 looks: no wait
-  std::atomic<uint32_t> for_rank;  // the first rank whose caller is missed; UINT32_MAX: none
+  std::atomic<uint64_t> looks;     // number of the wait << 32 | looks since the wait began; 0 looks: no wait
+  std::atomic<uint32_t> for_rank;  // the first rank whose caller has not made the awaited call; UINT32_MAX: none
   std::atomic<Late> late;
 };
 static_assert(sizeof(WaitEntry) == 16);
 
-// The calls in which callers wait that wait for each other in a circle. A message with more texts would be unreadable.
+// The texts of waits in a circle: the calls in which the callers wait. A message with more texts would be unreadable.
 using WaitTexts = TextPool<256, 240>;
 
 // The entries and texts of all ranks of a job, in memory that the ranks of a host share.
@@ -47,7 +48,7 @@ class Waits {
     const uint64_t looks = entries_[rank].looks.load(std::memory_order_seq_cst);
     return looks >> 32 == number && static_cast<uint32_t>(looks) != 0;
   }
-  // Called by the thread that writes that rank's entry. Without effect if there is no place.
+  // Must be called by the thread that writes that rank's entry. Has no effect if there is no place.
   void show_text(uint32_t rank, uint32_t number, std::string_view text) const noexcept {
     texts_->store(rank, number, text, [this](uint32_t r, uint32_t n) { return is_current(r, n); });
   }
@@ -59,10 +60,10 @@ class Waits {
   WaitTexts *texts_;
 };
 
-// The first rank, other than `rank`, that will not come before its caller makes a call.
+// The first rank, other than `rank`, that is missing until its caller makes a call.
 std::optional<uint32_t> first_missed_caller(const Awaited &awaited, uint32_t world_size, uint32_t rank);
 
-// What this rank's streams wait for, kept for this rank's caller, which may be waiting for one of them.
+// The waits of this rank's streams. They are kept for this rank's caller, which may be waiting for one of the streams.
 class StreamWaits {
  public:
   struct StreamWait {
@@ -76,7 +77,7 @@ class StreamWaits {
   void look(StreamWait &entry, std::optional<uint32_t> missed);
   void begin(StreamWait &entry);
   void end(const StreamWait &entry) noexcept;
-  // A copy of the thread's wait, if it waits.
+  // A copy of the thread's wait, if the thread waits.
   std::optional<StreamWait> find(uint64_t thread) const;
 
  private:
@@ -94,7 +95,7 @@ class StreamWait {
   }
   StreamWait(const StreamWait &) = delete;
   StreamWait &operator=(const StreamWait &) = delete;
-  // Called from time to time.
+  // Called regularly.
   void look(std::optional<uint32_t> missed, const Awaited &awaited);
 
  private:
@@ -111,10 +112,11 @@ class ShownWait {
   ShownWait(const ShownWait &) = delete;
   ShownWait &operator=(const ShownWait &) = delete;
 
-  // Called from time to time. Returns the ranks of a circle of waiting callers that this rank is in; empty: there is
+  // Called regularly. Returns the ranks of a circle of waiting callers to which this rank belongs; empty: there is
   // none.
   std::vector<uint32_t> look(std::optional<uint32_t> missed, const std::string &call, const Awaited &awaited);
-  // The same for the wait of a stream. Empty, the stream does not wait, and what was shown is hidden.
+  // Does the same for the wait of a stream. If `stream` is empty, the stream does not wait, and the shown wait is
+  // hidden.
   std::vector<uint32_t> look_through(const std::optional<StreamWaits::StreamWait> &stream, const std::string &call);
   std::string text(uint32_t rank) const { return entries_.text(rank); }  // the text that `rank` shows
 

@@ -14,13 +14,13 @@ namespace fsdp::membership {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t circle_ms = 100;  // shorter waits are no circle, and showing a wait takes memory
+constexpr uint32_t circle_ms = 100;  // no shorter wait counts as a circle, because showing a wait takes memory
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
-// Messages of a rank of another node may arrive after the news that it left: they come by different connections, and a
-// lost packet is sent again a second or more later.
+// Messages of a rank of another node may arrive after the news that it left: they use different connections, and a lost
+// packet is sent again only after a second or more.
 constexpr auto remote_leaver_time = std::chrono::milliseconds(2000);
-constexpr auto death_gap = std::chrono::milliseconds(40);  // at most, between deaths of the same moment
-// About two futex round trips: sleeping at once would cost as much.
+constexpr auto death_gap = std::chrono::milliseconds(40);  // maximum time between deaths that count as simultaneous
+// About two futex round trips, because an immediate sleep would cost as much.
 constexpr auto spin_time = std::chrono::microseconds(20);
 
 }  // namespace
@@ -34,8 +34,8 @@ Watch::~Watch() { waiter_.set_observer(nullptr); }
 
 void Watch::enter_caller() noexcept { caller_.store(thread_number(), std::memory_order_relaxed); }
 
-// Yielding costs little where no other thread wants the core, and otherwise lets a peer run. Callers and streams of the
-// same ranks compete even where there are as many cores as ranks.
+// Yielding costs little if no other thread wants the core, and otherwise lets a peer run. Callers and streams of the
+// same ranks compete even if there are as many cores as ranks.
 bool Watch::spin(Awaited &awaited) {
   const bool crowded = control_.crowded();
   for (int i = 0; i < (crowded ? 0 : 128); ++i) {
@@ -74,7 +74,7 @@ bool Watch::wait(Awaited &awaited) {
     stream.emplace(streams_, thread_number());
   for (;;) {
     if (awaited.come()) return true;
-    check();  // first: if a rank left because of a verdict, the verdict is the error to return
+    check();  // first: if a rank left because of a verdict, the verdict is the error
     if (awaited.given_up()) {
       check();  // again: the verdict may have come between the two
       return false;
@@ -108,7 +108,7 @@ void Watch::check() {
   throw error;
 }
 
-// A suspicion counts, too, since a verdict follows: the coordinator's, or the suspicion itself if no leader answers.
+// A suspicion also counts, because a verdict follows: the coordinator's, or the suspicion itself if no leader answers.
 bool Watch::has_failed() noexcept {
   try {
     check();
@@ -138,9 +138,9 @@ void Watch::look_at(std::span<const uint32_t> ranks, const std::string &what, bo
   condemn(accuse_ranks(FailureKind::stopped, silent, format_text("{}: {}", what, pulse_.text(silent))));
 }
 
-// A rank that closed or destroyed its context is an error only to ranks that wait for it. Its membership is read before
-// what it wrote: if it came before it left, misses() sees that. Only messages from another node may still be on their
-// way.
+// If a rank closed or destroyed its context, that is an error only for ranks that wait for it. Its membership is read
+// before the data that it wrote: if it did its part before it left, misses() sees that. Only messages from another node
+// may still be in transit.
 void Watch::check_leavers(Awaited &awaited, Clock::time_point &left_since) {
   if (!control_.any_left()) return;
   for (uint32_t rank = 0; rank < control_.world_size(); ++rank) {
@@ -162,7 +162,7 @@ void Watch::condemn_leaver(uint32_t rank, const std::string &what) {
                       closed ? "has closed its context" : "has destroyed its context without closing it"));
 }
 
-// Deaths at the same time are one failure: a rank that finds one death looks for others before it accuses.
+// Simultaneous deaths are one failure, so a rank that finds one death looks for others before it accuses.
 void Watch::check_deaths(Awaited &awaited) {
   Deaths dead;
   find_dead(dead);
@@ -176,12 +176,12 @@ void Watch::check_deaths(Awaited &awaited) {
 
 void Watch::check_silence(Awaited &awaited) {
   if (pulse_.silent([&](uint32_t rank) { return awaited.misses(rank); }).empty() || awaited.come()) return;
-  // Names all silent ranks: one that has done its part of this wait may have stopped as well.
+  // Names all silent ranks, because a rank that has done its part of this wait may have stopped as well.
   const std::vector<uint32_t> silent = pulse_.silent([](uint32_t) { return true; });
   condemn(accuse_ranks(FailureKind::stopped, silent, format_text("{}: {}", awaited.text(), pulse_.text(silent))));
 }
 
-// The callers of these ranks wait for each other, in a circle: none comes before another has come.
+// The callers of these ranks wait for each other in a circle, so none of the waits can end.
 void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks) {
   std::vector<uint32_t> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
@@ -199,9 +199,9 @@ void Watch::look(uint64_t thread) {
   if (!cycle.empty()) condemn_cycle(*stream_wait_, cycle);
 }
 
-// The missed rank may wait for another rank, as in collectives of several hosts. Following what each rank shows leads
-// to a rank that does not wait. If it leads into a circle, the missed rank is returned: a timeout does not judge
-// circles.
+// The missed rank may wait for another rank, as in collectives over several hosts. The waits that ranks show lead from
+// rank to rank to one that does not wait. If they lead into a circle, the missed rank is returned, because a timeout
+// does not judge circles.
 uint32_t Watch::find_late(uint32_t missing) const {
   const Waits waits = control_.waits();
   uint32_t at = missing;
@@ -237,13 +237,13 @@ void Watch::condemn(FailureKind kind, uint32_t rank, const std::string &text, fs
   condemn(accusation);
 }
 
-// On a single node the verdict is there at once; where a leader asks the coordinator, within the time that Control
-// gives the leader.
+// On a single node the verdict exists immediately. If a leader asks the coordinator, the verdict comes within the time
+// that Control gives the leader.
 void Watch::condemn(const Accusation &accusation) {
   const auto last = Clock::now() + longest_doubt;
   control_.accuse(accusation);
   while (!control_.accused()) {
-    if (Clock::now() >= last) control_.decide(accusation);  // the rank that wrote the suspicion died over it
+    if (Clock::now() >= last) control_.decide(accusation);  // its writer died before the end of the write
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     control_.settle();
   }

@@ -9,9 +9,9 @@
 namespace fsdp::membership {
 namespace {
 
-// Time in which the verdict must come. For a cut the coordinator waits longer.
+// Time in which the verdict must arrive. For a cut the coordinator waits longer.
 uint64_t verdict_time_ms(const Accusation &finding) { return finding.kind == FailureKind::cut ? 1500 : 1000; }
-constexpr uint32_t pair_patience_ms = 500;  // time for a neighbour of a silent node to find out what has happened there
+constexpr uint32_t pair_patience_ms = 500;  // time for a neighbour of a silent node to find the cause of the silence
 
 }  // namespace
 
@@ -19,7 +19,7 @@ Blame::Blame(Seat &seat, const NodePlan &plan, LeaderLinks &links)
     : seat_(seat), control_(seat.control), plan_(plan), links_(links), coordinator_(plan) {}
 
 void Blame::look() {
-  find_suspicion();  // first: a rank that aborted and then died is named for the abort
+  find_suspicion();  // first: if a rank aborted and then died, the report names the abort
   find_dead();
   find_silent();
   judge_silence();
@@ -36,7 +36,7 @@ void Blame::find_dead() {
   accuse(dead.accuse({}, control_));
 }
 
-// The connection with the leader is still open: its kernel holds it until the core is written.
+// The connection with the leader is still open, because the kernel keeps it until the core is written.
 void Blame::hear_of_dump(uint32_t of, int32_t process) {
   const uint32_t leader = plan_.nodes[of].leader;
   if (links_.in_order(of) || reported_.contains(leader)) return;
@@ -66,7 +66,7 @@ void Blame::find_suspicion() {
 // -- other nodes --
 
 // The end of a connection means the end of a process only if the other end has closed or reset it. Refugees leave when
-// they have heard the verdict, so the end of their connections means nothing.
+// they have the verdict, so the end of their connections means nothing.
 void Blame::check_connection(uint32_t of) {
   NodePeer &peer = links_.at(of);
   const uint32_t leader = plan_.nodes[of].leader;
@@ -81,7 +81,8 @@ void Blame::check_connection(uint32_t of) {
   accuse(accuse_death(leader));
 }
 
-// Keeps the connection: the other leader must hear the verdict, and would take the end of the connection for a death.
+// Keeps the connection, because the other leader must get the verdict and would report the end of the connection as a
+// death.
 void Blame::blame_link(uint32_t to, const std::string &problem) {
   const uint32_t leader = plan_.nodes[to].leader;
   if (reported_.contains(leader)) return;
@@ -138,8 +139,8 @@ void Blame::judge_silence() {
   links_reported_ |= cut_over;
 }
 
-// Heartbeats alone do not tell a stopped leader from a cut network. The leader's neighbours in the tree can tell, and
-// get the time to do so.
+// Heartbeats alone do not distinguish a stopped leader from a cut network. The leader's neighbours in the tree can
+// distinguish them, and get time to do so.
 void Blame::judge_pairs() {
   const uint32_t limit = plan_.heartbeat_timeout_ms + pair_patience_ms, nearly = limit - std::min(1500u, limit / 4);
   std::vector<CutLink> cut;
@@ -153,7 +154,7 @@ void Blame::judge_pairs() {
   pairs_reported_ |= over;
 }
 
-// Would this node know if `other` had left in order? No, if a node between has left itself.
+// Would this node learn that `other` has left in order? It would not if a node between has left itself.
 bool Blame::hears_of(uint32_t other) const {
   const NodePeer *way = links_.find(plan_.next_hop(other));
   if (!way || !way->live()) return false;
@@ -173,7 +174,7 @@ void Blame::accuse(const Accusation &accusation) {
   findings_.push_back(accusation);
 }
 
-// A new coordinator gets all findings again. Without an answer in time the first finding becomes the verdict.
+// A new coordinator gets all findings again. If no answer arrives in time, the first finding becomes the verdict.
 void Blame::carry(std::optional<uint32_t> to) {
   if (control_.accused()) return;
   if (to != carried_to_) carried_ = 0;

@@ -8,9 +8,9 @@ namespace {
 
 const NodePlan no_tree;
 
-// While the job forms, the heavier report wins. A death weighs most, since it was seen on the dead rank's own
-// connection. A lost peer may have ended because of another rank's death. On a silent host the ranks may have ended
-// before.
+// While the job forms, the report with the greater weight wins. A death has the greatest, because it was seen on the
+// dead rank's own connection. A lost peer may have ended because of another rank's death. On a silent host the ranks
+// may have ended earlier.
 int weight_of(const Accusation &accusation) {
   if (accusation.kind == FailureKind::died) return 2;
   return accusation.kind == FailureKind::cut ? 0 : 1;
@@ -21,7 +21,7 @@ std::vector<CutLink> links_of(const Accusation &accusation) {
   return std::vector<CutLink>(accusation.links, accusation.links + count);
 }
 
-// A report may say more than that the ranks died. It is kept if it covers all ranks of the other report.
+// One report may tell more than the death of ranks. It is kept if it names all ranks of the other report.
 Accusation merge_deaths(const Accusation &one, const Accusation &other) {
   const auto plain = [](const Accusation &a) { return a.ranks.empty() || a.what() == death_text(a.ranks); };
   RankSet all = one.ranks;
@@ -53,7 +53,7 @@ Accusation accuse_links(const NodePlan &plan, const std::vector<CutLink> &cut) {
   std::vector<std::string> names;
   const auto name = [&](uint16_t node) { return format_text("host {} (node {})", plan.nodes[node].host, node); };
   for (const CutLink &link : links) {
-    if (std::max(link.first, link.second) >= plan.nodes.size()) continue;  // a peer wrote it
+    if (std::max(link.first, link.second) >= plan.nodes.size()) continue;  // a peer wrote these numbers
     if (accusation.link_count < Accusation::max_links) accusation.links[accusation.link_count++] = link;
     names.push_back(format_text("{}{} and {}", names.empty() ? "" : "between ", name(link.first), name(link.second)));
   }
@@ -70,8 +70,8 @@ void Coordinator::hear(const Accusation &accusation, uint64_t now_ms) {
   since_ms_ = now_ms;
 }
 
-// Does `other` replace `first`? While the job runs: if `first` took a silent node for cut off, and `other` says that
-// this node's leader has stopped or died.
+// Does `other` replace `first`? While the job runs, it does if `first` reports a silent node as cut off, and `other`
+// reports that this node's leader has stopped or died.
 bool Coordinator::explains(const Accusation &other, const Accusation &first) const {
   if (forming_) return weight_of(other) > weight_of(first);
   if (first.kind != FailureKind::cut || (other.kind != FailureKind::stopped && other.kind != FailureKind::died))
@@ -82,13 +82,14 @@ bool Coordinator::explains(const Accusation &other, const Accusation &first) con
   return std::ranges::all_of(links, [node](const CutLink &link) { return link.first == node || link.second == node; });
 }
 
-// A rank and its node's leader may report the same failure. The rank names the operation; the leader is faster.
+// A rank and its node's leader may report the same failure. The rank's report names the operation; the leader's arrives
+// earlier.
 void Coordinator::merge(const Accusation &other) {
   Accusation &first = *first_;
   if (explains(other, first)) first = other;
   if (other.kind != first.kind) return;
   if (first.kind == FailureKind::died) {
-    if (first.ranks.empty() && other.ranks.empty()) return;  // peers wrote them
+    if (first.ranks.empty() && other.ranks.empty()) return;  // peers wrote both
     first = merge_deaths(first, other);
   } else if (first.kind == FailureKind::stopped && !first.ranks.contains(other.ranks)) {
     // A report that names all ranks of the first one replaces its text.
@@ -105,7 +106,7 @@ void Coordinator::merge(const Accusation &other) {
   }
 }
 
-// Time to wait for failures of the same moment. Cut links outside the tree are found a while after those of the tree.
+// Time to wait for simultaneous failures. Cut links outside the tree are found later than those of the tree.
 uint64_t Coordinator::grace_ms() const {
   if (forming_) return forming_grace_ms;
   if (first_->kind == FailureKind::cut) return longest_grace_ms;

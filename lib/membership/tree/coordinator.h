@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How reports become one verdict: the first report decides, and failures of the same kind that are reported a moment
-// later are added to it. While the job forms, the report of a death replaces reports of its effects. Pure.
+// How reports become one verdict: the first report decides, and reports of the same kind of failure that arrive soon
+// after are added to it. While the job forms, the report of a death replaces reports of its effects. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace fsdp::membership {
 class Coordinator {
  public:
   explicit Coordinator(const NodePlan &plan) : forming_(false), plan_(plan) {}
-  // While the job forms, hosts have no tree yet.
+  // For the time while the job forms, when hosts have no tree yet.
   Coordinator();
 
   void hear(const Accusation &accusation, uint64_t now_ms);
   bool open() const noexcept { return first_.has_value(); }
-  // How long it waits at most for failures of the same moment; and how long it always waits while the job forms.
+  // The maximum wait for simultaneous failures, and the fixed wait while the job forms.
   static constexpr uint64_t longest_grace_ms = 700, forming_grace_ms = 60;
-  // The verdict; empty: nothing was reported, or it is too early to decide.
+  // The verdict; empty if nothing was reported, or if it is too early to decide.
   std::optional<Accusation> decide(uint64_t now_ms) const;
 
  private:

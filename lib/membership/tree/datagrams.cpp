@@ -14,9 +14,9 @@ namespace fsdp::membership {
 namespace {
 
 constexpr size_t max_in_batch = 64;
-constexpr int max_batches = 128;              // read in one round at most
-constexpr uint32_t many_useless = 32;         // in one round: a network alone repeats fewer
-constexpr int wanted_buffer_bytes = 4 << 20;  // the kernel gives what its limit allows (net.core.rmem_max)
+constexpr int max_batches = 128;              // limit for one round
+constexpr uint32_t many_useless = 32;         // in one round; a network alone repeats fewer
+constexpr int wanted_buffer_bytes = 4 << 20;  // the kernel grants what its limit allows (net.core.rmem_max)
 constexpr uint32_t udp_header_bytes = 8;
 
 enum class DatagramKind : uint32_t { beat = 1, dump };
@@ -60,8 +60,8 @@ void send_datagram(const Fd &socket, const DatagramTarget &to, Datagram datagram
   ::sendto(socket.get(), &datagram, sizeof datagram, MSG_NOSIGNAL | MSG_DONTWAIT, to.end.get(), to.end.length());
 }
 
-// The kernel runs this program on each datagram, its header included. A kernel without socket filters (gVisor) refuses
-// the program: then receive() itself reads and drops what strangers send.
+// The kernel runs this program on each datagram, including the header. A kernel without socket filters (gVisor) refuses
+// the program; in that case receive() itself reads and drops the datagrams of strangers.
 void accept_only(const Fd &socket, const DatagramMark &mark) noexcept {
   uint32_t words[2];
   std::memcpy(words, mark.data(), sizeof words);
@@ -118,14 +118,14 @@ void Datagrams::receive(const std::function<void(uint32_t)> &heard,
   Batch batch;
   uint32_t useless = 0;
   for (int i = 0; i < max_batches; ++i) {
-    const int count = batch.receive(socket_);  // also below 0 when a peer's port is closed: that peer counts as silent
+    const int count = batch.receive(socket_);  // also below 0 if a peer's port is closed; the peer is then silent
     for (int n = 0; n < count; ++n) useless += !take(batch.bytes[n], batch.heads[n].msg_len, heard, dumping);
     if (count < static_cast<int>(max_in_batch)) break;
   }
   flooded_ = useless >= many_useless;
 }
 
-// Makes the cheap checks first. False: the datagram tells nothing.
+// Makes the cheap checks first. Returns false if the datagram is useless.
 bool Datagrams::take(const void *bytes, size_t size, const std::function<void(uint32_t)> &heard,
                      const std::function<void(uint32_t, int32_t)> &dumping) {
   Datagram datagram;

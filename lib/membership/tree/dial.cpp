@@ -30,7 +30,7 @@ LeaderListener open_leader_listener(const std::string &interface_address) {
   std::string problem;
   const auto found = Endpoint::numeric(interface_address, 0, problem);
   if (found.empty()) fail(FSDP_INVALID_ARGUMENT, "the interface '{}': {}", interface_address, problem);
-  for (int tries = 0; tries < 16; ++tries) {  // another program may have the same port for UDP
+  for (int tries = 0; tries < 16; ++tries) {  // another program may use the same port for UDP
     LeaderListener listener;
     listener.stream = listen_at(found.front(), backlog);
     if (!listener.stream) fail_errno(errno, format_text("listening for other nodes at {}", interface_address));
@@ -44,7 +44,7 @@ LeaderListener open_leader_listener(const std::string &interface_address) {
 
 namespace {
 
-constexpr auto dial_time = std::chrono::seconds(3);  // for one try: TCP repeats a lost packet at ever longer intervals
+constexpr auto dial_time = std::chrono::seconds(3);  // for one try; TCP repeats lost packets ever more slowly
 
 }  // namespace
 
@@ -163,8 +163,8 @@ class Forming {
               "{} did not connect while the job formed: {}", plan_.leader_text(node), why);
   }
 
-  // Dials again if the connection ended before the answer: the other end drops a connection on which nothing comes for
-  // a while, and the network may have failed for that long.
+  // Dials again if the connection ended before the answer: the other end drops a connection that stays silent for a
+  // while, and the network may have failed for that long.
   void dial(uint32_t node) {
     std::string problem;
     for (;;) {
@@ -178,7 +178,7 @@ class Forming {
         links_.insert_or_assign(node, one.take());
         return;
       }
-      // A dial that still tries at the limit has nothing to say: an earlier problem says more.
+      // A dial that is still trying at the limit has no problem to report; an earlier problem tells more.
       if (problem.empty() || one.state() != Dial::State::trying) problem = one.problem();
       if (one.state() == Dial::State::refused || limit_.over()) lose(node, problem);
       waiter_.poll();
@@ -195,12 +195,12 @@ class Forming {
     for (Newcomers::Newcomer &newcomer : newcomers_.look()) let_in(newcomer);
   }
 
-  // A leader that connects again has given up its earlier connection, which is replaced.
+  // A leader that connects again has given up its earlier connection, so the new one replaces it.
   void let_in(Newcomers::Newcomer &newcomer) {
     const uint32_t node = newcomer.hello.node;
     if (!plan_.is_child(node) || newcomer.hello.bond != tree::Bond::tree) return;
     greet(newcomer.stream, plan_, tree::Bond::tree);
-    newcomer.stream.flush();  // what is not sent now is sent later, before anything else
+    newcomer.stream.flush();  // the rest is sent later, before anything else
     if (newcomer.stream.open()) links_.insert_or_assign(node, std::move(newcomer.stream));
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between leaders, from both sides: both ends prove the job secret, then the leader that has connected says
-// which node it leads, and the other answers.
+// Connections between leaders, from both sides: both ends prove the job secret, then the leader that has connected
+// sends the number of its node, and the other leader answers.
 #pragma once
 
 #include <poll.h>
@@ -21,41 +21,41 @@
 
 namespace fsdp::membership {
 
-// Where a leader listens for the leaders of other nodes. Every rank opens a listener before the ranks meet, since it is
-// not known yet which ranks will lead. Ranks that do not lead close it.
+// The sockets on which a leader listens for the leaders of other nodes. Every rank opens a listener before the ranks
+// meet, because it is unknown until then which ranks will lead. Ranks that do not lead close it.
 
 struct LeaderListener {
   Fd stream;            // TCP, listening
-  Fd datagrams;         // UDP at the same port: heartbeats
-  std::string address;  // for the other leaders
+  Fd datagrams;         // UDP at the same port, for heartbeats
+  std::string address;  // address for the other leaders
 };
 
-// On the interface of this numeric address alone.
+// Listens only at the interface of this numeric address.
 LeaderListener open_leader_listener(const std::string &interface_address);
 
-// The side that connects. Never waits.
+// The connecting side. Never waits.
 class Dial {
  public:
   using Clock = std::chrono::steady_clock;
   enum class State {
     trying,
     answered,
-    ended,   // the connection ended, or there was no answer: another try may succeed
+    ended,   // the connection ended, or no answer came: another try may succeed
     refused  // the other end is no leader of this job, or no process listens there
   };
 
-  // The plan outlives it.
+  // The plan must outlive this object.
   Dial(const NodePlan &plan, uint32_t to, tree::Bond bond);
 
   uint32_t to() const noexcept { return to_; }
   State advance();
   State state() const noexcept { return state_; }
-  // Why the dial has failed or, while it tries, what it waits for.
+  // Says why the dial has failed or, while it tries, for what it waits.
   const std::string &problem() const noexcept { return problem_; }
-  // No process listens where that node's leader has listened: the leader has ended.
+  // True if no process listens at the address of that node's leader, which means that the leader has ended.
   bool nobody_listens() const noexcept { return deserted_; }
   pollfd poll() const;
-  // The connection, once the dial was answered.
+  // The connection, once the dial has been answered.
   FrameStream take() { return std::move(stream_); }
 
  private:
@@ -74,11 +74,11 @@ class Dial {
   std::string problem_ = "it has not answered";
   Fd socket_;
   std::optional<Handshake> handshake_;
-  FrameStream stream_;  // once both ends have proven the secret
+  FrameStream stream_;  // used once both ends have proven the secret
 };
 
-// The side that listens: hands on the connections of leaders that have proven the job secret and said which node they
-// lead. Never waits.
+// The listening side: returns the connections of leaders that have proven the job secret and sent the number of their
+// node. Never waits.
 class Newcomers {
  public:
   using Clock = std::chrono::steady_clock;
@@ -87,13 +87,13 @@ class Newcomers {
     FrameStream stream;
   };
 
-  // Both outlive it.
+  // Both arguments must outlive this object.
   Newcomers(const NodePlan &plan, const Fd &listener);
 
   void add_polls(std::vector<pollfd> &polls) const;
-  // takes: accepts new connections, too; else those wait in the kernel.
+  // `takes`: also accepts new connections; if false, these wait in the kernel.
   std::vector<Newcomer> look(bool takes = true);
-  // Why connections could not be taken; empty: they could.
+  // Says why connections could not be accepted; empty: they could.
   std::string problem() const { return acceptor_.pause().problem(); }
 
  private:
@@ -104,15 +104,15 @@ class Newcomers {
 
   const NodePlan &plan_;
   Acceptor acceptor_;
-  std::vector<Silent> silent_;  // leaders that have proven the secret, and said nothing yet
+  std::vector<Silent> silent_;  // leaders that have proven the secret and have sent nothing yet
 };
 
-// The leaders connect in a tree, each child to its parent, as above.
+// The leaders connect in a tree, each child to its parent.
 
 using NodeLinks = std::map<uint32_t, FrameStream>;  // connections with the neighbours in the tree, by node
 
-// Blocks until all neighbours are connected, at most for the plan's forming_ms: all leave the rendezvous at about the
-// same time. If it throws, links has the connections made so far.
+// Blocks until all neighbours are connected, at most for the plan's forming_ms, because all leave the rendezvous at
+// about the same time. If it throws, `links` has the connections made so far.
 void form_tree(const NodePlan &plan, const Fd &listener, const Waiter &waiter, NodeLinks &links);
 
 }  // namespace fsdp::membership

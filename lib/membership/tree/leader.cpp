@@ -13,7 +13,7 @@ namespace fsdp::membership {
 
 namespace {
 
-constexpr uint32_t flooded_tick_ms = 1;  // even the smallest kernel buffer holds 200,000 datagrams a second then
+constexpr uint32_t flooded_tick_ms = 1;  // even the smallest kernel buffer then takes 200,000 datagrams a second
 constexpr uint64_t farewell_ms = 300;
 
 }  // namespace
@@ -25,14 +25,14 @@ NodeLeader::NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListene
       relay_(control_, plan_, links_),
       blame_(seat, plan_, links_),
       refuges_(control_, plan_, links_, relay_, std::move(listener.stream)) {
-  for (const NodePlace &place : plan_.nodes) (void)parse_address(place.address);  // throws now, and not in a round
+  for (const NodePlace &place : plan_.nodes) (void)parse_address(place.address);  // throws now, not in a round
   control_.set_leader(plan_.rank);
-  links_.beat();  // neighbours count its silence from now on
+  links_.beat();  // from now on neighbours count this leader's silence
   links_.flush();
 }
 
 void NodeLeader::sleep(int wake, uint32_t ms) {
-  std::vector<pollfd> polls = {{wake, POLLIN, 0}};  // heartbeats by UDP wait for the next round
+  std::vector<pollfd> polls = {{wake, POLLIN, 0}};  // a UDP heartbeat does not end the sleep
   for (const auto &[n, peer] : links_.all())
     if (peer.stream())
       polls.push_back(
@@ -42,11 +42,11 @@ void NodeLeader::sleep(int wake, uint32_t ms) {
   ::poll(polls.data(), polls.size(), static_cast<int>(ms));
 }
 
-// If a round fails for lack of memory, the next one has another chance.
+// If a round fails for lack of memory, the next one tries again.
 void NodeLeader::run(int wake, uint32_t ms) noexcept {
   try {
     const bool blames =
-        blame_.gathers() || (blame_.has_findings() && !control_.accused());  // waits for a time, not only for messages
+        blame_.gathers() || (blame_.has_findings() && !control_.accused());  // both wait for a time limit
     const uint32_t tick = blames ? LeaderLinks::shortest_tick_ms : links_.tick_ms();
     sleep(wake, std::min(ms, links_.datagrams().flooded() ? flooded_tick_ms : tick));
     work();
@@ -63,7 +63,7 @@ void NodeLeader::work() {
   refuges_.seek();
   if (blame_.has_findings()) blame_.lose_leaders(refuges_.take_deserted());
   carry();
-  // After the blame: a rank that aborts and leaves is named for the abort.
+  // Comes after the blame, so that a rank that aborts and leaves is named for the abort.
   relay_.spread();
   links_.beat();
   links_.flush();
@@ -74,13 +74,14 @@ void NodeLeader::carry() {
   blame_.announce();
 }
 
-// Sends what this node still has to say, then Goodbye: the end of its connections is not the death of a process.
+// Sends everything that this node still has to send, and then Goodbye, so that the end of its connections does not
+// count as a death.
 void NodeLeader::finish() noexcept {
   try {
     work();
     linger();
     if (blame_.gathers())
-      links_.set_now(links_.now_ms() + Coordinator::longest_grace_ms);  // no time for others to report
+      links_.set_now(links_.now_ms() + Coordinator::longest_grace_ms);  // leaves others no time to report
     carry();
     links_.say_all(tree::Goodbye{});
     const uint64_t end = steady_ms() + farewell_ms;
@@ -89,8 +90,8 @@ void NodeLeader::finish() noexcept {
   }
 }
 
-// Other leaders reach each other through this one. So it stays a moment for leaders that are leaving, too, and if a
-// neighbour was lost, for leaders that come here for the verdict.
+// Other leaders reach each other through this one. So it stays for a moment while other leaders leave, too. If a
+// neighbour was lost, it also stays for leaders that come for the verdict.
 void NodeLeader::linger() {
   const uint64_t end = steady_ms() + farewell_ms;
   while (steady_ms() < end &&
@@ -143,8 +144,8 @@ void NodeLeader::hear(uint32_t from, const Frame &frame) {
 
 namespace {
 
-// Tells the verdict on the connections made so far. Neighbours may be at work already, and without the verdict they
-// would take the end of a connection for a death.
+// Sends the verdict on the connections made so far. Neighbours may be at work already, and without the verdict they
+// would report the end of a connection as a death.
 void tell_neighbours(NodeLinks &links, const Accusation &accusation) {
   for (auto &[node, stream] : links) stream.queue(Verdict::kind, tree::bytes_of(Verdict{accusation}));
   const uint64_t end = steady_ms() + farewell_ms;
@@ -161,7 +162,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
     form_tree(plan, listener.stream, waiter, links);
     return std::make_unique<NodeLeader>(seat, plan, std::move(links), std::move(listener));
   } catch (const Error &error) {
-    // A leader may be missing because of another rank: settle asks for the verdict.
+    // A leader may be missing because of another rank, so settle() asks for the verdict.
     const Error end = waiter.settle(error);
     const Accusation accusation = accuse_for(end, plan.rank, plan.nodes[plan.node()].host);
     seat.control.decide(accusation);
@@ -172,7 +173,7 @@ std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderL
 
 namespace {
 
-constexpr int max_told = 3;  // number of notices: datagrams may be lost
+constexpr int max_told = 3;  // number of notices; datagrams may be lost
 
 }  // namespace
 
@@ -188,7 +189,7 @@ void CoreDumpReporter::run(int wake, uint32_t ms) noexcept {
   ::poll(&entry, 1, static_cast<int>(ms));
 }
 
-// This rank's caller may have found the leader's crash first, and may end the context because of it.
+// This rank's caller may have found the leader's crash first, and may therefore end the context.
 void CoreDumpReporter::finish() noexcept {
   if (told_ < max_told && seat_.links->dumps_core(leader_)) tell();
 }
@@ -197,11 +198,11 @@ void CoreDumpReporter::tell() noexcept {
   try {
     notices_.send(seat_.control.process(leader_));
     ++told_;
-  } catch (...) {  // no memory: the next round has another chance
+  } catch (...) {  // no memory: the next round tries again
   }
 }
 
-// Only the lowest of the remaining ranks speaks, which is enough.
+// Only the lowest of the remaining ranks reports, which is enough.
 bool CoreDumpReporter::speaks() const noexcept {
   return std::ranges::none_of(before_, [this](uint32_t rank) {
     return seat_.control.membership(rank) == Membership::member && !seat_.pulse.misses_beat(rank);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a leader does in a job of several nodes, on its monitor's thread. Leaders are connected in a tree. A leader's
+// The work of a leader in a job of several nodes, on its monitor's thread. Leaders are connected in a tree. A leader's
 // reports go up to the coordinator at the root, and the verdict comes down, into each node's control memory. The states
-// of ranks go the same ways, from each node to all others.
+// of ranks take the same ways, from each node to all others.
 //
 //   leader 70 --report--> leader 1 --report--> leader 0      a leader of 66 or more nodes
 //   leader 70 <--verdict-- leader 1 <--verdict-- leader 0
 //
-// A leader whose connection ends has died. If bytes were changed on their way, the link is to blame. A leader that is
-// silent for the heartbeat limit is stopped if its kernel still acknowledges what is sent to it. Otherwise the network
-// is cut, and the link is to blame, no rank. Nodes whose ranks exchange messages, but which are not neighbours in the
-// tree, send each other heartbeats, too. Silence between them is a cut, unless a neighbour has found out more.
+// A leader whose connection ends has died. If bytes were changed in transit, the link is to blame. A leader that is
+// silent for the heartbeat limit is stopped if its kernel still acknowledges data. Otherwise the network is cut, and
+// the link is to blame, not a rank. Nodes that are not neighbours in the tree, but whose ranks exchange messages, also
+// send each other heartbeats. Silence between them is a cut, unless a neighbour has found out more.
 //
 // A leader whose way up is lost keeps the connections below it, and turns to the lowest refuge that answers
-// (refuges.h). If no verdict comes within a second, the leader decides itself.
+// (refuges.h). If no verdict arrives within a second, the leader decides itself.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ namespace fsdp::membership {
 
 class NodeLeader final : public MonitorTask {
  public:
-  // The seat outlives it: a Monitor holds both. links: from form_tree. A node that may be a refuge also needs the
-  // listener's stream.
+  // The seat must outlive this object; a Monitor holds both. `links`: from form_tree. A node that may be a refuge also
+  // needs the listener's stream.
   NodeLeader(Seat &seat, NodePlan plan, NodeLinks links, LeaderListener listener);
 
   void run(int wake, uint32_t ms) noexcept override;
@@ -55,17 +55,18 @@ class NodeLeader final : public MonitorTask {
   Refuges refuges_;
 };
 
-// Makes the leader's task for its Monitor: forms the tree, and closes the listener if this node cannot be a refuge. If
-// that fails, the ranks of the node are told why, and the error is thrown.
+// Makes the leader's task for its Monitor: forms the tree, and closes the listener if this node cannot be a refuge. On
+// failure it tells the ranks of the node the reason, and throws the error.
 std::unique_ptr<MonitorTask> lead_node(Seat &seat, const NodePlan &plan, LeaderListener listener, const Waiter &waiter);
 
-// What the other ranks of a node do when their leader is dumping core. Such a leader is silent while its kernel holds
-// its connections, so other nodes would take it for stopped. Another rank of the node therefore tells the leader's
-// neighbours in the tree by datagrams. If none gets through, or if there is no other rank, they notice the silence.
+// What the other ranks of a node do while their leader is dumping core. Such a leader is silent while its kernel keeps
+// its connections, so other nodes would judge it as stopped. Therefore another rank of the node tells the leader's
+// neighbours in the tree by datagrams. If no datagram arrives, or if there is no other rank, the neighbours notice only
+// the silence.
 
 class CoreDumpReporter final : public MonitorTask {
  public:
-  // The seat outlives it: a Monitor holds both.
+  // The seat must outlive this object; a Monitor holds both.
   CoreDumpReporter(Seat &seat, const NodePlan &plan);
 
   void run(int wake, uint32_t ms) noexcept override;
@@ -77,7 +78,7 @@ class CoreDumpReporter final : public MonitorTask {
 
   Seat &seat_;
   uint32_t leader_;
-  std::vector<uint32_t> before_;  // ranks of this node that speak before this one does
+  std::vector<uint32_t> before_;  // ranks of this node that report before this one does
   DumpNotices notices_;
   int told_ = 0;
 };

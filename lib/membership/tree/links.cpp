@@ -19,11 +19,11 @@ int unacknowledged(const Fd &socket) noexcept {
   return ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 1;
 }
 
-// Period at which a leader looks at its ranks' memory: changes there do not wake it. Messages of other nodes do, so on
-// a way through the tree only the first node adds this delay.
+// The period at which a leader looks at its ranks' memory, because changes in the memory do not wake it. Messages of
+// other nodes do, so on a way through the tree only the first node adds this delay.
 uint32_t tick_of(uint32_t nodes) { return nodes <= 64 ? LeaderLinks::shortest_tick_ms : nodes <= 512 ? 100 : 400; }
-// Period of heartbeats. In a large job each of them causes thousands of wake-ups, all on one network, and in tests
-// often on one machine.
+// The period of heartbeats. In a large job each heartbeat causes thousands of wake-ups, all on one network, and in
+// tests often on one machine.
 uint32_t beat_of(uint32_t nodes, uint32_t limit_ms) { return std::min(nodes <= 512 ? 500u : 2000u, limit_ms / 8); }
 
 }  // namespace
@@ -79,7 +79,7 @@ bool LeaderLinks::has_live_child() const {
   });
 }
 
-// A rank whose membership has not been told yet counts: a leader may leave before it has told of any.
+// A rank of unknown membership counts, because a leader may leave before it has sent the membership of any rank.
 bool LeaderLinks::has_ranks_elsewhere() const {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
     if (plan_.node_of[rank] != plan_.node() && control_.membership(rank) <= Membership::member) return true;
@@ -107,11 +107,11 @@ uint32_t LeaderLinks::silent_ms(const NodePeer &peer) const {
 }
 
 bool LeaderLinks::count_silence() {
-  // A leader that was itself held up has not listened meanwhile, so that time counts little.
+  // If a leader was itself held up, it has not listened during that time, so the time counts little.
   const uint32_t max_ms = std::min(4 * tick_ms_, plan_.heartbeat_timeout_ms / 4);
   const auto elapsed = static_cast<uint32_t>(std::min<uint64_t>(now_ms_ - counted_ms_, max_ms));
   counted_ms_ = now_ms_;
-  bool doubts = false;  // new doubts only: what a doubted node says later is not believed anyway
+  bool doubts = false;  // only new doubts, because what a doubted node sends later is not believed anyway
   const auto count = [&](Silence const &silence, auto &counted) {
     const bool trusted = silence.trusted();
     counted.count(elapsed, beat_ms_);
@@ -146,7 +146,7 @@ void LeaderLinks::beat() {
   for (auto &[n, peer] : peers_) {
     if (!is_neighbour(n, peer)) continue;
     datagrams_.beat(n, message.number);
-    if (peer.all_acknowledged()) say(&peer, frame);  // else it would wait behind other frames
+    if (peer.all_acknowledged()) say(&peer, frame);  // otherwise it would wait behind other frames
   }
   for (const auto &[n, pair] : pairs_) datagrams_.beat(n, message.number);
 }

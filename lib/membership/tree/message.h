@@ -24,7 +24,8 @@ namespace fsdp::membership::tree {
 enum class LinkKind : uint32_t { hello = 101, beat, states = 105, goodbye, post, wait_text };
 constexpr uint32_t version = 7;
 
-// What a connection is for. tree: from a child to its parent. refuge: from a leader whose way to the root is lost.
+// The purpose of a connection. tree: from a child to its parent. refuge: from a leader that has lost its way to the
+// root.
 enum class Bond : uint32_t { tree, refuge };
 
 // The first message, from the leader that connected, and the answer to it.
@@ -45,21 +46,21 @@ struct RankState {
   uint64_t looks;
 };
 static_assert(sizeof(RankState) == 24);
-// Names the call in which a rank waits that is in a circle.
+// Names the call in which a rank waits, if the rank waits in a circle.
 struct WaitText {
   static constexpr LinkKind kind = LinkKind::wait_text;
-  uint32_t rank, number;  // number: which wait of the rank
+  uint32_t rank, number;  // number: the number of the rank's wait
   WaitTexts::Copy text;
 };
-// What a rank has posted for others (World::post).
+// A rank's post for others (World::post).
 struct Post {
   static constexpr LinkKind kind = LinkKind::post;
   static constexpr uint32_t everybody = UINT32_MAX;
-  uint32_t rank, to;  // to: a rank, or all ranks
+  uint32_t rank, to;  // to: one rank, or all ranks
   std::array<std::byte, post_bytes> bytes;
   PostTexts::Copy text;
 };
-// The sender leaves in order: the end of its connection is no failure, and the sender passes nothing on any more.
+// The sender leaves in order: the end of its connection is no failure, and it passes on no more messages.
 struct Goodbye {
   static constexpr LinkKind kind = LinkKind::goodbye;
   uint64_t unused;
@@ -76,7 +77,7 @@ std::span<const std::byte> bytes_of(const M &message) {
   return std::as_bytes(std::span(&message, 1));
 }
 
-// The message, if the frame is exactly one of kind M; else empty.
+// The message if the frame is exactly one of kind M; empty if it is not.
 template <class M>
 std::optional<M> as(const Frame &frame) {
   if (frame.kind != static_cast<uint32_t>(M::kind) || frame.body.size() != sizeof(M)) return {};
@@ -91,7 +92,7 @@ inline bool waits(const RankState &state) noexcept { return static_cast<uint32_t
 
 namespace fsdp::membership {
 
-// What two leaders say first on a connection, after both have proven the job secret. Pure.
+// The first messages of two leaders on a connection, after both have proven the job secret. Pure.
 
 // The label that binds the proof of such a connection to the links of this job.
 inline std::string link_label(const NodePlan &plan) { return "libfsdp node link " + plan.job; }
@@ -106,7 +107,7 @@ inline void greet(FrameStream &stream, const NodePlan &plan, tree::Bond bond) {
   stream.queue(static_cast<uint32_t>(mine.kind), tree::bytes_of(mine));
 }
 
-// The hello of a node of this job with this version of the library; empty for anything else.
+// The hello of a node of this job with this version of the library; nothing if it is another message.
 inline std::optional<tree::LinkHello> read_hello(const NodePlan &plan, const Frame &frame) {
   const auto said = tree::as<tree::LinkHello>(frame);
   const tree::LinkHello mine = hello_of(plan, tree::Bond::tree);

@@ -8,8 +8,8 @@ namespace fsdp::membership {
 namespace {
 
 constexpr uint64_t stagger_ms = 50;    // time after which the next refuge is tried, too
-constexpr uint64_t seek_ms = 1000;     // time in which a connection that has ended is tried again
-constexpr uint64_t patience_ms = 300;  // time given to lower refuges to answer
+constexpr uint64_t seek_ms = 1000;     // time in which an ended connection is tried again
+constexpr uint64_t patience_ms = 300;  // time for lower refuges to answer
 
 }  // namespace
 
@@ -25,7 +25,7 @@ void Refuges::add_polls(std::vector<pollfd> &polls) const {
   if (newcomers_) newcomers_->add_polls(polls);
 }
 
-// A parent that has left in order is missed only while ranks of other nodes stay.
+// If a parent has left in order, the node counts as orphaned only while ranks of other nodes remain.
 bool Refuges::orphaned() const {
   if (!plan_.has_parent() || links_.reaches_parent()) return false;
   const NodePeer *parent = links_.find(plan_.parent());
@@ -38,7 +38,7 @@ void Refuges::seek() {
     next_refuge_ = 0;
     dials_.clear();
     deserted_.clear();
-    // These refuges are needed no more: what was reported to them has been answered.
+    // These refuges are no longer needed, because everything that was reported to them has been answered.
     std::erase_if(links_.all(), [this](const auto &entry) {
       return entry.second.role() == NodePeer::Relation::refuge && !links_.replaces_parent(entry.first, entry.second);
     });
@@ -49,8 +49,8 @@ void Refuges::seek() {
   hear();
 }
 
-// Tries one refuge after the other, the lowest first, without waiting for one that answers late. Once a refuge has
-// answered, no further one is tried.
+// Tries one refuge after the other, the lowest first, without waiting for a late answer. Once a refuge has answered, no
+// further one is tried.
 void Refuges::dial() {
   const uint32_t end = std::min(refuge_count, node());
   while (next_refuge_ < end && !has_refuge() && (dials_.empty() || links_.now_ms() - dialed_ms_ >= stagger_ms)) {
@@ -71,14 +71,14 @@ void Refuges::hear() {
     const Dial::State state = dial.advance();
     if (state == Dial::State::answered) take(dial.to(), NodePeer(NodePeer::Relation::refuge, dial.take()));
     if (dial.nobody_listens()) deserted_.push_back(dial.to());
-    // The refuge may not have been ready, or may have had no room: it is tried again.
+    // The refuge may not have been ready, or may have had no room, so it is tried again.
     if (state == Dial::State::ended && links_.now_ms() - orphaned_ms_ < seek_ms)
       next_refuge_ = std::min(next_refuge_, dial.to());
   }
   std::erase_if(dials_, [](const Dial &dial) { return dial.state() != Dial::State::trying; });
 }
 
-// At most one refuge takes the place of a parent: with two, states of ranks would go round in circles.
+// Only one refuge may take the place of a parent, because with two the states of ranks would go round in circles.
 void Refuges::take(uint32_t at, NodePeer refuge) {
   if (links_.replaces_parent(at, refuge)) {
     if (has_refuge()) {
@@ -97,8 +97,8 @@ bool Refuges::has_refuge() const {
   });
 }
 
-// The listeners of refuges last as long as the job, so where none is, the leader has ended. A refuge that has decided
-// tells others its verdict before it goes.
+// The listeners of refuges exist as long as the job, so if a node has none, its leader has ended. A refuge that has
+// decided sends others its verdict before it ends.
 std::vector<uint32_t> Refuges::take_deserted() {
   if (!dials_.empty() || next_refuge_ < std::min(refuge_count, node()) || has_refuge()) return {};
   return std::exchange(deserted_, {});
@@ -123,7 +123,7 @@ bool Refuges::has_room() const {
   return refugees < static_cast<std::ptrdiff_t>(max_refugees);
 }
 
-// Neighbours in the tree are not taken as refugees.
+// Neighbours in the tree are not accepted as refugees.
 void Refuges::shelter() {
   if (!newcomers_) return;
   for (Newcomers::Newcomer &newcomer : newcomers_->look(has_room())) {

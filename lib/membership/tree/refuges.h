@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both sides of a refuge. A leader whose way to the root is lost turns to the first nodes, the refuges: the lowest that
-// answers takes its reports and gives it the verdict. Refuges keep their listeners as long as the job lasts.
+// Both sides of a refuge. A leader that has lost its way to the root turns to the first nodes, the refuges: the lowest
+// one that answers takes its reports and sends it the verdict. Refuges keep their listeners as long as the job lasts.
 #pragma once
 
 #include <poll.h>
@@ -16,16 +16,16 @@ namespace fsdp::membership {
 
 class Refuges {
  public:
-  // All references outlive it. The listener is kept if this node may be a refuge, else closed.
+  // All references must outlive this object. The listener is kept if this node may be a refuge, and closed if not.
   Refuges(Control &control, const NodePlan &plan, LeaderLinks &links, StateRelay &relay, Fd listener);
 
   // -- for this node, when its way up is lost --
   void seek();
-  // When no refuge is left to try: returns, each once, the refuges at which no process listens. Their leaders have
+  // When no refuge is left to try: returns the refuges at which no process listens, each only once. Their leaders have
   // ended.
   std::vector<uint32_t> take_deserted();
-  // The next node on the way to the coordinator, or this node if it decides. Empty: a refuge is still being looked for,
-  // or there is none.
+  // The next node on the way to the coordinator, or this node if it decides. Empty while a refuge is being sought, or
+  // if there is none.
   std::optional<uint32_t> coordinator() const;
 
   // -- for other nodes --
@@ -51,7 +51,7 @@ class Refuges {
   Fd listener_;
   ForkClosed listener_closed_;
   std::optional<Newcomers> newcomers_;        // while the listener is open
-  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // orphaned since; 0: it is not. Time of the last new dial
+  uint64_t orphaned_ms_ = 0, dialed_ms_ = 0;  // orphaned since (0: not orphaned); time of the last new dial
   uint32_t next_refuge_ = 0;
   std::vector<uint32_t> deserted_;
   std::list<Dial> dials_;

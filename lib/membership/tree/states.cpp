@@ -44,8 +44,8 @@ namespace fsdp::membership {
 namespace {
 
 // Period at which a long wait is reported to the other nodes. When one rank of a large job is late, all others wait,
-// and each leader hears of each wait. Up to ranks_at_full_rate ranks, each reports every wait_period_ms; in larger jobs
-// the period grows with the number of ranks. See NodePeer::take_waits.
+// and each leader receives each wait. With up to ranks_at_full_rate ranks, each rank reports every wait_period_ms; in
+// larger jobs the period grows with the number of ranks. See NodePeer::take_waits.
 constexpr uint64_t wait_period_ms = 100;
 constexpr uint64_t ranks_at_full_rate = 60;
 constexpr uint64_t wait_text_period_ms = 1000;
@@ -70,7 +70,8 @@ bool RemoteStates::due(const LastTold &said, uint64_t now_ms) const noexcept {
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
   if (looks == said.looks) return false;
   const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
-  // A wait that is over counts no more looks and so misleads no rank. In a large job its end can be told later, too.
+  // A wait that has ended makes no more looks, so it misleads no rank. Therefore in a large job its end can be sent
+  // later, too.
   if (!waits && (!waited || period_ms_ == wait_period_ms)) return waited;
   return now_ms - said.at_ms >= period_ms_;
 }
@@ -83,7 +84,8 @@ tree::RankState RemoteStates::state_of(uint32_t rank) const noexcept {
   state.membership = static_cast<uint32_t>(control_.membership(rank));
   state.looks = entry.looks.load(std::memory_order_seq_cst);
   state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
-  // If the wait has ended meanwhile, for_rank may belong to another wait: then the state says that no wait is on.
+  // If the wait has just ended, for_rank may belong to another wait. In that case the state says that the rank does not
+  // wait.
   const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
   if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
   return state;
@@ -100,7 +102,7 @@ void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::Ra
   }
 }
 
-// A post that is being written is seen at the next look.
+// A post that is being written is found at the next look.
 void RemoteStates::look_at_posts(uint64_t now_ms, const std::function<void(const tree::Post &)> &say) {
   for (LastTold &said : last_told_) {
     const PostEntry *entry = control_.posts().find(said.rank);
@@ -154,8 +156,8 @@ bool RemoteStates::apply(const tree::WaitText &text) noexcept {
 bool RemoteStates::apply(const tree::RankState &state) noexcept {
   if (!elsewhere(state.rank) || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   WaitEntry &entry = control_.waits()[state.rank];
-  // Between two waits the entry says that the rank does not wait. Within one wait it must not: the wait may have a
-  // text, whose place would then be free.
+  // Between two waits the entry shows that the rank does not wait. Within one wait it must not show that: the wait may
+  // have a text, and the place of the text would count as free.
   if (entry.looks.load(std::memory_order_relaxed) >> 32 != state.looks >> 32)
     entry.looks.store(0, std::memory_order_seq_cst);
   entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
@@ -182,12 +184,12 @@ constexpr size_t max_waits_frame_bytes = 4096;  // a frame is sent or dropped as
 StateRelay::StateRelay(Control &control, const NodePlan &plan, LeaderLinks &links)
     : control_(control), plan_(plan), links_(links), remote_(control, plan) {}
 
-// Most nodes of a large job are leaves of the tree, and take in no refugees: they pass on nothing from above.
+// Most nodes of a large job are leaves of the tree and accept no refugees, so they pass on nothing from above.
 bool StateRelay::may_pass_on() const { return NodePlan::is_refuge(plan_.node()) || !plan_.children().empty(); }
 
-// From above come no states of this node or of nodes below it. From below come states of the sender and of nodes below
-// it, or, if the sender is a refuge, of nodes that use it as a detour. By way of a refuge an old state may arrive after
-// the news that a rank has left: it does not fit.
+// States from above are not of this node or of nodes below it. States from below are of the sender and of nodes below
+// it or, if the sender is a refuge, of nodes that use it as a detour. Over a refuge an old state may arrive after the
+// news that a rank has left; such a state does not fit.
 bool StateRelay::fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const {
   if (state.rank >= plan_.node_of.size() || state.membership > static_cast<uint32_t>(Membership::gone)) return false;
   const uint32_t of = plan_.node_of[state.rank];
@@ -196,8 +198,8 @@ bool StateRelay::fits(uint32_t from, const NodePeer &peer, const tree::RankState
   return state.membership >= static_cast<uint32_t>(control_.membership(state.rank));
 }
 
-// Waits that came over a doubted connection are cleared before they are passed on. Doubts about a pair concern only
-// this node, so they are passed on as they are.
+// Waits that arrived over a doubted connection are cleared before they are passed on. Doubts about a pair concern only
+// this node, so the waits of the pair are passed on unchanged.
 void StateRelay::hear(uint32_t from, std::vector<tree::RankState> states) {
   const NodePeer &peer = links_.at(from);
   tree::StateMap &relayed = peer.above() ? from_above_ : from_below_;
@@ -249,7 +251,8 @@ void StateRelay::spread() {
   remote_.look_at_texts(links_.now_ms(), [this](const tree::WaitText &text) { spread(text, {}); });
 }
 
-// In a large job states wait a moment and go together with the next ones. The news that a rank has left goes at once.
+// In a large job states wait a moment and are sent together with the next ones. The news that a rank has left is sent
+// immediately.
 void StateRelay::spread_states(bool at_once) {
   const auto leaves = [](const auto &entry) {
     return entry.second.membership >= static_cast<uint32_t>(Membership::left);
@@ -288,8 +291,8 @@ void StateRelay::spread(const tree::Post &post, std::optional<uint32_t> from) {
     if (links_.is_neighbour(n, peer) && n != from) links_.say(&peer, frame);
 }
 
-// Texts share the limit of waits (take_waits): a dropped text is sent again. All pending states are sent first,
-// since a node drops the text of a wait that it does not know.
+// Texts share the limit of waits (take_waits): a dropped text is sent again. All pending states are sent first, because
+// a node drops the text of a wait that it does not know.
 void StateRelay::spread(const tree::WaitText &text, std::optional<uint32_t> from) {
   spread_states(true);
   const SharedFrame frame = LeaderLinks::frame_of(text);

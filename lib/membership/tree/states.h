@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies the membership and the waits of each node's ranks into the control memory of the other nodes. So ranks that
-// leave, and callers that wait for each other, are found across nodes as within one.
+// leave, and callers that wait for each other, are found across nodes in the same way as within one node.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@
 
 namespace fsdp::membership::tree {
 
-// The states of many ranks share a frame: in a large job they come in thousands, and each frame costs an authentication
-// tag. Pure functions of bytes.
+// The states of many ranks share a frame, because in a large job thousands of states arrive, and each frame costs an
+// authentication tag. Pure functions of bytes.
 
 // The last state of each rank.
 using StateMap = std::map<uint32_t, RankState>;
 
-// Frames whose bodies have at most max_bytes, but hold at least one state. waits: the states of ranks that wait, else
-// of all others.
+// Returns frames whose bodies have at most max_bytes, but at least one state each. `waits`: the states of ranks that
+// wait; if false, the states of all other ranks.
 std::vector<SharedFrame> write_states(const StateMap &states, bool waits, size_t max_bytes);
-// Empty: the frame is not one of states.
+// Returns nothing if the frame does not have states.
 std::optional<std::vector<RankState>> read_states(const Frame &frame);
 
 }  // namespace fsdp::membership::tree
@@ -36,21 +36,21 @@ class RemoteStates {
  public:
   RemoteStates(Control &control, const NodePlan &plan);
 
-  // Calls say for each rank of this node whose state others should hear of now.
+  // Calls `say` for each rank of this node whose state must be sent to others now.
   void look(uint64_t now_ms, const std::function<void(const tree::RankState &)> &say);
-  // Calls say for each rank of this node that has posted something new.
+  // Calls `say` for each rank of this node that has a new post.
   void look_at_posts(uint64_t now_ms, const std::function<void(const tree::Post &)> &say);
-  // Makes the next look_at_posts() call say again for posts that were told after that time.
+  // Lets the next look_at_posts() call `say` again for posts that it passed on after that time.
   void repeat_posts(uint64_t since_ms) noexcept;
-  // Calls say for each rank of this node that has a text, since it waits in a circle. look() has told the wait before.
-  // The text is told again from time to time, since it may have been dropped.
+  // Calls `say` for each rank of this node that has a text, because it waits in a circle. look() has passed on the wait
+  // before. The text is passed on again regularly, because it may have been dropped.
   void look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say);
-  // Writes what another node has said into this node's control memory. False: it was not written, because it is about a
-  // rank of this node, about none of the job, or out of date.
+  // Writes a message of another node into this node's control memory. Returns false if it was not written, because it
+  // is about a rank of this node, about no rank of the job, or outdated.
   bool apply(const tree::RankState &state) noexcept;
   bool apply(const tree::Post &post) noexcept;
   bool apply(const tree::WaitText &text) noexcept;
-  // Clears the waits of ranks on nodes for which of(node) is true: what they wait for may be on its way.
+  // Clears the waits of ranks on nodes for which of(node) is true, because the awaited data may be in transit.
   void forget_waits(const std::function<bool(uint32_t node)> &of) noexcept;
 
  private:
@@ -69,25 +69,25 @@ class RemoteStates {
 
   Control &control_;
   const NodePlan &plan_;
-  const uint64_t period_ms_;         // at which a long wait is told
-  std::vector<LastTold> last_told_;  // what was last told about each rank of this node
+  const uint64_t period_ms_;         // period at which a long wait is sent
+  std::vector<LastTold> last_told_;  // the last state sent for each rank of this node
 };
 
-// What leaders tell each other about ranks while nothing has failed: their membership, their waits and their posts.
-// This goes from each node through the tree to all others, and into the control memory of each host on the way.
+// What leaders tell each other about ranks while nothing has failed: membership, waits and posts. These go from each
+// node through the tree to all others, and into the control memory of each host on the way.
 class StateRelay {
  public:
-  // All references outlive it.
+  // All references must outlive this object.
   StateRelay(Control &control, const NodePlan &plan, LeaderLinks &links);
 
   void hear(uint32_t from, std::vector<tree::RankState> states);
   void hear(uint32_t from, const tree::Post &post);
   void hear(uint32_t from, const tree::WaitText &text);
-  // Tells the neighbours what is new about the ranks of this node, and passes on what was heard.
+  // Sends the neighbours the news about the ranks of this node, and passes on received news.
   void spread();
-  // Tells a node that had no way up for a moment which ranks have left: it may not have heard.
+  // Tells a node that had no way up for a moment which ranks have left, because it may have missed that.
   void repeat_leavers(NodePeer &to);
-  // Clears the waits of ranks on doubted nodes: what they wait for may be on its way.
+  // Clears the waits of ranks on doubted nodes, because the awaited data may be in transit.
   void forget_doubted() noexcept;
 
  private:
@@ -104,7 +104,7 @@ class StateRelay {
   const NodePlan &plan_;
   LeaderLinks &links_;
   RemoteStates remote_;
-  tree::StateMap from_above_, from_below_;  // states to pass on; those of this node count as from below
+  tree::StateMap from_above_, from_below_;  // states to pass on; states of this node count as from below
   uint64_t spread_ms_ = 0;
   uint64_t way_lost_ms_ = 0;  // when a leader with children last left; 0: posts have been repeated since
 };

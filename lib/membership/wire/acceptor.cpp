@@ -87,7 +87,7 @@ void Acceptor::add_polls(std::vector<pollfd> &polls) const {
 }
 
 // A listener whose connections are not accepted stays readable, and would wake the caller again and again. If epoll
-// refuses a listener, it does not wake the caller, which then looks from time to time.
+// refuses to watch a listener, the listener does not wake the caller, which then looks regularly.
 void Acceptor::watch_listeners(bool wanted) noexcept {
   if (wanted && watched_) return;
   watched_ = wanted;
@@ -98,7 +98,7 @@ void Acceptor::watch_listeners(bool wanted) noexcept {
       control(events_, EPOLL_CTL_DEL, *listener, 0);
 }
 
-// Handshakes continue before any stranger has to make room: an answer may have been waiting since the last look.
+// Handshakes continue before any stranger must make room, because an answer may have arrived since the last look.
 std::vector<Acceptor::AuthenticatedSocket> Acceptor::look(bool takes) {
   epoll_event seen[2 * crowd];
   (void)::epoll_wait(events_.get(), seen, std::size(seen),
@@ -130,8 +130,8 @@ Acceptor::Place Acceptor::advance(Place stranger, std::vector<AuthenticatedSocke
   return refuse(stranger, handshake.has_heard() ? "the other end has not answered in time" : "it has said nothing");
 }
 
-// A child of this process may hold the socket open. Then closing it here would end neither the connection nor its
-// events.
+// A child of this process may keep the socket open. In that case a close here ends neither the connection nor its
+// events, so the socket leaves epoll and is shut down first.
 Acceptor::Place Acceptor::refuse(Place stranger, const std::string &why) {
   if (log_) log_->note(stranger->from.name(), why);
   control(events_, EPOLL_CTL_DEL, stranger->socket, 0);
@@ -139,7 +139,7 @@ Acceptor::Place Acceptor::refuse(Place stranger, const std::string &why) {
   return strangers_.erase(stranger);
 }
 
-// A stranger has to make room only if another connection waits.
+// A stranger must make room only if another connection waits.
 void Acceptor::accept(std::vector<AuthenticatedSocket> &arrivals) {
   for (const Fd *listener : listeners_)
     for (size_t taken = 0; taken < places_ && has_connection(*listener) && has_room(); ++taken) {
@@ -151,7 +151,7 @@ void Acceptor::accept(std::vector<AuthenticatedSocket> &arrivals) {
     }
 }
 
-// False: no connection could be taken.
+// Returns false if no connection could be accepted.
 bool Acceptor::take_from(const Fd &listener) {
   Fd socket = accept_from(listener);
   if (!socket) {
@@ -166,8 +166,8 @@ bool Acceptor::take_from(const Fd &listener) {
   return true;
 }
 
-// The oldest stranger of the address that has more than half of the places; end() if there is no such address. Uses the
-// majority vote of Boyer and Moore. Processes of this host have no addresses by which to tell them apart.
+// The oldest stranger from the address that has more than half of the places; end() if there is no such address. Uses
+// the majority vote of Boyer and Moore. Processes of this host have no addresses that distinguish them.
 Acceptor::Place Acceptor::find_oldest_of_most() {
   const std::string *most = nullptr;
   size_t votes = 0;

@@ -108,7 +108,7 @@ Endpoint Endpoint::peer(const Fd &socket) {
   return end_of([&](sockaddr *address, socklen_t *length) { return ::getpeername(socket.get(), address, length); });
 }
 
-uint16_t Endpoint::port() const noexcept {  // at the same place in both families
+uint16_t Endpoint::port() const noexcept {  // in the same place for both families
   return ntohs(reinterpret_cast<const sockaddr_in *>(&storage_)->sin_port);
 }
 
@@ -167,8 +167,9 @@ bool is_address(std::string_view text) {
 Fd listen_at(const Endpoint &at, int backlog) {
   Fd socket = make_socket(at.family());
   if (!socket) return socket;
-  // Connections of an earlier job may still be in TIME_WAIT. Not for a port that the kernel chooses: with this flag it
-  // searches only half of the ports, one by one, which takes milliseconds on a host with thousands of listeners.
+  // Connections of an earlier job may still be in TIME_WAIT. The flag is not set for a port that the kernel chooses:
+  // the kernel would then search only half of the ports, one by one, which takes milliseconds on a host with thousands
+  // of listeners.
   if (at.port()) set_flag(socket, SOL_SOCKET, SO_REUSEADDR);
   if (::bind(socket.get(), at.get(), at.length()) == 0 && ::listen(socket.get(), backlog) == 0) return socket;
   const int code = errno;
@@ -185,7 +186,7 @@ Fd accept_from(const Fd &listener) {
 
 void notice_silence(const Fd &socket, uint32_t ms) noexcept {
   constexpr int probes = 3;
-  constexpr uint32_t least = 8000;  // some packets may be lost on the way
+  constexpr uint32_t least = 8000;  // a lower bound, because some packets may be lost
   ms = std::max(ms, least);
   const int seconds = std::max<int>(1, static_cast<int>(ms / 1000 / (probes + 1))), unsent = static_cast<int>(ms);
   set_flag(socket, SOL_SOCKET, SO_KEEPALIVE);

@@ -20,7 +20,7 @@
 
 namespace fsdp::membership {
 
-// How long a wait may take, the waiter that may end it sooner, and how often the wait polls that waiter.
+// The limit of a wait, the waiter that may end it sooner, and the period at which the wait polls that waiter.
 struct Limit {
   std::chrono::steady_clock::time_point deadline;
   const Waiter &waiter;
@@ -32,18 +32,17 @@ class Endpoint {
  public:
   Endpoint() = default;
   explicit Endpoint(const sockaddr_in &address) noexcept;
-  // address: IPv4 or IPv6. The port becomes 0.
+  // `address`: IPv4 or IPv6. The port becomes 0.
   explicit Endpoint(const sockaddr *address) noexcept;
-  // The addresses of a host's name, or the address written as a number. Empty, with `problem` set, if there is none.
-  // For a name it may take as long as the name service takes: see NameLookup. temporary: set if another try may
-  // succeed.
+  // The addresses of a host's name, or a numeric address. Returns nothing, and sets `problem`, if there is none. For a
+  // name it may take as long as the name service takes: see NameLookup. `temporary`: set if another try may succeed.
   static std::vector<Endpoint> resolve(const std::string &host, uint16_t port, std::string &problem,
                                        bool *temporary = nullptr);
-  // The address written as a number, without a name service.
+  // A numeric address, without a name service.
   static std::vector<Endpoint> numeric(const std::string &host, uint16_t port, std::string &problem);
-  // The usual case, without an allocation: a rank of a large job reads the addresses of all ranks.
+  // The usual case, without an allocation, because a rank of a large job reads the addresses of all ranks.
   static std::optional<Endpoint> ipv4(const char *host, uint16_t port) noexcept;
-  // The two ends of a connected socket. The family is 0 if the kernel does not say.
+  // The two ends of a connected socket. The family is 0 if the kernel does not tell.
   static Endpoint local(const Fd &socket);
   static Endpoint peer(const Fd &socket);
 
@@ -55,17 +54,17 @@ class Endpoint {
   bool loopback() const noexcept;
   std::string address() const;  // "10.0.0.1"
   std::string text() const;     // "10.0.0.1:29500", "[::1]:29500"
-  // The text or, for the other end of a connection that has no such address, a description.
+  // The text, or a description if the other end of a connection has no numeric address.
   std::string name() const;
 
  private:
   static std::vector<Endpoint> look_up(const std::string &host, uint16_t port, int flags, std::string &problem,
                                        bool *temporary = nullptr);
-  // Of an address of another family only the family is kept.
+  // Only the family is kept of an address that is neither IPv4 nor IPv6.
   template <class Ask>
   static Endpoint end_of(Ask &&ask);
 
-  sockaddr_in6 storage_{};  // holds either family; small, since a rank keeps the addresses of all others
+  sockaddr_in6 storage_{};  // has room for either family; small, because a rank keeps the addresses of all others
   socklen_t length_ = 0;
 };
 
@@ -74,29 +73,29 @@ Endpoint parse_address(const std::string &address);
 // Would parse_address accept the text? For IPv4 without an allocation.
 bool is_address(std::string_view text);
 
-// Listens only at the interface of this address. For port 0 the kernel chooses one, which Endpoint::local tells. Empty
-// if it cannot listen: errno says why.
+// Listens only at the interface of this address. With port 0 the kernel chooses a port, which Endpoint::local returns.
+// Returns an empty Fd, and sets errno, if it cannot listen.
 Fd listen_at(const Endpoint &at, int backlog);
-// Accepts a waiting connection. Empty if there is none: errno says why.
+// Accepts a waiting connection. Returns an empty Fd, and sets errno, if there is none.
 Fd accept_from(const Fd &listener);
 // Makes a connected socket end after about `ms` if the other host has vanished, even if nothing is sent. (The end of a
-// process is noticed at once.)
+// process is noticed immediately.)
 void notice_silence(const Fd &socket, uint32_t ms) noexcept;
-// A socket that connects, or is connected already: see connecting_result. code: 0, EINPROGRESS, or the error.
+// Returns a socket that is connecting or connected (see connecting_result). `code`: 0, EINPROGRESS, or the error.
 Fd begin_connecting(const Endpoint &to, int &code);
-// 0: connected. EINPROGRESS: not yet. Else the error.
+// Returns 0 if the socket is connected, EINPROGRESS while it is not, or the error.
 int connecting_result(const Fd &socket, const Endpoint &to);
-// Empty, with `problem` and errno set, if no process listens there or no answer has come until the limit.
+// Returns an empty Fd, and sets `problem` and errno, if no process listens there or no answer arrives before the limit.
 Fd connect_to(const Endpoint &to, const Limit &limit, std::string &problem);
 
 // A listener stays readable if its connections cannot be accepted for lack of descriptors, and polling it would spin.
-// AcceptPause says for how long to leave it alone.
+// AcceptPause tells how long to leave it alone.
 
 class AcceptPause {
  public:
   using Clock = std::chrono::steady_clock;
   bool over() const { return Clock::now() >= until_; }
-  // Notes that accept has failed with this errno. True: the caller must pause.
+  // Notes that accept has failed with this errno. Returns true if the caller must pause.
   bool note(int code) {
     if (code != EMFILE && code != ENFILE && code != ENOBUFS && code != ENOMEM) return false;
     const auto now = Clock::now();
@@ -106,7 +105,7 @@ class AcceptPause {
     return true;
   }
   void clear() { code_ = 0; }
-  // Has accept failed for at least this time?
+  // Have accepts failed for at least this time?
   bool lasts(Clock::duration time) const { return code_ != 0 && Clock::now() - since_ >= time; }
   // "too many open files: this process may have 1024 (see ulimit -n)"; empty if nothing was wrong.
   std::string problem() const {

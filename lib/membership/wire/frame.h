@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The frames of a stream after the handshake. A frame is a head of fixed size, a body no longer than the receiver
-// allows, and a tag made with the keys of that handshake. Pure functions of bytes.
+// allows, and a tag made with the keys of the handshake. Pure functions of bytes.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct FrameHead {
   uint32_t body_bytes = 0;
 };
 
-// A frame as it is sent, kept once for all streams that send it; each stream adds a tag of its own.
+// A frame in the form in which it is sent, stored once for all streams that send it; each stream adds a tag of its own.
 struct WholeFrame {
   std::vector<std::byte> bytes;  // the head and the body
   Digest body;                   // the digest of the body
@@ -42,7 +42,8 @@ using SharedFrame = std::shared_ptr<const WholeFrame>;
 // Returns the bytes of the head and the body.
 std::vector<std::byte> write_frame(uint32_t kind, std::span<const std::byte> body);
 SharedFrame share_frame(std::vector<std::byte> bytes);
-// Reads a head. Empty, or why the bytes are not the head of a frame whose body has at most max_bytes.
+// Reads a head. Returns an empty text, or says why the bytes are not the head of a frame whose body has at most
+// max_bytes.
 std::string read_head(std::span<const std::byte, FrameHead::size_bytes> bytes, uint32_t max_bytes, FrameHead &head);
 
 }  // namespace fsdp::membership

@@ -63,7 +63,7 @@ bool FrameStream::flush() {
   return out_.empty();
 }
 
-// 0: nothing has come yet, or the stream has ended.
+// Returns 0 if nothing has arrived yet, or the stream has ended.
 size_t FrameStream::read_some(std::byte *to, size_t bytes) {
   for (;;) {
     const ssize_t count = ::recv(socket_.get(), to, bytes, 0);
@@ -100,7 +100,7 @@ void FrameStream::fill() {
   }
 }
 
-// Whatever the cause, nothing that comes from the stream is believed any more.
+// Whatever the cause is, nothing that arrives later on the stream is believed.
 void FrameStream::end_changed(std::string problem) {
   heard_all_ = true;
   end(std::move(problem), EBADMSG);

@@ -83,7 +83,7 @@ void Handshake::hear_proof() {
   state_ = IoState::done;
 }
 
-// False: something is left to send, or sending has failed.
+// Returns false if something is left to send, or sending has failed.
 bool Handshake::send(const Fd &socket) {
   while (sent_ < out_bytes_) {
     const ssize_t count = ::send(socket.get(), out_.data() + sent_, out_bytes_ - sent_, MSG_NOSIGNAL);
@@ -96,7 +96,7 @@ bool Handshake::send(const Fd &socket) {
   return true;
 }
 
-// True: the expected message is complete.
+// Returns true if the expected message is complete.
 bool Handshake::receive(const Fd &socket) {
   while (got_ < expected_) {
     const ssize_t count = ::recv(socket.get(), in_.data() + got_, expected_ - got_, 0);
@@ -104,7 +104,8 @@ bool Handshake::receive(const Fd &socket) {
     if (count < 0 && errno == EAGAIN) return false;
     if (count <= 0) {
       ended_ = true;
-      // An end that refuses the proof closes the connection: this is how the other end sees a wrong secret.
+      // An end that refuses the proof closes the connection, so the other end sees a wrong secret as a closed
+      // connection.
       refuse(count == 0 || errno == ECONNRESET
                  ? "the other end hung up before it had proven the job secret; do both have the same?"
                  : format_text("the connection ended: {}", std::strerror(errno)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two ends of a connection, TCP or unix, prove to each other that they know the job secret, over nonces of both,
-// before anything else is read. Each step has a fixed size, so an end keeps at most 88 bytes for a stranger.
+// before they read anything else. Each step has a fixed size, so an end stores at most 88 bytes for a stranger.
 //
 //   host -> guest   Challenge   at once
 //   guest -> host   Answer      proves the guest's secret over both nonces
@@ -61,7 +61,7 @@ M make() {
   return message;
 }
 
-// The label says what a connection is for; among the ranks of one host it is empty.
+// `label` names the purpose of a connection; among the ranks of one host it is empty.
 inline Digest guest_digest(std::string_view secret, const Nonce &host, const Nonce &guest,
                            const std::string &label = {}) {
   return authenticate(secret, "libfsdp guest" + label, {host, guest});
@@ -75,23 +75,23 @@ inline Digest host_digest(std::string_view secret, const Nonce &host, const Nonc
 
 namespace fsdp::membership {
 
-enum class Role { host, guest };  // the end that listens, and the end that connects
-// The progress of an exchange with the other end, which never waits.
+enum class Role { host, guest };  // host: the listening end; guest: the connecting end
+// The progress of an exchange with the other end. An exchange never waits.
 enum class IoState { waiting, done, failed };
 
-// One end of a handshake; never waits. The label says what the connection is for: both ends must give the same label.
+// One end of a handshake; never waits. `label` names the purpose of the connection: both ends must have the same label.
 class Handshake {
  public:
-  // The secret's text outlives this object.
+  // The secret's text must outlive this object.
   Handshake(Role role, std::string_view secret, const std::string &label);
-  // Reads and sends what is possible now, and not a byte beyond the handshake.
+  // Reads and sends what is possible now, and reads no byte after the handshake.
   IoState advance(const Fd &socket);
   IoState state() const noexcept { return state_; }
   const std::string &problem() const noexcept { return problem_; }  // why the handshake failed
-  // After a successful handshake: the keys for the frames that follow on this connection only.
+  // After a successful handshake: the keys for the later frames of this connection only.
   StreamKeys keys() const;
   bool ended() const noexcept { return ended_; }      // the connection ended; no wrong bytes came
-  bool has_heard() const noexcept { return heard_; }  // some bytes have come
+  bool has_heard() const noexcept { return heard_; }  // have any bytes arrived?
   bool wants_to_send() const noexcept { return sent_ < out_bytes_; }
 
  private:
@@ -114,14 +114,14 @@ class Handshake {
   bool ended_ = false, heard_ = false;
   Nonce host_nonce_{}, guest_nonce_{};
   std::array<std::byte, sizeof(wire::Answer)> in_{}, out_{};
-  bool challenged_ = false;        // the challenge has come to this guest
-  size_t expected_ = 0, got_ = 0;  // bytes of in_; expected_ is 0 while the last message goes out
+  bool challenged_ = false;        // this guest has the challenge
+  size_t expected_ = 0, got_ = 0;  // bytes of in_; expected_ is 0 while the last message is being sent
   size_t out_bytes_ = 0, sent_ = 0;
 };
 
-// The whole handshake on a connected, nonblocking socket. Empty if both ends know the secret, else why not (also when
-// the limit is over). keys: receives the connection's keys. ended: set if the cause was the end of the connection or
-// the limit, and not wrong bytes. Throws only what the waiter throws.
+// Runs the whole handshake on a connected, nonblocking socket. Returns an empty text if both ends know the secret; else
+// says what failed (also if the limit is over). `keys` gets the connection's keys. `ended` is set if the cause was the
+// end of the connection or the limit, and not wrong bytes. Throws only the waiter's errors.
 std::string prove(const Fd &socket, Role role, std::string_view secret, const std::string &label, const Limit &limit,
                   StreamKeys *keys = nullptr, bool *ended = nullptr);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t control_bytes = CMSG_SPACE(Packet::max_files * sizeof(int));
 
-// Takes the descriptors that came with the packet. The kernel has closed those for which there was no room.
+// Takes the descriptors that arrived with the packet. The kernel has closed those for which there was no room.
 void take_files(msghdr &header, Packet &packet) {
   for (cmsghdr *part = CMSG_FIRSTHDR(&header); part; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -51,7 +51,7 @@ Sent send_packet(const Fd &socket, const void *data, size_t bytes, std::span<con
   for (;;) {
     if (::sendmsg(socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return Sent::yes;
     if (errno == EINTR) continue;
-    // ETOOMANYREFS: too many descriptors of this user are on their way.
+    // ETOOMANYREFS: too many descriptors of this user are in transit.
     return errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS ? Sent::full : Sent::broken;
   }
 }
@@ -66,8 +66,8 @@ std::optional<Packet> receive_packet(const Fd &socket) {
   header.msg_control = control;
   header.msg_controllen = sizeof control;
   ssize_t got;
-  // A peer that ends without reading all that was sent to it resets the connection. The kernel tells that once, before
-  // the peer's last packets, which are still there.
+  // A peer that ends without reading all packets sent to it resets the connection. The kernel reports that once, before
+  // the peer's last packets, which can still be read.
   bool reset = false;
   do {
     got = ::recvmsg(socket.get(), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);

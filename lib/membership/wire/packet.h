@@ -17,7 +17,7 @@ enum class Sent { yes, full, broken };
 
 Sent send_packet(const Fd &socket, const void *data, size_t bytes, std::span<const int> files = {});
 
-// One packet. bytes is 0 at the end of the connection, or if the packet is too long for any message.
+// One packet. `bytes` is 0 at the end of the connection, or if the packet is too long for any message.
 struct Packet {
   static constexpr size_t max_files = 2;
   size_t bytes = 0;
@@ -37,14 +37,14 @@ struct Packet {
   }
 };
 
-// Empty: nothing has come yet.
+// Returns nothing if no packet has arrived yet.
 std::optional<Packet> receive_packet(const Fd &socket);
 
-// Sleeps until the socket has something to read (or room, or is closed), at most `ms`.
+// Sleeps until the socket has something to read or is closed, at most `ms`. await_room() waits for room to send.
 void await_readable(const Fd &socket, int ms);
 void await_room(const Fd &socket, int ms);
 
-// The user at the other end; all bits set if the kernel does not say.
+// The user at the other end; all bits are set if the kernel does not tell.
 uint32_t peer_user(const Fd &socket) noexcept;
 
 }  // namespace fsdp::membership

@@ -39,7 +39,7 @@ std::span<const uint8_t> bytes_of(std::string_view text) {
 }
 
 // Threads of the library may be inside libcrypto while the program ends, so libcrypto must not clean up at exit. Its
-// first user in the process decides that: if the program was first, its cleanup stays.
+// first user in the process decides that: if the program used it first, its cleanup stays.
 void keep_libcrypto() noexcept {
   static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   (void)kept;
@@ -64,7 +64,7 @@ class Secret::Pages {
   explicit Pages(std::string_view text) : bytes_(text.size()) {
     data_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data_ == MAP_FAILED) fail_errno(errno, "memory for the job secret");
-    ::madvise(data_, bytes_, MADV_DONTDUMP);  // where the kernel refuses, the secret is in core dumps (SECURITY.md)
+    ::madvise(data_, bytes_, MADV_DONTDUMP);  // if the kernel refuses, core dumps have the secret (SECURITY.md)
     std::memcpy(data_, text.data(), bytes_);
   }
   ~Pages() {
@@ -90,8 +90,8 @@ WipedText::~WipedText() { ::explicit_bzero(text_.data(), text_.size()); }
 
 namespace {
 
-// For a rank that may not call getrandom. check_kernel() refuses that rank, but it needs a nonce to tell the others
-// over a proven connection.
+// For a rank that may not call getrandom. check_kernel() refuses that rank, but the rank needs a nonce to tell the
+// others over a proven connection.
 Nonce read_nonce() {
   Nonce nonce;
   const Fd file(::open("/dev/urandom", O_RDONLY | O_CLOEXEC));
@@ -127,7 +127,7 @@ Digest authenticate(std::string_view secret, std::string_view label,
   return hmac(bytes_of(secret), message);
 }
 
-// Extract, then the first block of expand, which is as long as the key.
+// Extracts, and then makes the first block of the expansion, which has the length of the key.
 Digest derive_key(std::string_view secret, std::span<const uint8_t> salt, std::string_view use) {
   std::vector<uint8_t> block(use.begin(), use.end());
   block.push_back(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proof of knowledge of the job secret. The secret itself never leaves the process and never reaches a message.
+// Proof of knowledge of the job secret. The secret itself never leaves the process and is never part of a message.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@ namespace fsdp::membership {
 using Digest = std::array<uint8_t, 32>;
 using Nonce = std::array<uint8_t, 32>;
 
-// A text that stays in memory as long as a job runs, in pages of its own, which copies share. Core dumps leave the
-// pages out where the kernel allows that, and the pages are wiped when the last copy ends.
+// A text that stays in memory as long as a job runs, in pages of its own, which copies share. Core dumps omit the pages
+// if the kernel allows that, and the pages are wiped when the last copy ends.
 class Secret {
  public:
   Secret() = default;
@@ -63,7 +63,7 @@ Digest tag_of(const Digest &key, uint64_t number, std::span<const std::byte, 16>
 bool equal(const Digest &a, const Digest &b) noexcept;
 
 // The name of the abstract socket, without the leading NUL. A process that does not know the secret cannot derive the
-// name of a job's rendezvous, and so cannot listen there first.
+// name of a job's rendezvous, and so cannot listen at it first.
 std::string socket_name(const std::string &rendezvous, std::string_view secret, uint32_t user);
 
 }  // namespace fsdp::membership
