@@ -22,7 +22,7 @@ std::string_view text_of(const std::vector<std::byte> &bytes) {
   return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
 }
 
-// The text follows the head and is not cut.
+// The text comes after the head and is not cut.
 std::string write_error(const Error &error) {
   const WireErrorHead head(error);
   return std::string(reinterpret_cast<const char *>(&head), sizeof head) + error.message;
@@ -35,7 +35,7 @@ Error read_error(std::string_view told, uint32_t world_rank, const std::string &
   std::memcpy(static_cast<void *>(&head), told.data(), sizeof head);
   const std::string_view text = told.substr(sizeof head);
   const bool names_another = head.rank >= 0 && head.rank != static_cast<int32_t>(world_rank);
-  if (names_another) return head.to_error(std::string(text));  // the text names that rank already
+  if (names_another) return head.to_error(std::string(text));  // the text already names that rank
   head.rank = static_cast<int32_t>(world_rank);
   return head.to_error(format_text("rank {}: {}", world_rank, text));
 }

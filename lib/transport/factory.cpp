@@ -61,7 +61,7 @@ std::vector<std::byte> make_job_nonce(const WorldOptions &options) {
 struct UcxOffer {
   std::vector<std::byte> address;
   uint32_t major = 0;
-  std::string obstacle;  // why UCX cannot be used
+  std::string obstacle;  // reason why UCX cannot be used
 };
 
 UcxOffer offer_ucx(OwnEndpoints &own, const WorldOptions &options, NetChoice asked, NetProtection protection) {
@@ -70,7 +70,7 @@ UcxOffer offer_ucx(OwnEndpoints &own, const WorldOptions &options, NetChoice ask
   try {
     own.ucx = create_ucx_net(options.rank, asked == NetChoice::automatic);
     return {own.ucx->address(), own.ucx->library_major(), {}};
-  } catch (const Error &error) {  // matters only if there are other hosts and UCX was asked for
+  } catch (const Error &error) {  // matters only if there are other hosts and the user asked for UCX
     if (error.status != FSDP_UNSUPPORTED) throw;
     return {{}, 0, error.message};
   }
@@ -98,7 +98,8 @@ std::vector<std::byte> make_card(OwnEndpoints &own, const WorldOptions &options,
   return own.card = fill_card(own, options, address);
 }
 
-// A rank can check only its own entry of the roster. It has opened endpoints by its own card, but acts by the roster's.
+// A rank can check only its own entry of the roster. It has opened endpoints according to its own card, but acts
+// according to the roster's.
 void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::byte> &card, const Waiter &waiter) {
   if (roster.card_of(rank) == card) return;
   throw waiter.settle(Error(FSDP_MISMATCH,
@@ -107,7 +108,7 @@ void check_own_card(const Roster &roster, uint32_t rank, const std::vector<std::
                             static_cast<int32_t>(rank)));
 }
 
-// All ranks read the same cards, so all find the same errors, and no rank needs to be told.
+// All ranks read the same cards and find the same errors, so no rank needs to tell the others.
 JobCards read_cards(Rendezvous &meeting) {
   try {
     return transport::read_cards(meeting.roster);
@@ -117,8 +118,8 @@ JobCards read_cards(Rendezvous &meeting) {
   }
 }
 
-// A label that differs between jobs, from the addresses of all leaders' sockets. It is short, since each proof and each
-// heartbeat covers it.
+// A label that differs between jobs, made from the addresses of all leaders' sockets. It is short, because each proof
+// and each heartbeat includes it.
 std::string job_label(const WorldOptions &options, const NodePlan &plan) {
   std::string text = format_text("{} (attempt {})", options.rendezvous, options.attempt);
   for (const NodePlace &place : plan.nodes) text += ' ' + place.address;
@@ -141,7 +142,7 @@ NodePlan plan_nodes(const WorldOptions &options, const Roster &roster, std::vect
   return plan;
 }
 
-// The lowest rank of a host talks with those of the other hosts, on its monitor's thread.
+// The lowest rank of a host communicates with those of the other hosts, on its monitor's thread.
 std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const NodePlan &plan, LeaderListener listener,
                                        const Waiter &waiter) {
   const bool leads = plan.nodes[plan.node()].leader == plan.rank;
@@ -149,8 +150,8 @@ std::unique_ptr<Monitor> start_monitor(const std::shared_ptr<Seat> &seat, const 
                                                : std::make_unique<CoreDumpReporter>(*seat, plan));
 }
 
-// Waits until all leaders have found each other and every rank's memory says which ranks lead. Only then may a failure
-// be blamed on a rank.
+// Waits until all leaders are connected and every rank's memory tells which ranks lead. Only then may a failure be
+// blamed on a rank.
 void await_all(World &world, bool leaders_alone) {
   std::vector<uint32_t> ranks;
   uint32_t nodes = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory for sums of messages between hosts. It is computed without a backend, since a context that only plans
+// The memory for sums of messages between hosts. It is computed without a backend, because a context that only plans
 // needs it, too.
 #include "transport/net.h"
 
@@ -21,7 +21,7 @@ namespace {
 // A chunk with its headers fits into one piece that UCX sends over TCP, and into the caches of both sides.
 constexpr uint64_t default_chunk_bytes = uint64_t{60} << 10;
 constexpr uint64_t least_chunk_bytes = uint64_t{4} << 10, max_chunk_bytes = uint64_t{64} << 20;
-// The memory does not grow further with many hosts: they get fewer and smaller chunks instead.
+// The memory does not grow further if there are many hosts, which get fewer and smaller chunks instead.
 constexpr uint64_t places_of_a_rank = uint64_t{2} << 20, places_of_all = uint64_t{64} << 20;
 constexpr uint64_t least_window = 4, max_window = 64;
 

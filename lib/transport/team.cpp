@@ -10,7 +10,7 @@ namespace fsdp::transport {
 PartArena::PartArena(device::Device &device, uint64_t part_bytes, uint32_t rank, uint32_t size, std::string what)
     : what_(std::move(what)), size_bytes_(checked_multiply(part_bytes, size, what_.c_str())) {
   memory_ = device.allocate(part_bytes, what_.c_str());
-  // Computed with integers, because a pointer may not leave its object.
+  // Computed with integers, because a pointer must stay inside its object.
   const auto own = reinterpret_cast<uintptr_t>(memory_->data());
   base_ = reinterpret_cast<std::byte *>(own - rank * part_bytes);
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a job, and those of one mesh axis:
+// The ranks of a job, and the ranks of one mesh axis:
 //
 //   World   a rank's membership in the job, made by the bootstrap: creates teams
 //   Team    the ranks of one axis: their memory, its versions, their collectives and their small exchanges
 //
-// collectives.h describes collectives; exchange.h describes small exchanges, and when memory of others may be read.
+// collectives.h describes collectives; exchange.h describes small exchanges, and when the memory of other ranks may be
+// read.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +39,7 @@ class TeamKeys {
     for (const uint32_t rank : ranks) key = mix(key, rank + 1);
     return mix(key, ++made_[ranks]);
   }
-  // The key of the n-th object of a team.
+  // Returns the key of the n-th object of a team.
   static uint64_t mix(uint64_t key, uint64_t n) { return (key ^ n) * 0x100000001b3; }  // FNV-1a
 
  private:
@@ -67,12 +68,12 @@ struct Note {
   std::string text;
 };
 
-// How ranks exchange data in memory of a device that is not the host's.
+// How ranks exchange data in memory of a device that is not the host.
 enum class DeviceTransport {
-  none,       // the memory is the host's, where ranks read it
+  none,       // the memory is the host's, and ranks read it in place
   automatic,  // nccl if it can serve these ranks, else staging
   nccl,
-  staging  // through pinned memory of the host, and from there as for memory of the host
+  staging  // through pinned memory of the host; the rest as for memory of the host
 };
 // A team whose ranks are on several hosts has no arenas and no collectives over arenas: these throw UNSUPPORTED.
 class Team : public Exchange {
@@ -81,62 +82,64 @@ class Team : public Exchange {
 
   // Creations are collective, on the caller's thread, in the same order on every rank. `what` is compared between ranks
   // and shown in messages. If a creation fails on one rank, that rank's error is thrown on all, and the team stays
-  // usable. After an interrupted call the ranks no longer agree on their calls: later calls of this team throw
-  // INVALID_STATE here.
+  // usable. After an interrupted call the ranks no longer agree on their calls, so later calls of this team throw
+  // INVALID_STATE on this rank.
   virtual std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
                                               View view = View::read_only) = 0;
-  // An arena with `part_bytes` for every rank, of which each rank writes its own: rank r's part is at r * part_bytes.
-  // On a device that is not the host only this rank's part exists, and the addresses of the others are not valid.
+  // Creates an arena with `part_bytes` for every rank, of which each rank writes its own part: rank r's part is at r *
+  // part_bytes. On a device that is not the host only this rank's part exists, and the addresses of the others are not
+  // valid.
   virtual std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what,
                                               View view = View::read_only) {
     const Range own{rank() * part_bytes, part_bytes};
     return create_arena(checked_multiply(part_bytes, size(), what.c_str()), {&own, 1}, what, view);
   }
-  // The versions of memory that the ranks pull from each other. NULL if gathers wait for all ranks: a rank that has
-  // received a part need not ask whether it was written.
+  // Creates the versions of memory that the ranks pull from each other. Returns NULL if gathers wait for all ranks,
+  // because a rank that has received a part need not ask whether it was written.
   virtual std::unique_ptr<Versions> create_versions(const std::string &) { return nullptr; }
-  // One sequence of collectives, which waits for no other sequence.
+  // Creates one sequence of collectives, which waits for no other sequence.
   virtual std::unique_ptr<Collectives> create_collectives(const std::string &what, const Shape &shape = {}) = 0;
   // Throws if the job or this context has failed. Also throws, and fails the job, if a check finds that a rank of the
-  // team died or stopped. The bool says that this rank has waited for the others for a while: then a rank that has left
-  // counts as failed, too. Does not wait for peers. For library threads that watch work for which they cannot wait.
+  // team has died or stopped. If the bool is true, this rank has waited for the others for a while, and a rank that has
+  // left counts as failed, too. Does not wait for peers. For library threads that watch work for which they cannot
+  // wait.
   virtual void look(const std::string &, bool) {}
   // Announces memory of the device from which and to which the collectives of this team will move bytes. The n-th
   // memory on one rank corresponds to the n-th on all ranks, and the same offsets are used. The memory must outlive the
   // team. Collective.
   virtual void register_memory(std::byte *, uint64_t, const std::string &) {}
   virtual const CollectiveTraits &traits() const noexcept = 0;
-  // What was chosen at creation, and why.
+  // Describes the choices made at creation, and their reasons.
   virtual std::vector<Note> notes() const { return {}; }
   // The chosen transport for memory of a device.
   virtual DeviceTransport transport() const noexcept { return DeviceTransport::none; }
-  // News since creation; each is returned once. Called on the caller's thread.
+  // Returns the news since creation, each only once. Called on the caller's thread.
   virtual std::vector<Note> take_news() { return {}; }
 
-  // -- for teams whose enqueued work cannot be taken back and may wait for peers for ever, after all ranks have
-  // abandoned a round -- Have all ranks enqueued the same work, so that all of it ends? Collective; waits for no
-  // stream.
+  // -- for teams whose enqueued work cannot be taken back and may wait for peers forever -- Called after all ranks have
+  // abandoned a round: have all ranks enqueued the same work, so that all of it ends? Collective; waits for no stream.
   virtual bool ends_alike() { return true; }
-  // cut() gives up everything that this rank's collectives have enqueued, so that streams go on. It is local and does
-  // not wait: if there are several teams on one device, all are cut before any is renewed. renew() then makes the
-  // collectives as good as new. It is collective.
+  // cut() gives up everything that this rank's collectives have enqueued, so that streams go on. It is not collective
+  // and does not wait; if there are several teams on one device, all are cut before any is renewed. renew() then
+  // restores the collectives, so that they can be used again. It is collective.
   virtual void cut() noexcept {}
   virtual void renew() {}
 };
 
-// Returns a team of the same ranks over memory of the device; `team` is over memory of the host. Arenas hold this
-// rank's part, collectives are enqueued on the device's streams, and no rank waits for versions, since ranks exchange
+// Returns a team of the same ranks over memory of the device; `team` is over memory of the host. Arenas have only this
+// rank's part, collectives are enqueued on the device's streams, and no rank waits for versions, because ranks exchange
 // messages. Collective over the team. For the host device it returns `team` itself.
 std::shared_ptr<Team> create_device_team(std::shared_ptr<Team> team, device::Device &device, DeviceTransport transport,
                                          const Waiter &waiter, Failure &failure);
-// Between hosts NCCL would open sockets that the job's secret does not protect. So a team between hosts that asks for
-// NCCL is refused with UNSUPPORTED, and so is its plan. Messages go through the host's memory to TCP or UCX.
+// Between hosts NCCL would open sockets that the job's secret does not protect. So both a team between hosts that asks
+// for NCCL and its plan are refused with UNSUPPORTED. Messages go through the host's memory to TCP or UCX.
 [[noreturn]] void refuse_nccl_between_hosts(size_t ranks, uint32_t first, uint32_t last);
 // The bytes that each rank allocates (pinned, or on the device) in such a team of `ranks` ranks. They are for the
 // collectives that the engine creates: some for gathers and others for reduces. For `automatic` it is the maximum.
-// NCCL's own buffers are not known. `longest_call` is that of Shape.
+// NCCL's own buffers are not included, because their size is unknown. `longest_call` is that of Shape.
 uint64_t device_team_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept;
-// The bytes for each sequence of collectives without arenas, besides World::message_bytes for the host's.
+// The bytes for each sequence of collectives without arenas, in addition to World::message_bytes for the host's
+// collectives.
 uint64_t device_message_bytes(uint32_t ranks, DeviceTransport transport, uint64_t longest_call) noexcept;
 // The traits of teams with this transport, known before there are any teams.
 const CollectiveTraits &traits_of(DeviceTransport transport) noexcept;
@@ -157,13 +160,13 @@ class World {
   // Collective over the given ranks, which include this rank and are in the same order everywhere. A rank may be in
   // several teams. Waits for the team's first rank if ranks are processes, and not at all if they are threads.
   virtual std::unique_ptr<Team> create_team(std::span<const uint32_t> ranks, const std::string &what) = 0;
-  // Shows a few bytes to other ranks while all go on with their work. They replace the bytes of this rank's last post.
-  // `to` is the rank of the job that reads them; empty: all ranks. Posts from other hosts reach the host of rank 0, and
-  // posts from rank 0 reach all hosts. There are only a few texts at a time, those of the lowest ranks; others are
-  // lost. Called by one thread at a time; does not wait.
+  // Shows a few bytes to other ranks while all ranks go on with their work. They replace the bytes of this rank's last
+  // post. `to` is the rank of the job that reads them; empty: all ranks. Posts from other hosts reach the host of rank
+  // 0, and posts from rank 0 reach all hosts. Few texts are kept at the same time, those of the lowest ranks; other
+  // texts are lost. May be called by one thread at a time; does not wait.
   virtual void post(std::span<const std::byte> bytes, std::string_view text, std::optional<uint32_t> to) noexcept = 0;
-  // Reads the last post of a rank that has reached this host, and its terminated text. Returns false if there is none.
-  // May be called by any thread.
+  // Reads the last post of a rank that has reached this host, and its terminated text. Returns false if there is no
+  // post. May be called by any thread.
   virtual bool read_post(uint32_t rank, std::span<std::byte> bytes, std::span<char> text) const noexcept = 0;
   // Throws if the job or this context has failed, unless the only failure is that another rank destroyed its context.
   // May be called by any thread.
@@ -174,7 +177,8 @@ class World {
   // Tells every rank that this rank has destroyed its context without closing it: peers that wait get PEER_FAILED, too.
   // May be called by any thread, and does not wait.
   virtual void tell_destroyed(const std::string &reason) noexcept = 0;
-  // This rank leaves in good order, after the closing barrier: a later death of its process is not a failure.
+  // Called after the closing barrier: this rank leaves in good order, and a later death of its process is not a
+  // failure.
   virtual void leave() noexcept = 0;
 };
 
@@ -182,7 +186,7 @@ class World {
 std::unique_ptr<World> create_process_world(const WorldOptions &options, const Waiter &waiter, Failure &failure,
                                             device::Device &device);
 
-// For ranks that are threads: makes the state that `size` local worlds share. After that create_local_world() is called
+// For ranks that are threads: makes the state that `size` local worlds share. Then create_local_world() must be called
 // once for each rank, in any order; all calls may come from the same thread.
 std::shared_ptr<LocalJob> create_local_job(uint32_t size);
 std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_t rank, const Waiter &waiter,
@@ -192,14 +196,14 @@ std::unique_ptr<World> create_local_world(std::shared_ptr<LocalJob> job, uint32_
 
 namespace fsdp::transport {
 
-// Describes this build's use of NCCL to people: "no", or the oldest version that it opens.
+// Describes this build's use of NCCL to users: "no", or the oldest version that it opens.
 const char *nccl_description() noexcept;
 
-// The ranks of a host team over memory of their devices: the common part of such teams, whatever transport carries the
-// bytes. Small exchanges and liveness stay with the host team.
+// The ranks of a host team over memory of their devices: the part that all such teams share, for any transport. The
+// host team still does small exchanges and checks liveness.
 
-// The arena of a device whose memory other ranks do not read. Only this rank's part exists; the addresses of the
-// others' parts are not valid.
+// The arena of a device whose memory other ranks do not read. Only this rank's part exists; the addresses of the other
+// parts are not valid.
 
 class PartArena : public Arena {
  public:
@@ -219,12 +223,12 @@ class PartArena : public Arena {
   std::string what_;
   uint64_t size_bytes_;
   std::unique_ptr<device::Memory> memory_;
-  // The address at which rank 0's part would be if the parts of all ranks lay one after the other. So code that
-  // computes base + rank * part_bytes needs no special case for a device. Only this rank's own part is ever accessed.
+  // The address that rank 0's part would have if the parts of all ranks were adjacent. So code that computes base +
+  // rank * part_bytes needs no special case for a device. Only this rank's own part is ever accessed.
   std::byte *base_;
 };
 
-// Work in a stream of a device waits there for peers, and cannot be queried or skipped.
+// Work in a stream of a device waits for peers inside the stream, and cannot be queried or skipped.
 inline constexpr CollectiveTraits device_traits{.gathers_are_collective = true,
                                                 .records_calls = true,
                                                 .step_ends_round = false,
@@ -242,7 +246,7 @@ class DeviceTeam : public Team {
   uint32_t size() const noexcept override { return host_->size(); }
   uint32_t world_rank(uint32_t r) const noexcept override { return host_->world_rank(r); }
 
-  // Only for a team of one rank: no other rank could read the arena.
+  // Only for a team of one rank, because no other rank could read the arena.
   std::unique_ptr<Arena> create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
                                       View view) override;
   std::unique_ptr<Arena> create_parts(uint64_t part_bytes, const std::string &what, View view) override;

@@ -96,7 +96,7 @@ void require_plain(const Sum &sum, bool accumulate, const Tag &tag) {
     fail(FSDP_INTERNAL, "a sum of '{}' by messages goes everywhere, and is not in place", tag.name);
 }
 
-// Peers read the addends where they lie, so these must lie in an arena.
+// Peers read the addends in place, so these must be in an arena.
 void require_arenas(const Sum &sum, const Tag &tag) {
   if (!sum.from.arena || (sum.everywhere && !sum.to.arena))
     fail(FSDP_INTERNAL, "a sum of '{}' is of memory that no other rank reads", tag.name);
@@ -138,7 +138,7 @@ uint64_t count_moves(std::span<const Move> moves, uint32_t rank) noexcept {
   return static_cast<uint64_t>(std::ranges::count_if(moves, counts));
 }
 
-// Only the source's `own` is memory that a move reads here: other ranks may pass a part without it.
+// A move reads only the source's `own` on this rank, because other ranks may pass a part without memory.
 void Launch::add(const Part &from, std::span<const Move> moves, uint32_t rank, uint32_t ranks) {
   sent.assign(ranks, 0);
   for (const Move &move : moves) {
@@ -162,7 +162,7 @@ constexpr size_t first_pieces = 16;
 
 std::unique_ptr<Launch> make_launch(uint64_t piece_count) {
   auto launch = std::make_unique<Launch>();
-  // Rounded up, so that calls whose lengths vary need few launches.
+  // Rounded up, so that calls of varying lengths need few launches.
   launch->pieces.reserve(std::bit_ceil(std::max<uint64_t>(piece_count, first_pieces)));
   return launch;
 }

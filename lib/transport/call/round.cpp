@@ -49,7 +49,8 @@ void Round::abandon() noexcept {
   end(RoundWords::abandoned, rank_);
 }
 
-// Whatever was skipped, all ranks come to the same phase. A peer's words of the last round do not match this round's.
+// All ranks come to the same phase, even if collectives were skipped. A peer's words of the previous round do not match
+// this round's.
 void Round::next() noexcept {
   std::lock_guard lock(mutex_);
   ++round_;
@@ -75,8 +76,8 @@ bool Round::hopeless(uint64_t phase) const noexcept {
   return false;
 }
 
-// Blames the first rank that discarded the step, else the first that ended it early, else the first that broke for such
-// a reason.
+// Blames the first rank that discarded the step. If there is none, blames the first that ended the round early, and
+// then the first that broke for such a reason.
 Error Round::explain(uint64_t phase, const std::string &call, uint32_t &blamed) const {
   const uint64_t round = round_of(phase);
   for (uint32_t r = 0; r < ranks_.size(); ++r)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The phases of a communicator's collectives, and how a round of collectives (a training step) ends. A phase number is
-// (round, number * 4 + part): all phases of a later round are larger than those of earlier rounds, whatever was
-// skipped.
+// The phases of a communicator's collectives, and the end of a round of collectives (a training step). A phase number
+// is (round, number * 4 + part): all phases of a round are larger than those of earlier rounds, even if collectives
+// were skipped.
 #pragma once
 
 #include <atomic>
@@ -32,9 +32,9 @@ constexpr uint64_t phase_of(uint64_t round, uint64_t number, Phase phase) {
 constexpr uint64_t round_of(uint64_t phase) { return phase >> 32; }
 constexpr uint64_t number_of(uint64_t phase) { return (phase & 0xffffffff) / parts; }
 
-// One rank's words of a communicator in shared memory, which only that rank writes. A rank that ends its round because
-// another rank did blames the other rank, whatever that does afterwards. So all ranks name the first cause, even if
-// they hear of a later one first.
+// One rank's words of a communicator in shared memory, which only that rank writes. If a rank ends its round because
+// another rank did, it blames the other rank, whatever the other rank does later. So all ranks name the first cause,
+// even if they learn of a later one first.
 struct RoundWords {
   enum Flag : uint32_t {
     quiet = 1,     // the rank enqueues nothing more: it will reach no phase above `last`
@@ -42,12 +42,12 @@ struct RoundWords {
     abandoned = 4  // no rank needs to go on with the round
   };
   static constexpr uint32_t blamed(uint64_t flags) noexcept { return static_cast<uint32_t>(flags >> 8 & 0xffffff); }
-  // Did rank r discard its round of its own accord?
+  // Did rank r discard its round without an earlier end on another rank?
   static constexpr bool discards(uint64_t flags, uint32_t r) noexcept {
     return flags & abandoned && blamed(flags) == r;
   }
-  // Merges the known flags of a rank with flags that arrive later. Flags that others pass on may be late, and the rank
-  // that is blamed does not change.
+  // Merges the known flags of a rank with flags that arrive later. Flags that other ranks pass on may be late, and the
+  // blamed rank does not change.
   static constexpr uint64_t merge(uint64_t known, uint64_t told) noexcept {
     if (told >> 32 != known >> 32) return told;
     return known & (broken | abandoned) ? known | (told & 0xff) : told | (known & 0xff);
@@ -60,14 +60,14 @@ struct RoundWords {
   } ended;
 };
 
-// This rank's view of the present round. Tasks of a stream read it while the caller writes it.
+// This rank's view of the current round. Tasks of a stream read it while the caller writes it.
 class Round {
  public:
   // words[r] lies at base + r * stride.
   Round(std::byte *base, uint64_t stride, uint32_t rank, std::span<const uint32_t> ranks);
 
   uint64_t number() const noexcept { return round_; }
-  // The number of the collective that the caller enqueues now.
+  // Returns the number of the collective that the caller is enqueuing.
   uint64_t enqueue();
   // Has the rank's caller enqueued the collective of this phase?
   bool called(uint32_t r, uint64_t phase) const noexcept {
@@ -78,7 +78,7 @@ class Round {
   void next() noexcept;
   std::optional<Error> broken() const;
 
-  // For tasks of a round: is everything that is left of it skipped?
+  // For tasks of a round: is the rest of the round skipped?
   bool skipped(uint64_t round) const noexcept { return skipped_.load(std::memory_order_acquire) >= round; }
   // Did a peer end the round, so that this phase cannot be reached?
   bool hopeless(uint64_t phase) const noexcept;
@@ -87,7 +87,7 @@ class Round {
 
  private:
   RoundWords &words(uint32_t r) const noexcept { return *reinterpret_cast<RoundWords *>(base_ + r * stride_); }
-  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // the flags, and the rank that is blamed
+  uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // the flags, and the blamed rank
   void end(RoundWords::Flag flag, uint32_t blamed) noexcept;
   bool quiet_before(uint32_t r, uint64_t phase) const noexcept;
   Error explain(uint64_t phase, const std::string &call, uint32_t &blamed) const;

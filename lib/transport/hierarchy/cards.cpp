@@ -32,7 +32,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 struct CardHead {
   NetChoice asked;
-  uint32_t tcp, ucx, leader;  // lengths; the rest of the card is the obstacle
+  uint32_t tcp, ucx, leader;  // lengths of parts; the rest of the card is the obstacle
   uint32_t nonce;
   Descriptors descriptors;
   uint32_t checksum, encryption, ucx_major;
@@ -195,7 +195,7 @@ RankCard card_in(const message::RosterEntry &entry) {
   return *card;
 }
 
-// Checks the address here, since a bad address of a rank to which nothing is sent would go unnoticed otherwise.
+// Checks the address here, because otherwise a bad address of a rank to which nothing is sent would go unnoticed.
 void check_address(const message::RosterEntry &entry, std::span<const std::byte> tcp) {
   const std::string_view address(reinterpret_cast<const char *>(tcp.data()), tcp.size());
   if (address.empty() || is_address(address)) return;
@@ -235,7 +235,7 @@ JobCards read_cards(const Roster &roster) {
   return cards;
 }
 
-// The lowest rank of a host speaks for the host when all ranks meet.
+// When all ranks exchange, the lowest rank of a host acts for the host.
 DescriptorNeed need_of_leader(uint32_t node, uint32_t node_count) {
   const uint32_t neighbours = child_count_in_tree(node, node_count) + (node != 0);
   return {neighbours + (node_count > 2 ? max_refugees + refuge_count : 0),

@@ -36,8 +36,8 @@ HybridTeam::HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_
   }
 }
 
-// When a call ends by an error, only some hosts of the circles may have completed it. Their next messages must not be
-// taken for messages of this call.
+// When a call ends by an error, only some hosts of the circles may have completed it. The next messages of these hosts
+// must not count as messages of this call.
 class HybridTeam::Unbroken {
  public:
   Unbroken(HybridTeam &team, const char *what) : team_(team) {

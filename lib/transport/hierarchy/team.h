@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of several hosts that agree on steps and send each other messages. Data for every rank goes through memory on
-// each host and only once over the wire: the first rank of each host speaks for the host.
+// each host and only once over the network: the first rank of each host is its speaker, which exchanges for the host.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +18,23 @@ namespace fsdp::transport {
 
 // How many hosts fold their ballots into one, or gather all their data. Neighbouring hosts form circles, the first
 // hosts of these circles form circles again, and so on until one circle is left. Then the first hosts pass the result
-// back. In a circle each host sends to all others: this takes the time of one message, and a tree of pairs would take
-// several. Few hosts are one circle, and nothing is passed back.
+// back. In a circle each host sends to all others, which takes the time of one message; a tree of pairs would take the
+// time of several. If there are few hosts, they are one circle, and nothing is passed back.
 //
 //   17 hosts    [0 1 2 3] [4 5 6 7] ... [16]   ->   [0 4 8 12] [16]   ->   [0 16]   ->   back
 
 // Each message takes a host some microseconds of a core, and each neighbour takes a connection. In circles of four a
-// host has three neighbours for each level. This needs a third of the messages and connections of circles of 16, and as
-// little time.
+// host has three neighbours for each level. This needs a third of the messages and connections of circles of 16, and
+// takes no longer.
 constexpr uint32_t circle_size_of(uint32_t host_count) { return host_count <= 16 ? 16 : 4; }
 
 struct Circle {
-  std::vector<uint32_t> hosts;  // in rising order; the first host goes on to the next circle, if there is one
-  uint64_t step = 1;            // each of these hosts stands for this many neighbouring hosts
+  std::vector<uint32_t> hosts;  // in ascending order; the first host goes on to the next circle, if there is one
+  uint64_t step = 1;            // the number of neighbouring hosts for which each of these hosts acts
   bool top = false;
 };
-// The circles of this host: the n-th has level n, and this host is the first one of every circle but the last.
+// The circles of this host: the n-th circle has level n, and this host is the first one of all its circles except the
+// last.
 inline std::vector<Circle> circles_of(uint32_t host, uint32_t host_count, uint32_t size) {
   std::vector<Circle> circles;
   for (uint64_t step = 1;; step *= size) {  // distance of neighbours at this level
@@ -73,7 +74,7 @@ Ballot fold_circles(const std::vector<Circle> &circles, Ballot mine, Meet &&meet
   return circle.hosts.size() == 1 ? folded : pass(circle, level, folded);
 }
 
-// The room that gather_circles needs, counted in hosts: each host of a circle has a place of the same size.
+// The room that gather_circles needs, counted in hosts. Each host of a circle has the same room.
 inline uint64_t circle_room(uint32_t host_count, uint32_t size) {
   uint64_t step = 1;
   while (step * size < host_count) step *= size;
@@ -111,7 +112,7 @@ inline constexpr CollectiveTraits hybrid_traits{.gathers_are_collective = true,
 class HybridTeam final : public Team {
  public:
   // `near` is the team of this host's ranks; NULL if this rank is the only one. `key` is the same on all ranks of the
-  // team and used for nothing else. `circle` is the number of hosts in a circle; 0: a number that suits the team.
+  // team and is used only for this team. `circle` is the number of hosts in a circle; 0: a number that suits the team.
   HybridTeam(std::shared_ptr<Net> net, TeamPlaces places, std::unique_ptr<Team> near, uint64_t key,
              uint32_t circle = 0);
 
@@ -150,15 +151,15 @@ class HybridTeam final : public Team {
   std::unique_ptr<Team> near_;
   uint64_t key_;
   uint64_t sequences_ = 0, meetings_ = 0;
-  bool torn_ = false;               // a call ended by an error: hosts no longer agree on the number of meetings
-  std::vector<Circle> circles_;     // circles of hosts, which are given by their indices in `hosts`
-  std::vector<uint32_t> speakers_;  // the rank of the job that speaks for each host
+  bool torn_ = false;               // an error ended a call, so hosts no longer agree on the number of exchanges
+  std::vector<Circle> circles_;     // circles of hosts; a host is its index in `hosts`
+  std::vector<uint32_t> speakers_;  // for each host, the rank of the job that is its speaker
   uint64_t widest_ = 0;             // maximum number of ranks on a host
   uint64_t room_;                   // capacity of hosts_, in hosts
   std::vector<std::byte> hosts_;    // data of each host's ranks, with room for widest_ ranks per host
 };
 
-// A rank's membership in a job on several hosts: shared memory among the ranks of a host, messages between hosts.
+// A rank's membership in a job on several hosts. The ranks of a host use shared memory, and hosts exchange messages.
 
 class HybridWorld final : public World {
  public:

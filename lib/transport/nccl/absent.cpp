@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL in a build without NCCL.
+// Replaces NCCL in a build without NCCL.
 #include "transport/nccl/team.h"
 
 namespace fsdp::transport::nccl {

@@ -10,15 +10,15 @@
 namespace fsdp::transport::nccl {
 namespace {
 
-// NCCL adds only sums that it does not round at each hop.
+// NCCL adds only those sums that it does not round at each hop.
 bool nccl_adds(const Sum &sum) { return sum.sent_dtype() == FSDP_FLOAT32; }
 
 bool is_rounded(const Sum &sum) { return sum.sent_dtype() != sum.dtype; }
 
-// NCCL takes 2048 operations in a group.
+// NCCL accepts 2048 operations in a group.
 constexpr size_t moves_of_launch = 1024;
 
-// The slices that this rank sends, ordered by the rank that each is for.
+// The slices that this rank sends, ordered by receiver.
 std::byte *sent(const Sum &sum) { return is_rounded(sum) ? sum.rounded : sum.from.own; }
 
 uint64_t gathered_bytes(std::span<const Gather> gathers) noexcept {
@@ -69,13 +69,13 @@ bool NcclCollectives::all_reduces(const Sum &sum, bool accumulate) const noexcep
   return !shape_.arenas && sum.everywhere && sum.plain() && !accumulate && sum.to.own == sum.from.own;
 }
 
-// The slices for this rank, ordered by the rank that sends them.
+// The slices for this rank, ordered by sender.
 std::byte *NcclCollectives::received(const Sum &sum) const noexcept {
   if (size_ == 1) return sent(sum);
   return sum.received ? sum.received : sum.from.own;
 }
 
-// Where this rank's slice of the sum goes.
+// The place of this rank's slice of the sum.
 float *NcclCollectives::target(const Sum &sum) const noexcept {
   return sum.to.floats() + (sum.everywhere ? rank_ * (sum.count / size_) : 0);
 }
@@ -118,7 +118,7 @@ void NcclCollectives::send(const Sum &sum, bool accumulate, Comm *comm, device::
     swap_slices(sum, comm, stream);
 }
 
-// If NCCL has added, there is only one addend, which may be at its place already.
+// If NCCL has added, there is only one addend, which may already be at its place.
 void NcclCollectives::add(const Sum &sum, bool accumulate, device::Stream &stream) const {
   if (all_reduces(sum, accumulate)) return;
   float *const to = target(sum);
@@ -196,8 +196,8 @@ void NcclCollectives::pass(const Part &from, const Move &move, Comm *comm, devic
                      "ncclRecv", comm);
 }
 
-// All ranks cut the moves alike, and a rank without moves to or from others launches nothing. NCCL compares nothing, so
-// the history has the hash of the moves.
+// All ranks divide the moves in the same way. A rank without moves to or from others launches nothing. NCCL compares
+// nothing, so the history has the hash of the moves.
 Ticket NcclCollectives::exchange(const Part &from, std::span<const Move> moves, Tag tag, device::Stream &stream) {
   require_moves(from, moves, shape_, size_, tag);
   Fingerprint call = Fingerprint::of(transport::Operation::exchange, {tag.what, tag.name});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over memory of devices by NCCL, on any axis. A gather is one grouped launch. NCCL sums addends that are
-// sent in fp32, by a reduce-scatter in the addends themselves. This rank's slice becomes the sum, which one kernel then
-// scales and adds to its target. NCCL adds in its own order, so equal bits are promised only for repeated runs. Addends
-// that are sent in 16 bits NCCL would round again at each hop. So ranks send each other their slices of these, and one
-// kernel adds them in rank order, with the same bits as on the host.
+// Collectives by NCCL over memory of devices, on any axis. A gather is one grouped launch. If addends are sent in fp32,
+// NCCL sums them, by a reduce-scatter in the addends themselves. This rank's slice becomes the sum, which one kernel
+// then scales and adds to its target. NCCL adds in its own order, so only repeated runs are sure to have equal bits.
+// Addends that are sent in 16 bits would be rounded again by NCCL at each hop. So ranks send each other their slices of
+// these addends, and one kernel adds them in rank order, with the same bits as on the host.
 //
 // Enqueued work cannot be taken back, so a round ends in one of two ways. If all ranks have enqueued the same work, all
 // of it completes. If not, the context fails, which frees the GPU's streams.
@@ -29,11 +29,11 @@ class NcclCollectives final : public Collectives {
   Ticket barrier(Tag tag, device::Stream &stream) override;
   void await_release(Ticket ticket, device::Stream &stream) override { launches_->await(ticket, stream); }
   bool released(Ticket ticket) const noexcept override { return launches_->released(ticket); }
-  // Counts each byte once for each rank that needs it. NCCL does not say how much it really sends.
+  // Counts each byte once for each rank that needs it, because NCCL does not tell how much it sends.
   uint64_t sent_bytes() const noexcept override { return sent_; }
 
   void quiesce() override { launches_->quiesce(); }
-  // next_round() finds out whether the ranks' work fits together.
+  // next_round() finds out whether the ranks have enqueued the same work.
   void abandon() override { launches_->abandon(); }
   std::optional<Error> broken() const override { return std::nullopt; }
   void next_round() override;

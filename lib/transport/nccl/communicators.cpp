@@ -16,8 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr uint32_t drain_ms = 1000, finish_ms = 2000;
-// The abort of a communicator that a graph holds goes on when the graph is destroyed. Kernels that wait on the GPU are
-// freed before.
+// If a graph refers to a communicator, the communicator's abort goes on when the graph is destroyed. Kernels that wait
+// on the GPU are freed before that.
 constexpr std::chrono::milliseconds abort_patience = 10s, captured_patience = 1s;
 
 }  // namespace
@@ -53,7 +53,7 @@ ConnectionPlan Communicators::plan(const std::string &name, bool copy_engines) c
           copy_engines, features_.order_implicit, features_.splits,         features_.blocks};
 }
 
-// The timeout is shorter, so that this rank reports before the others stop waiting for its word.
+// The timeout is shorter, so that this rank reports before the others stop waiting for its message.
 void Communicators::join(Connection &connection, const UniqueId &id) {
   connection.join(id, waiter_.timeout_ms() - waiter_.timeout_ms() / 4);
 }
@@ -132,7 +132,7 @@ Registration Communicators::register_everywhere(Connection &connection, const Kn
   return worst;
 }
 
-// From 2.29.7 on, a window that NCCL cannot use is not registered as a buffer either.
+// From 2.29.7 on, memory that NCCL cannot use as a window is not registered as a buffer either.
 bool Communicators::take_buffers(const std::string &why) {
   if (!windows_ || !can_register(false)) return false;
   windows_ = false;
@@ -141,8 +141,8 @@ bool Communicators::take_buffers(const std::string &why) {
   return true;
 }
 
-// If one rank cannot use the memory, no rank may: NCCL's ranks would choose different algorithms. Returns false if the
-// communicator is lost on all ranks; from then on no memory is registered.
+// If one rank cannot use the memory, no rank may, because NCCL's ranks would choose different algorithms. Returns false
+// if the communicator is lost on all ranks; from then on no memory is registered.
 bool Communicators::register_memory(Connection &connection, const KnownMemory &memory) {
   if (!registers_ || !can_register(windows_)) return true;
   std::string why;
@@ -178,12 +178,12 @@ void Communicators::drop_memory(std::byte *data) noexcept {
 }
 
 // NCCL compares nothing and takes nothing back. So the work that ranks have enqueued is compared here. Work that cannot
-// end is aborted, and its communicators are made anew.
+// end is aborted, and its communicators are made again.
 
 namespace {
 
 constexpr std::chrono::milliseconds longest_doubt = std::chrono::seconds(10), look_again(20);
-// A communicator that a graph holds ends only when the graph is destroyed.
+// A communicator in a graph ends only when the graph is destroyed.
 constexpr std::chrono::milliseconds graph_patience = std::chrono::seconds(10);
 
 }  // namespace
@@ -213,8 +213,8 @@ void Communicators::trust() noexcept {
   for (const auto &launches : open_) launches->connection().handle()->doubt({});
 }
 
-// Other teams may differ even if this team does not. The next collective, or the end of the round, then shows that no
-// rank has cut this team's work.
+// Other teams may differ even if this team does not. In that case the next collective, or the end of the round, shows
+// that no rank has cut this team's work.
 bool Communicators::ends_alike() {
   const Rounds all = exchange_rounds(true);
   return std::all_of(all.begin(), all.end(), [&](const EnqueuedRound &round) { return same(round, all.front()); });
@@ -230,7 +230,7 @@ void Communicators::end_round(Launches &ended) {
   const EnqueuedRound &mine = all[rank()];
   const bool given_up =
       std::all_of(all.begin(), all.end(), [](const EnqueuedRound &round) { return round.abandoned != 0; });
-  bool agreed = true;  // if false and no rank gave up, this rank's own difference is reported below
+  bool agreed = true;  // false: if no rank gave up, this rank's own difference is reported below
   for (uint32_t r = 0; r < size(); ++r)
     for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
       if (all[r].histories[i].hash == all[0].histories[i].hash) continue;
@@ -264,8 +264,8 @@ void Communicators::reopen(Launches &launches) {
   register_all(launches);
 }
 
-// If ranks are threads of one process, NCCL ends all their communicators with the last one, and waits for the graphs of
-// all.
+// If ranks are threads of one process, NCCL ends all their communicators together with the last one, and waits for the
+// graphs of all.
 std::optional<uint32_t> Communicators::find_holder(const Launches &launches) const {
   if (launches.connection().captured()) return rank();
   const auto is_it = [&](const auto &one) { return one.get() == &launches; };
@@ -275,7 +275,7 @@ std::optional<uint32_t> Communicators::find_holder(const Launches &launches) con
   return std::nullopt;
 }
 
-// An abort frees kernels that wait on the GPU at once, but it also waits for work of the caller's own streams.
+// An abort immediately frees kernels that wait on the GPU, but it also waits for work of the caller's own streams.
 void Communicators::await_end(const Launches &launches, Clock::time_point start) const {
   const Connection &connection = launches.connection();
   const std::optional<uint32_t> holder = find_holder(launches);
@@ -294,7 +294,7 @@ void Communicators::await_end(const Launches &launches, Clock::time_point start)
   }
 }
 
-// The wait is shorter, so that this rank reports before the others stop waiting for its word.
+// The wait is shorter, so that this rank reports before the others stop waiting for its message.
 void Communicators::await_ends(std::span<const std::shared_ptr<Launches>> all) {
   const auto start = Clock::now();
   attempt_together(*host_, "the end of NCCL communicators", [&] {
@@ -302,10 +302,10 @@ void Communicators::await_ends(std::span<const std::shared_ptr<Launches>> all) {
   });
 }
 
-// NCCL keeps the error of a registration for ever.
+// Needed because NCCL never clears the error of a registration.
 void Communicators::start_over(Launches &launches) {
   Handle::abort(launches.connection().handle());
-  const std::shared_ptr<Launches> one(std::shared_ptr<void>(), &launches);  // not owned
+  const std::shared_ptr<Launches> one(std::shared_ptr<void>(), &launches);  // a pointer that owns nothing
   await_ends({&one, 1});
   reopen(launches);
 }
@@ -321,7 +321,7 @@ void Communicators::renew() {
   }
 }
 
-// The work on the GPU cannot be taken back and does not end.
+// Called when the work on the GPU cannot be taken back and does not end.
 void Communicators::fail_history(size_t index, uint32_t peer, const History &mine, const History &theirs) {
   const auto last = [](const History &history) {
     return std::string(history.last, ::strnlen(history.last, sizeof history.last));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that one rank's NCCL team, its communicators and its arenas share. The last of them to end frees it.
+// State that one rank's NCCL team, its communicators and its arenas share. The last of them to end frees the state.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct Features {
   bool windows = false;         // memory is registered as windows, not as buffers
   bool copy_engines = false;    // gathers use copy engines
   bool order_implicit = false;  // NCCL keeps the order of launches
-  bool splits = true;           // launches are made by the thread that calls, over communicators that block
+  bool splits = true;           // the calling thread makes launches, over communicators that block
   BlockLimits blocks;
 };
 
@@ -36,19 +36,19 @@ class Communicators {
   uint32_t rank() const noexcept { return host_->rank(); }
   uint32_t size() const noexcept { return host_->size(); }
 
-  // Collective. Opens a communicator of NCCL, with all memory known so far registered.
+  // Collective. Opens a communicator of NCCL, with all memory registered that is known so far.
   std::shared_ptr<Launches> open(const std::string &name, bool gathers);
-  // Local: waits a little for work under way, and then aborts the communicator. The time is bounded: an abort that does
-  // not return is left alone.
+  // Not collective: waits a short time for work under way, and then aborts the communicator. The time is bounded: an
+  // abort that does not return is abandoned.
   void close(const std::shared_ptr<Launches> &launches) noexcept;
   // Collective.
   void add_memory(std::byte *data, uint64_t bytes);
   void drop_memory(std::byte *data) noexcept;
   // Collective. Checks whether all ranks have enqueued the same work on every communicator. If they have not, but all
-  // have abandoned this round of `ended`, all communicators are made anew. Otherwise throws MISMATCH, which fails the
+  // have abandoned this round of `ended`, all communicators are made again. Otherwise throws MISMATCH, which fails the
   // context.
   void end_round(Launches &ended);
-  // See Team.
+  // Implements Team::ends_alike().
   bool ends_alike();
   void cut() noexcept;
   void renew();
@@ -64,7 +64,7 @@ class Communicators {
   struct EnqueuedRound {
     static constexpr size_t most = 8;
     uint64_t count = 0, abandoned = 0;
-    uint64_t captured = 0;  // one bit per communicator: graphs of this rank may hold it
+    uint64_t captured = 0;  // one bit per communicator: graphs of this rank may refer to it
     History histories[most];
   };
   using Rounds = std::vector<EnqueuedRound>;
@@ -76,7 +76,7 @@ class Communicators {
   // Aborts the communicator. Returns false if the abort has not returned in time.
   bool end(Launches &launches) noexcept;
   void await_end(const Launches &launches, Clock::time_point start) const;
-  // The rank whose graphs may keep the communicator from ending, if there is one.
+  // The rank with graphs that may keep the communicator from ending, if there is one.
   std::optional<uint32_t> find_holder(const Launches &launches) const;
   // Collective. Waits for communicators that are being aborted on all ranks. Throws an error that says why one does not
   // end.
@@ -89,8 +89,8 @@ class Communicators {
   void start_over(Launches &launches);
   void forget(Connection &connection, void *data) noexcept;
   Rounds exchange_rounds(bool abandoned);
-  // doubt() begins before ranks compare their work, and trust() ends it when this rank knows what all of them do. In
-  // between, peers that know sooner may abort.
+  // doubt() is called before ranks compare their work, and trust() when this rank knows what all of them do. Between
+  // the two calls, peers that know sooner may abort.
   void doubt() noexcept;
   void trust() noexcept;
   static bool same(const EnqueuedRound &a, const EnqueuedRound &b) noexcept;
@@ -110,7 +110,7 @@ class Communicators {
   const Waiter &waiter_;
   Failure &failure_;
   std::shared_ptr<LaunchOrder> order_;
-  uint64_t launched_ = 0;  // number of compared collectives on all communicators, since these were made anew
+  uint64_t launched_ = 0;  // number of compared collectives on all communicators, since these were last made
   std::vector<std::shared_ptr<Launches>> open_;  // in the order of their creation, which is the same on every rank
   std::vector<uint64_t> captured_;               // EnqueuedRound::captured of each rank when a round was last compared
   std::vector<KnownMemory> memory_;

@@ -20,7 +20,7 @@ namespace fsdp::transport::nccl {
 
 namespace {
 
-constexpr int max_blocks = 64;  // number of NCCL's channels; it would silently cut more to this
+constexpr int max_blocks = 64;  // number of NCCL's channels, to which it silently limits a larger number
 constexpr int largest_cluster = 8;
 
 int read_number(const char *name, const char *value, int lowest, int highest) {
@@ -65,7 +65,7 @@ std::string text_of(const BlockLimits &limits) {
   return text;
 }
 
-// NCCL compares the two limits before it fills in undefined values, so a lower limit alone would seem to be too large.
+// NCCL compares the two limits before it fills in undefined values, so a lower limit alone would count as too large.
 void apply(const BlockLimits &limits, Config &config) {
   config.min_ctas = limits.least;
   config.max_ctas = limits.least != undefined && limits.most == undefined ? max_blocks : limits.most;
@@ -76,7 +76,7 @@ void apply(const BlockLimits &limits, Config &config) {
 std::shared_ptr<Aside> Aside::start(std::shared_ptr<Handle> handle, int32_t gpu, Body body) {
   std::shared_ptr<Aside> call(new Aside(std::move(handle), gpu, std::move(body)));
   auto argument = std::make_unique<std::shared_ptr<Aside>>(call);
-  // NCCL's code runs on this thread, so it has the system's default stack.
+  // The thread runs NCCL's code, so it has the system's default stack.
   pthread_detach(LibraryThread{"fsdp-nccl-call", "a call of NCCL's", 0}.start(work, argument.get()));
   (void)argument.release();
   return call;
@@ -102,8 +102,8 @@ void Aside::run() {
 
 namespace {
 
-// A launch whose connections exist takes a few microseconds. The first launch of a kind makes the connections, together
-// with its peers.
+// A launch over existing connections takes a few microseconds. The first launch of a kind makes the connections,
+// together with the peers.
 void pause(Clock::duration waited) {
   using namespace std::chrono_literals;
   if (waited < 200us)
@@ -112,7 +112,7 @@ void pause(Clock::duration waited) {
     std::this_thread::sleep_for(waited < 10ms ? 50us : 1000us);
 }
 
-// Makes sure that ncclGroupEnd follows, whatever happens in between.
+// Makes sure that ncclGroupEnd is called, even after an exception.
 class NcclGroup {
  public:
   NcclGroup(const Connection &connection, const std::string &what, Comm *comm)
@@ -220,7 +220,7 @@ Config Connection::config(bool blocking) const {
   return config;
 }
 
-// Until the communicator is made, only an abort can reach it.
+// While the communicator is being made, only an abort can reach it.
 void Connection::make(const UniqueId &id, const std::string &what, uint32_t timeout_ms) {
   constexpr auto function = "ncclCommInitRankConfig";
   Config config = this->config(false);
@@ -260,8 +260,8 @@ void Connection::join(const UniqueId &id, uint32_t timeout_ms) {
   handle_->publish();
 }
 
-// A child's call that an abort has ended fails with an error that says nothing: the context knows the cause. A setting
-// of NCCL may keep the child from blocking; then the launch is awaited like that of a parent.
+// If an abort ends a child's call, the call's own error tells nothing; the context knows the cause. A setting of NCCL
+// may keep the child from blocking; in that case the launch is awaited like a parent's.
 void Connection::launch(const std::string &what, const std::function<void(Comm *)> &enqueue) {
   constexpr auto function = "ncclGroupEnd";
   Result state = success;
@@ -284,7 +284,7 @@ void Connection::launch(const std::string &what, const std::function<void(Comm *
   }
 }
 
-// The child belongs to its caller until it is destroyed, unless an abort has taken it before.
+// The child belongs to its caller until it is destroyed, unless an abort takes it first.
 bool Connection::finish(uint32_t timeout_ms) noexcept {
   try {
     const std::string what = format_text("the end of NCCL communicator '{}'", plan_.name);
@@ -313,7 +313,7 @@ bool Connection::finish(uint32_t timeout_ms) noexcept {
 }
 
 // The memory that an NCCL communicator knows. Without registered memory NCCL copies through its own buffers, so a
-// failure here is no reason to end the job.
+// failure of these functions need not end the job.
 
 namespace {
 

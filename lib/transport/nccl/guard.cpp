@@ -23,12 +23,13 @@ constexpr auto end_patience = std::chrono::seconds(10);
 
 }  // namespace
 
-// State that the thread owns: if the guard ends and the thread does not return, the thread is left behind with this.
+// State that the thread owns. If the guard ends and the thread does not return, the thread and this state are left
+// behind.
 struct Guard::State {
   std::mutex mutex;
   std::vector<std::shared_ptr<Guarded>> entries;
   bool stop = false, finished = false;
-  std::shared_ptr<Team> host;  // this member and those below are not used after `stop`
+  std::shared_ptr<Team> host;  // this and the members below are not used after `stop`
   Failure *failure = nullptr;
   std::string name;
   Fd wake;
@@ -46,7 +47,7 @@ struct Guard::State {
   bool round();
 };
 
-// Called under the lock, so that the guard does not end meanwhile.
+// Called under the lock, so that the guard cannot end during the call.
 void Guard::State::inspect() {
   try {
     std::string awaited;
@@ -77,7 +78,7 @@ Guard::Guard(std::shared_ptr<Team> host, Failure &failure, const std::string &na
   state_->wake = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state_->wake) fail_errno(errno, "the eventfd of NCCL's guard");
   auto argument = std::make_unique<std::shared_ptr<State>>(state_);
-  // NCCL's code runs on this thread, so it has the system's default stack.
+  // The thread runs NCCL's code, so it has the system's default stack.
   thread_ = LibraryThread{"fsdp-nccl", "NCCL's guard", 0}.start(work, argument.get());
   (void)argument.release();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One thread per team that watches NCCL and the job's other ranks while no thread of this rank waits for them. It fails
 // the context when NCCL reports an error, when a collective does not end, or when a peer is lost. When the context has
-// failed, for whatever reason, it has all communicators aborted at once, so that no stream of the GPU waits for ever.
-// The guard itself never waits for CUDA or NCCL, nor for a caller that is inside one of them.
+// failed for any reason, the guard has all communicators aborted immediately, so that no stream of the GPU waits
+// forever. The guard itself never waits for CUDA or NCCL, nor for a caller that is inside one of them.
 #pragma once
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ class Guarded {
   virtual ~Guarded() = default;
   // Returns an error if something has gone wrong.
   virtual std::optional<Error> look() noexcept = 0;
-  // The work for which this rank has waited on the GPU for a while; empty: none.
+  // The work for which this rank has waited on the GPU for a while; empty: there is none.
   virtual std::string awaited() const = 0;
   // The communicator to abort.
   virtual std::shared_ptr<Handle> handle() const = 0;

@@ -95,10 +95,10 @@ void Handle::abort(const std::shared_ptr<Handle> &handle) noexcept {
   if (handle->ending_.exchange(true, std::memory_order_acq_rel)) return;
   try {
     auto argument = std::make_unique<std::shared_ptr<Handle>>(handle);
-    // NCCL's code runs on this thread, so it has the system's default stack.
+    // The thread runs NCCL's code, so it has the system's default stack.
     pthread_detach(LibraryThread{"fsdp-nccl-abort", "an abort of NCCL's", 0}.start(work, argument.get()));
     (void)argument.release();
-  } catch (const std::exception &) {  // no thread can start: aborts one after the other are better than none
+  } catch (const std::exception &) {  // no thread can start: successive aborts are better than none
     (void)handle->end();
   }
 }
@@ -127,8 +127,8 @@ Comm *Handle::take_parent(bool &known) noexcept {
   return comm;
 }
 
-// A thread inside a call of the child returns, since the parent has been aborted. NCCL also writes the pointer of a
-// child whose split has failed.
+// A thread inside a call of the child returns, because the parent has been aborted. NCCL writes the pointer of a child
+// even if the split has failed.
 Comm *Handle::take_child() noexcept {
   const std::lock_guard lock(child_.mutex);
   child_.comm = nullptr;

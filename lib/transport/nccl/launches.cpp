@@ -24,12 +24,12 @@ Launches::Launches(std::unique_ptr<Connection> connection, device::Device &devic
 
 void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream, uint64_t hash) {
   failure_.check();
-  connection_->handle()->doubt({});  // peers that take part in this collective do not abort it
+  connection_->handle()->doubt({});  // peers that take part in this collective will not abort it
   if (quiet_)
     fail(FSDP_INTERNAL, "{} of '{}' after this rank has said that nothing more comes in this round", operation,
          tag.name);
   what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);
-  // Graphs are compared separately, and the work of a failed capture never runs.
+  // Only eager work is added: graphs are compared separately, and the work of a failed capture never runs.
   if (!stream.capture_id()) add_to_history(tag.what, hash);
   {
     const std::lock_guard lock(mutex_);
@@ -81,7 +81,7 @@ Ticket Launches::end(device::Stream &stream) {
   return Ticket{++next_};
 }
 
-// A slot that was reused belongs to a later collective of the same order, so the wait only takes longer than needed.
+// A reused slot belongs to a later collective of the same order, so the wait only takes longer than needed.
 void Launches::await(Ticket ticket, device::Stream &stream) {
   if (ticket.phase == 0) return;
   failure_.check();
@@ -114,8 +114,8 @@ void Launches::replace(std::unique_ptr<Connection> connection) {
   stalled_at_ = UINT64_MAX;
 }
 
-// How long the stream has worked on the oldest collective that is not done. Its wait for the caller's earlier work does
-// not count: slow is not stuck.
+// How long the stream has worked on the oldest collective that is not done. Waits for the caller's earlier work do not
+// count, because slow work is not stuck work.
 Clock::duration Launches::stalled() {
   oldest_ = std::max(oldest_, next_ - std::min(next_, kept));
   while (oldest_ < next_ && done(oldest_)) ++oldest_;

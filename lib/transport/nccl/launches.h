@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives of one NCCL communicator, in the order of the caller's calls: which were enqueued, which are done,
-// and which do not end.
+// The collectives of one NCCL communicator, in the order of the caller's calls: which are enqueued, which are done, and
+// which do not end.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@
 
 namespace fsdp::transport::nccl {
 
-// The work that a rank has enqueued on a communicator, for comparison with other ranks. NCCL compares nothing. The hash
-// also covers the positions among all launches of the team: two communicators whose launches differ in order would wait
-// for each other on the GPUs.
+// The work that a rank has enqueued on a communicator, for comparison with other ranks, because NCCL compares nothing.
+// The hash also covers the positions among all launches of the team: if the launches of two communicators differ in
+// order, they wait for each other on the GPUs.
 struct History {
   uint64_t count = 0;
   uint64_t hash = 0xcbf29ce484222325;
@@ -31,10 +31,9 @@ class Launches final : public Guarded {
   Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
            uint64_t &launched, const Waiter &waiter, Failure &failure);
 
-  // -- called by the caller's thread --
-  // A collective is begin(), then run() and kernels on the stream as often as needed, then end(). An error in between
-  // fails the context, since it is not known how much of the collective is under way.
-  // `hash` is of all else that ranks must agree about.
+  // -- called by the caller's thread -- A collective is begin(), then run() and kernels on the stream as often as
+  // needed, then end(). An error before end() fails the context, because it is unknown how much of the collective is
+  // under way. `hash` covers all other data on which ranks must agree.
   void begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream, uint64_t hash = 0);
   void run(device::Stream &stream, const std::function<void(Comm *)> &enqueue);
   Ticket end(device::Stream &stream);
@@ -49,13 +48,13 @@ class Launches final : public Guarded {
   void abandon() noexcept { abandoned_ = true; }
   bool abandoned() const noexcept { return abandoned_; }
   void next_round() noexcept { quiet_ = abandoned_ = false; }
-  // Replaces a communicator that has ended. Work that was enqueued on the old one is done, or never will be.
+  // Replaces a communicator that has ended. Work on the old one is done, or never will be.
   void replace(std::unique_ptr<Connection> connection);
   const History &history() const noexcept { return history_; }
   Connection &connection() noexcept { return *connection_; }
   const Connection &connection() const noexcept { return *connection_; }
   const Library &library() const noexcept { return *library_; }
-  // Waits until all enqueued work is done. Returns false if it is not done in this time.
+  // Waits until all enqueued work is done. Returns false if it is not done within `timeout_ms`.
   bool drain(uint32_t timeout_ms) const noexcept;
 
   // -- called by the guard's thread --
@@ -65,10 +64,10 @@ class Launches final : public Guarded {
 
  private:
   class Launching;
-  // This is more than a stream takes: CUDA lets about a thousand pieces of work wait there, and a collective is four
+  // More than a stream accepts: CUDA lets about a thousand pieces of work wait in a stream, and a collective is four
   // pieces. So the collective on which the GPU works is always among these slots.
   static constexpr uint64_t kept = 512;
-  static constexpr auto patience = std::chrono::seconds(2);  // before peers that have left are blamed
+  static constexpr auto patience = std::chrono::seconds(2);  // time before peers that have left are blamed
   struct LaunchSlot {
     std::unique_ptr<device::Event> begin, end;
     std::string what;
@@ -79,12 +78,12 @@ class Launches final : public Guarded {
   bool done(uint64_t number) const { return slot(number).end->done(); }
   void add_to_history(uint64_t what, uint64_t hash) noexcept;
   Clock::duration stalled();
-  // How long the caller has been in NCCL with a launch after the GPU had done all earlier work. The caller then waits
-  // for peers that are not connected yet, and not for room in its stream. Called after stalled().
+  // How long the caller has been in a launch of NCCL after the GPU had done all earlier work. During this time the
+  // caller waits for peers that are not connected yet, and not for room in its stream. Called after stalled().
   Clock::duration held();
   void mark_launching(bool launching);
 
-  // Used by the caller. It is replaced under the lock, under which the guard takes the handle.
+  // Used by the caller. It is replaced under the lock, and the guard takes the handle under the same lock.
   std::unique_ptr<Connection> connection_;
   const std::shared_ptr<const Library> library_;
   const uint32_t world_rank_;
@@ -96,12 +95,12 @@ class Launches final : public Guarded {
   History history_;
   std::string what_;  // the collective between begin and end
 
-  // No thread holds it inside CUDA or NCCL: both may block until peers come, or until the guard frees the GPU.
+  // No thread holds it inside CUDA or NCCL, because both may block until peers come, or until the guard frees the GPU.
   mutable std::mutex mutex_;
   // The caller writes the slot of the next collective, which the guard does not use; the other slots are only read.
   LaunchSlot slots_[kept];
   uint64_t next_ = 0;    // number of the next collective; written under the lock
-  uint64_t oldest_ = 0;  // all earlier ones are done or forgotten; guarded by the lock, like the members below
+  uint64_t oldest_ = 0;  // all earlier collectives are done or forgotten; guarded by the lock, as are the members below
   uint64_t stalled_at_ = UINT64_MAX;
   std::optional<Clock::time_point> launching_since_;
   Clock::time_point stalled_since_;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr const char *plain_name = "libnccl.so.2";
 
-// The places that were tried in vain, for the message.
+// The places that were searched in vain, for the message.
 struct Search {
   std::string tried;
 
@@ -39,8 +39,8 @@ struct Found {
   std::string how;
 };
 
-// A library that the user names comes first. Next comes one that the program has loaded, because two NCCLs would not
-// know of each other's work on a GPU.
+// A library that the user names comes first. Next comes one that the program has loaded, because two NCCL libraries
+// would not know of each other's work on a GPU.
 Found find_library(Search &search) {
   if (const char *named = setting("FSDP_NCCL_LIBRARY"); named && *named) {
     void *handle = search.open(named);
@@ -189,7 +189,7 @@ std::vector<std::string> python_prefixes() {
   return prefixes;
 }
 
-// lib/python3.12 and, as Debian has it, lib/python3
+// Adds lib/python3.12 and similar folders, and lib/python3, which Debian uses.
 void add_python_folders(const fs::path &prefix, std::vector<std::string> &folders) {
   std::vector<std::string> found;
   for (const char *lib : {"lib", "lib64"}) {

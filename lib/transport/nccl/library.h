@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL, which is looked up when the first team needs it, so that this library also loads where NCCL is missing. NCCL
+// NCCL, which is looked up when the first team needs it, so that this library also loads on systems without NCCL. NCCL
 // stays loaded, because it cannot be unloaded safely.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace fsdp::transport::nccl {
 
-// The part of NCCL's C interface that is used. It is declared here because NCCL's header is not available where this
+// The part of NCCL's C interface that is used. It is declared here, because NCCL's header is not available when this
 // library is built. These declarations have not changed since NCCL 2.19. tests/unit/nccl_abi_test.cpp checks them
 // against a real nccl.h if there is one.
 
@@ -51,8 +51,9 @@ constexpr int undefined = INT_MIN;
 constexpr int window_symmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
 constexpr int cta_policy_zero = 2;   // NCCL_CTA_POLICY_ZERO: copy engines instead of kernels where it can
 
-// ncclConfig_t. It only grows: NCCL copies the bytes that both it and `size` cover, and uses its own defaults for
-// fields that are newer than `version`. So this is right for older and newer versions of NCCL, too.
+// ncclConfig_t, which only grows: NCCL copies the bytes that both its own struct and `size` cover, and uses its own
+// defaults for fields that are newer than `version`. So this declaration is right for older and newer versions of NCCL,
+// too.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -128,19 +129,20 @@ inline DataType data_type_of(fsdp_dtype dtype) {
 }
 
 struct Library {
-  // The first version with ncclCommRegister, and whose configuration has splitShare. Older versions were not examined.
+  // The first version with ncclCommRegister, and with splitShare in the configuration. Older versions were not
+  // examined.
   static constexpr int oldest = version_code(2, 19);
   static constexpr int windows = version_code(2, 27);
   static constexpr int windows_abort = version_code(2, 29, 7);  // kernels over windows notice an abort
   static constexpr int copy_engines = version_code(2, 28);
   static constexpr int copies_unasked = version_code(2, 29, 2);  // large gathers over windows, on some GPUs
-  // A window that cannot be registered does no harm to a communicator that blocks. Before this version NCCL set the
-  // abort flag and reported nothing.
+  // A window that cannot be registered does not harm a communicator that blocks. Before this version NCCL set the abort
+  // flag and reported nothing.
   static constexpr int windows_fail_alone = version_code(2, 28);
   static constexpr int blocks_of_switches = version_code(2, 27);  // nvlsCTAs
   static constexpr int ranks_share_gpu = version_code(2, 30, 3);
-  // A parent's abort does not affect a thread's launches on its child. Before this version both used the thread's only
-  // group.
+  // An abort of the parent does not affect a thread's launches on the child. Before this version both used the thread's
+  // only group.
   static constexpr int children_block = version_code(2, 26, 2);
   static constexpr int launch_order_by_environment = version_code(2, 26);
   static constexpr int launch_order_in_config = version_code(2, 31);
@@ -152,21 +154,21 @@ struct Library {
   int version = 0;
   std::string path;                 // the library's file
   std::string found;                // how it was found: "named by FSDP_NCCL_LIBRARY"
-  std::vector<std::string> others;  // further NCCLs in this process
+  std::vector<std::string> others;  // other NCCL libraries in this process
 
   bool since(int code) const { return version >= code; }
 };
 
 std::string version_text(int code);
-// Throws UNSUPPORTED, which says where it searched.
+// Throws UNSUPPORTED, which lists the places that were searched.
 std::shared_ptr<const Library> load_library();
 
-// Where a libnccl may be. Nothing is executed to find it.
+// Finds the places where a libnccl may be. Nothing is executed to find it.
 
 // Properties of GPUs that NCCL needs and device::Device does not provide.
 // The GPU of a rank, or its slice of a GPU (MIG).
 struct GpuIdentity {
-  std::array<uint8_t, 16> number;  // number of the GPU or the slice: equal for two ranks exactly if they share it
+  std::array<uint8_t, 16> number;  // number of the GPU or slice; equal only for ranks that share it
   int32_t domain, bus, slot;       // PCI address of the GPU in its host, which is equal for slices of one GPU
 
   bool operator==(const GpuIdentity &) const = default;
@@ -182,7 +184,7 @@ int32_t gpu_generation(int32_t index);
 
 // Makes the GPU the current one of a thread that works only for NCCL.
 void make_current(int32_t index) noexcept;
-// Lets this thread query events while another thread captures a graph, without ending the capture.
+// Lets this thread query events while another thread captures a graph; the capture goes on.
 void allow_calls_during_captures() noexcept;
 
 // The files named libnccl.so* that this process has mapped, each once.

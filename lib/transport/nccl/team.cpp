@@ -37,12 +37,12 @@ bool same_settings(const NcclCard &a, const NcclCard &b) {
          a.ordered == b.ordered && a.splits == b.splits && a.blocks == b.blocks;
 }
 
-// From this compute capability on, NCCL uses copy engines by itself for gathers over windows of more bytes than its
-// variable says, or than 8 MiB. No gather has as many bytes as `max_bytes`.
+// From this compute capability on, NCCL automatically uses copy engines for gathers over windows, if they have more
+// bytes than its variable says, or than 8 MiB. No gather has as many bytes as `max_bytes`.
 constexpr int32_t copying_generation = 10;
 constexpr uint64_t max_bytes = uint64_t{1} << 40;
 
-// The result is the same on all ranks, since it is computed from all cards.
+// The result is the same on all ranks, because it is computed from all cards.
 bool copies_unasked(const Library &library, const std::vector<NcclCard> &cards) {
   const auto copies = [](const NcclCard &card) {
     return card.gpu_generation >= copying_generation && card.copied_bytes < max_bytes;
@@ -52,7 +52,7 @@ bool copies_unasked(const Library &library, const std::vector<NcclCard> &cards) 
 
 bool equals(const char *value, const char *expected) { return value && std::strcmp(value, expected) == 0; }
 
-// Reads a variable of NCCL as NCCL does: a text that is no number is 0. These variables override a communicator's
+// Reads a variable of NCCL in NCCL's way: a text that is no number is 0. These variables override a communicator's
 // configuration.
 std::optional<int64_t> nccl_number(const char *name) {
   const char *text = std::getenv(name);
@@ -86,7 +86,7 @@ NcclCard make_card(const device::Device &device, const BlockLimits &blocks, Choi
   return card;
 }
 
-// NCCL identifies a GPU by its PCI address, so it takes two slices of one GPU for a GPU with two ranks.
+// NCCL identifies a GPU by its PCI address, so two slices of one GPU count as one GPU with two ranks.
 std::string find_shared_gpu(const Team &host, const std::vector<NcclCard> &cards, uint32_t other, uint32_t r) {
   const NcclCard &card = cards[r];
   if (card.version >= Library::ranks_share_gpu && card.may_share_gpu) return {};
@@ -102,7 +102,7 @@ std::string find_shared_gpu(const Team &host, const std::vector<NcclCard> &cards
                      host.world_rank(other), host.world_rank(r), card.gpu.place(), need);
 }
 
-// Returns the first obstacle, and what to do about it.
+// Returns the first obstacle, and advice.
 std::string find_obstacle(Team &host, const std::vector<NcclCard> &cards, bool &share) {
   for (uint32_t r = 0; r < cards.size(); ++r) {
     if (cards[r].version == 0) return format_text("rank {}: {}", host.world_rank(r), cards[r].why.view());
@@ -131,9 +131,9 @@ std::string find_obstacle(Team &host, const std::vector<NcclCard> &cards, bool &
   return {};
 }
 
-// Features that do not notice an abort are used only if asked for: a failure of one rank must free the GPUs of all
-// ranks. Ranks that are threads of one process and share a GPU would race for it, so NCCL's own order of launches is
-// not used.
+// Features that do not notice an abort are used only on request, because a failure of one rank must free the GPUs of
+// all ranks. NCCL's own order of launches is not used if ranks are threads of one process and share a GPU, because the
+// ranks would race for the GPU.
 Features choose_features(const Library &library, const NcclCard &card, bool share, bool unasked) {
   Features features;
   const bool asked = card.windows || (card.copy_engines && library.since(Library::copy_engines));
@@ -224,7 +224,7 @@ Choice choose(Team &host, const device::Device &device) {
 
 namespace {
 
-// An arena that is registered with NCCL while it exists.
+// An arena that is registered with NCCL as long as it exists.
 class NcclArena final : public PartArena {
  public:
   NcclArena(std::shared_ptr<Communicators> communicators, uint64_t part_bytes, const std::string &what)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a host team over memory of their GPUs. NCCL carries the bytes.
+// The ranks of a host team over memory of their GPUs. NCCL transfers the bytes.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace fsdp::transport::nccl {
 
-// Whether NCCL serves the ranks of a team, and which of its features are used. The choice is the same on all ranks,
-// except for the library.
+// Can NCCL serve the ranks of a team, and which of its features are used? The choice is the same on all ranks, except
+// for the library.
 struct Choice {
-  std::string obstacle;  // why NCCL cannot serve them; empty: it can
+  std::string obstacle;  // reason why NCCL cannot serve the ranks; empty: it can
   std::shared_ptr<const Library> library;
   Features features;
   std::vector<Note> notes;
@@ -30,8 +30,8 @@ inline constexpr CollectiveTraits nccl_traits = [] {
   return traits;
 }();
 
-// Collective. If NCCL cannot serve the ranks, the reason is written to `obstacle` and NULL is returned, on all ranks
-// alike. If `obstacle` is NULL, the reason is thrown as UNSUPPORTED.
+// Collective. If NCCL cannot serve the ranks, writes the reason to `obstacle` and returns NULL, on all ranks. If
+// `obstacle` is NULL, throws the reason as UNSUPPORTED.
 std::shared_ptr<Team> create_team(std::shared_ptr<Team> host, device::Device &device, const Waiter &waiter,
                                   Failure &failure, std::string *obstacle);
 // "opened at run time (2.19.0 or later)" or "no".

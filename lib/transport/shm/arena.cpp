@@ -19,15 +19,15 @@ namespace fsdp::transport {
 
 namespace {
 
-// Bits of an entry of pagemap (the kernel's admin-guide/mm/pagemap.rst). In a view of a file, a page that does not
-// belong to the file is a copy, which the kernel may have written to its swap space.
+// Bits of an entry of pagemap (the kernel's admin-guide/mm/pagemap.rst). If a page in a view of a file does not belong
+// to the file, it is a copy, which may be in the kernel's swap space.
 constexpr uint64_t present = uint64_t{1} << 63, swapped = uint64_t{1} << 62, of_file = uint64_t{1} << 61;
 
 bool is_copy(uint64_t entry) { return (entry & (present | swapped)) && !(entry & of_file); }
 
 uint64_t page_number(const void *address) { return reinterpret_cast<uintptr_t>(address) / page_size(); }
 
-// Reads as many of the entries from that page on as the kernel gives. Returns -1 and sets errno on failure.
+// Reads as many entries, starting at that page, as the kernel returns. Returns -1 and sets errno on failure.
 ssize_t read_pagemap(const Fd &file, uint64_t page, std::span<uint64_t> entries) {
   ssize_t bytes = 0;
   do bytes = ::pread(file.get(), entries.data(), entries.size_bytes(), static_cast<off_t>(page * sizeof(uint64_t)));
@@ -49,8 +49,8 @@ PrivateView::PrivateView(const Fd &file, uint64_t bytes, const std::string &what
   if (pagemap_ && !tells_copies()) pagemap_.reset();
 }
 
-// Checks a page of the file and a page of this thread's stack, which belongs to no file. On some systems pagemap is
-// empty.
+// Checks whether pagemap distinguishes a page of the file from a page of this thread's stack, which belongs to no file.
+// On some systems pagemap is empty.
 bool PrivateView::tells_copies() const {
   const volatile std::byte seen = *static_cast<volatile std::byte *>(data());
   uint64_t shared = 0, own = 0;
@@ -88,7 +88,7 @@ void PrivateView::restore(uint64_t offset, uint64_t bytes, const std::string &wh
   give_back_copies(end);
 }
 
-// Locked pages cannot be given back, so they are unlocked first: they need not be locked here.
+// The kernel does not drop locked pages, so they are unlocked first; these pages need not be locked.
 void PrivateView::give_back(uint64_t offset, uint64_t bytes, const std::string &what) const {
   if (::madvise(data() + offset, bytes, MADV_DONTNEED) == 0) return;
   if (errno == EINVAL && ::munlock(data() + offset, bytes) == 0 &&

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One memory file in two views: one shows the whole file for reading, and in the other this rank's part is writable.
-// There may be a third view for the caller (PrivateView); if not, the caller is shown the first view.
+// One memory file in two views: one view shows the whole file for reading, and in the other view this rank's part is
+// writable. There may be a third view for the caller (PrivateView); without it, the caller gets the first view.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,13 @@
 
 namespace fsdp::transport {
 
-// A view of a memory file into which the caller may write by mistake. A page that was not written shows what the ranks
-// write to the file. A write copies the page for this view only. The view's page is then stale until it is restored.
+// A view of a memory file into which the caller may write by mistake. A page that was not written shows the file's
+// bytes. A write copies the page for this view only. The view's page is then outdated until it is restored.
 
 class PrivateView {
  public:
-  // `pagemap` is the file in which the kernel says which pages are copies. If it does not, all pages are restored.
+  // `pagemap` is the file in which the kernel tells which pages are copies. If the kernel does not tell, all pages are
+  // restored.
   PrivateView(const Fd &file, uint64_t bytes, const std::string &what, const char *pagemap = "/proc/self/pagemap");
 
   std::byte *data() const noexcept { return mapping_.data(); }
@@ -57,13 +58,13 @@ class ShmArena final : public Arena {
   void set_access(Mapping &view, uint64_t offset, uint64_t bytes, Access access);
 
   std::string what_;
-  uint64_t bytes_;  // as requested; the views are whole pages
+  uint64_t bytes_;  // requested size; the views are whole pages
   Mapping readable_;
   Mapping writable_;
   std::optional<PrivateView> shown_;
 };
 
-// The whole pages that hold the ranges, in order and without overlap. Throws if a range is outside [0, bytes).
+// The whole pages that contain the ranges, in order and without overlap. Throws if a range is outside [0, bytes).
 std::vector<Range> whole_pages(std::span<const Range> ranges, uint64_t bytes, const std::string &what);
 
 }  // namespace fsdp::transport

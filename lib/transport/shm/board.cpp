@@ -29,7 +29,7 @@ uint64_t Board::size_bytes(uint32_t team_size) noexcept {
 Board::Board(Seat &seat, uint32_t rank, std::span<const uint32_t> ranks, Mapping memory)
     : seat_(seat), rank_(rank), memory_(std::move(memory)), words_(memory_.data(), sizeof(BoardPlace), ranks) {}
 
-// After a call of this team that ends by an error the ranks no longer agree on the number of meetings.
+// After a call of this team that ends by an error the ranks no longer agree on the number of exchanges.
 class Board::Unbroken {
  public:
   Unbroken(Board &board, const char *what) : board_(board) {
@@ -52,7 +52,7 @@ uint64_t Board::BoardCall::hash() const noexcept {
 
 void Board::meet(const Ballot &own, std::span<const std::byte> mine, uint64_t offset, LengthKind kind,
                  const char *what) {
-  seat_.watch.check();  // a failed context takes no part, and its peers are told
+  seat_.watch.check();  // a failed context takes no part, and tells its peers
   ++meetings_;
   Half &place = half(rank_);
   place.call.total = mine.size();

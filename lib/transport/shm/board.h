@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A team's board in shared memory: every rank writes its ballot or its bytes, and all ranks read all of them. Longer
-// messages are sent in chunks. The board has two halves that take turns, so that one meeting per chunk is enough. A
-// rank that writes a half again has seen that all ranks came to the other half. Each rank folds all ballots itself, one
-// cache line per rank, instead of waiting for one rank to fold them for all.
+// messages are sent in chunks. The board has two halves, which are used in turn, so that one exchange per chunk is
+// enough: a rank that writes a half again has seen that all ranks came to the other half. Each rank folds all ballots
+// itself, one cache line per rank, because waiting for one rank to fold them would take longer.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class Board {
     lengths,
     fixed,
     ballot
-  };  // bytes whose lengths may differ, bytes of one length, or no bytes
+  };  // bytes of different lengths, bytes of one length, or no bytes
   struct BoardCall {
     uint64_t total;  // length of the whole message in bytes
     LengthKind kind;
@@ -68,7 +68,7 @@ class Board {
   Mapping memory_;
   Words words_;
   uint64_t meetings_ = 0;
-  bool torn_ = false;  // a call ended by an error: ranks no longer agree on the number of meetings
+  bool torn_ = false;  // an error ended a call, so ranks no longer agree on the number of exchanges
 };
 
 }  // namespace fsdp::transport

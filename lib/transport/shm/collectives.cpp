@@ -11,8 +11,8 @@
 namespace fsdp::transport {
 namespace {
 
-// The limit of all ranks' addends, up to which each rank computes a sum everywhere by itself. Measured with two ranks,
-// for 16 KiB to 1 MiB.
+// If all ranks' addends have at most this many bytes, each rank computes a sum everywhere by itself. Measured with two
+// ranks, for 16 KiB to 1 MiB.
 constexpr uint64_t max_summed_at_once = uint64_t{512} << 10;
 
 }  // namespace
@@ -47,7 +47,7 @@ class ShmCollectives::AwaitedStep final : public AwaitedWords {
   AwaitedStep(ShmCollectives &calls, const Words &steps, uint64_t target, const Launch &launch)
       : AwaitedWords(steps, target), calls_(calls), launch_(launch) {}
 
-  // A rank that ended the round before the end of this launch may not come to this step.
+  // A rank that ended the round before the end of this launch may never come to this step.
   bool given_up() override { return calls_.round_.hopeless(phase_of(launch_.round, launch_.number, Phase::read)); }
   std::string text() const override { return launch_.fingerprint.text(launch_.number); }
 
@@ -67,7 +67,7 @@ ShmCollectives::ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::v
       round_(memory_.data() + offsetof(RankPlace, words), sizeof(RankPlace), rank, ranks_),
       relay_(std::move(relay)) {
   static_assert(sizeof(RankPlace) % 64 == 0);
-  // Like next_round(). Creation ends with a barrier of all ranks before the first collective.
+  // As in next_round(). Creation ends with a barrier of all ranks, before the first collective.
   words_[rank_].raise(first_phase(round_.number()));
 }
 
@@ -81,8 +81,8 @@ Ticket ShmCollectives::enqueue(Launch &launch, device::Stream &stream) {
   return ticket;
 }
 
-// No rank waits for another, so there is no number and nothing to compare. With private buffers all ranks must take
-// part.
+// No rank waits for another, so the gather has no number and nothing is compared. With private buffers all ranks must
+// take part.
 void ShmCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, device::Stream &stream) {
   if (gathers.empty()) return;
   if (relay_) {
@@ -133,13 +133,13 @@ Ticket ShmCollectives::barrier(Tag tag, device::Stream &stream) {
 void ShmCollectives::await_release(Ticket ticket, device::Stream &stream) {
   if (released(ticket)) return;
   seat_->watch.enter_caller();
-  // Only the last fingerprints are kept: no rank waits for a collective from long before.
+  // Only the last fingerprints are kept, because no rank waits for a collective from long before.
   stream.run([this, phase = ticket.phase, fingerprint = enqueued_[number_of(ticket.phase) % fingerprints_kept]] {
     await_phase(phase, fingerprint);
   });
 }
 
-// A skipped round releases everything: no rank needs what it would still read.
+// A skipped round releases everything, because no rank needs the remaining reads.
 bool ShmCollectives::released(Ticket ticket) const noexcept {
   return ticket.phase == 0 || words_.reached(ticket.phase) || round_.skipped(round_of(ticket.phase));
 }
@@ -177,7 +177,7 @@ void ShmCollectives::perform(Launch &launch) {
     fail(FSDP_INTERNAL, "{} ran before the collective enqueued before it", launch.fingerprint.text(launch.number));
   place(rank_).fingerprints[launch.number % fingerprints_kept] = launch.fingerprint;
   words_[rank_].notes[launch.number % Word::note_count].store(launch.fingerprint.hash, std::memory_order_relaxed);
-  // A barrier reads nothing, so a rank that has come to it has also read everything.
+  // A barrier reads nothing, so a rank that has come to it has also finished reading.
   const bool reads = launch.operation != Operation::barrier;
   arrive(launch, reads ? Phase::ready : Phase::read);
   if (!await(launch, Phase::ready)) return;
@@ -203,10 +203,10 @@ bool ShmCollectives::carry(const Launch &launch) {
   return true;
 }
 
-// A peer that is at this collective or later has its fingerprint there. Both sides see a difference; the first one is
-// reported.
+// A peer that is at this collective or a later one has its fingerprint there. Both sides see a difference; the first
+// difference is reported.
 void ShmCollectives::compare(const Launch &launch, uint32_t r) {
-  // The hash came with the word. A peer is at most one collective ahead of one that it waits for.
+  // The hash was stored with the word. A peer is at most one collective ahead of one for which it waits.
   if (words_[r].notes[launch.number % Word::note_count].load(std::memory_order_relaxed) == launch.fingerprint.hash)
     return;
   const Fingerprint &theirs = place(r).fingerprints[launch.number % fingerprints_kept];
@@ -225,7 +225,7 @@ void ShmCollectives::pull(const Part &from, uint32_t r, std::byte *to, uint64_t 
   if (!in_place && bytes) device::kernels::copy_bytes(to, source, bytes);
 }
 
-// Each rank starts at its own piece, so that not all read the same memory at once.
+// Each rank starts at its own piece, so that the ranks do not all read the same memory at the same time.
 void ShmCollectives::gather(const Piece &piece) const {
   for (uint32_t i = 0; i < words_.size(); ++i) {
     const uint32_t r = (rank_ + i) % words_.size();
@@ -233,7 +233,7 @@ void ShmCollectives::gather(const Piece &piece) const {
   }
 }
 
-// Each rank starts with the bytes of a different source, here too.
+// As in gather(), each rank starts with the bytes of a different source.
 void ShmCollectives::pull_moves(const Launch &launch) const {
   for (uint32_t i = 0; i < words_.size(); ++i) {
     const uint32_t source = (rank_ + i) % words_.size();
@@ -266,7 +266,7 @@ void ShmCollectives::reduce(const Piece &piece, uint64_t first, uint64_t count, 
     reduce_blocks(sum);
 }
 
-// Adds a few elements at a time in a separate buffer, since `out` may be an addend of a later block.
+// Adds a few elements at a time in a separate buffer, because `out` may be an addend of a later block.
 void ShmCollectives::reduce_blocks(device::RankSum sum) const {
   constexpr uint64_t chunk = 1024;
   alignas(64) float sums[chunk];
@@ -289,8 +289,8 @@ void ShmCollectives::reduce_blocks(device::RankSum sum) const {
   }
 }
 
-// If there is little to sum, each rank sums all of it. It then reads more, but no sums that a peer has just written,
-// and waits once less.
+// If there is little to sum, each rank sums all of it. The rank then reads more, but does not read sums that a peer has
+// just written, and waits once less.
 bool ShmCollectives::is_summed_at_once(const Launch &launch) const noexcept {
   uint64_t bytes = 0;
   for (const Piece &piece : launch.pieces) {

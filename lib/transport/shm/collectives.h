@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives between ranks of one host. A collective is one task. It says that this rank's inputs are ready, and waits
-// until all ranks' inputs are ready. Then it pulls what it needs from their arenas in one pass, and says that it has
-// read them. If buffers are private, a relay copies them. Tasks run in the order in which they were enqueued: the
-// engine gives them one stream, or orders its streams by events.
+// Collectives between ranks of one host. A collective is one task. It declares that this rank's inputs are ready, and
+// waits until all ranks' inputs are ready. Then it pulls its data from their arenas in one pass, and declares that it
+// has read them. If buffers are private, a relay copies them. Tasks run in the order in which they were enqueued,
+// because the engine uses one stream or orders its streams by events.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace fsdp::transport {
 class ShmCollectives final : public Collectives {
  public:
   static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(RankPlace); }
-  // `block` is the number of ranks that are summed first; 0: all. `relay` is set if parts do not lie in arenas.
+  // `block` is the number of ranks that are summed first; 0: all. `relay` is set if parts are not in arenas.
   ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::vector<uint32_t> ranks, uint32_t block, Mapping memory,
                  std::unique_ptr<Relay> relay = nullptr);
 
@@ -42,11 +42,12 @@ class ShmCollectives final : public Collectives {
   std::optional<Error> broken() const override { return round_.broken(); }
   void next_round() override { round_.next(); }
 
-  // A step of the relay: waits until all ranks' words have reached the target. Returns false if the launch is given up.
+  // A step of the relay: waits until all ranks' words have reached the target. Returns false if the launch was given
+  // up.
   bool await_step(const Launch &launch, const Words &steps, uint64_t target);
 
  private:
-  // This is more than any rank can be ahead of another, since all ranks wait for all others at every collective.
+  // More than one rank can be ahead of another, because all ranks wait for each other at every collective.
   static constexpr uint64_t fingerprints_kept = 16;
   struct RankPlace {
     RoundWords words;
@@ -68,7 +69,7 @@ class ShmCollectives final : public Collectives {
   void gather(const Piece &piece) const;
   void pull_moves(const Launch &launch) const;
   void pull(const Part &from, uint32_t r, std::byte *to, uint64_t bytes) const;
-  // Reduces `count` elements from element `first` on.
+  // Reduces `count` elements, starting at element `first`.
   void reduce(const Piece &piece, uint64_t first, uint64_t count, float *out) const;
   void reduce_own(const Piece &piece, float *out) const;
   void reduce_blocks(device::RankSum sum) const;
@@ -84,7 +85,7 @@ class ShmCollectives final : public Collectives {
   Words words_;
   Round round_;
   LaunchPool launches_;
-  std::unique_ptr<Relay> relay_;                  // NULL: parts lie in arenas
+  std::unique_ptr<Relay> relay_;                  // NULL: parts are in arenas
   Fingerprint enqueued_[fingerprints_kept] = {};  // the last collectives that the caller enqueued, for messages
 };
 

@@ -136,7 +136,7 @@ bool Relay::carry_moves(const Way &way) {
                    [&](uint64_t first, uint64_t) { return move_chunk(way, first); });
 }
 
-// Carries the bytes of each rank that would fill one half, from byte `first` of those that it sends.
+// Moves a part of each rank's sent bytes, starting at byte `first`: as many as would fill one half.
 bool Relay::move_chunk(const Way &way, uint64_t first) {
   const auto each = [&](auto &&copy) {
     for (const Piece &piece : way.launch.pieces) {

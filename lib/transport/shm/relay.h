@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies bytes between ranks of a host whose buffers are private, through a small shared memory. Each rank has two
-// halves that take turns. In a step a rank writes its half, waits for all ranks, and reads the others' halves. A rank
-// that has come to the next step has finished reading the last one; so the half before that is free again.
+// halves, which are used in turn. In a step a rank writes its half, waits for all ranks, and reads the others' halves.
+// A rank that has come to the next step has finished reading the previous one, so the half of the step before that is
+// free again.
 #pragma once
 
 #include <atomic>
@@ -21,12 +22,12 @@ class Relay {
   static uint64_t size_bytes(uint32_t team_size) { return team_size * sizeof(Word); }
   // `halves` has message_staging_bytes of each rank; each rank writes its own. `steps` has size_bytes bytes, all zero.
   Relay(std::unique_ptr<Arena> halves, Mapping steps, uint32_t rank, std::vector<uint32_t> ranks);
-  // Runs where the stream runs, when all ranks are in this launch. Returns false if the launch was given up.
+  // Runs on the stream's thread, when all ranks are in this launch. Returns false if the launch was given up.
   bool carry(ShmCollectives &calls, const Launch &launch);
   uint64_t sent_bytes() const noexcept { return sent_.load(std::memory_order_relaxed); }
 
  private:
-  // One launch under way.
+  // The launch that is under way.
   struct Way {
     ShmCollectives &calls;
     const Launch &launch;
@@ -53,7 +54,7 @@ class Relay {
   uint32_t rank_;
   std::vector<uint32_t> ranks_;
   Words words_;
-  uint64_t step_ = 0;  // has the round in its upper bits, so that ranks agree again after a round that was left
+  uint64_t step_ = 0;  // has the round in its upper bits, so that ranks agree again after an incomplete round
   std::atomic<uint64_t> sent_{0};
 };
 

@@ -109,7 +109,7 @@ void ShmTeam::meet(const std::string &what) {
   board_ = std::make_unique<Board>(*seat_, rank_, ranks_, std::move(memory));
 }
 
-// Checks that all ranks create the same number of bytes. If not, each tells its number.
+// Checks that all ranks create the same number of bytes. If they do not, the ranks exchange the numbers.
 void ShmTeam::compare(const std::optional<Error> &mine, uint64_t bytes, const std::string &what) {
   const Ballot told = agree({.same = bytes, .troubled = mine.has_value()}, what.c_str());
   if (told.odd == Ballot::nobody) {
@@ -167,7 +167,7 @@ Mapping ShmTeam::share_words(uint64_t bytes, const std::string &what) {
 std::unique_ptr<Arena> ShmTeam::create_arena(uint64_t bytes, std::span<const Range> writable, const std::string &what,
                                              View view) {
   std::unique_ptr<Arena> arena;
-  // An arena of no bytes is one page, so that no caller needs a case for it.
+  // An arena of no bytes is one page, so callers need no special case for it.
   const uint64_t mapped = round_up(std::max<uint64_t>(bytes, 1), page_size(), what.c_str());
   share_memory(
       mapped, what,
@@ -230,7 +230,7 @@ void ShmWorld::check() {
 void ShmWorld::end(FailureKind kind, const std::string &reason) noexcept {
   try {
     seat_->control.accuse(kind, rank(), format_text("rank {} aborted: {}", rank(), reason));
-  } catch (...) {  // no memory for the text: the verdict then has its own short text
+  } catch (...) {  // no memory for the text: the verdict has its own short text
     seat_->control.accuse(kind, rank(), {});
   }
 }

@@ -24,7 +24,7 @@ inline constexpr CollectiveTraits shm_traits{.gathers_are_collective = false,
 
 class ShmTeam final : public Team {
  public:
-  // `key` is the same on all ranks of the team, and no other team has it. Waits for the ranks if the links must.
+  // `key` is the same on all ranks of the team, and no other team has it. Waits for the ranks if the links require it.
   ShmTeam(std::shared_ptr<Seat> seat, device::Device &device, std::vector<uint32_t> ranks, uint64_t key,
           const std::string &what);
 
@@ -69,7 +69,7 @@ class ShmTeam final : public Team {
   std::unique_ptr<Board> board_;
 };
 
-// A rank's membership in a job on one host; the links say how the ranks met.
+// A rank's membership in a job on one host. The links depend on how the ranks met.
 
 class ShmWorld final : public World {
  public:

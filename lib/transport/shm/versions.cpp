@@ -38,7 +38,7 @@ void ShmVersions::raise(uint64_t version) {
   if (word.value.load(std::memory_order_relaxed) < version) word.raise(version);
 }
 
-// On the calling thread the version is published when this returns, and needs no note.
+// If the writer is the calling thread, the version is published when this returns, and needs no note.
 void ShmVersions::publish(uint64_t version, device::Stream &writer) {
   if (writer.is_calling_thread()) return raise(version);
   writer.run([this, version] { raise(version); });

@@ -18,7 +18,7 @@
 
 namespace fsdp::transport {
 
-// One word for each rank of a team, and the wait until all of them have reached a value.
+// One word for each rank of a team, and the wait until all words have reached a value.
 
 // The words lie at base + r * stride; ranks[r] is the rank of the job.
 class Words {
@@ -59,7 +59,7 @@ class AwaitedWords : public Awaited {
       if (words_.world_rank(r) == world_rank) return !words_[r].reached(target_);
     return false;
   }
-  // Is this rank the furthest behind of those that have not reached the target?
+  // Among the ranks that have not reached the target, is this rank the furthest behind?
   bool lags(uint32_t world_rank) const override {
     uint64_t least = target_, its = target_;
     for (uint32_t r = 0; r < words_.size(); ++r) {

@@ -35,7 +35,8 @@ StagedCollectives::StagedCollectives(std::shared_ptr<Team> team, std::unique_ptr
   for (auto &event : done_) event = device.create_event();
 }
 
-// Work that waits for peers ends now, here and on peers. Peers that already have this rank's bytes do not notice.
+// Work that waits for peers ends now, on this rank and on peers. Peers that already have this rank's bytes do not
+// notice.
 StagedCollectives::~StagedCollectives() { host_->abandon(); }
 
 template <class Body>
@@ -56,7 +57,7 @@ Ticket StagedCollectives::enqueue(Fingerprint &call, device::Stream &stream, Bod
   return {++calls_};
 }
 
-// A shared slot is free when all ranks have come far enough: see `lag`.
+// A shared slot is free when all ranks have come far enough; see `lag`.
 void StagedCollectives::await_slot(uint64_t slot) {
   if (slots_)
     conveyor_.lane().release(down());
@@ -104,7 +105,7 @@ void StagedCollectives::gather_stable(std::span<const Gather> gathers, Tag tag, 
   if (gathers.empty()) return;
   gather(gathers, tag, stream);
   // No later call checks whether a peer that has ended gave up the gather. So the gather itself must fail the context,
-  // as a gather that waits does.
+  // like a gather that waits.
   host_stream().run([host = host_.get()] {
     if (auto error = host->broken()) throw *std::move(error);
   });
@@ -172,7 +173,8 @@ std::byte *StagedCollectives::moved(uint64_t slot, const ChunkPiece &piece, uint
   return (slots_ ? slots_->part(slot, r) : own_slot(slot) + r * moving_room()) + piece.place;
 }
 
-// Cursors of carry() count the chunks. The chunks of all ranks are taken in order, each from where the last one ended.
+// Cursors of carry() count the chunks here. The chunks of all ranks are taken in order, each starting at the end of the
+// previous one.
 void StagedCollectives::carry_moves(const Fingerprint &call, const Part &from, std::span<const Move> moves) {
   using Destination = MoveChunks::Destination;
   const MoveChunks chunks(moves, moving_room());
@@ -217,8 +219,8 @@ Ticket StagedCollectives::barrier(Tag tag, device::Stream &stream) {
   return enqueue(call, stream, [&] { carry(call, 1, none, send, none); });
 }
 
-// A rank that has taken the chunks of a call has brought its own before. A call from long ago is done when a later call
-// is done.
+// A rank that has taken the chunks of a call has brought its own before. If the call is too old to be kept, it is done
+// when a later call is done.
 void StagedCollectives::await_release(Ticket ticket, device::Stream &stream) {
   if (!released(ticket)) stream.wait(*done_[(ticket.phase - 1) % calls_kept]);
 }
@@ -233,12 +235,12 @@ void StagedCollectives::next_round() {
   calls_ = chunks_ = 0;
 }
 
-// Sums through slots. The device adds if the slots are shared, and the host's collectives add if they are not.
-// Addends are rounded before they are sent if that makes them smaller: the sum is the same.
+// Sums through slots. The device adds if the slots are shared, and the host's collectives add if they are not. Addends
+// are rounded before they are sent if that makes them smaller, because the sum is the same.
 struct StagedCollectives::Addends {
   const std::byte *own;
   fsdp_dtype dtype, wire;
-  uint64_t slice;  // elements
+  uint64_t slice;  // number of elements
   float *to;
   float factor;
 };
@@ -264,7 +266,7 @@ StagedCollectives::Addends StagedCollectives::addends_of(const Sum &sum) const {
           sum.factor};
 }
 
-// In a part, the slices of the pieces are ordered by the rank that they are for, so that each rank takes one range.
+// In a part, the slices of the pieces are ordered by receiver, so that each rank takes one range.
 void StagedCollectives::bring_slices(const Addends &sum, const ChunkPiece &piece, std::byte *part) {
   const uint64_t unit = dtype_size(sum.dtype), room = room_of(size_);
   for (uint32_t r = 0; r < size_; ++r)
@@ -308,7 +310,8 @@ void StagedCollectives::carry_shared(const Fingerprint &call, std::span<const Su
   carry(call, sums.size(), bring, send, take);
 }
 
-// For each piece, the slot has every rank's slice, and then the values to which the host adds each slice in rank order.
+// For each piece, the slot has every rank's slice, followed by the values to which the host adds each slice in rank
+// order.
 void StagedCollectives::carry_slices(const Fingerprint &call, std::span<const Sum> sums, bool accumulate) {
   const auto fill = [&](Cursor from, auto &&piece) {
     const auto extent = [&](uint64_t i) { return SpanSize{sums[i].count / size_, sizeof(float)}; };
@@ -371,7 +374,7 @@ void StagedCollectives::carry_wholes(const Fingerprint &call, std::span<const Su
   carry(call, sums.size(), bring, send, take);
 }
 
-// The slots, and the memory in which the parts of the others are summed.
+// The slots, and the memory in which the other ranks' parts are summed.
 uint64_t communicator_bytes(const ConveyorSizes &sizes) noexcept { return (Conveyor::slots + 1) * sizes.part_bytes; }
 uint64_t messages_bytes(const ConveyorSizes &sizes) noexcept { return Conveyor::slots * sizes.slot_bytes; }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives over memory of devices through memory of the host: conveyor.h says how the bytes travel. The host's
-// collectives compare the calls, tell when all ranks have copied their bytes down, and handle rounds and failure.
+// Collectives over memory of devices through memory of the host; conveyor.h describes the way of the bytes. The host's
+// collectives compare the calls, tell when all ranks have copied their bytes to the host, and handle rounds and
+// failure.
 //
-// Ranks of one host whose parts lie in arenas of the team share the slots. Each device takes what it needs from the
-// parts of the others, and adds it in rank order. Otherwise each rank has its own slots, and the host's collectives
-// exchange and add their contents. Either way the bits equal those of the host.
+// Ranks of one host whose parts are in arenas of the team share the slots. Each device takes the data that it needs
+// from the parts of the others, and adds it in rank order. Otherwise each rank has its own slots, and the host's
+// collectives exchange and add their contents. In both cases the bits equal those of the host.
 #pragma once
 
 #include <array>
@@ -49,7 +50,7 @@ class StagedCollectives final : public Collectives {
   // ranks have done the step of the chunk `lag` later. Chunks are brought slots - lag - 1 = 1 ahead of the steps.
   static constexpr uint64_t lag = 2;
   static_assert(Conveyor::slots == lag + 2);
-  struct Addends;  // a sum as the device sees it
+  struct Addends;  // a sum in memory of the device
   // Enqueues the work of `body` between begin and end. If `body` does not finish, no rank can go on.
   template <class Body>
   Ticket enqueue(Fingerprint &call, device::Stream &stream, Body &&body);
@@ -76,10 +77,10 @@ class StagedCollectives final : public Collectives {
   void carry_slices(const Fingerprint &call, std::span<const Sum> sums, bool accumulate);
   void carry_wholes(const Fingerprint &call, std::span<const Sum> sums);
 
-  // The address of rank r's bytes of a gathered piece in a slot.
+  // The address in a slot of rank r's bytes of a gathered piece.
   std::byte *place(uint64_t slot, const ChunkPiece &piece, uint32_t r) const;
-  // The address of a piece that rank r moves in a slot. In a slot of its own a rank has room for the moves of all
-  // ranks, and leaves out those between others.
+  // The address in a slot of a piece that rank r moves. If slots are not shared, each has room for the moves of all
+  // ranks, but leaves out moves between other ranks.
   std::byte *moved(uint64_t slot, const ChunkPiece &piece, uint32_t r) const;
   uint64_t moving_room() const noexcept { return slots_ ? slot_room() : room_of(size_); }
   std::byte *own_slot(uint64_t slot) const { return memory_->data() + slot * sizes_.slot_bytes; }
@@ -104,13 +105,12 @@ class StagedCollectives final : public Collectives {
   const device::Event *last_ = nullptr;  // the last recorded event of done_
   uint64_t calls_ = 0;                   // number of calls in this round
   uint64_t chunks_ = 0;                  // number of their chunks, which is the same on all ranks
-  std::vector<Cursor> moves_taken_;      // of an exchange: where the next chunk of each rank begins
+  std::vector<Cursor> moves_taken_;      // for an exchange: where the next chunk of each rank begins
   std::vector<Move> host_moves_;         // the moves of the host's collectives for one chunk
-  Conveyor conveyor_;                    // the last member: its work refers to the others
+  Conveyor conveyor_;                    // the last member, because its work refers to the others
 };
 
-// The chunks of one call, from the device to the slots and back.
-// The parts of a call's spans that lie in one slot.
+// The parts of a call's spans that are in one slot.
 template <class Span>
 struct SlotSpans {
   std::array<Span, max_pieces> spans;
@@ -160,10 +160,9 @@ void StagedCollectives::carry(const Fingerprint &call, uint64_t count, Bring &&b
   finish(*before);
 }
 
-// The ranks of a host team over memory of their devices. The bytes go through pinned memory of the host. This works
-// wherever the host team's collectives do; between hosts there are no collectives over arenas.
-// The bytes that each rank allocates for collectives over arenas, and for collectives without arenas. The memory is
-// pinned or on the device, and comes on top of the memory of the host's collectives.
+// The bytes that each rank allocates: communicator_bytes() for collectives over arenas, messages_bytes() for
+// collectives without arenas. The memory is pinned or on the device, and is in addition to the memory of the host's
+// collectives.
 uint64_t communicator_bytes(const ConveyorSizes &sizes = {}) noexcept;
 uint64_t messages_bytes(const ConveyorSizes &sizes = {}) noexcept;
 

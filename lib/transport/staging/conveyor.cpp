@@ -13,7 +13,7 @@ namespace fsdp::transport::staging {
 
 namespace {
 
-// Must this rank pin the view? Under ThreadSanitizer the ranks of one process have one view of shared memory
+// Must this rank pin the view? Under ThreadSanitizer the ranks of one process share one view of shared memory
 // (base/mapping.h), and the first of them pins it. Otherwise every rank has its own view.
 bool pins(Team &team, const std::byte *view, const std::string &what) {
   struct ViewPlace {
@@ -41,8 +41,8 @@ uint64_t MoveChunks::count(uint32_t ranks) const {
   return most;
 }
 
-// All of the memory is writable here, although this rank writes only its own parts: not every driver pins read-only
-// memory.
+// All of the memory is writable on this rank, although the rank writes only its own parts, because not every driver can
+// pin read-only memory.
 Slots::Slots(Team &team, device::Device &device, uint64_t count, uint64_t part_bytes, const std::string &what)
     : device_(device), count_(count), part_bytes_(part_bytes) {
   const Range all{0, count * part_bytes * team.size()};
@@ -63,7 +63,7 @@ Slots::Slots(Team &team, device::Device &device, uint64_t count, uint64_t part_b
 
 Slots::~Slots() { unpin(); }
 
-// Memory that the device may still use is left where it is.
+// If the device may still use the memory, it stays mapped.
 void Slots::unpin() noexcept {
   if (registered_bytes_ && !device_.unregister_host(arena_->writable(), registered_bytes_)) (void)arena_.release();
 }

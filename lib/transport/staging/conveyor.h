@@ -3,16 +3,17 @@
 // the results back. It has two streams of the device, one for each direction, and a lane of the host between them.
 //
 // The time of a call is bounded by its bytes over the link between host and device. Each direction has its own copy
-// engine and its own stream here, and the host only waits between the two, so that both directions are busy at once.
-// For this several chunks are under way:
+// engine and its own stream, and the host only waits between the two, so both directions are busy at the same time. For
+// this several chunks are under way:
 //
 //   down   | bring 4 | bring 5 |         |          the device's bytes into a slot
 //   lane             | step 3  | step 4  |          every rank has brought its bytes of the chunk
 //   up                         | take 3  | take 4   from the slots to the device, and sums there
 //
-// The calling thread enqueues everything, each piece after the pieces that it depends on. So streams that share a
+// The calling thread enqueues everything, each piece of work after those on which it depends. So streams that share a
 // hardware queue wait in an order in which all of them finish. At most `ahead` chunks are under way. A caller that
-// enqueues more waits for the device, so that no queue of CUDA fills up: a wait there would have no end and no timeout.
+// enqueues more waits for the device, so that no queue of CUDA fills up, because a wait for room in such a queue would
+// have no end and no timeout.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +27,14 @@
 
 namespace fsdp::transport::staging {
 
-// How much of a call is under way at once. The sizes must be the same on all ranks.
+// How much of a call is under way at the same time. The sizes must be the same on all ranks.
 struct ConveyorSizes {
   // With these sizes a chunk takes about as long on the link as the calling thread takes to enqueue it.
   uint64_t part_bytes = uint64_t{4} << 20;  // size of a rank's part in each shared slot
   uint64_t slot_bytes = uint64_t{4} << 20;  // size of a slot that is not shared
-  // After this many chunks a new round begins: see begin_new_round().
+  // After this many chunks a new round begins; see begin_new_round().
   uint64_t chunks_of_round = uint64_t{1} << 28;
-  // Returns sizes that are no larger than the longest call fills. A slot has room for an aligned piece of every rank.
+  // Returns sizes that are no larger than the longest call needs. A slot has room for an aligned piece of every rank.
   ConveyorSizes bounded(uint64_t longest_call, uint64_t ranks) const noexcept {
     constexpr uint64_t granule = uint64_t{64} << 10, room_of_a_rank = uint64_t{4} << 10;
     const auto bound = [&](uint64_t bytes) {
@@ -45,8 +46,8 @@ struct ConveyorSizes {
   }
 };
 
-// How the spans of a call are cut into pieces that fill slots. All ranks cut alike, since their calls are alike.
-// The place in the spans of a call at which a slot begins.
+// The place in the spans of a call at which a slot begins. Spans are divided into pieces that fill slots. All ranks
+// divide them in the same way, because their calls are alike.
 struct Cursor {
   uint64_t span = 0;
   uint64_t element = 0;
@@ -61,7 +62,7 @@ struct ChunkPiece {
 };
 
 struct SpanSize {
-  uint64_t count;  // elements
+  uint64_t count;  // number of elements
   uint64_t unit;   // bytes per element
 };
 constexpr uint64_t piece_alignment = 128;
@@ -96,8 +97,7 @@ class MoveChunks {
 
   // `room` is the room for the moves of one rank in a slot.
   MoveChunks(std::span<const Move> moves, uint64_t room) : moves_(moves), room_(room) {}
-  // Calls take(piece) for the pieces of one chunk that `source` moves there, and returns where the next chunk
-  // begins.
+  // Calls take(piece) for the pieces of one chunk that `source` moves, and returns where the next chunk begins.
   template <class Take>
   Cursor fill(uint32_t source, Destination to, Cursor from, Take &&take) const {
     const auto extent = [&](uint64_t i) {
@@ -107,7 +107,7 @@ class MoveChunks {
     };
     return fill_slot(from, moves_.size(), to == Destination::itself ? UINT64_MAX : room_, extent, take);
   }
-  // The number of chunks of the rank that has most, for all ranks.
+  // The number of chunks on the rank that has the most, which is the number for all ranks.
   uint64_t count(uint32_t ranks) const;
 
  private:
@@ -115,8 +115,8 @@ class MoveChunks {
   uint64_t room_;
 };
 
-// Pinned memory of the host that the ranks of a team share, cut into slots that take turns. In a slot every rank has a
-// part. Its device writes the part, and the devices of the others read it: the host copies no bytes.
+// Pinned memory of the host that the ranks of a team share, divided into slots that are used in turn. In a slot every
+// rank has a part. Its device writes the part, and the devices of the others read it; the host copies no bytes.
 
 class Slots {
  public:
@@ -151,18 +151,19 @@ class Conveyor {
   device::Stream &down() { return *down_; }
   device::Stream &up() { return *up_; }
   device::HostLane &lane() { return *lane_; }
-  // Events of the chunk that was last brought to the slot: its bytes are in the slot, and they have been taken.
+  // Events of the chunk that was last brought to the slot: brought() when its bytes are in the slot, taken() when they
+  // have been taken.
   const device::Event &brought(uint64_t slot) const { return *brought_[slot]; }
   const device::Event &taken(uint64_t slot) const { return *taken_[slot]; }
 
-  // begin(): the next chunks come after the work on the stream. end(): later work on the stream comes after the chunks;
-  // `done` is recorded.
+  // begin() orders the next chunks after the work on the stream. end() orders later work on the stream after the
+  // chunks, and records `done`.
   void begin(device::Stream &stream);
   void end(device::Stream &stream, device::Event &done);
-  // Chunks that are brought from now on come after the chunks that were taken so far.
+  // Orders all later brought chunks after the chunks that were taken so far.
   void turn();
-  // These are called for each chunk, in this order. pace() comes before the chunk is enqueued; `chunk` counts from 0
-  // since the conveyor was last idle.
+  // These functions are called for each chunk, in this order. pace() comes before the chunk is enqueued; `chunk` counts
+  // from 0 since the conveyor was last idle.
   void pace(uint64_t chunk);
   void mark_brought(uint64_t slot) { down_->record(*brought_[slot]); }
   void mark_taken(uint64_t chunk);
@@ -174,8 +175,8 @@ class Conveyor {
   std::unique_ptr<device::Event> turn_;
   std::array<std::unique_ptr<device::Event>, slots> brought_, taken_;
   std::array<std::unique_ptr<device::Event>, 2> paces_;
-  // The streams are the last members, so that they end first: their work refers to the events and to the owner's
-  // members.
+  // The streams are the last members, so that they end first, because their work refers to the events and to the
+  // owner's members.
   std::unique_ptr<device::Stream> down_, up_;
   std::unique_ptr<device::HostLane> lane_;
 };
@@ -185,8 +186,8 @@ void refuse_capture(const device::Stream &stream, const Fingerprint &call);
 
 // A round of the host's communicators has numbers for about a billion collectives. A call of a device consists of many
 // collectives, and rounds end only with failed steps. So a training run of weeks would use up the numbers. Long before
-// that all ranks wait for each other at the same call and begin the next round.
-// next_round() is called between two barriers, when the streams of all ranks have done `last`.
+// that, all ranks wait for each other at the same call and begin the next round. next_round() is called between two
+// barriers, when the streams of all ranks have done `last`.
 template <class NextRound>
 void begin_new_round(Team &team, device::Device &device, const device::Event &last, NextRound &&next_round) {
   const auto meet = [&] { team.barrier("a new round of collectives"); };

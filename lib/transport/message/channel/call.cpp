@@ -9,7 +9,7 @@
 namespace fsdp::transport::messages {
 namespace {
 
-// A short call has smaller chunks, so that its chunks, too, are summed while others are sent.
+// A short call has smaller chunks, so that it can also sum some chunks while it sends others.
 constexpr uint64_t least_chunks = 4, least_chunk_bytes = uint64_t{64} << 10;
 
 }  // namespace
@@ -29,8 +29,8 @@ void Call::start_slices(uint64_t chunk_bytes) {
   for (const Piece &piece : launch_->pieces) slices_.add(piece, slice_bytes(piece), chunk_bytes_);
 }
 
-// Nothing is summed, so short chunks would gain nothing. Moves of this rank to itself are among its own chunks, which
-// no lane sends.
+// Nothing is summed, so shorter chunks would bring no gain. Moves of this rank to itself are among its own chunks,
+// which no lane sends.
 void Call::start_moves(uint64_t chunk_bytes) {
   chunk_bytes_ = chunk_bytes;
   for (auto *all : {&sent_, &received_}) {
@@ -53,7 +53,7 @@ void Call::Chunks::add(const Piece &piece, uint64_t bytes, uint64_t chunk_bytes)
   count_ += (bytes + chunk_bytes - 1) / chunk_bytes;
 }
 
-// Empty pieces begin where the next one does.
+// An empty piece begins at the same chunk as the next one.
 const Piece &Call::Chunks::find(uint64_t &chunk) const noexcept {
   const auto after = std::upper_bound(firsts_.begin(), firsts_.end(), chunk,
                                       [](uint64_t number, const First &first) { return number < first.chunk; });

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of one collective: its chunks, the ranks that send and receive each chunk, and where the chunks lie. Pure
-// arithmetic.
+// The bytes of one collective: its chunks, the ranks that send and receive each chunk, and the places of the chunks.
+// Pure arithmetic.
 //
 // Every piece is cut into one slice per rank, and each slice into chunks; chunks c of all slices belong together. In
 // the reduce stage rank r sends to each rank chunk c of that rank's slice, and each rank sums the chunks that it
 // receives. In the gather stage rank r sends chunk c of its own slice to all ranks.
 //
-// An exchange has only a gather stage, in which each rank sends each other rank chunks of its own: the moves between
-// the two, one after the other, each cut into chunks.
+// An exchange has only a gather stage, in which each rank sends every other rank chunks of its own: the moves between
+// the two ranks, one after the other, each divided into chunks.
 #pragma once
 
 #include <vector>
@@ -30,18 +30,19 @@ class Call {
   // The number of chunks of a slice.
   uint64_t chunks() const noexcept { return slices_.count(); }
   bool reduces() const noexcept;
-  // The numbers of chunks that this rank sends to rank r, and receives from it, in the gather stage.
+  // sent_to() is the number of chunks that this rank sends to rank r in the gather stage; received_from() the number
+  // that it receives.
   uint64_t sent_to(uint32_t r) const noexcept;
   uint64_t received_from(uint32_t r) const noexcept;
-  // This rank's memory of one of these chunks.
+  // This rank's memory of a chunk of these moves.
   ByteSpan outgoing(uint32_t r, uint64_t chunk) const noexcept;
   ByteSpan incoming(uint32_t r, uint64_t chunk) const noexcept;
   // This rank's memory of chunk `chunk` of rank r's slice.
   ByteSpan slice(uint32_t r, uint64_t chunk) const noexcept;
-  // Copies this rank's part of a gather to its place, unless it is there already, and the bytes of moves from
+  // Copies this rank's part of a gather to its place, unless it is there already. Also copies the bytes of moves from
   // this rank to itself.
   static void place_own(const Launch &launch, uint32_t rank) noexcept;
-  // Where the sum of this rank's slice goes. `accumulate` says whether the sum is added to the values there.
+  // The place of the sum of this rank's slice. `accumulate` is set if the sum is added to the values there.
   ByteSpan sum(uint64_t chunk, bool &accumulate) const noexcept;
 
  private:
@@ -49,7 +50,7 @@ class Call {
     const Piece *piece;
     uint64_t offset, bytes;  // offset and length of the chunk in the slice
   };
-  // Pieces that are cut into chunks, one piece after the other.
+  // Pieces that are divided into chunks, one piece after the other.
   class Chunks {
    public:
     void clear() noexcept;
@@ -70,7 +71,8 @@ class Call {
   void start_moves(uint64_t chunk_bytes);
   ByteSpan move(const Chunks &chunks, uint64_t chunk, Part Piece::*end) const noexcept;
   bool exchanges() const noexcept { return operation() == Operation::exchange; }
-  // The number of chunks that rank r sends to each other rank in the gather stage, if this is no exchange.
+  // For a collective that is no exchange: the number of chunks that rank r sends to each other rank in the gather
+  // stage.
   uint64_t gathered_from(uint32_t r) const noexcept;
   uint64_t slice_bytes(const Piece &piece) const noexcept;
   std::pair<uint64_t, uint64_t> bounds(const Piece &piece, uint32_t r) const noexcept;
@@ -80,8 +82,8 @@ class Call {
   const Launch *launch_ = nullptr;
   uint32_t rank_ = 0, ranks_ = 1;
   uint64_t chunk_bytes_ = 64;
-  Chunks slices_;                        // of the longest slice
-  std::vector<Chunks> sent_, received_;  // of an exchange, by the other rank
+  Chunks slices_;                        // chunks of the longest slice
+  std::vector<Chunks> sent_, received_;  // only for an exchange; index: the other rank
 };
 
 }  // namespace fsdp::transport::messages

@@ -11,8 +11,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto drop_time = std::chrono::seconds(2);
-// How long to wait for a verdict when a connection has ended: the ranks that notice deaths know more than that. Leaders
-// of nodes tell a death from a cut network, the latter after the heartbeat limit.
+// How long to wait for a verdict when a connection has ended, because the ranks that notice deaths know more than the
+// connection tells. Leaders of nodes distinguish a death from a cut network; for a cut they need the heartbeat limit.
 constexpr auto lone_verdict_time = std::chrono::milliseconds(500);
 constexpr auto decision_time = std::chrono::milliseconds(1000);
 
@@ -54,7 +54,8 @@ class Channel::AwaitedCall final : public Awaited {
     const uint32_t r = channel_.lanes_.lane_of(world_rank);
     return r < channel_.lanes_.size() && channel_.lanes_.misses(r);
   }
-  // Data may be late because another rank is late; a rank that has not come at all is to blame for that.
+  // Data may be late because another rank is late. In that case a rank that has not come to the call at all is to
+  // blame.
   bool lags(uint32_t world_rank) const override {
     if (!misses(world_rank)) return false;
     const auto lock = channel_.transport_.lock();
@@ -76,7 +77,7 @@ class Channel::AwaitedCall final : public Awaited {
   bool on_caller_;
 };
 
-// After a call was given up: waits until no message of the call reads or writes the caller's memory any more.
+// Used after a call was given up: waits until messages of the call no longer read or write the caller's memory.
 class Channel::AwaitedQuiet final : public Awaited {
  public:
   explicit AwaitedQuiet(Channel &channel) : channel_(channel) {}
@@ -156,7 +157,7 @@ void Channel::add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to,
   }
 }
 
-// The chunk is summed without the mutex: meanwhile the next chunks are sent.
+// The chunk is summed without the mutex, so that the next chunks are sent during the sum.
 void Channel::sum_next() {
   const uint64_t chunk = lanes_.next_sum();  // only this thread changes it
   bool accumulate = false;
@@ -166,7 +167,7 @@ void Channel::sum_next() {
   lanes_.end_sum();
 }
 
-// Peers are told first, so that they do not go on either.
+// Peers are told first, because they must not go on either.
 void Channel::give_up(const Launch &launch) {
   {
     const auto lock = transport_.lock();
@@ -183,7 +184,7 @@ void Channel::tell_end() {
   lanes_.tell_end();
 }
 
-// Called if the job is lost or this channel ends: afterwards no message may use the caller's memory.
+// Called if the job is lost or this channel ends. Afterwards no message may use the caller's memory.
 void Channel::drop() noexcept {
   auto lock = transport_.lock();
   lanes_.stop();

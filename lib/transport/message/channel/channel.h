@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The collectives of one key, one after the other: the work of the thread that runs a call. It waits, sums, gives up,
-// and says which rank is to blame. lanes.h has the messages between the ranks.
+// and finds the rank to blame. lanes.h has the messages between the ranks.
 #pragma once
 
 #include <chrono>
@@ -45,7 +45,7 @@ class Channel {
   void add_chunk(std::byte *row, const ByteSpan &own, const ByteSpan &to, bool accumulate) const;
   void give_up(const Launch &launch);
   void drop() noexcept;
-  // Is it known for sure that this peer's caller has not enqueued the running launch?
+  // Is it certain that this peer's caller has not enqueued the running launch?
   bool misses_caller(uint32_t world_rank, const Launch &launch, bool on_caller);
   void look();
   std::chrono::milliseconds verdict_time() const noexcept;

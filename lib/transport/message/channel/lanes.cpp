@@ -11,17 +11,17 @@
 namespace fsdp::transport::messages {
 namespace {
 
-// The limit of data under way to one peer; more would only wait inside the transport.
+// The limit for data under way to one peer, because more would only wait inside the transport.
 constexpr uint64_t in_flight_bytes = uint64_t{1} << 20;
 constexpr uint64_t least_in_flight = 4;
 
 using Clock = std::chrono::steady_clock;
 constexpr uint64_t ask_period_ns = 100'000'000;
-// The period for a peer that was often asked already. In a large job thousands of ranks may wait for one late rank, and
-// ask each other.
+// The period for a peer that has already been asked often. In a large job thousands of ranks may wait for one late
+// rank, and ask each other.
 constexpr uint64_t patient_period_ns = 400'000'000;
 constexpr uint32_t often = 20;
-// Shorter than the time for which a circle of waiting callers must last before it counts as one.
+// Shorter than the time for which a circle of waiting callers must last before it counts as a circle.
 constexpr uint64_t fresh_ns = 500'000'000;
 // The factor by which all of these times are longer in a job of this many ranks, like the periods of polls.
 uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_ms_of(ranks) / slice_ms); }
@@ -51,7 +51,7 @@ Lanes::Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, ui
   raise(words_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();
   for (const uint32_t r : ranks_) transport_.greet(r);
-  transport_.add(key_, *this);  // the last step, because an error after it would leave the receiver there
+  transport_.add(key_, *this);  // the last step, because the receiver would remain registered after a later error
 }
 
 Lanes::~Lanes() {
@@ -90,8 +90,8 @@ EndWords Lanes::end_words(uint32_t r) const noexcept {
   return {words.ended.last.load(), words.ended.flags.load(), words.phase.value.load()};
 }
 
-// The first rank that discarded this round of its own accord, or else the rank that enqueued least in it. This rank, if
-// there is none.
+// The first rank that discarded this round without an earlier end on another rank. If there is none, the rank that
+// enqueued the fewest collectives in the round, or else this rank.
 uint32_t Lanes::cause_of_end() const noexcept {
   uint32_t cause = rank_;
   for (uint32_t r = 0; r < size(); ++r) {
@@ -110,7 +110,7 @@ void Lanes::tell_end() {
   tell(header(Kind::ended), &ended, sizeof ended);
 }
 
-// ---- what comes ----
+// ---- received messages ----
 
 void Lanes::control(const Header &header, const void *payload, uint64_t bytes) {
   const uint32_t r = lane_of(header.from);
@@ -157,8 +157,8 @@ void Lanes::meet(Lane &lane, const LaneHello &hello) noexcept {
   attention_.store(true, std::memory_order_release);
 }
 
-// Chunks of a call that was given up, or has not begun here, are dropped. For the running call peers send only chunks
-// for which it waits.
+// Chunks of a call that was given up, or has not begun on this rank, are dropped. For the running call peers send only
+// chunks for which it waits.
 Place Lanes::place(const Header &header, uint64_t bytes) {
   const Place misfit{nullptr, true};
   const uint32_t r = lane_of(header.from);
@@ -201,7 +201,7 @@ void Lanes::sent(Kind kind, uint32_t to) {
   --sending_;
 }
 
-// ---- the call that runs ----
+// ---- the running call ----
 
 void Lanes::start(const Launch &launch) {
   call_.start(launch, rank_, size(), chunk_bytes_);
@@ -234,7 +234,7 @@ void Lanes::end_sum() {
   ++summed_;
   Header credit = header(Kind::credit);
   credit.chunk = summed_;
-  // No credit is sent for every single place: a message costs as much as the sum of a small chunk.
+  // Credit is sent for several places at once, because a message costs as much as the sum of a small chunk.
   if (const uint64_t step = window_ / 4; summed_ % step == 0 && summed_ - step + window_ < call_.chunks())
     tell(credit, nullptr, 0);
   move_on();
@@ -247,7 +247,7 @@ void Lanes::move_on() {
     for (uint32_t i = 1; i < size(); ++i) post((rank_ + i) % size());
     if (can_sum() || done()) attention_.store(true, std::memory_order_release);
   }
-  // The thread is not woken for every message: each wake-up would cost it a turn.
+  // The thread is not woken for every message, because each wake-up would cost it a turn.
   if (active_ ? attention_.load(std::memory_order_relaxed) : quiet()) transport_.changed().notify_all();
 }
 
@@ -256,7 +256,7 @@ uint64_t Lanes::gather_allowed(uint32_t r) const noexcept {
   return call_.reduces() ? std::min(all, summed_) : all;
 }
 
-// Sums are sent first: a peer that has the sum needs nothing more for that chunk.
+// Sums are sent first, because a peer that has the sum needs nothing more for that chunk.
 void Lanes::post(uint32_t r) {
   Lane &lane = lanes_[r];
   const uint64_t most = std::max(least_in_flight, in_flight_bytes / chunk_bytes_);
@@ -307,16 +307,16 @@ bool Lanes::done() const noexcept {
   return true;
 }
 
-// ---- what callers ask each other ----
+// ---- questions between callers ----
 
-// Which collectives the callers of peers have enqueued. A late stream of a peer says nothing about the peer's caller.
-// But a caller that waits elsewhere, and never makes the call, may be in a circle of callers that wait for each other.
-// So a rank that waits long asks again and again; an answer holds for the time of its question. The answer takes the
-// same way as the call, which may be lost and sent again long after the peer's leader has said that the peer waits. If
-// the peer has no such channel yet, its transport answers. A lower rank that has not connected to this rank has no
-// channel with it. So the two are in no exchange, unless the lower rank is connecting. It is then wrongly taken for
-// missing. This makes no circle of ranks that make the same call, since all edges without an answer lead from higher to
-// lower ranks.
+// Asks which collectives the callers of peers have enqueued. A late stream of a peer tells nothing about the peer's
+// caller. But a caller that waits elsewhere, and never makes the call, may be in a circle of callers that wait for each
+// other. So a rank that waits long asks again and again; an answer is valid for the time of its question. The answer
+// takes the same way as the call, because the call may be lost and sent again long after the peer's leader has reported
+// that the peer waits. If the peer has no such channel yet, its transport answers. A lower rank that has not connected
+// to this rank has no channel with it. So the two are in no exchange, unless the lower rank is connecting, and then it
+// is wrongly judged as missing. This makes no circle of ranks that make the same call, because all edges without an
+// answer lead from higher to lower ranks.
 bool Lanes::misses_caller(uint32_t r, const Launch &launch, uint32_t world_size) {
   const uint64_t times = times_of(world_size);
   ask(r, times);
@@ -336,7 +336,7 @@ void Lanes::ask(uint32_t r, uint64_t times) {
   transport_.wake();
 }
 
-// The question is answered later: nothing may be sent inside a transport's callback.
+// The question is answered later, because nothing may be sent inside a callback of the transport.
 void Lanes::take_question(uint32_t r, const Header &header) noexcept {
   lanes_[r].question_ns = header.chunk;
   questions_ = true;
@@ -356,7 +356,7 @@ void Lanes::answer_questions() {
 
 void Lanes::take_answer(uint32_t r, const Header &header) noexcept {
   Lane &lane = lanes_[r];
-  if (header.chunk > lane.asked_ns) return;  // answers no question of this rank
+  if (header.chunk > lane.asked_ns) return;  // the answer is for no question of this rank
   lane.answered_ns = std::max(lane.answered_ns, header.chunk);
   std::atomic<uint64_t> &called = words_[r].ended.called;
   called.store(std::max(called.load(std::memory_order_relaxed), header.bytes), std::memory_order_release);

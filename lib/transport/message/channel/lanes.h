@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages between this rank and its peers for one key: each rank's call, the chunks of the running call, the ends
-// of rounds, and the questions of callers. A rank first tells its peers its call. A peer with the same call sends the
-// chunks for which there are places, and later chunks when it hears that places are free again. So every chunk that
-// arrives is awaited, and a rank with a different call has written nothing anywhere.
+// of rounds, and the questions of callers. A rank first sends its peers its call. A peer with the same call sends the
+// chunks for which there are places, and later chunks when it is told that places are free again. So every chunk that
+// arrives is awaited, and a rank with a different call has written nothing into the memory of others.
 #pragma once
 
 #include <atomic>
@@ -59,23 +59,23 @@ class Lanes final : private Receiver {
   const LaneHello &hello_of(uint32_t r, uint64_t number) const noexcept {
     return lanes_[r].hellos[number % hellos_kept];
   }
-  // Has this peer not come to the call, or are bytes from it missing?
+  // Has this peer not sent the call yet, or are bytes from it missing?
   bool misses(uint32_t r) const noexcept { return r != rank_ && (!lanes_[r].met || misses_data(r)); }
   bool can_sum() const noexcept;
   bool done() const noexcept;
   // Is no message of any call under way?
   bool quiet() const noexcept { return sending_ == 0 && receiving_ == 0; }
-  // The chunk to be summed next, once can_sum(), and the memory with the ranks' parts of a chunk, one after the other.
-  // Called by the thread that runs the call, without the mutex.
+  // next_sum() is the number of the chunk to sum next, if can_sum() is true. row() is the memory with the ranks' parts
+  // of a chunk, one after the other. The thread that runs the call calls both, without the mutex.
   uint64_t next_sum() const noexcept { return summed_; }
   std::byte *row(uint64_t chunk) noexcept { return scratch_->data() + chunk % window_ * size() * chunk_bytes_; }
-  // The chunk is summed, so its places are free.
+  // Called when the chunk is summed, so its places are free.
   void end_sum();
 
   // Tells peers that this rank has ended its round.
   void tell_end();
-  // Asks this peer, if it is time, which collectives its caller has enqueued. Returns true if the peer answered a
-  // moment ago and has not enqueued this one. All times are longer in a large job, by `world_size`.
+  // If it is time, asks this peer which collectives its caller has enqueued. Returns true if a recent answer says that
+  // the caller has not enqueued this one. All times grow with the size of the job, `world_size`.
   bool misses_caller(uint32_t r, const Launch &launch, uint32_t world_size);
 
  private:
@@ -87,7 +87,7 @@ class Lanes final : private Receiver {
     uint64_t reduce_sent, reduce_allowed, gather_sent, gather_arrived;
     std::vector<uint64_t> arrived;  // for each place: chunk + 1 that has arrived in the reduce stage
     uint32_t in_flight = 0;
-    uint64_t asked_ns = 0, answered_ns = 0;  // when the last question was asked, and the last question with an answer
+    uint64_t asked_ns = 0, answered_ns = 0;  // times of the last question, and of the last question that was answered
     uint32_t asked = 0;                      // number of questions in a row
     uint64_t question_ns = 0;                // the peer's question that this rank must answer
   };

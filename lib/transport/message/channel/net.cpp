@@ -58,7 +58,7 @@ void ChannelCollectives::quiesce() {
   channel_->tell_end();
 }
 
-// After a failure of the job this rank does not tell its peers that it gives up. The message would be faster than the
+// After a failure of the job this rank does not tell its peers that it gives up. That message would arrive before the
 // verdict, and the peers would name this rank as the cause.
 void ChannelCollectives::abandon() {
   const bool failed = seat_->watch.has_failed();
@@ -68,7 +68,7 @@ void ChannelCollectives::abandon() {
 
 namespace {
 
-// Sums go from each rank to each other rank: more peers would be slow, and need many descriptors.
+// Sums go from each rank to every other rank, so with more peers they would be slow and need many descriptors.
 constexpr size_t max_data_peers = 256;
 
 // One sequence of exchanges.
@@ -122,7 +122,7 @@ class ChannelNet final : public Net {
   std::set<uint32_t> data_peers_;
 };
 
-// Each rank sends to each other rank, and has places for the chunks of each.
+// Each rank sends to every other rank, and has places for the chunks of each.
 void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what) {
   std::set<uint32_t> peers = data_peers_;
   peers.insert(ranks.begin(), ranks.end());
@@ -136,7 +136,8 @@ void ChannelNet::expect(std::span<const uint32_t> ranks, const std::string &what
   data_peers_ = std::move(peers);
 }
 
-// Tells the leaders of the hosts about these peers: a cut between two hosts is found only if they watch each other.
+// Tells the leaders of the hosts about these peers, because a cut between two hosts is found only if their leaders
+// watch each other.
 void ChannelNet::connect(std::span<const uint32_t> ranks) {
   for (const uint32_t rank : ranks)
     if (rank != transport_->rank()) seat_->control.set_data_peer(rank);
@@ -146,7 +147,7 @@ void ChannelNet::connect(std::span<const uint32_t> ranks) {
 // Returns the exchanges with this key, with a launch to fill.
 Exchanges &ChannelNet::find(std::span<const uint32_t> ranks, uint64_t key, const char *what) {
   seat_->watch.enter_caller();
-  seat_->watch.check();  // a failed context takes no part, and its peers are told
+  seat_->watch.check();  // a failed context takes no part, and tells its peers
   std::unique_ptr<Exchanges> &found = exchanges_[key];
   if (!found) {
     connect(ranks);

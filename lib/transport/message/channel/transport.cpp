@@ -8,9 +8,9 @@ namespace fsdp::transport::messages {
 
 namespace {
 
-// A peer is at most one call ahead in each of a few communicators that do not exist here yet.
+// A peer is at most one call ahead in each of the few communicators that do not exist on this rank yet.
 constexpr uint32_t max_held = 256;
-constexpr size_t max_held_early = 65536;  // in total, before this rank has joined: a few per rank of the largest job
+constexpr size_t max_held_early = 65536;  // before this rank has joined: a few per rank of the largest job
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A transport carries messages between one rank and ranks of other hosts: tcp/ or ucx/. Its background thread sends and
-// receives, so that peers get their data while this rank's caller computes. Everything that channels see happens under
-// one mutex.
+// receives, so that peers get their data while this rank's caller computes. All calls between channels and the
+// transport happen under one mutex.
 #pragma once
 
 #include <sched.h>
@@ -30,8 +30,8 @@ enum class Kind : uint32_t {
   credit,    // the sender has summed the chunks before `chunk`, so their places are free
   data,      // payload: one chunk
   ended,     // payload: Ended
-  ask,       // asks what the receiver's caller has enqueued; `chunk` is the time of the question
-  answer,    // answers `ask`: `chunk` is that of the question, `bytes` is RoundWords::ended.called
+  ask,       // asks which collectives the receiver's caller has enqueued; `chunk` is the time of the question
+  answer,    // answers `ask`: `chunk` is the question's chunk, `bytes` is RoundWords::ended.called
   greeting   // UCX's first message with a header, in either direction; see UcxTransport
 };
 
@@ -49,17 +49,17 @@ struct Header {
   uint64_t bytes;  // length of data; in a call: size of a chunk
   uint64_t call;   // Fingerprint::hash of the collective to which the message belongs
 };
-// The longest payload of a message other than data.
+// The maximum payload of a message that is not data.
 constexpr uint64_t longest_control = sizeof(Fingerprint);
 constexpr uint32_t header_magic = 0x66736406;
 
-// The words in which a rank says that its round ended: RoundWords::ended.
+// The words with which a rank tells the end of its round: RoundWords::ended.
 struct EndWords {
   uint64_t last;
   uint64_t flags;
   uint64_t phase;
 };
-// The sender's words, and the words of the rank that caused the end, if there is one. This message may overtake that
+// The sender's words and, if another rank caused the end, the words of that rank. This message may overtake the other
 // rank's own message, and all ranks must name the same cause.
 struct Ended {
   EndWords own;
@@ -67,10 +67,10 @@ struct Ended {
   EndWords of_cause;
 };
 
-// The sender and receiver of messages under one key.
+// The interface between the users of messages under one key and the transport.
 
-// Where a chunk goes. `to` is NULL if the chunk is dropped. `misfit`: a peer that follows the protocol never sends
-// this.
+// The place of a chunk. `to` is NULL if the chunk is dropped. `misfit`: a peer that follows the protocol never sends
+// this chunk.
 struct Place {
   std::byte *to = nullptr;
   bool misfit = false;
@@ -92,7 +92,7 @@ class Receiver {
   ~Receiver() = default;
 };
 
-// A transport's receivers by key, and the messages for receivers that do not exist here yet. Used under the transport's
+// A transport's receivers by key, and the messages for receivers that do not exist yet. Used under the transport's
 // mutex.
 class Receivers {
  public:
@@ -104,9 +104,9 @@ class Receivers {
   void remove(uint64_t key) noexcept;
   // Returns NULL if there is no receiver.
   Receiver *find(uint64_t key) const noexcept;
-  // Keeps a message for a key without a receiver. Returns false if its sender has sent more of them than it may.
+  // Keeps a message for a key without a receiver. Returns false if its sender has sent more such messages than it may.
   bool keep(const Header &header, const void *payload, uint64_t bytes);
-  // Returns the questions to keys without a receiver. The transport answers that nothing was called.
+  // Returns the questions to keys without a receiver. The transport answers that no collective was enqueued.
   std::vector<Header> take_questions() noexcept { return std::exchange(questions_, {}); }
   bool has_questions() const noexcept { return !questions_.empty(); }
 
@@ -133,21 +133,21 @@ inline Header answer_without_channel(const Header &question, uint32_t rank) noex
   Header answer = question;
   answer.kind = Kind::answer;
   answer.from = rank;
-  answer.bytes = 0;  // nothing was called
+  answer.bytes = 0;  // no collective was enqueued
   return answer;
 }
 
-// Why a peer cannot be reached.
+// The reason why a peer cannot be reached.
 struct PeerLoss {
   std::string text;  // empty: the peer can be reached
   int32_t origin = 0, code = 0;
-  // Position among the peers that this rank has lost, from 1. The peer with the lowest order is blamed, since later
+  // Position among the peers that this rank has lost, from 1. The peer with the lowest order is blamed, because later
   // losses may be consequences of the first.
   uint64_t order = 0;
 };
 struct TransportTraits {
   bool in_order;              // data to one peer arrives in the order in which it was sent
-  bool cut_always_completes;  // after cut() all transfers under way end, whatever other processes do
+  bool cut_always_completes;  // after cut() all transfers under way end, even if other processes do not respond
 };
 
 class Transport {
@@ -172,8 +172,8 @@ class Transport {
     wanting_.fetch_sub(1, std::memory_order_relaxed);
     return lock;
   }
-  // Says that messages will be exchanged with these ranks, too. Throws FSDP_SYSTEM if this process may not open enough
-  // descriptors. By default nothing is checked: only the transport's library knows how many it needs.
+  // Announces that messages will be exchanged with these ranks, too. Throws FSDP_SYSTEM if this process may not open
+  // enough descriptors. By default nothing is checked, because only the transport's library knows how many it needs.
   virtual void expect(std::span<const uint32_t>) {}
   std::condition_variable &changed() noexcept { return changed_; }
 
@@ -182,14 +182,14 @@ class Transport {
   virtual void remove(uint64_t key) noexcept { receivers_.remove(key); }
   // Have this rank and the peer greeted each other?
   virtual bool connected(uint32_t world_rank) const noexcept = 0;
-  // Connects to the peer, if it is this rank that connects and it has not yet done so.
+  // Connects to the peer, if this rank is the one that connects and it has not done so yet.
   virtual void greet(uint32_t world_rank) = 0;
   // Copies the payload, which has at most longest_control bytes. Has no effect if the peer has failed.
   virtual void send_control(uint32_t to, const Header &header, const void *payload, uint64_t bytes) = 0;
   // Reserves memory for one more message, so that the next send does not throw.
   virtual void prepare(uint32_t to) = 0;
   // Sends header.bytes bytes of data, which must not change until the receiver of that key is called with sent(). The
-  // peer must have sent something before.
+  // peer must have sent a message before.
   virtual void send_data(uint32_t to, const Header &header, const void *data) = 0;
   virtual const PeerLoss &loss_of(uint32_t world_rank) const noexcept = 0;
   // Gives up all messages under way to and from this peer. This happens soon after the call, and each receiver is told.

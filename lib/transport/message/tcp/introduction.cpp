@@ -90,7 +90,7 @@ Greeting Introduction::own_greeting() const noexcept {
           job_.protection.checksum, job_.protection.encryption};
 }
 
-// The end that connects sends its greeting first.
+// The connecting end sends its greeting first.
 IoState Introduction::greet() {
   if (role_ == Role::guest && !write_greeting()) return problem_.empty() ? IoState::waiting : IoState::failed;
   if (!read_greeting()) return problem_.empty() ? IoState::waiting : IoState::failed;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A connection from its first packet until both ends know which two ranks it connects. The lower rank of the two
+// A connection from its first packet until both ends know which two ranks it connects. Of the two ranks, the lower one
 // connects.
 //
 //   both         prove the job's secret (membership/wire/handshake.h), for this purpose, to this rank
@@ -8,8 +8,8 @@
 //   both         with FSDP_NET_ENCRYPTION=on: TLS with a key of the job for these two ranks, and within it a Binding,
 //                which proves the secret again, over a value that only the two ends of this TLS connection know
 //
-// Until the secret is proven, only the proof's fixed 88 bytes are read. After that only the greeting is read until it
-// is complete.
+// Until the secret is proven, only the fixed 88 bytes of the proof are read. After that, only the greeting is read
+// until it is complete.
 #pragma once
 
 #include <array>
@@ -28,7 +28,8 @@
 
 namespace fsdp::transport::tcp {
 
-// What both ends of all connections know. The destructor wipes the key; the secret is wiped with its last copy.
+// The data that both ends of all connections have. The destructor wipes the key; the secret is wiped with its last
+// copy.
 struct JobNames {
   Secret secret;
   std::string name;
@@ -37,14 +38,14 @@ struct JobNames {
   const TlsLibrary *tls = nullptr;  // set if connections are encrypted
   Digest key = {};                  // the key of this job, if connections are encrypted
   ~JobNames();
-  // The label for which a connection to this rank proves the secret.
+  // The label with which a connection to this rank proves the secret.
   std::string label(uint32_t to) const;
 };
 
 struct Greeting {
   uint32_t magic, version, byte_order, world_size, from, to, checksum, encryption;
 };
-// The first message within TLS: it proves that this is the same connection as before.
+// The first message within TLS. It proves that the connection is the same as before.
 using Binding = Digest;
 
 class Introduction {
@@ -52,7 +53,7 @@ class Introduction {
   using Clock = std::chrono::steady_clock;
 
   // Connects to a peer. This end must have sent its greeting by `deadline`. From then on the other end may have
-  // accepted the connection, and would take a hang-up for the end of this rank. So the other end has until `last` to
+  // accepted the connection, and would report a hang-up as the end of this rank. So the other end has until `last` to
   // answer.
   Introduction(const JobNames &job, uint32_t to, const Endpoint &place, Clock::time_point deadline,
                Clock::time_point last);
@@ -65,9 +66,9 @@ class Introduction {
   // Reads and writes what is possible now, and never waits.
   IoState advance();
   const Fd &socket() const noexcept { return socket_; }
-  bool wants_room() const noexcept;  // does it wait for room to write? If not, it waits for bytes to read
+  bool wants_room() const noexcept;  // true: it waits for room to write; false: it waits for bytes to read
   Clock::time_point deadline() const noexcept { return deadline_; }
-  // Why the introduction failed. final(): another attempt would fail the same way.
+  // Says why the introduction failed. final(): another attempt would fail in the same way.
   const std::string &problem() const noexcept { return problem_; }
   int code() const noexcept { return code_; }
   bool final() const noexcept { return final_; }
@@ -102,7 +103,7 @@ class Introduction {
   Clock::time_point deadline_, last_;
   Fd socket_;
   bool connecting_ = false;
-  std::optional<Handshake> handshake_;  // only on the end that connects; on the other end the Acceptor has it
+  std::optional<Handshake> handshake_;  // only on the connecting end; on the other end the Acceptor has it
   std::array<std::byte, sizeof(Greeting)> in_{}, out_{};
   size_t got_ = 0, gone_ = 0, out_bytes_ = 0;
   bool spoken_ = false;  // this end's greeting was sent

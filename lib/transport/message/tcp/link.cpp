@@ -40,15 +40,15 @@ const char *find_misfit(const TcpFrameHead &head, uint32_t from, uint64_t sequen
 
 namespace {
 
-// The number of calls before other links have their turn. They are few, so that the peer reads bytes, and sums are
-// made, while the bytes are still in the caches. (16 calls of up to 1 MiB each took twice the time.)
+// The number of calls before other links have their turn. There are few calls, so that the peer reads bytes, and sums
+// are made, while the bytes are still in the caches. (16 calls of up to 1 MiB each took twice the time.)
 constexpr int max_reads = 2;
 constexpr int max_writes = 1;
 constexpr size_t max_parts = 64;  // limit of heads and payloads in one system call
 constexpr uint64_t max_at_once = uint64_t{64} << 10;
 constexpr size_t dropped_at_once = 16384;
 
-// Is the connection fine, and the kernel has only no room or no memory at the moment?
+// Is the connection intact, and does the kernel only lack room or memory at the moment?
 bool is_later(int code) noexcept { return code == EAGAIN || code == ENOBUFS || code == ENOMEM; }
 
 // The unsent rest of a part of a frame.
@@ -69,7 +69,7 @@ void Link::end(std::string problem, int code) {
   code_ = code;
 }
 
-// ---- out ----
+// ---- sending ----
 
 void Link::take(std::vector<OutFrame> &frames) {
   if (first_ == out_.size()) {
@@ -127,7 +127,7 @@ ssize_t Link::transmit(iovec *parts, size_t count) {
 
 void Link::write(std::vector<messages::Header> &sent) {
   full_ = false;
-  sent.reserve(sent.size() + max_parts);  // so that noting sent frames later does not throw
+  sent.reserve(sent.size() + max_parts);  // so that recording sent frames later does not throw
   for (int i = 0; i < max_writes && writing() && open(); ++i) {
     iovec parts[max_parts];
     const ssize_t count = transmit(parts, fill(parts, max_parts));
@@ -137,8 +137,8 @@ void Link::write(std::vector<messages::Header> &sent) {
   }
 }
 
-// A peer that is gone may have said why, so its messages are read first. An error of encryption has nothing to do with
-// the peer: it still waits for the bytes and does not end the connection, so this end does.
+// A peer that has ended may have sent the reason, so its messages are read first. For an error of encryption the peer
+// is not responsible: it still waits for the bytes and does not end the connection, so this end does.
 void Link::note_unsent(int code) {
   if (tls_ && !tls_->write_problem().empty())
     return end(format_text("what goes from rank {} to rank {} cannot be encrypted: {}", options_.rank, options_.peer,
@@ -171,7 +171,7 @@ bool Link::acknowledged() const noexcept {
   return !(tls_ && tls_->unsent()) && (::ioctl(socket_.get(), SIOCOUTQ, &bytes) != 0 || bytes == 0);
 }
 
-// ---- in ----
+// ---- receiving ----
 
 ssize_t Link::receive(iovec *parts, size_t count) {
   if (tls_) return tls_->receive(socket_, parts, count);
@@ -181,7 +181,7 @@ ssize_t Link::receive(iovec *parts, size_t count) {
   return ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
 }
 
-// No bytes came, and none will come.
+// Called when no bytes arrived, and none will arrive.
 void Link::end_reading(ssize_t count) {
   const int code = errno;
   if (tls_ && tls_->code() == EBADMSG)
@@ -193,13 +193,13 @@ void Link::end_reading(ssize_t count) {
   end(count == 0 ? "the peer closed the connection" : std::strerror(code), count == 0 ? ECONNRESET : code);
 }
 
-// Bytes that TLS has in memory are read to their end, since polling the socket does not show them.
+// Bytes that TLS has in memory are read completely, because polling the socket does not show them.
 void Link::read(Sink &sink) {
   for (int i = 0; (i < max_reads || (tls_ && tls_->has_more())) && open(); ++i) {
     std::byte dropped[dropped_at_once];
     iovec parts[2] = {{to_ ? to_ : dropped, to_ ? left_ : std::min<uint64_t>(left_, sizeof dropped)},
                       {staged_bytes_.data() + staged_, staged_bytes_.size() - staged_}};
-    // Dropped bytes come in pieces, and bytes behind them must not be taken for the next frame.
+    // Dropped bytes are read in pieces, and bytes after them must not be read as the next frame.
     const bool all = to_ || left_ <= sizeof dropped;
     const ssize_t count = receive(parts, all ? 2 : 1);
     if (count < 0 && errno == EINTR) continue;
@@ -210,11 +210,12 @@ void Link::read(Sink &sink) {
     staged_ += got - of_chunk;
     if (!parse(sink)) return;
     const bool more = tls_ && tls_->has_more();
-    if (!more && got < parts[0].iov_len + (all ? parts[1].iov_len : 0)) return;  // that was all
+    if (!more && got < parts[0].iov_len + (all ? parts[1].iov_len : 0)) return;  // no more bytes have arrived
   }
 }
 
-// The next bytes of the chunk are in their place, or dropped. Returns false if they are not the bytes that were sent.
+// Called when the next bytes of the chunk are at their place, or dropped. Returns false if they are not the bytes that
+// were sent.
 bool Link::advance(uint64_t bytes, Sink &sink) {
   if (options_.checksum && to_) sum_ = crc32c(sum_, to_, bytes);
   left_ -= bytes;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One connection to a peer, which sends and receives frames and never waits. Reading never depends on writing, and a
-// chunk goes to its place or is dropped, so no two ranks can wait for each other to read.
+// One connection to a peer, which sends and receives frames and never waits. Reading never depends on writing, and each
+// chunk is written to its place or dropped. So two ranks cannot wait for each other to read.
 //
 //   in:  socket --> [ rest of a chunk ] its place, without a copy
 //               --> [ later bytes     ] 4 KiB of heads and short payloads, which are handled one by one
@@ -20,8 +20,8 @@
 
 namespace fsdp::transport::tcp {
 
-// The format of a connection between two ranks once both have proven the job's secret. It has frames in a fixed order,
-// each a head and its payload.
+// The format of a connection between two ranks once both have proven the job's secret: frames in a fixed order, each
+// with a head and its payload.
 
 struct TcpFrameHead {
   uint32_t magic;
@@ -29,12 +29,12 @@ struct TcpFrameHead {
   uint64_t sequence;  // number of the frame in this direction, from 0
   messages::Header header;
   uint32_t payload_sum;  // CRC32C if the job has FSDP_NET_CHECKSUM=crc32c; if not, both sums are 0
-  uint32_t head_sum;     // CRC32C of all fields before
+  uint32_t head_sum;     // CRC32C of all earlier fields
 };
 static_assert(sizeof(TcpFrameHead) == 24 + sizeof(messages::Header));
 constexpr uint32_t frame_magic = 0x66736470;
 
-// A frame to be sent. Data stays where it is; a short payload is kept here.
+// A frame to send. Data stays at its place; a short payload is stored in the frame.
 struct OutFrame {
   TcpFrameHead head;
   alignas(8) std::byte control[messages::longest_control];
@@ -53,7 +53,7 @@ inline OutFrame make_frame(const messages::Header &header, uint64_t sequence, ui
   return frame;
 }
 
-// Sets the head's sums from the present contents. Does it only once.
+// Sets the head's sums from the current contents. Has an effect only once.
 void seal(OutFrame &frame) noexcept;
 uint32_t sum_of(const TcpFrameHead &head) noexcept;
 
@@ -89,29 +89,30 @@ class Link {
 
   const Fd &socket() const noexcept { return socket_; }
   bool open() const noexcept { return problem_.empty(); }
-  // Did a call of write() find that the socket takes no more at the moment?
+  // Did a call of write() find that the socket accepts no more bytes at the moment?
   bool full() const noexcept { return full_; }
   const std::string &problem() const noexcept { return problem_; }
-  // errno; EPROTO: the received bytes do not follow the protocol; EBADMSG: they were changed on their way.
+  // errno; EPROTO: the received bytes do not follow the protocol; EBADMSG: they were changed in transit.
   int code() const noexcept { return code_; }
-  // Appends these frames to those that it has, and leaves the vector empty.
+  // Appends the frames to its own, and leaves the vector empty.
   void take(std::vector<OutFrame> &frames);
   bool writing() const noexcept { return (first_ < out_.size() || (tls_ && tls_->unsent())) && !cannot_write_; }
-  // Sends what the socket takes, up to a limit. The headers of data that was sent completely are added to `sent`.
+  // Sends as much as the socket accepts, up to a limit. The headers of data that was sent completely are added to
+  // `sent`.
   void write(std::vector<messages::Header> &sent);
   // Called before this rank ends the connection: sends the control messages that come before unsent data, if the socket
-  // takes them at once.
+  // accepts them immediately.
   void send_last_words();
   // Reads the bytes that have arrived, up to a limit.
   void read(Sink &sink);
-  // The chunk that has arrived in part and has a place; NULL: none.
+  // The chunk that has a place and has only partly arrived; NULL: there is none.
   const messages::Header *incomplete() const noexcept { return placed_ ? &header_ : nullptr; }
   // The frames that were not sent.
   const std::vector<OutFrame> &unsent() noexcept;
   // Has the peer's kernel acknowledged all bytes?
   bool acknowledged() const noexcept;
-  // Sends as much of the frame as the socket takes at once. Called while no other thread writes, and not with TLS.
-  // Errors are found by write().
+  // Sends as much of the frame as the socket accepts immediately. Must be called while no other thread writes, and not
+  // with TLS. write() finds errors.
   void send_now(OutFrame &frame) const noexcept;
 
  private:
@@ -138,7 +139,7 @@ class Link {
   std::vector<OutFrame> out_;
   size_t first_ = 0;  // index in out_ of the first frame that was not sent
   bool full_ = false;
-  // The peer takes no more bytes. Its earlier messages are still read before the link ends.
+  // The peer accepts no more bytes. Its earlier messages are still read before the link ends.
   bool cannot_write_ = false;
   int write_code_ = 0;
 
@@ -146,10 +147,10 @@ class Link {
   size_t staged_ = 0;
   uint64_t sequence_ = 0;
   messages::Header header_{};  // header of the chunk that is arriving
-  uint64_t left_ = 0;          // bytes of the chunk that have yet to arrive
+  uint64_t left_ = 0;          // bytes of the chunk that have not arrived yet
   uint32_t sum_ = 0;           // CRC of the chunk's bytes so far
   uint32_t wanted_sum_ = 0;
-  std::byte *to_ = nullptr;  // where the remaining bytes go; NULL: they are dropped
+  std::byte *to_ = nullptr;  // the place of the remaining bytes; NULL: they are dropped
   bool placed_ = false;
 };
 

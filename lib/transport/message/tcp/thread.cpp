@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TcpTransport's thread: sends and receives, accepts peers and connects to others.
+// TcpTransport's thread: it sends and receives, accepts peers and connects to others.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using messages::Receiver;
 // Tags of events that do not belong to a peer.
 constexpr uint64_t wake_tag = UINT64_MAX, introduction_tag = UINT64_MAX - 1;
 
-// The next message often comes soon, and waking up for it would take longer.
+// The thread stays awake for this time, because the next message often arrives soon, and a wake-up would take longer.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr int look_ms = 1000, forming_look_ms = 200, redial_look_ms = 10, stopping_look_ms = 1;
 constexpr auto longest_pause = std::chrono::milliseconds(1000);
@@ -62,7 +62,7 @@ void TcpTransport::run() noexcept {
 bool TcpTransport::begin_round() {
   let_others_go_first();
   const std::lock_guard guard(mutex_);
-  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // refusals from now on are of no interest
+  if (stopping_ && !std::exchange(stops_, true)) refusals_.set_log({});  // later refusals do not matter
   joined_ = !peers_.empty();
   world_size_ = peers_.size();
   if (stops_ && may_stop()) return false;
@@ -94,7 +94,7 @@ void TcpTransport::do_round() {
   if (!moved_ && !sleeps_) ::sched_yield();
 }
 
-// Events of sockets wake the thread, so that only deadlines and pauses need timeouts.
+// The timeout for the thread's sleep. Events of sockets wake the thread, so only deadlines and pauses need timeouts.
 int TcpTransport::forming_ms() const noexcept {
   const bool pauses = std::ranges::any_of(dialed_, [this](uint32_t r) { return !peers_.find(r)->dialing; });
   return pauses || !watched_ ? redial_look_ms : forming_look_ms;
@@ -188,7 +188,7 @@ void TcpTransport::arrived(const Header &header) {
 
 // ---- connections ----
 
-// Many strangers at once do not wake the thread: it then checks from time to time.
+// Many simultaneous strangers do not wake the thread; it then checks regularly.
 void TcpTransport::take_arrivals() {
   if (!acceptor_)
     acceptor_.emplace(names_.secret, names_.label(rank_), &refusals_, max_strangers, std::move(acceptor_events_))
@@ -227,7 +227,7 @@ void TcpTransport::introduce() {
   dials_ = dialed_.size();
 }
 
-// A peer has one connection: a second one that claims to be from the same rank was not made by this library.
+// A peer has only one connection. A second one that claims to be from the same rank was not made by this library.
 void TcpTransport::let_in(Introduction &other) {
   const uint32_t r = other.peer();
   const std::lock_guard guard(mutex_);
@@ -237,7 +237,7 @@ void TcpTransport::let_in(Introduction &other) {
   open(r, other);
 }
 
-// A refused connection is tried again while calls wait: the other side may be too busy.
+// A refused connection is tried again while calls wait, because the other end may be too busy.
 void TcpTransport::see_to_dial(uint32_t r) {
   Peer &peer = peers_[r];
   const auto now = Clock::now();

@@ -50,7 +50,8 @@ TlsLibrary load_tls_library() {
   find_function(library, path, "OpenSSL_version_num", version);
   if (version() < 0x30000000UL)
     fail(FSDP_UNSUPPORTED, "FSDP_NET_ENCRYPTION=on: {} is of OpenSSL {:x}: 3.0 or later is needed", path, version());
-  // Its cleanup at exit would run while the library's thread is inside libssl: exit() does not wait for threads.
+  // libssl's cleanup at exit must not run, because exit() does not wait for threads, and the library's thread may be
+  // inside libssl.
   if (found.OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr) != 1)
     fail(FSDP_SYSTEM, "FSDP_NET_ENCRYPTION=on: {} cannot be set up", path);
   return found;
@@ -60,12 +61,12 @@ namespace {
 
 constexpr size_t max_taken_at_once = size_t{64} << 10;
 constexpr size_t read_at_once = size_t{32} << 10;
-constexpr size_t record_bytes = 16384, record_overhead = 64;  // upper bound of a record's bytes beyond its payload
+constexpr size_t record_bytes = 16384, record_overhead = 64;  // upper bound of the bytes beside the payload
 constexpr const char *cipher_name = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char cipher_id[] = {0x13, 0x01};
 constexpr std::string_view export_label = "EXPORTER-libfsdp-messages";
 constexpr int refresh_keys = 0;  // SSL_KEY_UPDATE_NOT_REQUESTED: updates only this direction's key
-// libssl's callbacks get no argument that leads to the TlsLibrary.
+// A global pointer, because libssl's callbacks get no argument that leads to the TlsLibrary.
 std::atomic<decltype(TlsLibrary::SSL_get_ex_data)> get_data{nullptr};
 
 }  // namespace
@@ -74,7 +75,7 @@ std::atomic<decltype(TlsLibrary::SSL_get_ex_data)> get_data{nullptr};
 struct Tls::Callbacks {
   static Tls &self(SSL *ssl) noexcept { return *static_cast<Tls *>(get_data.load()(ssl, 0)); }
 
-  // For the end that listens. No other identity is accepted.
+  // For the listening end. No other identity is accepted.
   static int find_session(SSL *ssl, const unsigned char *identity, size_t bytes, SSL_SESSION **session) noexcept {
     const Tls &tls = self(ssl);
     const std::string_view named(reinterpret_cast<const char *>(identity), bytes);
@@ -82,7 +83,7 @@ struct Tls::Callbacks {
     return *session != nullptr;
   }
 
-  // For the end that connects.
+  // For the connecting end.
   static int use_session(SSL *ssl, const EVP_MD *, const unsigned char **identity, size_t *bytes,
                          SSL_SESSION **session) noexcept {
     const Tls &tls = self(ssl);
@@ -110,7 +111,7 @@ Tls::Tls(const TlsLibrary &library, Role role, const Digest &key, std::string id
   check(library.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) == 1 &&
         library.SSL_CTX_set_ciphersuites(context, cipher_name) == 1 &&
         library.SSL_CTX_set_num_tickets(context, 0) == 1);
-  // The system's configuration may allow keys that depend only on the secret.
+  // Cleared because the system's configuration may allow keys that depend only on the secret.
   library.SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   library.SSL_CTX_set_psk_find_session_callback(context, Callbacks::find_session);
   library.SSL_CTX_set_psk_use_session_callback(context, Callbacks::use_session);
@@ -151,7 +152,7 @@ void Tls::note_problem(int code) {
 
 // ---- the socket ----
 
-// Sends records as far as the socket takes them. Returns false if not all were sent; errno says why.
+// Sends as many records as the socket accepts. Returns false, and sets errno, if not all were sent.
 bool Tls::flush(const Fd &socket) {
   if (const size_t made = library_.BIO_ctrl_pending(to_go_)) {
     out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(gone_));
@@ -171,8 +172,8 @@ bool Tls::flush(const Fd &socket) {
   return true;
 }
 
-// Reads the socket once, and returns the result of recv. Bytes for which there is no memory are lost, so the connection
-// then ends.
+// Reads the socket once, and returns the result of recv. If there is no memory for the bytes, they are lost, so the
+// connection then ends.
 ssize_t Tls::fill(const Fd &socket) {
   std::byte bytes[read_at_once];
   ssize_t count;
@@ -198,7 +199,7 @@ IoState Tls::shake_hands(const Fd &socket) {
     const int result = library_.SSL_do_handshake(ssl_.get());
     const bool waits = result != 1 && library_.SSL_get_error(ssl_.get(), result) == SSL_ERROR_WANT_READ;
     if (result != 1 && !waits) note_problem(EPROTO);
-    const bool gone = flush(socket);  // an alert, too
+    const bool gone = flush(socket);  // sends an alert, too
     if (code_) return IoState::failed;
     if (!gone && errno != EAGAIN) return fail_handshake(std::strerror(errno));
     if (!waits && !library_.SSL_session_reused(ssl_.get())) return fail_without_key();
@@ -216,7 +217,7 @@ IoState Tls::fail_handshake(const char *why) {
   return IoState::failed;
 }
 
-// Without certificates the handshake cannot succeed in another way, but this library checks it, too.
+// Without certificates the handshake cannot succeed without the key, but this library also checks it.
 IoState Tls::fail_without_key() {
   code_ = EPROTO;
   problem_ = "TLS: the handshake has not used the key that both ends have beforehand";
@@ -233,7 +234,7 @@ Digest Tls::exported() const {
 
 // ---- bytes ----
 
-// Once libssl has taken bytes, nothing may throw: the caller would think that they were not sent, and send them again.
+// Nothing may throw once libssl has accepted bytes, because the caller would then send them again.
 ssize_t Tls::send(const Fd &socket, const iovec *parts, size_t count) {
   if (!flush(socket)) return -1;
   out_.reserve(max_taken_at_once + (max_taken_at_once / record_bytes + count + 1) * record_overhead);
@@ -279,7 +280,7 @@ ssize_t Tls::receive(const Fd &socket, const iovec *parts, size_t count) {
   for (size_t i = 0; i < count && more_; ++i)
     for (size_t at = 0, got = 0; at < parts[i].iov_len; at += got, total += got)
       if (!take(static_cast<std::byte *>(parts[i].iov_base) + at, parts[i].iov_len - at, got)) break;
-  if (total > 0) return static_cast<ssize_t>(total);  // the next call finds an error that comes later
+  if (total > 0) return static_cast<ssize_t>(total);  // the next call finds a later error
   if (ended_) return 0;
   errno = code_ ? code_ : EAGAIN;
   return -1;

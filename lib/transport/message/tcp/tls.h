@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // TLS 1.3 over a connected socket, which never waits. Both ends have a pre-shared key and no certificates. Each
-// connection also has its own keys (ECDHE), so that a process that learns the secret later cannot decrypt recorded
-// messages.
+// connection also has its own keys (ECDHE), so a process that learns the secret later cannot decrypt recorded messages.
 //
 //   out:  frames --> records in memory --> socket     frames are read from the caller's memory at once
 //   in:   socket --> records in memory --> the caller's memory
@@ -26,7 +25,7 @@
 namespace fsdp::transport::tcp {
 
 // The functions of OpenSSL's libssl that are used. They are looked up when a rank must encrypt, so that programs also
-// start where libssl is missing.
+// start on systems without libssl.
 
 #define FSDP_TLS_FUNCTIONS(X)                                                                                     \
   X(OPENSSL_init_ssl)                                                                                             \
@@ -65,8 +64,8 @@ struct TlsLibrary {
 #undef FSDP_TLS_MEMBER
 };
 
-// Throws UNSUPPORTED, naming what is missing. The library stays loaded. Functions of libcrypto are those that libssl
-// itself calls, even if this library is linked to another libcrypto.
+// Throws UNSUPPORTED, which names the missing part. The library stays loaded. For libcrypto, the functions that libssl
+// itself calls are used, even if this library is linked to another libcrypto.
 TlsLibrary load_tls_library();
 
 }  // namespace fsdp::transport::tcp
@@ -91,20 +90,21 @@ class Tls {
   // A value that is unique to this connection and the same at both ends.
   Digest exported() const;
 
-  // Like sendmsg: returns how many bytes were taken, at most 64 KiB, or -1 with errno. EAGAIN means that bytes taken
-  // before have not all been sent.
+  // Like sendmsg: returns how many bytes were accepted, at most 64 KiB, or -1 with errno. EAGAIN means that bytes
+  // accepted earlier have not all been sent.
   ssize_t send(const Fd &socket, const iovec *parts, size_t count);
   bool unsent() const noexcept { return gone_ < out_.size(); }
   // Like recvmsg; see code().
   ssize_t receive(const Fd &socket, const iovec *parts, size_t count);
-  // There may be more bytes in memory, which polling the socket does not show.
+  // Can there be more bytes in memory? Polling the socket does not show them.
   bool has_more() const noexcept { return more_ || code_ != 0; }
-  // Why nothing more is read. EBADMSG: the bytes are not those that were sent; ENOMEM: received bytes were lost.
+  // The reason why nothing more is read. EBADMSG: the bytes are not those that were sent; ENOMEM: received bytes were
+  // lost.
   int code() const noexcept { return code_; }
   const std::string &problem() const noexcept { return problem_; }
-  // Why nothing more is sent. Reading may still be possible.
+  // The reason why nothing more is sent. Reading may still be possible.
   const std::string &write_problem() const noexcept { return write_problem_; }
-  bool hung_up() const noexcept { return hung_up_; }  // it failed because the connection ended
+  bool hung_up() const noexcept { return hung_up_; }  // the handshake failed because the connection ended
   uint64_t key_updates() const noexcept { return key_updates_; }
 
  private:
@@ -126,7 +126,7 @@ class Tls {
   std::unique_ptr<SSL_CTX, decltype(TlsLibrary::SSL_CTX_free)> context_;
   std::unique_ptr<SSL, decltype(TlsLibrary::SSL_free)> ssl_;
   BIO *in_ = nullptr, *to_go_ = nullptr;  // owned by ssl_
-  std::vector<std::byte> out_;            // records to be sent
+  std::vector<std::byte> out_;            // records to send
   size_t gone_ = 0;
   bool more_ = false, ended_ = false, hung_up_ = false;
   int code_ = 0;

@@ -47,7 +47,7 @@ Endpoint checked(const Endpoint &place) {
   return place;
 }
 
-// A link-local address is of no use to a peer that does not know the link.
+// A link-local address does not help a peer that does not know the link.
 bool is_usable(const sockaddr *address) noexcept {
   if (!address || (address->sa_family != AF_INET && address->sa_family != AF_INET6)) return false;
   return address->sa_family == AF_INET ||
@@ -90,14 +90,15 @@ using messages::Kind;
 using messages::Receiver;
 
 constexpr int backlog = 1024;
-// Data up to this length is written by the thread that sends it: waking the background thread would take longer.
+// Data up to this length is written by the sending thread itself, because waking the background thread would take
+// longer.
 constexpr uint64_t short_data = 4096;
-// Time beyond the heartbeat limit, by which silent ranks are judged.
+// Time after the heartbeat limit, because that limit judges silent ranks.
 constexpr uint32_t beyond_heartbeats_ms = 10'000;
 constexpr auto first_pause = std::chrono::milliseconds(20);
-constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
+constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // time for peers that have not connected yet
 constexpr auto last_words_time = std::chrono::milliseconds(1000);
-// This is more than any rank sends while a peer does not read: a stopped peer is found long before.
+// More than any rank sends to a peer that does not read, because a stopped peer is found long before.
 constexpr size_t max_queued = 65536;
 
 Fd listen_for_messages(const Endpoint &place) {
@@ -109,7 +110,7 @@ Fd listen_for_messages(const Endpoint &place) {
   return listener;
 }
 
-// The address in the form that others know.
+// The address in the form in which others use it.
 std::string address_text(std::string_view address) {
   try {
     return parse_address(std::string(address)).text();
@@ -135,7 +136,7 @@ TcpTransport::TcpTransport(uint32_t rank, const std::string &address, NetProtect
   start_thread();
 }
 
-// Messages that were sent may still leave this host, but only for a short time.
+// Sent messages may still leave this host, but only for a short time.
 TcpTransport::~TcpTransport() {
   {
     const auto guard = lock();
@@ -156,7 +157,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
   const auto guard = lock();
   if (!peers_.empty()) fail(FSDP_INTERNAL, "a Net joins once");
   const size_t size = job.addresses.size();
-  dirty_.reserve(2 * size);  // peers that become dirty in a round come behind those that the round handles
+  dirty_.reserve(2 * size);  // peers that become dirty during a round come after those that the round handles
   receivers_.set_world_size(size);
   names_ = {std::move(job.secret), std::move(job.name), rank_, static_cast<uint32_t>(size), protection_, nullptr, {}};
   if (tls_) {
@@ -165,7 +166,7 @@ void TcpTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
                             "libfsdp messages, TLS: " + names_.name);
   }
   user_timeout_ms_ = job.heartbeat_timeout_ms + beyond_heartbeats_ms;
-  refusals_.set_log(std::move(job.log));  // the thread refuses no connection before there are peers
+  refusals_.set_log(std::move(job.log));  // the thread refuses no connection before peers are known
   peers_.set_addresses(std::move(job.addresses));
   seat_ = std::move(seat);
   wake();
@@ -219,7 +220,7 @@ void TcpTransport::greet(uint32_t to) {
   mark(to);
 }
 
-// ---- out ----
+// ---- sending ----
 
 void TcpTransport::prepare(uint32_t to) { peers_[to].queued.reserve(peers_[to].queued.size() + 1); }
 
@@ -255,7 +256,7 @@ void TcpTransport::send_data(uint32_t to, const Header &header, const void *data
   queue(to, frame);
 }
 
-// The frame is given up, or was sent.
+// Called when the frame was given up or sent.
 void TcpTransport::give_up(const OutFrame &frame, uint32_t to) noexcept {
   if (!frame.data) return;
   if (Receiver *receiver = receivers_.find(frame.head.header.key)) receiver->sent(Kind::data, to);
@@ -301,19 +302,20 @@ void TcpTransport::fail_peer(uint32_t r, const std::string &text, int code) noex
   changed_.notify_all();
 }
 
-// A peer that does not exist here has no messages under way: every rank of a channel is expected, and so exists.
+// A peer that does not exist on this rank has no messages under way, because every rank of a channel is expected and so
+// has a peer.
 void TcpTransport::cut(uint32_t r) noexcept {
   if (!peers_.find(r)) return;
   Peer &peer = peers_[r];
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";
-    peer.loss.order = ++losses_;  // later than peers that failed before
+    peer.loss.order = ++losses_;  // later than peers that failed earlier
   }
   peer.closing = true;
   mark(r);
 }
 
-// If the calls of two ranks differ, both ranks give up. Each must still hear what the other called.
+// If the calls of two ranks differ, both ranks give up. Each must still receive the call of the other.
 void TcpTransport::say_last_words(Peer &peer) noexcept {
   try {
     if (!peer.queued.empty()) peer.link->take(peer.queued);
@@ -361,7 +363,7 @@ bool TcpTransport::may_stop() const noexcept {
   if (since >= last_words_time) return true;
   return peers_.all_of([&](const Peer &peer) {
     if (!peer.loss.text.empty()) return true;
-    // A rank that waits for this rank learns of its end by the end of their connection.
+    // A rank that waits for this rank learns of its end when their connection ends.
     if (!peer.open) return (!peer.greeting && peer.queued.empty()) || since >= last_greetings_time;
     return peer.queued.empty() && !peer.writing && peer.link->acknowledged();
   });

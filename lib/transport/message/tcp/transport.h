@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's connections over TCP: one to each peer that it sends to or hears from. The lower rank of the two connects.
+// One rank's connections over TCP: one to each peer with which it exchanges messages. Of the two ranks, the lower one
+// connects.
 //
 //   a channel --(mutex)--> Peer::queued --> thread --> Link --> socket
 //   socket --> thread --> Link --(mutex)--> a channel's control(), place(), arrived()
 //
 // The thread reads and writes without the mutex, and locks it for calls of channels. A thread that sends a short
-// message writes it itself if nothing is queued before it. No wait of a rank depends on another rank's reading: the
-// thread reads everything that arrives into places that channels have reserved, or drops it.
+// message writes it itself if nothing is queued before it. No wait of a rank depends on another rank's reading, because
+// the thread reads everything that arrives into places that channels have reserved, or drops it.
 #pragma once
 
 #include <pthread.h>
@@ -31,12 +32,12 @@
 
 namespace fsdp::transport::tcp {
 
-// The other ranks of a job, as one rank sees them over TCP: the addresses of all, and the state of the few with which
+// The other ranks of a job, as one rank sees them over TCP: the addresses of all, and the state of those few with which
 // it exchanges messages.
 
 // Returns the address of FSDP_NET_INTERFACE (an interface's name or a numeric address), of the same family as `address`
-// if the interface has one. If the variable is not set, returns `address`, by which this rank reached the rendezvous.
-// Throws INVALID_ARGUMENT, naming the existing interfaces.
+// if the interface has one. If the variable is not set, returns `address`, through which this rank reached the
+// rendezvous. Throws INVALID_ARGUMENT, which lists the existing interfaces.
 Endpoint find_interface(const std::string &address);
 
 struct Peer {
@@ -44,7 +45,7 @@ struct Peer {
 
   // -- under the mutex --
   messages::PeerLoss loss;
-  bool expected = false;  // a connection with the peer will exist, and then last
+  bool expected = false;  // a connection with the peer is needed, and will then stay
   bool greeting = false;  // this rank connects to the peer
   bool open = false;      // both ranks have greeted
   bool writing = false;   // the thread writes, so no caller may
@@ -53,32 +54,32 @@ struct Peer {
   uint64_t sequence = 0;
   std::vector<OutFrame> queued;
   Endpoint place;            // the address at which this rank connects to the peer
-  Clock::time_point expiry;  // when connecting is given up
+  Clock::time_point expiry;  // time at which connecting is given up
   // The thread makes and ends the link under the mutex. Only the thread reads and writes it, without the mutex.
   std::unique_ptr<Link> link;
   // -- used only by the thread --
   std::unique_ptr<Introduction> dialing;
   Clock::time_point redial;
   std::chrono::milliseconds pause{};
-  bool blocked = false;  // the socket takes no more at the moment
+  bool blocked = false;  // the socket accepts no more bytes at the moment
 };
-// The thread finds the peers that it knows without the mutex, while callers make other peers under the mutex. So
-// nothing here moves in memory.
+// The thread finds peers that it knows without the mutex, while callers make other peers under the mutex. So the peers
+// must not move in memory.
 class Peers {
  public:
   void set_addresses(NetAddresses addresses) {
-    peers_.reserve(addresses.size());  // only a few of the pages are ever written
+    peers_.reserve(addresses.size());  // only a few of these pages are ever written
     numbers_.assign(addresses.size(), 0);
     addresses_ = std::move(addresses);
   }
   uint32_t size() const noexcept { return addresses_.size(); }
   bool empty() const noexcept { return numbers_.empty(); }
-  // The address at which the rank says it listens; empty: it has given none.
+  // The address at which the rank listens, according to its card; empty: its card has none.
   std::string_view address(uint32_t rank) const noexcept {
     const auto bytes = addresses_[rank];
     return {reinterpret_cast<const char *>(bytes.data()), bytes.size()};
   }
-  // Returns NULL if nothing has been sent to the rank or expected from it.
+  // Returns NULL if no message was ever sent to the rank or expected from it.
   const Peer *find(uint32_t rank) const noexcept { return numbers_[rank] ? &known(rank) : nullptr; }
   // Makes the peer if it does not exist. An existing peer is found without an allocation.
   Peer &operator[](uint32_t rank) {
@@ -98,7 +99,7 @@ class Peers {
   Peer &known(uint32_t rank) const noexcept { return *peers_.data()[numbers_[rank] - 1]; }
 
   NetAddresses addresses_;
-  std::vector<uint16_t> numbers_;  // for each rank: its position in peers_, from 1 on; 0: it is not there
+  std::vector<uint16_t> numbers_;  // for each rank: its position in peers_, from 1 on; 0: it is not in peers_
   std::vector<std::unique_ptr<Peer>> peers_;
 };
 static_assert(max_ranks < UINT16_MAX);
@@ -160,7 +161,7 @@ class TcpTransport final : public messages::Transport, private Sink {
   void take_arrivals();
   void let_in(Introduction &other);
   void see_to_dial(uint32_t r);
-  // Are connections being made, or about to be made?
+  // Are connections being made, or will they be made soon?
   bool forms() const noexcept {
     return dials_ > 0 || !introductions_.empty() || (joined_ && !watched_) || (acceptor_ && !acceptor_->idle());
   }
@@ -184,9 +185,9 @@ class TcpTransport final : public messages::Transport, private Sink {
   std::vector<uint32_t> writers_;  // peers with something to write
   std::vector<Header> sent_;
   std::vector<uint32_t> fresh_;  // peers whose first bytes may already have been read with their introduction
-  Fd acceptor_events_ = Acceptor::make_events();  // used until there is an acceptor
+  Fd acceptor_events_ = Acceptor::make_events();  // used before there is an acceptor
   std::optional<Acceptor>
-      acceptor_;          // made once this rank has joined: before, it does not know for which rank secrets are proven
+      acceptor_;          // made when this rank has joined, because before that it does not know the label for proofs
   bool watched_ = false;  // events of the acceptor wake the thread
   std::vector<std::unique_ptr<Introduction>> introductions_;  // introductions of peers that connected to this rank
   std::vector<uint32_t> dialed_;                              // peers to which this rank connects

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX in a build without UCX.
+// Replaces UCX in a build without UCX.
 #include "base/error.h"
 #include "transport/net.h"
 

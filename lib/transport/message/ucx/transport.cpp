@@ -15,14 +15,14 @@ namespace fsdp::transport::ucx {
 namespace {
 
 constexpr unsigned message_id = 1;
-// The next message often comes soon, and waking up for it would take longer. The thread does not spin while connections
-// come and go. If a rank ends meanwhile, UCX 1.13 ends the peers' processes, and the more often the more eagerly they
-// poll.
+// The thread stays awake for this time, because the next message often arrives soon, and a wake-up would take longer.
+// It does not spin while connections begin and end: if a rank ends during that time, UCX 1.13 ends the peers'
+// processes, and more often the more they poll.
 constexpr auto awake_time = std::chrono::microseconds(20);
 constexpr auto connecting_time = std::chrono::seconds(1);
 constexpr int look_ms = 100;  // in case UCX misses an event
 constexpr int connecting_look_ms = 10;
-constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // for peers that have not yet connected
+constexpr auto last_greetings_time = std::chrono::milliseconds(500);  // time for peers that have not connected yet
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void UcxTransport::start_thread() {
 
 UcxTransport::~UcxTransport() { stop(); }
 
-// Messages that were sent may still leave this host, but only for a short time.
+// Sent messages may still leave this host, but only for a short time.
 void UcxTransport::stop() noexcept {
   {
     std::unique_lock lock(mutex_);
@@ -58,7 +58,7 @@ void UcxTransport::stop() noexcept {
   ucp_request_param_t param{};
   if (all_well && !peers_.empty()) worker_.await(api_.ucp_worker_flush_nbx(worker_.handle(), &param), last_words_ms);
   for (uint32_t r = 0; r < peers_.size(); ++r) cut(r);
-  worker_.end();  // it may still call back, so this object must exist
+  worker_.end();  // it may still call back, so this object must still exist
 }
 
 void UcxTransport::join(NetJob job, std::shared_ptr<Seat> seat) {
@@ -105,19 +105,19 @@ void UcxTransport::run() noexcept {
   }
 }
 
-// The loop is limited, since others want the mutex, too.
+// The number of iterations is limited, because other threads want the mutex, too.
 bool UcxTransport::move() {
   bool moved = false;
   for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
   read_hellos();
   see_to_connections();
   answer_for_nobody();
-  // This is done even if UCX counted no progress: it does not count everything that it completes.
+  // Called even if UCX counted no progress, because UCX does not count everything that it completes.
   receivers_.each([](Receiver &receiver) { receiver.move_on(); });
   return moved;
 }
 
-// There was no memory for a message for which peers wait.
+// Called if there was no memory for a message for which peers wait.
 void UcxTransport::fail_context() noexcept {
   if (seat_) seat_->watch.fail(Error(FSDP_OUT_OF_MEMORY, "messages", static_cast<int32_t>(rank_)));
   changed_.notify_all();
@@ -129,7 +129,8 @@ void UcxTransport::remove(uint64_t key) noexcept {
     if (message->header.key == key) message->receiver = nullptr;
 }
 
-// Called later, because nothing may be sent inside a callback of UCX. Peers repeat questions that cannot be answered.
+// Called later, because nothing may be sent inside a callback of UCX. If a question cannot be answered, the peer
+// repeats it.
 void UcxTransport::answer_for_nobody() {
   for (const Header &question : receivers_.take_questions())
     if (question.from < peers_.size() && peers_[question.from].open)
@@ -162,7 +163,7 @@ void UcxTransport::on_sent(void *request, ucs_status_t, void *self) {
   transport.api_.ucp_request_free(request);
 }
 
-// `data` is the message's own payload until the peer is open, so that the message can wait.
+// Until the peer is open, `data` must be the message's own payload, so that the message can wait.
 void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_t bytes) {
   ucs_status_ptr_t request = UCS_STATUS_PTR(UCS_ERR_CANCELED);
   message.to = to;
@@ -172,7 +173,7 @@ void UcxTransport::send(uint32_t to, Message &message, const void *data, uint64_
     param.cb.send = on_sent;
     param.user_data = &message;
     param.memory_type = UCS_MEMORY_TYPE_HOST;
-    if (message.header.kind != Kind::data) {  // sent eagerly, whatever UCX_RNDV_THRESH says: these have no place
+    if (message.header.kind != Kind::data) {  // sent eagerly with any UCX_RNDV_THRESH: it has no place
       param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
       param.flags = UCP_AM_SEND_FLAG_EAGER;
     }
@@ -212,7 +213,7 @@ ucs_status_t UcxTransport::on_message(void *self, const void *header, size_t hea
   if (!transport.peers_.empty() && copy.from >= transport.peers_.size()) return UCS_OK;
   try {
     return transport.receive(copy, data, bytes, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV);
-  } catch (const std::bad_alloc &) {  // UCX is written in C
+  } catch (const std::bad_alloc &) {  // no exception may reach UCX, which is written in C
     transport.fail_context();
     return UCS_OK;
   }
@@ -287,11 +288,11 @@ const char *net_description() noexcept {
 
 namespace fsdp::transport::ucx {
 
-// UcxTransport's connections: made, tried again, lost.
+// UcxTransport's connections: how they are made, tried again and lost.
 
 namespace {
 
-// The pause between two attempts to connect: UCX reports each attempt.
+// The pause between two attempts to connect, because UCX reports each attempt.
 constexpr auto first_pause = std::chrono::milliseconds(50), longest_pause = std::chrono::milliseconds(1000);
 
 }  // namespace
@@ -365,7 +366,7 @@ void UcxTransport::cut(uint32_t rank) noexcept {
   if (!peer.endpoint) return;
   if (peer.loss.text.empty()) {
     peer.loss.text = "closed here";
-    peer.loss.order = ++losses_;  // later than peers that failed before
+    peer.loss.order = ++losses_;  // later than peers that failed earlier
   }
   close(peer);
 }
@@ -392,7 +393,7 @@ void UcxTransport::send_hello(UcxPeer &peer) {
   worker_.wake();
 }
 
-// Messages that are no hellos are received, too, because UCX would keep them.
+// Messages that are no hellos are received, too, because UCX would otherwise keep them.
 void UcxTransport::read_hellos() {
   ucp_tag_recv_info_t info;
   while (const ucp_tag_message_h message = api_.ucp_tag_probe_nb(worker_.handle(), 0, 0, 1, &info)) {
@@ -435,7 +436,7 @@ void UcxTransport::take_greeting(uint32_t from) {
   peer.greeted = true;
 }
 
-// Messages that have waited are sent first.
+// Sends the messages that have waited first.
 void UcxTransport::open(UcxPeer &peer) {
   peer.open = true;
   changed_at_ = Clock::now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's UCX worker: endpoints to peers, and messages out and in. A background thread drives the worker, so that
-// peers get their data while this rank's caller computes. Everything here happens under one mutex.
+// One rank's UCX worker: endpoints to peers, and sent and received messages. A background thread drives the worker, so
+// that peers get their data while this rank's caller computes. Everything in this class happens under one mutex.
 #pragma once
 
 #include <pthread.h>
@@ -29,14 +29,14 @@ using messages::Receiver;
 constexpr uint64_t hello_tag(uint32_t from) { return uint64_t{header_magic} << 32 | from; }
 
 // The lower of two ranks connects and sends a hello; the other rank then connects and sends a hello back. Then they
-// greet each other in the same order, and nothing else is sent before. So a refused connection is tried again without
-// loss. For that alone the greetings would be enough. But at the first message with a header UCX makes a handshake.
-// UCX 1.13 ends the process (assertion in ucp_request.c) if the other side dies before a connection exists for the
-// answer to the handshake. Hellos need no handshake, and a rank that has received one knows that the other's connection
-// exists.
+// greet each other in the same order, and nothing else is sent before that. So a refused connection is tried again
+// without loss. For that alone the greetings would be enough, but at the first message with a header UCX makes a
+// handshake. UCX 1.13 ends the process (assertion in ucp_request.c) if the other side dies before a connection exists
+// for the answer to the handshake. Hellos need no handshake, and a rank that has received one knows that the other's
+// connection exists.
 class UcxTransport final : public messages::Transport {
  public:
-  // `chunk_bytes` is the size of the largest message; `guarded` is that of create_ucx_net().
+  // `chunk_bytes` is the size of the largest message; `guarded` is the argument of create_ucx_net().
   UcxTransport(uint32_t rank, uint64_t chunk_bytes, bool guarded);
   ~UcxTransport() override;
 
@@ -59,7 +59,7 @@ class UcxTransport final : public messages::Transport {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t max_early = 16384;  // as many as a job may have ranks
+  static constexpr size_t max_early = 16384;  // the maximum number of ranks in a job
   // A message under way, in either direction.
   struct Message {
     UcxTransport *transport;
@@ -77,7 +77,7 @@ class UcxTransport final : public messages::Transport {
     bool heard = false;               // the peer sent a hello
     bool greeted = false;             // the peer sent a greeting
     bool refused = false;             // the connection must be tried again
-    Clock::time_point tried, expiry;  // when connecting was last tried, and when it is given up
+    Clock::time_point tried, expiry;  // time of the last attempt to connect, and time at which connecting is given up
     std::chrono::milliseconds pause{};
     std::vector<Message *> waiting;  // messages to send once the peer is open
     uint32_t index = 0;
@@ -125,7 +125,7 @@ class UcxTransport final : public messages::Transport {
   std::vector<std::unique_ptr<Message>> messages_;
   std::vector<Message *> free_;
   uint64_t losses_ = 0;
-  Clock::time_point changed_at_ = Clock::now();  // when a connection was last begun, made or lost
+  Clock::time_point changed_at_ = Clock::now();  // time when a connection was last begun, made or lost
   bool stopping_ = false;
   pthread_t thread_{};
 };

@@ -29,8 +29,8 @@ void find(void *library, const char *path, const char *name, Function &function)
   if (!function) fail(FSDP_UNSUPPORTED, "UCX: {} has no {}: UCX 1.13 or later is needed", path, name);
 }
 
-// UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded. It goes by the environment, which is not ours to
-// change. So the signals are restored afterwards, unless UCX's own variables ask for handlers.
+// UCX handles SIGSEGV, SIGHUP and others as soon as it is loaded. It reads this setting from the environment, which
+// this library must not change. So the signals are restored afterwards, unless UCX's own variables ask for handlers.
 void give_signals_back(void *library, const char *path) {
   for (const char *name : {"UCX_HANDLE_ERRORS", "UCX_ERROR_SIGNALS", "UCX_DEBUG_SIGNO"})
     if (std::getenv(name)) return;
@@ -109,11 +109,11 @@ bool trusts_tcp() {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// More than UCX puts before a message in one piece of a TCP connection.
+// More than the bytes that UCX puts before a message in one piece of a TCP connection.
 constexpr uint64_t room_for_headers = 4096;
 constexpr uint64_t usual_piece = uint64_t{64} << 10;  // UCX_TCP_RX_SEG_SIZE
 
-// Is there an RDMA device? InfiniBand, RoCE and the like are all listed here.
+// Is there an RDMA device? The folder lists InfiniBand, RoCE and similar devices.
 bool has_rdma() {
   std::error_code none;
   return !std::filesystem::is_empty("/sys/class/infiniband", none) && !none;
@@ -166,7 +166,7 @@ void Worker::end() noexcept {
   context_ = nullptr;
 }
 
-// Sets a value unless the user has set it. Here UCX takes a transport's setting by its bare name; `of` is the
+// Sets a value unless the user has set it. UCX expects the bare name of a transport's setting here; `of` is the
 // transport's prefix in the environment.
 void Worker::set(ucp_config_t *config, const char *of, const char *name, const char *value) {
   if (std::getenv(format_text("UCX_{}{}", of, name).c_str())) return;
@@ -180,10 +180,12 @@ void Worker::set(ucp_config_t *config, const char *of, const char *name, const c
 void Worker::warn(const std::string &text) { warnings_ += format_text("{}{}", warnings_.empty() ? "" : "; ", text); }
 
 // UCX 1.13 ends the process (assertion in uct_iface.h) if a TCP connection breaks while it sends from the caller's own
-// memory. So UCX must copy. A chunk is one piece that is sent without a request first: requests cost round trips.
+// memory. So UCX must copy. A chunk is one piece that is sent without a prior request, because requests cost round
+// trips.
 void Worker::configure(ucp_config_t *config, uint64_t chunk_bytes) {
-  // With RDMA, UCX would also open a port for TCP, which is not needed. Its transports within a host are not used:
-  // ranks of one host share memory without UCX, which would still take 4.3 MB per rank from /dev/shm.
+  // With RDMA, UCX would also open a port for TCP, which is not needed. UCX's transports within a host are not used
+  // either: ranks of one host share memory without UCX, and these transports would still take 4.3 MB per rank from
+  // /dev/shm.
   without_tcp_ = has_rdma() && !trusts_tcp_ && !std::getenv("UCX_TLS");
   const char *all_but = without_tcp_ ? "^tcp,posix,sysv" : "^posix,sysv";
   set(config, "", "TLS", without_tcp_ && guarded_ ? "rc,dc,self,cuda" : all_but);
@@ -220,8 +222,8 @@ void Worker::create_context(uint64_t chunk_bytes) {
   check_trust();
 }
 
-// Called before there is a worker, because a worker opens the port. UCX itself is asked what it may use, because that
-// depends on variables, configuration files and devices.
+// Called before the worker is made, because a worker opens the port. UCX itself is asked which transports it may use,
+// because that depends on variables, configuration files and devices.
 void Worker::check_trust() const {
   if (trusts_tcp_) return;
   char *text = nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// UCX's context and worker of one rank, with the settings that this library needs unless the user has set them.
+// UCX's context and worker of one rank, with the settings that this library needs; settings of the user take
+// precedence.
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -15,8 +16,8 @@
 
 namespace fsdp::transport::ucx {
 
-// The functions of libucp that are used. They are looked up when the first Net is made, so that the library also loads
-// where UCX is missing.
+// The functions of libucp that are used. They are looked up when the first Net is made, so that this library also loads
+// on systems without UCX.
 
 #define FSDP_UCX_FUNCTIONS(X)                                                                                         \
   X(ucp_get_version)                                                                                                  \
@@ -49,14 +50,14 @@ struct Api {
   uint32_t major = 0;
 };
 
-// Throws UNSUPPORTED, naming what is missing. UCX stays loaded, because it cannot be unloaded safely. It handles no
-// signals unless UCX_HANDLE_ERRORS, UCX_ERROR_SIGNALS or UCX_DEBUG_SIGNO asks for that.
+// Throws UNSUPPORTED, which names the missing part. UCX stays loaded, because it cannot be unloaded safely. It handles
+// no signals unless UCX_HANDLE_ERRORS, UCX_ERROR_SIGNALS or UCX_DEBUG_SIGNO asks for that.
 Api load_api();
 
-// The transports that UCX may use, as it lists them itself, and which of them the user must declare as trusted.
-// Returns "tcp/eth0" and the like from the text that ucp_context_print_info writes; empty if the text has another form.
+// transports_of() returns the transports that UCX may use, such as "tcp/eth0", from the text of ucp_context_print_info;
+// empty if the text has another form. The functions below tell which of them the user must declare as trusted.
 std::vector<std::string> transports_of(std::string_view text);
-// Is one of them TCP? Also true if the list is empty, because the transports are then not known.
+// Is one of them TCP? Also true if the list is empty, because the transports are then unknown.
 bool may_use_tcp(const std::vector<std::string> &transports);
 // Does one of them reach other hosts?
 bool leaves_host(const std::vector<std::string> &transports);
@@ -75,14 +76,14 @@ class Worker {
   ~Worker() { end(); }
   Worker(const Worker &) = delete;
   Worker &operator=(const Worker &) = delete;
-  // Endpoints must be closed before. A second call has no effect.
+  // All endpoints must be closed before this call. A second call has no effect.
   void end() noexcept;
 
   const Api &api() const noexcept { return api_; }
   ucp_worker_h handle() const noexcept { return worker_; }
   const std::vector<std::byte> &address() const noexcept { return address_; }
   const std::string &warnings() const noexcept { return warnings_; }
-  // Returns false if an event has happened already. If not, sleep() waits for the next event, for at most `ms`.
+  // Returns false if an event has already happened. Otherwise sleep() waits for the next event, for at most `ms`.
   bool arm() noexcept { return api_.ucp_worker_arm(worker_) == UCS_OK; }
   void sleep(int ms) const noexcept;
   void wake() noexcept { api_.ucp_worker_signal(worker_); }
@@ -107,7 +108,8 @@ class Worker {
   int event_fd_ = -1;
   std::vector<std::byte> address_;
   std::string warnings_;
-  // The user trusts TCP; only hardware that guards memory is used; this library has left TCP out.
+  // trusts_tcp_: the user trusts TCP. guarded_: only hardware that guards memory is used. without_tcp_: this library
+  // has excluded TCP.
   bool trusts_tcp_, guarded_, without_tcp_ = false;
 };
 
