@@ -79,7 +79,9 @@ def on_each(mode, check, ranks=2, **options):
 
 LAYERS = {
     "several modules": [["embed", "head"], ["norm"], ["blocks.first", "blocks.second"], "blocks.third"],
-    "all modules in one group": [["embed", "blocks.first", "blocks.second", "blocks.third", "blocks.fourth", "norm", "head"]],
+    "all modules in one group": [
+        ["embed", "blocks.first", "blocks.second", "blocks.third", "blocks.fourth", "norm", "head"]
+    ],
     "modules by name": ["blocks.second", "head"],
 }
 
@@ -315,7 +317,8 @@ def inputs_are_cast(mode):
         other = shard(copy.deepcopy(base), param_dtype=half, cast_forward_inputs=False)
         told = raises(lambda: other.module(x))
         single = {"dtype": torch.float32}
-        mixed = shard(copy.deepcopy(base), param_dtype=half, param_options=lambda name, _: single if "0.bias" in name else {})
+        options = lambda name, param: single if "0.bias" in name else {}
+        mixed = shard(copy.deepcopy(base), param_dtype=half, param_options=options)
         raises(lambda: mixed.module(x))
         is_as_it_was = seen[-1][0] == torch.float32
         is_cast = is_as_it_was and seen[:2] == [half, (half, half, torch.long)] and x.grad.dtype == torch.float32
@@ -337,7 +340,8 @@ def state_dicts_keep_the_given_dtype(mode):
         other.load_state_dict(state)
         full, found = sharded.full_state_dict(), again.full_state_dict()
         is_kept = all(torch.equal(full[name], state[name]) and torch.equal(full[name], found[name]) for name in full)
-        return is_kept and torch.equal(part["weight"], full["head.weight"]) and state["head.weight"].dtype == torch.float32
+        is_kept = is_kept and state["head.weight"].dtype == torch.float32
+        return is_kept and torch.equal(part["weight"], full["head.weight"])
 
     return on_each(mode, check)
 
@@ -393,14 +397,16 @@ def quantizes(kind, recomputes):
         module, plain = copy.deepcopy(WIDE), copy.deepcopy(WIDE)
         module.recomputes = recomputes
         is_matrix = lambda name, param: name.startswith("layers.") and param.dim() == 2
-        sharded = shard(module, held_groups=3, param_options=lambda *given: {"quantization": kind} if is_matrix(*given) else {})
+        options = lambda name, param: {"quantization": kind} if is_matrix(name, param) else {}
+        sharded = shard(module, held_groups=3, param_options=options)
         exact = plain.layers[1].weight.detach()
         with sharded.unsharded(module.layers[1]):
             shown = module.layers[1].weight.detach().clone()
         error = (shown - exact).abs().max() / exact.abs().max()
         sizes = []
         module.layers[1].register_forward_pre_hook(lambda *_: sizes.append(memory()))
-        memory = lambda: [made.untyped_storage().nbytes() for each in sharded.layers[1:] for made in each.quantized.tensors.values()]
+        stored = [made for each in sharded.layers[1:] for made in each.quantized.tensors.values()]
+        memory = lambda: [made.untyped_storage().nbytes() for made in stored]
         quantized, made = sharded.layers[2].quantized, []
         quantized._numbers = lambda *given, numbers=quantized._numbers: made.append(given) or numbers(*given)
         losses, wanted = train_wide(module, sharded), train_wide(plain, shard(plain))
@@ -451,7 +457,8 @@ def numbers_are_those_of_the_library(mode):
         exponent = torch.ceil(torch.log2(blocks / 448)).repeat_interleave(32, 0)
         scale = torch.exp2(exponent)
         wanted = ((exact / scale).to(torch.float8_e4m3fn).float() * scale)[::21]
-        return torch.equal(columns, wanted) and not torch.equal(columns, by_row[::21]) or str((columns - wanted).abs().max())
+        is_right = torch.equal(columns, wanted) and not torch.equal(columns, by_row[::21])
+        return is_right or str((columns - wanted).abs().max())
 
     return on_each(mode, check, ranks=1)
 

@@ -478,7 +478,6 @@ def what_differs_by_rank_is_named(shard):
 REFUSED = {
     "float64": (lambda: nn.Linear(2, 2).double(), ("'weight'", "float64")),
     "integers": (lambda: with_integers(), ("'codes'", "int64")),
-    "the meta device": (lambda: nn.Linear(2, 2, device="meta"), ("'weight'", "meta device")),
     "an empty parameter": (lambda: with_an_empty_one(), ("'nothing'", "(0, 3)")),
     "no parameters": (lambda: nn.ReLU(), ("ReLU has no parameters",)),
     "max_norm": (lambda: nn.Embedding(4, 2, max_norm=1.0), ("Embedding", "max_norm")),

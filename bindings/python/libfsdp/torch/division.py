@@ -176,11 +176,6 @@ def _check_param(name, param):
         raise ValueError(
             f"libfsdp.torch.shard: parameter {name!r} is lazy and has no shape yet: run the module once before shard()"
         )
-    if param.is_meta:
-        raise ValueError(
-            f"libfsdp.torch.shard: parameter {name!r} is on the meta device and has no values: call module.to_empty(), "
-            "then initialize the module or load a state dict, before shard()"
-        )
     if type(param).__name__ == "DTensor" or type(getattr(param, "data", None)).__name__ == "DTensor":
         raise TypeError(
             f"libfsdp.torch.shard: parameter {name!r} is a DTensor: shard a module of plain tensors. Declare a rank's "

@@ -137,6 +137,7 @@ class Layer(NotCopied):
         self.input_dtype = rules.casts.input_dtype(self.params, self.dtypes)
         options = rules.options_of(self.name, self.modules[0] if len(self.modules) == 1 else list(self.modules))
         self.has_mesh = options.get("mesh") is not None
+        self.mesh = options.get("mesh") or self.owner.mesh
         if steps:
             steps.check_storage(options, f"group {self.name!r}", declared)
         flags = options.pop("flags", 0)
@@ -149,6 +150,10 @@ class Layer(NotCopied):
         self._views = {}
 
     def load(self):
+        """Loads the module's values, or makes those of a module that was on the meta device."""
+        if self.owner.initial:
+            self.owner.initial.load(self)
+            return
         for index, (_, param) in enumerate(self.params):
             self.group.load_param(index, param.detach().contiguous(), EVERY_RANK)
 

@@ -33,7 +33,7 @@ class Sharded(NotCopied):
     rank's shards, or None if shard() got none. skipped_param is the parameter whose gradient was not finite in the last
     step(skip_nonfinite=True), or None."""
 
-    def __init__(self, module, context, groups, ignored, rules, steps, held_groups, options):
+    def __init__(self, module, context, groups, ignored, initial, rules, steps, held_groups, options):
         self.module, self.context, self.ignored, self.steps = module, context, ignored, steps
         self.optimizer = self.skipped_param = self._shards = None
         self._is_skipped = False  # a GradScaler has found Inf or NaN: its step of the optimizer does nothing
@@ -51,7 +51,7 @@ class Sharded(NotCopied):
             steps.check_storage(options, "the model")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
-        self.casts = rules.casts
+        self.casts, self.initial = rules.casts, initial
         self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, groups, ignored))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
@@ -71,6 +71,8 @@ class Sharded(NotCopied):
         self.saved, self.passes, self.writes = SavedWeights(self), Passes(self, self.layers), Writes(self)
         self.dicts = state.StateDicts(self)
         self._next, self._before, self._last = {}, {}, None
+        if initial:
+            initial.fill_buffers()
         for layer in self.layers:
             layer.load()
         self.model.publish_weights(self.stream())
@@ -81,6 +83,9 @@ class Sharded(NotCopied):
             steps.attach(self)
             self.optimizer = steps.optimizer
         self._hook()
+        self.initial = None
+        if initial and initial.folder is not None:
+            self.load(initial.folder)
 
     def _log_groups(self):
         if self.context.rank == 0:
