@@ -265,7 +265,54 @@ class shared_folder:
             self.folder.cleanup()
 
 
+def a_sharded_state_dict_has_this_ranks_rows(module, sharded):
+    """All ranks together have each element once, and tied names have the same values."""
+    train(module, sharded, 2)
+    full, own, sizes = sharded.full_state_dict(), sharded.state_dict(), []
+    for name, value in full.items():
+        count = sharded.context.all_reduce_values(float(own[name].numel()))
+        is_param = name in dict(module.named_parameters(remove_duplicate=False))
+        sizes.append(count == value.numel() * (1 if is_param else sharded.context.world_size))
+    rows = {}
+    for layer in sharded.layers:
+        for index, (name, _) in enumerate(layer.params):
+            chunk = layer.group.chunk(index)
+            rows[name] = full[name][chunk.row_offset : chunk.row_offset + chunk.row_count]
+    is_right = all(torch.equal(own[name], value) for name, value in rows.items())
+    is_tied = torch.equal(own["head.weight"], own["layers.0.weight"])
+    return set(own) == set(full) and all(sizes) and is_right and is_tied and trains(module, sharded)
+
+
+def a_sharded_state_dict_loads(module, sharded):
+    own, before = sharded.state_dict(), sharded.full_state_dict()
+    train(module, sharded, 2)
+    if equal(sharded.full_state_dict(), before):
+        return "nothing was trained"
+    sharded.load_state_dict(own)
+    alone = net()
+    alone.load_state_dict(before)
+    is_right = equal(sharded.full_state_dict(), before) and equal(sharded.state_dict(), own)
+    return is_right and torch.allclose(module(X), alone(X), atol=1e-5) and trains(module, sharded)
+
+
+def a_sharded_state_dict_that_does_not_fit(module, sharded):
+    own, less = sharded.state_dict(), sharded.state_dict()
+    del less["head.bias"]
+    wider = {**own, "layers.1.weight": torch.zeros(9, 8)}
+    told = [
+        raises(lambda: sharded.load_state_dict(less), "missing ['head.bias']"),
+        raises(lambda: sharded.load_state_dict(wider), "'layers.1.weight'", "(9, 8)", "sharded.save()"),
+    ]
+    backward(module)
+    told.append(raises(lambda: sharded.load_state_dict(own), "sharded.load_state_dict()", "sharded.discard()"))
+    sharded.discard()
+    return told == [True] * 3 and trains(module, sharded) or str(told)
+
+
 HABITS = [
+    a_sharded_state_dict_has_this_ranks_rows,
+    a_sharded_state_dict_loads,
+    a_sharded_state_dict_that_does_not_fit,
     state_dict_has_the_weights,
     load_state_dict_takes_values,
     load_state_dict_assigns_values,

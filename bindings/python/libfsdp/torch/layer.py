@@ -249,6 +249,23 @@ class Layer(NotCopied):
         found = torch.from_numpy(self.group.read_param(index, Dtype.UINT8 if is_bytes else Dtype.FLOAT32))
         return found.to(param.device, self.given_dtypes[index])
 
+    def rows_shape(self, index):
+        """The shape of this rank's rows of a parameter."""
+        param = self.group.params[index]
+        return (self.group.chunk(index).row_count, *param.shape[max(param.fields["row_dimensions"], 1) :])
+
+    def read_rows(self, index):
+        """This rank's rows of the main weight, in fp32 on the host. Collective."""
+        is_bytes, chunk = self.dtypes[index] == torch.uint8, self.group.chunk(index)
+        whole = torch.from_numpy(self.group.read_param(index, Dtype.UINT8 if is_bytes else Dtype.FLOAT32))
+        own = whole.reshape(-1)[chunk.element_offset : chunk.element_offset + chunk.element_count]
+        return own.reshape(self.rows_shape(index)).clone()
+
+    def load_rows(self, index, values):
+        chunk = self.group.chunk(index)
+        if chunk.element_count:
+            self.group.load_chunk(index, values.contiguous(), chunk.row_offset, chunk.row_count)
+
     def mark_written(self):
         """Called after a step has written the weights. Increments the versions, so that autograd refuses graphs that
         saved the old weights."""

@@ -529,6 +529,17 @@ class Sharded(NotCopied):
         return state.load_full_state_dict(self, values, strict)
 
     @in_torch_words
+    def state_dict(self):
+        """{name: this rank's rows} as module.state_dict() names them, on the host in fp32, for load_state_dict() on
+        the same rank; buffers are whole. Collective."""
+        return state.shard_state_dict(self)
+
+    @in_torch_words
+    def load_state_dict(self, values):
+        """Loads what state_dict() has returned on this rank. Call it between steps. Collective."""
+        state.load_shard_state_dict(self, values)
+
+    @in_torch_words
     def save(self, folder, **options):
         """Saves a checkpoint of weights, optimizer state and buffers. Keywords are the fields of fsdp_save_options.
         Collective."""

@@ -216,6 +216,40 @@ def _buffers(module):
                 yield (path + "." if path else "") + name, buffer
 
 
+def shard_state_dict(owner):
+    """{name: this rank's rows} as module.state_dict() names them, with whole buffers and ignored parameters."""
+    found = {param: param.detach().clone() for param in owner.ignored}
+    for layer in owner.layers:
+        for index, (_, param) in enumerate(layer.params):
+            found[param] = layer.read_rows(index)
+    return {
+        name: found[value] if value in found else value.detach().clone() for name, value in full_names(owner).items()
+    }
+
+
+def load_shard_state_dict(owner, state):
+    """Loads what shard_state_dict() has returned on this rank."""
+    wanted = full_names(owner)
+    missing, unexpected = [name for name in wanted if name not in state], [name for name in state if name not in wanted]
+    if missing or unexpected:
+        raise KeyError(f"sharded.load_state_dict: missing {missing}, unexpected {unexpected}")
+    places = {param: (layer, index) for layer in owner.layers for index, (_, param) in enumerate(layer.params)}
+    for name, value in wanted.items():
+        shape = places[value][0].rows_shape(places[value][1]) if value in places else tuple(value.shape)
+        if tuple(state[name].shape) != shape:
+            raise ValueError(
+                f"sharded.load_state_dict: {name!r} has the shape {tuple(state[name].shape)}, and this rank's part is "
+                f"{shape}: load what this rank's state_dict() gave; for other ranks use sharded.save() and load()"
+            )
+    with owner.window("sharded.load_state_dict()"):
+        for value, (layer, index) in places.items():
+            layer.load_rows(index, next(state[name] for name, own in wanted.items() if own is value))
+    with torch.no_grad():
+        for name, value in wanted.items():
+            if value not in places:
+                value.copy_(state[name])
+
+
 BUFFERS, OPTIMIZER = "torch.buffers", "torch.optimizer"
 
 
