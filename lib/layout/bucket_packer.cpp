@@ -147,9 +147,9 @@ class Packer {
     return volume;
   }
 
-  // Finds the shortest slice of the host bucket with which every tensor has a place. A tensor must start such that
-  // boundaries fall between two of its granules. If a slice is no multiple of the granule, there may be no such start.
-  // So slices that are multiples of the tensors' granules are tried, too.
+  // Finds the shortest slice of the host bucket with which every tensor has a place. Boundaries
+  // between slices must not fall inside a granule, which limits where a tensor may start. If a slice is no multiple of
+  // the granule, there may be no such start. So slices that are multiples of the tensors' granules are tried, too.
   void pack_host(const Indices &indices) {
     Bin &host = assigned_.buckets[0];
     if (indices.empty() && host.cursor == 0) return;
@@ -185,7 +185,7 @@ class Packer {
   void shorten(const Indices &indices, uint64_t granule, HostTry &shortest) {
     const uint64_t least = least_shard(indices);
     uint64_t volume = host_volume(indices), shard = 0, failed = 0;
-    for (uint64_t impatience = 1;; impatience *= 2) {
+    for (uint64_t growth = 1;; growth *= 2) {
       shard = assigned_.rule.shard_for(volume, granule, least);
       if (shard >= shortest.shard) break;
       const uint64_t left = try_host(indices, granule, shard, shortest);
@@ -194,7 +194,7 @@ class Packer {
       // Starts that are in phase with the boundaries cost some space, usually far less than the size of the tensors
       // without a place. The loop ends, because a slice that holds everything has no boundary inside.
       volume = checked_add(checked_multiply(shard, assigned_.rule.ranks, "elements of a sub-bucket"),
-                           checked_multiply(left, impatience, "elements of a sub-bucket"), "elements of a sub-bucket");
+                           checked_multiply(left, growth, "elements of a sub-bucket"), "elements of a sub-bucket");
     }
     for (int i = 0; failed && i < bisections; ++i) {
       const uint64_t middle = saturating_round_up(failed + (std::min(shard, shortest.shard) - failed) / 2, granule);

@@ -24,7 +24,7 @@ constexpr uint64_t usual_limit = uint64_t{64} << 20;
 // Matrices and rows begin at multiples of this many elements.
 constexpr uint64_t place_alignment = 64;
 
-uint64_t round_place(uint64_t elements) { return round_up(elements, place_alignment, what); }
+uint64_t align_elements(uint64_t elements) { return round_up(elements, place_alignment, what); }
 
 // ---- the matrices ----
 
@@ -204,7 +204,9 @@ std::vector<Matrix> deal_mesh(const ModelSpec &spec, const ModelPlan &plan, uint
 
 // ---- waves ----
 
-uint64_t bytes_of(const Matrix &matrix) { return checked_multiply(round_place(matrix.count()), sizeof(float), what); }
+uint64_t bytes_of(const Matrix &matrix) {
+  return checked_multiply(align_elements(matrix.count()), sizeof(float), what);
+}
 
 // The room that each slot has used in its current wave.
 struct Filling {
@@ -214,28 +216,28 @@ struct Filling {
 
 // Assigns the matrices to waves and to places in the `whole` area of their wave. A matrix of which every rank has a
 // copy has the same place on all ranks.
-void add_waves(std::vector<Matrix> matrices, uint32_t mesh, MatrixPlan &made) {
+void add_waves(std::vector<Matrix> matrices, uint32_t mesh, MatrixPlan &planned) {
   std::map<uint32_t, Filling> by_owner;
   std::vector<uint32_t> wave_of;
   for (Matrix &matrix : matrices) {
     Filling &filling = by_owner[matrix.owner];
-    if (filling.elements && filling.elements * sizeof(float) + bytes_of(matrix) > made.limit_bytes)
+    if (filling.elements && filling.elements * sizeof(float) + bytes_of(matrix) > planned.limit_bytes)
       filling = {filling.wave + 1, 0};
     matrix.place = filling.elements;
-    filling.elements += round_place(matrix.count());
+    filling.elements += align_elements(matrix.count());
     wave_of.push_back(filling.wave);
   }
   uint32_t waves = 0;
   for (const uint32_t wave : wave_of) waves = std::max(waves, wave + 1);
-  const auto before =
-      static_cast<uint32_t>(std::ranges::count(made.waves, mesh, &MatrixWave::mesh));  // the turns of a mesh alternate
+  const auto before = static_cast<uint32_t>(
+      std::ranges::count(planned.waves, mesh, &MatrixWave::mesh));  // the turns of a mesh alternate
   for (uint32_t wave = 0; wave < waves; ++wave) {
-    MatrixWave &added = made.waves.emplace_back();
+    MatrixWave &added = planned.waves.emplace_back();
     added.mesh = mesh, added.turn = (before + wave) % MatrixPlan::turns;
-    added.first = static_cast<uint32_t>(made.matrices.size());
+    added.first = static_cast<uint32_t>(planned.matrices.size());
     for (size_t i = 0; i < matrices.size(); ++i)
-      if (wave_of[i] == wave) made.matrices.push_back(matrices[i]);
-    added.count = static_cast<uint32_t>(made.matrices.size()) - added.first;
+      if (wave_of[i] == wave) planned.matrices.push_back(matrices[i]);
+    added.count = static_cast<uint32_t>(planned.matrices.size()) - added.first;
   }
 }
 
@@ -247,18 +249,18 @@ struct AreaSizes {
 
   void add(const ModelSpec &spec, const ModelPlan &plan, const Matrix &matrix) {
     uint64_t &end = whole[matrix.owner];
-    end = std::max(end, matrix.place + round_place(matrix.count()));
+    end = std::max(end, matrix.place + align_elements(matrix.count()));
     if (matrix.owner == Matrix::every_rank) return;
     const layout::Mesh &mesh = spec.mesh_of(spec.groups[matrix.group]);
     const SlotCut cut(matrix, plan);
     const uint32_t slices = mesh.slices();
     for (uint32_t slot = cut.slot_of(matrix.first); slot <= cut.slot_of(matrix.end() - 1); ++slot) {
       const uint32_t inner = slot / slices, between = inner * slices + matrix.owner % slices;
-      if (slot % slices != matrix.owner % slices) outer[slot] += round_place(cut.rows(matrix, slot, slot + 1).count);
+      if (slot % slices != matrix.owner % slices) outer[slot] += align_elements(cut.rows(matrix, slot, slot + 1).count);
       // The intermediate rank gets the rows of all slots of the inner rank together, once.
       const bool is_first = slot == cut.slot_of(matrix.first) || slot % slices == 0;
       if (inner != matrix.owner / slices && is_first)
-        rows[between] += round_place(cut.rows(matrix, inner * slices, (inner + 1) * slices).count);
+        rows[between] += align_elements(cut.rows(matrix, inner * slices, (inner + 1) * slices).count);
     }
   }
   static uint64_t largest(const std::map<uint32_t, uint64_t> &sizes) {
@@ -268,19 +270,19 @@ struct AreaSizes {
   }
 };
 
-void size_turns(const ModelSpec &spec, const ModelPlan &plan, MatrixPlan &made) {
-  for (const MatrixWave &wave : made.waves) {
+void size_turns(const ModelSpec &spec, const ModelPlan &plan, MatrixPlan &planned) {
+  for (const MatrixWave &wave : planned.waves) {
     AreaSizes sizes;
-    for (const Matrix &matrix : made.of(wave)) sizes.add(spec, plan, matrix);
-    MatrixTurn &turn = made.of_mesh[wave.mesh][wave.turn];
+    for (const Matrix &matrix : planned.of(wave)) sizes.add(spec, plan, matrix);
+    MatrixTurn &turn = planned.of_mesh[wave.mesh][wave.turn];
     turn.whole = std::max(turn.whole, AreaSizes::largest(sizes.whole));
     turn.rows = std::max(turn.rows, AreaSizes::largest(sizes.rows));
     turn.outer = std::max(turn.outer, AreaSizes::largest(sizes.outer));
   }
-  for (auto &turns : made.of_mesh) turns[1].begin = turns[0].end();
-  for (const MatrixWave &wave : made.waves)
-    for (Matrix &matrix : std::span(made.matrices).subspan(wave.first, wave.count))
-      matrix.place += made.of_mesh[wave.mesh][wave.turn].begin;
+  for (auto &turns : planned.of_mesh) turns[1].begin = turns[0].end();
+  for (const MatrixWave &wave : planned.waves)
+    for (Matrix &matrix : std::span(planned.matrices).subspan(wave.first, wave.count))
+      matrix.place += planned.of_mesh[wave.mesh][wave.turn].begin;
 }
 
 }  // namespace
@@ -295,7 +297,7 @@ MatrixRows rows_of(const Matrix &matrix, const ModelPlan &plan, uint32_t slot) {
 }
 
 void plan_matrices(const ModelSpec &spec, ModelPlan &plan) {
-  MatrixPlan made;
+  MatrixPlan planned;
   Loads loads;
   std::vector<std::vector<Matrix>> dealt(spec.meshes.size()), whole(spec.meshes.size());
   // Groups with meshes of their own are dealt before those on the model's mesh.
@@ -305,20 +307,20 @@ void plan_matrices(const ModelSpec &spec, ModelPlan &plan) {
       for (const uint32_t rank : spec.mesh().ranks) loads[rank] = layout::saturating_add(loads[rank], cost_of(matrix));
     dealt[mesh] = deal_mesh(spec, plan, mesh, loads);
     for (const auto *matrices : {&whole[mesh], &dealt[mesh]})
-      for (const Matrix &matrix : *matrices) made.limit_bytes = std::max(made.limit_bytes, bytes_of(matrix));
+      for (const Matrix &matrix : *matrices) planned.limit_bytes = std::max(planned.limit_bytes, bytes_of(matrix));
   }
-  made.limit_bytes = spec.matrix_bytes ? spec.matrix_bytes : std::max(made.limit_bytes, usual_limit);
-  made.of_mesh.resize(spec.meshes.size());
+  planned.limit_bytes = spec.matrix_bytes ? spec.matrix_bytes : std::max(planned.limit_bytes, usual_limit);
+  planned.of_mesh.resize(spec.meshes.size());
   for (auto mesh = static_cast<uint32_t>(spec.meshes.size()); mesh-- > 0;) {
-    add_waves(std::move(dealt[mesh]), mesh, made);
-    add_waves(std::move(whole[mesh]), mesh, made);
+    add_waves(std::move(dealt[mesh]), mesh, planned);
+    add_waves(std::move(whole[mesh]), mesh, planned);
   }
-  size_turns(spec, plan, made);
-  for (const uint32_t rank : spec.mesh().ranks) made.loads.push_back(loads[rank]);
+  size_turns(spec, plan, planned);
+  for (const uint32_t rank : spec.mesh().ranks) planned.loads.push_back(loads[rank]);
   for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh)
     plan.region(RegionId::matrices, mesh).bytes =
-        round_up(checked_multiply(made.of_mesh[mesh][1].end(), sizeof(float), what), page_bytes, what);
-  plan.matrices = std::move(made);
+        round_up(checked_multiply(planned.of_mesh[mesh][1].end(), sizeof(float), what), page_bytes, what);
+  plan.matrices = std::move(planned);
 }
 
 std::optional<std::string> find_matrix_misfit(const ParamSpec &param, const GroupSpec &group, uint64_t matrix_bytes) {
@@ -404,7 +406,7 @@ class RouteFinder {
       if (i == owner || rows.count == 0) continue;
       route_.inner.push_back(
           {i, owner, rows.count, turn_.rows_begin() + used_.rows[i], matrix.place + rows.first - matrix.first});
-      used_.rows[i] += round_place(rows.count);
+      used_.rows[i] += align_elements(rows.count);
     }
   }
 
@@ -414,7 +416,7 @@ class RouteFinder {
     if (matrix.owner / slices_ == inner_) return matrix.place + all.first - matrix.first;
     uint64_t &used = used_.own_rows[matrix.owner % slices_];
     const uint64_t place = turn_.rows_begin() + used;
-    used += round_place(all.count);
+    used += align_elements(all.count);
     return place;
   }
 
@@ -434,7 +436,7 @@ class RouteFinder {
         continue;
       }
       const uint64_t at = turn_.outer_begin() + used_.outer[o];
-      used_.outer[o] += round_place(rows.count);
+      used_.outer[o] += align_elements(rows.count);
       route_.outer.push_back({o, owner, rows.count, at, place});
       if (o == outer_) route_.outer_rows.push_back({index, rows.first, rows.count, at});
     }
@@ -483,43 +485,43 @@ uint64_t wire_bytes(const ModelSpec &spec, const ModelPlan &plan, std::span<cons
   return elements * sizeof(float);
 }
 
-uint64_t largest_bytes(const MatrixPlan &made, const MatrixWave &wave) {
+uint64_t largest_share_bytes(const MatrixPlan &planned, const MatrixWave &wave) {
   std::map<uint32_t, uint64_t> of_owner;
   uint64_t most = 0;
-  for (const Matrix &matrix : made.of(wave))
-    most = std::max(most, of_owner[matrix.owner] += round_place(matrix.count()) * sizeof(float));
+  for (const Matrix &matrix : planned.of(wave))
+    most = std::max(most, of_owner[matrix.owner] += align_elements(matrix.count()) * sizeof(float));
   return most;
 }
 
-void describe_loads(Out out, const ModelSpec &spec, const MatrixPlan &made) {
+void describe_loads(Out out, const ModelSpec &spec, const MatrixPlan &planned) {
   double sum = 0, most = 0;
-  for (const uint64_t load : made.loads)
+  for (const uint64_t load : planned.loads)
     sum += static_cast<double>(load), most = std::max(most, static_cast<double>(load));
   fmt::format_to(out, "\"loads\": [");
-  for (size_t r = 0; r < made.loads.size(); ++r)
-    fmt::format_to(out, "{}{{\"rank\": {}, \"cost\": {}}}", r ? ", " : "", spec.mesh().ranks[r], made.loads[r]);
+  for (size_t r = 0; r < planned.loads.size(); ++r)
+    fmt::format_to(out, "{}{{\"rank\": {}, \"cost\": {}}}", r ? ", " : "", spec.mesh().ranks[r], planned.loads[r]);
   fmt::format_to(out, "], \"load_max_over_mean\": {:.4f}, ",
-                 sum > 0 ? most / (sum / static_cast<double>(made.loads.size())) : 1.0);
+                 sum > 0 ? most / (sum / static_cast<double>(planned.loads.size())) : 1.0);
 }
 
 }  // namespace
 
 std::string describe_matrices(const ModelSpec &spec, const ModelPlan &plan) {
-  const MatrixPlan &made = plan.matrices;
+  const MatrixPlan &planned = plan.matrices;
   uint64_t bytes = 0;
   for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh) bytes += plan.region(RegionId::matrices, mesh).bytes;
   std::string text;
   const Out out(text);
-  fmt::format_to(out, "{{\"matrix_bytes\": {}, \"region_bytes\": {}, \"wire_bytes\": {}, ", made.limit_bytes, bytes,
-                 wire_bytes(spec, plan, made.matrices));
-  describe_loads(out, spec, made);
+  fmt::format_to(out, "{{\"matrix_bytes\": {}, \"region_bytes\": {}, \"wire_bytes\": {}, ", planned.limit_bytes, bytes,
+                 wire_bytes(spec, plan, planned.matrices));
+  describe_loads(out, spec, planned);
   fmt::format_to(out, "\"waves\": [");
-  for (const MatrixWave &wave : made.waves) {
+  for (const MatrixWave &wave : planned.waves) {
     fmt::format_to(out, "{}\n  {{\"ranks\": [{}], \"largest_bytes\": {}, \"wire_bytes\": {}, \"matrices\": [",
-                   &wave == made.waves.data() ? "" : ",", fmt::join(spec.meshes[wave.mesh].ranks, ", "),
-                   largest_bytes(made, wave), wire_bytes(spec, plan, made.of(wave)));
-    for (const Matrix &matrix : made.of(wave)) {
-      fmt::format_to(out, "{}\n    ", &matrix == made.of(wave).data() ? "" : ",");
+                   &wave == planned.waves.data() ? "" : ",", fmt::join(spec.meshes[wave.mesh].ranks, ", "),
+                   largest_share_bytes(planned, wave), wire_bytes(spec, plan, planned.of(wave)));
+    for (const Matrix &matrix : planned.of(wave)) {
+      fmt::format_to(out, "{}\n    ", &matrix == planned.of(wave).data() ? "" : ",");
       describe_matrix(out, spec, matrix);
     }
     fmt::format_to(out, "]}}");

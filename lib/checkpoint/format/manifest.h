@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// checkpoint.json: the contents of a checkpoint, its files, and their sizes and sums. Ranks divide tensors alike, so
-// the rows of one part are described as runs of files with equally many rows. The text grows with tensors plus ranks,
-// not with their product.
+// checkpoint.json: the contents of a checkpoint, its files, and their sizes and sums. Most ranks have equally many rows
+// of a tensor, so a part is described by runs: so many files with so many rows each. The text grows with tensors plus
+// ranks, not with their product.
 //
-//   tensor -> parts (one, or those of tensor parallelism) -> cuts: the next rows, in the next files
+//   tensor -> parts (one, or a box for each tensor-parallel rank) -> cuts, in the order of rows
 //
-// The rows of a part are along its axis, usually the first dimension; a scalar is one row. If ranks have cut a matrix
-// of a stack, that matrix is a part of its own, and its axis is the next dimension. The header of a file tells where
+// The rows of a part are along its axis, usually the first dimension; a scalar is one row. If a boundary between ranks
+// falls inside a matrix of a stack of matrices, that matrix is a part of its own, and its axis is the dimension after
+// that of the stack. The header of a file tells where
 // each row is in the file.
 #pragma once
 
@@ -22,8 +23,8 @@
 
 namespace fsdp::checkpoint {
 
-// Version 2 added parts whose axis is not the first dimension. Version 3 added runs of files at a distance. A manifest
-// without these has version 1.
+// Version 2 added parts whose axis is not the first dimension. Version 3 added runs of files whose numbers
+// are not adjacent (RowCut::step). A manifest without these has version 1.
 inline constexpr uint64_t manifest_version = 3, first_manifest_version = 1;
 inline constexpr const char *manifest_name = "checkpoint.json";
 
@@ -34,7 +35,7 @@ struct RowCut {
   uint64_t rows = 0;
   uint32_t step = 1;
 
-  uint32_t file(uint64_t number) const { return first_file + static_cast<uint32_t>(number) * step; }
+  uint32_t file(uint64_t index) const { return first_file + static_cast<uint32_t>(index) * step; }
   bool operator==(const RowCut &) const = default;
 };
 

@@ -426,32 +426,32 @@ void UpdateWindow::close_window(device::Stream &caller) {
   runtime_.step.close_window(runtime_.version_ready());
   matrices_.close();
   if (!caller.is_calling_thread())
-    caller.wait(*runtime_.marks.published);  // on a calling thread, await_version() waits instead
+    caller.wait(*runtime_.marks.published);  // where the caller's thread is the stream, await_version() waits instead
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
   reducer_.start_step();
   gatherer_.start_step();
 }
 
-// Refreshes whole weights of which peers have parts. Copied weights are pulled now. Mapped weights are complete once
-// all ranks have published.
+// Refreshes weights that this rank keeps whole, but of which peers update a part. Copied weights are pulled now. Mapped
+// weights are complete once all ranks have published.
 void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   bool any = false;
-  std::ranges::fill(copied_, uint8_t{0});
+  std::ranges::fill(awaited_, uint8_t{0});
   for (Group &group : runtime_.groups) {
     MeshComms &comms = runtime_.comms_of(group);
     if (!comms.communicates) {
       any = any || (comms.outer && comms.outer->gathers());  // other outer ranks have parts of the weights
       continue;
     }
-    const bool own = group.spec->strategy == FSDP_STRATEGY_NO_SHARD ||
-                     group.plan->compute_region() == memory::RegionId::local_compute;
-    if (group.plan->gathers || own) continue;
+    const bool only_local = group.spec->strategy == FSDP_STRATEGY_NO_SHARD ||
+                            group.plan->compute_region() == memory::RegionId::local_compute;
+    if (group.plan->gathers || only_local) continue;
     any = true;
     ++runtime_.stats.gathers;
     if (group.refresh.empty()) continue;
-    if (!copied_[group.spec->mesh]) runtime_.await_parts(comms, "the refresh of whole weights", nullptr);
-    copied_[group.spec->mesh] = 1;
+    if (!awaited_[group.spec->mesh]) runtime_.await_parts(comms, "the refresh of whole weights", nullptr);
+    awaited_[group.spec->mesh] = 1;
     const Traced traced(group, group.refreshed_planes.traced());
     runtime_.gathers.trace->begin("all_gather", traced, group.refreshed_bytes);
     runtime_.gather(group.refresh, group);
@@ -459,7 +459,7 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
     runtime_.gathers.trace->end("all_gather", traced, group.refreshed_bytes, runtime_.step.version());
     runtime_.stats.add_all_gather(group.refreshed_bytes, group.refreshed_planes);
   }
-  if (std::ranges::find(copied_, 1) != copied_.end())
+  if (std::ranges::find(awaited_, 1) != awaited_.end())
     runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
   if (any) runtime_.await_version();
 }

@@ -30,7 +30,7 @@ class UpdateWindow {
         graphs_(graphs),
         given_(runtime),
         adamw_(adamw),
-        copied_(runtime.comms.size()) {}
+        awaited_(runtime.comms.size()) {}
 
   void finish_grads(double scale, uint32_t flags, fsdp_stream stream, const StepNumbers &numbers = {});
   void begin(fsdp_stream stream);
@@ -101,7 +101,7 @@ class UpdateWindow {
   Graphs &graphs_;
   GivenGrads given_;
   bool adamw_;
-  std::vector<uint8_t> copied_;  // for a refresh of whole weights, by mesh: are any copied?
+  std::vector<uint8_t> awaited_;  // for a refresh of whole weights, by mesh: have its parts been awaited?
 };
 
 }  // namespace fsdp::engine
