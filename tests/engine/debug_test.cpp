@@ -221,8 +221,8 @@ LentGrad lend(Rank &rank, size_t group, size_t param) {
   return {bytes, bytes + grad.element_count * fsdp_get_dtype_size(grad.dtype) - 1};
 }
 
-// One backward pass, in which a gradient can be written from its acquire to its reduce and not after.
-// keeps: the buffer stays with the caller until the last reduce.
+// One backward pass. Without `keeps` a gradient can be written only from its acquire to its reduce; with it the buffer
+// stays with the caller, and can be written until the last reduce.
 std::vector<LentGrad> expect_lending(Rank &rank, bool last, bool keeps) {
   std::vector<LentGrad> old;
   for (size_t g = rank.groups.size(); g-- > 0;) {

@@ -279,7 +279,7 @@ TEST(GpuStreams, WeightsThatAreNotFiniteAreToldByAnyCallThatFindsThemPublished) 
       CUDA(cudaStreamSynchronize(caller));
       call_after_publish(rank, context, which, caller);
       EXPECT_EQ(lines.take(), (std::vector<std::string>{"rank 0: version 1: parameter 'w' of group 'g': main weights "
-                                                        "are Inf or NaN: 1 of 192 ROW scales stand for it"}))
+                                                        "are Inf or NaN, so 1 of 192 ROW scales are NaN"}))
           << which;
     });
     EXPECT_EQ(lines.take(), std::vector<std::string>()) << which << ": once";

@@ -25,33 +25,33 @@ inline void await(const std::atomic<bool> &flag) {
 
 // The rank's wait asks a hook, which holds it up. Only one rank at a time can be held up.
 struct HeldUp {
-  static inline thread_local bool mine = false;
-  static inline std::atomic<bool> now{false};
+  static inline thread_local bool holds_this_thread = false;
+  static inline std::atomic<bool> is_held{false};
   static int32_t hook(void *) {
-    if (!std::exchange(mine, false)) return 0;
-    now = true;
+    if (!std::exchange(holds_this_thread, false)) return 0;
+    is_held = true;
     pause_ms(150);
     return 0;
   }
   // Call it before the ranks begin.
   static void arm(Scenario &setup) {
     setup.context.interrupted = hook;
-    now = false;
+    is_held = false;
   }
   // Call it before the call under test: the rank with `held` goes first, and the others follow when it is held up.
   static void enter(bool held) {
     if (held)
-      mine = true;
+      holds_this_thread = true;
     else
-      await(now);
+      await(is_held);
   }
 };
 
-// The library leaves SIGILL to the program on its threads too, so that a handler of the program's can hold them.
+// The library does not block SIGILL on its own threads, so a handler that the test installs can stop them.
 class StandStill {
  public:
-  // When this returns, all `count` threads of that name stand still for this time. Threads that were joined before may
-  // still be listed; they do not run again.
+  // When this returns, all `count` threads of that name stand still, for at most `ms` milliseconds. Threads that were
+  // joined before may still be listed; they do not run again.
   StandStill(const std::string &name, uint32_t count, int ms) {
     came = standing = 0;
     longest_ms = ms;

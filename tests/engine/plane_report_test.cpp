@@ -70,7 +70,8 @@ void publish(Rank &rank, fsdp_context *context) {
   FSDP(fsdp_begin_update(rank.model, stream()));
 }
 
-// Rank 0 has the first rows, rank 1 the others; no rank tells what is whole, nor what is not quantized.
+// Rank 0 has the first rows, rank 1 the others; no rank warns of parameters that are whole or not
+// quantized.
 TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   Log log;
   const Scenario setup = three_kinds(2, log);
@@ -87,7 +88,7 @@ TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   for (const char *version : {"1", "2"}) {
     const std::string of = std::string("version ") + version + ": parameter '";
     expected.push_back("rank 0: " + of +
-                       "mx' of group 'g': main weights are Inf or NaN: 2 of 96 ROW scales stand for it");
+                       "mx' of group 'g': main weights are Inf or NaN, so 2 of 96 ROW scales are NaN");
     expected.push_back("rank 1: " + of + "block' of group 'g': 3 main weights are Inf or NaN");
     expected.push_back("rank 1: " + of + "fp8' of group 'g': main weights are Inf or NaN, so its scale is 1");
   }
@@ -95,8 +96,8 @@ TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   EXPECT_EQ(told(), expected);
 }
 
-TEST(PlaneReport, OnTheHostPublishingTellsItself) {
-  if (on_gpu()) GTEST_SKIP() << "there a later call does";
+TEST(PlaneReport, OnTheHostThePublishCallLogsTheWarning) {
+  if (on_gpu()) GTEST_SKIP() << "on a GPU a later call logs the warning";
   Log log;
   const Scenario setup = three_kinds(1, log);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
@@ -107,7 +108,7 @@ TEST(PlaneReport, OnTheHostPublishingTellsItself) {
   });
 }
 
-// They are finite; as bf16 they are not.
+// The fp32 weights are finite, but they overflow when they are cast to bf16.
 TEST(PlaneReport, WeightsTooLargeForBf16AreTold) {
   Log log;
   Scenario setup = three_kinds(1, log);

@@ -127,7 +127,7 @@ void NonfiniteWeights::report_counts() const {
     if (const uint64_t count = *found++)
       runtime_.context.log(
           FSDP_LOG_WARNING,
-          format_text("rank {}: version {}: {}: {} are Inf or NaN: {} of {} ROW scales stand for it",
+          format_text("rank {}: version {}: {}: {} are Inf or NaN, so {} of {} ROW scales are NaN",
                       runtime_.context.rank(), version_, counted.name, quantized_weights(), count, counted.scales));
   for (const std::string &name : of_blocks_)
     if (const uint64_t count = *found++)
