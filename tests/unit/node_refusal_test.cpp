@@ -73,7 +73,7 @@ TEST(NodeTree, TheRootBelievesARefugeOfNodesWhoseParentHasLeft) {
 struct EarlyLeave {
   explicit EarlyLeave(uint32_t node) {
     plan.rank = node;
-    for (NodePlace &place : plan.nodes) listeners.push_back(open_leader_listener("127.0.0.1"));
+    for (size_t n = 0; n < 3; ++n) listeners.push_back(open_leader_listener("127.0.0.1"));
     for (size_t n = 0; n < 3; ++n) plan.nodes[n].address = listeners[n].address;
     seat = create_lone_seat(node, 3, rank.waiter, rank.failure);
   }
