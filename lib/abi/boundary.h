@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exceptions become statuses here and nowhere else. Each extern "C" function passes its body to one of these functions.
+// Converts exceptions to statuses; no other file does. Each extern "C" function passes its body to one of these
+// functions.
 #pragma once
 
 #include <pthread.h>
@@ -15,8 +16,8 @@
 
 namespace fsdp::abi {
 
-// The last error of calls on the calling thread. It is a key of POSIX threads and not a thread_local object. If memory
-// runs out, a key reports that, but registering the destructor of a thread_local object ends the process.
+// The last error of calls on the calling thread, stored under a key of POSIX threads and not in a thread_local object.
+// If memory runs out, a key reports that, but registering the destructor of a thread_local object ends the process.
 struct ThreadError {
   std::optional<Error> error;
   bool failed_context = false;
@@ -29,14 +30,14 @@ class ThreadErrors {
     if (!made_) return;
     end(find());
     pthread_key_delete(key_);
-    made_ = false;  // exit handlers that run later find no error, and not another library's value under the same key
+    made_ = false;  // later exit handlers find no error, and not another library's value under the same key
   }
   ThreadErrors(const ThreadErrors &) = delete;
   ThreadErrors &operator=(const ThreadErrors &) = delete;
 
   // Returns NULL if this thread has had no error, or if there was no memory for it.
   ThreadError *find() const noexcept { return made_ ? static_cast<ThreadError *>(pthread_getspecific(key_)) : nullptr; }
-  // Returns this thread's error, which is made if need be. Throws std::bad_alloc.
+  // Returns this thread's error, and makes it if it does not exist. Throws std::bad_alloc.
   ThreadError &get() const {
     if (ThreadError *found = find()) return *found;
     auto fresh = std::make_unique<ThreadError>();
@@ -51,8 +52,8 @@ class ThreadErrors {
   bool made_;
 };
 
-// Keeps the error for fsdp_get_last_error, and fails the context for good if the error leaves no way to go on.
-// `inside`: the error ended the call inside the context, and not one that runs beside that call.
+// Stores the error for fsdp_get_last_error. Fails the context permanently if it cannot be used after the error.
+// `inside`: the error ended the call inside the context; if false, a call beside that one.
 fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept;
 const Error *thread_error() noexcept;
 
@@ -66,7 +67,7 @@ inline fsdp_status report_current(engine::Context *context, bool inside = true) 
   }
 }
 
-// Runs a call without a context, or a call that may come from any thread.
+// Runs a call without a context, or a call that any thread may make.
 template <class Body>
 fsdp_status guard(Body &&body) noexcept {
   try {
@@ -92,7 +93,7 @@ fsdp_status call_context(fsdp_context *handle, const char *name, Body &&body) no
   }
 }
 
-// The same for a call that may come from any thread while another call is inside. The context, too, keeps the error.
+// Runs a call that any thread may make while another call is inside. The context also stores the error.
 template <class Body>
 fsdp_status call_beside(const fsdp_context *handle, const char *name, Body &&body) noexcept {
   std::shared_ptr<engine::Context> context;
@@ -122,7 +123,7 @@ void run_call(engine::Model &model, const char *name, Body &&body) {
   }
 }
 
-// Runs a call of a model. Calls that only read take the handle as const.
+// Runs a call of a model. Calls that only read have a const handle.
 template <class Handle, class Body>
 fsdp_status in_model(Handle *handle, const char *name, Body &&body) noexcept {
   Pinned<HandledModel> model;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints: a model to a folder, and back.
+// Checkpoints: saves a model to a folder, and loads it.
 #include <algorithm>
 #include <climits>
 #include <cstring>

@@ -15,7 +15,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-// Options that matter only with a GPU are checked without one too, so that planning a GPU run finds its errors.
+// Options that matter only on a GPU are also checked without one, so that planning a GPU run finds its errors.
 void read_device(fsdp_context_options &options, const char *call) {
   options.device =
       read_enum(options.device, FSDP_DEVICE_HOST + 0, FSDP_DEVICE_CUDA + 0, call, "fsdp_context_options.device");
@@ -196,7 +196,7 @@ using namespace fsdp::abi;
 
 namespace {
 
-// If the caller's own limit runs out, only this call ends, and not the context.
+// If the caller's own limit runs out, only this call ends, and the context goes on.
 void await_within(engine::Context &context, const device::Event &event, uint32_t timeout_ms, const char *call) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   for (auto pause = std::chrono::microseconds(20); !event.done();
@@ -213,11 +213,11 @@ void await_within(engine::Context &context, const device::Event &event, uint32_t
   context.failure().check();
 }
 
-// Each call uses its own event. If the event is never reached, the device keeps it until the event's stream has ended.
+// Each call uses its own event. If the event is never reached, the device keeps it until the end of the event's stream.
 void wait_stream(engine::Context &context, fsdp_stream handle, uint32_t timeout_ms, const char *call) {
   context.require_world(call);
   device::Stream &stream = context.device().caller_stream(handle);
-  if (stream.is_calling_thread()) return;  // all of its work is done already
+  if (stream.is_calling_thread()) return;  // all of its work is already done
   if (stream.capture_id() != 0)
     fail(FSDP_INVALID_STATE,
          "{}: the stream of rank {} is being captured into a graph, and nothing of that is done yet", call,

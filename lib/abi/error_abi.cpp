@@ -18,7 +18,7 @@ namespace {
 
 const ThreadErrors thread_errors;
 
-// After these errors the ranks no longer agree on what comes next.
+// Do the ranks no longer agree on their calls after this error?
 bool fails_context(const Error &error) {
   if (!error.ends_context) return false;
   switch (error.status) {
@@ -45,7 +45,7 @@ void fill(fsdp_error &error, const Error *from, bool context_failed) {
   std::copy_n(from->message.data(), length, error.message);
 }
 
-// A shorter struct cuts the message; it still ends with NUL.
+// A shorter struct cuts the message, which still ends with NUL.
 void write_error(fsdp_error *out, fsdp_error value) {
   write_output(out, value);
   if (out->struct_size < sizeof value) reinterpret_cast<char *>(out)[out->struct_size - 1] = 0;
@@ -66,13 +66,13 @@ fsdp_status report(engine::Context *context, const Error &error, bool inside) no
     if (context && !context->in_child()) {
       if (fails_context(error)) context->fail_for_good(error);
       context->remember(error);
-      // After BUSY the call inside goes on.
+      // After BUSY the call inside continues.
       if (inside && error.status != FSDP_BUSY) context->flight().leave_failed(error.status);
       const bool failed = context->failure().failed();
       if (last) last->failed_context = failed;
       if (failed) context->record_failure();
     }
-  } catch (...) {  // every other step would need memory too
+  } catch (...) {  // all other ways would need memory, too
   }
   return error.status;
 }

@@ -36,7 +36,7 @@ double read_grad_factor(fsdp_grad_op op, double factor, const char *call, const 
 
 namespace {
 
-// A group's mesh has this rank and only ranks of the model.
+// Checks that a group's mesh has this rank and only ranks of the model.
 void check_group_mesh(const layout::Mesh &mesh, const layout::Mesh &model_mesh, uint32_t rank, const std::string &group,
                       const char *call) {
   if (std::ranges::find(mesh.ranks, rank) == mesh.ranks.end())
@@ -110,14 +110,14 @@ fsdp_status fsdp_create_group(fsdp_model *model, const char *name, const fsdp_pa
            call, spec.name);
     spec.grad_op = read_enum(given.grad_op, 0, FSDP_GRAD_OP_FACTOR + 0, call, "fsdp_group_options.grad_op");
     spec.grad_factor = read_grad_factor(spec.grad_op, given.grad_factor, call, "fsdp_group_options.grad_factor");
-    // A value equal to the model's is declared as 0, so that ranks may differ in how they write it.
+    // A value equal to the model's is stored as 0, so that ranks may declare it in either way.
     if (impl.spec().grad_op == spec.grad_op && impl.spec().grad_factor == spec.grad_factor)
       spec.grad_op = 0, spec.grad_factor = 1.0;
     layout::Mesh mesh = read_group_mesh(given, impl, spec.name, call);
     const std::lock_guard lock(impl.mutex);
     if (impl.ended) refuse_handle(model, call, "model");
-    // Memory is reserved first: once the model has the group, nothing may fail. The capacity doubles, since otherwise
-    // many groups would be moved again and again.
+    // Memory is reserved first, because nothing may fail once the model has the group. The capacity doubles, because
+    // otherwise many groups would be moved again and again.
     if (impl.groups.size() == impl.groups.capacity()) impl.groups.reserve(2 * impl.groups.size() + 16);
     NewHandle<fsdp_group> handle(acquire(model, call), static_cast<uint32_t>(impl.groups.size()));
     impl.declaration().add_group(std::move(spec), std::move(mesh));

@@ -55,7 +55,7 @@ void HandleTable::push_free(uint64_t index) const noexcept {
   } while (!free_.compare_exchange_weak(head, mine));
 }
 
-// Takes a free slot, or a new one. If two threads make the same chunk, one of them discards its own.
+// Takes a free slot, or a new one. If two threads allocate the same chunk, one of them frees its own.
 uint64_t HandleTable::take_slot() {
   if (const uint64_t found = pop_free()) return found - 1;
   for (uint64_t index = slot_count_.load();;) {
@@ -80,8 +80,8 @@ uint64_t HandleTable::add(HandleKind kind, std::shared_ptr<void> object, uint32_
   return handle;
 }
 
-// A call first counts itself as a pin and then checks whether the handle is alive; remove() does the same in the other
-// order. So at least one of them sees the other.
+// A call first counts itself as a pin and then checks whether the handle is alive; remove() does these steps in the
+// opposite order. So at least one of the two sees the other.
 HandleTable::HandleSlot *HandleTable::pin_slot(uint64_t handle, HandleKind kind) const noexcept {
   HandleSlot *const slot = slot_of(handle);
   if (!slot || kind_in(handle) != kind) return nullptr;
@@ -91,7 +91,7 @@ HandleTable::HandleSlot *HandleTable::pin_slot(uint64_t handle, HandleKind kind)
   return nullptr;
 }
 
-// The last thread that unpins a removed slot clears it. A late call with the dead handle may get here at the same time
+// The last thread that unpins a removed slot clears it. A late call with the dead handle may come here at the same time
 // as that thread; only one of them can clear the slot.
 void HandleTable::unpin(HandleSlot &slot) const noexcept {
   if (slot.pins.fetch_sub(1) != (removed | 1)) return;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which handles are alive: the one process-wide structure of the library. A handle is a number and never an address.
-// Whatever a caller passes is only compared, and no memory is read through it:
+// The table of live handles: the one process-wide structure of the library. A handle is a number and never an address.
+// Any value that a caller passes is only compared, and no memory is read through it:
 //
 //   bits 63-28 generation | 27-4 slot | 3-1 kind | 0 is 1
 //
 // A slot is reused with the next generation, so a destroyed handle stays invalid. After its last generation a slot is
-// not reused. No call waits for a lock: a forked child may use the table whatever the parent's threads were doing.
+// not reused. No call waits for a lock, so a forked child may use the table, whatever the parent's threads were doing.
 #pragma once
 
 #include <array>
@@ -35,20 +35,22 @@ class HandleTable {
     std::shared_ptr<void> object;  // NULL: no such handle is alive
     uint32_t number = 0;
   };
-  // Keeps an object alive even if its handle is destroyed meanwhile. A call uses a Pin because it costs less than a
-  // shared_ptr.
+  // Keeps an object alive even if its handle is destroyed during the call. A call uses a Pin because it costs less than
+  // a shared_ptr.
   class Pin;
 
-  // Returns a handle, which is never 0. Throws OUT_OF_MEMORY. `number` is kept with the object, say a group's index.
+  // Returns a handle, which is never 0. Throws OUT_OF_MEMORY. `number` is stored with the object, for example a group's
+  // index.
   uint64_t add(HandleKind kind, std::shared_ptr<void> object, uint32_t number = 0);
   FoundObject find(uint64_t handle, HandleKind kind) const noexcept;
   Pin pin(uint64_t handle, HandleKind kind) noexcept;
-  // Makes the handle invalid. Of several calls, only the one that did so gets the object; the others get NULL.
+  // Makes the handle invalid. If several calls do this, only the one that made it invalid gets the object; the others
+  // get NULL.
   std::shared_ptr<void> remove(uint64_t handle, HandleKind kind) noexcept;
-  // Makes the handle invalid, too, but keeps the object for ever: for use where nothing may be given back.
+  // Makes the handle invalid, too, but keeps the object forever, for cases in which nothing may be freed.
   void forget(uint64_t handle, HandleKind kind) noexcept;
 
-  // The kind of a handle that is alive; `none` for any other value.
+  // The kind of a live handle; `none` for any other value.
   HandleKind kind_of(uint64_t handle) const noexcept;
   // Was this value a handle that has been destroyed?
   bool destroyed(uint64_t handle) const noexcept;
@@ -81,7 +83,7 @@ class HandleTable {
   uint64_t last_generation_;
   std::array<std::atomic<HandleSlot *>, chunk_count> chunks_{};
   std::atomic<uint64_t> slot_count_{0};
-  // turn << 32 | slot + 1: the turn distinguishes a list from an earlier list with the same head
+  // turn << 32 | slot + 1. The turn distinguishes a list from an earlier list with the same head.
   mutable std::atomic<uint64_t> free_{0};
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the opaque handles stand for. The pointers that callers have are really numbers of the handle table: nothing
-// here reads memory through them.
+// The objects behind the opaque handles. The pointers that callers have are really numbers of the handle table, and no
+// memory is read through them.
 #pragma once
 
 #include <memory>
@@ -22,7 +22,8 @@ namespace fsdp::abi {
 class HandledModel : public engine::Model {
  public:
   using Model::Model;
-  // The model leaves its context before any part of it ends: another thread may be reading the context's models.
+  // The model leaves its context before any part of the model ends, because another thread may be reading the context's
+  // models.
   ~HandledModel() override { leave_context(); }
   std::mutex mutex;
   std::vector<fsdp_group *> groups;
@@ -101,8 +102,8 @@ using TraitsOf = HandleTraits<std::remove_const_t<Handle>>;
 template <class Handle>
 using ObjectOf = typename TraitsOf<Handle>::Object;
 
-// One table serves the whole process, because a call that gets only a handle does not know the context. It is never
-// destructed: handles may be destroyed while the program ends.
+// One table serves the whole process, because a call that gets only a handle does not know the context. The table is
+// never destructed, because handles may be destroyed while the program ends.
 union ProcessHandles {
   constexpr ProcessHandles() : table() {}
   ~ProcessHandles() {}
@@ -113,18 +114,17 @@ inline HandleTable &handle_table() noexcept { return process_handles.table; }
 
 inline uint64_t number_of(const void *handle) noexcept { return reinterpret_cast<uintptr_t>(handle); }
 
-// Throws INVALID_HANDLE that says why the table does not know the handle.
+// Throws INVALID_HANDLE, which says why the table does not know the handle.
 [[noreturn]] void refuse_handle(const void *handle, const char *call, const char *expected);
 
-// The object that the handle stands for; NULL if it is no such handle. The returned reference keeps the object alive.
+// The object of the handle; NULL if there is no such handle. The returned reference keeps the object alive.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> find(Handle *handle) noexcept {
   return std::static_pointer_cast<ObjectOf<Handle>>(
       handle_table().find(number_of(handle), TraitsOf<Handle>::kind).object);
 }
 
-// The object that a handle stands for. The object lives at least as long as the Pinned, even if the handle is destroyed
-// meanwhile.
+// The object of a handle. It exists at least as long as the Pinned, even if the handle is destroyed during the call.
 template <class Object>
 class Pinned {
  public:
@@ -139,7 +139,7 @@ class Pinned {
   HandleTable::Pin pin_;
 };
 
-// Pins the handle's object for the length of a call. Throws INVALID_HANDLE if there is no such handle.
+// Pins the handle's object for the duration of a call. Throws INVALID_HANDLE if there is no such handle.
 template <class Handle>
 Pinned<ObjectOf<Handle>> pin(Handle *handle, const char *call) {
   Pinned<ObjectOf<Handle>> pinned(handle_table().pin(number_of(handle), TraitsOf<Handle>::kind));
@@ -176,20 +176,20 @@ inline HandledGroup acquire_group(const fsdp_group *handle, const char *call) {
   return group;
 }
 
-// The first call for a handle removes it and returns its object. Later calls do nothing, nor do calls with other
-// values.
+// The first call for a handle removes the handle and returns its object. Later calls, and calls with other values, do
+// nothing.
 template <class Handle>
 std::shared_ptr<ObjectOf<Handle>> remove(Handle *handle) noexcept {
   return std::static_pointer_cast<ObjectOf<Handle>>(handle_table().remove(number_of(handle), TraitsOf<Handle>::kind));
 }
 
-// For a forked child: threads and shared memory stayed with the parent, so there is nothing to give back.
+// For a forked child: threads and shared memory stayed with the parent, so there is nothing to free.
 template <class Handle>
 void forget(Handle *handle) noexcept {
   handle_table().forget(number_of(handle), TraitsOf<Handle>::kind);
 }
 
-// A handle that the caller does not have yet. It is removed again unless it is given out.
+// A handle that the caller does not have yet. It is removed again unless the caller gets it.
 template <class Handle>
 class NewHandle {
  public:

@@ -242,7 +242,7 @@ fsdp_matrix_options read_matrix_options(const fsdp_matrix_options *given, const 
   return options;
 }
 
-// A matrix without data says that there are no more.
+// A matrix without data tells the caller that there are no more.
 fsdp_matrix matrix_of(HandledModel &model, const engine::GivenMatrices &given) {
   const memory::Matrix &first = *given.first;
   fsdp_matrix view = FSDP_MATRIX_INIT;

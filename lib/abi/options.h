@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules for structs that grow. An older caller's struct may be shorter than ours: the rest is taken as zero. A
-// newer caller's struct may be longer: the bytes that we do not know must be zero.
+// The rules for structs that grow. An older caller's struct may be shorter than ours; the missing bytes count as zero.
+// A newer caller's struct may be longer; the bytes that this release does not know must be zero.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +26,12 @@
 #include "fsdp.h"
 #include "memory/model_spec.h"
 
-// The name of a given value in errors: "retain_secs", or "params[3] ('wq').dtype" for a field of an array's element.
+// The name of a value in errors: "retain_secs", or "params[3] ('wq').dtype" for a field of an array's element.
 
 namespace fsdp::abi {
 
-// The text is made only if an error needs it. To make ten texts for each of a model's thousands of parameters would
-// take longer than to read the parameters.
+// The text is made only if an error needs it. Making ten texts for each of a model's thousands of parameters would take
+// longer than reading the parameters.
 class Field {
  public:
   Field(const char *name) : name_(name) {}
@@ -60,11 +60,11 @@ struct fmt::formatter<fsdp::abi::Field> : fmt::formatter<std::string> {
 namespace fsdp::abi {
 
 // The size of each struct in the first release of this ABI, 0.2, with which an older client may be built. It never
-// changes: a struct that grows gets a line here with the offset of the first field that was added.
+// changes. If a struct grows, a line here gets the offset of the first field that was added.
 template <class T>
 inline constexpr uint64_t first_size = sizeof(T);
 template <>
-inline constexpr uint64_t first_size<fsdp_error> = 40;  // the message may be cut short
+inline constexpr uint64_t first_size<fsdp_error> = 40;  // a struct of this size may cut the message
 template <>
 inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, max_pending_bytes);
 template <>
@@ -78,7 +78,7 @@ inline constexpr uint64_t first_size<fsdp_group_info> = offsetof(fsdp_group_info
 template <>
 inline constexpr uint64_t first_size<fsdp_loaded> = offsetof(fsdp_loaded, loaded_tensors);
 
-// A larger struct_size was certainly never set by the caller, so the bytes behind the struct must not be read.
+// A caller has certainly not set a larger struct_size, so the bytes after the struct must not be read.
 constexpr uint64_t max_size = 4096;
 
 template <class T>
@@ -112,14 +112,14 @@ void check_output(const T *out, const char *call, const char *name) {
          call, name, out->struct_size, first_size<T>, name);
 }
 
-// Writes an element of a caller's array of outputs. The library sets the element's struct_size, not the caller.
+// Writes an element of a caller's array of outputs. The library, and not the caller, sets the element's struct_size.
 template <class T>
 void write_element(T *first, uint64_t index, uint64_t stride, T value) {
   value.struct_size = std::min<uint64_t>(stride, sizeof(T));
   std::memcpy(reinterpret_cast<char *>(first) + index * stride, &value, value.struct_size);
 }
 
-// Writes as much as fits into the caller's struct, whose struct_size stays.
+// Writes as many bytes as fit into the caller's struct, whose struct_size does not change.
 template <class T>
 void write_output(T *out, T value) {
   value.struct_size = out->struct_size;
@@ -158,7 +158,7 @@ std::string read_name(const char *name, size_t most, const char *call, const Fie
 
 // Divides main weights and states among the replicas of a mesh, if the strategy says so.
 void set_outer_strategy(fsdp_outer_strategy strategy, layout::Mesh &mesh, const char *call, const Field &field);
-// Returns the factor that counts for an fsdp_grad_op; 1 if the operation has none.
+// Returns the factor that applies to an fsdp_grad_op; 1 if the operation has none.
 double read_grad_factor(fsdp_grad_op op, double factor, const char *call, const Field &field);
 
 // Checks a number for fp32 arithmetic: it must be finite in fp32.
@@ -186,7 +186,7 @@ inline void check_flags(uint32_t flags, uint32_t known, const char *call, const 
   if (flags & ~known) fail(FSDP_INVALID_ARGUMENT, "{}: {} has unknown bits {:#x}", call, field, flags & ~known);
 }
 
-// Reads a double whose value 0 means the default, unless the flag says that 0 is meant.
+// Reads a double for which 0 means the default, unless the flag says that 0 is meant.
 inline double read_value(double value, double fallback, bool zero, const char *flag, const char *call,
                          const Field &field) {
   if (zero && value != 0) fail(FSDP_INVALID_ARGUMENT, "{}: {} contradicts {} {}", call, flag, field, value);
@@ -202,7 +202,7 @@ inline void check_phase(fsdp_phase phase, const char *call) {
 
 // Views of the library's memory, as callers get them.
 
-// `shape` must live as long as the view may be used.
+// `shape` must exist as long as the view may be used.
 inline fsdp_tensor view_of(engine::Context &context, void *data, std::span<const uint64_t> shape, fsdp_dtype dtype,
                            uint32_t flags) {
   fsdp_tensor view = FSDP_TENSOR_INIT;

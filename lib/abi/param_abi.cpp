@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters: descriptors in and out, views of weights, loads and reads, chunks.
+// Parameters: reads and returns descriptors, views of weights, loads and reads, chunks.
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -40,7 +40,7 @@ Published published(fsdp_plane plane) {
   return {scales ? PlaneKind::compute_scales : PlaneKind::compute, plane >= FSDP_PLANE_COLUMN ? 1u : 0u};
 }
 
-// Where the parameter begins in its bucket's plane, in bytes.
+// The offset in bytes of the parameter in its bucket's plane.
 uint64_t plane_offset(const engine::Runtime &runtime, const engine::ParamPlace &place, Published which) {
   const engine::Plane &plane = runtime.bucket(place).plane(which.kind, which.form);
   return plane.layout->tensors[place.tensor].full_offset * dtype_size(plane.dtype());
@@ -107,7 +107,7 @@ void require_held(const engine::Runtime &runtime, const engine::Group &group, ui
          call, engine::phase_name(phase), group.name(), columns ? "COLUMN" : "ROW", param.name);
 }
 
-// Describes the scales of an MXFP8 plane; the caller of this adds their addresses.
+// Describes the scales of an MXFP8 plane; the caller of this function adds their addresses.
 device::Mxfp8Swizzle swizzle_of(const engine::Runtime &runtime, const engine::Group &group, uint64_t index,
                                 Published which, const char *call) {
   const memory::ParamSpec &param = runtime.param(group, index);

@@ -30,7 +30,7 @@ void read_shape(const fsdp_param &given, uint64_t index, memory::ParamSpec &para
   }
 }
 
-// A scalar is one row, whether it says 0 or 1.
+// A scalar is one row, with a declared value of 0 or 1.
 void read_rows(const fsdp_param &given, uint64_t index, memory::ParamSpec &param, const char *call) {
   if (given.row_dimensions > std::max(given.dimension_count, 1u))
     fail(FSDP_INVALID_ARGUMENT,
@@ -112,7 +112,7 @@ void read_matrices(const fsdp_param &given, uint64_t index, memory::ParamSpec &p
          field("matrix_splits"), sum, rows);
 }
 
-// Checks a parameter of FSDP_UINT8: nothing is computed with bytes.
+// Checks a parameter of FSDP_UINT8, with whose bytes nothing is computed.
 void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *call) {
   if (!param.frozen())
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is FSDP_UINT8 ({}): bytes have no gradient, so it needs FSDP_PARAM_FROZEN",
@@ -122,7 +122,7 @@ void check_bytes(const memory::ParamSpec &param, uint64_t index, const char *cal
          field_of(index, param, "quantization"), param.quantization);
 }
 
-// Pieces are numbered in the order of the parameters, without a gap.
+// Checks that pieces are numbered in the order of the parameters, without a gap.
 void check_piece(const memory::ParamSpec &param, std::span<const memory::ParamSpec> before, const char *call) {
   const uint32_t least = before.empty() ? 0 : before.back().piece, most = before.empty() ? 0 : least + 1;
   if (param.piece >= least && param.piece <= most) return;

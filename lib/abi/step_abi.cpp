@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a training step: gather, gradient, and what closes the step.
+// The calls of a training step: for gathers and gradients, and for the end of the step.
 
 #include <cmath>
 
@@ -112,7 +112,7 @@ fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream st
     check_flags(flags, FSDP_GRAD_ZEROED | FSDP_GRAD_NO_WAIT, call, "flags");
     if (grad_count && !(flags & FSDP_GRAD_ZEROED)) check_pointer(accumulate, call, "accumulate");
     runtime.step.require_weights(call);
-    // All gradients are acquired before any output is written: a failure leaves the outputs untouched.
+    // All gradients are acquired before any output is written, so that a failure leaves the outputs unchanged.
     const auto lent = model.reducer(call).acquire_all(impl, flags, stream, call);
     for (uint64_t i = 0; i < grad_count; ++i) {
       const engine::LentGrad &grad = lent[i];
@@ -222,7 +222,7 @@ fsdp_status fsdp_end_capture(fsdp_model *model, fsdp_stream stream, fsdp_capture
   if (capture) *capture = nullptr;
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(capture, call, "capture");
-    // Memory is allocated first: once the capture has ended, nothing may fail.
+    // Memory is allocated first, because nothing may fail once the capture has ended.
     const auto held = std::make_shared<HandledCapture>();
     NewHandle<fsdp_capture> handle(held);
     held->model = acquire(model, call);

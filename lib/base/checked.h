@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic on sizes that come from outside: it fails instead of wrapping around. Names of sizes are formatted only on
-// failure.
+// Arithmetic on sizes from outside of the library: it fails instead of wrapping around. Names of sizes are formatted
+// only on failure.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class Strided {
     std::memcpy(static_cast<void *>(&value), bytes(index), std::min<uint64_t>(stride_, sizeof(T)));
     return value;
   }
-  // The offset of the element's first byte that is not zero and that this release does not know.
+  // The offset of the element's first byte that is not zero and unknown to this release.
   std::optional<uint64_t> unknown_byte(uint64_t index) const {
     for (uint64_t byte = sizeof(T); byte < stride_; ++byte)
       if (bytes(index)[byte]) return byte;

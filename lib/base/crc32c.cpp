@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t polynomial = 0x82f63b78;  // reflected
 
-// steps[k][b] is what byte b contributes to the CRC after k more bytes.
+// steps[k][b] is the contribution of byte b to the CRC after k more bytes.
 using Steps = std::array<std::array<uint32_t, 256>, 8>;
 constexpr Steps make_steps() {
   Steps steps{};
@@ -39,9 +39,9 @@ uint64_t load(const unsigned char *from) noexcept {
 
 #if defined(__x86_64__) || defined(__ARM_FEATURE_CRC32)
 
-// The instruction takes three cycles, and one can begin in each cycle. So three streams of this length run side by side
-// and are joined as if zeros had followed the earlier streams. CRCs are linear, so for each of a CRC's four bytes one
-// table says what the zeros make of that byte.
+// The instruction takes three cycles, and one can begin in each cycle. So three streams of this length are computed
+// side by side, and are joined as if zeros had followed the earlier streams. CRCs are linear, so for each of a CRC's
+// four bytes one table has the effect of the zeros on that byte.
 constexpr uint64_t stream_bytes = 1024;
 using Zeros = std::array<std::array<uint32_t, 256>, 4>;
 constexpr Zeros make_zeros() {

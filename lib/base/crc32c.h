@@ -8,7 +8,7 @@ namespace fsdp {
 
 // `crc` is 0 or the CRC of the preceding bytes: crc32c(crc32c(0, a), b) is the CRC of a followed by b.
 uint32_t crc32c(uint32_t crc, const void *data, uint64_t bytes) noexcept;
-// The same without the instruction.
+// Computes the same CRC without the instruction.
 uint32_t crc32c_by_table(uint32_t crc, const void *data, uint64_t bytes) noexcept;
 
 }  // namespace fsdp

@@ -14,8 +14,8 @@
 namespace fsdp {
 namespace {
 
-// A key is used and not a thread_local: in a library that is opened late, glibc allocates a thread_local variable when
-// a thread first uses it, and ends the process if no memory is left.
+// This is a key and not a thread_local variable: in a library that is loaded late, glibc allocates a thread_local
+// variable when a thread first uses it, and ends the process if no memory is left.
 class ThreadNumbers {
  public:
   ThreadNumbers() noexcept : made_(pthread_key_create(&key_, nullptr) == 0) {}
@@ -30,8 +30,8 @@ class ThreadNumbers {
     if (const void *known = made_ ? pthread_getspecific(key_) : nullptr) return reinterpret_cast<uint64_t>(known);
     const uint64_t number = last_.fetch_add(1, std::memory_order_relaxed) + 1;
     if (made_ && pthread_setspecific(key_, reinterpret_cast<void *>(number)) == 0) return number;
-    // There is no key, or no memory for its value. The kernel's number is used instead, with the top bit set to keep it
-    // apart from ours. After this thread's end another thread may get it.
+    // Used if there is no key, or no memory for its value: the kernel's number of the thread, with the top bit set to
+    // distinguish it from other numbers. After this thread's end another thread may get the same number.
     return uint64_t{1} << 63 | static_cast<uint64_t>(::gettid());
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one exception type of the library. It carries what fsdp_error carries. No exception crosses the C boundary.
+// The one exception type of the library, with the contents of fsdp_error. No exception crosses the C boundary.
 #pragma once
 
 #include <fmt/format.h>
@@ -39,7 +39,7 @@ class Error : public std::exception {
   fsdp_origin origin;
   int64_t origin_code;
   int32_t rank;                 // the rank to blame, -1 if none
-  bool ends_context = true;     // false: it ended only its call, although its status is one that ends a context
+  bool ends_context = true;     // false: it ended only its call, although its status usually ends the context
   std::vector<uint32_t> ranks;  // all ranks to blame if there are several, ascending; empty: `rank` alone
   std::string message;
 };
@@ -55,9 +55,9 @@ template <class... Args>
   throw Error(status, format_text(format, std::forward<Args>(args)...), rank);
 }
 
-// Converts the exception that is being handled to an Error, and returns that. Call it in a catch block.
+// Converts the exception that is being handled to an Error. Must be called in a catch block.
 Error current_error();
-// Runs the body. If it throws, converts the exception to an Error and returns that; else returns nothing.
+// Runs the body. If it throws, returns the exception as an Error; else returns nothing.
 template <class Body>
 std::optional<Error> capture_error(Body &&body) {
   try {
@@ -68,12 +68,13 @@ std::optional<Error> capture_error(Body &&body) {
   }
 }
 
-// Throws for a system call that failed with errno `code`. `what` says what was being done; the text of `code` is added.
+// Throws for a system call that failed with errno `code`. `what` names the attempted action; the text of `code` is
+// added.
 [[noreturn]] void fail_errno(int code, const std::string &what);
 
 // Texts and errors of a fixed length, for messages between processes and for shared memory.
 
-// A text of at most N - 1 bytes, with zeros behind it. A peer may have written it, so readers do not trust its end.
+// A text of at most N - 1 bytes, followed by zeros. A peer may have written it, so readers do not rely on its end.
 template <size_t N>
 struct WireText {
   char bytes[N] = {};
@@ -96,7 +97,7 @@ struct WireErrorHead {
   int32_t rank = -1;
   int16_t status = FSDP_OK;
   uint8_t origin = FSDP_ORIGIN_FSDP;
-  uint8_t unused = 0;  // avoids padding, so that no uninitialized byte is sent
+  uint8_t unused = 0;  // fills the padding, so that no uninitialized byte is sent
 
   WireErrorHead() noexcept = default;
   explicit WireErrorHead(const Error &error) noexcept

@@ -21,13 +21,13 @@ inline uint64_t steady_ms() noexcept {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now).count());
 }
 
-// How long a wait sleeps before it checks again whether it should go on.
+// How long a wait sleeps before it checks again whether it should continue.
 
 inline constexpr int slice_ms = 20;
 
-// The same for a wait for all ranks of a job with `ranks` ranks. The awaited event wakes such a wait. Its checks only
-// find what does not wake it: a verdict, or the caller's wish to stop. Where thousands of processes share a machine,
-// frequent checks would use up all of its CPU time.
+// Like slice_ms, for a wait for all ranks of a job with `ranks` ranks. The awaited event wakes such a wait. Its checks
+// find only events that do not wake it: a verdict, or the caller's wish to stop. If thousands of processes share a
+// machine, frequent checks would use up all of its CPU time.
 constexpr int slice_ms_of(uint32_t ranks) {
   return ranks <= 512 ? slice_ms : ranks <= 2048 ? 5 * slice_ms : 10 * slice_ms;
 }
@@ -61,17 +61,17 @@ class Failure {
   std::atomic<bool> failed_{false};
 };
 
-// A number for the calling thread. Unlike thread ids, numbers are not reused: a library thread cannot be taken for a
-// caller's thread that ended.
+// A number for the calling thread. Unlike thread ids, these numbers are not reused, so a library thread never has the
+// number of a caller's thread that has ended.
 uint64_t thread_number() noexcept;
 
 // Observes waits of the caller for one of its own streams, whose work may wait for peers: see
 // membership/liveness/watch.h.
 class WaitObserver {
  public:
-  // Says that the caller waits for what the thread does. Called about every 20 ms; throws to end the wait.
+  // Called while the caller waits for the work of `thread`, about every 20 ms; throws to end the wait.
   virtual void look(uint64_t thread) = 0;
-  // Says that the caller no longer waits.
+  // Called when the caller no longer waits.
   virtual void look_away() noexcept = 0;
 
  protected:
@@ -81,21 +81,21 @@ class WaitObserver {
 // Work that the caller's thread does in all its waits while the job forms: see membership/join/forming_watch.h.
 class WaitTask {
  public:
-  // Called by every poll; throws to end the wait.
+  // Called at every poll; throws to end the wait.
   virtual void look() = 0;
-  // `error` is why the job cannot form, as far as this rank knows. Returns the reason that all ranks report.
+  // `error` is the reason why the job cannot form, as this rank sees it. Returns the reason that all ranks report.
   virtual Error settle(const Error &error) = 0;
 
  protected:
   ~WaitTask() = default;
 };
 
-// A wait on the caller's own thread calls poll() between two checks of its condition. poll() throws if the context
-// failed, or if the caller's interrupted hook or flag asks to stop. Waits on library threads get a Waiter without a
+// A wait on the caller's own thread calls poll() between two checks of its condition. poll() throws if the context has
+// failed, or if the caller's interrupted hook or flag asks to stop. Waits on library threads use a Waiter without a
 // hook.
 class Waiter {
  public:
-  // flag: the caller's flag, which any thread or signal handler may write; NULL: no flag.
+  // `flag`: the caller's flag, to which any thread or signal handler may write; NULL: no flag.
   Waiter(const Failure &failure, fsdp_interrupted_hook hook, void *data, uint32_t timeout_ms,
          const int32_t *flag = nullptr)
       : failure_(failure), hook_(hook), data_(data), timeout_ms_(timeout_ms), flag_(flag) {}
@@ -107,8 +107,8 @@ class Waiter {
     if (hook_ && hook_(data_)) fail(FSDP_INTERRUPTED, "the interrupted hook asked to stop waiting");
   }
   uint32_t timeout_ms() const { return timeout_ms_; }
-  // Names the call that the caller is in, for messages: a string literal. set_model() adds the model's number if the
-  // context has several models.
+  // Sets the name of the caller's current call, for messages; it must be a string literal. set_model() adds the model's
+  // number if the context has several models.
   void set_call(const char *call) const {
     call_.store(call, std::memory_order_relaxed);
     model_.store(no_model, std::memory_order_relaxed);
@@ -120,7 +120,7 @@ class Waiter {
     return model == no_model ? call() : format_text("{} of model {}", call(), model);
   }
   const Failure &failure() const { return failure_; }
-  // NULL: no task. The task is set and called only on the caller's thread.
+  // NULL: no task. The task must be set and is called only on the caller's thread.
   void set_wait_task(WaitTask *task) const { task_ = task; }
   Error settle(const Error &error) const { return task_ ? task_->settle(error) : error; }
   // NULL: no observer. The observer must outlive the waits.

@@ -11,8 +11,8 @@ namespace fsdp {
 
 namespace {
 
-// The list belongs to the process, because fork() concerns all of it. It has only atomics: after fork() the child of a
-// process with threads may call nothing that waits.
+// The list belongs to the process, because fork() copies the whole process. It has only atomics, because after fork()
+// the child of a process with threads may call no function that waits.
 constexpr int seats = 1024;
 std::atomic<int> descriptors[seats];  // descriptor + 1; 0: the seat is free
 
@@ -34,7 +34,7 @@ ForkClosed::ForkClosed(int fd) noexcept {
   }
 }
 
-// Must be called before the descriptor is closed, because its number may then belong to another file.
+// Must be called before the descriptor is closed, because another file may get its number then.
 void ForkClosed::end() noexcept {
   if (seat_ >= 0) descriptors[seat_].store(0);
   seat_ = -1;

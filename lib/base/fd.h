@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A file descriptor that is closed by its owner.
+// A file descriptor that its owner closes.
 #pragma once
 
 #include <fcntl.h>
@@ -34,12 +34,13 @@ class Fd {
   int fd_ = -1;
 };
 
-// A descriptor that children of this process do not keep. A connection lasts as long as any process has its descriptor.
-// If the end of the connection tells peers that this process died, a forked child that kept the descriptor (one of a
-// data loader, say) would hide the death.
+// A descriptor that children of this process do not keep. A connection exists as long as any process has its
+// descriptor. If the end of the connection tells peers that this process has died, a forked child with the descriptor
+// (for example of a data loader) would hide the death.
 
-// While this object lives, fork() closes the descriptor in the child. There is room for 1,024 descriptors in a process;
-// children keep any more. In a child of vfork() or posix_spawn() the exec closes the descriptor if it is CLOEXEC.
+// As long as this object exists, fork() closes the descriptor in the child. There is room for 1,024 descriptors in a
+// process; children keep further descriptors. In a child of vfork() or posix_spawn() the exec closes the descriptor if
+// it is CLOEXEC.
 class ForkClosed {
  public:
   ForkClosed() = default;

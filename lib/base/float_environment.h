@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sets the IEEE default while the object lives: round to nearest even, subnormals kept, no traps. Callers may have set
-// flush-to-zero or another rounding mode: no computed bit may depend on their mode, and its end restores that mode.
+// Sets the IEEE default as long as the object exists: round to nearest even, subnormals kept, no traps. Callers may
+// have set flush-to-zero or another rounding mode, which must not change any computed bit. The destructor restores the
+// caller's mode.
 #pragma once
 
 #if defined(__x86_64__) || defined(__SSE__)
@@ -27,7 +28,7 @@ class FloatEnvironment {
 
  private:
   static constexpr unsigned standard = 0x1f80;      // all exceptions masked, nearest even, no FTZ, no DAZ
-  static constexpr unsigned sticky_flags = 0x003f;  // exceptions that occurred so far; they are not part of the mode
+  static constexpr unsigned sticky_flags = 0x003f;  // exceptions that have occurred; they are not part of the mode
   bool differs() const noexcept { return (saved_ & ~sticky_flags) != standard; }
   unsigned saved_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that the library starts inside a program that is not its own.
+// Threads that the library starts inside a program of others.
 #pragma once
 
 #include <pthread.h>
@@ -10,10 +10,10 @@
 
 namespace fsdp {
 
-// Signals belong to the program's own threads. While this object lives, no signal reaches the calling thread. Threads
-// that are started meanwhile, also by other libraries, inherit the mask for ever. Faults are not blocked: if a thread
-// blocks its own fault, the kernel ends the process at once. A handler of a sanitizer or of the program, which would
-// have told why, would not run.
+// Signals belong to the program's own threads. As long as this object exists, no signal reaches the calling thread.
+// Threads that are started during this time, also by other libraries, inherit the mask permanently. Faults are not
+// blocked: if a thread blocks its own fault, the kernel ends the process immediately. A handler of a sanitizer or of
+// the program, which would have reported the reason, would not run.
 class BlockedSignals {
  public:
   BlockedSignals() noexcept {
@@ -32,10 +32,10 @@ class BlockedSignals {
 
 // A thread that its owner joins.
 struct LibraryThread {
-  // A small stack is for code of our own. 0 means the system's default, for code of other libraries.
+  // The small stack is for code of this library. 0 means the system's default, for code of other libraries.
   static constexpr size_t small_stack = size_t{256} * 1024;
 
-  std::string name;     // "fsdp-" and more, cut to the length that the system shows
+  std::string name;     // "fsdp-" and a suffix, cut to the length that the system shows
   std::string purpose;  // for the error: "start the thread of ..."
   size_t stack_bytes = small_stack;
 

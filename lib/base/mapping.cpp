@@ -29,14 +29,14 @@ namespace {
 std::byte *map(const Fd &file, uint64_t bytes, int protection, int flags) {
   void *data = ::mmap(nullptr, bytes, protection, flags, file.get(), 0);
   if (data == MAP_FAILED) return nullptr;
-  ::madvise(data, bytes, MADV_DONTFORK);  // contexts do not survive fork: the child must not be able to write here
+  ::madvise(data, bytes, MADV_DONTFORK);  // the child of a fork must not be able to write to it
   return static_cast<std::byte *>(data);
 }
 
 }  // namespace
 
-// If the process locks all its mappings (mlockall), writable pages would be copied at once. So the pages become
-// writable only after they are unlocked.
+// If the process locks all its mappings (mlockall), the kernel would copy writable pages immediately. So the pages
+// become writable only after they are unlocked.
 std::byte *map_private_view(const Fd &file, uint64_t bytes) {
   std::byte *data = map(file, bytes, PROT_READ, MAP_PRIVATE | MAP_NORESERVE);
   if (!data || (::munlock(data, bytes) == 0 && ::mprotect(data, bytes, PROT_READ | PROT_WRITE) == 0)) return data;
@@ -116,7 +116,7 @@ int protection(Access access) {
   return PROT_NONE;
 }
 
-// The memory that the kernel says is available, or the largest number if it does not say.
+// The available memory as the kernel reports it, or the largest number if it does not.
 uint64_t available_memory() {
   FILE *file = std::fopen("/proc/meminfo", "re");
   if (!file) return UINT64_MAX;
@@ -129,8 +129,8 @@ uint64_t available_memory() {
   return bytes;
 }
 
-// A memfd has no limit of its own. Without this check the kernel's OOM killer would end the process for a size that
-// does not fit, and SIGXFSZ for a size above the file size limit.
+// A memfd has no limit of its own. Without this check the kernel would end the process: with the OOM killer if the size
+// does not fit into memory, and with SIGXFSZ if it is above the file size limit.
 void check_room(uint64_t bytes, const std::string &what) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && bytes > limit.rlim_cur)
@@ -240,7 +240,7 @@ void Mapping::populate(uint64_t offset, uint64_t bytes, Access access, const std
   while (::madvise(data_ + offset, bytes, advice) != 0) {
     if (errno == EINTR || errno == EAGAIN) continue;
     if (errno != EINVAL) fail_errno(errno, format_text("{}: populating {} bytes of shared memory", what, bytes));
-    return touch(data_ + offset, bytes, access);  // a kernel before 5.14
+    return touch(data_ + offset, bytes, access);  // on a kernel before 5.14
   }
 }
 
@@ -260,7 +260,7 @@ struct CodeSegment {
   uintptr_t inside, begin, end;
 };
 
-// Finds the readable segment of code in which `inside` lies.
+// Finds the readable segment of code that contains `inside`.
 int find_segment(dl_phdr_info *object, size_t, void *data) {
   CodeSegment &segment = *static_cast<CodeSegment *>(data);
   for (int i = 0; i < object->dlpi_phnum; ++i) {
@@ -275,8 +275,8 @@ int find_segment(dl_phdr_info *object, size_t, void *data) {
   return 0;
 }
 
-// Returns false if this kernel has no such call. Other errors are ignored: if a page cannot be read, running it will
-// show that.
+// Returns false if this kernel has no such call. Other errors are ignored, because a page that cannot be read fails
+// when it is run.
 bool populate_by_kernel(uintptr_t begin, uintptr_t end) {
   int result = 0;
   do result = madvise(reinterpret_cast<void *>(begin), end - begin, MADV_POPULATE_READ);

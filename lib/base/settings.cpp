@@ -39,10 +39,10 @@ constexpr Setting list[] = {
     {"FSDP_NCCL_NVLS_CTAS", "NCCL's"},
 };
 
-// The environment belongs to the caller's program: no thread of this library changes it.
+// The environment belongs to the caller's program, so no thread of this library changes it.
 const char *read(const char *name) noexcept { return std::getenv(name); }  // NOLINT(concurrency-mt-unsafe)
 
-// Keeps the value on one line, whatever the variable holds.
+// Keeps the value on one line, with any contents.
 std::string shown(std::string value) {
   std::ranges::replace_if(
       value, [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');

@@ -20,7 +20,7 @@ uint32_t *low_half(std::atomic<uint64_t> &value) noexcept {
 }  // namespace
 
 void Word::raise(uint64_t to) noexcept {
-  // Both sides are sequentially consistent: either this thread sees the sleeper, or the sleeper sees the new value.
+  // Both sides are sequentially consistent, so either this thread sees the sleeper, or the sleeper sees the new value.
   value.store(to, std::memory_order_seq_cst);
   nudge();
 }

@@ -12,12 +12,13 @@ struct alignas(64) Word {
 
   std::atomic<uint64_t> value;
   std::atomic<uint32_t> sleepers;
-  // Numbers that the owner publishes with the value. They are on the same cache line, so a reader that sees the value
-  // has them without another miss.
+  // Numbers that the owner publishes with the value. They are on the same cache line, so a reader of the value gets
+  // them without another cache miss.
   std::atomic<uint64_t> notes[note_count];
 
   bool reached(uint64_t target) const noexcept { return value.load(std::memory_order_acquire) >= target; }
-  // Whatever this thread wrote before is visible to every thread that sees the new value. Only the owner calls raise().
+  // All earlier writes of this thread are visible to every thread that sees the new value. Only the owner may call
+  // raise().
   void raise(uint64_t to) noexcept;
   // Wakes the threads that sleep on the word, so that they check their conditions.
   void nudge() noexcept;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FSDP_BOTH declares functions that the host and the GPUs share: under nvcc they are compiled for both, elsewhere they
-// are plain functions.
+// FSDP_BOTH declares functions that the host and the GPUs share. Under nvcc they are compiled for both; other compilers
+// see plain functions.
 #pragma once
 
 #if defined(__CUDACC__)

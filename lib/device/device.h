@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine and the communicators may ask of a device. The backends are host/ and cuda/; only factory.cpp chooses
-// one. Memory that enqueued work uses must stay valid until the stream has done the work.
+// The interface of a device for the engine and the communicators. The implementations are host/ and cuda/; only
+// factory.cpp chooses one. Memory that enqueued work uses must stay valid until the stream has done the work.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@
 namespace fsdp::device {
 
 // A point in a stream's order. Events are reusable and allocate nothing after creation; an event that was never
-// recorded is done. Suppose that an event is recorded on a stream of a GPU while its last record, on another stream, is
-// not done. Then the new record's stream is ordered after the other stream.
+// recorded is done. If an event is recorded on a stream of a GPU while its last record, on another stream, is not done,
+// the new stream is ordered after the other one.
 class Event {
  public:
   virtual ~Event() = default;
@@ -29,8 +29,8 @@ class Event {
 };
 
 // A host function that runs in the order of a stream of the host. It is copied into the stream's queue, so it must be
-// trivially copyable and have at most `capacity` bytes. It may wait for a bounded time and may throw Error: the stream
-// then fails its context and skips the work that follows.
+// trivially copyable and have at most `capacity` bytes. It may wait for a bounded time and may throw an Error. The
+// stream then fails its context and skips later work.
 class Task {
  public:
   static constexpr size_t capacity = 240;
@@ -53,7 +53,7 @@ class Stream {
   Stream() = default;
   virtual ~Stream() = default;
   // Does the stream work on the calling thread? If so, its work is done when the call returns, and its waits block. If
-  // not, only events order its work.
+  // not, its work is ordered only by events.
   bool is_calling_thread() const noexcept { return is_calling_thread_; }
   // Does the stream run host functions? Such a stream also ends by itself once its context has failed, because its
   // waits poll the context.
@@ -63,19 +63,20 @@ class Stream {
   // the work are then thrown, and fail the context as they do in the stream.
   virtual bool borrow() noexcept { return false; }
   virtual void give_back() noexcept {}
-  virtual void record(Event &event) = 0;      // the event is done when all work enqueued before is done
+  virtual void record(Event &event) = 0;      // the event is done when all earlier work is done
   virtual void wait(const Event &event) = 0;  // work enqueued later starts after the event's last record
   virtual void run(const Task &task) = 0;     // throws INTERNAL unless runs_tasks()
   virtual void copy(void *to, const void *from, size_t bytes) = 0;
   virtual void fill(void *to, uint8_t byte, size_t bytes) = 0;
   virtual void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
-  // These convert many matrices of fp32 to codes with a scale for each block, see device/quantize.h. Unless `found` is
-  // NULL, found[i] = how many of the ROW scales of works[i] stand for Inf or NaN, or how many of its numbers are that.
+  // These functions convert many matrices of fp32 to codes with a scale for each block; see device/quantize.h. Unless
+  // `found` is NULL, they set found[i]. For MXFP8 it is the number of ROW scales of works[i] that stand for Inf or NaN,
+  // otherwise the number of Inf and NaN.
   virtual void quantize_all_mxfp8(std::span<const Mxfp8Quantize> works, uint64_t *found) = 0;
   virtual void quantize_all_fp8_blocks(std::span<const Fp8BlockQuantize> works, uint64_t *found) = 0;
   virtual void swizzle_scales(const Mxfp8Swizzle &work) = 0;
-  // These convert tensors of fp32 to codes with one scale each, found from the largest magnitude on any rank.
-  // find_all_amaxes sets each *amax to this rank's largest magnitude, which is 0 if there are no numbers.
+  // These functions convert tensors of fp32 to codes with one scale each, which is found from the largest magnitude on
+  // any rank. find_all_amaxes sets each *amax to this rank's largest magnitude; it is 0 if there are no numbers.
   virtual void find_all_amaxes(std::span<const AmaxSpan> spans) = 0;
   virtual void find_fp8_scales(const Fp8Scales &work) = 0;
   virtual void quantize_all_fp8(std::span<const Fp8Quantize> works) = 0;
@@ -95,16 +96,16 @@ class Stream {
   virtual void count_nonfinite(uint64_t *result, const float *values, uint64_t count) = 0;
   // *result = the number of elements that are +0 or -0
   virtual void count_zeros(uint64_t *result, const float *values, uint64_t count) = 0;
-  // One step of many pieces. The spans must stay where they are until the step is done.
+  // Makes one step on many pieces. The spans must not move until the step is done.
   virtual void adamw(const AdamW &step, std::span<const AdamWSpan> spans) = 0;
-  // The same, but the step is read from memory of the device when the work executes: for graphs, whose step changes
-  // from replay to replay. store_step writes the step there, in the order of the stream.
+  // Does the same, but reads the step from memory of the device when the work executes. It is for graphs, whose step
+  // changes from replay to replay. store_step writes the step to that memory, in the order of the stream.
   virtual void adamw_from(const AdamW *step, std::span<const AdamWSpan> spans) = 0;
   virtual void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans) = 0;
   virtual void compact_adamw_from(const AdamW *step, std::span<const CompactSpan> spans) = 0;
   virtual void store_step(AdamW *to, const AdamW &step) = 0;
   virtual void round_randomly(const RandomRounding &work) = 0;
-  // These are for one array.
+  // These functions work on one array.
   void scale(float *values, float factor, uint64_t count) {
     const FloatSpan one{values, count};
     scale_all({&one, 1}, factor);
@@ -124,7 +125,7 @@ class Stream {
     const AmaxSpan one{amax, values, count, via_bf16};
     find_all_amaxes({&one, 1});
   }
-  // CUDA's number of the graph capture that the stream is in; 0: none. See Device::begin_capture.
+  // CUDA's number of the graph capture to which the stream belongs; 0: none. See Device::begin_capture.
   virtual uint64_t capture_id() const { return 0; }
   // The device's own handle; NULL on the host.
   virtual fsdp_stream handle() const noexcept { return nullptr; }
@@ -136,7 +137,7 @@ class Stream {
   const bool is_calling_thread_ = false;
 };
 
-// While this lives, the stream's work is done on the calling thread, if the stream can be borrowed.
+// During this scope the stream's work is done on the calling thread, if the stream can be borrowed.
 class BorrowedStream {
  public:
   explicit BorrowedStream(Stream &stream) : stream_(stream.borrow() ? &stream : nullptr) {}
@@ -152,17 +153,17 @@ class BorrowedStream {
 };
 
 // Host work between pieces of device work: a stream of the host that waits for streams of the device, and for which
-// they wait. An error in the lane fails the context, and the device's streams go on.
+// these wait. An error in the lane fails the context, and the device's streams continue.
 class HostLane {
  public:
   virtual ~HostLane() = default;
   virtual Stream &stream() = 0;  // a stream of the host, for tasks, kernels over host memory and events of the host
-  virtual void wait(const Event &event) = 0;  // work given to the lane from now on starts after the device's event
-  // Work enqueued on the device's stream from now on starts after the work that the lane was given so far.
+  virtual void wait(const Event &event) = 0;  // later work of the lane starts after the device's event
+  // Later work on the device's stream starts after the work that is now enqueued on the lane.
   virtual void release(Stream &device_stream) = 0;
 };
 
-// Private memory of the device: populated, zeroed and page-aligned. The destructor gives it back.
+// Private memory of the device: populated, zeroed and page-aligned. The destructor frees it.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -170,23 +171,23 @@ class Memory {
   virtual uint64_t size_bytes() const noexcept = 0;
 };
 
-// The properties of a kind of device that matter to other code. They are known even without a device, say in a context
-// that only plans.
+// The properties of a kind of device that matter to other code. They are known even without a device, for example in a
+// context that only plans.
 struct Traits {
-  // The device's memory is the host's: any thread reads it in place, and ranks of a host map each other's memory. If
-  // not, ranks exchange messages in the order of streams.
+  // Is the device's memory the host's? If so, any thread reads it in place, and ranks of a host map each other's
+  // memory. If not, ranks exchange messages in the order of streams.
   bool host_memory;
   bool graphs;  // the work of its streams can be captured into graphs
 };
 const Traits &traits_of(fsdp_device_kind kind) noexcept;
 
 struct Options {
-  bool overlap = true;    // false: streams do their work on the calling thread at once
+  bool overlap = true;    // false: streams do their work immediately, on the calling thread
   uint32_t delay_us = 0;  // longest random delay before each piece of work of a library stream
   uint64_t delay_seed = 0;
-  uint64_t failed_allocation = 0;  // which call of allocate() or allocate_host() fails, counted from 1; 0: none
+  uint64_t failed_allocation = 0;  // number of the call of allocate() or allocate_host() that fails, from 1; 0: none
   std::function<void(const std::string &)> warn =
-      {};  // destructors report here, on their thread, the memory that they could not give back
+      {};  // destructors report memory that they could not free here, on their thread
 };
 
 class Device {
@@ -195,46 +196,46 @@ class Device {
   virtual std::unique_ptr<Stream> create_stream(const std::string &name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
   virtual std::unique_ptr<Memory> allocate(uint64_t bytes, const char *what) = 0;
-  // Memory of the host that kernels of the device can read and write too.
+  // Allocates memory of the host that kernels of the device can also read and write.
   virtual std::unique_ptr<Memory> allocate_host(uint64_t bytes, const char *what) = 0;
-  // The caller's stream. On the host device it must be NULL, which is the calling thread: a record completes at once,
+  // The caller's stream. On the host device it must be NULL, which is the calling thread: a record is done immediately,
   // and a wait blocks.
   virtual Stream &caller_stream(fsdp_stream stream) = 0;
-  // The calling thread as a stream of the host, whatever the device.
+  // The calling thread as a stream of the host, for any device.
   virtual Stream &calling_thread() = 0;
   virtual const Traits &traits() const noexcept = 0;
-  // Casts between this device's memory and the caller's memory, which may be the host's or the device's. The cast comes
-  // in the order of the caller's stream NULL, and is done when the call returns.
+  // Casts between this device's memory and the caller's memory, which may be the host's or the device's. The cast is
+  // ordered with the caller's stream NULL, and is done when the call returns.
   virtual void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) = 0;
   // Not available on the host device.
   virtual std::unique_ptr<HostLane> create_host_lane(const std::string &name) = 0;
   // Lets the device read and write this host memory, which the library did not allocate, without intermediate copies,
-  // until unregister_host(). The host device has nothing to do.
+  // until unregister_host(). Does nothing on the host device.
   virtual void register_host(void *data, uint64_t bytes) = 0;
-  // Returns false if the device may still use the memory for ever: it must then stay where it is.
+  // Returns false if the device may use the memory forever; the memory must then stay allocated.
   virtual bool unregister_host(void *data, uint64_t bytes) noexcept = 0;
   // From begin_capture to end_capture, streams may be captured into the graph with this number, and into no other. A
   // record on a captured stream is then a point of the graph: done() is false until end_capture, and after that the
   // event is what it was before the capture. On a captured stream, waits for events that were recorded before the
-  // capture do nothing, since the replay is ordered after them. Without begin_capture, records on captured streams
+  // capture do nothing, because the replay is ordered after them. Without begin_capture, records on captured streams
   // throw INVALID_STATE.
   virtual void begin_capture(uint64_t id) = 0;
   virtual void end_capture() noexcept = 0;
   // Blocks the calling thread until the event is done, polling the waiter.
   virtual void synchronize(const Event &event) = 0;
-  // Counts an allocation, and throws if the options say that this one fails. Shared memory calls it before it
-  // allocates.
+  // Counts an allocation, and throws if the options say that this one fails. Called for shared memory before it is
+  // allocated.
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
   virtual uint64_t allocations() const noexcept = 0;  // number of allocations counted so far
-  // The number of this device among the machine's devices of its kind, as its libraries count; -1 for the host.
+  // The number of this device among the machine's devices of its kind, as its libraries count them; -1 for the host.
   virtual int32_t index() const noexcept { return -1; }
   // The number of live streams that the library has made on the device; 0 on the host, whose streams are threads.
   virtual uint32_t streams() const noexcept { return 0; }
   // Runs the body while this device is the calling thread's current device, as libraries of the device require.
   virtual void with_current(const std::function<void()> &body) const { body(); }
 
-  // The order in which communicators of this device launch kernels that wait for other ranks, if they must keep an
-  // order. Only the transport room makes and reads it; all communicators on one device share it.
+  // The order in which communicators of this device launch kernels that wait for other ranks, if an order is necessary.
+  // Only the transport room makes and reads it; all communicators on one device share it.
   std::shared_ptr<void> launch_order;
   virtual std::string description() const = 0;  // for the log: the device, and which of its features are used
 };
@@ -248,9 +249,9 @@ std::unique_ptr<Device> create_host_device(const Options &options, const Waiter 
 // if there is no GPU.
 std::unique_ptr<Device> create_cuda_device(int32_t index, const Options &options, const Waiter &waiter,
                                            Failure &failure);
-// Describes this build's CUDA to people: "no", or the toolkit and the architectures.
+// Describes this build's CUDA to users: "no", or the toolkit and the architectures.
 const char *cuda_description() noexcept;
-// Describes what this build finds on this machine: the driver and the GPUs. Empty in a build without CUDA.
+// Describes the driver and the GPUs that this build finds on this machine. Empty in a build without CUDA.
 std::string cuda_at_run_time();
 
 }  // namespace fsdp::device

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only place that names the devices.
+// The only file that names the implementations of devices.
 #include <hwy/targets.h>
 
 #include "device/cuda/traits.h"

@@ -15,13 +15,13 @@ namespace fsdp::device {
 
 enum class Float8 : uint8_t { e4m3, e5m2 };
 
-// Bits of fp32 numbers that kernels use most.
+// The bits of fp32 numbers that kernels use most.
 constexpr uint32_t fp32_infinity = 0x7f800000, fp32_magnitude = 0x7fffffff;
 
 FSDP_BOTH constexpr uint32_t fp32_bits(float value) { return __builtin_bit_cast(uint32_t, value); }
 FSDP_BOTH constexpr float fp32_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// The constants in which the two formats differ. `quiet` is the bits of a NaN without its payload.
+// The constants in which the two formats differ. `quiet` has the bits of a NaN without its payload.
 template <uint32_t mantissa_bits_, uint32_t bias_, uint32_t largest_, uint32_t quiet_>
 struct Float8Layout {
   static constexpr uint32_t mantissa_bits = mantissa_bits_, bias = bias_, largest = largest_, quiet = quiet_;
@@ -29,7 +29,7 @@ struct Float8Layout {
   static constexpr uint32_t rebias = (127 - bias) << 23;     // difference of the exponents
   static constexpr uint32_t lowest = rebias + (1u << 23);    // the lowest normal number, as fp32
   static constexpr uint32_t aligner = lowest + (cut << 23);  // an fp32 whose last bit is the lowest subnormal
-  static constexpr uint32_t half = (1u << (cut - 1)) - 1;    // just below half of what is cut
+  static constexpr uint32_t half = (1u << (cut - 1)) - 1;    // just below half of the value that is cut
   static constexpr uint32_t top_mask = (1u << mantissa_bits) - 1;
 };
 using E4M3Layout = Float8Layout<3, 7, 0x7e, 0x7f>;

@@ -13,7 +13,7 @@
 
 namespace fsdp::device {
 
-// The form in which the main weights of a run of elements are kept.
+// The form in which the main weights of a run of elements are stored.
 enum class MainForm : uint8_t {
   float32,  // fp32
   split16,  // the upper half is the compute weight in bf16; the rest is a signed number of 16 bits
@@ -50,15 +50,15 @@ struct RoundingKey {
   uint32_t step;
 };
 
-// 128 random bits for 8 elements: those with the numbers from 8 * group on. Element h of the 8 has a half of word
-// h / 2: if h is even, the lower half.
+// 128 random bits for 8 elements: the elements with the numbers from 8 * group on. Element h of the 8 has a half of
+// word h / 2: the lower half if h is even, else the upper half.
 struct RandomWords {
   uint32_t word[4];
 
   FSDP_BOTH constexpr uint32_t half(unsigned h) const { return word[h / 2] >> h % 2 * 16 & 0xffff; }
 };
 
-// The upper half of a product. nvcc would make a 64-bit multiplication of the plain expression.
+// The upper half of a product. nvcc would make a 64-bit multiplication from the plain expression.
 FSDP_BOTH constexpr uint32_t upper_product(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__)
   return __umulhi(a, b);

@@ -11,7 +11,7 @@
 namespace fsdp::device {
 namespace {
 
-// In version 1 a limit of this size or more means "no limit". Version 2 has a word for it instead of a number.
+// In version 1 a limit of this size or more means "no limit". Version 2 has a word for this.
 constexpr uint64_t no_limit = uint64_t{1} << 62;
 
 struct Names {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory that control groups (cgroups) leave this process. Beyond their limits no allocation fails, but the kernel
-// kills the process.
+// The memory that control groups (cgroups) leave for this process. Beyond their limits allocations do not fail, but the
+// kernel kills the process.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace fsdp::device {
 
-// The limit of the cgroup that this process is in, or of a cgroup above it.
+// The limit of the cgroup of this process, or of a cgroup above it.
 struct MemoryLimit {
   std::string path;                // its directory
   uint64_t device = 0, inode = 0;  // identify the cgroup on this host, whatever its path
@@ -21,11 +21,11 @@ struct MemoryLimit {
   uint64_t free_bytes() const noexcept;
 };
 
-// Returns the limits, that of the innermost cgroup first. Cgroups without a limit are left out, and swap does not
-// count. Only tests pass a `root`.
+// Returns the limits, with the innermost cgroup's first. Cgroups without a limit are left out, and swap does not count.
+// Only tests pass a `root`.
 std::vector<MemoryLimit> read_memory_limits(const std::string &root = "");
 
-// The cgroup in which the memory controller has this process.
+// The cgroup of this process in the memory controller.
 struct MemoryCgroup {
   std::string mount;     // mount point of the hierarchy
   std::string below;     // path of the process's cgroup under the mount point: "" or "/a/b"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights as 8-bit numbers with scales: the arguments of the kernels, and how a scale is found. Sources: OCP
+// Weights as 8-bit numbers with scales: the arguments of the kernels, and the definition of scales. Sources: OCP
 // "Microscaling Formats (MX)" 1.0 (5-6), and the recipes of TransformerEngine, which are matched bit for bit.
 #pragma once
 
@@ -65,8 +65,8 @@ struct Fp8Scales {
   float *scales, *scale_inv;
 };
 
-// Finds the largest magnitude of `count` numbers, each rounded to bf16 first if so asked: Inf if one of them is NaN, 0
-// if there are none.
+// Finds the largest magnitude of `count` numbers, each rounded to bf16 first if `via_bf16` is set: Inf if one of them
+// is NaN, 0 if there are none.
 struct AmaxSpan {
   float *amax;
   const float *values;
@@ -89,10 +89,10 @@ struct Fp8Dequantize {
   const float *scale_inv;
 };
 
-// Copies MXFP8 scales into the layout that GEMMs of Blackwell read. A matrix of scales becomes tiles of 128 x 4 scales;
-// the tiles of a row of tiles follow one another, and then the next row of tiles. In a tile, scale (r, c) is at
-// r % 32 * 16 + r / 32 * 4 + c. Places of a tile outside of the matrix are 0. The matrix of a COL plane's scales is
-// transposed first. Several matrices lie one after the other, in the input and in the output.
+// Copies MXFP8 scales into the layout that GEMMs of Blackwell read. A matrix of scales becomes tiles of 128 x 4 scales.
+// The tiles of a row of tiles follow one another, and then come those of the next row. In a tile, scale (r, c) is at r
+// % 32 * 16 + r / 32 * 4 + c. Places of a tile outside of the matrix are 0. The matrix of a COL plane's scales is
+// transposed first. Several matrices follow one another, in the input and in the output.
 struct Mxfp8Swizzle {
   const uint8_t *scales;
   uint64_t rows, columns;  // size of an input matrix, for R x C weights: R x C/32 for ROW, R/32 x C for COL
@@ -157,7 +157,7 @@ FSDP_BOTH constexpr float largest_amax(const Fp8Scales &work, uint64_t index) {
   return fp32_of(largest);
 }
 
-// The code has the sign of `value` even if it is NaN: the NaNs that GPUs make have no sign.
+// The code has the sign of `value` even if it is NaN, because the NaNs that GPUs make have no sign.
 FSDP_BOTH constexpr uint8_t fp8_code(float value, float scale) {
   const uint32_t bits = fp32_bits(value), sign = bits >> 24 & 0x80;
   if ((bits & fp32_magnitude) > fp32_infinity) return static_cast<uint8_t>(sign | E4M3::nan);

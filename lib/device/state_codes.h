@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizer states in 8 bits: a code for each element and a scale for each block. The codes are those of the dynamic
-// maps of Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022). The numbers of a map lie in seven
-// decades below 1, and each decade has twice as many as the one below. The kernels of every device must give the same
-// bits.
+// maps of Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (2022). The numbers of a map are in seven
+// decades below 1, and each decade has twice as many as the next lower one. The kernels of every device must give the
+// same bits.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace fsdp::device {
 constexpr uint64_t state_block = 256;
 FSDP_BOTH constexpr uint64_t state_blocks(uint64_t count) { return (count + state_block - 1) / state_block; }
 
-// A map says which number each code stands for, in fp32. The numbers ascend. The signed map is for first moments, the
-// unsigned map for second moments.
+// A map gives the number of each code, in fp32. The numbers ascend. The signed map is for first moments, the unsigned
+// map for second moments.
 struct StateMap {
   float value[256];
-  // A number gets code c + 1 or a higher one if it is above limit[c]. The limit is the largest fp32 number that is not
-  // above the middle between value[c] and value[c + 1].
+  // A number above limit[c] gets code c + 1 or a higher one. The limit is the largest fp32 number that is not above the
+  // middle between value[c] and value[c + 1].
   float limit[255];
 };
 

@@ -157,15 +157,15 @@ struct ModelPlan {
   RoleBytes role_bytes(std::span<const InnerPlace> places) const;
 };
 
-// RegionId::norms ends with a count for each quantized parameter and then this rank's amaxes: see nonfinite_weights.h.
-// RegionId::device_norms also ends with counts.
+// RegionId::norms ends with a count for each quantized parameter and then this rank's amaxes: see
+// engine/weights/quantizer.h. RegionId::device_norms also ends with counts.
 uint64_t nonfinite_count_bytes(const ModelPlan &plan);
 uint64_t nonfinite_bytes(const ModelPlan &plan);
 
 // The number of parameters whose norms are exchanged at once. It is limited, because scratch must not grow as
 // parameters times ranks.
 inline constexpr uint64_t norm_chunk = 64;
-inline constexpr uint64_t norm_head_bytes = 128;  // for a rank's share of the total norm, and the norm: shared_norm.h
+inline constexpr uint64_t norm_head_bytes = 128;  // for a rank's share of the total norm, and the norm (SharedNorm)
 inline constexpr uint64_t amax_chunk = 512;       // the number of parameters whose amaxes are exchanged at once
 inline constexpr uint64_t page_bytes = 4096;
 inline constexpr uint64_t adamw_step_bytes = 64;  // upper bound for the numbers of one step

@@ -15,8 +15,8 @@
 namespace fsdp::trace {
 namespace {
 
-// A file above the process's size limit (ulimit -f) would end the process by SIGXFSZ. While this lives, only the write
-// fails.
+// Writing more than the process's limit for files (ulimit -f) would end the process by SIGXFSZ. During this scope, only
+// the write fails.
 class NoSizeSignal {
  public:
   NoSizeSignal() noexcept {
@@ -52,10 +52,11 @@ int write_all(int fd, const std::string &text) noexcept {
   return 0;
 }
 
-// A new file beside the path that only this user may read. It is removed again unless it becomes the file at the path.
-class Beside {
+// A new file beside the path, which only this user may read. It is removed again unless it becomes the file at the
+// path.
+class TemporaryFile {
  public:
-  explicit Beside(const std::string &path) : path_(path) {
+  explicit TemporaryFile(const std::string &path) : path_(path) {
     for (int i = 0; i < 100; ++i) {  // skips files that a crash left behind
       name_ = format_text("{}.tmp.{}.{}", path, ::getpid(), i);
       fd_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -64,12 +65,12 @@ class Beside {
       if (code_ != EEXIST) return;
     }
   }
-  ~Beside() {
+  ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
     if (made_) ::unlink(name_.c_str());
   }
-  Beside(const Beside &) = delete;
-  Beside &operator=(const Beside &) = delete;
+  TemporaryFile(const TemporaryFile &) = delete;
+  TemporaryFile &operator=(const TemporaryFile &) = delete;
 
   const std::string &name() const noexcept { return name_; }
   // errno if the file could not be created, else 0. write() and become() also return errno or 0.
@@ -100,7 +101,7 @@ const char *kind_of(mode_t mode) {
   }
 }
 
-// Throws unless the path is a regular file or does not exist: a rename would replace anything else.
+// Throws unless the path is a regular file or does not exist, because a rename would replace anything else.
 void check_place(const std::string &path, const char *call) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
@@ -115,16 +116,17 @@ void check_place(const std::string &path, const char *call) {
 
 void replace_file(const std::string &path, const std::string &text, const char *call) {
   check_place(path, call);
-  Beside beside(path);
-  if (const int code = beside.code()) fail_errno(code, format_text("{}: creating '{}'", call, beside.name()));
-  if (const int code = beside.write(text))
-    fail_errno(code, format_text("{}: '{}': writing '{}'", call, path, beside.name()));
+  TemporaryFile temporary(path);
+  if (const int code = temporary.code()) fail_errno(code, format_text("{}: creating '{}'", call, temporary.name()));
+  if (const int code = temporary.write(text))
+    fail_errno(code, format_text("{}: '{}': writing '{}'", call, path, temporary.name()));
   check_place(path, call);
-  if (const int code = beside.become())
-    fail_errno(code, format_text("{}: '{}': renaming it from '{}'", call, path, beside.name()));
+  if (const int code = temporary.become())
+    fail_errno(code, format_text("{}: '{}': renaming it from '{}'", call, path, temporary.name()));
 }
 
-// O_NONBLOCK: a pipe that another process puts there after the check must not block this thread.
+// O_NONBLOCK is needed, because another process may put a pipe there after the check, and the pipe must not block this
+// thread.
 void append_to_file(const std::string &path, const std::string &text, const char *call) {
   check_place(path, call);
   const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
@@ -134,7 +136,7 @@ void append_to_file(const std::string &path, const std::string &text, const char
   if (code) fail_errno(code, format_text("{}: writing '{}'", call, path));
 }
 
-// The rename does not replace a file: another process of this rank may keep its file at the same moment.
+// The rename must not replace a file, because another process of this rank may keep its file at the same time.
 void keep_earlier_file(const std::string &path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) return;

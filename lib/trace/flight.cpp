@@ -65,8 +65,8 @@ uint64_t FlightRecorder::enqueue(const FlightCollective &of) noexcept {
   return number;
 }
 
-// An entry that has been overwritten meanwhile is left alone. Only its stream advances an entry. If the caller
-// overwrites the entry at this moment, the new entry may at worst lose its first state.
+// An entry that has been overwritten is not changed. Only its stream advances an entry. If the caller overwrites the
+// entry during this call, the new entry may at worst lose its first state.
 void FlightRecorder::advance(uint64_t handle, FlightState state) noexcept {
   CollectiveSlot &slot = collectives_[handle & mask_];
   if (slot.state.load(std::memory_order_acquire) != 2 * handle + 2) return;
@@ -188,7 +188,7 @@ const char *phase_text(fsdp_phase phase) {
   }
 }
 
-// All ranks of a sequence give it the same name, and different sequences have different names.
+// Returns the name of a sequence, which is the same on all of its ranks; different sequences have different names.
 std::string sequence_name(const FlightRecorder::Collective &of,
                           const std::vector<FlightRecorder::FlightModel> &models) {
   if (of.sequence == Sequence::values || of.model >= models.size()) return "values";
@@ -222,7 +222,7 @@ uint64_t unix_ns() {
 void format_owner(Out out, const FlightOwner &owner) {
   fmt::format_to(out, "\"version\": \"{}\", \"rank\": {}, \"world_size\": {}, \"host\": {}, \"pid\": {},\n",
                  FSDP_VERSION_TEXT, owner.rank, owner.world_size, quote_json(host_name()), ::getpid());
-  // The times below are of the monotonic clock. The unix time says how to convert them on this host.
+  // The times below are of the monotonic clock. The unix time allows converting them on this host.
   fmt::format_to(out, "\"monotonic_ns\": {}, \"unix_ns\": {},\n", now_ns(), unix_ns());
   if (owner.error)
     fmt::format_to(out, "\"error\": {{\"status\": {}, \"rank\": {}, \"message\": {}}},\n", owner.error->status,

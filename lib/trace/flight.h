@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flight recorder of one context: its last calls and collectives, in two rings that are allocated once. It is
 // always on, so an entry costs only a few stores and a reading of the clock: no lock, no allocation, no system call.
-// Any thread may read at the same time; entries that are just being written are left out.
+// Any thread may read at the same time; entries that are being written are left out.
 //
 // The thread inside the context writes the entries of calls and of enqueued collectives, one at a time. Streams only
-// advance the state of a collective. The recorder keeps copies of texts (unless they are literals), since it may be
-// read after models end.
+// advance the state of a collective. The recorder keeps copies of texts (unless they are literals), because it
+// may be read after models end.
 #pragma once
 
 #include <atomic>
@@ -28,11 +28,11 @@ namespace fsdp::trace {
 
 enum class FlightState : uint8_t { enqueued = 1, started, completed, failed };
 
-// The sequence to which a collective belongs. Collectives of one sequence come in the same order on every rank.
+// The sequence to which a collective belongs. Collectives of one sequence have the same order on every rank.
 enum class Sequence : uint8_t { values, meetings, reduces, gathers, params, outer, replays };
 
 struct FlightCollective {
-  const char *what = nullptr;    // "reduce_scatter", say, or the name of the call that exchanges
+  const char *what = nullptr;    // such as "reduce_scatter", or the name of the call that exchanges
   const char *object = nullptr;  // a group's name, or NULL
   uint64_t elements = 0;         // bytes if dtype is 0
   fsdp_dtype dtype = 0;
@@ -52,11 +52,13 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder &) = delete;
   FlightRecorder &operator=(const FlightRecorder &) = delete;
 
-  // enter() begins a call; its name is a literal. describe() says what the call is about, and leave() ends it.
+  // enter() begins a call; its name must be a literal. describe() names the object of the call, and leave() ends the
+  // call.
   void enter(const char *call) noexcept {
     CallSlot &slot = calls_[next_call_ & mask_];
     slot.state.store(2 * next_call_ + 1, std::memory_order_relaxed);
-    // The fields are released after the odd state: a reader that sees a new field also sees that the state has changed.
+    // The fields are released after the odd state, so a reader that sees a new field also sees that the state has
+    // changed.
     slot.name.store(call, std::memory_order_release);
     slot.object.store(nullptr, std::memory_order_release);
     slot.waited_ns.store(0, std::memory_order_release);
@@ -88,25 +90,25 @@ class FlightRecorder {
     outcome.compare_exchange_strong(before, after, std::memory_order_release, std::memory_order_relaxed);
   }
 
-  // The caller waits; `what` is a literal. A wait that ends by an error stays until the next call, to show what the
-  // caller waited for.
+  // Notes that the caller waits; `what` must be a literal. A wait that ends by an error remains until the next call, to
+  // show for what the caller waited.
   void begin_wait(const char *what, const char *object, uint64_t now) noexcept;
   void end_wait(uint64_t now) noexcept;
 
-  // Returns the handle by which streams advance the collective. Only the thread inside the context enqueues.
+  // Returns the handle with which streams advance the collective. Only the thread inside the context may call this.
   uint64_t enqueue(const FlightCollective &collective) noexcept;
   void start(uint64_t handle) noexcept { advance(handle, FlightState::started); }
   void complete(uint64_t handle) noexcept { advance(handle, FlightState::completed); }
   void fail(uint64_t handle) noexcept { advance(handle, FlightState::failed); }
 
-  // A copy of the text that lives as long as the recorder.
+  // Returns a copy of the text that exists as long as the recorder.
   const char *keep(std::string_view text);
-  // The arguments are texts that list the model's ranks, and the ranks on its two axes. `ranks` is empty if the model
-  // has all ranks of the job; `inner` or `outer` is empty if the axis has all ranks of the model. Models of the same
-  // ranks have the same numbers on all of these ranks. open_model() returns the number by which entries name the model.
+  // The arguments list the model's ranks, and the ranks on its two axes, as texts. `ranks` is empty if the model has
+  // all ranks of the job; `inner` or `outer` is empty if the axis has all ranks of the model. Models of the same ranks
+  // have the same numbers on all of these ranks. open_model() returns the number that names the model in entries.
   uint32_t count_models(const std::string &ranks) const;  // the number that the next model of these ranks will get
   uint16_t open_model(const std::string &ranks, const std::string &inner, const std::string &outer);
-  // Opens the sequences of another mesh of a model that is open; `mesh` is above 0.
+  // Opens the sequences of a further mesh of an open model; `mesh` is above 0.
   uint16_t open_mesh(uint16_t model, uint32_t mesh, const std::string &inner, const std::string &outer);
 
   struct FlightModel {
@@ -142,7 +144,7 @@ class FlightRecorder {
   FlightSnapshot read() const;
 
  private:
-  // `state` is 2 n + 1 while entry n is being written here, and 2 n + 2 once it is complete.
+  // `state` is 2 n + 1 while entry n is being written to this slot, and 2 n + 2 once the entry is complete.
   struct alignas(64) CallSlot {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};
@@ -157,7 +159,7 @@ class FlightRecorder {
     std::atomic<uint64_t> place{0};  // round << 32 | number
     std::atomic<uint64_t> kind{0};   // call << 32 | model << 16 | sequence << 8 | dtype
     // started << 34 | ended << 4 | state. Both times are microseconds since the collective was enqueued. Each has 30
-    // bits; longer times are cut to the maximum.
+    // bits, which a longer time fills with its maximum.
     std::atomic<uint64_t> progress{0};
   };
   static_assert(sizeof(CallSlot) == 64 && sizeof(CollectiveSlot) == 64);
@@ -176,7 +178,7 @@ class FlightRecorder {
   bool read_call(uint64_t number, FlightCall &call) const noexcept;
   bool read_collective(uint64_t number, Collective &collective) const noexcept;
 
-  const uint64_t half_, mask_;  // number of entries of each ring, which is a power of two, and that number - 1
+  const uint64_t half_, mask_;  // number of entries of each ring (a power of two), and this number - 1
   std::unique_ptr<CallSlot[]> calls_;
   std::unique_ptr<CollectiveSlot[]> collectives_;
   uint64_t next_call_ = 0;  // used only by the thread inside the context
@@ -191,8 +193,8 @@ class FlightRecorder {
   std::unordered_set<std::string> texts_;
 };
 
-// One ordered sequence of collectives in the flight recorder. All ranks number its collectives alike, so that the
-// entries of several ranks can be compared side by side.
+// One ordered sequence of collectives in the flight recorder. All ranks give its collectives the same numbers, so that
+// the entries of several ranks can be compared.
 
 class FlightSequence {
  public:
@@ -203,7 +205,7 @@ class FlightSequence {
   }
 
   FlightRecorder &flight() noexcept { return flight_; }
-  // The caller enqueues the next collective. Returns its handle in the recorder.
+  // Called when the caller enqueues the next collective. Returns the collective's handle in the recorder.
   uint64_t enqueue(const char *what, const char *object, uint64_t bytes) noexcept {
     FlightCollective of = next_;
     of.what = what;
@@ -222,7 +224,7 @@ class FlightSequence {
   FlightCollective next_;
 };
 
-// A collective that the caller's thread itself carries out, from here to the end of the scope.
+// During this scope the caller's thread itself carries out a collective.
 class FlightScope {
  public:
   FlightScope(FlightSequence &sequence, const char *what, uint64_t bytes, const char *object = nullptr) noexcept
@@ -244,7 +246,7 @@ class FlightScope {
   int exceptions_ = std::uncaught_exceptions();
 };
 
-// A flight recorder's content as the file that fsdp-info flight reads: JSON with one entry per line.
+// Formats the contents of a flight recorder as the file that fsdp-info flight reads: JSON with one entry per line.
 // docs/guides/debugging-a-hang.md describes the file.
 
 // The rank and process to which the record belongs. It has no secrets, and no arguments or variables of the process.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of the domain "libfsdp" for Nsight Systems and other tools that listen to NVTX. Without its header at build
-// time, or without a tool at run time, nothing happens.
+// Ranges of the domain "libfsdp" for Nsight Systems and other tools that listen to NVTX. These functions do nothing
+// without NVTX's header at build time, or without a tool at run time.
 #pragma once
 
 namespace fsdp::trace {

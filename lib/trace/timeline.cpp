@@ -27,8 +27,9 @@ uint64_t pack(const TimelineEvent &event) {
 // The cells are value-initialized, so that every page is touched now and not by an event.
 Timeline::Timeline(uint64_t capacity) : capacity_(capacity), cells_(std::make_unique<Cell[]>(capacity)) {}
 
-// Only a thread that finds the slot complete may write it: a thread that laps an interrupted writer drops its event.
-// The fields are released after the odd state, so a reader that sees a new field also sees that the state has changed.
+// Only a thread that finds the slot complete may write to it. If a thread finds that an earlier writer was interrupted,
+// it drops its event. The fields are released after the odd state, so a reader that sees a new field also sees that the
+// state has changed.
 void Timeline::record(const TimelineEvent &event) noexcept {
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
   Cell &cell = cells_[number % capacity_];
@@ -221,7 +222,7 @@ std::string format_chrome_trace(const TimelineSnapshot &snapshot, uint32_t rank,
                   format_text("\"version\": \"{}\", \"rank\": {}, \"world_size\": {}, \"clock\": \"CLOCK_MONOTONIC\", "
                               "\"events\": {}, \"lost\": {}",
                               FSDP_VERSION_TEXT, rank, world_size, snapshot.events.size(), snapshot.lost));
-  text.resize(text.size() - 2);  // the last comma
+  text.resize(text.size() - 2);  // without the last comma
   for (const TimelineEvent &event : snapshot.events) format_event(out, event, rank);
   return text + last_line;
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The timeline of one context: its last events, in a ring that is allocated once. Any thread records without a lock, an
-// allocation or a system call. Any thread may read at the same time; events that are just being written are left out.
+// allocation or a system call. Any thread may read at the same time; events that are being written are left out.
 //
-// A lane has events that do not overlap, except that one may contain others: the caller's calls, or the work of one
-// stream. The timeline keeps copies of texts (unless they are literals), since a trace may be written after models end.
+// A lane has the caller's calls, or the work of one stream. Its events do not overlap, except that one may contain
+// others. The timeline keeps copies of texts (unless they are literals), because a trace may be written after models
+// end.
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@
 namespace fsdp::trace {
 
 // `seen` is a collective on a device as the host sees it. It begins when the collective was enqueued, or when the host
-// saw that the one before had ended. It ends when the host saw that the collective had ended.
+// saw that the previous one had ended. It ends when the host saw that the collective had ended.
 enum class EventKind : uint8_t { call, wait, collective, user, instant, seen };
 
 using TimelineLane = uint16_t;
@@ -67,7 +68,7 @@ class Timeline {
   Timeline &operator=(const Timeline &) = delete;
 
   void record(const TimelineEvent &event) noexcept;
-  // A copy of the text that lives as long as the timeline.
+  // Returns a copy of the text that exists as long as the timeline.
   const char *keep(std::string_view text);
   // Returns the lowest number that no other model has.
   uint32_t open_model();
@@ -76,8 +77,8 @@ class Timeline {
   TimelineSnapshot read() const;
 
  private:
-  // `state` is 2 n + 1 while event n is being written here, and 2 n + 2 once it is complete. A writer that finds an odd
-  // state, or a later event, drops its event.
+  // `state` is 2 n + 1 while event n is being written to this cell, and 2 n + 2 once the event is complete. A writer
+  // that finds an odd state, or a later event, drops its event.
   struct alignas(64) Cell {
     std::atomic<uint64_t> state{0};
     std::atomic<const char *> name{}, object{};
@@ -95,7 +96,8 @@ class Timeline {
   std::vector<bool> models_;
 };
 
-// Records an event that lasts from construction to destruction. Without a timeline it costs two predicted branches.
+// Records an event from the construction to the destruction of this object. Without a timeline it costs two predicted
+// branches.
 
 class Span {
  public:
@@ -120,8 +122,7 @@ class Span {
   TimelineEvent event_;
 };
 
-// The caller's own spans, which nest as the caller begins and ends them. One thread at a time begins and ends them, as
-// it makes all calls of a context.
+// The caller's own spans, which are nested. One thread at a time begins and ends them, as for all calls of a context.
 
 class CallerSpans {
  public:
@@ -133,7 +134,7 @@ class CallerSpans {
   // Returns the kept copy of the name, or NULL if the name is new.
   const char *find(std::string_view name) const;
   const char *add(std::string_view name);
-  void begin(const char *name);  // a name that find() or add() returned
+  void begin(const char *name);  // `name` must come from find() or add()
   void end();
 
  private:
@@ -148,8 +149,8 @@ class CallerSpans {
   size_t depth_ = 0;
 };
 
-// A timeline in the Trace Event Format that Perfetto and chrome://tracing read. Each event is on its own line. The
-// first and the last line are the same in every file, so that files are merged by joining the lines between them.
+// Formats a timeline in the Trace Event Format, which Perfetto and chrome://tracing read. Each event is on its own
+// line. The first and the last line are the same in every file, so files are merged by joining the lines between them.
 
 // The process number is the rank, and the thread number is the lane + 1. Times are microseconds of CLOCK_MONOTONIC.
 std::string format_chrome_trace(const TimelineSnapshot &snapshot, uint32_t rank, uint32_t world_size);

@@ -201,8 +201,9 @@ class Collectives {
   // Bytes that this rank has sent to others, for statistics. A transport that reads its peers' memory sends nothing.
   virtual uint64_t sent_bytes() const noexcept = 0;
 
-  // -- the end of a step, and its failure -- Declares that this rank enqueues nothing more in this round; a later call
-  // would be FSDP_INTERNAL. A peer that waits for more gets MISMATCH, which names this rank.
+  // -- the end of a step, and its failure --
+  // Declares that this rank enqueues nothing more in this round; a later call would be FSDP_INTERNAL. A peer that waits
+  // for more gets MISMATCH, which names this rank.
   virtual void quiesce() = 0;
   // Skips the collectives of this round that cannot complete, here and on peers. The context does not fail.
   virtual void abandon() = 0;

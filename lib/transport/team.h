@@ -116,8 +116,9 @@ class Team : public Exchange {
   // Returns the news since creation, each only once. Called on the caller's thread.
   virtual std::vector<Note> take_news() { return {}; }
 
-  // -- for teams whose enqueued work cannot be taken back and may wait for peers forever -- Called after all ranks have
-  // abandoned a round: have all ranks enqueued the same work, so that all of it ends? Collective; waits for no stream.
+  // -- for teams whose enqueued work cannot be taken back and may wait for peers forever --
+  // Called after all ranks have abandoned a round: have all ranks enqueued the same work, so that all of it ends?
+  // Collective; waits for no stream.
   virtual bool ends_alike() { return true; }
   // cut() gives up everything that this rank's collectives have enqueued, so that streams go on. It is not collective
   // and does not wait; if there are several teams on one device, all are cut before any is renewed. renew() then

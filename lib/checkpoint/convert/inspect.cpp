@@ -98,7 +98,7 @@ class Verifying {
   void verify(const FoundCheckpoints &found, const std::string &name, const Manifest &manifest);
   void verify_file(int checkpoint, const ManifestFile &file, const std::string &shown);
   void verify_data(int checkpoint, const ManifestFile &file, const std::string &shown);
-  void find_strangers(int checkpoint, const std::string &shown, const Manifest &manifest);
+  void find_unlisted_files(int checkpoint, const std::string &shown, const Manifest &manifest);
   void pass(uint64_t bytes) { progress_(done_ += bytes, all_); }
 
   const Progress &progress_;
@@ -115,7 +115,7 @@ void Verifying::verify(const FoundCheckpoints &found, const std::string &name, c
     return damaged(found.shown(name), error.message);
   }
   for (const ManifestFile &file : manifest.files) verify_file(inside->get(), file, found.shown(name) + "/" + file.name);
-  find_strangers(inside->get(), found.shown(name), manifest);
+  find_unlisted_files(inside->get(), found.shown(name), manifest);
 }
 
 // A file that cannot be opened, or whose header differs, counts as one damage. Otherwise each differing block counts as
@@ -148,7 +148,7 @@ void Verifying::verify_data(int checkpoint, const ManifestFile &file, const std:
 }
 
 // Finds files that the manifest does not list. They matter because PyTorch reads all files of weights in the folder.
-void Verifying::find_strangers(int checkpoint, const std::string &shown, const Manifest &manifest) {
+void Verifying::find_unlisted_files(int checkpoint, const std::string &shown, const Manifest &manifest) {
   std::set<std::string_view> known;
   for (const ManifestFile &file : manifest.files) known.insert(file.name);
   for (const std::string &name : list_folder(checkpoint, shown))

@@ -124,36 +124,37 @@ std::vector<NewTensor> make_all(RowUses &uses, const NewTensorMaker &maker) {
 }
 
 // A rename that applies to a tensor of ours, and the tensor's name in the other program.
-struct WayBack {
+struct ReverseRename {
   const Rename *rename;
   std::string theirs;
   uint64_t count = 0;
 };
 
-std::vector<WayBack> ways_back(const std::string &name, std::span<const Rename> renames) {
-  std::vector<WayBack> ways;
+std::vector<ReverseRename> reverse_renames(const std::string &name, std::span<const Rename> renames) {
+  std::vector<ReverseRename> reversed;
   for (const Rename &rename : renames)
     if (const auto text = match_name(rename.ours, name)) {
       if (rename.theirs.find('*') != rename.theirs.npos && rename.ours.find('*') == rename.ours.npos)
         fail(FSDP_INVALID_ARGUMENT, "the rename of {} to {} has no way back: what '*' stood for is not known",
              quote_json(rename.theirs), quote_json(rename.ours));
-      ways.push_back({&rename, fill_name(rename.theirs, *text)});
+      reversed.push_back({&rename, fill_name(rename.theirs, *text)});
     }
-  std::ranges::stable_sort(ways, {}, [](const WayBack &way) { return way.rename->to_row; });
-  return ways;
+  std::ranges::stable_sort(reversed, {}, [](const ReverseRename &reverse) { return reverse.rename->to_row; });
+  return reversed;
 }
 
-// Counts the rows of each way back: each row of ours goes to one place.
-void count_rows(const std::string &name, uint64_t rows, std::vector<WayBack> &ways) {
+// Counts the rows of each reverse rename, because each row of ours goes to one place.
+void count_rows(const std::string &name, uint64_t rows, std::vector<ReverseRename> &reversed) {
   uint64_t next = 0;
-  for (size_t i = 0; i < ways.size(); ++i) {
-    const uint64_t to = ways[i].rename->to_row, end = i + 1 < ways.size() ? ways[i + 1].rename->to_row : rows;
+  for (size_t i = 0; i < reversed.size(); ++i) {
+    const uint64_t to = reversed[i].rename->to_row,
+                   end = i + 1 < reversed.size() ? reversed[i + 1].rename->to_row : rows;
     if (to > next) fail(FSDP_INVALID_ARGUMENT, "{} of {} go nowhere", rows_text(next, to), quote_json(name));
-    if (to < next || (i && to == ways[i - 1].rename->to_row))
+    if (to < next || (i && to == reversed[i - 1].rename->to_row))
       fail(FSDP_INVALID_ARGUMENT, "row {} of {} goes to two tensors, also to {}", to, quote_json(name),
-           quote_json(ways[i].theirs));
-    ways[i].count = ways[i].rename->row_count ? ways[i].rename->row_count : end > to ? end - to : 0;
-    next = to + ways[i].count;
+           quote_json(reversed[i].theirs));
+    reversed[i].count = reversed[i].rename->row_count ? reversed[i].rename->row_count : end > to ? end - to : 0;
+    next = to + reversed[i].count;
   }
   if (next != rows)
     fail(FSDP_INVALID_ARGUMENT, "{} of {} go {}", rows_text(std::min(next, rows), std::max(next, rows)),
@@ -211,16 +212,16 @@ std::vector<NewTensor> plan_export(const SpreadTensors &ours, std::span<const Re
   require_whole(ours);
   RowUses uses;
   for (const auto &[name, tensor] : ours) {
-    std::vector<WayBack> ways = ways_back(name, renames);
+    std::vector<ReverseRename> reversed = reverse_renames(name, renames);
     const bool scales = is_plane_of_scales(name, ours);
-    if (ways.empty()) {
+    if (reversed.empty()) {
       uses[name].push_back({name, &tensor, 0, 0, rows_of(tensor.shape), false, scales});
       continue;
     }
-    count_rows(name, rows_of(tensor.shape), ways);
-    for (const WayBack &way : ways)
-      uses[way.theirs].push_back(
-          {name, &tensor, way.rename->to_row, way.rename->from_row, way.count, way.rename->transposed, scales});
+    count_rows(name, rows_of(tensor.shape), reversed);
+    for (const ReverseRename &reverse : reversed)
+      uses[reverse.theirs].push_back({name, &tensor, reverse.rename->to_row, reverse.rename->from_row, reverse.count,
+                                      reverse.rename->transposed, scales});
   }
   return make_all(uses, {false, as});
 }

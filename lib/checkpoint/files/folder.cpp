@@ -224,18 +224,18 @@ std::vector<FolderEntry> Folder::list(std::vector<UnreadableCheckpoint> *unreada
 // The sequence may be wrong if the manifest's sum is wrong, and a step may be saved twice. So sequence and step count
 // only together with the times.
 size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const {
-  const std::optional<uint64_t> told = told_sequence(name);
+  const std::optional<uint64_t> claimed = claimed_sequence(name);
   const std::optional<int64_t> written = written_at(name);
   const auto is_newer = [&](const FolderEntry &entry) {
     const std::optional<int64_t> its = written && !entries.empty() ? written_at(entry.name) : std::nullopt;
     if (its && *its < *written) return false;
-    return told ? entry.manifest.sequence > *told : step_of(entry.name) > step_of(name);
+    return claimed ? entry.manifest.sequence > *claimed : step_of(entry.name) > step_of(name);
   };
   return static_cast<size_t>(std::ranges::find_if_not(entries, is_newer) - entries.begin());
 }
 
 // The sequence number in the text of a damaged manifest.
-std::optional<uint64_t> Folder::told_sequence(const std::string &name) const try {
+std::optional<uint64_t> Folder::claimed_sequence(const std::string &name) const try {
   return find_sequence(read_manifest_text(name));
 } catch (const Error &) {
   return std::nullopt;

@@ -82,7 +82,7 @@ class Folder {
   bool is_leftover(const std::string &name) const;
   std::string read_manifest_text(const std::string &name) const;
   size_t count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const;
-  std::optional<uint64_t> told_sequence(const std::string &name) const;
+  std::optional<uint64_t> claimed_sequence(const std::string &name) const;
   std::optional<int64_t> written_at(const std::string &name) const;
 
   std::string path_;

@@ -56,7 +56,7 @@ struct ManifestTensor {
   std::string name;  // the same as in its files
   const ElementType *type = nullptr;
   std::vector<uint64_t> shape;
-  std::vector<ManifestPart> parts;  // not the whole tensor if not all of the ranks that have it have saved
+  std::vector<ManifestPart> parts;  // incomplete if some ranks with parts of the tensor have not saved
   uint32_t model = 0;               // the number of the tensor's model
   bool filled() const;              // do the parts, which do not overlap, fill the tensor?
   bool operator==(const ManifestTensor &) const = default;

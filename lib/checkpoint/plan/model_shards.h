@@ -48,9 +48,9 @@ struct KeptTensor {
   uint32_t tensor = 0;  // index in the bucket
   const memory::PlanePlan *plane = nullptr;
   memory::StoredShape scales = {};  // shape of a plane of scales
-  std::string numbers_name = {};    // for a state in codes: the name that it has where it is stored as numbers
+  std::string numbers_name = {};    // for a state in codes: its name in checkpoints that store it as numbers
   uint32_t cover = 0, mesh = 0;     // its mesh, which is one of a cover's: MeshCovers::covers()
-  bool counts = true;               // no tensor before has the same box, so that this one is written
+  bool counts = true;               // no earlier tensor has the same box, so this one is written
   // The shape of the box, or the tensor, that the model has.
   std::span<const uint64_t> shape() const {
     if (!plane) return {};

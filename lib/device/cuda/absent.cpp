@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA device in a build without CUDA.
+// Replaces the CUDA device in a build without CUDA.
 #include "device/device.h"
 
 namespace fsdp::device {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of one step of AdamW. The operations and their order are those of host/adamw-inl.h.
+// The arithmetic of one step of AdamW, with the operations of host/adamw-inl.h in the same order.
 #pragma once
 
 #include "device/cuda/elements.h"
@@ -20,7 +20,7 @@ struct AdamWFormula {
         correction2(step.correction2),
         epsilon(step.epsilon) {}
 
-  // `weighted` is rest times the value.
+  // `weighted` is `rest` times the value.
   FSDP_DEVICE static float take(const Average &by, float average, float weighted) {
     return added(multiplied(by.keep, average), subtracted(weighted, multiplied(by.less, average)));
   }

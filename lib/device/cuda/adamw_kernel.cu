@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW of many pieces at once, with the copy for the math; and the step in device memory. The operations and their
-// order are in adamw.h. Least traffic per element: 16 bytes read (weight, gradient, two averages),
-// 12 written, and the copy's 2 or 4. Two packs of each of four arrays are under way per thread: 128 bytes.
+// AdamW on many pieces at once, with the copy for the math; the step may be in device memory. adamw.h defines the
+// operations and their order. Least traffic per element: 16 bytes read (weight, gradient, two averages), 12 written,
+// and 2 or 4 for the copy. Each thread has two packs of each of the four arrays under way: 128 bytes.
 #include "device/cuda/adamw.h"
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
@@ -14,11 +14,11 @@ constexpr unsigned packs_per_thread = 2;
 struct Updates {
   Batch<AdamWSpan, 64> batch;
   AdamW step;
-  const AdamW *step_in_memory;  // instead of step, if not NULL
+  const AdamW *step_in_memory;  // used in place of step, if not NULL
 };
 static_assert(sizeof(Updates) <= max_argument_bytes);
 
-// Where nothing is published.
+// The output type for spans of which nothing is published.
 struct Nothing {};
 template <unsigned n>
 FSDP_DEVICE void publish(Nothing, void *, uint64_t, const Pack<float, n> &) {}

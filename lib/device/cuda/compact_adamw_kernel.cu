@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW for weights and states that take fewer bits than fp32, and stochastic rounding by itself. The least traffic per
-// element, read and written, is the sum of these:
+// AdamW for weights and states that take fewer bits than fp32, and stochastic rounding without AdamW. The least traffic
+// per element, read and written, is the sum of these:
 //   gradient   4 bytes
 //   weight     8 in fp32 or in two halves, 4 if it is rounded
 //   states     16 in fp32, 4 in codes
@@ -89,12 +89,12 @@ FSDP_BOTH bool are_alike(const CompactSpan &span, unsigned at) {
 
 // States in fp32.
 
-// With two packs at a time the compiler would keep them in memory and not in registers, because rounding takes much
+// With two packs at a time the compiler would keep them in memory and not in registers, because rounding needs much
 // code.
 constexpr unsigned compact_packs_per_thread = 1;
 
 FSDP_BOTH Division divide_compact(const CompactSpan &span) {
-  if (span.exp_avg_scales) return {};  // CodedUpdate is for these spans
+  if (span.exp_avg_scales) return {};  // spans with codes are the work of CodedUpdate
   const unsigned at = misfit(span.exp_avg, sizeof(float));
   return divide(span.count, at, are_alike(span, at) && misfit(span.exp_avg_sq, sizeof(float)) == at);
 }
@@ -141,7 +141,7 @@ FSDP_TABLE StateMap signed_map = make_state_map(true);
 FSDP_TABLE StateMap unsigned_map = make_state_map(false);
 
 // The numbers of a map's codes, and its limits in the order of a binary search: first the limit in the middle, then the
-// limits in the middle of each half, and so on. In this order the threads of a warp seldom read different limits from
+// limits in the middle of each half, and so on. With this order the threads of a warp seldom read different limits from
 // the same memory bank.
 struct StateSearch {
   float value[256], limit[256];
@@ -150,11 +150,11 @@ struct StateSearch {
   FSDP_DEVICE void make(const StateMap &map, unsigned thread) {
     value[thread] = map.value[thread];
     if (thread == 0) return;
-    unsigned width = 256;  // one more than the limits between which the search decides at this node
+    unsigned width = 256;  // one more than the number of limits between which the search decides at this node
     for (unsigned node = thread; node > 1; node /= 2) width /= 2;
     limit[thread] = map.limit[(thread - 256 / width) * width + width / 2 - 1];
   }
-  // The same as state_code().
+  // Gives the same result as state_code().
   FSDP_DEVICE uint8_t code(float ratio) const {
     unsigned node = 1;
     for (unsigned level = 0; level < 8; ++level) node = 2 * node + (ratio > limit[node]);
@@ -162,7 +162,7 @@ struct StateSearch {
   }
 };
 
-// A warp updates one block of states, and each of its threads 8 elements of the block.
+// A warp updates one block of states. Each of its threads updates 8 elements of the block.
 struct CodedUpdate : CompactUpdates {
   static constexpr unsigned threads = cuda::threads, lanes = 32, warps = threads / lanes;
   static constexpr unsigned per_thread = state_block / lanes;
@@ -177,12 +177,12 @@ struct CodedUpdate : CompactUpdates {
   // The block of states that a warp updates.
   struct WarpBlock {
     CompactSpan span;
-    uint64_t block, count;  // count is 0 if the span has no such block
+    uint64_t block, count;  // count is 0 if the span does not have the block
     unsigned warp, lane;
     bool wide;
 
     FSDP_DEVICE uint64_t begin() const { return block * state_block; }
-    // Calls visit.run<n>(i) for each pack of this thread: the n elements from element i of the block on.
+    // Calls visit.run<n>(i) for each pack of this thread: n elements, starting at element i of the block.
     template <class Visit>
     FSDP_DEVICE void each(const Visit &visit) const {
       if (wide) {
@@ -313,7 +313,7 @@ int update_all_compact(kernels::Stream stream, const AdamW &step, const AdamW *s
   });
 }
 
-// Rounding by itself.
+// Stochastic rounding without AdamW.
 
 struct RoundRandomly {
   static constexpr unsigned batch = 2;

@@ -20,7 +20,7 @@ CallOutcome free_addresses(const Remnant &remnant, const Driver &driver) {
   return {"cuMemAddressFree", runtime_error(driver.mem_address_free(address, remnant.bytes))};
 }
 
-// Reserved addresses are not memory: once the memory is unmapped, nothing needs to be tried again.
+// Reserved addresses are not memory. Once the memory is unmapped, nothing needs to be tried again.
 CallOutcome unmap(const Remnant &remnant, const Core &core) {
   const auto address = reinterpret_cast<CUdeviceptr>(remnant.handle);
   const cudaError_t unmapped = runtime_error(core.driver.mem_unmap(address, remnant.bytes));
@@ -91,7 +91,7 @@ uint32_t Core::patience_ms() const noexcept {
   return impatient_.load(std::memory_order_relaxed) ? 0 : std::min(waiter.timeout_ms(), uint32_t{10'000});
 }
 
-// Every record is identified by its word, whether or not its event still exists.
+// A word identifies every record, whether or not its event still exists.
 bool Core::mark_all(Due &due) noexcept {
   std::lock_guard lock(mutex_);
   if (lost_for_good_ || live_capture != 0) return false;
@@ -136,7 +136,7 @@ bool Core::is_captured(cudaStream_t stream) const noexcept {
   return capture != cudaStreamCaptureStatusNone;
 }
 
-// If a GPU has gone on after it was given up, waits may take their full time again.
+// If a GPU works again after it was given up, waits may take their full time again.
 bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
   if (late_.word && late_.written()) impatient_ = false;
@@ -153,8 +153,8 @@ bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
   return words.all_written();
 }
 
-// Resources that are kept meanwhile may belong to work that was given meanwhile. Other threads go on, unless they drain
-// too.
+// Resources that are kept during the wait may belong to work that is enqueued during the wait. Other threads are not
+// blocked, unless they drain, too.
 bool Core::drain() noexcept {
   std::lock_guard draining(draining_);
   Due due;
@@ -181,13 +181,13 @@ void Core::keep(const Remnant &remnant) noexcept {
   std::lock_guard lock(mutex_);
   try {
     remnants_.push_back(remnant);
-  } catch (...) {  // no memory to remember it: the resource is left to the process
+  } catch (...) {  // no memory to store it: the resource is left to the process
   }
 }
 
-// Once a wait for the GPU was in vain, nothing here may wait again. CUDA frees the rest when the process ends.
+// After a wait for the GPU in vain, nothing here may wait again. CUDA frees the rest when the process ends.
 void Core::leave_the_rest() noexcept {
-  const bool idle = drain() || drain();  // a second attempt: CUDA may now accept what it refused
+  const bool idle = drain() || drain();  // a second attempt, because CUDA may now accept a call that it refused before
   if (idle) words.hand_over(*this);
   if (idle && drain() && remnants_.empty()) return;
   if (idle && drain() && remnants_.empty()) return;
@@ -208,7 +208,7 @@ void Core::warn(uint64_t on_gpu, uint64_t pinned) const noexcept {
   }
 }
 
-// The lock keeps captures from beginning while marks are put on streams that could join the capture.
+// The lock prevents captures from beginning while marks are put on streams that could join the capture.
 void Core::begin_capture(uint64_t id) {
   std::lock_guard lock(mutex_);
   uint64_t none = 0;
@@ -227,8 +227,8 @@ void Core::remove(WorkSource &worker) noexcept {
 }
 
 // CUDA may notice a lost GPU only when it enqueues work, or queries an event that is not done. For an event that is
-// done, or was never recorded, CUDA may answer without asking the GPU. So the probe has one record at a time, which
-// only a GPU that takes no more work can keep waiting for long.
+// done, or was never recorded, CUDA may answer without asking the GPU. So the probe has one record at a time, and only
+// a GPU that accepts no more work can keep that record waiting for long.
 void Core::check_gpu() const {
   const QuietScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);
@@ -240,7 +240,7 @@ void Core::check_gpu() const {
   check(cudaEventRecord(probe_, probe_stream_), "cudaEventRecord", what);
 }
 
-// The event still exists if its word is not written.
+// As long as its word is not written, the event exists.
 void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const {
   const QuietScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);
@@ -256,7 +256,7 @@ cudaError_t Core::destroy_event(cudaEvent_t event) const noexcept {
   return cudaEventDestroy(event);
 }
 
-// The guards around calls into CUDA.
+// The guards around calls of CUDA.
 
 PrimaryContext::PrimaryContext(int index, const Driver &driver, const Checker &check) : driver_(driver), check_(check) {
   const std::string what = format_text("GPU {}", index);
@@ -295,8 +295,8 @@ DeviceScope::~DeviceScope() {
   if (pushed_) driver_.context_pop(&ours);
 }
 
-// If the mode cannot be exchanged, the call that follows fails by itself. The error here must not be left for the
-// program to find.
+// If the mode cannot be changed, the next call fails anyway. The error from here must not remain for the program to
+// find.
 RelaxedScope::RelaxedScope() noexcept {
   exchanged_ = cudaThreadExchangeStreamCaptureMode(&mode_) == cudaSuccess;
   if (!exchanged_) cudaGetLastError();
@@ -348,7 +348,7 @@ void await_word(const PinnedWord &word, uint32_t count, const char *what, const 
   waiter.failure().check();
 }
 
-// An error of one check says nothing, unless it says that the GPU is lost.
+// The error of a single check tells nothing, unless it tells that the GPU is lost.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept {
   using std::chrono::milliseconds, std::chrono::steady_clock, std::chrono::duration_cast;
   const Failure none;  // the context's own failure is ignored here

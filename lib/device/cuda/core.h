@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State that the parts of one CUDA device share, and the guards around calls into CUDA.
+// State that the parts of one CUDA device share, and the guards around calls of CUDA.
 #pragma once
 
 #include <atomic>
@@ -15,9 +15,9 @@
 
 namespace fsdp::device::cuda {
 
-// A resource that CUDA gave and must get back. The calls that give it back may wait for all work of the GPU, so they
-// are made only when the library's work is done. A resource whose owner ends earlier is kept until then, and in the
-// worst case for ever.
+// A resource that CUDA has given and must get back. The calls that give it back may wait for all work of the GPU, so
+// they are made only when the library's work is done. If the owner of a resource ends earlier, the resource is kept
+// until then, in the worst case forever.
 
 struct Core;
 
@@ -30,13 +30,12 @@ struct Remnant {
   bool on_gpu() const noexcept { return kind == memory || kind == mapped_memory; }
 };
 
-// Gives the resource back. If this does not succeed, the resource is as before, and a sticky error has failed the
-// context.
+// Gives the resource back. On failure the resource is unchanged; a sticky error fails the context.
 cudaError_t end(const Remnant &remnant, const Core &core) noexcept;
 
 struct Core;
 
-// Keeps CUDA's primary context of a GPU alive, which the whole process shares.
+// Keeps CUDA's primary context of a GPU alive. The whole process shares this context.
 class PrimaryContext {
  public:
   PrimaryContext(int index, const Driver &driver, const Checker &check);
@@ -44,7 +43,8 @@ class PrimaryContext {
   PrimaryContext(const PrimaryContext &) = delete;
   PrimaryContext &operator=(const PrimaryContext &) = delete;
   CUcontext get() const noexcept { return context_; }
-  // From now on the destructor does not release the context: the last release waits for all work of the GPU.
+  // After this call the destructor does not release the context, because the last release waits for all work of the
+  // GPU.
   void leave() noexcept { left_ = true; }
 
  private:
@@ -55,14 +55,14 @@ class PrimaryContext {
   bool left_ = false;
 };
 
-// While this lives, this GPU is the calling thread's current device. After that the current device is what it was,
-// which may be none. cudaSetDevice is not used: setting the old device would make a context on a GPU that the thread
-// has never used. The scope must surround every call into the runtime, even if CUDA takes objects of any device there,
-// because CUDA would give a context to a thread that has none.
+// During this scope the GPU is the calling thread's current device. Afterwards the current device is the previous one,
+// which may be none. cudaSetDevice is not used, because setting the previous device would make a context on a GPU that
+// the thread has never used. The scope must surround every call of the runtime, even calls that take objects of any
+// device, because CUDA would give a context to a thread that has none.
 class DeviceScope {
  public:
   explicit DeviceScope(const Core &core);
-  // For destructors: does not throw. The bool conversion says whether the GPU could be made current.
+  // For destructors: does not throw. The conversion to bool tells whether the GPU could be made current.
   DeviceScope(const Core &core, std::nothrow_t) noexcept;
   ~DeviceScope();
   DeviceScope(const DeviceScope &) = delete;
@@ -81,7 +81,7 @@ class DeviceScope {
   bool current_ = false;
 };
 
-// While this lives, queries and allocations do not fail because some thread has begun a graph capture, and do not end
+// During this scope, queries and allocations do not fail if another thread has begun a graph capture, and do not end
 // the capture. They must add nothing to a stream.
 class RelaxedScope {
  public:
@@ -105,13 +105,13 @@ class QuietScope {
 
  private:
   DeviceScope device_;
-  RelaxedScope relaxed_;  // comes after device_, because it calls into the runtime too
+  RelaxedScope relaxed_;  // after device_, because its destructor also calls the runtime
 };
 
-// An object that gives work to the GPU.
+// An object that enqueues work on the GPU.
 class WorkSource {
  public:
-  // Records an event behind all work that was given so far, unless there is one. Returns whether there is one now.
+  // Records an event behind all work enqueued so far, unless there is such an event. Returns whether there is one now.
   virtual bool mark() noexcept = 0;
 
  protected:
@@ -124,13 +124,13 @@ struct Core {
   Core(const Core &) = delete;
   Core &operator=(const Core &) = delete;
 
-  // Is all work done that the library gave to the GPU in this context? Waits for the work given so far, for at most the
-  // timeout and 10 s. After a wait in vain, later calls only ask, until one finds that all work is done: so a GPU that
-  // is stuck delays the end only once. Returns false, too, while another thread gives more work, or during a capture,
-  // whose graph the marks could become part of.
+  // Is all work done that the library has enqueued on the GPU in this context? Waits for the work enqueued so far, for
+  // at most the timeout and 10 s. After a wait in vain, later calls only query, until one finds that all work is done.
+  // So a GPU that is stuck delays the end only once. Also returns false while another thread enqueues more work, or
+  // during a capture, because the marks could become part of its graph.
   bool drain() noexcept;
-  // Gives back a resource whose owner ends: at once if all work is done, else in a later drain() that finds all work
-  // done. Resources that are left when the device ends are left to the process.
+  // Gives back a resource whose owner ends: immediately if all work is done, else in a later drain() that finds all
+  // work done. Resources that remain when the device ends are left to the process.
   void give_back(const Remnant &remnant) noexcept;
   // end() gives back a resource that nothing on the GPU uses any more, and returns whether it succeeded. keep() keeps a
   // resource that is still in use for a later drain().
@@ -139,29 +139,30 @@ struct Core {
   // How long a destructor may wait for the GPU now.
   uint32_t patience_ms() const noexcept;
   void lose_patience() noexcept { impatient_.store(true, std::memory_order_relaxed); }
-  // Throws INVALID_STATE if a capture is under way.
+  // Throws INVALID_STATE if another capture is under way.
   void begin_capture(uint64_t id);
   void add(WorkSource &worker);
   void remove(WorkSource &worker) noexcept;
-  // The owner of the stream ended, and it cannot be found out whether the stream's work is done, as in a capture that
-  // an error has ended. Nothing is given back until the stream can be queried, say after cudaStreamEndCapture.
+  // Called when the owner of the stream ended and the state of the stream's work cannot be queried, as in a capture
+  // that an error has ended. Nothing is given back until the stream can be queried, for example after
+  // cudaStreamEndCapture.
   void lose_track(cudaStream_t stream) noexcept;
-  // Is the stream being captured, so that it cannot be queried?
+  // Is the stream being captured? If it is, it cannot be queried.
   bool is_captured(cudaStream_t stream) const noexcept;
-  // Throws, and fails the context, if the GPU is lost. It enqueues work, and CUDA may wait for the GPU then, so lanes
+  // Throws, and fails the context, if the GPU is lost. This enqueues work, and CUDA may then wait for the GPU, so lanes
   // must not call it.
   void check_gpu() const;
-  // The same for any thread: it only queries the event, and only while the word has not reached `count`. Does nothing
-  // while another thread checks the GPU, because CUDA may keep that thread waiting.
+  // Does the same, on any thread: it only queries the event, and only while the word has not reached `count`. Does
+  // nothing while another thread checks the GPU, because CUDA may keep that thread waiting.
   void look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const;
-  // All events end here, so that no event ends while a thread queries it.
+  // All events are destroyed here, so that no event is destroyed while a thread queries it.
   cudaError_t destroy_event(cudaEvent_t event) const noexcept;
 
   const int index;
   const Options options;
   const Waiter &waiter;  // for waits on the caller's thread
   Failure &failure;
-  const Waiter worker_waiter;  // the same without the hook, which runs only on the caller's thread
+  const Waiter worker_waiter;  // like `waiter`, without the hook, which runs only on the caller's thread
   const Checker check;
   const Driver driver;
   PrimaryContext context;
@@ -172,7 +173,7 @@ struct Core {
   WordPool words;
 
  private:
-  // Resources to give back, and the words that must be written before.
+  // Resources to give back, and the words that must be written before that.
   struct Due {
     std::vector<Remnant> remnants;
     std::vector<AwaitedWord> words;
@@ -190,21 +191,21 @@ struct Core {
   std::vector<cudaStream_t> lost_streams_;
   bool lost_for_good_ = false;  // a lost stream could not be remembered, for lack of memory
   std::atomic<bool> impatient_{false};
-  AwaitedWord late_;  // the word for which a wait was in vain
-  // The probe's stream has no other work: see check_gpu.
+  AwaitedWord late_;  // the word for which the last wait in vain waited
+  // The probe's stream has no other work; see check_gpu.
   mutable std::mutex probe_mutex_;  // inside a wait, no thread blocks on it
   cudaStream_t probe_stream_ = nullptr;
   cudaEvent_t probe_ = nullptr;
 };
 
-// Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws what the
-// waiter throws, the error with which the GPU was lost, or TIMEOUT that names `what`. Threads that must not enqueue
-// work pass the event whose record writes the word.
+// Blocks the calling thread until the GPU has written `count` or more: spins briefly, then sleeps. Throws the waiter's
+// errors, the error with which the GPU was lost, or TIMEOUT, which names `what`. Threads that must not enqueue work
+// pass the event whose record writes the word.
 void await_word(const PinnedWord &word, uint32_t count, const char *what, const Core &core, const Waiter &waiter,
                 cudaEvent_t event = nullptr);
 
-// The same for destructors, for at most `timeout_ms`, whether the context has failed or not. Returns whether the word
-// has been written.
+// For destructors: waits for at most `timeout_ms`, even if the context has failed. Returns whether the word has been
+// written.
 bool await_word(const PinnedWord &word, uint32_t count, const Core &core, uint32_t timeout_ms) noexcept;
 
 }  // namespace fsdp::device::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts of what is no number (Inf and NaN in fp32), and of zeros. Threads add up for themselves and blocks for their
-// threads, so that a model whose weights are all NaN is counted as fast as any other: one addition to the result for
-// each block. Least traffic: 4 bytes per element.
+// Counts Inf and NaN in fp32, and counts zeros. Each thread first adds up its own counts, and each block the counts of
+// its threads. So a model whose weights are all NaN is counted as fast as any other: each block makes one addition to
+// the result. Least traffic: 4 bytes per element.
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
 
@@ -20,7 +20,7 @@ struct ZeroNumber {
   FSDP_DEVICE static bool counts(float value) { return (bits_of(value) & 0x7fffffff) == 0; }
 };
 
-// What a thread finds of one of the blocks that it has in turn.
+// Counts of a thread in one of the blocks on which it works in turn.
 template <class Kind>
 struct CountInto {
   const typename Kind::Element *values;
@@ -46,7 +46,7 @@ struct Count {
   uint64_t *result;
   const typename Kind::Element *values;
   Division division;
-  uint64_t parts, blocks;  // every so many parts are one block's
+  uint64_t parts, blocks;  // each block works on every `blocks`-th part
 
   FSDP_DEVICE void first(Shared &shared) const {
     uint32_t found = 0;

@@ -78,7 +78,7 @@ std::string CudaDevice::description() const {
 
 namespace fsdp::device {
 
-// Which GPU a context gets, and whether the library can use it.
+// Chooses the GPU of a context, and checks whether the library can use it.
 
 namespace {
 
@@ -88,7 +88,7 @@ constexpr int least_major = 8;  // compute capability of the oldest GPUs for whi
 
 std::string version_text(int version) { return format_text("{}.{}", version / 1000, version % 1000 / 10); }
 
-// Returns "a driver for CUDA 13.0", say, or "no driver".
+// Returns a text such as "a driver for CUDA 13.0", or "no driver".
 std::string driver_text() {
   int version = 0;
   if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) return "no driver";
@@ -140,7 +140,7 @@ void check_capability(int gpu, const Checker &check) {
          gpu);
 }
 
-// Streams write and wait for words of the host: see cuda/event.h and cuda/lane.h.
+// Checks that streams can write words of the host and wait for them: see cuda/event.h and cuda/lane.h.
 void check_memory_operations(int gpu, const Checker &check) {
   const Driver driver(check);
   CUdevice device = 0;

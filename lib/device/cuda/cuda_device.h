@@ -18,12 +18,12 @@
 namespace fsdp::device::cuda {
 
 // One GPU, as one context uses it. Objects that it makes must be destroyed before it. Several contexts may use one GPU,
-// from several threads. When a call returns, the thread's current device is what it was before the call.
+// from several threads. Each call restores the thread's current device before it returns.
 class CudaDevice final : public Device {
  public:
-  // `index` is CUDA's number for the GPU in this process; the GPU must exist.
+  // `index` is CUDA's number of the GPU in this process; the GPU must exist.
   CudaDevice(int index, const Options &options, const Waiter &waiter, Failure &failure);
-  ~CudaDevice() override { launch_order.reset(); }  // it has events of this device
+  ~CudaDevice() override { launch_order.reset(); }  // the launch order has events of this device
 
   std::unique_ptr<Stream> create_stream(const std::string &name) override;
   std::unique_ptr<Event> create_event() override;

@@ -20,7 +20,7 @@ fsdp_status status_of(cudaError_t code) noexcept {
   }
 }
 
-// Errors whose names CUDA 12.8 may lack are given by number, since the library can be built with CUDA 12.8 too.
+// Errors whose names CUDA 12.8 may lack are listed by number, because the library can also be built with CUDA 12.8.
 bool is_sticky(cudaError_t code) noexcept {
   switch (static_cast<int>(code)) {
     case cudaErrorECCUncorrectable:
@@ -62,8 +62,8 @@ Error make_error(cudaError_t code, const char *call, std::string_view what) {
 
 }  // namespace
 
-// CUDA keeps the error for the thread's next cudaGetLastError, where the program must not find an error that the
-// library reports.
+// CUDA stores the error for the thread's next cudaGetLastError. It is cleared here, because the program must not find
+// an error that the library reports.
 void Checker::raise(cudaError_t code, const char *call, std::string_view what) const {
   cudaGetLastError();
   const Error error = make_error(code, call, what);
@@ -84,12 +84,12 @@ void Checker::note(cudaError_t code, const char *call, std::string_view what) co
 
 namespace {
 
-// `version` is the version of CUDA in which the function got the wanted signature.
+// `version` is the version of CUDA in which the function got this signature.
 template <class Function>
 void find(Function &function, const char *symbol, unsigned version, const Checker &check) {
   void *address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  // NULL means the legacy stream in these functions too, whatever the program was compiled for.
+  // These functions also treat NULL as the legacy stream, whatever options the program was compiled with.
   check(cudaGetDriverEntryPointByVersion(symbol, &address, version, cudaEnableLegacyStream, &found),
         "cudaGetDriverEntryPointByVersion", symbol);
   if (found != cudaDriverEntryPointSuccess || !address)

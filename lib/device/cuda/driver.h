@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's own functions, found at run time through the CUDA runtime: the library links neither libcuda nor a stub
-// of it.
+// The driver's own functions, found at run time through the CUDA runtime, because the library links neither libcuda nor
+// a stub of it.
 #pragma once
 
 #include <string_view>
@@ -13,23 +13,24 @@
 
 namespace fsdp::device::cuda {
 
-// Turns results of CUDA's functions into errors of the library. The result of every call into CUDA goes through here.
+// Turns results of CUDA's functions into errors of the library. The result of every call of CUDA is checked here.
 
 // Errors of the driver have the same numbers as errors of the runtime.
 inline cudaError_t runtime_error(CUresult code) { return static_cast<cudaError_t>(code); }
 
 fsdp_status status_of(cudaError_t code) noexcept;
-// After a sticky error the process can no longer use the GPU: every later call returns the error again.
+// Is the error sticky? After a sticky error the process can no longer use the GPU: every later call returns the error
+// again.
 bool is_sticky(cudaError_t code) noexcept;
 // "cudaMemcpyAsync failed with cudaErrorInvalidValue (1, invalid argument): copy on stream 'gather'"
 std::string describe(cudaError_t code, const char *call, std::string_view what);
 
-// Throws the error that a call returned, if any. A sticky error fails the context too: the call that returns it is
-// rarely the call that caused it.
+// Throws the error that a call returned, if there is one. A sticky error also fails the context, because the call that
+// returns it is rarely the call that caused it.
 class Checker {
  public:
   explicit Checker(Failure &failure) : failure_(failure) {}
-  // `call` is the name of CUDA's function or of the library's kernel; `what` says why it was called.
+  // `call` is the name of CUDA's function or of the library's kernel; `what` is the purpose of the call.
   void operator()(cudaError_t code, const char *call, std::string_view what) const {
     if (code != cudaSuccess) raise(code, call, what);
   }
@@ -54,7 +55,7 @@ class Checker {
 namespace fsdp::device::cuda {
 
 struct Driver {
-  // Throws UNSUPPORTED, naming the function, if the driver lacks one of them.
+  // Throws UNSUPPORTED, which names the function, if the driver lacks one of them.
   explicit Driver(const Checker &check);
 
   PFN_cuDeviceGet_v2000 device_get;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts, sums and products, element by element. Least traffic per element: a cast from fp32 to bf16 4 + 2 bytes, the
-// other way 2 + 4, between 16-bit types 2 + 2. add reads both and writes one; scale 4 + 4.
+// Casts, sums and products, element by element. Least traffic per element: a cast from fp32 to bf16 reads 4 and writes
+// 2 bytes, the reverse cast 2 and 4, and casts between 16-bit types 2 and 2. add reads both operands and writes one;
+// scale reads 4 and writes 4.
 #include "device/cuda/cast.h"
 #include "device/cuda/kernels.h"
 #include "device/cuda/for_each.h"
@@ -8,7 +9,7 @@
 namespace fsdp::device::cuda {
 namespace {
 
-// Between equal types, whatever the bits are.
+// Copies between equal types, with any bits.
 template <class Bits>
 struct Copy {
   static constexpr unsigned batch = 4;
@@ -60,7 +61,7 @@ struct Scale {
   }
 };
 
-// By a factor that is known when the kernel runs.
+// Scales by a factor that becomes known only when the kernel runs.
 struct ScaleBy {
   using Factor = const float *;
   static constexpr unsigned batch = Scale::batch;

@@ -51,7 +51,7 @@ struct F16 {
   }
 };
 
-// n values of Type from element `index` on.
+// Accesses n values of Type, starting at element `index`.
 template <class Type, unsigned n>
 FSDP_DEVICE Pack<typename Type::Stored, n> load(const void *from, uint64_t index) {
   return load_pack<n>(static_cast<const typename Type::Stored *>(from) + index);

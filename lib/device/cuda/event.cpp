@@ -20,7 +20,7 @@ CudaEvent::CudaEvent(Core &core)
   }
 }
 
-// When an event that is not done is destroyed, CUDA may wait for it.
+// CUDA may wait for an event that is not done when it is destroyed.
 CudaEvent::~CudaEvent() {
   const bool past = written();
   core_.words.give_back(word_);
@@ -36,7 +36,7 @@ bool CudaEvent::done() const noexcept {
   return capture() == 0 && written();
 }
 
-// CUDA's event comes behind the word, so that a stream that waits for the event also comes after the word.
+// CUDA's event is recorded behind the word, so a stream that waits for the event also comes after the word.
 AwaitedWord CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::string &stream_name,
                               const AwaitedWord *known) {
   if (capture == 0) {
@@ -44,7 +44,7 @@ AwaitedWord CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::
     on_host_ = false;
   }
   cudaEvent_t event = capture == 0 ? event_ : captured_event();
-  if (capture == 0) behind_ = true;  // stays if CUDA refuses the event, whose word is enqueued already
+  if (capture == 0) behind_ = true;  // remains true if CUDA refuses the event, because its word is enqueued already
   core_.check(cudaEventRecord(event, stream), "cudaEventRecord", stream_name);
   if (capture == 0) behind_ = false;
   capture_ = capture;
@@ -52,8 +52,8 @@ AwaitedWord CudaEvent::record(cudaStream_t stream, uint64_t capture, const std::
   return awaited_;
 }
 
-// A later record on another stream is ordered after the earlier record, since otherwise the two streams could write the
-// word in either order.
+// A later record on another stream is ordered after the earlier record, because otherwise the two streams could write
+// the word in either order.
 void CudaEvent::mark(cudaStream_t stream, const std::string &stream_name, const AwaitedWord *known) {
   const bool moves = stream != stream_ && !written();
   if (moves) enqueue_wait_outside(stream, stream_name);
@@ -89,7 +89,7 @@ void CudaEvent::enqueue_wait(cudaStream_t stream, const std::string &stream_name
   core_.check(cudaStreamWaitEvent(stream, captured_event_, 0), "cudaStreamWaitEvent", stream_name);
 }
 
-// If CUDA's event still belongs to the record before, a stream that waits for the event would go on too early.
+// If CUDA's event still belongs to the previous record, a stream that waits for the event would continue too early.
 void CudaEvent::enqueue_wait_outside(cudaStream_t stream, const std::string &stream_name) const {
   if (behind_)
     core_.check(

@@ -9,14 +9,15 @@
 
 namespace fsdp::device::cuda {
 
-// Each event has a CUDA event, for which streams wait, and a word, which the stream writes when it comes to the record.
-// So the host sees that the record is done without a call into CUDA, also on threads that must make no such call. A
-// wait for one record is not affected by a later record. In a graph capture no word is written, because the record is a
-// point of the graph and not of time. Such a record uses a second CUDA event: once the capture has ended, the last
-// record outside of captures is what it was before.
+// Each event has a CUDA event, for which streams wait, and a word, which the stream writes when it reaches the record.
+// So the host sees that the record is done without a call of CUDA, even on threads that must not call CUDA. A wait for
+// one record is not affected by a later record. In a graph capture no word is written, because the record is a point of
+// the graph and not of time. Such a record uses a second CUDA event, so after the capture the last record outside of
+// captures is valid again.
 //
-// A word costs its stream ten times as much as CUDA's event (1.6 and 0.15 us on an H100). So if a stream has had no
-// work since its last word, a record uses that word again: words only grow, and live as long as the device.
+// Writing a word costs a stream ten times as much as recording CUDA's event (1.6 and 0.15 us on an H100). So if a
+// stream has had no work since its last word, a record uses that word again. This is possible because words only grow,
+// and exist as long as the device.
 class CudaEvent final : public Event {
  public:
   static constexpr size_t name_bytes = 48;
@@ -26,20 +27,20 @@ class CudaEvent final : public Event {
   CudaEvent(const CudaEvent &) = delete;
   CudaEvent &operator=(const CudaEvent &) = delete;
 
-  // Never true for a point of the capture under way. A record in a capture that has ended does not count.
+  // Never true for a record in the capture that is under way. A record in a capture that has ended does not count.
   bool done() const noexcept override;
 
   // Enqueues the record. The stream's name is copied, and cut if it is long. `known` is the stream's last word if the
-  // stream has had no work since, else NULL. Outside of captures, returns the word that stands for this record.
+  // stream has had no work since then, else NULL. Outside of captures, returns the word that stands for this record.
   AwaitedWord record(cudaStream_t stream, uint64_t capture, const std::string &stream_name,
                      const AwaitedWord *known = nullptr);
-  // Work enqueued later on the stream comes after the record.
+  // Orders work that is enqueued later on the stream after the record.
   void enqueue_wait(cudaStream_t stream, const std::string &stream_name) const;
 
   bool on_host() const noexcept { return on_host_ && capture() == 0; }
   const HostEvent &host() const noexcept { return host_; }
   void set_host(const HostEvent &host) noexcept;
-  // The capture under way in which the event was recorded; 0: none.
+  // The current capture if the event was recorded in it; 0: there is none.
   uint64_t capture() const noexcept {
     return capture_ == core_.live_capture.load(std::memory_order_relaxed) ? capture_ : 0;
   }
@@ -59,7 +60,7 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;           // CUDA's event of the last record outside of captures
   cudaEvent_t captured_event_ = nullptr;  // CUDA's event of the last record in a capture, if there ever was one
   PinnedWord *word_;                      // this event's own word
-  uint32_t count_;                        // the last count that streams were told to write to word_
+  uint32_t count_;                        // the last count that streams will write to word_
   AwaitedWord awaited_;                   // reached when the last record outside of captures is done
   uint64_t capture_ = 0;                  // capture of the last record; 0: none
   cudaStream_t stream_ = nullptr;         // stream of the last record outside of captures

@@ -11,7 +11,7 @@ namespace fsdp::device::cuda {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define FSDP_FLOAT8_INSTRUCTION 1
 
-// The second operand becomes the lower byte.
+// The instruction makes the second operand the lower byte.
 FSDP_DEVICE uint8_t saturated(float value, E4M3) {
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(value));
@@ -62,8 +62,8 @@ FSDP_DEVICE float largest_magnitude(const Pack<float, 4> &values) {
 
 FSDP_DEVICE bool is_finite(float value) { return (bits_of(value) & fp32_magnitude) < fp32_infinity; }
 
-// E4M3 codes are made four at a time; the code of the first number is the lowest byte. Where there is an instruction
-// for it, a NaN becomes the code 0x7f without being tested for.
+// E4M3 codes are made four at a time; the code of the first number is the lowest byte. If there is an instruction for
+// it, a NaN becomes the code 0x7f without a test.
 
 #if defined(FSDP_FLOAT8_INSTRUCTION)
 FSDP_DEVICE uint32_t four_codes(float a, float b, float c, float d) {
@@ -75,7 +75,7 @@ FSDP_DEVICE uint32_t four_codes(float a, float b, float c, float d) {
   return codes;
 }
 #else
-// A code without its sign, before it is limited to the largest finite one. That of a NaN is above all codes.
+// A code without its sign, before it is limited to the largest finite code. The code of a NaN is above all others.
 FSDP_DEVICE uint32_t unlimited_code(float value) {
   using Layout = E4M3Layout;
   const uint32_t magnitude = bits_of(value) & fp32_magnitude;
@@ -91,7 +91,7 @@ FSDP_DEVICE uint32_t limited_code(float value, uint32_t largest) {
 }
 #endif
 
-// The factors of four blocks, which may be the same block. A block with a NaN has the factor NaN, and only the code
+// The factors of four blocks, which may be the same block. A block with a NaN has the factor NaN and only the code
 // 0x7f; no other block has a NaN.
 struct FourFactors {
   Pack<float, 4> factor;
@@ -115,7 +115,7 @@ struct FourFactors {
   }
 };
 
-// The codes of four numbers by one scale. They have the signs of the numbers, even if these are NaN.
+// The codes of four numbers with one scale. They have the signs of the numbers, even if the numbers are NaN.
 FSDP_DEVICE uint32_t scaled_codes(const Pack<float, 4> &values, float scale) {
   float scaled[4];
   FSDP_UNROLL
@@ -140,7 +140,7 @@ FSDP_DEVICE Pack<uint8_t, 4> bytes_of(uint32_t codes) {
   return bytes;
 }
 
-// The same for one number.
+// Does the same for one number.
 FSDP_DEVICE uint8_t scaled_code(float value, float scale) {
   const uint32_t bits = bits_of(value);
   if ((bits & fp32_magnitude) > fp32_infinity) return static_cast<uint8_t>((bits >> 24 & 0x80) | E4M3::nan);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How kernels walk over elements. A thread has up to `batch` packs of 4 elements in flight at once. The packs are
-// `threads` packs apart, so that a warp's accesses are whole lines. With 16 bytes per load of fp32 and 64 bytes per
-// operand and thread, half of the occupancy is enough to saturate the memory of an H200.
+// How kernels walk over elements. A thread has up to `batch` packs of 4 elements under way at once. The packs are
+// `threads` packs apart, so that a warp accesses whole lines. With 16 bytes per load of fp32 and 64 bytes per operand
+// and thread, half of the occupancy is enough to saturate the memory of an H200.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace fsdp::device::cuda {
 
-// Many pieces of work of one kind in one launch, as arguments of the kernel. Each piece has its own blocks.
+// Many pieces of work of one kind in one launch, passed as arguments of the kernel. Each piece has its own blocks.
 
 template <class Span, unsigned most>
 struct Batch {
@@ -62,7 +62,7 @@ Filled fill(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksO
   return filled;
 }
 
-// Fills and launches batches until all spans are done or a launch fails: launch(blocks) starts what is in the batch.
+// Fills and launches batches until all spans are done or a launch fails. launch(blocks) starts the work in the batch.
 template <class Span, unsigned most, class BlocksOf, class Launch>
 int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const BlocksOf &blocks_of, const Launch &launch) {
   while (!spans.empty()) {
@@ -74,7 +74,7 @@ int launch_all(Batch<Span, most> &batch, std::span<const Span> spans, const Bloc
   return 0;
 }
 
-// The same for works whose spans are made by make_span(work, index), at most `most` at a time.
+// Does the same for works whose spans are made by make_span(work, index), at most `most` at a time.
 template <unsigned most, class Span, class Work, class MakeSpan, class BlocksOf, class Launch>
 int launch_each(Batch<Span, most> &batch, std::span<const Work> works, const MakeSpan &make_span,
                 const BlocksOf &blocks_of, const Launch &launch) {
@@ -95,17 +95,17 @@ int launch_each(Batch<Span, most> &batch, std::span<const Work> works, const Mak
 //
 // FSDP_LAUNCH(kernel, blocks, threads, stream, arguments...) starts a __global__ function whose threads do not depend
 // on each other. FSDP_LAUNCH_PHASED(work, blocks, threads, stream) runs work.first(shared) in all threads of a block,
-// and then work.second(shared) in all of them, and then work.third(shared) if there is one. Each block has one
+// and then work.second(shared) in all of them, and then work.third(shared) if it exists. Each block has one
 // uninitialized object of the type Work::Shared. If there is a type Work::Kept, there are three functions, whose second
-// argument is an object of this type: what the thread keeps in registers from one to the next. A barrier in a kernel
-// would need threads that the simulation can suspend; several functions do not.
+// argument is an object of this type: the data that a thread keeps in registers from one function to the next. A
+// barrier in a kernel would need threads that the simulation can suspend; several functions do not.
 
 #ifndef FSDP_SIMULATED_CUDA
 #include <cuda_runtime.h>
 
 namespace fsdp::device::cuda {
 
-// <<<>>> is not used: its error would have to be fetched from a place where other calls leave their errors too.
+// <<<>>> is not used, because its error would be stored in a place that other calls also use.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUstream_st *stream,
            const Arguments &...arguments) {
@@ -150,8 +150,8 @@ namespace fsdp::device::cuda {
 
 constexpr unsigned threads = 256, pack = 4;
 
-// Divides `count` elements of several arrays: `head` single elements, then `packs` whole packs at addresses that are
-// aligned in all arrays, then single elements. If no address is aligned in all of them, all elements are single.
+// Divides `count` elements of several arrays: first `head` single elements, then `packs` whole packs at addresses that
+// are aligned in all arrays, then single elements. If no address is aligned in all of them, all elements are single.
 struct Division {
   uint64_t count = 0, head = 0, packs = 0;
   bool wide = false;
@@ -177,7 +177,7 @@ FSDP_BOTH Division divide(uint64_t count, unsigned misfit, bool alike) {
   return division;
 }
 
-// work.run<n, m>(first, step) does n elements from each of the m places first, first + step, ...
+// work.run<n, m>(first, step) processes n elements at each of the m places first, first + step, ...
 template <unsigned batch, unsigned n, class Work>
 FSDP_DEVICE void run_units(const Work &work, uint64_t head, uint64_t units, uint64_t block, unsigned thread) {
   constexpr uint64_t step = uint64_t{threads} * n;
@@ -189,7 +189,7 @@ FSDP_DEVICE void run_units(const Work &work, uint64_t head, uint64_t units, uint
   }
 }
 
-// The work of one of the blocks that share `division`. The first block also does the edges.
+// The work of one of the blocks that share `division`. The first block also processes the single elements.
 template <unsigned batch, class Work>
 FSDP_DEVICE void run_block(const Work &work, const Division &division, uint64_t block, unsigned thread) {
   if (!division.wide) return run_units<batch, 1>(work, 0, division.count, block, thread);

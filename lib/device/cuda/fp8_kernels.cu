@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FP8 with fp32 scales: amaxes (4 bytes of traffic per element), scales, codes (4 + 1), and blocks of 128 x 128
-// (4 + 1), whose numbers stay in registers until the scale is known.
+// FP8 with fp32 scales. The kernels find amaxes (4 bytes of traffic per element), scales, codes (4 + 1), and blocks of
+// 128 x 128 (4 + 1), whose numbers stay in registers until the scale is known.
 #include "device/cuda/float8_elements.h"
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
@@ -8,14 +8,14 @@
 namespace fsdp::device::cuda {
 namespace {
 
-// Magnitudes that the threads of a block have found, and the largest of each 16 threads.
+// The magnitudes that the threads of a block have found, and the largest of each 16 threads.
 template <unsigned threads>
 struct Magnitudes {
   static constexpr unsigned share = 16, parts = threads / share;
   alignas(16) float of_thread[threads];
   alignas(16) float of_part[parts];
 
-  // For the second phase.
+  // Called in the second phase.
   FSDP_DEVICE void reduce() {
     if (threadIdx.x < parts) of_part[threadIdx.x] = largest<share>(of_thread + threadIdx.x * share);
   }
@@ -32,7 +32,7 @@ struct Magnitudes {
   }
 };
 
-// Rounding keeps the order of numbers, so the largest of rounded numbers is the largest one, rounded.
+// Rounding keeps the order of numbers, so the rounded largest number is the largest of the rounded numbers.
 FSDP_DEVICE float rounded_amax(float amax, bool via_bf16) {
   return float_of(bits_of(via(amax, via_bf16)) & fp32_magnitude);
 }
@@ -144,18 +144,18 @@ __global__ void __launch_bounds__(threads) quantize_parts(const __grid_constant_
 struct Fp8BlockSpan {
   Fp8BlockQuantize work;
   uint64_t *found;  // NULL: numbers that are not finite are not counted
-  uint32_t across;  // blocks in a row of them
+  uint32_t across;  // number of blocks in a row of blocks
   bool wide;        // columns and arrays are aligned to four elements
 };
 
-// A warp has every 16th row of a block of 128 x 128. A thread has four numbers of each: adjacent ones if these are
+// A warp has every 16th row of a block of 128 x 128. A thread has four numbers of each row: adjacent ones if these are
 // aligned, else every 32nd.
 struct QuantizeBlocks {
   static constexpr unsigned threads = 512, side = fp8_block, lanes = 32, warps = threads / lanes;
   static constexpr unsigned rows = side / warps, most = 44;
   struct BlockMagnitudes {
     Magnitudes<threads> amaxes;
-    uint32_t found[threads];  // written if the thread's amax is not finite
+    uint32_t found[threads];  // set if the thread's amax is not finite
   };
   using Shared = BlockMagnitudes;
   struct BlockNumbers {
@@ -166,7 +166,7 @@ struct QuantizeBlocks {
   using Kept = BlockNumbers;
   Batch<Fp8BlockSpan, most> batch;
 
-  // Visits the packs of this thread: visit(k, the number of the first element, how many are in the matrix).
+  // Visits the packs of this thread: visit(k, number of the first element, number of elements in the matrix).
   template <bool wide, class Visit>
   FSDP_DEVICE static void each(const Fp8BlockQuantize &work, const Kept &kept, const Visit &visit) {
     const uint64_t columns = work.columns, step = warps * columns;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of the CUDA device, enqueued on one of its streams. For every input the resulting bits are those of
 // the host's kernels, which host/kernels.h defines: casts, add, scale, rank_sum, adamw, stochastic rounding and norms.
-// Only the payload of a NaN that arithmetic makes is left open, there and here: GPUs write 0x7fffffff, and processors
+// Only the payload of a NaN that arithmetic makes is undefined on both devices: GPUs write 0x7fffffff, and processors
 // keep an operand's payload.
 //
-// Every call returns what the launch returned, a cudaError_t as int: 0 is success. Work without elements launches
+// Every call returns the result of the launch, a cudaError_t as int: 0 is success. Work without elements launches
 // nothing. No call allocates or synchronizes; all may be captured into a graph. Pointers are to memory that the device
-// can read and write, aligned to their elements. Operands must not overlap except where a comment says so. If all
-// operands are aligned alike to 4 elements, elements are loaded and stored 4 at a time, otherwise one at a time. A warp
-// accesses whole lines in both cases.
+// can read and write, aligned to their elements. Operands must not overlap except where a comment allows it. If all
+// operands have the same alignment to 4 elements, elements are loaded and stored 4 at a time, otherwise one at a time.
+// A warp accesses whole lines in both cases.
 #pragma once
 
 #include <cstddef>
@@ -24,18 +24,19 @@ namespace fsdp::device::cuda::kernels {
 
 using Stream = CUstream_st *;
 
-// Between equal dtypes the bits are copied; `to` may then equal `from`.
+// If the dtypes are equal, the bits are copied; `to` may then equal `from`.
 [[nodiscard]] int cast(Stream stream, void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype,
                        uint64_t count);
 
-// Numbers of 8 bits and their scales, as in the host's kernels. Scales and amaxes are in device memory.
+// Converts to and from numbers of 8 bits and their scales, as the host's kernels do. Scales and amaxes are in device
+// memory.
 [[nodiscard]] int cast_to_float8(Stream stream, uint8_t *to, Float8 format, const void *from, fsdp_dtype from_dtype,
                                  uint64_t count);
 [[nodiscard]] int cast_from_float8(Stream stream, void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format,
                                    uint64_t count);
-// Works on many tensors are one launch: up to 44 of MXFP8 or of FP8 in blocks, up to 80 with one scale each. Up to 96
-// largest magnitudes take two launches. Unless `found` is NULL, quantize_mxfp8 adds to found[i] how many of the ROW
-// scales of works[i] stand for Inf or NaN, and quantize_fp8_blocks how many of its numbers are that.
+// Work on many tensors is one launch: up to 44 of MXFP8 or of FP8 in blocks, up to 80 with one scale each. Up to 96
+// largest magnitudes take two launches. Unless `found` is NULL, quantize_mxfp8 adds to found[i] the number of ROW
+// scales of works[i] that stand for Inf or NaN. quantize_fp8_blocks adds the number of Inf and NaN among the numbers.
 [[nodiscard]] int quantize_mxfp8(Stream stream, std::span<const Mxfp8Quantize> works, uint64_t *found);
 [[nodiscard]] inline int quantize_mxfp8(Stream stream, const Mxfp8Quantize &work) {
   return quantize_mxfp8(stream, {&work, 1}, nullptr);
@@ -70,14 +71,14 @@ using Stream = CUstream_st *;
   return scale(stream, {&one, 1}, factor);
 }
 
-// `out` may be a slice of one of the sources, at the same elements. With 0 ranks nothing is done.
+// `out` may be a slice of one of the sources, at the same elements. With 0 ranks nothing happens.
 [[nodiscard]] int rank_sum(Stream stream, const RankSum &sum);
 
-// Size of the device memory, aligned to 16 bytes, that sum_squares works in. Each stream that calls it needs its own.
+// Size of the device memory, aligned to 16 bytes, in which sum_squares works. Each stream that calls it needs its own.
 constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 
-// A granule of 0 means that all is one granule. Without elements *result is 0. Up to 56 sums with 32768 pieces in total
-// take two launches.
+// A granule of 0 means that all values are one granule. Without elements *result is 0. Up to 56 sums with 32768 pieces
+// in total take two launches.
 [[nodiscard]] int sum_squares(Stream stream, std::span<const SquaresSpan> spans, void *scratch);
 [[nodiscard]] inline int sum_squares(Stream stream, double *result, const float *values, uint64_t count,
                                      uint64_t granule, void *scratch) {
@@ -85,10 +86,10 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
   return sum_squares(stream, {&one, 1}, scratch);
 }
 
-// The same bits as for fp32 numbers of the same values. Up to 44 sums are in a launch.
+// Gives the same bits as for fp32 numbers with the same values. A launch has up to 44 sums.
 [[nodiscard]] int sum_compact_squares(Stream stream, std::span<const CompactSquaresSpan> spans, void *scratch);
 
-// One thread adds the values in their order. They belong to parameters, or there is one per rank.
+// One thread adds the values in their order. There is one value per parameter or one per rank.
 [[nodiscard]] int sum_values(Stream stream, double *result, const double *values, uint64_t count);
 [[nodiscard]] int find_norm(Stream stream, Norm *norm, const NormShares &shares);
 
@@ -105,11 +106,11 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 // The spans are copied into the launches, so they need not outlive the call.
 [[nodiscard]] int adamw(Stream stream, const AdamW &step, std::span<const AdamWSpan> spans);
 
-// The same with a step in device memory that is read when the kernels run, as a replayed graph needs it.
+// Does the same with a step in device memory, which is read when the kernels run, as a replayed graph requires.
 [[nodiscard]] int adamw_from(Stream stream, const AdamW *step, std::span<const AdamWSpan> spans);
 
-// Spans of all forms may be mixed. Those with fp32 states and those with codes are launched separately, up to 32 at
-// once.
+// Spans of all forms may be mixed. Spans with fp32 states and spans with codes are launched separately, up to 32 at a
+// time.
 [[nodiscard]] int compact_adamw(Stream stream, const AdamW &step, std::span<const CompactSpan> spans);
 [[nodiscard]] int compact_adamw_from(Stream stream, const AdamW *step, std::span<const CompactSpan> spans);
 
@@ -119,12 +120,12 @@ constexpr uint64_t scratch_bytes = (uint64_t{1} << 19) + 256;
 [[nodiscard]] int store_step(Stream stream, AdamW *to, const AdamW &step);
 
 // Runs every kernel once in scratch memory, so that its code is loaded on the stream's device: see prepare.cpp. Must be
-// called, and waited for, before any collective runs on the device.
+// called and be done before any collective runs on the device.
 [[nodiscard]] int prepare(Stream stream, void *scratch);
 [[nodiscard]] int prepare_quantize(Stream stream, void *scratch);  // a part of prepare()
 
-// Keeps the stream busy for about `microseconds`. For tests of order: it uses one thread, so that other work can run at
-// the same time.
+// Keeps the stream busy for about `microseconds`. For tests of order: the kernel uses one thread, so that other work
+// can run at the same time.
 [[nodiscard]] int delay(Stream stream, uint32_t microseconds);
 
 }  // namespace fsdp::device::cuda::kernels

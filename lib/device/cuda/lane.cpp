@@ -11,7 +11,7 @@ namespace fsdp::device::cuda {
 
 namespace {
 
-// One wait of the stream's thread. It has copies, because the event may be recorded again meanwhile.
+// One wait of the stream's thread. It has copies, because the event may be recorded again during the wait.
 struct WordWait {
   const PinnedWord *word;
   const Core *core;
@@ -44,7 +44,8 @@ void HostSideStream::wait(const Event &event) {
 
 namespace {
 
-// The number of contexts that have lanes, by GPU. If there are more GPUs than places, some threads wait needlessly.
+// For each GPU, the number of contexts with lanes on it. If there are more GPUs than places, some threads wait
+// needlessly.
 std::atomic<uint32_t> &owners_on(int gpu) {
   static std::array<std::atomic<uint32_t>, 64> owners{};
   return owners[static_cast<size_t>(gpu) % owners.size()];
@@ -67,7 +68,7 @@ CudaLane::CudaLane(Core &core, const std::string &name, Progress &progress) : co
   std::unique_ptr<HostStream> work;
   if (core.options.overlap) {
     word_ = core.words.take();
-    from_ = word_->value.load(std::memory_order_relaxed);  // it only grows, since events may share its earlier counts
+    from_ = word_->value.load(std::memory_order_relaxed);  // never lowered: events may share its earlier counts
     progress.mirror(&word_->value, from_);
     work = std::make_unique<WorkerStream>(core.options, name, progress, core.waiter, core.worker_waiter, core.failure);
   } else {
@@ -76,7 +77,7 @@ CudaLane::CudaLane(Core &core, const std::string &name, Progress &progress) : co
   stream_ = std::make_unique<HostSideStream>(core, std::move(work), core.options.overlap);
 }
 
-// A word for which streams still wait is not given out again. Its memory is given back when they have passed the wait.
+// A word for which streams still wait is not reused. It is given back when these streams have passed the wait.
 CudaLane::~CudaLane() {
   stream_.reset();
   if (!word_) return;
@@ -87,7 +88,7 @@ CudaLane::~CudaLane() {
     core_.words.give_back(word_);
 }
 
-// The event is needed only to give the word back, so one event is enough for a stream that is released many times.
+// The event is needed only for giving the word back, so a stream needs only one event for many releases.
 void CudaLane::release(Stream &device_stream) {
   auto *stream = dynamic_cast<CudaStream *>(&device_stream);
   if (!stream) fail(FSDP_INTERNAL, "a lane was to release a stream that is not one of GPU {}", core_.index);

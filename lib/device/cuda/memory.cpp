@@ -42,7 +42,7 @@ void DeviceMemory::reserve(const MemoryPlan &plan, const std::string &what) {
   reserved_bytes_ = bytes;
 }
 
-// The mapping keeps the memory alive, so its handle is no longer needed.
+// The handle is no longer needed, because the mapping keeps the memory alive.
 void DeviceMemory::map(const MemoryPlan &plan, const std::string &what) {
   CUmemGenericAllocationHandle handle = 0;
   core_.check(core_.driver.mem_create(&handle, reserved_bytes_, &plan.properties(), 0), "cuMemCreate", what);
@@ -73,7 +73,7 @@ PinnedMemory::PinnedMemory(Core &core, uint64_t bytes, const char *what) : core_
 
 PinnedMemory::~PinnedMemory() { core_.give_back({Remnant::pinned_memory, data_, bytes_}); }
 
-// Which kind of device memory this GPU, driver and container can give.
+// Finds the kind of device memory that this GPU, driver and container allow.
 
 namespace {
 
@@ -110,8 +110,8 @@ bool MemoryPlan::attribute(const Core &core, CUdevice_attribute which) const {
   return value != 0;
 }
 
-// Whether the container and the driver allow a kind of memory shows only when it is tried. Between hosts that share
-// NVLink (NVL72), NCCL can register only memory with handles for the fabric, which needs IMEX channels.
+// Only a trial shows whether the container and the driver allow a kind of memory. Between hosts that share NVLink
+// (NVL72), NCCL can register only memory with handles for the fabric, which needs IMEX channels.
 void MemoryPlan::choose(const Core &core) {
   const bool exportable = attribute(core, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
   const bool fabric = attribute(core, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
@@ -145,7 +145,7 @@ CUresult MemoryPlan::attempt(const Core &core, int handle_types, bool rdma) {
   return created == CUDA_SUCCESS ? core.driver.mem_release(handle) : created;
 }
 
-// Gives the process's other GPUs access, for ranks that are threads of one process. NCCL before 2.24 accesses the
+// Gives access to the process's other GPUs, for ranks that are threads of one process. NCCL before 2.24 accesses the
 // memory of all these ranks by its address, which faults on a GPU without access.
 void MemoryPlan::choose_readers(Core &core) {
   const std::string what = format_text("which GPUs reach the memory of GPU {}", core.index);

@@ -11,7 +11,7 @@
 namespace fsdp::device::cuda {
 
 // How device memory is allocated on this machine. Memory from the driver's virtual memory management can be registered
-// as windows by NCCL and reached by network cards. Where that is not possible, cudaMalloc is used.
+// as windows by NCCL and reached by network cards. If such memory is not possible, cudaMalloc is used.
 class MemoryPlan {
  public:
   explicit MemoryPlan(Core &core);
@@ -20,7 +20,7 @@ class MemoryPlan {
   uint64_t granularity() const noexcept { return granularity_; }
   const CUmemAllocationProp &properties() const noexcept { return properties_; }
   const std::vector<CUmemAccessDesc> &accesses() const noexcept { return accesses_; }
-  const std::string &description() const noexcept { return description_; }  // also says why it is not the best kind
+  const std::string &description() const noexcept { return description_; }  // with the reason if it is not the best
 
  private:
   bool attribute(const Core &core, CUdevice_attribute which) const;
@@ -36,8 +36,8 @@ class MemoryPlan {
   std::string description_;
 };
 
-// Memory of the GPU. It is given back only when all work that the library gave to the GPU is done: late work would
-// write into whatever lies next at the same address.
+// Memory of the GPU. It is given back only when all work that the library has enqueued on the GPU is done, because late
+// work would write into other memory at the same address.
 class DeviceMemory final : public Memory {
  public:
   DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what);

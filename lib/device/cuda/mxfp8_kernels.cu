@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MXFP8. Both planes come from one reading of the weights: 4 + 2.0625 bytes of traffic per element. A block of threads
-// has 32 x 128 elements, and a thread 8 x 4 of them in registers: a warp reads and writes whole rows of 128. First each
+// MXFP8. One read of the weights makes both planes: 4 + 2.0625 bytes of traffic per element. A block of threads has 32
+// x 128 elements, and a thread has 8 x 4 of them in registers: a warp reads and writes whole rows of 128. First each
 // thread finds the largest magnitudes of its columns and rows, then the scales of one column and of one row, and then
 // the codes of both planes.
 #include "device/cuda/float8_elements.h"
@@ -13,7 +13,7 @@ namespace {
 struct Mxfp8Span {
   Mxfp8Quantize work;
   uint64_t *found;  // NULL: ROW scales that stand for Inf or NaN are not counted
-  uint32_t across;  // blocks of threads in a row of them
+  uint32_t across;  // number of blocks of threads in a row of blocks
   bool wide;        // all arrays are aligned to four elements
 };
 
@@ -21,16 +21,16 @@ struct QuantizeTiles {
   static constexpr unsigned side = mxfp8_block, threads = 128, lanes = 32, warps = threads / lanes;
   static constexpr unsigned rows = side / warps, most = 44;
   struct TileMagnitudes {
-    float of_columns[warps][threads];    // of the rows of each warp
-    float of_rows[side][lanes + pack];   // of 4 numbers; the last ones let the threads of a warp use different banks
+    float of_columns[warps][threads];    // largest magnitudes of the rows of each warp
+    float of_rows[side][lanes + pack];   // of 4 numbers; the last entries let the threads of a warp use different banks
     float column_factors[threads], row_factors[threads / side][side];
-    bool found;  // is a ROW scale to be counted?
+    bool found;  // true if a ROW scale must be counted
   };
   using Shared = TileMagnitudes;
   struct TileNumbers {
     Pack<float, pack> values[rows];
     unsigned span;
-    uint64_t row, column;  // of the first element of the block
+    uint64_t row, column;  // place of the first element of the block
   };
   using Kept = TileNumbers;
   Batch<Mxfp8Span, most> batch;
@@ -148,8 +148,8 @@ Mxfp8Span span_of(const Mxfp8Quantize &work, uint64_t *found) {
           wide};
 }
 
-// Factors of adjacent elements: at(index) is a place whose next() gives the factor of the element at the index, then
-// that of the element after it. Indices are divided once a place.
+// Factors of adjacent elements. at(index) is a place whose next() returns the factor of the element at the index, and
+// then those of the following elements. Each place needs one division of indices.
 struct RowScales {
   static constexpr unsigned batch = 4;
   const uint8_t *scales;
@@ -169,7 +169,8 @@ struct OneScale {
   FSDP_DEVICE float next() const { return *scale_inv; }
 };
 
-// An element of a matrix. With more than two divisions at a time the compiler would keep numbers in memory.
+// Elements of a matrix that a thread has under way. With more than two divisions at a time the compiler would keep
+// numbers in memory.
 constexpr unsigned matrix_batch = 2;
 
 struct MatrixPlace {

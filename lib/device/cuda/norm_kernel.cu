@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of squares in the order that is defined at norm_piece in device/work.h, and delays. Least traffic: 4 bytes per
-// element. Up to 32768 pieces, of up to 56 sums, are two launches. The first has 16 threads for each piece, 16 pieces
-// in a block; the second a block for each sum, which adds the pieces' sums in 16 chains. An addition waits 8 cycles of
-// an H100 for the one before, and longer for memory, so what a chain adds is fetched ahead. A sum of more pieces has a
-// launch for each 32768 of them, in which one block adds those of the launch before while the others read. What the
-// last one leaves is added alone (13 us at most, calculated).
+// Sums of squares in the order that norm_piece in device/work.h defines, and delays. Least traffic: 4 bytes per
+// element. Up to 32768 pieces, of up to 56 sums, take two launches. The first launch has 16 threads for each piece and
+// 16 pieces in a block. The second launch has a block for each sum, which adds the sums of pieces in 16 chains. An
+// addition waits 8 cycles of an H100 for the previous one, and longer for memory, so the addends of a chain are fetched
+// ahead. A sum of more pieces has a launch for each 32768 of them. In each of these launches one block adds the pieces
+// of the previous launch while the other blocks read. The pieces of the last one are added in a launch of their own (13
+// us at most, calculated).
 #include <iterator>
 #include <type_traits>
 
@@ -16,14 +17,14 @@ namespace {
 
 constexpr unsigned lanes = norm_sums, pieces_per_block = threads / lanes;
 constexpr uint64_t pieces_per_launch = 32768;
-// Sums of pieces of this launch and of the one before, and chains that are not at their end.
+// Sums of pieces of this launch and of the previous one, and the chains that have not reached their end.
 static_assert(kernels::scratch_bytes >= (2 * pieces_per_launch + lanes) * sizeof(double));
 static_assert(pieces_per_launch % lanes == 0, "a piece keeps its number modulo the lanes in every launch");
 
-// A thread's own of values that threads of a group share: from[0], from[stride] ... `count` of them, squared or as they
-// are, added to sum in order. The additions wait for each other, loads for memory: `groups` times `ahead` of them are
-// under way at once, and a group is loaded again when it is added. What is missing of the last counts as zeros, which
-// change no sum that began at zero.
+// Adds, in order, the values of a thread among values that the threads of a group share: from[0], from[stride] ...
+// `count` of them, squared or unchanged. Each addition waits for the previous one, and loads wait for memory. So
+// `groups` times `ahead` loads are under way at once, and a group is loaded again when it has been added. Missing
+// values of the last group count as zeros, which do not change a sum that began at zero.
 template <unsigned stride, unsigned groups, class From, class Count, class Term>
 FSDP_DEVICE double add_chain(double sum, From from, Count count, Term term) {
   using Value = std::remove_cvref_t<decltype(from[0])>;
@@ -59,7 +60,7 @@ FSDP_DEVICE double add_chain(double sum, From from, Count count, Term term) {
   return sum;
 }
 
-// How many of `count` values are those of this lane.
+// The number of the `count` values that belong to this lane.
 FSDP_DEVICE unsigned own_of(unsigned count, unsigned lane) { return (count + lanes - 1 - lane) / lanes; }
 
 struct Square {
@@ -106,7 +107,7 @@ struct PieceExtent {
   unsigned count;
 };
 
-// Where the pieces are in `count` elements.
+// The places of the pieces in `count` elements.
 struct Pieces {
   uint64_t count = 0, granule = 1, per_granule = 1;
 
@@ -116,7 +117,8 @@ struct Pieces {
   uint64_t total() const {
     return count == 0 ? 0 : count / granule * per_granule + (count % granule + norm_piece - 1) / norm_piece;
   }
-  // The first granule's, often all, and those that are a granule each take no division.
+  // No division is needed for pieces of the first granule, which is often the only one, nor if each granule is one
+  // piece.
   FSDP_DEVICE PieceExtent at(uint64_t piece) const {
     const uint64_t which = piece < per_granule ? 0 : per_granule == 1 ? piece : piece / per_granule;
     const uint64_t in_granule = (piece - which * per_granule) * norm_piece, begin = which * granule + in_granule;
@@ -126,25 +128,25 @@ struct Pieces {
   }
 };
 
-// A sum, or as many of its pieces as a launch has room for: only the last of a launch goes on in the next, as its
-// first.
+// A sum, or as many of its pieces as a launch has room for. Only the last sum of a launch may continue in the next
+// launch, as its first sum.
 template <class Values>
 struct PieceRange {
   Values values;
   Pieces pieces;
-  uint64_t first, end;  // pieces
+  uint64_t first, end;  // numbers of pieces
   double *result;
   bool is_last;
 };
 template <class Values>
 using PieceRanges = Batch<PieceRange<Values>, sizeof(Values) == sizeof(float *) ? 56 : 44>;
 
-// Pieces' sums that chains go on with, which are 0 before the first.
+// Sums of pieces with which the chains continue. The chains are 0 before the first piece.
 struct Chains {
   const double *sums;
   unsigned count;
   bool is_first;
-  double *lanes_before;  // from where they go on, and to where
+  double *lanes_before;  // the chains' sums before and after
 
   FSDP_DEVICE void fetch(unsigned thread, unsigned threads) const {
     for (unsigned at = thread * lanes; at < count; at += threads * lanes) prefetch(sums + at);
@@ -155,8 +157,8 @@ struct Chains {
   }
 };
 
-// One sum for each piece: those of a block are side by side, 16 for each block. Where a sum goes on from the launch
-// before, the first block is one more, which adds what that one has left.
+// Makes one sum for each piece. The pieces of a block are adjacent, 16 for each block. If a sum continues from the
+// previous launch, there is one more block, the first, which adds the pieces left by that launch.
 template <class Values>
 struct SumPieces {
   static constexpr unsigned threads = cuda::threads;
@@ -180,7 +182,7 @@ struct SumPieces {
     shared.lane[threadIdx.x / lanes][lane] =
         add_chain<lanes, 2>(0, part.values + piece.begin + lane, own_of(piece.count, lane), square_of(part.values));
   }
-  // What is behind the last piece of a part belongs to no piece.
+  // Threads after the last piece of a part have no piece.
   FSDP_DEVICE void second(Shared &shared) const {
     if (threadIdx.x % lanes == 0 && !adds())
       sums[uint64_t{block()} * pieces_per_block + threadIdx.x / lanes] = fold(shared.lane[threadIdx.x / lanes]);
@@ -195,7 +197,7 @@ struct SumPieces {
 static_assert(sizeof(SumPieces<const float *>) <= max_argument_bytes);
 static_assert(sizeof(SumPieces<CompactSource>) <= max_argument_bytes);
 
-// A block for each sum that ends in a launch.
+// One block for each sum that ends in a launch.
 template <class Values>
 struct AddPieces {
   static constexpr unsigned threads = cuda::threads;
@@ -223,7 +225,7 @@ struct AddPieces {
 static_assert(sizeof(AddPieces<const float *>) <= max_argument_bytes);
 static_assert(sizeof(AddPieces<CompactSource>) <= max_argument_bytes);
 
-// What comes next of the sums that are asked for.
+// The next piece of the requested sums.
 struct Next {
   size_t span = 0;
   uint64_t piece = 0;
@@ -234,7 +236,7 @@ CompactSource values_of(const CompactSquaresSpan &span) {
   return {span.values, span.rest, span.dtype == FSDP_FLOAT16};
 }
 
-// The number of blocks. A sum that does not fit is cut between blocks, so that pieces keep their lanes.
+// Returns the number of blocks. A sum that does not fit is divided between blocks, so that pieces keep their lanes.
 template <class Values, class Span>
 uint64_t fill(PieceRanges<Values> &parts, std::span<const Span> spans, Next &next) {
   constexpr uint64_t max_blocks = pieces_per_launch / pieces_per_block;
@@ -251,7 +253,7 @@ uint64_t fill(PieceRanges<Values> &parts, std::span<const Span> spans, Next &nex
   return blocks;
 }
 
-// Only the last can have an end in a later launch.
+// Only the last sum may end in a later launch.
 template <class Values>
 Chains take_left(AddPieces<Values> &add) {
   const unsigned last = add.parts.count - 1;
@@ -280,7 +282,7 @@ __global__ void add_values(double *result, const double *values, uint64_t count)
   *result = add_chain<1, 2>(0, values, count, Itself());
 }
 
-constexpr double largest = 1.7976931348623157e308;  // that is finite; no NaN compares with it
+constexpr double largest = 1.7976931348623157e308;  // the largest finite number; comparisons with NaN are false
 
 __global__ void make_norm(Norm *to, const NormShares shares) {
   Norm norm{0, 0, 1};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// All functions that kernels may use besides plain C++ and the indices of threads and blocks. They exist under nvcc and
-// in the simulation, which compiles the same kernels for the host. Each arithmetic operation is rounded once, to
-// nearest even, and operations are never contracted, whatever the flags say. FSDP_TABLE declares constants in the
-// memory of the device. FSDP_UNROLL unrolls the loop that follows as a whole, so that the elements of arrays are
-// registers; FSDP_ROLLED leaves it as it is.
+// All functions that kernels may use in addition to plain C++ and the indices of threads and blocks. They exist under
+// nvcc and in the simulation, which compiles the same kernels for the host. Each arithmetic operation is rounded once,
+// to nearest even, and operations are never contracted, whatever the compiler's flags are. FSDP_TABLE declares
+// constants in the memory of the device. FSDP_UNROLL unrolls the next loop completely, so that the elements of arrays
+// are registers; FSDP_ROLLED does not unroll it.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ FSDP_DEVICE uint32_t rounded_to_bf16(float a, float b) {
   return both;
 }
 
-// The highest byte of each number, the first one's at the bottom.
+// Packs the highest byte of each number; the first number's byte is the lowest.
 FSDP_DEVICE uint32_t top_bytes(float a, float b, float c, float d) {
   const uint32_t lower = __byte_perm(__float_as_uint(a), __float_as_uint(b), 0x0073);
   const uint32_t upper = __byte_perm(__float_as_uint(c), __float_as_uint(d), 0x7300);
@@ -102,8 +102,8 @@ struct Vector<16> {
   using Type = uint4;
 };
 
-// Stores a pack to global memory in one access. An assigned pack would be stored element by element, and the compiler
-// joins these stores only in some places.
+// Stores a pack to global memory in one access. If a pack is assigned, it is stored element by element, and the
+// compiler joins these stores only in some places.
 template <unsigned n, class T>
 FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
   using Type = typename Vector<n * sizeof(T)>::Type;
@@ -180,7 +180,7 @@ FSDP_DEVICE void store_pack(T *to, const Pack<T, n> &pack) {
   std::memcpy(to, &pack, sizeof pack);
 }
 
-// The simulation runs the threads of a kernel one after the other.
+// A plain addition, because the simulation runs the threads of a kernel one after the other.
 FSDP_DEVICE void add_atomically(uint64_t *to, uint64_t value) { *to += value; }
 FSDP_DEVICE void raise_atomically(uint32_t *to, uint32_t value) {
   if (value > *to) *to = value;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kernel runs once on one element, so that its code is on the device before a step needs it. The driver loads
-// code when it is first used, and may wait for all work of the device to do so. If a running collective waits for work
+// Runs every kernel once on one element, so that its code is on the device before a step needs it. The driver loads
+// code at its first use, and may wait for all work of the device before it does. If a running collective waits for work
 // that this rank has not enqueued yet, that wait never ends. A captured graph would not contain the load either.
 
 #include <initializer_list>
@@ -19,7 +19,7 @@ float *at(void *scratch, size_t i) { return static_cast<float *>(scratch) + 16 *
 int prepare_pair(Stream stream, void *scratch, fsdp_dtype one, fsdp_dtype other) {
   if (const int error = cast(stream, at(scratch, 0), one, at(scratch, 1), other, 1)) return error;
   if (const int error = add(stream, at(scratch, 0), one, at(scratch, 1), other, 1)) return error;
-  const bool rounded_to_fp32 = other == FSDP_FLOAT32 && one != other;  // the same as unrounded
+  const bool rounded_to_fp32 = other == FSDP_FLOAT32 && one != other;  // the same kernel as without rounding
   if (rounded_to_fp32) return 0;
   const auto *const base = reinterpret_cast<const std::byte *>(at(scratch, 1));
   return rank_sum(stream, {base, 0, 1, one, other, at(scratch, 0), 1, 1, false});
@@ -66,7 +66,7 @@ int prepare(Stream stream, void *scratch) {
   return prepare_quantize(stream, scratch);
 }
 
-// The kernels of 8-bit numbers: see prepare.cpp.
+// Runs the kernels of 8-bit numbers: see prepare.cpp.
 
 namespace {
 

@@ -7,8 +7,8 @@
 
 namespace fsdp::device::cuda {
 
-// Gives the numbers of the elements from element i on, one after the other. A division takes long, so the constructor
-// divides only if element i is after the first row.
+// Gives the numbers of consecutive elements, starting at element i. A division takes long, so the constructor divides
+// only if element i is after the first row.
 class NumberCounter {
  public:
   FSDP_DEVICE NumberCounter(const ElementNumbers &numbers, uint64_t i)
@@ -28,13 +28,13 @@ class NumberCounter {
   uint64_t at_, row_;  // the element's place in its row, and the number of the row's first element
 };
 
-// The same as RandomWords::half(), but with constant indices, so that the words can stay in registers.
+// Gives the result of RandomWords::half(), but with constant indices, so that the words can stay in registers.
 FSDP_DEVICE uint32_t half_of(const RandomWords &words, unsigned half) {
   const uint32_t low = half < 2 ? words.word[0] : words.word[1], high = half < 6 ? words.word[2] : words.word[3];
   return (half < 4 ? low : high) >> half % 2 * 16 & 0xffff;
 }
 
-// The random bits of n elements from element i on. Most packs lie in one group of 8.
+// The random bits of n elements, starting at element i. Most packs are in one group of 8.
 template <unsigned n>
 FSDP_DEVICE Pack<uint32_t, n> random_bits(const RoundingKey &key, const ElementNumbers &numbers, uint64_t i) {
   NumberCounter counter(numbers, i);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rank-order sum. Least traffic per element: ranks * the source's bytes + 4, and 4 more to accumulate; with one
+// The rank-order sum. Least traffic per element: ranks * the source's bytes + 4, and 4 more to accumulate. With one
 // rank, as after an NCCL reduction, 4 + 4 or 4 + 4 + 4.
 #include "device/cuda/for_each.h"
 #include "device/cuda/kernels.h"
@@ -10,7 +10,7 @@ namespace {
 template <class Source, class Wire>
 struct SumOfElement {
   static constexpr unsigned batch = 4;
-  // From one type of 16 bits by way of the other, the compiler would spill numbers that are loaded before the others.
+  // False from one type of 16 bits to the other, because the compiler would then spill numbers that are loaded early.
   static constexpr bool loads_early = sizeof(typename Source::Stored) == 4 || sizeof(typename Wire::Stored) == 4;
   RankSum sum;
 

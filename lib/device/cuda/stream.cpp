@@ -27,13 +27,13 @@ void CudaStream::enqueue(const char *call, const Call &work) {
   after();
 }
 
-// Called wherever streams synchronize: the caller may begin and end captures at any time.
+// Called whenever streams synchronize, because the caller may begin and end captures at any time.
 uint64_t CudaStream::capture_id() const {
   const DeviceScope scope(core_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   const cudaError_t error = cudaStreamGetCaptureInfo(stream_, &status, &id);
-  // The legacy default stream is in no capture, and cannot be queried while a blocking stream is captured.
+  // The legacy default stream is never captured, and cannot be queried while a blocking stream is captured.
   if (error == cudaErrorStreamCaptureImplicit && core_.live_capture.load(std::memory_order_relaxed) != 0) return 0;
   core_.check(error, "cudaStreamGetCaptureInfo", name_);
   if (status == cudaStreamCaptureStatusInvalidated)
@@ -51,7 +51,7 @@ void CudaStream::record(Event &event) {
   if (keeps_word_ && capture == 0) last_word_ = made;
 }
 
-// Work from before a capture is not part of the graph: the replay is ordered after that work.
+// Work from before a capture is not part of the graph, because the replay is ordered after that work.
 void CudaStream::wait(const Event &event) {
   const CudaEvent &other = cuda_event(event);
   if (other.on_host())
@@ -222,7 +222,7 @@ LibraryStream::LibraryStream(Core &core, const std::string &name)
   ++core.streams;
 }
 
-// When a stream that is not done is destroyed, CUDA may wait for it.
+// CUDA may wait for a stream that is not done when it is destroyed.
 LibraryStream::~LibraryStream() {
   core_.remove(*this);
   --core_.streams;
@@ -236,7 +236,7 @@ LibraryStream::~LibraryStream() {
     core_.give_back(remnant);
 }
 
-// While a GPU that seems stuck has not reached an earlier mark, another mark would be of no use. It could even fill the
+// While a GPU that seems stuck has not reached an earlier mark, another mark would be useless. It could even fill the
 // stream's queue, and CUDA would wait.
 bool LibraryStream::mark() noexcept {
   if (core_.patience_ms() == 0 && !last_.done()) return true;
@@ -269,7 +269,7 @@ void LibraryStream::load_kernels() {
   await_event(last_, core_, core_.waiter);
 }
 
-// Communicators enqueue work past this class; the record comes behind that work.
+// Communicators enqueue work without this class; the record comes behind that work.
 void LibraryStream::record(Event &event) {
   CudaStream::record(event);
   const DeviceScope scope(core_);
@@ -304,7 +304,7 @@ void CallerStream::after() {
   if (capture_id() == 0) last_.record(stream_, 0, name_);
 }
 
-// Kernels of two streams must not work in the same scratch at the same time.
+// Kernels of two streams must not use the same scratch at the same time.
 void CallerStream::with_scratch(const std::function<void(void *scratch)> &launch) {
   const DeviceScope scope(core_);
   wait(streams_.scratch_free_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of the GPU: they map the interface to CUDA's calls and to the library's kernels. The caller's streams and the
-// library's own streams differ in what comes before and after each piece of work.
+// Streams of the GPU, which map the interface to CUDA's calls and to the library's kernels. The caller's streams and
+// the library's own streams differ in the steps before and after each piece of work.
 #pragma once
 
 #include <array>
@@ -62,28 +62,28 @@ class CudaStream : public Stream {
   void store_step(AdamW *to, const AdamW &step) override;
   void round_randomly(const RandomRounding &work) override;
   uint64_t capture_id() const override;
-  // Other code may enqueue work on the stream through the handle, so the stream's last word is forgotten.
+  // Forgets the stream's last word, because other code may enqueue work on the stream through the handle.
   fsdp_stream handle() const noexcept override {
     forget_word();
     return stream_;
   }
 
   const std::string &name() const noexcept { return name_; }
-  // The handle for comparisons only: nothing may be enqueued through it.
+  // The handle, for comparisons only: no work may be enqueued through it.
   cudaStream_t identity() const noexcept { return stream_; }
-  // Work enqueued later starts once the word has reached `count`. Throws UNSUPPORTED in a capture.
+  // Makes later work start only after the word has reached `count`. Throws UNSUPPORTED in a capture.
   void wait_word(PinnedWord &word, uint32_t count);
   void check_outside_capture() const;
 
  protected:
-  // `keeps_word`: only code that asks for the handle enqueues other work on the stream.
+  // `keeps_word`: no other work is enqueued on the stream, except by code that gets the handle.
   CudaStream(Core &core, cudaStream_t stream, std::string name, bool keeps_word = false)
       : core_(core), stream_(stream), name_(std::move(name)), keeps_word_(keeps_word) {}
-  // Called when work or a wait is enqueued behind the last word.
+  // Called when work or a wait is enqueued after the last word.
   void forget_word() const noexcept { last_word_.reset(); }
   virtual void before() {}  // called before each piece of work, each record, and the work that follows a wait
   virtual void after() {}   // called after each piece of work
-  // Calls launch() with scratch memory that no other stream's kernels use at the same time.
+  // Calls launch() with scratch memory that kernels of no other stream use at the same time.
   virtual void with_scratch(const std::function<void(void *scratch)> &launch) = 0;
   template <class Call>
   void enqueue(const char *call, const Call &work);  // work() returns CUDA's error
@@ -94,10 +94,10 @@ class CudaStream : public Stream {
 
  private:
   const bool keeps_word_;
-  mutable std::optional<AwaitedWord> last_word_;  // the last word, if nothing was enqueued on the stream since
+  mutable std::optional<AwaitedWord> last_word_;  // the last word, if nothing was enqueued on the stream since then
 };
 
-// A stream that the library has made. It is not ordered with the legacy stream, and has the highest priority, since
+// A stream that the library has made. It is not ordered with the legacy stream. It has the highest priority, because
 // other streams wait for its work. Without overlap its work is done when the call returns (except in a graph capture).
 class LibraryStream final : public CudaStream, private WorkSource {
  public:
@@ -105,8 +105,8 @@ class LibraryStream final : public CudaStream, private WorkSource {
   // Waits until the enqueued work is done, while the core's patience lasts.
   ~LibraryStream() override;
   void record(Event &event) override;
-  // Must be called before anything runs on the GPU that could wait for this rank: see prepare.cpp. The kernels are
-  // loaded on return.
+  // Must be called before any work that could wait for this rank runs on the GPU: see prepare.cpp. When it returns, the
+  // kernels are loaded.
   void load_kernels();
 
  protected:
@@ -142,10 +142,10 @@ class CallerStream final : public CudaStream {
 
  private:
   CallerStreams &streams_;
-  CudaEvent last_;  // behind the library's last work, so that memory which the work uses is not given back
+  CudaEvent last_;  // recorded behind the library's last work, so that memory in use is not given back
 };
 
-// A fixed number of wrappers. The wrapper that was unused for the longest time is taken for the next new stream.
+// A fixed number of wrappers. A new stream gets the wrapper that has been unused for the longest time.
 class CallerStreams final : private WorkSource {
  public:
   explicit CallerStreams(Core &core);
@@ -155,7 +155,7 @@ class CallerStreams final : private WorkSource {
   CallerStream &at(cudaStream_t stream);
 
  private:
-  bool mark() noexcept override { return true; }  // each wrapper has an event behind its work already
+  bool mark() noexcept override { return true; }  // each wrapper already has an event behind its work
 
   friend class CallerStream;
   static constexpr size_t capacity = 32;

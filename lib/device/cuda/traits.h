@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds without CUDA know the traits too, so that their plans are valid for machines with CUDA.
+// Builds without CUDA also know the traits, so that their plans are valid for machines with CUDA.
 #pragma once
 
 #include "device/device.h"

@@ -35,7 +35,7 @@ Transfer::TypedCopy Transfer::TypedCopy::part(uint64_t first, uint64_t elements)
   return {to + first * dtype_size(to_dtype), to_dtype, from + first * dtype_size(from_dtype), from_dtype, elements};
 }
 
-// Managed memory can be reached from both sides, and counts as the GPU's.
+// Managed memory can be reached by both sides, and counts as the GPU's.
 bool Transfer::on_gpu(const void *data, const char *what) const {
   const QuietScope scope(core_);
   cudaPointerAttributes attributes{};
@@ -55,7 +55,7 @@ void Transfer::operator()(void *to, fsdp_dtype to_dtype, const void *from, fsdp_
     move({static_cast<std::byte *>(to), to_dtype, static_cast<const std::byte *>(from), from_dtype, count});
   } catch (...) {
     for (const StagingHalf &half : halves_)
-      await_last(*half.copied, core_);  // no copy may still run when the call returns
+      await_last(*half.copied, core_);  // no copy may still be running when the call returns
     throw;
   }
 }

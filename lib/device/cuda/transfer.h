@@ -8,9 +8,9 @@
 
 namespace fsdp::device::cuda {
 
-// Casts between memory of any kind, on the calling thread, after the work that the caller's stream NULL was given. The
-// cast is done on return. The GPU does it if it can reach both sides. Otherwise the host does, with its own kernels and
-// the same bits, through two page-locked buffers: one is copied while the other is cast.
+// Casts between memory of any kind, on the calling thread, after the earlier work on the caller's stream NULL. The cast
+// is done when the call returns. The GPU makes the cast if it can reach both sides. Otherwise the host makes it, with
+// its own kernels and the same bits, through two page-locked buffers: one is copied while the other is cast.
 class Transfer {
  public:
   Transfer(Core &core, CallerStreams &callers);
@@ -44,7 +44,7 @@ class Transfer {
   PinnedMemory bounce_;
   CudaEvent before_;
   std::array<StagingHalf, 2> halves_;
-  LibraryStream stream_;  // the last member: its work is done before the other members are destroyed
+  LibraryStream stream_;  // the last member, so that its work is done before the other members are destroyed
 };
 
 }  // namespace fsdp::device::cuda

@@ -35,7 +35,7 @@ struct AdamWFormula {
         correction2(step.correction2),
         epsilon(step.epsilon) {}
 
-  // `weighted` is rest times the value.
+  // `weighted` is `rest` times the value.
   template <class D, class V>
   static HWY_INLINE V take(D d, const Average &by, V average, V weighted) {
     using hn::Add, hn::Mul, hn::Set, hn::Sub;

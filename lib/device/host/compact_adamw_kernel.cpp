@@ -12,8 +12,8 @@
 
 namespace fsdp::device::kernels {
 
-// Looks up one code at a time. It is compiled once, for the baseline processor, because compilers use gather
-// instructions where a processor has them, and these are slower.
+// Looks up one code at a time. It is compiled once, for the baseline processor, because for newer processors compilers
+// use gather instructions, which are slower.
 void look_up_states(const StateMap &map, const uint8_t *codes, size_t count, float *values);
 
 }  // namespace fsdp::device::kernels
@@ -33,10 +33,10 @@ struct CompactPart {
   const AdamW &step;
   const CompactSpan &span;
   size_t begin, count;
-  float *exp_avg, *exp_avg_sq;  // those of element `begin` and the next ones
+  float *exp_avg, *exp_avg_sq;  // states of element `begin` and of the next ones
 };
 
-// The classes below are the weights of a run of elements. load_weight() and store_weight() are for the elements from i
+// Each class below is the weights of a run of elements. load_weight() and store_weight() are for the elements from i
 // on, counted from the run's start.
 
 // Published is the type of the compute weights; void means that none are written.
@@ -128,7 +128,7 @@ struct CompactUpdate {
   }
 };
 
-// Updates a run of `count` elements that begins `at` elements after the start of the part.
+// Updates a run of `count` elements, which begins `at` elements after the start of the part.
 template <class Weights>
 HWY_INLINE void update_run(const CompactPart &part, size_t at, size_t count, const Weights &weights) {
   const float *const grad = part.span.grad + part.begin + at;

@@ -25,8 +25,8 @@ HWY_INLINE void copy_lines(std::byte *to, const std::byte *from, size_t lines) {
   }
 }
 
-// Copies several pages side by side, a few lines of each in turn. Prefetchers stop at the end of a page, so with
-// several pages in flight less time is lost at page starts, and the writes spread over the memory's banks.
+// Copies several pages side by side, a few lines of each in turn. Prefetchers stop at the end of a page. With several
+// pages at a time less time is lost at page starts, and the writes spread over the memory's banks.
 template <size_t pages, bool streaming>
 void copy_pages(std::byte *to, const std::byte *from, size_t bytes) {
   constexpr size_t lines = 4;

@@ -28,9 +28,9 @@ Processor ask_processor() noexcept {
 
 }  // namespace
 
-// Measured with two processes that copied at once, in private memory and in shared mappings of 4 KiB pages. On Zen 5
-// the string instruction is the fastest at every size from 64 KiB on. On Xeon (Granite Rapids) it is the fastest up to
-// 1 MiB. Above that, four pages side by side are 1.2 to 1.5 times as fast; from 16 MiB on, eight pages with
+// Measured with two processes that copied at the same time, in private memory and in shared mappings of 4 KiB pages. On
+// Zen 5 the string instruction is the fastest at every size from 64 KiB on. On Xeon (Granite Rapids) it is the fastest
+// up to 1 MiB. Above that, four pages side by side are 1.2 to 1.5 times as fast; from 16 MiB on, eight pages with
 // non-temporal stores are 1.5 to 1.8 times as fast.
 CopyWay choose_copy(size_t bytes) noexcept {
   static const Processor processor = ask_processor();

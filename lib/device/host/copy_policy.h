@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses the fastest way of copying for a size on this processor.
+// Chooses the fastest way to copy this many bytes on this processor.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace fsdp::device::kernels {
 enum class CopyWay : uint8_t {
   library,     // memcpy
   string,      // rep movsb
-  pages,       // vectors, several pages side by side
+  pages,       // vectors on several pages side by side
   past_caches  // like `pages`, but written with non-temporal stores
 };
 

@@ -39,7 +39,7 @@ template <class To>
 struct TimesColumns {
   void *to;
   const uint8_t *codes, *scales;
-  size_t row;  // where the row of codes begins
+  size_t row;  // index at which the row of codes begins
   template <class D>
   HWY_INLINE void operator()(D d, size_t c) const {
     store<To>(d, hn::Mul(load_float8<E4M3>(d, codes, row + c), load_scales(d, scales + c)), to, row + c);

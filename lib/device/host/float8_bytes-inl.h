@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included once per SIMD target by the kernels that quantize. They make the E4M3 codes of four vectors of fp32 at a
-// time, which are one vector of bytes.
+// Included once per SIMD target by the kernels that quantize. Makes the E4M3 codes of four vectors of fp32 at a time;
+// the codes are one vector of bytes.
 #include "device/host/float8_simd-inl.h"
 // (The guard below flips with each target; see hwy/foreach_target.h.)
 #if defined(FSDP_DEVICE_HOST_FLOAT8_BYTES_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-constexpr int code_at = E4M3::Layout::cut;  // where a code begins in fp32 bits that have its exponent
+constexpr int code_at = E4M3::Layout::cut;  // lowest bit of a code in fp32 bits that have its exponent
 
 template <class D>
 struct Four {
@@ -30,7 +30,7 @@ HWY_INLINE Four<D> map_four(D, const Four<D> &from, const Each &each) {
 }
 
 // Combines one byte of each of four vectors in one lane. The byte begins at bit `begin` of the vectors' lanes, and
-// `mask` says which of its bits are taken.
+// `mask` selects its bits.
 template <int begin, uint32_t mask, class D>
 HWY_INLINE Bits<D> combine(D, const Four<D> &bits) {
   const hn::RebindToUnsigned<D> du;
@@ -61,8 +61,7 @@ struct InOrder {
 
 #else
 
-// Puts the bytes of four vectors back into the order of the vectors: first within each 16 bytes, then whole groups of
-// four.
+// Restores the order of the bytes of four vectors: first within each 16 bytes, then in whole groups of four.
 template <class D>
 class InOrder {
  public:
@@ -92,7 +91,7 @@ class InOrder {
 #endif
 
 // Rounds any numbers. A part of the number is added to the power of two below the number, or to the lowest power whose
-// codes are normal. The part is such that the sum's last place is the code's last place. It counts eighths and rounds
+// codes are normal. The part makes the last place of the sum the last place of the code. It counts eighths and rounds
 // to the nearest, ties to even.
 template <class D>
 HWY_INLINE Bits<D> round_any(D d, Bits<D> bits, Bits<D> lowest) {

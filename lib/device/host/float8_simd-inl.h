@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included once per SIMD target by the kernels: E4M3 and E5M2 as vectors of fp32, with the bits of device/float8.h.
+// Included once per SIMD target by the kernels: E4M3 and E5M2 as vectors of fp32, with the bits that device/float8.h
+// defines.
 #include "device/host/simd-inl.h"
 // (The guard below flips with each target; see hwy/foreach_target.h.)
 #if defined(FSDP_DEVICE_HOST_FLOAT8_SIMD_INL_H) == defined(HWY_TARGET_TOGGLE)

@@ -22,7 +22,7 @@ HWY_INLINE hn::Vec<D> load_number(D d, const float *from) {
   return value;
 }
 
-// Magnitudes are compared as integers, so that NaN is the largest of all on every processor.
+// Magnitudes are compared as integers, so that NaN is the largest on every processor.
 template <bool via_bf16, class D>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from) {
   const hn::RebindToSigned<D> di;
@@ -31,8 +31,8 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> load_magnitude(D d, const float *from)
 
 constexpr size_t page_numbers = 1024;
 
-// Calls visit(i) for each run of 64 numbers, and returns where the last run ends. Four pages are read side by side:
-// prefetchers stop at the end of a page, so with several pages in flight less time is lost at page starts.
+// Calls visit(i) for each run of 64 numbers, and returns the end of the last run. Four pages are read side by side,
+// because prefetchers stop at the end of a page. With several pages at a time less time is lost at page starts.
 template <class Visit>
 HWY_INLINE size_t visit_pages(size_t begin, size_t end, const Visit &visit) {
   constexpr size_t pages = 4, at_once = 64;
@@ -82,7 +82,7 @@ int32_t find_amax_bits(const float *values, size_t count, bool via_bf16) {
   return via_bf16 ? amax_of<true>(values, count) : amax_of<false>(values, count);
 }
 
-// The code has the sign of the number: a product that is NaN need not keep the sign.
+// The code has the sign of the number, because a product that is NaN need not keep the sign.
 template <bool via_bf16>
 struct QuantizeFp8 {
   const float *from;

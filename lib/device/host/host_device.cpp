@@ -30,7 +30,7 @@ namespace {
               -1, FSDP_ORIGIN_OS, code);
 }
 
-// The name shows up in /proc/self/maps as [anon:fsdp ...]. The kernel allows no brackets, quotes or backslashes, and at
+// The name appears in /proc/self/maps as [anon:fsdp ...]. The kernel accepts no brackets, quotes or backslashes, and at
 // most 79 characters.
 void name_pages(void *data, uint64_t bytes, const char *what) {
   char name[80];

@@ -14,8 +14,8 @@
 
 namespace fsdp::device {
 
-// Anonymous pages. All pages are present from the start, so that no access faults or fails later. Forked children do
-// not inherit them.
+// Anonymous pages. All pages are present from the start, so no access faults or fails later. Forked children do not
+// inherit them.
 class HostMemory final : public Memory {
  public:
   HostMemory(uint64_t bytes, const char *what);
@@ -60,7 +60,7 @@ class HostDevice final : public Device {
   Options options_;
   const Waiter &waiter_;
   Failure &failure_;
-  Waiter worker_waiter_;  // the same without the hook, which runs only on the caller's thread
+  Waiter worker_waiter_;  // like the waiter, without the hook, which runs only on the caller's thread
   HostCallerStream caller_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Progress>> progress_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of the host device, on the calling thread. Every kernel gives the same bits on every SIMD target, for
-// any alignment and split of its input, and whatever rounding and flush modes the caller has set. Only the payload of a
-// NaN that arithmetic makes is left open. Pointers are aligned to their elements. Operands must not overlap except
-// where a comment says so.
+// any alignment and split of its input, and with any rounding and flush modes of the caller. Only the payload of a NaN
+// that arithmetic makes is undefined. Pointers are aligned to their elements. Operands must not overlap except where a
+// comment allows it.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,15 @@ namespace fsdp::device::kernels {
 
 void copy_bytes(void *to, const void *from, size_t bytes);
 
-// Rounds to nearest even, keeps subnormals, and overflows to Inf. A NaN stays a quiet NaN with the top of its payload.
+// Rounds to nearest even, keeps subnormals, and overflows to Inf. A NaN becomes a quiet NaN with the top of its
+// payload.
 void cast(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count);
 
-// The casts that device/float8.h defines. NaNs keep their sign and the top of their payload.
+// Makes the casts that device/float8.h defines. NaNs keep their sign and the top of their payload.
 void cast_to_float8(uint8_t *to, Float8 format, const void *from, fsdp_dtype from_dtype, uint64_t count);
 void cast_from_float8(void *to, fsdp_dtype to_dtype, const uint8_t *from, Float8 format, uint64_t count);
 
-// Both planes in one pass. Definitions: device/quantize.h.
+// Makes both planes in one pass, as defined in device/quantize.h.
 void quantize_mxfp8(const Mxfp8Quantize &work);
 // Converts to fp32 or bf16 and rounds once. The result is exact in fp32, except that numbers that are too large become
 // Inf.
@@ -37,8 +38,8 @@ void find_fp8_scales(const Fp8Scales &work);
 void quantize_fp8(const Fp8Quantize &work);
 void dequantize_fp8(void *to, fsdp_dtype to_dtype, const Fp8Dequantize &work);
 void quantize_fp8_blocks(const Fp8BlockQuantize &work);
-// The number of Inf and NaN among numbers that have been quantized. It checks only blocks whose scale is 1, since that
-// is the scale of blocks with numbers that are not finite.
+// The number of Inf and NaN among numbers that have been quantized. Only blocks with scale 1 are checked, because
+// blocks with numbers that are not finite have this scale.
 uint64_t count_nonfinite_blocks(const Fp8BlockQuantize &work);
 void dequantize_fp8_blocks(void *to, fsdp_dtype to_dtype, const Fp8BlockDequantize &work);
 
@@ -51,9 +52,10 @@ void scale(float *values, float factor, uint64_t count);
 // `out` may be the slice of one of the ranks, at the same elements. Other large outputs are written past the caches.
 void rank_sum(const RankSum &sum);
 
-// The order of the additions is described at norm_piece in device/work.h. A granule of 0 means that all is one granule.
+// The order of the additions is described at norm_piece in device/work.h. A granule of 0 means that all values are one
+// granule.
 double sum_squares(const float *values, uint64_t count, uint64_t granule);
-// The same bits as for fp32 numbers of the same values.
+// Gives the same bits as for fp32 numbers with the same values.
 double sum_compact_squares(const CompactSquaresSpan &span);
 
 double sum_values(const double *values, uint64_t count);
@@ -64,15 +66,15 @@ uint64_t count_zeros(const float *values, uint64_t count);
 
 // See adamw-inl.h for the order of operations.
 void adamw(const AdamW &step, std::span<const AdamWSpan> spans);
-// Weights and states are as device/main_weight.h and device/state_codes.h define them. A second moment that is above 0
-// gets no code of 0.
+// Updates weights and states in the forms of device/main_weight.h and device/state_codes.h. A second moment above 0
+// never gets the code of 0.
 void compact_adamw(const AdamW &step, std::span<const CompactSpan> spans);
 
 void round_randomly(const RandomRounding &work);
 
-// Outputs of at least this size that are not read again are written past the caches.
+// Outputs of at least this size that are not read again bypass the caches.
 constexpr uint64_t streaming_bytes = uint64_t{8} << 20;
-// So are codes. Codes in rows are only if each row is whole lines of memory.
+// Codes bypass the caches in the same case; codes in rows only if each row is whole lines of memory.
 constexpr uint64_t line_bytes = 64;
 inline bool are_lines(const void *codes, uint64_t columns) {
   return reinterpret_cast<uintptr_t>(codes) % line_bytes == 0 && columns % line_bytes == 0;

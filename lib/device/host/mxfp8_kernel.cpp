@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // MXFP8: makes both planes in one pass over the weights, in tiles of 32 rows that stay in the nearest cache. Scaling by
-// a power of two changes no bit of a significand, so a number is rounded once for both planes. Their codes differ only
-// in what is subtracted from the exponent, which is done on bytes. In tiles with numbers that become subnormal, each
-// plane is rounded by a multiply-add whose result has the same last place as the code. Tiles that this does not cover
-// (NaN, Inf, scales at the ends of E8M0's range) are quantized by the definition.
+// a power of two changes no bit of a significand, so a number is rounded once for both planes. The codes of the planes
+// differ only in the number that is subtracted from the exponent, which is done on bytes. If a tile has numbers that
+// become subnormal, each plane is rounded by a multiply-add whose result has the same last place as the code. Other
+// tiles (with NaN, Inf, or scales at the ends of E8M0's range) are quantized by the definition.
 #include <cstring>
 
 #include "base/float_environment.h"
@@ -21,25 +21,25 @@ namespace fsdp::device::kernels::HWY_NAMESPACE {
 
 constexpr size_t block = mxfp8_block, widest = line_bytes;
 
-// The scales whose numbers the fast way rounds. In this range every code fits into a byte. A product that becomes
+// The scales with which the fast way rounds numbers. In this range every code fits into a byte. A product that becomes
 // subnormal is less than half of the last place, even if the target has no fused multiply-add.
 constexpr int least_plain = 32, max_plain = 240, plain_of_zeros = 127;
-// The lowest exponent whose numbers are normal under a scale is the scale less this. Codes are too large by 8 times
-// that exponent.
+// Under a scale, numbers are normal from the exponent `scale - normal_from` on. Codes are too large by 8 times that
+// exponent.
 constexpr int normal_from = 6;
 
 struct Tile {
   alignas(64) uint32_t values[block][widest];
   alignas(64) int32_t column_amax[widest];
   alignas(64) int32_t row_amax[widest * 16];   // [block][row]; each element is a vector until it is folded
-  alignas(64) uint32_t column_lowest[widest];  // the powers of two from which on numbers are normal
+  alignas(64) uint32_t column_lowest[widest];  // the powers of two from which numbers are normal
   alignas(64) uint32_t row_lowest[widest];
   alignas(64) uint32_t column_offsets[widest / 4];  // 8 times the exponents of column_lowest, as bytes from combine()
   alignas(64) uint8_t row_scales[widest];
   int32_t least;  // the smallest magnitude
 };
 
-// Where a tile of `width` columns lies.
+// The place of a tile of `width` columns.
 struct TilePlace {
   const Mxfp8Quantize &work;
   size_t row, column, width;
@@ -49,7 +49,7 @@ struct TilePlace {
   HWY_INLINE uint8_t *column_scale() const { return work.column_scales + row / block * work.columns + column; }
 };
 
-// Rounds to the nearest bf16. Not for NaN, whose tiles are quantized by the definition.
+// Rounds to the nearest bf16. Not valid for NaN, because tiles with NaN are quantized by the definition.
 template <bool via_bf16, class D>
 HWY_INLINE Bits<D> rounded_from(D, Bits<D> bits) {
   if constexpr (!via_bf16) return bits;
@@ -72,7 +72,7 @@ HWY_INLINE Ints<D> read_vector(D d, const float *from, uint32_t *to, Ints<D> &co
   return magnitude;
 }
 
-// Reads four vectors of all rows, from `column` of the tile on: one or two blocks of 32, or half of a block.
+// Reads four vectors of each row, starting at `column` of the tile: one or two blocks of 32, or half of a block.
 template <class D>
 HWY_INLINE void read_panel(D d, const TilePlace &place, Tile &tile, size_t column) {
   const hn::RebindToSigned<D> di;
@@ -118,8 +118,8 @@ HWY_INLINE void fold_vectors([[maybe_unused]] DI di, [[maybe_unused]] int32_t *v
 #endif
 }
 
-// Makes scales from amaxes that are not rounded yet, since rounding keeps their order. Returns the largest scale, or 0
-// if a scale is outside of the plain range.
+// Makes scales from unrounded amaxes, which is allowed because rounding keeps their order. Returns the largest scale,
+// or 0 if a scale is outside of the plain range.
 template <ScaleRule rule, bool via_bf16, class D>
 HWY_INLINE int make_scales(D d, const int32_t *amax, size_t count, uint8_t *scales, uint32_t *lowest) {
   const hn::RebindToUnsigned<D> du;

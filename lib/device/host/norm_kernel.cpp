@@ -16,11 +16,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-constexpr size_t sums = norm_sums;  // partial sums of a piece, whatever the vectors' width
+constexpr size_t sums = norm_sums;  // partial sums of a piece, for any width of vectors
 
 #if HWY_HAVE_SCALABLE || !HWY_HAVE_FLOAT64
 
-// Vectors without a size cannot be held in an array.
+// Plain numbers, because vectors without a fixed size cannot be in an array.
 struct PartialSums {
   double lane[sums] = {};
   HWY_INLINE void add(const float *values) {
@@ -79,7 +79,7 @@ struct CompactReader {
   }
 };
 
-// Missing elements count as zeros, which change no sum of squares.
+// Missing elements count as zeros, which do not change a sum of squares.
 HWY_INLINE void add_numbers(PartialSums &partial, const float *values, size_t count) {
   size_t i = 0;
   for (; i + sums <= count; i += sums) partial.add(values + i);
@@ -124,7 +124,7 @@ double sum_compact_granules(const CompactSquaresSpan &span, size_t granule) {
   return sum_all_granules(numbers, span.count, granule);
 }
 
-// Of each lane: -1 if the number counts, else 0.
+// For each lane: -1 if the number counts, else 0.
 struct Nonfinite {
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D di, hn::Vec<D> bits) const {
@@ -149,7 +149,7 @@ HWY_INLINE size_t count_values(Counts counts, const float *values, size_t count)
   const hn::ScalableTag<int32_t> di;
   const hn::CappedTag<int32_t, 1> one;
   const size_t lanes = hn::Lanes(di);
-  constexpr size_t vectors = size_t{1} << 16;  // in a block, so that the counters do not overflow
+  constexpr size_t vectors = size_t{1} << 16;  // limit of a block, so that the counters do not overflow
   size_t found = 0, i = 0;
   while (i + lanes <= count) {
     const size_t whole = (count - i) / lanes;

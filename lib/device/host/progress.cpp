@@ -10,7 +10,7 @@ using namespace std::chrono_literals;
 
 // complete() stores completed_ and then reads wanted_; sleep() stores wanted_ and then reads completed_. All of these
 // are sequentially consistent, so at least one of the two sees the other's store. complete() may also erase a newer
-// value of wanted_. That thread still wakes, since wakes_ has changed after the thread read it.
+// value of wanted_. The thread that stored this value still wakes, because wakes_ has changed after the thread read it.
 void Progress::complete(uint64_t count) noexcept {
   completed_.store(count, std::memory_order_seq_cst);
   if (remote_) remote_->store(mirror_from_ + static_cast<uint32_t>(count), std::memory_order_release);
@@ -30,12 +30,13 @@ void Progress::sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept 
 
 namespace {
 
-// The work itself times out too, with a better message that names the late rank. So this wait lasts this much longer.
+// The work itself also times out, with a better message that names the late rank. So this wait lasts longer, by this
+// time.
 constexpr auto courtesy = 500ms;
-constexpr auto longest_pause = 100ms;   // after a longer pause between two checks the process was stopped
-constexpr auto longest_common = 100ms;  // longer waits are reported to the observer, which takes memory
+constexpr auto longest_pause = 100ms;   // a longer pause between two checks means that the process was stopped
+constexpr auto longest_common = 100ms;  // only longer waits are reported to the observer, because a report takes memory
 
-// While this lives, the waiter's observer knows for what the waiter waits.
+// During this scope the waiter's observer knows for what the waiter waits.
 class ObserverScope {
  public:
   explicit ObserverScope(WaitObserver *observer) : observer_(observer) {}
@@ -52,8 +53,8 @@ class ObserverScope {
   WaitObserver *observer_;
 };
 
-// The thread for whose work this stream waits in the end. Streams may go on while they are followed, so the caller asks
-// again later.
+// The thread for whose work this stream waits, directly or through other streams. Streams may continue while the waits
+// are followed, so the caller must ask again later.
 uint64_t last_worker(const Progress &progress) noexcept {
   constexpr int max_streams = 16;
   const Progress *last = &progress;
@@ -75,7 +76,7 @@ void sleep_until(Progress &progress, uint64_t count, const Waiter &waiter) {
   while (progress.completed() < count) {
     waiter.poll();
     if (look - start >= longest_common) observer.look(last_worker(progress));
-    // If the process was stopped, its work was stopped too, and the work can report more about it.
+    // If the process was stopped, its work was stopped, too, and the work can report more about it.
     const auto now = std::chrono::steady_clock::now();
     if (now - look > longest_pause) since += now - look;
     look = now;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of its work a stream has done. The device owns this, so that events and waits may outlive their stream.
+// The finished work of a stream, as a count. The device owns this, so that events and waits may outlive their stream.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ class Progress {
   // The number of the thread that does the work; 0: no thread has begun.
   void set_worker(uint64_t thread) noexcept { worker_.store(thread, std::memory_order_relaxed); }
   uint64_t worker() const noexcept { return worker_.load(std::memory_order_relaxed); }
-  // The progress of the stream for which the worker waits now; NULL: none. Both live as long as their device.
+  // The progress of the stream for which the worker is waiting; NULL: none. Both exist as long as their device.
   void set_awaited(const Progress *other) noexcept { awaited_.store(other, std::memory_order_release); }
   const Progress *awaited() const noexcept { return awaited_.load(std::memory_order_acquire); }
 
@@ -34,8 +34,8 @@ class Progress {
     mirror_from_ = from;
   }
 
-  // Called only by the stream, when `count` pieces of work are done. It makes a system call only if a thread sleeps
-  // until this count.
+  // Called only by the stream, when `count` pieces of work are done. Makes a system call only if a thread sleeps until
+  // this count.
   void complete(uint64_t count) noexcept;
   // Sleeps until `count` pieces are done, for at most `longest`; may return early.
   void sleep(uint64_t count, std::chrono::nanoseconds longest) noexcept;
@@ -45,7 +45,7 @@ class Progress {
 
   alignas(64) std::atomic<uint64_t> completed_{0};
   std::atomic<uint64_t> wanted_{nobody};  // the smallest count for which a thread sleeps
-  Word wakes_{0};                         // the word that these threads sleep on
+  Word wakes_{0};                         // the word on which these threads sleep
   std::atomic<uint64_t> worker_{0};
   std::atomic<const Progress *> awaited_{nullptr};
   Word *remote_ = nullptr;
@@ -54,12 +54,12 @@ class Progress {
 };
 
 // Blocks the calling thread until `count` pieces are done: spins briefly, then sleeps, polling the waiter every 20 ms.
-// Throws what the waiter throws, and TIMEOUT if the stream does nothing for the waiter's timeout. If the context has
-// failed meanwhile, throws the context's error, because the work may have been skipped.
+// Throws the waiter's errors, and TIMEOUT if the stream does nothing for the waiter's timeout. If the context has
+// failed by then, throws the context's error, because the work may have been skipped.
 void await_progress(Progress &progress, uint64_t count, const Waiter &waiter);
 
-// An event that is done when a stream's progress has reached a count. Without a stream it is done. One thread at a time
-// records it and waits for it.
+// An event that is done when a stream's progress has reached a count. An event without a stream is done. One thread at
+// a time records it and waits for it.
 class HostEvent final : public Event {
  public:
   bool done() const noexcept override { return !progress_ || progress_->completed() >= count_; }

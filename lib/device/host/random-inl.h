@@ -34,7 +34,7 @@ struct RandomLanes {
 #else
 
 // Each lane of 64 bits belongs to one counter, and the lower half of the lane has one of the counter's four words. The
-// upper half has no meaning until joined() replaces it.
+// upper half is undefined until joined() replaces it.
 class RandomLanes {
  public:
   HWY_INLINE explicit RandomLanes(const RoundingKey &key) : key_(key) {
@@ -79,13 +79,13 @@ class RandomLanes {
 
 #endif
 
-// Makes the random bits of elements, a run of consecutive numbers at a time.
+// Makes the random bits of elements, one run of consecutive numbers at a time.
 class RandomHalves {
  public:
   explicit HWY_INLINE RandomHalves(const RoundingKey &key) : lanes_(key) {}
 
-  // Divides the elements from `begin` to `end` into runs and calls visit(i, n, halves) for each run: it has the n
-  // elements from i on, and halves[k] belongs to element i + k.
+  // Divides the elements from `begin` to `end` into runs and calls visit(i, n, halves) for each run of n elements from
+  // i on. halves[k] belongs to element i + k.
   template <class Visit>
   HWY_INLINE void for_each_run(const ElementNumbers &numbers, size_t begin, size_t end, const Visit &visit) {
     for (size_t i = begin; i < end;) {
@@ -105,7 +105,8 @@ class RandomHalves {
   }
 
   RandomLanes lanes_;
-  // The first and the last group may be used in part, and RandomLanes::write() may write some groups after the last.
+  // The first and the last group may be used only in part, and RandomLanes::write() may write some groups after the
+  // last.
   alignas(64) uint16_t halves_[most + 8 * random_group];
 };
 

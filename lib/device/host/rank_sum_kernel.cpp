@@ -13,9 +13,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace fsdp::device::kernels::HWY_NAMESPACE {
 
-// If fixed_ranks is 0, there are sum.ranks ranks. The number of instances is kept low, since this code compiles slowly
-// under sanitizers: whether to stream is decided at run time, by a branch that is always predicted. The sum is held by
-// value, since the compiler would read a reference's fields again after each store.
+// If fixed_ranks is 0, there are sum.ranks ranks. The number of instances is kept low, because this code compiles
+// slowly under sanitizers. Therefore whether to stream is decided at run time, by a branch that is always predicted.
+// The sum is stored by value, because the compiler would read a reference's fields again after each store.
 template <class Source, class Wire, uint32_t fixed_ranks>
 struct Summand {
   RankSum sum;
@@ -46,7 +46,7 @@ struct Summand {
     finish(d, total, i);
   }
 
-  // Adds four vectors at once: whole cache lines of each rank, and four additions in flight.
+  // Adds four vectors at once: whole cache lines of each rank, and four additions at a time.
   template <class D>
   HWY_INLINE void four(D d, size_t i) const {
     const size_t n = hn::Lanes(d);
@@ -72,7 +72,7 @@ void sum_ranks(const RankSum &sum) {
     for (const size_t head = misaligned_head(sum.out, sum.count); i < head; ++i) summand(one, i);
   summand.streaming = streaming;
   const size_t step = 4 * hn::Lanes(d);
-  if constexpr (std::is_same_v<Wire, F32>)  // rounding keeps the processor busy with one vector at a time
+  if constexpr (std::is_same_v<Wire, F32>)  // rounding uses the whole processor with only one vector at a time
     for (; i + step <= sum.count; i += step) summand.four(d, i);
   for_each_vector(i, sum.count, summand);
   if (streaming) hwy::FlushStream();

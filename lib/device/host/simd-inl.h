@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Included once per SIMD target by the kernels: fp32, bf16 and fp16 elements as vectors of fp32. The conversions are
-// bit arithmetic on integers, so that they are the same on every target: the hardware's bf16 instruction flushes
+// bit arithmetic on integers, so that they are the same on every target. The hardware's bf16 instruction flushes
 // subnormals, and not every processor has an fp16 instruction.
 #include "device/host/simd_targets.h"
 // (The guard below flips with each target; see hwy/foreach_target.h.)
@@ -136,7 +136,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, void *to, size_t index) {
   }
 }
 
-// Calls kernel(d, i) for whole vectors, and then the same code for the remaining elements one at a time.
+// Calls kernel(d, i) for whole vectors, and then the same code for the remaining elements, one at a time.
 template <class Kernel>
 HWY_INLINE void for_each_vector(size_t begin, size_t end, const Kernel &kernel) {
   const hn::ScalableTag<float> d;

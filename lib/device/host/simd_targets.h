@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. Targets
-// that make these kernels no faster than the next lower target are left out.
+// The targets of Highway for which the kernels are compiled. Must be included before any of Highway's headers. A target
+// is left out if these kernels are no faster with it than with the next lower target.
 #pragma once
 
 #ifdef __FAST_MATH__
@@ -8,7 +8,7 @@
 #endif
 
 // Sanitizers check addresses, which depend only on the width of a vector, so the shortest and the longest vectors are
-// enough. They also check threads, but the kernels start none.
+// enough. They also check threads, but the kernels start no threads.
 #if defined(__SANITIZE_THREAD__) || defined(FSDP_NATIVE_KERNELS)
 #define HWY_COMPILE_ONLY_STATIC
 #elif defined(__SANITIZE_ADDRESS__)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A table that finds the codes of device/state_codes.h with one look-up. The leading bits of fp32 divide the magnitudes
 // from 0 to 1 into cells. Cells are so small that each has at most one limit. Each cell has an entry. The upper bits of
-// the entry are the code of the cell's lowest number. Its lower bits are such that adding a number's place in the cell
-// carries into the code exactly if the number is above the limit.
+// the entry are the code of the cell's lowest number. Its lower bits have a purpose: if a number's place in the cell is
+// added, the sum carries into the code if and only if the number is above the limit.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,8 @@ class StateTable {
   // The entries of negative numbers come after all others.
   constexpr const uint32_t *entries() const { return entries_; }
 
-  // The same as state_code() for numbers from -1 to 1. The unsigned table is for numbers from 0 to 1, and for -0.
+  // Gives the same result as state_code() for numbers from -1 to 1. The unsigned table is for numbers from 0 to 1, and
+  // for -0.
   constexpr uint8_t code(float ratio) const {
     const uint32_t bits = fp32_bits(ratio), magnitude = bits & fp32_magnitude;
     const uint32_t beyond = (magnitude > lowest ? magnitude : lowest) - lowest;
@@ -43,8 +44,8 @@ class StateTable {
  private:
   static constexpr uint32_t fp32_sign = 0x80000000;
 
-  // The last bits of a number, combined with `flip` by exclusive or, are its place among the ascending numbers of the
-  // cell.
+  // The last bits of a number, combined with `flip` by exclusive or, are the number's place among the ascending numbers
+  // of the cell.
   static constexpr uint32_t entry(uint32_t first, uint32_t last, uint32_t flip) {
     const float *const limits = is_signed ? signed_state_map.limit : unsigned_state_map.limit;
     const uint32_t code = state_code(limits, fp32_of(first)), code_of_last = state_code(limits, fp32_of(last));

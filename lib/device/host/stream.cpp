@@ -131,7 +131,7 @@ void HostStream::round_randomly(const RandomRounding &work) {
 }
 
 void HostCallerStream::run(const Task &task) {
-  Task copy = task;  // copied as in a queue, since the task may change its own state
+  Task copy = task;  // copied as in a queue, because the task may change its own state
   copy();
 }
 
@@ -221,7 +221,7 @@ void WorkerStream::start(const std::string &name) {
   thread_ = LibraryThread{"fsdp-" + name, format_text("stream '{}'", name)}.start(body, this);
 }
 
-// Delays must make streams late and not their callers, so a stream with delays is not borrowed.
+// Delays must delay streams and not their callers, so a stream with delays is not borrowed.
 bool WorkerStream::borrow() noexcept {
   borrowed_ = !delay_.delays() && progress_.completed() == enqueued_.load(std::memory_order_relaxed);
   return borrowed_;
@@ -239,7 +239,7 @@ void WorkerStream::wait(const Event &event) {
   run([this, other = host.progress(), count = host.count()] { await_other(*other, count); });
 }
 
-// Runs in the worker. Callers that wait for the worker can see for which stream it waits.
+// Runs in the worker. Callers that wait for the worker can find the stream for which it waits.
 void WorkerStream::await_other(Progress &other, uint64_t count) {
   progress_.set_awaited(&other);
   try {
@@ -270,7 +270,7 @@ void WorkerStream::wake() noexcept {
 }
 
 void WorkerStream::work() noexcept {
-  const FloatEnvironment standard;  // tasks compute, too
+  const FloatEnvironment standard;  // for tasks that compute
   progress_.set_worker(thread_number());
   for (uint64_t done = 0; next(done);) {
     step(ring_[done % capacity]);
@@ -289,7 +289,7 @@ bool WorkerStream::next(uint64_t done) noexcept {
 }
 
 // The worker sets asleep_ before it checks the ring for the last time; the producer fills the ring before it reads
-// asleep_. So at least one of the two sees the other.
+// asleep_. So at least one of the two sees the other's store.
 void WorkerStream::sleep(uint64_t done) noexcept {
   for (;;) {
     asleep_.store(1, std::memory_order_seq_cst);
@@ -306,7 +306,7 @@ void WorkerStream::step(Task &task) noexcept {
   try {
     task();
   } catch (...) {
-    broken_ = true;  // even if the error could not be kept for lack of memory
+    broken_ = true;  // set even if the error could not be stored for lack of memory
     failure_.set(current_error());
   }
 }

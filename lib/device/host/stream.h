@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The streams of the host device: those that work on the calling thread, and WorkerStream, which has its own thread.
+// The streams of the host device: streams that work on the calling thread, and WorkerStream, which has its own thread.
 #pragma once
 
 #include <pthread.h>
@@ -17,7 +17,7 @@
 
 namespace fsdp::device {
 
-// Every piece of work is a task that calls a kernel; a subclass says where and when tasks run.
+// Every piece of work is a task that calls a kernel; a subclass decides where and when tasks run.
 class HostStream : public Stream {
  public:
   using Stream::Stream;
@@ -50,7 +50,7 @@ class HostStream : public Stream {
   void round_randomly(const RandomRounding &work) override;
 };
 
-// The calling thread as a stream. A task's exception goes to the caller and does not fail the context.
+// The calling thread as a stream. A task's exception is thrown to the caller and does not fail the context.
 class HostCallerStream final : public HostStream {
  public:
   explicit HostCallerStream(const Waiter &waiter) : HostStream(true), waiter_(waiter) {}
@@ -68,15 +68,15 @@ class Delay {
   Delay(const Options &options, std::string_view stream_name);
   void operator()();
   bool delays() const noexcept { return longest_us_ > 0; }
-  uint64_t next_us();  // the next time, without sleeping
+  uint64_t next_us();  // returns the next time, without sleeping
 
  private:
   uint32_t longest_us_;
   uint64_t state_;
 };
 
-// A library stream without overlap. It works in call order on the calling thread, but an error fails the context as it
-// does on a worker.
+// A library stream without overlap. It works in the order of calls on the calling thread, but an error fails the
+// context as it does on a worker.
 class InlineStream final : public HostStream {
  public:
   InlineStream(const Options &options, std::string_view name, const Waiter &waiter, Failure &failure)
@@ -97,8 +97,8 @@ void run_for_stream(Task task, Failure &failure);
 // A library stream with its own thread: a ring of tasks that one thread at a time fills and the worker empties.
 // Nothing is allocated after creation, and the producer makes no system call while the worker is awake.
 
-// How long an idle worker spins before it sleeps: long only while work has been coming quickly. A worker that loses its
-// core while it spins measures a long idle time too, so spinning also ends if cores are oversubscribed.
+// How long an idle worker spins before it sleeps; it spins long only while work has been arriving quickly. A worker
+// that loses its core while it spins also measures a long idle time, so spinning also ends if cores are oversubscribed.
 class SpinBudget {
  public:
   SpinBudget();
@@ -117,7 +117,7 @@ class WorkerStream final : public HostStream {
   // `caller_waiter` is for waits while the ring is full, and `worker_waiter` is for waits inside the stream.
   WorkerStream(const Options &options, const std::string &name, Progress &progress, const Waiter &caller_waiter,
                const Waiter &worker_waiter, Failure &failure);
-  // Finishes what was enqueued (skips it if the context has failed) and joins the worker.
+  // Finishes the enqueued work (skips it if the context has failed) and joins the worker.
   ~WorkerStream() override;
 
   bool borrow() noexcept override;
@@ -142,7 +142,7 @@ class WorkerStream final : public HostStream {
   Delay delay_;
   SpinBudget spin_;
   bool broken_ = false;    // used only by the worker: a task threw
-  bool borrowed_ = false;  // used only by the producer: it does its work itself, and the ring is empty
+  bool borrowed_ = false;  // used only by the producer: it does its work itself, with an empty ring
   std::unique_ptr<Task[]> ring_;
   alignas(64) std::atomic<uint64_t> enqueued_{0};
   std::atomic<bool> stop_{false};

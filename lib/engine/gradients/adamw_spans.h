@@ -8,8 +8,8 @@
 
 namespace fsdp::engine {
 
-// A rank's part of a trainable parameter. The optimizer updates `slice`; `counted` is the part of it that this rank
-// counts in norms. With no_shard every rank updates everything, but counts only its virtual shard.
+// A rank's part of a trainable parameter. The optimizer updates `slice`; `counted` is the part of `slice` that this
+// rank counts in norms. With no_shard every rank updates everything, but counts only its virtual shard.
 struct Shard {
   uint32_t group;
   uint32_t param_index;

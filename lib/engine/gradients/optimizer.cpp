@@ -328,7 +328,7 @@ std::string describe_limit(double max_norm) {
             model, odd, describe_limit(dispute.limit_of_odd), dispute.first, describe_limit(dispute.limit_of_first));
 }
 
-// The message of a rank to ranks of other models. All members are doubles, as fsdp_exchange_values requires.
+// The message of a rank to ranks of other models. All members are doubles, as Context::exchange_values() requires.
 struct NormMessage {
   double squares, max_norm;
   double disputed = 0, odd = 0, first = 0, scaled_differently = 0, limit_of_odd = 0, limit_of_first = 0;

@@ -17,7 +17,7 @@ Reducer::Reducer(Runtime &runtime) : runtime_(runtime), max_live_(runtime.plan.p
   for (const GradPart &part : runtime.parts) set_access(part, Access::none);
   for (const Group &group : runtime.groups) most = std::max(most, group.places.size());
   lent_.reserve(most);
-  would_.resize(runtime.parts.size());
+  effects_.resize(runtime.parts.size());
 }
 
 void Reducer::set_access(const GradPart &part, Access access) {
@@ -87,13 +87,13 @@ void Reducer::reduce_parts(Group &group, bool last) {
 // If a later contribution is small compared with a sum of 16 bits, it is lost. A program that sets grad_dtype has
 // chosen that. Other programs are warned, once for each model and by one rank.
 void Reducer::warn_of_narrow_sum(const Group &group) {
-  if (narrow_sum_told_ || group.spec->grad_dtype) return;
+  if (warned_of_narrow_sum_ || group.spec->grad_dtype) return;
   const auto narrow = [](const memory::ParamSpec &param) {
     return param.has_gradient() && dtype_size(param.dtype) == 2;
   };
   const auto found = std::ranges::find_if(group.spec->params, narrow);
   if (found == group.spec->params.end()) return;
-  narrow_sum_told_ = true;
+  warned_of_narrow_sum_ = true;
   if (runtime_.team().world_rank(0) != runtime_.context.rank()) return;
   runtime_.context.log(
       FSDP_LOG_WARNING,
@@ -293,17 +293,17 @@ void Reducer::check_drained(Group &group, uint64_t first, uint64_t end, const de
                             const char *call) {
   if (!caller.is_calling_thread() || group.plan->persistent_grad) return;
   if (end == first + 1) check_room({&group.part_of(first), 1}, call);
-  std::ranges::fill(would_, Would());
+  std::ranges::fill(effects_, AcquireEffect());
   uint32_t live = pool_.live;
   const auto drain = [&](const GradPart &reduced, const GradPart &part) {
-    if (reduced.stage != GradStage::reducing || std::exchange(would_[reduced.number].drain, true)) return;
+    if (reduced.stage != GradStage::reducing || std::exchange(effects_[reduced.number].drain, true)) return;
     if (!is_drained(reduced)) refuse_wait(part, reduced, call);
     --live;
   };
   for (uint64_t i = first; i < end; ++i) {
     if (!runtime_.param(group, i).has_gradient()) continue;
     const GradPart &part = group.part_of(i);
-    if (part.stage == GradStage::lent || std::exchange(would_[part.number].open, true)) continue;
+    if (part.stage == GradStage::lent || std::exchange(effects_[part.number].open, true)) continue;
     drain(part, part);
     for (auto oldest = pool_.reducing.begin(); live >= max_live_ && oldest != pool_.reducing.end(); ++oldest)
       drain(runtime_.parts[*oldest], part);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradients: lends full buffers, and reduces them into the main grads on the reduce stream.
+//
 // The caller writes the full gradients of a part (group.h) into one buffer. Every peer reads the buffer, and then it is
 // free again. At most pending_grads transient buffers (memory/model_plan.h) are in use: opening another one first
 // drains the oldest buffer that is being reduced. A part is reduced when all of its parameters are complete. The end of
@@ -46,7 +47,7 @@ class Reducer {
   // The number of contributions in this step, counted over the groups that reduce every contribution.
   uint64_t count_reduces() const noexcept;
   // Debug mode: from now on, a write to a gradient that the step has taken faults. On a device these gradients are
-  // watched instead (late_write.cpp).
+  // watched instead.
   void hide_grads(device::Stream &caller);
   // Describes late writes to hidden gradients; empty if there are none. Stops watching these gradients.
   std::string list_late_writes();
@@ -84,7 +85,7 @@ class Reducer {
   [[noreturn]] void refuse_more(const GradPart &part, const char *call) const;
   [[noreturn]] void refuse_shared(const GradPart &part, const GradPart &other, const char *call) const;
   void drain(GradPart &part, device::Stream &caller);
-  // Throws BUSY if opening the buffers of these parameters would wait for peers (grad_room.cpp).
+  // Throws BUSY if opening the buffers of these parameters would wait for peers.
   void check_drained(Group &group, uint64_t first, uint64_t end, const device::Stream &caller, const char *call);
   bool is_drained(const GradPart &part) const;
   [[noreturn]] void refuse_wait(const GradPart &part, const GradPart &reduced, const char *call) const;
@@ -116,11 +117,11 @@ class Reducer {
   uint32_t max_live_;
   std::vector<LentGrad> lent_;  // has room for the largest group, so calls allocate nothing
   // The effect that acquiring would have on each part: scratch memory of check_drained().
-  struct Would {
+  struct AcquireEffect {
     bool open = false, drain = false;
   };
-  std::vector<Would> would_;
-  bool narrow_sum_told_ = false;
+  std::vector<AcquireEffect> effects_;
+  bool warned_of_narrow_sum_ = false;
   bool cleared_ = true;  // main grads of parts without a trained parameter are zeros
 };
 

@@ -95,7 +95,7 @@ void Saving::wait(const char *call) {
   }
   end();
   const checkpoint::SaveResult result = save_->result();
-  if (!result.warning.empty() && !std::exchange(told_, true))
+  if (!result.warning.empty() && !std::exchange(warned_, true))
     context_.log(FSDP_LOG_WARNING, "a checkpoint: " + result.warning);
 }
 

@@ -65,7 +65,7 @@ class Saving final : public OpenSave {
   mutable std::mutex mutex_;
   std::shared_ptr<checkpoint::Save> save_;  // set by the commit
   uint64_t step_ = 0;
-  bool told_ = false;  // the first rank's warning was logged
+  bool warned_ = false;  // the first rank's warning was logged
 };
 
 }  // namespace fsdp::engine

@@ -208,6 +208,7 @@ std::vector<std::string> Declaration::list_violations(uint32_t rank, const char 
 }
 
 // -- ranks that declared different models learn it at the seal, not from wrong numbers later --
+//
 // Each rank writes its declaration as lines. Ranks compare hashes of the lines. They exchange the lines only if the
 // hashes differ, to find the first difference.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The outer axis of a mesh: the exchanges of its ranks besides the reduces and gathers of the inner axis. The outer
-// axes of all meshes share a stream of their own, so that these exchanges overlap with those.
+// The outer axis of a mesh: the exchanges of its ranks in addition to the reduces and gathers of the inner axis. The
+// outer axes of all meshes share a stream of their own, so that their exchanges overlap with those of inner axes.
 //
 //   replicate (HSDP)  each group's inner sums are all-reduced on the last contribution of a step
 //   optim (HFSDP)     they are reduce-scattered on the last contribution; publishing gathers updated compute weights

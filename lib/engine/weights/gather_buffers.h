@@ -144,8 +144,8 @@ class GatherBuffers {
 
   explicit GatherBuffers(Runtime &runtime);
 
-  // Is there a buffer for a gather ahead of the unshard? Its weights must not be gathered now or, with
-  // FSDP_SCHEDULE_ANY, must have no holds.
+  // Is there a buffer for a gather ahead of the unshard? If buffers are planned, no weights in the buffer may be
+  // gathered now. With FSDP_SCHEDULE_ANY, the weights in the buffer must have no holds.
   bool has_room(const GatherRequest &asked) const;
   // Gives a buffer to each piece that is not gathered. Throws if a group or piece with holds has one of these buffers;
   // drops weights without holds.

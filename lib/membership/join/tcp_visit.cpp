@@ -53,7 +53,7 @@ Fd HostMeeting::visit(std::string &problem) const {
   }
   const uint32_t user = peer_user(socket);
   if (user == ::geteuid()) return socket;
-  stranger_ = user;
+  other_user_ = user;
   problem = format_text("a process of user {} listens where the ranks of this host meet", user);
   return {};
 }
@@ -140,7 +140,7 @@ void TcpVisit::note_problem(std::string problem) {
 std::optional<Assembly> TcpVisit::visit_host() {
   std::string problem;
   Fd socket = host_meeting_.visit(problem);
-  alone_ = alone_ || host_meeting_.stranger().has_value();
+  alone_ = alone_ || host_meeting_.other_user().has_value();
   if (!socket) {
     last_problem_ = problem;
     return {};

@@ -35,7 +35,7 @@ class HostMeeting {
   // connections yet or the process belongs to another user.
   Fd visit(std::string &problem) const;
   // The user of the process that listens at the name, if that is not the user of this process.
-  std::optional<uint32_t> stranger() const noexcept { return stranger_; }
+  std::optional<uint32_t> other_user() const noexcept { return other_user_; }
 
   // Also accepts ranks of other hosts, at the interface of this address. Returns the address with its port; empty: it
   // could not listen there.
@@ -48,7 +48,7 @@ class HostMeeting {
   Address address_;
   Fd socket_, hosts_;
   std::vector<Fd> listeners_;
-  mutable std::optional<uint32_t> stranger_;
+  mutable std::optional<uint32_t> other_user_;
 };
 
 class TcpVisit {

@@ -65,7 +65,8 @@ class Control {
   // Has any rank left or gone? A reader that sees true also sees the new membership of that rank.
   bool any_left() const noexcept { return head().any_left.load(std::memory_order_acquire) != 0; }
 
-  // -- life -- Notes that this process is `rank`: writes its process number and its host's name.
+  // -- life --
+  // Notes that this process is `rank`: writes its process number and its host's name.
   void introduce(uint32_t rank) noexcept;
   void set_host(uint32_t rank, std::string_view name) noexcept;  // there is room for eight names
   int32_t process(uint32_t rank) const noexcept { return member(rank).process.load(std::memory_order_relaxed); }
@@ -86,8 +87,9 @@ class Control {
   void beat(uint32_t rank, uint64_t number) noexcept { member(rank).beat.store(number, std::memory_order_relaxed); }
   uint64_t last_beat(uint32_t rank) const noexcept { return member(rank).beat.load(std::memory_order_relaxed); }
 
-  // -- blame -- Is there a leader that has not left the job? A leader is set only if the job has several nodes, before
-  // any rank may accuse; it sends suspicions to the coordinator.
+  // -- blame --
+  // Is there a leader that has not left the job? A leader is set only if the job has several nodes, before any rank may
+  // accuse; it sends suspicions to the coordinator.
   bool has_leader() const noexcept;
   void set_leader(uint32_t rank) noexcept { head().leader.store(rank + 1, std::memory_order_release); }
   // Blames a rank; has no effect if a rank was blamed before. If there is a leader, this is only a suspicion, unless

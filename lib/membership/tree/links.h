@@ -142,8 +142,9 @@ class LeaderLinks {
   // True once nothing is left to send.
   bool flush();
 
-  // -- what is known of other nodes -- Does the peer take the place of a neighbour in the tree, because a parent has
-  // left in order? If so, the peer is this node's refuge, or a refugee whose own parent has left.
+  // -- what is known of other nodes --
+  // Does the peer take the place of a neighbour in the tree, because a parent has left in order? If so, the peer is
+  // this node's refuge, or a refugee whose own parent has left.
   bool replaces_parent(uint32_t of, const NodePeer &peer) const;
   bool is_neighbour(uint32_t of, const NodePeer &peer) const {
     return peer.live() && (peer.in_tree() || replaces_parent(of, peer));
@@ -158,7 +159,8 @@ class LeaderLinks {
   bool has_ranks_elsewhere() const;
   bool reaches_parent() const;
 
-  // -- time and heartbeats -- The time of the current round.
+  // -- time and heartbeats --
+  // The time of the current round.
   uint64_t now_ms() const noexcept { return now_ms_; }
   void set_now(uint64_t ms) noexcept { now_ms_ = ms; }
   // The period at which a leader looks at the memory of its ranks.

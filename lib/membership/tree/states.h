@@ -85,7 +85,7 @@ class StateRelay {
   void hear(uint32_t from, const tree::WaitText &text);
   // Sends the neighbours the news about the ranks of this node, and passes on received news.
   void spread();
-  // Tells a node that had no way up for a moment which ranks have left, because it may have missed that.
+  // Tells a node which ranks have left. The node had no way up for a moment, so it may have missed that.
   void repeat_leavers(NodePeer &to);
   // Clears the waits of ranks on doubted nodes, because the awaited data may be in transit.
   void forget_doubted() noexcept;

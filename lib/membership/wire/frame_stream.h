@@ -51,8 +51,8 @@ class FrameStream {
   // The next frame, if it is complete.
   std::optional<Frame> receive();
 
-  // -- waiting: throws the waiter's errors -- Returns false or nothing if the stream has ended or the limit is over
-  // (open() tells which).
+  // -- waiting: throws the waiter's errors --
+  // Returns false or nothing if the stream has ended or the limit is over (open() tells which).
   bool send(uint32_t kind, std::span<const std::byte> body, const Limit &limit);
   std::optional<Frame> receive(const Limit &limit);
 

@@ -230,7 +230,7 @@ void Communicators::end_round(Launches &ended) {
   const EnqueuedRound &mine = all[rank()];
   const bool given_up =
       std::all_of(all.begin(), all.end(), [](const EnqueuedRound &round) { return round.abandoned != 0; });
-  bool agreed = true;  // false: if no rank gave up, this rank's own difference is reported below
+  bool agreed = true;  // if false although no rank gave up, this rank's own difference is reported below
   for (uint32_t r = 0; r < size(); ++r)
     for (size_t i = 0; i < std::min(mine.count, all[r].count); ++i) {
       if (all[r].histories[i].hash == all[0].histories[i].hash) continue;

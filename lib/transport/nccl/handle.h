@@ -102,8 +102,9 @@ class Handle {
   Comm *leave_child() noexcept;
   Comm *leave_parent() noexcept;
 
-  // -- called by any thread -- The error that NCCL has found since; nothing while the caller is in NCCL, because the
-  // caller's call then returns the error.
+  // -- called by any thread --
+  // The error that NCCL has found since; nothing while the caller is in NCCL, because the caller's call then returns
+  // the error.
   std::optional<Result> look() noexcept;
   // Starts an abort on its own thread, unless one has begun or the communicator has ended in good order.
   static void abort(const std::shared_ptr<Handle> &handle) noexcept;

@@ -31,9 +31,10 @@ class Launches final : public Guarded {
   Launches(std::unique_ptr<Connection> connection, device::Device &device, std::shared_ptr<LaunchOrder> order,
            uint64_t &launched, const Waiter &waiter, Failure &failure);
 
-  // -- called by the caller's thread -- A collective is begin(), then run() and kernels on the stream as often as
-  // needed, then end(). An error before end() fails the context, because it is unknown how much of the collective is
-  // under way. `hash` covers all other data on which ranks must agree.
+  // -- called by the caller's thread --
+  // A collective is begin(), then run() and kernels on the stream as often as needed, then end(). An error before end()
+  // fails the context, because it is unknown how much of the collective is under way. `hash` covers all other data on
+  // which ranks must agree.
   void begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream, uint64_t hash = 0);
   void run(device::Stream &stream, const std::function<void(Comm *)> &enqueue);
   Ticket end(device::Stream &stream);

@@ -197,7 +197,7 @@ class Transport {
   virtual void wake() noexcept = 0;
 
  protected:
-  // Called by the background thread. Without it that thread could lock the mutex again and again while others wait.
+  // Called by the background thread, which could otherwise lock the mutex again and again while others wait.
   void let_others_go_first() const noexcept {
     for (int i = 0; i < 100 && wanting_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
   }

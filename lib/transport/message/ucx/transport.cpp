@@ -111,7 +111,7 @@ bool UcxTransport::move() {
   for (int i = 0; i < 64 && worker_.progress(); ++i) moved = true;
   read_hellos();
   see_to_connections();
-  answer_for_nobody();
+  answer_kept_questions();
   // Called even if UCX counted no progress, because UCX does not count everything that it completes.
   receivers_.each([](Receiver &receiver) { receiver.move_on(); });
   return moved;
@@ -131,7 +131,7 @@ void UcxTransport::remove(uint64_t key) noexcept {
 
 // Called later, because nothing may be sent inside a callback of UCX. If a question cannot be answered, the peer
 // repeats it.
-void UcxTransport::answer_for_nobody() {
+void UcxTransport::answer_kept_questions() {
   for (const Header &question : receivers_.take_questions())
     if (question.from < peers_.size() && peers_[question.from].open)
       send(question.from, take(messages::answer_without_channel(question, rank_), nullptr), nullptr, 0);

@@ -88,7 +88,7 @@ class UcxTransport final : public messages::Transport {
   void run() noexcept;
   void prepare();
   bool move();
-  void answer_for_nobody();
+  void answer_kept_questions();
   void fail_context() noexcept;
 
   // -- connections --
