@@ -234,6 +234,7 @@ class LibraryAdamW(_Steps):
         flags |= AdamWFlag.BETA2_ZERO if beta2 == 0 else 0
         flags |= AdamWFlag.EPSILON_ZERO if group["eps"] == 0 else 0
         options = {"beta1": beta1, "beta2": beta2, "epsilon": group["eps"], "weight_decay": group["weight_decay"]}
+        options.update(self.owner.step_number())
         self.owner.model.step_adamw(float(group["lr"]), stream=self.owner.stream(), flags=flags, **options)
 
     def save(self):

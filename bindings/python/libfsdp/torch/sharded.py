@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 
 from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
 from ..log import logger
-from . import clipping, state
+from . import clipping, dcp, state
 from .casts import cast
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
-from .optimizer import ShardView
+from .optimizer import LibraryAdamW, ShardView
 from .passes import Passes
 from .saved import SavedWeights, current_task
 from .words import advice, in_torch_words
@@ -38,7 +38,7 @@ class Sharded(NotCopied):
         self.optimizer = self.skipped_param = self._shards = None
         self._is_skipped = False  # a GradScaler has found Inf or NaN: its step of the optimizer does nothing
         self._thread, self._depth, self._scope_holds, self._is_finished = None, 0, {}, False
-        self._discards = 0
+        self._discards, self.first_step = 0, None
         self.device = next(param for param in module.parameters() if param not in ignored).device
         self._on_host = self.device.type != "cuda"
         self.mesh = options.get("mesh")
@@ -326,9 +326,14 @@ class Sharded(NotCopied):
         if self.optimizer is not None:
             self.optimizer.step()
             return norm
-        self.model.step_adamw(lr, stream=self.stream(), **options)
+        self.model.step_adamw(lr, stream=self.stream(), **self.step_number(), **options)
         self._end_step()
         return norm
+
+    def step_number(self):
+        """{"step": its number} in the first step of AdamW after load_dcp(), else {}."""
+        number, self.first_step = self.first_step, None
+        return {} if number is None else {"step": number}
 
     def _check_options(self, lr, options):
         if self.optimizer is None and lr is None:
@@ -554,6 +559,19 @@ class Sharded(NotCopied):
         """Loads a checkpoint of save(), or the weights and optimizer state of another checkpoint of libfsdp. Keywords
         are the fields of fsdp_load_options. Collective."""
         return state.load(self, folder, options)
+
+    @in_torch_words
+    def load_dcp(self, folder, weights_only=False):
+        """Loads a folder of torch.distributed.checkpoint (.metadata and *.distcp): weights, buffers, and unless
+        weights_only the states of AdamW by the names of parameters. The param_groups stay. No code of the folder runs.
+        Collective."""
+        if not weights_only and not isinstance(self.steps, (type(None), LibraryAdamW)):
+            raise ValueError(
+                "sharded.load_dcp(): only the states of AdamW of the library are loaded, and the module trains by "
+                f"{type(self.optimizer).__name__}: give weights_only=True"
+            )
+        step = dcp.load(self, folder, weights_only)
+        self.first_step = None if step is None else step + 1
 
     def close(self):
         """Closes the model and removes the module's hooks. Mapped weights stay readable in the module.

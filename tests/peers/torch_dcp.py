@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of torch.distributed.checkpoint: a job of FSDP2 on two processes trains and saves, and goes on here with the
+losses that it has itself. Folders that would run code, and broken ones, are refused.
+
+usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_dcp.py [--mode mapped|copied|debug] [WORD...]
+
+WORD: only cases whose name has it. Needs torch with FSDP2 (CPU is enough) and numpy; here ranks are threads. Reports in
+the Test Anything Protocol.
+"""
+
+import copy
+import os
+import pickle
+import shutil
+import socket
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+from torch_check import on_ranks, raises, run_cases
+
+RANKS, STEPS, RATE, DECAY = 2, 10, 1e-2, 0.1
+
+
+class Net(nn.Module):
+    """Rows that two ranks divide unevenly, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(13, 5), nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.norm, self.head = nn.BatchNorm1d(5), nn.Linear(5, 13)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(self.norm(x))
+
+
+def loss_of(module, step, rank):
+    x = torch.randint(13, (8,), generator=torch.Generator().manual_seed(10 * step + rank))
+    return nn.functional.cross_entropy(module(x), (x + 1) % 13)
+
+
+def train_by_fsdp2(rank, folder, port):
+    """Trains, saves after STEPS steps, and goes on; saves its losses after that."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    torch.manual_seed(0)
+    module = Net()
+    for layer in module.layers:
+        fully_shard(layer)
+    fully_shard(module)
+    optimizer, losses = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=DECAY), []
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            values, states = get_state_dict(module, optimizer)
+            dcp.save({"app": {"model": values, "optim": states}}, checkpoint_id=f"{folder}/saved")
+        loss = loss_of(module, step, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    torch.save(losses[STEPS:], f"{folder}/losses-{rank}")
+    dist.destroy_process_group()
+
+
+def save_by_fsdp2():
+    folder = tempfile.TemporaryDirectory()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    torch.multiprocessing.spawn(train_by_fsdp2, (folder.name, port), nprocs=RANKS)
+    return folder
+
+
+def go_on(context, shard, load, **options):
+    """Loads into another module, and returns the losses of the steps after the save."""
+    module, losses = copy.deepcopy(OTHER), []
+    sharded = shard(module, **options)
+    load(sharded)
+    for step in range(STEPS, 2 * STEPS):
+        loss = loss_of(module, step, context.rank)
+        loss.backward()
+        sharded.step() if sharded.optimizer else sharded.step(RATE, weight_decay=DECAY)
+        losses.append(loss.item())
+    return losses
+
+
+def differences(mode, load, **options):
+    found = on_ranks(RANKS, mode, lambda context, shard: go_on(context, shard, load, **options))
+    wanted = [torch.load(f"{FOLDER}/losses-{rank}") for rank in range(RANKS)]
+    return max(abs(a - b) for one, other in zip(found, wanted) for a, b in zip(one, other))
+
+
+def goes_on_as_fsdp2(mode):
+    options = {"lr": RATE, "weight_decay": DECAY}
+    worst = differences(
+        mode,
+        lambda sharded: sharded.load_dcp(f"{FOLDER}/saved"),
+        optimizer=torch.optim.AdamW,
+        optimizer_options=options,
+    )
+    return worst < 1e-5 or f"losses differ by {worst:.1e}"
+
+
+def goes_on_without_param_groups(mode):
+    worst = differences(mode, lambda sharded: sharded.load_dcp(f"{FOLDER}/saved"), no_decay=lambda name, param: False)
+    return worst < 1e-5 or f"losses differ by {worst:.1e}"
+
+
+def states_are_needed(mode):
+    """Without the states losses are others: the comparison would see it."""
+    worst = differences(
+        mode, lambda sharded: sharded.load_dcp(f"{FOLDER}/saved", weights_only=True), no_decay=lambda name, param: False
+    )
+    return worst > 1e-3 or f"losses differ by {worst:.1e}"
+
+
+def shard_one(mode, check, **options):
+    def run(context, shard):
+        return check(shard(copy.deepcopy(OTHER), **options))
+
+    return on_ranks(1, mode, run)[0]
+
+
+def other_optimizers_are_refused(mode):
+    def check(sharded):
+        found = raises(lambda: sharded.load_dcp(f"{FOLDER}/saved"), "SGD", "weights_only=True")
+        sharded.load_dcp(f"{FOLDER}/saved", weights_only=True)
+        return found
+
+    return shard_one(mode, check, optimizer=torch.optim.SGD, optimizer_options={"lr": 0.1, "momentum": 0.9})
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, (f"{FOLDER}/was-run",)
+
+
+def copied_folder(name):
+    folder = f"{FOLDER}/{name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(f"{FOLDER}/saved", folder)
+    return folder
+
+
+def refused(mode, name, change, *words):
+    folder = copied_folder(f"{name}-{mode}")
+    change(folder)
+    found = shard_one(mode, lambda sharded: raises(lambda: sharded.load_dcp(folder), *words))
+    return found is True and not os.path.exists(f"{FOLDER}/was-run") or f"{found}, or it has run code"
+
+
+def change_metadata(folder, change):
+    with open(f"{folder}/.metadata", "rb") as file:
+        metadata = pickle.load(file)
+    change(metadata)
+    with open(f"{folder}/.metadata", "wb") as file:
+        pickle.dump(metadata, file)
+
+
+def put_evil_metadata(folder):
+    change_metadata(folder, lambda metadata: setattr(metadata, "planner_data", Evil()))
+
+
+def put_evil_payload(folder):
+    """The first tensor's place has another pickle."""
+    path = f"{folder}/evil.distcp"
+    torch.save(Evil(), path)
+
+    def change(metadata):
+        for info in metadata.storage_data.values():
+            info.relative_path, info.offset, info.length = "evil.distcp", 0, os.path.getsize(path)
+
+    change_metadata(folder, change)
+
+
+def put_path(folder):
+    def change(metadata):
+        for info in metadata.storage_data.values():
+            info.relative_path = "../saved/" + info.relative_path
+
+    change_metadata(folder, change)
+
+
+def drop_chunk(folder):
+    def change(metadata):
+        metadata.state_dict_metadata["app.model.head.weight"].chunks.pop()
+
+    change_metadata(folder, change)
+
+
+def drop_weight(folder):
+    change_metadata(folder, lambda metadata: metadata.state_dict_metadata.pop("app.model.head.weight"))
+
+
+def drop_states(folder):
+    def change(metadata):
+        for name in [name for name in metadata.state_dict_metadata if name.endswith(".exp_avg")]:
+            del metadata.state_dict_metadata[name]
+
+    change_metadata(folder, change)
+
+
+REFUSED = {
+    "metadata that would run code": (put_evil_metadata, ("mkdir", ".metadata")),
+    "a payload that would run code": (put_evil_payload, ("mkdir",)),
+    "a file outside of the folder": (put_path, ("../saved/", "not in the folder")),
+    "a part that is missing": (drop_chunk, ("head.weight", "elements")),
+    "a weight that is missing": (drop_weight, ("'head.weight'",)),
+    "states that are missing": (drop_states, ("exp_avg", "get_state_dict", "weights_only=True")),
+    "a folder without metadata": (lambda folder: os.remove(f"{folder}/.metadata"), (".metadata", "this file")),
+}
+
+
+def cases(mode):
+    for case in (goes_on_as_fsdp2, goes_on_without_param_groups, states_are_needed, other_optimizers_are_refused):
+        yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
+    for name, (change, words) in REFUSED.items():
+        yield f"{name} is refused ({mode})", lambda name=name, change=change, words=words: refused(
+            mode, name.replace(" ", "-"), change, *words
+        )
+
+
+if __name__ == "__main__":
+    torch.manual_seed(1)
+    OTHER, HOLDER = Net(), save_by_fsdp2()
+    FOLDER = HOLDER.name
+    sys.exit(run_cases(cases))
