@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Folders of torch.distributed.checkpoint: a job of FSDP2 on two processes trains and saves, and goes on here with the
-losses that it has itself. Folders that would run code, and broken ones, are refused.
+losses that it has itself; a job here goes on under FSDP2, if safetensors is installed. Folders that would run code, and broken ones, are refused.
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_dcp.py [--mode mapped|copied|debug] [WORD...]
 
@@ -10,6 +10,7 @@ the Test Anything Protocol.
 """
 
 import copy
+import importlib.util
 import os
 import pickle
 import shutil
@@ -73,12 +74,69 @@ def train_by_fsdp2(rank, folder, port):
     dist.destroy_process_group()
 
 
-def save_by_fsdp2():
-    folder = tempfile.TemporaryDirectory()
+def go_on_by_fsdp2(rank, folder, port):
+    """Loads a checkpoint of Sharded.save by the reader of Hugging Face's files, and trains on; saves its losses."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    module, losses = Net(), []
+    for layer in module.layers:
+        fully_shard(layer)
+    fully_shard(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, weight_decay=DECAY)
+    saved = next(entry.path for entry in os.scandir(f"{folder}/ours") if entry.name.startswith("step-"))
+    named = {name: param.detach() for name, param in module.named_parameters()}
+    dcp.load(dict(named), storage_reader=HuggingFaceStorageReader(saved))
+    kinds = "exp_avg", "exp_avg_sq"
+    states = {f"state.{name}.{kind}": torch.zeros_like(param) for name, param in named.items() for kind in kinds}
+    states |= {f"state.{name}.step": torch.zeros(()) for name in named}
+    dcp.load(states, storage_reader=HuggingFaceStorageReader(f"{saved}/optimizer/0000"))
+    for name, param in module.named_parameters():
+        optimizer.state[param] = {kind: states[f"state.{name}.{kind}"] for kind in ("step", *kinds)}
+    for step in range(STEPS, 2 * STEPS):
+        loss = loss_of(module, step, rank)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    torch.save(losses, f"{folder}/their-losses-{rank}")
+    dist.destroy_process_group()
+
+
+def spawn(function, folder):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    torch.multiprocessing.spawn(train_by_fsdp2, (folder.name, port), nprocs=RANKS)
+    torch.multiprocessing.spawn(function, (folder, port), nprocs=RANKS)
+
+
+def fsdp2_goes_on_from_here(mode):
+    def train(context, shard):
+        module, losses = copy.deepcopy(OTHER), []
+        sharded = shard(module, no_decay=lambda name, param: False)
+        for step in range(2 * STEPS):
+            if step == STEPS:
+                sharded.save(f"{FOLDER}/ours")
+            loss = loss_of(module, step, context.rank)
+            loss.backward()
+            sharded.step(RATE, weight_decay=DECAY)
+            losses.append(loss.item())
+        return losses[STEPS:]
+
+    shutil.rmtree(f"{FOLDER}/ours", ignore_errors=True)
+    wanted = on_ranks(RANKS, mode, train)
+    spawn(go_on_by_fsdp2, FOLDER)
+    found = [torch.load(f"{FOLDER}/their-losses-{rank}") for rank in range(RANKS)]
+    worst = max(abs(a - b) for one, other in zip(found, wanted) for a, b in zip(one, other))
+    return worst < 1e-5 or f"losses differ by {worst:.1e}"
+
+
+def save_by_fsdp2():
+    folder = tempfile.TemporaryDirectory()
+    spawn(train_by_fsdp2, folder.name)
     return folder
 
 
@@ -225,6 +283,8 @@ REFUSED = {
 def cases(mode):
     for case in (goes_on_as_fsdp2, goes_on_without_param_groups, states_are_needed, other_optimizers_are_refused):
         yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
+    if mode == "copied" and importlib.util.find_spec("safetensors"):
+        yield f"fsdp2 goes on from here ({mode})", lambda: fsdp2_goes_on_from_here(mode)
     for name, (change, words) in REFUSED.items():
         yield f"{name} is refused ({mode})", lambda name=name, change=change, words=words: refused(
             mode, name.replace(" ", "-"), change, *words
