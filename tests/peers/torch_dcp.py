@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Folders of torch.distributed.checkpoint: a job of FSDP2 on two processes trains and saves, and goes on here with the
-losses that it has itself; a job here goes on under FSDP2, if safetensors is installed. Folders that would run code, and broken ones, are refused.
+losses that it has itself. A job here goes on under FSDP2, if safetensors is installed. Folders that would run code, and
+broken ones, are refused.
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_dcp.py [--mode mapped|copied|debug] [WORD...]
 

@@ -118,12 +118,13 @@ class DistributedCheckpoint:
             file.seek(info.offset)
             part = torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
         if not isinstance(part, torch.Tensor) or tuple(part.shape) != sizes:
-            raise ValueError(f"{self.folder}/{file_name}: the part of {name!r} at {offsets} is no tensor of shape {sizes}")
+            place = os.path.join(self.folder, file_name)
+            raise ValueError(f"{place}: the part of {name!r} at {offsets} is no tensor of shape {sizes}")
         return part
 
 
 def find_prefix(names, wanted, ending=""):
-    """What stands before the names of a module's parameters in a checkpoint, as "model."; None if they are not there."""
+    """What stands before the names of a module's parameters in a checkpoint, as "model.", or None if names lack."""
     names, first = set(names), wanted[0] + ending
     prefixes = [name[: -len(first)] for name in names if name.endswith(first)]
     fitting = [prefix for prefix in prefixes if all(prefix + each + ending in names for each in wanted)]
@@ -140,7 +141,7 @@ def load(owner, folder, weights_only):
     prefix = find_prefix(names, params)
     if prefix is None:
         lost = next(name for name in params if not any(each.endswith(name) for each in names) or name == params[-1])
-        raise KeyError(f"{folder} has no weights of all of the module's parameters, say of {lost!r}; it has {names[:8]}")
+        raise KeyError(f"{folder} lacks weights of the module's parameters, say of {lost!r}; it has {names[:8]}")
     trained = [name for layer in owner.layers for (name, _), can in zip(layer.params, layer.can_train) if can]
     states = None if weights_only or not trained else _find_states(folder, saved, trained)
     with owner.window("sharded.load_dcp()"):

@@ -17,15 +17,15 @@ def find_initial(module, context, init, ignored):
     if not names:
         if init is not None:
             raise ValueError(
-                "libfsdp.torch.shard: init is for a module on the meta device, and this one has values already: make it "
-                "in `with torch.device('meta'):`"
+                "libfsdp.torch.shard: init is for a module on the meta device, and this one has values already: make "
+                "it in `with torch.device('meta'):`"
             )
         return None
     lost = next((name for name, param in module.named_parameters() if param in ignored and param.is_meta), None)
     if lost:
         raise ValueError(
-            f"libfsdp.torch.shard: the ignored parameter {lost!r} is on the meta device, and libfsdp gives it no values: "
-            "give it memory and values before shard()"
+            f"libfsdp.torch.shard: the ignored parameter {lost!r} is on the meta device, and libfsdp gives it no "
+            "values: give it memory and values before shard()"
         )
     return InitialValues(module, context, init)
 
@@ -67,8 +67,8 @@ class InitialValues:
             own, lost = [], [name for name in lost if name in part._non_persistent_buffers_set]
         if (own or lost) and self._function_of(part) is None:
             raise ValueError(
-                f"libfsdp.torch.shard: {type(part).__name__} {path!r} has {(own + lost)[0]!r} on the meta device and no "
-                "reset_parameters(): give shard() init=, a function that fills the parameters and buffers of one module"
+                f"libfsdp.torch.shard: {type(part).__name__} {path!r} has {(own + lost)[0]!r} on the meta device and "
+                "no reset_parameters(): give shard() init=, a function that fills the parameters and buffers of one module"
             )
 
     def _function_of(self, part):

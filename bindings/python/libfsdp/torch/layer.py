@@ -194,9 +194,8 @@ class Layer(NotCopied):
             views = iter(self.group.tensors(phase).values())
             made = self.quantized.tensors if self.quantized else {}
             with torch.inference_mode(False):  # the tensors may outlast an inference mode
-                self._views[address] = [
-                    made[index] if index in made else torch.from_dlpack(next(views)) for index in range(len(self.params))
-                ]
+                indices = range(len(self.params))
+                self._views[address] = [made[i] if i in made else torch.from_dlpack(next(views)) for i in indices]
             self.owner.saved.register(self, address, self._views[address])
         return address, self._views[address]
 

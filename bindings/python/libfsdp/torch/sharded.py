@@ -366,10 +366,10 @@ class Sharded(NotCopied):
 
     def set_requires_gradient_sync(self, *args, **kwargs):
         raise NotImplementedError(
-            "sharded.set_requires_gradient_sync(): all groups take part in all backward passes of a step, because ranks "
-            "must agree which gradients a sum has. To exchange gradients once a step, after its last backward pass, give "
-            "shard() reduce_policy=libfsdp.ReducePolicy.LAST; to exclude a part from a step, freeze it with "
-            "requires_grad_(False) on every rank"
+            "sharded.set_requires_gradient_sync(): all groups take part in all backward passes of a step, because "
+            "ranks must agree which gradients a sum has. To exchange gradients once a step, after its last backward "
+            "pass, give shard() reduce_policy=libfsdp.ReducePolicy.LAST; to exclude a part from a step, freeze it "
+            "with requires_grad_(False) on every rank"
         )
 
     @in_torch_words

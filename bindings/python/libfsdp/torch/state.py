@@ -49,7 +49,7 @@ class StateDicts:
             module.register_load_state_dict_post_hook(lambda part, keys: self.end_load(part, module)),
         ]
 
-    # -- state_dict(), with copied or rounded weights --------------------------------------------------------------------------
+    # -- state_dict(), with copied or rounded weights -----------------------------------------------------------
 
     def show(self, part, module, layers, keep_vars):
         if part is not module:
