@@ -87,18 +87,14 @@ struct EarlyLeave {
   std::unique_ptr<NodeLeader> leader;
 };
 
-TEST(NodeTree, ARootThatLeavesFirstPassesOnWhileOthersFindARefuge) {
+TEST(NodeTree, ARootThatLeavesFirstStaysForLeadersOfWhichItHasNotHeard) {
   EarlyLeave root(0);
   NodeLinks links;
   FrameStream one = join(links, 1), other = join(links, 2);
   root.lead(std::move(links));
-  std::thread ending([&] { root.leader->finish(); });
-  pause_ms(100);
-  say(one, tree::Post{1, tree::Post::everybody, {}, {}});
-  ending.join();
-  bool passed = false;
-  while (const auto frame = other.receive()) passed = passed || tree::as<tree::Post>(*frame);
-  EXPECT_TRUE(passed);
+  const int64_t begin = now_ns();
+  root.leader->finish();
+  EXPECT_GE(now_ns() - begin, 300'000'000) << "others pass messages through it, and need time to find a refuge";
 }
 
 TEST(NodeTree, ALeaderSeeksRefugeBeforeItHasHeardOfMembers) {
