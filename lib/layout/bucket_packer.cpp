@@ -89,7 +89,7 @@ std::optional<Position> GapList::place(const Item &item, std::span<const uint64_
 namespace {
 
 constexpr size_t few = 64;
-constexpr size_t granules_tried = 8;
+constexpr size_t max_granules_tried = 8;
 constexpr int bisections = 8;
 constexpr size_t lengths_tried = 8;
 constexpr uint64_t tolerated = 20;  // up to one element in 20 may be padding
@@ -164,8 +164,8 @@ class Packer {
     std::vector<Position> places = {};
   };
 
-  // Lists the granules to try: first the host bucket's own, then its common multiples with the tensors' granules, the
-  // largest first.
+  // Lists the granules to try: first the host bucket's own. Then for each of the tensors' granules, from the largest
+  // down, its least common multiple with the own one, and with all granules so far.
   std::vector<uint64_t> list_granules(const Indices &indices) const {
     std::set<uint64_t, std::greater<>> distinct;
     for (const uint32_t i : indices) distinct.insert(items_[i].granule);
@@ -173,7 +173,7 @@ class Packer {
     std::vector<uint64_t> granules{own};
     uint64_t common = own;
     for (const uint64_t granule : distinct) {
-      if (granules.size() > granules_tried) break;
+      if (granules.size() > max_granules_tried) break;
       common = saturating_lcm(common, granule);
       for (const uint64_t next : {saturating_lcm(own, granule), common})
         if (next != too_many && std::ranges::find(granules, next) == granules.end()) granules.push_back(next);

@@ -50,8 +50,8 @@ struct HeldUp {
 // The library does not block SIGILL on its own threads, so a handler that the test installs can stop them.
 class StandStill {
  public:
-  // When this returns, all `count` threads of that name stand still, for at most `ms` milliseconds. Threads that were
-  // joined before may still be listed; they do not run again.
+  // When this returns, all `count` threads of that name stand still, for at most `ms` milliseconds. /proc
+  // may still list threads that were joined before. They never run the handler, so they do not count.
   StandStill(const std::string &name, uint32_t count, int ms) {
     came = standing = 0;
     longest_ms = ms;

@@ -70,8 +70,8 @@ void publish(Rank &rank, fsdp_context *context) {
   FSDP(fsdp_begin_update(rank.model, stream()));
 }
 
-// Rank 0 has the first rows, rank 1 the others; no rank warns of parameters that are whole or not
-// quantized.
+// Rank 0 has the first rows, rank 1 the others; no rank warns of parameters that are not sharded or
+// not quantized.
 TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   Log log;
   const Scenario setup = three_kinds(2, log);
@@ -90,7 +90,8 @@ TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
     expected.push_back("rank 0: " + of +
                        "mx' of group 'g': main weights are Inf or NaN, so 2 of 96 ROW scales are NaN");
     expected.push_back("rank 1: " + of + "block' of group 'g': 3 main weights are Inf or NaN");
-    expected.push_back("rank 1: " + of + "fp8' of group 'g': main weights are Inf or NaN, so its scale is 1");
+    expected.push_back("rank 1: " + of +
+                       "fp8' of group 'g': main weights are Inf or NaN, so no scale can be computed and 1 is used");
   }
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(told(), expected);

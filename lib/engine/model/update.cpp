@@ -426,7 +426,7 @@ void UpdateWindow::close_window(device::Stream &caller) {
   runtime_.step.close_window(runtime_.version_ready());
   matrices_.close();
   if (!caller.is_calling_thread())
-    caller.wait(*runtime_.marks.published);  // where the caller's thread is the stream, await_version() waits instead
+    caller.wait(*runtime_.marks.published);  // if the thread is the stream, await_version() waits
   refresh_whole_weights(caller);
   runtime_.leave_window(caller);
   reducer_.start_step();
@@ -436,18 +436,19 @@ void UpdateWindow::close_window(device::Stream &caller) {
 // Refreshes weights that this rank keeps whole, but of which peers update a part. Copied weights are pulled now. Mapped
 // weights are complete once all ranks have published.
 void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
-  bool any = false;
+  bool any_to_refresh = false;
   std::ranges::fill(awaited_, uint8_t{0});
   for (Group &group : runtime_.groups) {
     MeshComms &comms = runtime_.comms_of(group);
     if (!comms.communicates) {
-      any = any || (comms.outer && comms.outer->gathers());  // other outer ranks have parts of the weights
+      any_to_refresh =
+          any_to_refresh || (comms.outer && comms.outer->gathers());  // other outer ranks have parts of the weights
       continue;
     }
     const bool only_local = group.spec->strategy == FSDP_STRATEGY_NO_SHARD ||
                             group.plan->compute_region() == memory::RegionId::local_compute;
     if (group.plan->gathers || only_local) continue;
-    any = true;
+    any_to_refresh = true;
     ++runtime_.stats.gathers;
     if (group.refresh.empty()) continue;
     if (!awaited_[group.spec->mesh]) runtime_.await_parts(comms, "the refresh of whole weights", nullptr);
@@ -461,7 +462,7 @@ void UpdateWindow::refresh_whole_weights(device::Stream &caller) {
   }
   if (std::ranges::find(awaited_, 1) != awaited_.end())
     runtime_.wait_idle(*runtime_.gathers.stream, WaitKind::gather, caller);
-  if (any) runtime_.await_version();
+  if (any_to_refresh) runtime_.await_version();
 }
 
 // How all ranks give a step up, and the new round of collectives that begins after any step.

@@ -138,9 +138,10 @@ void NonfiniteWeights::report_counts() const {
 void NonfiniteWeights::report_amaxes() const {
   for (const Measured &measured : measured_)
     if (!std::isfinite(amaxes_[measured.index]))
-      runtime_.context.log(FSDP_LOG_WARNING,
-                           format_text("rank {}: version {}: {}: {} are Inf or NaN, so its scale is 1",
-                                       runtime_.context.rank(), version_, measured.name, quantized_weights()));
+      runtime_.context.log(
+          FSDP_LOG_WARNING,
+          format_text("rank {}: version {}: {}: {} are Inf or NaN, so no scale can be computed and 1 is used",
+                      runtime_.context.rank(), version_, measured.name, quantized_weights()));
 }
 
 Quantizer::Quantizer(Runtime &runtime) : amaxes_(runtime), nonfinite_(runtime) {

@@ -84,8 +84,8 @@ void ShownWait::show(std::optional<uint32_t> missed, Late late) noexcept {
   mine.looks.fetch_add(1, std::memory_order_seq_cst);
 }
 
-// Each rank of a circle of waits sees the circle, and shows the text of its wait before it looks again. The rank that
-// reports the circle first waits until all have looked again, so it finds all texts.
+// Each rank of a circle of waits sees the circle, and shows the text of its wait before it looks again. Before
+// a rank reports the circle, it waits until all have looked again, so it finds all texts.
 void ShownWait::show_text(const std::string &call, const std::string &what) {
   if (told_) return;
   const uint64_t looks = entries_[rank_].looks.load(std::memory_order_relaxed);

@@ -157,8 +157,8 @@ void Lanes::meet(Lane &lane, const LaneHello &hello) noexcept {
   attention_.store(true, std::memory_order_release);
 }
 
-// Chunks of a call that was given up, or has not begun on this rank, are dropped. For the running call peers send only
-// chunks for which it waits.
+// Chunks of a call that was given up, or has not begun on this rank, are dropped. Peers send chunks of the running call
+// only while this rank waits for them.
 Place Lanes::place(const Header &header, uint64_t bytes) {
   const Place misfit{nullptr, true};
   const uint32_t r = lane_of(header.from);

@@ -452,8 +452,8 @@ passes the same data and nothing is communicated. Otherwise rank `root` passes t
 the other ranks. A rank that passes NULL may pass any dtype and element_count; data that is not NULL is checked as
 the root's data is. The data may be freed when the call returns. flags must be 0.
 Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside. Memory:
-for a FROZEN quantized parameter 4 bytes for each element of this rank's part during the call, because the planes are
-made when all data has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED,
+for a FROZEN quantized parameter 4 bytes for each element that this rank owns, during the call, because the planes
+are made when all data has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED,
 TIMEOUT. If the root's data, dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Any other wrong
 argument fails the call only on the rank that passed it, and the other ranks wait for that rank. With a root all
 ranks get OUT_OF_MEMORY, else only this rank does. The planes then have their old values, and the parameter must be
@@ -473,7 +473,7 @@ may have been written.
 Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: either; while the window is open, no
 rank may write main weights during the call. Memory: for a FROZEN quantized parameter all its codes and scales during
 the call, on each rank that gets the data; on a GPU this is page-locked host memory. Errors: INVALID_ARGUMENT,
-INVALID_STATE, OUT_OF_MEMORY (on all ranks that exchange parts), PEER_FAILED, TIMEOUT. Since 0.2.
+INVALID_STATE, OUT_OF_MEMORY (on every rank that sends or gets some of the data), PEER_FAILED, TIMEOUT. Since 0.2.
 ```
 """
 @inline fsdp_read_param(group, param_index, data, dtype, element_count, root, flags) =
@@ -486,7 +486,7 @@ Get a read-only view of a parameter's full compute weights. The view may be read
 or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
 schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
 phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
-share another. RECOMPUTE has FORWARD's address in a group with planes by phase and where BACKWARD reads no weights,
+share another. RECOMPUTE has FORWARD's address if the group has planes by phase or if BACKWARD reads no weights,
 otherwise BACKWARD's. With ANY the address is valid while the group is held, and may differ at the next hold. Every
 phase is legal here, except BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
@@ -752,9 +752,9 @@ Since 0.2.
 raw"""
 ```text
 Borrow the full gradients of all trainable parameters of a group at once, each as by fsdp_acquire_grad. grads is an
-array of grad_count elements, the group's number of parameters. accumulate is an array of the same length, or NULL
-with FSDP_GRAD_ZEROED. A parameter that is frozen or not trained has data NULL and accumulate 0. struct_size is set
-as in fsdp_get_params.
+array of grad_count elements, the group's number of parameters. accumulate is an array of the same length; with
+FSDP_GRAD_ZEROED it may be NULL. A parameter that is FROZEN or not trained now (fsdp_set_param_trainable) has data
+NULL and accumulate 0. struct_size is set as in fsdp_get_params.
 Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and
 INVALID_STATE if max_pending_bytes has no room for all gradients at once. Since 0.2.
 ```
@@ -779,13 +779,13 @@ Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad. Sinc
 raw"""
 ```text
 Declare a parameter's gradient of this contribution complete. Until fsdp_reduce_grad the caller must not write into
-it or put it again, and the group must still be reduced with fsdp_reduce_grad. A group may be reduced in parts
-(max_pending_bytes). A part, or the group, is reduced as soon as all of its trainable parameters are complete. The
-part's buffer can then be lent for other gradients while the rest of the group is written. Complete parameters from
-the last to the first, in the order of a backward pass. Ranks may complete the parameters of a part in different
-orders, but they must reduce parts in the same order. A rank may leave parts to fsdp_reduce_grad, which reduces them
-from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before fsdp_reduce_grad. stream orders
-nothing: the library knows which streams wrote. flags must be 0.
+it or put it again. A group may be reduced in parts (max_pending_bytes). The library begins to reduce a part, or an
+undivided group, as soon as all of its trainable parameters are complete. fsdp_reduce_grad must still be called: it
+ends the contribution. The part's buffer can then be lent for other gradients while the rest of the group is written.
+Complete parameters from the last to the first, in the order of a backward pass. Ranks may complete the parameters of
+a part in different orders, but they must reduce parts in the same order. A rank may leave parts to fsdp_reduce_grad,
+which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
+fsdp_reduce_grad. The argument stream orders no work: the library knows which streams wrote. flags must be 0.
 Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
 completed already; reduced with FSDP_LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
 ```
@@ -1085,9 +1085,10 @@ capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.
 raw"""
 ```text
 Describe the matrices of a sealed model as JSON: owners, the cost of each rank's matrices, waves and bytes. Waves and
-bytes are those of the meshes to which this rank belongs. An owner is a rank of the job, in the first replica; it is
-null if every rank has a copy. The cost of a matrix is min(rows, columns)^2 * max(rows, columns). wire_bytes is what
-travels one way in fp32, in one replica. buffer and size_bytes work as in fsdp_describe_model.
+bytes are those of the meshes to which this rank belongs. An owner is given as a rank of the job: that of the first
+replica, since each replica has owners of its own. It is null if every rank has a copy. The cost of a matrix is
+min(rows, columns)^2 * max(rows, columns). wire_bytes is what travels one way in fp32, in one replica. buffer and
+size_bytes work as in fsdp_describe_model.
 Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE. Since 0.2.
 ```
 """
