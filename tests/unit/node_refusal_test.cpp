@@ -114,8 +114,9 @@ TEST(NodeTree, ALeaderSeeksRefugeBeforeItHasHeardOfMembers) {
   EXPECT_EQ(from, std::vector<uint32_t>{2});
 }
 
-// The child posts while its parent has left and its refuge does not answer yet.
-TEST(NodeTree, APostThatNoLeaderCouldPassOnIsToldAgain) {
+// The child posts while its parent has left and its refuge does not answer yet. Returns whether the refuge gets the
+// post.
+bool refuge_gets_post(bool leaves_at_once) {
   EarlyLeave child(2);
   NodePlan other = child.plan;
   other.rank = 1;
@@ -139,10 +140,21 @@ TEST(NodeTree, APostThatNoLeaderCouldPassOnIsToldAgain) {
     }
     if (!refuge) continue;
     refuge.flush();
-    while (const auto frame = refuge.receive()) heard = heard || tree::as<tree::Post>(*frame);
+    bool linked = false;  // the child has taken the refuge, and says which ranks have left
+    const auto receive = [&] {
+      for (; const auto frame = refuge.receive(); linked = true) heard = heard || tree::as<tree::Post>(*frame);
+    };
+    receive();
+    if (!leaves_at_once || !linked) continue;
+    child.leader->finish();
+    receive();
+    return heard;
   }
-  EXPECT_TRUE(heard);
+  return heard;
 }
+
+TEST(NodeTree, APostThatNoLeaderCouldPassOnIsToldAgain) { EXPECT_TRUE(refuge_gets_post(false)); }
+TEST(NodeTree, ALeaderThatLeavesTellsItsLatestPostsAgain) { EXPECT_TRUE(refuge_gets_post(true)); }
 
 }  // namespace
 }  // namespace fsdp::transport::test

@@ -80,6 +80,8 @@ void NodeLeader::finish() noexcept {
   try {
     work();
     linger();
+    relay_.repeat_posts();
+    relay_.spread();
     if (blame_.gathers())
       links_.set_now(links_.now_ms() + Coordinator::longest_grace_ms);  // leaves others no time to report
     carry();

@@ -175,6 +175,7 @@ void RemoteStates::forget_waits(const std::function<bool(uint32_t node)> &of) no
 
 namespace {
 
+constexpr uint64_t max_repeat_delay_ms = 3000;  // if leaders leave one after the other
 constexpr uint64_t repeat_after_ms = 1200;      // leaders seek a refuge for a second: see Refuges
 constexpr uint64_t repeat_from_ms = 1000;       // how long before the news posts may have been lost
 constexpr size_t max_waits_frame_bytes = 4096;  // a frame is sent or dropped as a whole: see NodePeer::take_waits
@@ -227,23 +228,31 @@ void StateRelay::hear(uint32_t from, const tree::WaitText &text) {
   remote_.apply(text);
 }
 
+// Messages of other nodes go through a leader with children, or through a refuge.
 void StateRelay::note_leaver(const tree::RankState &state) noexcept {
   const uint32_t of = plan_.node_of[state.rank];
   const bool leaves = state.membership >= static_cast<uint32_t>(Membership::left) &&
                       control_.membership(state.rank) <= Membership::member;
-  if (leaves && plan_.nodes[of].leader == state.rank && plan_.has_children(of)) way_lost_ms_ = links_.now_ms();
+  if (!leaves || plan_.nodes[of].leader != state.rank || !(plan_.has_children(of) || NodePlan::is_refuge(of))) return;
+  last_lost_ms_ = links_.now_ms();
+  if (first_lost_ms_ == 0) first_lost_ms_ = last_lost_ms_;
 }
 
-// A post is lost if it was to go through a leader that has left, and that leader's children had not found their refuges
-// yet. So this node tells its latest posts once more when they have had time to find them.
+// A post is lost if it was to go through a leader that has left, while those behind that leader had not found their
+// refuges yet. So this node passes on its latest posts again when they have had time to find them.
+bool StateRelay::should_repeat_posts() const noexcept {
+  const uint64_t now = links_.now_ms();
+  return first_lost_ms_ != 0 && (now - last_lost_ms_ >= repeat_after_ms || now - first_lost_ms_ >= max_repeat_delay_ms);
+}
+
 void StateRelay::repeat_posts() noexcept {
-  if (way_lost_ms_ == 0 || links_.now_ms() - way_lost_ms_ < repeat_after_ms) return;
-  remote_.repeat_posts(way_lost_ms_ - std::min(way_lost_ms_, repeat_from_ms));
-  way_lost_ms_ = 0;
+  if (first_lost_ms_ == 0) return;
+  remote_.repeat_posts(first_lost_ms_ - std::min(first_lost_ms_, repeat_from_ms));
+  first_lost_ms_ = 0;
 }
 
 void StateRelay::spread() {
-  repeat_posts();
+  if (should_repeat_posts()) repeat_posts();
   remote_.look_at_posts(links_.now_ms(), [this](const tree::Post &post) { spread(post, {}); });
   remote_.look(links_.now_ms(),
                [this](const tree::RankState &state) { from_below_.insert_or_assign(state.rank, state); });

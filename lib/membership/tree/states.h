@@ -87,6 +87,9 @@ class StateRelay {
   void spread();
   // Tells a node which ranks have left. The node had no way up for a moment, so it may have missed that.
   void repeat_leavers(NodePeer &to);
+  // Lets the next spread() repeat posts that a leader which has left may not have passed on. If this node leaves now,
+  // it cannot wait until others have found their refuges.
+  void repeat_posts() noexcept;
   // Clears the waits of ranks on doubted nodes, because the awaited data may be in transit.
   void forget_doubted() noexcept;
 
@@ -94,7 +97,7 @@ class StateRelay {
   bool may_pass_on() const;
   bool fits(uint32_t from, const NodePeer &peer, const tree::RankState &state) const;
   void note_leaver(const tree::RankState &state) noexcept;
-  void repeat_posts() noexcept;
+  bool should_repeat_posts() const noexcept;
   void spread_states(bool at_once);
   void spread(const tree::StateMap &states, bool up);
   void spread(const tree::Post &post, std::optional<uint32_t> from);
@@ -106,7 +109,8 @@ class StateRelay {
   RemoteStates remote_;
   tree::StateMap from_above_, from_below_;  // states to pass on; states of this node count as from below
   uint64_t spread_ms_ = 0;
-  uint64_t way_lost_ms_ = 0;  // when a leader with children last left; 0: posts have been repeated since
+  // When leaders first and last left through which messages go; first 0: posts have been repeated since.
+  uint64_t first_lost_ms_ = 0, last_lost_ms_ = 0;
 };
 
 }  // namespace fsdp::membership
