@@ -1701,8 +1701,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_round_stochastic(fsdp_group *group, uint6
 
 /* ---- whole matrices -------------------------------------------------------------------------------------------- */
 
-/** One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
- *  only: set struct_size before the call. */
+/** One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix.
+ *  Output only: set struct_size before the call. */
 typedef struct fsdp_matrix {
   uint64_t struct_size;
   fsdp_group *group;

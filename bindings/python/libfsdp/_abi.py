@@ -512,8 +512,8 @@ class fsdp_adamw_options(Sized):
 
 
 class fsdp_matrix(Sized):
-    """One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
-    only: set struct_size before the call.
+    """One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix.
+    Output only: set struct_size before the call.
     """
     _fields_ = [
         ("struct_size", c_uint64),

@@ -627,8 +627,8 @@ impl Default for fsdp_adamw_options {
 }
 
 /// ```text
-/// One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
-///  only: set struct_size before the call.
+/// One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix.
+///  Output only: set struct_size before the call.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -693,8 +693,8 @@ end
 
 raw"""
 ```text
-One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix. Output
- only: set struct_size before the call.
+One or more whole matrices of equal size that this rank owns: rows of a parameter with fsdp_param.matrix.
+ Output only: set struct_size before the call.
 ```
 """
 struct fsdp_matrix
