@@ -18,12 +18,15 @@ import shutil
 import socket
 import sys
 import tempfile
+import warnings
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 from torch_check import on_ranks, raises, run_cases
+
+import libfsdp as fsdp
 
 RANKS, STEPS, RATE, DECAY = 2, 10, 1e-2, 0.1
 
@@ -200,6 +203,149 @@ def other_optimizers_are_refused(mode):
     return shard_one(mode, check, optimizer=torch.optim.SGD, optimizer_options={"lr": 0.1, "momentum": 0.9})
 
 
+# -- what a folder has ------------------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    """One parameter, one that shard() ignores, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.kept = nn.Parameter(torch.zeros(4, 2)), nn.Parameter(torch.zeros(2))
+        self.register_buffer("table", torch.zeros(3))
+
+    def forward(self, x):
+        return x @ self.scale * self.kept.detach()
+
+
+def small_values(number):
+    return {"scale": torch.full((4, 2), number), "kept": torch.full((2,), number), "table": torch.full((3,), number)}
+
+
+def small_states(step):
+    return {"scale.exp_avg": torch.ones(4, 2), "scale.exp_avg_sq": torch.ones(4, 2), "scale.step": torch.tensor(step)}
+
+
+def save_alone(mode, values):
+    import torch.distributed.checkpoint as dcp
+
+    folder = tempfile.mkdtemp(dir=FOLDER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that one process saves
+        dcp.save(values, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+def with_small(mode, check, values):
+    """check(sharded, folder) on one rank."""
+    folder = save_alone(mode, values)
+
+    def run(context, shard):
+        module = Small()
+        return check(shard(module, ignored_params=[module.kept]), folder)
+
+    return on_ranks(1, mode, run)[0]
+
+
+def numbers_of(sharded):
+    return [value.float().mean().item() for value in sharded.full_state_dict().values()]
+
+
+def refuses_small(change, words, **options):
+    """The folder is refused, and nothing of it is loaded."""
+
+    def case(mode):
+        values = {**small_values(5.0), **small_states(3.0)}
+        change(values)
+
+        def check(sharded, folder):
+            found = raises(lambda: sharded.load_dcp(folder, **options), *words)
+            return found if found is not True else numbers_of(sharded) == [0.0] * 3 or str(numbers_of(sharded))
+
+        return with_small(mode, check, values)
+
+    return case
+
+
+SMALL = {
+    "a weight of another shape": (lambda v: v.update(scale=torch.ones(2, 4)), ("'scale'", "(2, 4)", "(4, 2)"), {}),
+    "a state of another shape": (
+        lambda v: v.update({"scale.exp_avg_sq": torch.ones(8)}),
+        ("'scale.exp_avg_sq'", "(8,)", "(4, 2)"),
+        {},
+    ),
+    "a buffer of another shape": (lambda v: v.update(table=torch.ones(1)), ("'table'", "(1,)", "(3,)"), {}),
+    "a buffer that is missing": (lambda v: v.pop("table"), ("no 'table'", "nothing"), {}),
+    "an ignored parameter that is missing": (lambda v: v.pop("kept"), ("no 'kept'", "nothing"), {}),
+    "a number of steps that is missing": (
+        lambda v: v.pop("scale.step"),
+        ("number of steps of 'scale'", "weights_only=True"),
+        {},
+    ),
+    "a longer name": (lambda v: v.update(grayscale=v.pop("scale")), ("lacks weights", "'scale'"), {}),
+    "weights that are there twice": (
+        lambda v: v.update({f"{at}.{name}": value for at in ("a", "b") for name, value in small_values(1.0).items()}),
+        ("several times", "'a.'", "'b.'", "prefix="),
+        {},
+    ),
+    "a prefix without a dot": (lambda v: None, ("prefix is 'model'", "dot"), {"prefix": "model"}),
+    "a prefix that is not there": (lambda v: None, ("under 'ema.'", "'scale'"), {"prefix": "ema."}),
+}
+
+
+def a_prefix_chooses_the_weights(mode):
+    values = {f"{at}.{name}": v for at, n in (("a", 1.0), ("b", 2.0)) for name, v in small_values(n).items()}
+
+    def check(sharded, folder):
+        found = []
+        for prefix in ("a.", "b."):
+            sharded.load_dcp(folder, weights_only=True, prefix=prefix)
+            found.append(numbers_of(sharded))
+        return found == [[1.0] * 3, [2.0] * 3] or str(found)
+
+    return with_small(mode, check, values)
+
+
+def train_small(sharded):
+    sharded.module(torch.ones(1, 4)).sum().backward()
+    sharded.step(RATE)
+    return sharded.model.stats.step
+
+
+def the_number_of_steps_is_not_lost(mode):
+    """It would be if a save came before a step."""
+
+    def check(sharded, folder):
+        sharded.load_dcp(folder)
+        ours = tempfile.mkdtemp(dir=FOLDER)
+        told = raises(lambda: sharded.save(ours), "1000 steps", "sharded.step()")
+        sharded.load_dcp(folder, weights_only=True)  # the states stay, and so does the number
+        first = train_small(sharded)
+        sharded.save(ours)
+        saved = sharded.load(ours).step
+        return told is True and [first, saved, train_small(sharded)] == [1001, 1001, 1002] or f"{told} {first} {saved}"
+
+    return with_small(mode, check, {**small_values(5.0), **small_states(1000.0)})
+
+
+def a_load_replaces_the_number_of_steps(mode):
+    def check(sharded, folder):
+        ours = tempfile.mkdtemp(dir=FOLDER)
+        train_small(sharded), train_small(sharded)
+        sharded.save(ours)
+        sharded.load_dcp(folder)
+        sharded.load(ours, flags=fsdp.LoadFlag.WEIGHTS_ONLY)
+        kept = sharded.first_step
+        sharded.load(ours)
+        found = kept, train_small(sharded)
+        return found == (1001, 3) or str(found)
+
+    return with_small(mode, check, {**small_values(5.0), **small_states(1000.0)})
+
+
+# -- folders that are refused -----------------------------------------------------------------------------------------
+
+
 class Evil:
     def __reduce__(self):
         return os.mkdir, (f"{FOLDER}/was-run",)
@@ -284,6 +430,15 @@ REFUSED = {
 def cases(mode):
     for case in (goes_on_as_fsdp2, goes_on_without_param_groups, states_are_needed, other_optimizers_are_refused):
         yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
+    for case in (
+        a_prefix_chooses_the_weights,
+        the_number_of_steps_is_not_lost,
+        a_load_replaces_the_number_of_steps,
+    ):
+        yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
+    for name, (change, words, options) in SMALL.items():
+        case = refuses_small(change, words, **options)
+        yield f"{name} is refused, and nothing is loaded ({mode})", lambda case=case: case(mode)
     if mode == "copied" and importlib.util.find_spec("safetensors"):
         yield f"fsdp2 goes on from here ({mode})", lambda: fsdp2_goes_on_from_here(mode)
     for name, (change, words) in REFUSED.items():

@@ -11,6 +11,8 @@ import pickle
 
 import torch
 
+from .state import named_buffers
+
 _METADATA = "torch.distributed.checkpoint.metadata"
 
 
@@ -126,32 +128,84 @@ class DistributedCheckpoint:
 def find_prefix(names, wanted, ending=""):
     """What stands before the names of a module's parameters in a checkpoint, as "model.", or None if names lack."""
     names, first = set(names), wanted[0] + ending
-    prefixes = [name[: -len(first)] for name in names if name.endswith(first)]
+    prefixes = [name[: -len(first)] for name in names if name == first or name.endswith("." + first)]
     fitting = [prefix for prefix in prefixes if all(prefix + each + ending in names for each in wanted)]
     if len(fitting) > 1:
-        raise ValueError(f"the checkpoint has the module's parameters several times, under {sorted(fitting)}")
+        does = "load with weights_only=True" if ending else "give load_dcp one of these as prefix="
+        what = "AdamW's states" if ending else "the module's parameters"
+        raise ValueError(f"the checkpoint has {what} several times, under {sorted(fitting)}: {does}")
     return fitting[0] if fitting else None
 
 
-def load(owner, folder, weights_only):
-    """Loads weights and buffers, and AdamW's states unless weights_only. Collective."""
+def load(owner, folder, weights_only, prefix):
+    """Loads weights and buffers, and AdamW's states unless weights_only. Returns AdamW's number of steps, or None.
+    Collective."""
     saved = DistributedCheckpoint(folder)
-    names = saved.names()
     params = [name for layer in owner.layers for name, _ in layer.params]
-    prefix = find_prefix(names, params)
-    if prefix is None:
-        lost = next(name for name in params if not any(each.endswith(name) for each in names) or name == params[-1])
-        raise KeyError(f"{folder} lacks weights of the module's parameters, say of {lost!r}; it has {names[:8]}")
+    prefix = _prefix_of_weights(folder, saved, params, prefix)
     trained = [name for layer in owner.layers for (name, _), can in zip(layer.params, layer.can_train) if can]
     states = None if weights_only or not trained else _find_states(folder, saved, trained)
+    _check_shapes(owner, folder, saved, prefix, states)
+    step = None if states is None else _read_step(folder, saved, states, trained)
     with owner.window("sharded.load_dcp()"):
         for layer in owner.layers:
             for index, (name, _) in enumerate(layer.params):
                 layer.group.load_param(index, _loadable(saved.read(prefix + name)))
-                for state in ("exp_avg", "exp_avg_sq") if states is not None and layer.can_train[index] else ():
+                for state in _STATES if states is not None and layer.can_train[index] else ():
                     layer.group.load_state(index, state, saved.read(f"{states}{name}.{state}").float().contiguous())
-    _load_buffers(owner, saved, prefix)
-    return None if states is None else _read_step(folder, saved, states, trained)
+    with torch.no_grad():
+        for name, value in _whole_values(owner).items():
+            value.copy_(saved.read(prefix + name))
+    return step
+
+
+_STATES = "exp_avg", "exp_avg_sq"
+
+
+def _prefix_of_weights(folder, saved, params, prefix):
+    if prefix is not None and not (prefix == "" or (isinstance(prefix, str) and prefix.endswith("."))):
+        raise ValueError(f"sharded.load_dcp(): prefix is {prefix!r}: it is empty or ends in a dot, as 'model.'")
+    names = saved.names()
+    found = find_prefix(names, params) if prefix is None else prefix
+    ending = lambda name: any(each == name or each.endswith("." + name) for each in names)
+    is_there = ending if prefix is None else lambda name: prefix + name in names
+    lost = [name for name in params if not is_there(name)]
+    if found is None or lost:
+        under = f" under {prefix!r}" if prefix else ""
+        lost = (lost or params[-1:])[0]
+        raise KeyError(f"{folder} lacks weights of the module's parameters{under}, say of {lost!r}; it has {names[:8]}")
+    return found
+
+
+def _whole_values(owner):
+    """{name: value} of what each rank has whole: ignored parameters and the buffers of state dicts."""
+    ignored = {name: param for name, param in owner.module.named_parameters() if param in owner.ignored}
+    return {**ignored, **dict(named_buffers(owner.module))}
+
+
+def _check_shapes(owner, folder, saved, prefix, states):
+    """Raises, before anything is loaded, unless the folder has every value in the module's shape."""
+    for layer in owner.layers:
+        for index, (name, param) in enumerate(layer.params):
+            _check_shape(folder, saved, prefix + name, param)
+            for state in _STATES if states is not None and layer.can_train[index] else ():
+                _check_shape(folder, saved, f"{states}{name}.{state}", param)
+    for name, value in _whole_values(owner).items():
+        _check_shape(folder, saved, prefix + name, value)
+
+
+def _check_shape(folder, saved, name, value):
+    entry = saved.entries.get(name)
+    if not isinstance(entry, _Tensors):
+        raise KeyError(
+            f"{folder} has no {name!r}, which the module has as a parameter or buffer, or AdamW as its state: nothing "
+            "was loaded"
+        )
+    if tuple(entry.size) != tuple(value.shape):
+        raise ValueError(
+            f"{folder}: {name!r} has the shape {tuple(entry.size)}, and the module's is {tuple(value.shape)}: nothing "
+            "was loaded"
+        )
 
 
 def _loadable(values):
@@ -168,18 +222,19 @@ def _find_states(folder, saved, trained):
     return states
 
 
-def _load_buffers(owner, saved, prefix):
-    with torch.no_grad():
-        for part, module in owner.module.named_modules():
-            for name, buffer in module._buffers.items():
-                full = prefix + (part + "." if part else "") + name
-                if buffer is not None and full in saved.entries:
-                    buffer.copy_(saved.read(full))
-
-
 def _read_step(folder, saved, states, trained):
     """AdamW's number of steps, which the library counts once for the whole model."""
+    lost = next((name for name in trained if not _is_number(saved.entries.get(f"{states}{name}.step"))), None)
+    if lost:
+        raise KeyError(
+            f"{folder} does not tell AdamW's number of steps of {lost!r}: there is no number {states + lost + '.step'!r}. "
+            "Nothing was loaded; load with weights_only=True"
+        )
     steps = {name: int(saved.read(f"{states}{name}.step")) for name in trained}
     if len(set(steps.values())) > 1:
         raise ValueError(f"{folder}: AdamW's numbers of steps differ between parameters, and libfsdp has one: {steps}")
     return next(iter(steps.values()))
+
+
+def _is_number(entry):
+    return isinstance(entry, _Tensors) and all(size == 1 for size in entry.size)

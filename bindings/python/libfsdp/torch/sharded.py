@@ -10,7 +10,7 @@ import threading
 import torch
 from torch.utils import _pytree as pytree
 
-from ..constants import Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
+from ..constants import LoadFlag, Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
 from ..log import logger
 from . import clipping, dcp, state
 from .casts import cast
@@ -332,8 +332,7 @@ class Sharded(NotCopied):
 
     def step_number(self):
         """{"step": its number} in the first step of AdamW after load_dcp(), else {}."""
-        number, self.first_step = self.first_step, None
-        return {} if number is None else {"step": number}
+        return {} if self.first_step is None else {"step": self.first_step}
 
     def _check_options(self, lr, options):
         if self.optimizer is None and lr is None:
@@ -432,7 +431,7 @@ class Sharded(NotCopied):
             )
 
     def _end_step(self):
-        self._is_finished = False
+        self._is_finished, self.first_step = False, None
         self._clear_grads()
         self.passes.start_step()
         self._show_written()
@@ -552,26 +551,37 @@ class Sharded(NotCopied):
             raise RuntimeError(
                 "sharded.save(): sharded.finish() has ended the step's gradients: call sharded.step() first"
             )
+        if self.first_step is not None:
+            raise RuntimeError(
+                f"sharded.save(): the model has AdamW's states of {self.first_step - 1} steps from load_dcp(), and "
+                "takes over that number in the next step: call sharded.step() once before you save"
+            )
         state.save(self, folder, options)
 
     @in_torch_words
     def load(self, folder, **options):
         """Loads a checkpoint of save(), or the weights and optimizer state of another checkpoint of libfsdp. Keywords
         are the fields of fsdp_load_options. Collective."""
-        return state.load(self, folder, options)
+        loaded = state.load(self, folder, options)
+        if loaded.name and not options.get("flags", 0) & LoadFlag.WEIGHTS_ONLY:
+            self.first_step = None  # AdamW goes on with the checkpoint's number
+        return loaded
 
     @in_torch_words
-    def load_dcp(self, folder, weights_only=False):
+    def load_dcp(self, folder, weights_only=False, prefix=None):
         """Loads a folder of torch.distributed.checkpoint (.metadata and *.distcp): weights, buffers, and unless
-        weights_only the states of AdamW by the names of parameters. The param_groups stay. No code of the folder runs.
-        Collective."""
+        weights_only the states of AdamW by the names of parameters. The param_groups stay. prefix is what stands before
+        the names of weights, as "model."; it is found if the folder has the weights once. A value that the folder lacks
+        or has in another shape is an error before anything is loaded. After the states, save() needs a step first. No
+        code of the folder runs. Collective."""
         if not weights_only and not isinstance(self.steps, (type(None), LibraryAdamW)):
             raise ValueError(
                 "sharded.load_dcp(): only the states of AdamW of the library are loaded, and the module trains by "
                 f"{type(self.optimizer).__name__}: give weights_only=True"
             )
-        step = dcp.load(self, folder, weights_only)
-        self.first_step = None if step is None else step + 1
+        step = dcp.load(self, folder, weights_only, prefix)
+        if step is not None:
+            self.first_step = step + 1
 
     def close(self):
         """Closes the model and removes the module's hooks. Mapped weights stay readable in the module.

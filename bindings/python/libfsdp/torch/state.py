@@ -205,11 +205,12 @@ def _loadable(param, values):
 def full_names(owner):
     """{name: parameter or buffer} as module.state_dict() names them."""
     names = {name: param for name, param in owner.module.named_parameters(remove_duplicate=False)}
-    names.update(_buffers(owner.module))
+    names.update(named_buffers(owner.module))
     return names
 
 
-def _buffers(module):
+def named_buffers(module):
+    """The buffers that state dicts have: (name, buffer)."""
     for path, part in module.named_modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
@@ -259,7 +260,7 @@ def save(owner, folder, options):
     optimizer = owner.steps.save() if owner.steps else None
     with owner.context.begin_checkpoint(folder, **options) as checkpoint:
         checkpoint.add_model(owner.model)
-        checkpoint.add_bytes(BUFFERS, _pack({name: buffer.detach().cpu() for name, buffer in _buffers(owner.module)}))
+        checkpoint.add_bytes(BUFFERS, _pack({name: buffer.detach().cpu() for name, buffer in named_buffers(owner.module)}))
         if optimizer:
             checkpoint.add_bytes(OPTIMIZER, _pack(optimizer))
         checkpoint.commit()
@@ -293,7 +294,7 @@ def load(owner, folder, options):
         owner.steps.load(optimizer)
     if kept:
         with torch.no_grad():
-            for name, buffer in _buffers(owner.module):
+            for name, buffer in named_buffers(owner.module):
                 if name in kept:
                     buffer.copy_(kept[name])
     return loaded
