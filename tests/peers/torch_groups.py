@@ -57,6 +57,9 @@ def step_of(module, step, rank):
     return loss.detach()
 
 
+BLOCKS = [f"blocks.{name}" for name in ("first", "second", "third", "fourth")]
+
+
 def names_of(sharded):
     return [layer.name for layer in sharded.layers]
 
@@ -155,16 +158,24 @@ def a_group_of_several_modules_is_shown(mode):
     return on_each(mode, check)
 
 
-def named_children_are_groups(mode):
+class Weighted(nn.Module):
+    """A parametrized layer and a list of layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.layers = nn.ModuleList(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+
+def default_groups(mode):
+    """Elements of lists are groups; children, elements of a ModuleDict and the lists of a parametrization are not."""
+
     def check(shard):
-        module = nn.Module()
-        module.body, module.tail = nn.Linear(2, 2), nn.Linear(2, 2)
-        outer = nn.Module()
-        outer.model = module
-        alone = nn.Linear(2, 2)
-        found = [names_of(shard(each)) for each in (outer, alone, net())]
-        blocks = [f"blocks.{name}" for name in ("first", "second", "third", "fourth")]
-        return found == [["model.body", "model.tail"], ["root"], ["root", *blocks]] or str(found)
+        body = nn.ModuleDict({"embed": nn.Linear(2, 2), "layers": nn.ModuleList([nn.Linear(2, 2)])})
+        two = nn.Module()
+        two.body, two.tail = nn.Linear(2, 2), nn.Linear(2, 2)
+        found = [names_of(shard(each)) for each in (two, nn.Linear(2, 2), net(), body, Weighted())]
+        return found == [["root"]] * 3 + [["root", "layers.0"], ["root", "layers.0", "layers.1"]] or str(found)
 
     return on_each(mode, check)
 
@@ -197,7 +208,7 @@ def a_resident_group_stays_gathered(mode):
         for residents in ((), (first,), (first, "blocks.second", "blocks.third")):
             module, flags = net(), {"flags": fsdp.GroupFlag.RESIDENT}
             options = {"prefetch_depth": 0, "group_options": lambda name, layer: flags if name in residents else {}}
-            sharded = shard(module, held_groups=3, **options)
+            sharded = shard(module, held_groups=3, layers=BLOCKS, **options)
             losses.append(train(module, sharded))
             module(torch.zeros(1, 1, dtype=torch.long))  # without a backward pass
             held.append(next(layer.holds for layer in sharded.layers if layer.name == first))
@@ -528,6 +539,9 @@ WRONG_LAYERS = {
     "a number": ([3], ("layers has 3", "a module")),
     "an empty list": ([[]], ("empty list",)),
     "a module twice": ([["embed", "head"], "head"], ("'head' twice", "one group")),
+    "a word in place of a list": ("head", ("layers is 'head'", "list")),
+    "a module in place of a list": (nn.Linear(1, 1), ("layers is Linear", "list")),
+    "the whole module in a list": ([["", "embed"], "head"], ("whole module", "root group")),
     "a foreign module": ([[nn.Linear(1, 1)]], ("layers has Linear",)),
 }
 
@@ -546,7 +560,7 @@ def cases(mode):
         several_modules_are_gathered_once,
         a_group_outlasts_an_exception,
         a_group_of_several_modules_is_shown,
-        named_children_are_groups,
+        default_groups,
         the_log_tells_the_groups,
         a_resident_group_stays_gathered,
         parameters_have_options,

@@ -166,6 +166,20 @@ class Twice(nn.Module):
         return checkpoint(self.layers[2], x, use_reentrant=True)
 
 
+class Functional(nn.Module):
+    """Its children are used by functions, and never called."""
+
+    def __init__(self):
+        super().__init__()
+        for number in range(6):
+            self.add_module(f"linear{number}", nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        for linear in self.children():
+            x = torch.tanh(nn.functional.linear(x, linear.weight, linear.bias))
+        return x
+
+
 def frozen():
     module = Stack()
     for part in (module.first, module.layers[1], module.layers[3].up):
@@ -276,6 +290,7 @@ def parts_alone(module, step, rank):
 
 
 CASES = {
+    "children that are not called": (Functional, one),
     **{f"layers that give and take: {kind}": (lambda kind=kind: Stack(container=kind), one) for kind in CONTAINERS},
     "a tied head": (lambda: Stack(tied=True), one),
     "a checkpoint in each layer": (lambda: Stack(inner=False), one),

@@ -51,9 +51,8 @@ def shard(
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
 
     layers: the submodules that become one group each, as modules or by their names; a list of modules is one group, as
-    in [[embed, head], *blocks]. Default: the elements of each outermost ModuleList, ModuleDict and Sequential, or if
-    there are none the module's children. All other parameters, and those that several groups share, form the root
-    group. The logger "libfsdp" tells the groups at INFO, on rank 0.
+    in [[embed, head], *blocks]. Default: the elements of each outermost ModuleList and Sequential. All other
+    parameters, and those that several groups share, form the root group. The logger "libfsdp" tells the groups at INFO, on rank 0.
     ignored_params: parameters that stay as they are, or a function (name, param) that is True for those. Each rank has
     them whole, in no group; their gradients and steps are the program's, and sharded.save leaves them out.
     no_decay(name, param): True for parameters without weight decay, with AdamW of the library. Default: those of fewer

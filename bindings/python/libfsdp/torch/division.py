@@ -3,30 +3,31 @@
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from .grads import DTYPES
 from .parameter import ClosedParameter, refuse_closed
 
 
 def find_layers(module):
-    """The elements of each outermost ModuleList, ModuleDict and Sequential."""
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+    """The elements of each outermost ModuleList and Sequential. A ModuleDict is looked into: its elements may be parts
+    of one block, or experts that ranks visit differently."""
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
         yield from (element for element in module.children() if _has_params(element))
     else:
-        for child in module.children():
+        for child in _children_of(module):
             yield from find_layers(child)
 
 
+def _children_of(module):
+    """The children, without the lists that torch.nn.utils.parametrize has made."""
+    made = module.parametrizations if parametrize.is_parametrized(module) else None
+    return [child for child in module.children() if child is not made]
+
+
 def find_groups(module):
-    """The groups of shard() by default: those of find_layers, or if there are none the module's children."""
-    return [(layer,) for layer in find_layers(module)] or [(child,) for child in _find_children(module)]
-
-
-def _find_children(module):
-    """The children with parameters, of the module or of the only such child that it wraps."""
-    children = [child for child in module.children() if _has_params(child)]
-    is_wrapper = len(children) == 1 and not any(True for _ in module.parameters(recurse=False))
-    return _find_children(children[0]) if is_wrapper else children
+    """The groups of shard() by default, apart from the root group."""
+    return [(layer,) for layer in find_layers(module)]
 
 
 def _has_params(module):
@@ -35,7 +36,16 @@ def _has_params(module):
 
 def read_layers(module, layers):
     """The groups of the argument layers= of shard(): each a tuple of modules."""
+    if isinstance(layers, str) or not hasattr(layers, "__iter__"):
+        raise TypeError(
+            f"libfsdp.torch.shard: layers is {_told(layers)}: it is a list of modules or of their names, as "
+            "layers=['embed', *module.blocks]"
+        )
     return [tuple(_find_part(module, part) for part in _list_of(layer)) for layer in layers]
+
+
+def _told(value):
+    return type(value).__name__ if isinstance(value, nn.Module) else repr(value)
 
 
 def _list_of(layer):
@@ -151,6 +161,12 @@ def check_module(module, context, groups, ignored=()):
                 "weights: set it to None, and clip between steps with sharded.full_state_dict() and "
                 "sharded.load_full_state_dict()"
             )
+    mixed = next((group for group in groups if module in group and len(group) > 1), None)
+    if mixed:
+        raise ValueError(
+            f"libfsdp.torch.shard: layers has a list of {len(mixed)} with the whole module, whose parameters are the "
+            "root group: list its parts instead"
+        )
     _check_groups(module, [layer for group in groups for layer in group])
 
 
