@@ -167,6 +167,11 @@ def values_of_a_checkpoint(mode):
         module = on_meta()
         again = shard(module, init=folder, held_groups=5)
         wrong = differs(again.full_state_dict(), sharded.full_state_dict())
+        if again.model.stats.step != 0:
+            return "init has loaded the optimizer's states"
+        other = shard(on_meta(), init=folder, held_groups=5, optimizer=torch.optim.SGD, optimizer_options={"lr": RATE})
+        wrong += differs(other.full_state_dict(), sharded.full_state_dict())
+        again.load(folder)
         losses = train(module, again), train(first, sharded)
         return not wrong and losses[0] == losses[1] or f"{wrong}, {losses}"
 
@@ -179,6 +184,119 @@ def values_in_param_dtype(mode):
         return not differs(sharded.full_state_dict(), BASE.state_dict())
 
     return on_each(mode, check)
+
+
+class Fills(nn.Module):
+    """Its reset_parameters() fills a child, which is in another group."""
+
+    def __init__(self, reset=True):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.register_buffer("table", torch.zeros(3), persistent=False)
+        if reset:
+            self.reset_parameters()
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.layers[0].weight.fill_(3.0)
+            self.table.fill_(2.0)
+
+
+class Mixed(Fills):
+    """With a parameter of its own."""
+
+    def __init__(self):
+        super().__init__(reset=False)
+        self.scale = nn.Parameter(torch.zeros(2))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        nn.init.ones_(self.scale)
+        nn.init.normal_(self.layers[1].weight, mean=100.0)
+
+
+def a_parent_fills_its_children(mode):
+    def check(shard, rank):
+        found = []
+        for kind in (Fills, Mixed):
+            module = made(kind)
+            full = shard(module, held_groups=3).full_state_dict()
+            is_kept = full["layers.0.weight"].eq(3).all() and 0 < full["layers.1.bias"].abs().max() < 1
+            found.append(bool(is_kept and module.table.eq(2).all()))
+        is_last = full["scale"].eq(1).all() and full["layers.1.weight"].min() > 50
+        with torch.device("meta"):
+            attention, whole = nn.MultiheadAttention(WIDTH, 2), nn.Transformer(WIDTH, 2, 1, 1, 2 * WIDTH)
+        attention = shard(attention, layers=["out_proj"]).full_state_dict()
+        whole = shard(whole, held_groups=3).full_state_dict()["encoder.layers.0.linear1.weight"].abs().max()
+        is_xavier = WIDTH**-0.5 < whole <= 0.5  # Linear itself stays below WIDTH**-0.5
+        found += [bool(is_last), attention["out_proj.bias"].eq(0).all().item(), bool(is_xavier)]
+        return found == [True] * 5 or str(found)
+
+    return on_each(mode, check)
+
+
+def given_values_stay(mode):
+    """A part whose parameters have values gets only those of its buffer."""
+
+    def check(shard, rank):
+        module = made(Mixed)
+        state = {name: torch.full(value.shape, 7.0) for name, value in module.state_dict().items()}
+        module.load_state_dict(state, assign=True)
+        full = shard(module, held_groups=3).full_state_dict()
+        return not differs(full, state) and module.table.eq(2).all().item() or str(full)
+
+    return on_each(mode, check)
+
+
+def init_that_fills_a_child(mode):
+    """It is told: the child is in another group."""
+
+    def check(shard, rank):
+        told = []
+        for fill in (nn.init.ones_, nn.init.normal_):
+
+            def init(part):
+                for value in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+                    value.zero_()
+                if isinstance(part, Mixed):
+                    fill(part.layers[0].weight)
+
+            told.append(raises(lambda: shard(made(Mixed), init=init, held_groups=3), "another" if fill is nn.init.normal_
+                               else "'layers.0.weight'", "of this one"))
+        return told == [True, True] or str(told)
+
+    return on_each(mode, check, ranks=1)
+
+
+def shard_after_an_error(mode):
+    """The second shard() makes the values."""
+
+    def check(shard, rank):
+        found = []
+        for options, spoil in (({"init": {}}, None), ({"init": f"{FOLDER.name}/nothing"}, None), ({}, 1.0)):
+            with torch.device("meta"):
+                module = nn.Sequential(nn.Embedding(4, 4, max_norm=spoil), nn.BatchNorm1d(4), nn.Linear(4, 4))
+            told = raises(lambda: shard(module, **options))
+            is_back = all(value.is_meta for value in (*module.parameters(), *module.buffers()))
+            module[0].max_norm = None
+            full = shard(module, held_groups=4).full_state_dict()
+            found.append(told != "no exception" and is_back and full["2.weight"].abs().max() > 0)
+        return all(found) or str(found)
+
+    return on_each(mode, check)
+
+
+def a_checkpoint_without_a_buffer(mode):
+    def check(shard, rank):
+        folder = f"{FOLDER.name}/plain-{mode}"
+        shard(nn.Sequential(nn.Linear(2, 2))).save(folder)
+        with torch.device("meta"):
+            module = nn.Sequential(nn.Linear(2, 2))
+            module.register_buffer("table", torch.zeros(3))
+        return raises(lambda: shard(module, init=folder), "'table'", "checkpoint", folder)
+
+    return on_each(mode, check, ranks=1)
 
 
 class Odd(nn.Module):
@@ -227,6 +345,11 @@ def cases(mode):
         values_of_a_state_dict,
         values_of_a_checkpoint,
         values_in_param_dtype,
+        a_parent_fills_its_children,
+        given_values_stay,
+        init_that_fills_a_child,
+        shard_after_an_error,
+        a_checkpoint_without_a_buffer,
     ):
         yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
     for name, (call, words) in WRONG.items():

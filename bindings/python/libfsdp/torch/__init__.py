@@ -15,7 +15,7 @@ must run in eager mode: after shard() compile layers or parts of them, not the m
 from ..constants import MissingGrad, Optimizer
 from .casts import Casts, in_library_dtypes
 from .division import check_module, find_groups, find_ignored, find_layers, read_layers
-from .initial import find_initial
+from .initial import find_initial, restoring
 from .layer import Rules
 from .muon import Muon
 from .optimizer import choose_optimizer
@@ -70,7 +70,7 @@ def shard(
     param_options(name, param): fields of fsdp_param, as {"dtype": torch.float32} or {"lr_scale": 0.1}.
     init: the values of a module that was made on the meta device, where it is not its reset_parameters(): a function
     that fills the own parameters and buffers of one module (it is called for each); {name: values} as in a state dict;
-    or the folder of a checkpoint of Sharded.save. See docs/guides/torch.md.
+    or the folder of a checkpoint of Sharded.save, for its weights and buffers. See docs/guides/torch.md.
     param_dtype: the dtype of the compute weights, by default that of each parameter. Main weights are made of the
     module's values without rounding them to it.
     cast_forward_inputs: cast the floating inputs of a layer, and of the module, to the dtype of its weights. Only where
@@ -92,17 +92,18 @@ def shard(
     groups = find_groups(module) if layers is None else read_layers(module, layers)
     ignored = find_ignored(module, ignored_params)
     initial = find_initial(module, context, init, ignored)
-    check_module(module, context, groups, ignored)
-    device = next(param for param in module.parameters() if param not in ignored).device
-    if isinstance(optimizer, Muon):
-        steps = _choose_muon(optimizer, optimizer_options, optimizer_groups, module, layers and groups)
-    else:
-        steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
-    options["optimizer"] = (steps and steps.model_optimizer) or optimizer
-    no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
-    casts = Casts(param_dtype, cast_forward_inputs, output_dtype)
-    rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options, param_options, casts)
-    return Sharded(module, context, groups, ignored, initial, rules, steps, held_groups, in_library_dtypes(options))
+    with restoring(initial):
+        check_module(module, context, groups, ignored)
+        device = next(param for param in module.parameters() if param not in ignored).device
+        if isinstance(optimizer, Muon):
+            steps = _choose_muon(optimizer, optimizer_options, optimizer_groups, module, layers and groups)
+        else:
+            steps = choose_optimizer(optimizer, optimizer_options, optimizer_groups, device)
+        options["optimizer"] = (steps and steps.model_optimizer) or optimizer
+        no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
+        casts = Casts(param_dtype, cast_forward_inputs, output_dtype)
+        rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options, param_options, casts)
+        return Sharded(module, context, groups, ignored, initial, rules, steps, held_groups, in_library_dtypes(options))
 
 
 def _choose_muon(muon, options, optimizer_groups, module, groups):

@@ -8,7 +8,8 @@ import os
 import torch
 from torch.nn import Parameter
 
-from ..constants import EVERY_RANK, DeviceKind, ValueOp
+from ..constants import EVERY_RANK, DeviceKind, LoadFlag, ValueOp
+from .state import BUFFERS, named_buffers, unpack
 
 
 def find_initial(module, context, init, ignored):
@@ -28,6 +29,17 @@ def find_initial(module, context, init, ignored):
             "values: give it memory and values before shard()"
         )
     return InitialValues(module, context, init)
+
+
+@contextlib.contextmanager
+def restoring(initial):
+    """On an error puts the module back on the meta device, so that a second shard() makes its values."""
+    try:
+        yield
+    except BaseException:
+        if initial:
+            initial.restore()
+        raise
 
 
 def _named_values(module):
@@ -80,15 +92,17 @@ class InitialValues:
     def _place(self):
         """Moves parameters to the device, still without memory, and gives buffers their memory. Returns
         {part: [names of such buffers]}."""
-        made, found = {}, {}
+        made, found, self.before = {}, {}, []
         for part in self.parts.values():
             for name, param in part._parameters.items():
                 if param is not None and param.is_meta:
                     if param not in made:
                         made[param] = self._placeholder(param)
+                    self.before.append((part._parameters, name, param))
                     part._parameters[name] = made[param]
             for name, buffer in part._buffers.items():
                 if buffer is not None and buffer.is_meta:
+                    self.before.append((part._buffers, name, buffer))
                     part._buffers[name] = torch.empty_like(buffer, device=self.device)
                     found.setdefault(part, []).append(name)
         for name, param in self.module.named_parameters(remove_duplicate=False):
@@ -104,43 +118,121 @@ class InitialValues:
     def _no_memory(self, param):
         return torch.zeros((), dtype=param.dtype, device=self.device).expand(param.shape)
 
+    def restore(self):
+        """Puts the module back on the meta device, after shard() has failed."""
+        for values, name, value in self.before:
+            values[name] = value
+
     # -- values -------------------------------------------------------------------------------------------------
 
-    def load(self, layer):
-        """Loads the group's parameters. Collective."""
-        if self.folder is not None:
+    def load(self, owner):
+        """Makes or loads the values of all groups and buffers. Collective."""
+        parts = [part for part in self.parts.values() if self._runs(part)]
+        if not self.is_given:
+            for unit, layers in self._units(owner.layers, parts):
+                self._make(unit, layers)
             return
-        if self.values is not None:
-            for index, (name, param) in enumerate(layer.params):
+        for part in parts:  # they fill buffers that state dicts do not have
+            with self._filled([part], self._own_params(part)):
+                pass
+        if self.folder is not None:
+            self._load_folder(owner)
+            return
+        self._fill_buffers(self.values, "init")
+        for layer in owner.layers:
+            for index, (_, param) in enumerate(layer.params):
                 layer.group.load_param(index, self._value_of(param).contiguous(), EVERY_RANK)
-        else:
-            self._make(layer)
 
-    def _make(self, layer):
-        """The parts of the group get memory and make their values, and one rank's go to all."""
-        own = {param: index for index, (_, param) in enumerate(layer.params)}
-        parts = [part for part in self.parts.values() if any(param in own for param in _params_of(part))]
-        with self._memory(parts):
-            for part in parts:
-                if any(param in self.placed for param in _params_of(part)) or part in self.meta_buffers:
-                    self._function_of(part)()
-            root = self._root_of(layer)
-            for param, index in own.items():
-                is_root = self.context.rank == root
-                layer.group.load_param(index, param.detach().contiguous() if is_root else None, root)
+    def _runs(self, part):
+        """True if the part's function has to fill something."""
+        if self.is_given:
+            return not part._non_persistent_buffers_set.isdisjoint(self.meta_buffers.get(part, ()))
+        if self._function_of(part) is None:
+            return False
+        return bool(self._own_params(part)) or any(each in self.meta_buffers for each in self._reach_of(part))
+
+    def _reach_of(self, part):
+        """The modules whose values the part's function may write: init is for one module, while reset_parameters() of a
+        module may fill the modules in it."""
+        return [part] if self.init is not None and not self.is_given else list(part.modules())
+
+    def _own_params(self, part):
+        """The parameters without memory that the part's function may write."""
+        return [param for each in self._reach_of(part) for param in _params_of(each) if param in self.placed]
+
+    def _units(self, layers, parts):
+        """Yields (parts, groups): groups that a part's function fills together are made at one time. First come parts
+        that have buffers only."""
+        places = {param: number for number, layer in enumerate(layers) for _, param in layer.params}
+        numbers = {part: {places[param] for param in self._own_params(part)} for part in parts}
+        unit_of = list(range(len(layers)))
+        for some in numbers.values():
+            joined = {unit_of[number] for number in some}
+            unit_of = [min(joined) if unit in joined else unit for unit in unit_of]
+        yield [part for part in parts if not numbers[part]], []
+        for unit in dict.fromkeys(unit_of):
+            own = [part for part in parts if any(unit_of[number] == unit for number in numbers[part])]
+            yield own, [layer for layer, each in zip(layers, unit_of) if each == unit]
+
+    def _make(self, parts, layers):
+        """The groups get memory and their parts make their values, and one rank's go to all."""
+        params = {param for layer in layers for _, param in layer.params if param in self.placed}
+        with self._filled(parts, params):
+            for layer in layers:
+                root = self._root_of(layer)
+                for index, (_, param) in enumerate(layer.params):
+                    is_root = self.context.rank == root
+                    layer.group.load_param(index, param.detach().contiguous() if is_root else None, root)
 
     @contextlib.contextmanager
-    def _memory(self, parts):
-        """Gives memory to the parts' parameters that have none."""
-        lent = {param for part in parts for param in _params_of(part) if param in self.placed}
-        for param in lent:
+    def _filled(self, parts, params):
+        """Gives the parameters memory and runs the parts' functions. What had values before shard() keeps them."""
+        for param in params:
             param.data = torch.empty(param.shape, dtype=param.dtype, device=self.device)
+        kept = {value: value.detach().clone() for part in parts for value in self._given_values(part)}
+        outside = {param: param._version for param in self.placed.difference(params)}
         try:
             with torch.no_grad():
+                for part in parts:
+                    self._run(part)
+                for value, before in kept.items():
+                    value.copy_(before)
+                self._refuse_writes(outside)
                 yield
         finally:
-            for param in lent:
+            for param in params:
                 param.data = self._no_memory(param)
+
+    def _given_values(self, part):
+        """The parameters and buffers in the part's reach that were not on the meta device."""
+        for each in self._reach_of(part):
+            yield from (param for param in _params_of(each) if param not in self.placed)
+            made = self.meta_buffers.get(each, ())
+            yield from (value for name, value in each._buffers.items() if value is not None and name not in made)
+
+    def _run(self, part):
+        try:
+            self._function_of(part)()
+        except RuntimeError as error:
+            if "single memory location" not in str(error):
+                raise
+            raise RuntimeError(_WRITES_OTHERS.format(f"of {type(part).__name__}", "of another module")) from error
+
+    def _refuse_writes(self, versions):
+        moved = next((param for param, version in versions.items() if param._version != version), None)
+        if moved is not None:
+            raise RuntimeError(_WRITES_OTHERS.format("of a module", repr(self.names[moved][0])))
+
+    def _load_folder(self, owner):
+        """Loads the weights and buffers of a checkpoint, and no states of an optimizer."""
+        with self.context.open_checkpoint(self.folder) as checkpoint:
+            kept = unpack(checkpoint, BUFFERS) or {}
+            self._fill_buffers(kept, f"the checkpoint {os.fspath(self.folder)!r} of init")
+            checkpoint.load_model(owner.model, flags=LoadFlag.WEIGHTS_ONLY)
+        with torch.no_grad():
+            for name, buffer in named_buffers(self.module):
+                if name in kept:
+                    buffer.copy_(kept[name])
 
     def _root_of(self, layer):
         """The lowest rank of the group's mesh. Collective."""
@@ -161,23 +253,31 @@ class InitialValues:
             )
         return values.to(self.device, param.dtype)
 
-    def fill_buffers(self):
-        """Fills the buffers that no group's parts fill, and those of which init has values."""
-        for part, names in self.meta_buffers.items():
-            is_by_name = self.is_given and part._non_persistent_buffers_set.isdisjoint(names)
-            if not is_by_name and (self.is_given or not _params_of(part)):
-                with self._memory([part]):
-                    self._function_of(part)()
-            for name in names if self.values is not None else ():
-                if name not in part._non_persistent_buffers_set:
-                    path = next(path for path, each in self.parts.items() if each is part)
-                    self._fill_buffer(f"{path}.{name}" if path else name, part._buffers[name])
+    def _fill_buffers(self, values, source):
+        """Fills the buffers that were on the meta device and that state dicts have."""
+        made = {id(part._buffers[name]) for part, names in self.meta_buffers.items() for name in names}
+        for name, buffer in named_buffers(self.module):
+            if id(buffer) in made:
+                self._fill_buffer(name, buffer, values, source)
 
-    def _fill_buffer(self, name, buffer):
-        if name not in self.values:
-            raise KeyError(f"libfsdp.torch.shard: init has no values of the buffer {name!r}")
+    def _fill_buffer(self, name, buffer, values, source):
+        if name not in values:
+            raise KeyError(f"libfsdp.torch.shard: {source} has no values of the buffer {name!r}")
+        found = torch.as_tensor(values[name])
+        if found.shape != buffer.shape:
+            raise ValueError(
+                f"libfsdp.torch.shard: {source} has {tuple(found.shape)} for the buffer {name!r}, whose shape is "
+                f"{tuple(buffer.shape)}"
+            )
         with torch.no_grad():
-            buffer.copy_(torch.as_tensor(self.values[name]))
+            buffer.copy_(found)
+
+
+_WRITES_OTHERS = (
+    "libfsdp.torch.shard: the function that fills the values {} has written a parameter {}, which has no memory at that "
+    "time: init is called for each module and fills the parameters and buffers of this one; reset_parameters() may also "
+    "fill those of modules in it"
+)
 
 
 def _in_order(module):

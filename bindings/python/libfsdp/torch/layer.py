@@ -150,10 +150,7 @@ class Layer(NotCopied):
         self._views = {}
 
     def load(self):
-        """Loads the module's values, or makes those of a module that was on the meta device."""
-        if self.owner.initial:
-            self.owner.initial.load(self)
-            return
+        """Loads the module's values."""
         for index, (_, param) in enumerate(self.params):
             self.group.load_param(index, param.detach().contiguous(), EVERY_RANK)
 

@@ -24,7 +24,8 @@ class QuantizedWeights:
         return made
 
     def fill(self, phase):
-        """Makes the numbers of the codes that a hold of this phase has gathered."""
+        """Makes the numbers of the codes that a hold of this phase has gathered. They stay until the last hold ends: a
+        backward pass within a hold of the forward pass or a recomputation takes the numbers of the codes by rows."""
         if self.is_filled:
             return
         self.is_filled = True

@@ -51,7 +51,7 @@ class Sharded(NotCopied):
             steps.check_storage(options, "the model")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
-        self.casts, self.initial = rules.casts, initial
+        self.casts = rules.casts
         self.layers = [Layer(self, number, *found) for number, found in enumerate(divide(module, groups, ignored))]
         self.root = next((layer for layer in self.layers if layer.is_root), None)
         for layer in self.layers:
@@ -72,8 +72,8 @@ class Sharded(NotCopied):
         self.dicts = state.StateDicts(self)
         self._next, self._before, self._last = {}, {}, None
         if initial:
-            initial.fill_buffers()
-        for layer in self.layers:
+            initial.load(self)
+        for layer in () if initial else self.layers:
             layer.load()
         self.model.publish_weights(self.stream())
         for layer in self.layers:
@@ -83,9 +83,6 @@ class Sharded(NotCopied):
             steps.attach(self)
             self.optimizer = steps.optimizer
         self._hook()
-        self.initial = None
-        if initial and initial.folder is not None:
-            self.load(initial.folder)
 
     def _log_groups(self):
         if self.context.rank == 0:

@@ -273,7 +273,7 @@ def _pack(values):
     return packed.getvalue()
 
 
-def _unpack(checkpoint, name):
+def unpack(checkpoint, name):
     """None if the checkpoint is another program's, without these bytes."""
     try:
         packed = checkpoint.read_bytes(name)
@@ -284,12 +284,12 @@ def _unpack(checkpoint, name):
 
 def load(owner, folder, options):
     with owner.context.open_checkpoint(folder) as checkpoint:  # a missing checkpoint fails here, before the window
-        optimizer = _unpack(checkpoint, OPTIMIZER) if owner.steps else None
+        optimizer = unpack(checkpoint, OPTIMIZER) if owner.steps else None
         if optimizer:
             owner.steps.check_saved(optimizer)
         with owner.window("sharded.load()"):
             loaded = checkpoint.load_model(owner.model, **options)
-        kept = _unpack(checkpoint, BUFFERS)
+        kept = unpack(checkpoint, BUFFERS)
     if owner.steps:
         owner.steps.load(optimizer)
     if kept:
