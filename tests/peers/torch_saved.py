@@ -24,6 +24,8 @@ from torch.utils.checkpoint import (
 )
 from torch_check import Report, compare, on_ranks, raises, read_options
 
+import libfsdp as fsdp
+
 WIDTH, BATCH, RATE = 8, 4, 1e-2
 
 
@@ -402,6 +404,40 @@ def outputs_are_copies_in_evaluation(mode):
     return all(on_ranks(2, mode, rank))
 
 
+class Squares(nn.Module):
+    """Layers whose matrices have whole blocks of 32."""
+
+    def __init__(self, recomputes):
+        super().__init__()
+        self.layers, self.recomputes = nn.ModuleList(nn.Linear(64, 64) for _ in range(2)), recomputes
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(checkpoint(layer, x, use_reentrant=False) if self.recomputes else layer(x))
+        return x
+
+
+def quantized_numbers_stay_within_a_hold(mode):
+    """As the guide says: a backward pass takes the codes by rows where they are still there."""
+    quantizes = lambda name, param: {"quantization": fsdp.Quantization.MXFP8} if param.dim() == 2 else {}
+
+    def rank(context, shard):
+        found = []
+        for recomputes, flags in ((False, 0), (True, 0), (False, fsdp.GroupFlag.RESIDENT)):
+            phases, kept = [], {"flags": flags}
+            module = Squares(recomputes)
+            sharded = shard(module, held_groups=4, param_options=quantizes, group_options=lambda name, layer: kept)
+            quantized = sharded.layers[1].quantized
+            quantized._numbers = lambda i, phase, made=quantized._numbers, seen=phases: seen.append(phase) or made(i, phase)
+            module(torch.ones(1, 64)).sum().backward()
+            sharded.discard()
+            found.append([phase.name for phase in phases])
+        return found
+
+    found = on_ranks(1, mode, rank)[0]
+    return found == [["FORWARD", "BACKWARD"], ["FORWARD", "RECOMPUTE"], ["FORWARD"]] or str(found)
+
+
 def main():
     options, report = read_options(), Report()
     for mode in options.modes:
@@ -411,7 +447,12 @@ def main():
                     more = {"held_groups": held_groups} if held_groups else {}
                     wrong = compare(make(), step_of, 3, RATE, mode, ranks=2, epsilon=1e-4, **more)
                     report.case(f"{name} ({mode}{f', {held_groups} buffers' if held_groups else ''})", not wrong, wrong)
-        for check in (one_module_inside_of_another, views_that_are_kept_too_long_are_told, outputs_are_copies_in_evaluation):
+        for check in (
+            one_module_inside_of_another,
+            views_that_are_kept_too_long_are_told,
+            outputs_are_copies_in_evaluation,
+            quantized_numbers_stay_within_a_hold,
+        ):
             name = check.__name__.replace("_", " ")
             if all(word in name for word in options.words):
                 report.run(f"{name} ({mode})", lambda check=check, mode=mode: check(mode))
