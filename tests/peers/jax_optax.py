@@ -49,7 +49,7 @@ def optimizers():
         "two kinds of parameters": optax.multi_transform(
             {"matrix": optax.adam(0.01), "other": optax.sgd(0.1, momentum=0.5)}, of_two_kinds
         ),
-        "an update every other step": optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation(),
+        "an update every other step": optax.MultiSteps(optax.adam(0.01), 2).gradient_transformation(),
         "a branch": optax.conditionally_transform(optax.scale(0.5), lambda step: step % 2 == 0),
         "a moving average of updates": optax.chain(optax.sgd(0.1), optax.ema(0.9)),
     }
@@ -118,7 +118,7 @@ def scalars_are_trained_by_their_rank(context):
 @cases
 def frozen_parameters_have_no_state_and_stay(context):
     found = []
-    for frozen in ("nothing", "^hidden/"):
+    for frozen in (None, "^hidden/"):
         sharded = libfsdp.jax.shard(make_params(), context, frozen=frozen, optimizer=optax.adam(0.01))
         train(context, sharded)
         found.append(sharded.model.role_bytes(fsdp.Role.OPTIMIZER))
@@ -162,6 +162,41 @@ def numbers_of_the_state_can_be_changed(context):
     unknown = raises(lambda: sharded.set_numbers({"rate": 1.0}), "hyperparams/learning_rate", "not 'rate'")
     is_right = differ(sharded.full_params(), train_alone(optax.sgd(0.3))) < 2e-5 and abs(rate - 0.3) < 1e-6
     return is_right if unknown is True else unknown
+
+
+@cases
+def a_number_of_another_shape_is_refused_and_training_goes_on(context):
+    make = optax.inject_hyperparams(optax.sgd)
+    sharded = libfsdp.jax.shard(make_params(), context, optimizer=make(learning_rate=0.3))
+    name = "hyperparams/learning_rate"
+    found = raises(lambda: sharded.set_numbers({name: jnp.ones(3)}), "sharded.set_numbers()", name, "(3,)")
+    train(context, sharded)
+    return differ(sharded.full_params(), train_alone(optax.sgd(0.3))) < 2e-5 if found is True else found
+
+
+@cases
+def an_error_names_the_call_that_was_made(context):
+    sharded = libfsdp.jax.shard(make_params(), context, optimizer=optax.sgd(0.1))
+    sharded.model.begin_update()
+    found = raises(lambda: sharded.apply_grads(make_params()), "INVALID_STATE: sharded.apply_grads(): ")
+    sharded.model.publish_weights()
+    train(context, sharded)
+    return differ(sharded.full_params(), train_alone(optax.sgd(0.1))) < 2e-5 if found is True else found
+
+
+@cases
+def states_of_a_frozen_scalar_are_no_numbers(context):
+    params = {"gain": jnp.ones(()), "w": jnp.ones((4, 3))}
+    sharded = libfsdp.jax.shard(params, context, frozen="gain", optimizer=optax.adam(0.1))
+    return list(sharded.numbers()) == ["0/count"] or list(sharded.numbers())
+
+
+@cases
+def a_long_name_of_a_state_is_refused(context):
+    labels = {"x" * 70: optax.adam(0.1)}
+    optimizer = optax.multi_transform(labels, lambda params: jax.tree_util.tree_map(lambda _: "x" * 70, params))
+    words = "inner_states/xxx", "bytes, and 63 is the limit", "optax.multi_transform"
+    return raises(lambda: libfsdp.jax.shard(make_params(), context, optimizer=optimizer), *words)
 
 
 @cases
@@ -305,6 +340,108 @@ def an_update_that_depends_on_shapes_is_refused(context):
     return raises(lambda: libfsdp.jax.shard(make_params(), context, optimizer=by_rows()), "depends on the shapes")
 
 
+def masked(optimizer, is_chosen):
+    return optax.masked(optimizer, lambda params: jax.tree_util.tree_map(is_chosen, params))
+
+
+def of_init(make):
+    """Multiplies gradients by the state make(leaf, params)."""
+
+    def init(params):
+        return jax.tree_util.tree_map(lambda leaf: make(leaf, params), params)
+
+    def update(grads, state, params=None):
+        return jax.tree_util.tree_map(jnp.multiply, grads, state), state
+
+    return optax.GradientTransformation(init, update)
+
+
+def taking(other):
+    """The update of "a" is the gradient of "b"; or all have the scalar of the last step, whose gradient is kept."""
+
+    def swap(grads, state, params=None):
+        return {**grads, "a": grads["b"]}, state
+
+    def remember(grads, last, params=None):
+        return jax.tree_util.tree_map(lambda grad: grad - last, grads), grads["scalar"]
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(()), swap if other == "swap" else remember)
+
+
+def choosing():
+    def update(grads, step, params=None):
+        changed = {**grads, "a": jax.lax.cond(step > 2, lambda: grads["a"], lambda: grads["b"])}
+        return changed, step + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+
+
+def of_count():
+    """An update that counts the parameters with elements, of which a rank has fewer."""
+
+    def update(grads, state, params=None):
+        count = sum(leaf.size > 0 for leaf in jax.tree_util.tree_leaves(params))
+        return jax.tree_util.tree_map(lambda grad: -grad, grads), state + count
+
+    return optax.GradientTransformation(lambda params: jnp.zeros(()), update)
+
+
+def power_of_rows():
+    def power(leaf):
+        return leaf ** len(leaf) if leaf.ndim else leaf
+
+    return optax.stateless(lambda grads, params: jax.tree_util.tree_map(power, grads))
+
+
+def of_largest():
+    """Halves the update of the largest parameter: which one it is differs for rows, and operations stay the same."""
+
+    def update(grads, params):
+        largest = max(grads, key=lambda name: grads[name].size)
+        return {name: grad * (0.5 if name == largest else 2.0) for name, grad in grads.items()}
+
+    return optax.stateless(update)
+
+
+DEPENDENT = {
+    "a mask by size": (masked(optax.add_decayed_weights(1.0), lambda leaf: leaf.size > 20), "depends on the shapes"),
+    "a mask by size with state": (masked(optax.trace(0.9), lambda leaf: leaf.size > 20), "depends on the shapes"),
+    "a mask by rows": (masked(optax.scale(0.5), lambda leaf: leaf.shape[0] >= 6 if leaf.ndim else False), "shapes"),
+    "a mask by the size of a rank's rows": (masked(optax.trace(0.9), lambda leaf: leaf.size == 12), "shapes"),
+    "a norm in init": (of_init(lambda leaf, params: leaf * optax.global_norm(params)), "'a'"),
+    "a first state that depends on rows": (
+        of_init(lambda leaf, _: jnp.full(leaf.shape, 1.0 / max(leaf.size, 1))),
+        "depends on the shapes",
+    ),
+    "a first state of numbers in order": (
+        of_init(lambda leaf, _: jnp.arange(leaf.size, dtype=jnp.float32).reshape(leaf.shape)),
+        "state 'state' of 'a' has numbers of 'an array that belongs to no parameter'",
+    ),
+    "the update of another parameter": (taking("swap"), "update of 'a' has numbers of 'b'"),
+    "a number with a scalar's gradient": (taking("scalar"), "state '' has numbers of 'scalar'"),
+    "a choice between parameters": (choosing(), "condition chooses numbers of 'a' or of 'b'"),
+    "a count of parameters with elements": (of_count(), "depends on the shapes"),
+    "a power of the number of rows": (power_of_rows(), "depends on the shapes"),
+    "the largest parameter": (of_largest(), "depends on the shapes"),
+}
+
+
+def add_dependent():
+    for name, (optimizer, *words) in DEPENDENT.items():
+        sizes = {"a": (6, 4), "b": (6, 4), "scalar": ()}
+        sizes = {"a": (12, 1), "b": (2, 4)} if name == "the largest parameter" else sizes
+        cases.add(
+            f"{name} is refused",
+            lambda context, optimizer=optimizer, words=words, sizes=sizes: raises(
+                lambda: libfsdp.jax.shard(
+                    {name: jnp.ones(size) for name, size in sizes.items()}, context, optimizer=optimizer, layers="."
+                ),
+                "libfsdp.jax.shard",
+                *words,
+            ),
+        )
+
+
 @cases
 def an_update_that_mixes_parameters_is_refused(context):
     params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
@@ -337,4 +474,5 @@ def something_else_is_refused(context):
 if __name__ == "__main__":
     add_optimizers()
     add_refused()
+    add_dependent()
     sys.exit(1 if cases.run() else 0)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trees and steps of libfsdp.jax.shard: groups, frozen and kept leaves, accumulated gradients, flax variables, nnx
-modules and checkpoints; and what errors say.
+"""Trees and steps of libfsdp.jax.shard: groups, frozen leaves, accumulated gradients, flax variables and nnx modules; and
+what errors say.
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python jax_trees.py [WORD...]
 
@@ -16,7 +16,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax_check import Cases, differ, part, raises, shared_folder
+from jax_check import Cases, differ, part, raises
 from jax_shard import batch, loss_of, make_params
 
 import libfsdp as fsdp
@@ -157,7 +157,12 @@ def a_step_with_nan_is_skipped_on_every_rank(context):
     is_right = sharded.skipped_param == "out/0" and differ(sharded.full_params(), before) == 0
     sharded.accumulate(make_params())
     sharded.apply(RATE, skip_nonfinite=True)
-    return is_right and sharded.skipped_param is None and differ(sharded.full_params(), before) > 0
+    is_right = is_right and sharded.skipped_param is None and differ(sharded.full_params(), before) > 0
+    sharded.accumulate(grads)
+    sharded.apply(RATE, skip_nonfinite=True)
+    was_skipped = sharded.skipped_param == "out/0"
+    sharded.apply_grads(make_params(), RATE)
+    return is_right and was_skipped and sharded.skipped_param is None
 
 
 # -- layers one at a time --------------------------------------------------------------------------------------------
@@ -284,7 +289,7 @@ def frozen_parameters_keep_their_bits(context):
 
 @case
 def frozen_parameters_take_no_states(context):
-    all_trained, some = (libfsdp.jax.shard(make_params(), context, frozen=frozen) for frozen in ("nothing", "^hidden/"))
+    all_trained, some = (libfsdp.jax.shard(make_params(), context, frozen=frozen) for frozen in (None, "^hidden/"))
     found = [each.model.role_bytes(fsdp.Role.OPTIMIZER) for each in (all_trained, some)]
     return found[1] < found[0] / 2 or found
 
@@ -309,6 +314,25 @@ def freeze_stops_training_and_unfreeze_goes_on(context):
 
 
 @case
+def rules_that_choose_no_parameter_are_refused(context):
+    variables = {"params": make_params()}
+    for option, rule in (("frozen", "^hidden/"), ("frozen", lambda name, leaf: name == "b"), ("no_decay", "^hidden/")):
+        words = f"{option}=", "chooses none of the 4 parameters", "'params/hidden/b'", f"leave {option}= out"
+        found = raises(lambda: libfsdp.jax.shard(variables, context, **{option: rule}), *words)  # noqa: B023
+        if found is not True:
+            return found
+    return bool(libfsdp.jax.shard(variables, context, no_decay=lambda name, leaf: False).layers)
+
+
+@case
+def a_step_with_all_parameters_frozen_is_refused(context):
+    sharded = libfsdp.jax.shard(make_params(), context)
+    sharded.freeze(".")
+    sharded.accumulate({})
+    return raises(lambda: sharded.apply(RATE), "all 4 parameters are frozen", "sharded.unfreeze()")
+
+
+@case
 def frozen_by_shard_cannot_be_unfrozen(context):
     sharded = libfsdp.jax.shard(make_params(), context, frozen="hidden/w")
     return raises(lambda: sharded.unfreeze("hidden"), "'hidden/w' is frozen by shard(frozen=)", "sharded.freeze()")
@@ -318,79 +342,6 @@ def frozen_by_shard_cannot_be_unfrozen(context):
 def freezing_nothing_is_refused(context):
     sharded = libfsdp.jax.shard(make_params(), context)
     return raises(lambda: sharded.freeze("hiden"), "sharded.freeze(): 'hiden' chooses none of the 4 parameters")
-
-
-# -- kept leaves ---------------------------------------------------------------------------------------------------
-
-
-def with_integers():
-    return {**make_params(), "table": jnp.arange(5), "mask": jnp.array([True, False]), "key": jax.random.key(3)}
-
-
-@case
-def integers_are_kept_and_saved(context):
-    sharded = libfsdp.jax.shard(with_integers(), context)
-    grads = jax.grad(lambda params: loss_of(params, *part(context, 0)), allow_int=True)
-    sharded.apply_grads(grads({name: sharded.params()[name] for name in ("hidden", "out", "table")}), RATE)
-    found = sharded.params()
-    is_kept = found["table"].dtype == jnp.int32 and (found["table"] == jnp.arange(5)).all() and found["mask"][0]
-    sharded.keep({"table": jnp.arange(5) + 7, "key": jax.random.key(4)})
-    with shared_folder(context) as folder:
-        sharded.save(folder)
-        other = libfsdp.jax.shard(with_integers(), context)
-        other.load(folder)
-        loaded = other.params()
-    same_key = jax.random.key_data(loaded["key"]).tolist() == jax.random.key_data(jax.random.key(4)).tolist()
-    return bool(is_kept and (loaded["table"] == jnp.arange(5) + 7).all() and same_key and not loaded["mask"][1])
-
-
-@case
-def integers_of_numpy_stay_numpy_s(context):
-    sharded = libfsdp.jax.shard({**make_params(), "table": np.arange(5)}, context)
-    sharded.keep({"table": np.arange(5) + 2**40})
-    with shared_folder(context) as folder:
-        sharded.save(folder)
-        other = libfsdp.jax.shard({**make_params(), "table": np.arange(5)}, context)
-        other.load(folder)
-    return bool((other.full_params()["table"] == np.arange(5) + 2**40).all())
-
-
-@case
-def keep_refuses_another_shape(context):
-    sharded = libfsdp.jax.shard(with_integers(), context)
-    return raises(lambda: sharded.keep({"table": jnp.arange(6)}), "leaf 'table' is int32[6]", "int32[5] is expected")
-
-
-@case
-def keep_without_kept_leaves_is_refused(context):
-    sharded = libfsdp.jax.shard(with_integers(), context)
-    return raises(lambda: sharded.keep(make_params()), "has none of the 3 leaves that are kept")
-
-
-@case
-def a_checkpoint_of_other_kept_leaves_is_refused(context):
-    sharded = libfsdp.jax.shard({**make_params(), "table": jnp.arange(5)}, context)
-    with shared_folder(context) as folder:
-        sharded.save(folder)
-        other = libfsdp.jax.shard(with_integers(), context)
-        found = raises(lambda: other.load(folder), "the checkpoint has no kept leaf 'key'")
-    train_again = {name: other.params()[name] for name in ("hidden", "out")}
-    other.apply_grads(train_again, RATE)
-    return found
-
-
-@case
-def training_goes_on_after_a_load(context):
-    straight = libfsdp.jax.shard(make_params(), context)
-    train(context, straight)
-    first = libfsdp.jax.shard(make_params(), context)
-    train(context, first, 2)
-    with shared_folder(context) as folder:
-        first.save(folder)
-        second = libfsdp.jax.shard(jax.tree_util.tree_map(jnp.zeros_like, make_params()), context)
-        second.load(folder)
-    train(context, second, STEPS - 2, first=2)
-    return differ(second.full_params(), straight.full_params()) == 0
 
 
 # -- errors --------------------------------------------------------------------------------------------------------

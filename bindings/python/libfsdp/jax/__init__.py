@@ -23,7 +23,7 @@ def shard(
     context,
     no_decay=lambda name, leaf: leaf.ndim < 2,
     layers=None,
-    frozen=lambda name, leaf: False,
+    frozen=None,
     optimizer=Optimizer.ADAMW,
     held_groups=0,
     **options,
@@ -38,12 +38,13 @@ def shard(
 
     layers: which parameters form a group and are so gathered and reduced together. A regular expression that matches
     the beginning of names: what it matches names the group, as r"blocks/\\d+". Or layers(name): the group's name, or
-    None. Other parameters form the group "root". Default: each child of the tree's root, or of 'params', is a group.
-    Subtrees whose names differ only in a number at the end, as blocks/0 and blocks/1, are a group each.
+    None. Other parameters form the group "root". Default: each child of the tree's root, or of 'params', that is a
+    subtree is a group. Subtrees whose names differ only in a number at the end, as blocks/0 and blocks/1, are a group
+    each.
     no_decay: the parameters without weight decay, with AdamW. A predicate no_decay(name, leaf), or a regular expression
     that is searched for in names. Default: those of fewer than two dimensions.
-    frozen: the parameters that are never trained, as a predicate or a regular expression. They have no gradient and no
-    optimizer state.
+    frozen: the parameters that are never trained, as a predicate or a regular expression, which must choose some. They
+    have no gradient and no optimizer state. Default: none.
     optimizer: Optimizer.ADAMW or ADAMW_8BIT of the library; or a transformation of optax, as optax.sgd(0.1), which must
     update each element by itself. It sees a tree of the structure of params, in which each parameter has this rank's
     rows, in float32; parameters that are frozen have none. The library keeps its states.

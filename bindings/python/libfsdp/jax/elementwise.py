@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a transformation of optax updates each element by itself: only then can it work on this rank's rows. Its
-update is traced by jax.make_jaxpr, and each operation on numbers of a parameter must be one of those below."""
+functions are traced by jax.make_jaxpr, and each operation on numbers of a parameter must be one of those below."""
 
 import itertools
 
@@ -20,16 +20,19 @@ class NotElementwise(Exception):
     """Says which operation needs more than the element itself."""
 
 
-def check(update, grads, state, params, owners):
-    """Raises NotElementwise. Arguments are trees of shapes; owners has the name of the parameter whose numbers the leaf
-    has, or None, for each leaf of (grads, state, params)."""
-    traced = jax.make_jaxpr(update)(grads, state, params)
-    _walk(traced.jaxpr, owners)
+def check(traced, owners, results):
+    """Raises NotElementwise. owners has the name of the parameter whose numbers an argument has, or None, for each leaf
+    of the arguments. results has (words for it, the only parameter whose numbers it may have) for each result."""
+    for found, (words, owner) in zip(_walk(traced.jaxpr, owners), results, strict=True):
+        if found not in (None, owner):
+            raise NotElementwise(f"{words} has numbers of {found!r}")
 
 
-def same_for_other_shapes(update, some, others):
-    """Whether the update of two trees of shapes has the same operations and constants."""
-    return _operations(jax.make_jaxpr(update)(*some)) == _operations(jax.make_jaxpr(update)(*others))
+def operations(traced, of_numbers=False):
+    """The operations of a traced function with their constants and where each takes its arguments from; shapes are left
+    out. They are equal where a function does the same with arrays of other shapes. of_numbers: only operations that
+    make a single number, because JAX leaves out some of those that make arrays of no elements."""
+    return _rows(traced.jaxpr, of_numbers), _constants(traced)
 
 
 def _walk(jaxpr, owners):
@@ -46,7 +49,7 @@ def _owners_of_results(equation, inputs):
     found, name = {owner for owner in inputs if owner is not None}, equation.primitive.name
     if name == "cond" and inputs[0] is None:
         results = [_walk(branch.jaxpr, inputs[1:]) for branch in equation.params["branches"]]
-        return [next((owner for owner in each if owner is not None), None) for each in zip(*results)]
+        return [_owner_of_branches(each) for each in zip(*results)]
     if called := next((equation.params[key] for key in _CALLS if key in equation.params), None):
         if name not in ("scan", "while"):
             return _walk(getattr(called, "jaxpr", called), inputs)
@@ -61,6 +64,14 @@ def _owners_of_results(equation, inputs):
     return itertools.repeat(found.pop())
 
 
+def _owner_of_branches(owners):
+    """The owner of a result that each branch of a condition makes."""
+    found = sorted({owner for owner in owners if owner is not None})
+    if len(found) > 1:
+        raise NotElementwise(f"condition chooses numbers of {found[0]!r} or of {found[1]!r}")
+    return found[0] if found else None
+
+
 def _without_param(equation, is_array):
     """Whether results are arrays whose elements may differ. A single number that is repeated is none."""
     is_repeated = equation.primitive.name == "broadcast_in_dim" and not equation.invars[0].aval.shape
@@ -68,15 +79,35 @@ def _without_param(equation, is_array):
     return [_NO_PARAM if is_array and each.aval.shape else None for each in equation.outvars]
 
 
-def _operations(traced):
-    """Names of operations, and the constants that they are given."""
-    found = [str(each) for each in traced.consts if getattr(each, "ndim", 0) == 0]
-    pending = [traced.jaxpr]
-    while pending:
-        for equation in pending.pop().eqns:
-            found.append((equation.primitive.name, [str(each.val) for each in equation.invars if hasattr(each, "val")]))
-            for value in equation.params.values():
-                for each in value if isinstance(value, tuple) else (value,):
-                    inner = getattr(each, "jaxpr", each)
-                    pending += [inner] if hasattr(inner, "eqns") else []
+def _rows(jaxpr, of_numbers):
+    """A row for each operation, and one for the results. A variable is known by its number."""
+    numbers, rows = {}, []
+    for variables, equation in [((*jaxpr.constvars, *jaxpr.invars), None), *((e.outvars, e) for e in jaxpr.eqns)]:
+        chosen = [each for each in variables if not (of_numbers and each.aval.shape)]
+        if equation is not None and (chosen or not of_numbers):
+            sources = _sources(equation.invars, numbers)
+            rows.append((equation.primitive.name, sources, _options(equation, of_numbers)))
+        for each in chosen:
+            numbers[each] = len(numbers)
+    return [*rows, _sources(jaxpr.outvars, numbers)]
+
+
+def _sources(variables, numbers):
+    return [str(each.val) if hasattr(each, "val") else numbers.get(each) for each in variables]
+
+
+def _options(equation, of_numbers):
+    """The options of an operation on elements; of other operations the functions that they call, since options of these
+    have shapes."""
+    if equation.primitive.name in _ELEMENTWISE:
+        return str(equation.params)
+    found = []
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple) else (value,):
+            inner = getattr(each, "jaxpr", each)
+            found += [(_rows(inner, of_numbers), _constants(each))] if hasattr(inner, "eqns") else []
     return found
+
+
+def _constants(traced):
+    return [str(each) for each in getattr(traced, "consts", ()) if getattr(each, "ndim", 0) == 0]

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy
 
-from ..constants import Dtype, MainStorage
+from ..constants import Dtype, MainStorage, ValueOp
 from . import arrays, elementwise
 
 _DTYPES = {"float32": Dtype.FLOAT32, "bfloat16": Dtype.BFLOAT16, "float16": Dtype.FLOAT16}
+_MAX_NAME = 63  # of the library
 _INSTEAD = (
     "In place of optax.clip_by_global_norm, clip by the library, which knows the norm over all ranks: "
     "sharded.apply_grads(max_norm=). In place of optax.apply_if_finite, sharded.apply(skip_nonfinite=True) skips such "
@@ -21,11 +22,16 @@ _INSTEAD = (
 
 @dataclasses.dataclass
 class _Leaf:
-    """A leaf of the optimizer's state: elements of a parameter's state, a single number, or of no elements."""
+    """A leaf of the optimizer's state. owner: the leaf of the tree whose state it is, or None for a single number.
+    param: the owner, if the library keeps the state."""
 
     name: str
+    owner: object
     param: object
     dtype: object
+
+    def __str__(self):
+        return f"state {self.name!r}" + (f" of {self.owner!r}" if self.owner is not None else "")
 
 
 class OptaxOptimizer:
@@ -39,7 +45,7 @@ class OptaxOptimizer:
             )
         self.update_of, self.tree = transformation, tree
         self.shapes = {name: leaf.shape if name in tree.params else (0,) for name, leaf in tree.leaves.items()}
-        self.frozen = frozen
+        self.frozen, self.checked = frozen, []
         params = self._abstract(self.shapes)
         self.template = self._try(lambda: jax.eval_shape(transformation.init, params))
         self.leaves = self._classify()
@@ -82,32 +88,74 @@ class OptaxOptimizer:
             if name is not None and self.shapes[name] == leaf.shape:
                 prefix = _text(path[: len(path) - length]) or "state"
                 is_empty = name not in self.tree.params or name in self.frozen
-                return _Leaf(prefix, None if is_empty else name, self._dtype(prefix, leaf))
+                return _Leaf(prefix, name, None if is_empty else name, self._dtype(prefix, leaf))
         if leaf.shape:
             self._refuse(f"its state {_text(path)!r} has the shape {leaf.shape}, which is no parameter's")
-        return _Leaf(_text(path), None, leaf.dtype)
+        return _Leaf(_text(path), None, None, leaf.dtype)
 
     def _dtype(self, name, leaf):
         if str(leaf.dtype) not in _DTYPES:
             self._refuse(f"its state {name!r} is in {leaf.dtype}")
+        if (length := len(name.encode())) > _MAX_NAME:
+            raise ValueError(
+                f"libfsdp.jax.shard: the optimizer's state {name!r} has a name of {length} bytes, and {_MAX_NAME} is "
+                "the limit: give shorter labels to optax.multi_transform, or shorter names to optax.named_chain"
+            )
         return leaf.dtype
 
     def _check(self, params):
-        owners = [name if name in self.tree.params else None for name in self.tree.paths]
-        owners = [*owners, *(leaf.param for leaf in self.leaves), *owners]
+        """Looks at init and update of the whole parameters, and then of one row and of none of each."""
+        self._try(lambda: jax.eval_shape(self._update, params, self.template, params))
+        init, update = self._trace(self.shapes)
+        names = [self._param(name) for name in self.tree.paths]
+        states = [(str(leaf), self._param(leaf.owner)) for leaf in self.leaves]
         try:
-            self._try_update(params, owners)
+            elementwise.check(init, names, states)
+            updates = [(f"update of {name!r}", self._param(name)) for name in self.tree.paths]
+            elementwise.check(update, [*names, *(owner for _, owner in states), *names], [*updates, *states])
         except elementwise.NotElementwise as error:
             self._refuse(f"its {error}")
-        others = {name: (shape[0] + 1, *shape[1:]) if shape else shape for name, shape in self.shapes.items()}
-        other = self._abstract(others)
-        some = (params, self.template, params), (other, jax.eval_shape(self.update_of.init, other), other)
-        if not elementwise.same_for_other_shapes(self._update, *some):
-            self._refuse("its update depends on the shapes of the parameters")
+        self.whole = init, update
+        if not all(self.is_same_with_rows(dict.fromkeys(self.tree.params, rows)) for rows in (1, 0)):
+            self.refuse_shapes()
 
-    def _try_update(self, params, owners):
-        self._try(lambda: jax.eval_shape(self._update, params, self.template, params))
-        elementwise.check(self._update, params, self.template, params, owners)
+    def _param(self, name):
+        """The name of a parameter; None for a leaf that is kept, which has no elements here."""
+        return name if name in self.tree.params else None
+
+    def _trace(self, shapes):
+        """(init, update), traced. Their results have the structures of the state, and of the updates and the state."""
+        params = self._abstract(shapes)
+        init, state = jax.make_jaxpr(self.update_of.init, return_shape=True)(params)
+        update, made = jax.make_jaxpr(self._update, return_shape=True)(params, state, params)
+        expected = [(shapes[leaf.owner] if leaf.owner is not None else ()) for leaf in self.leaves]
+        structures = [jax.tree_util.tree_structure(each) for each in (self.template, (params, self.template))]
+        if [jax.tree_util.tree_structure(each) for each in (state, made)] != structures:
+            self.refuse_shapes("the trees that it makes are not those of the parameters and of its first state")
+        if [leaf.shape for leaf in jax.tree_util.tree_leaves(state)] != expected:
+            self.refuse_shapes()
+        return init, update
+
+    def is_same_with_rows(self, rows):
+        """Whether init and update do the same where parameters have {name: number of rows}. What they do with no
+        elements does not matter, but single numbers and the state's structure must stay."""
+        some = {name: count or 1 for name, count in rows.items()}
+        return self._is_same(some, False) and (some == rows or self._is_same(rows, True))
+
+    def _is_same(self, rows, of_numbers):
+        shapes = {name: (rows.get(name, 0), *shape[1:]) if shape else () for name, shape in self.shapes.items()}
+        if (shapes, of_numbers) in self.checked:
+            return True
+        try:
+            found = self._trace(shapes)
+        except Exception:  # the whole parameters have raised none
+            return False
+        self.checked.append((shapes, of_numbers))
+        made = [[elementwise.operations(each, of_numbers) for each in both] for both in (found, self.whole)]
+        return made[0] == made[1]
+
+    def refuse_shapes(self, reason="its state or its update depends on the shapes of the parameters"):
+        self._refuse(reason)
 
     def _refuse(self, reason):
         raise TypeError(
@@ -129,9 +177,14 @@ class OptaxOptimizer:
         for name, dtype in dict((leaf.name, leaf.dtype) for leaf in self.leaves if leaf.param is not None).items():
             model.add_optimizer_state(name, _DTYPES[str(dtype)])
 
-    def attach(self, model):
-        """Makes the first state. States begin as the transformation makes them, which need not be zeros."""
+    def attach(self, context, model):
+        """Makes the first state. States begin as the transformation makes them, which need not be zeros. Raises on
+        every rank where the rows of one are too few for the transformation."""
         self.shards = {shard.name: shard for shard in model.shards()}
+        rows = dict.fromkeys(self.tree.params, 0)
+        rows.update((name, len(numpy.atleast_1d(self._rows(name, x.main_weight)))) for name, x in self.shards.items())
+        if context.all_reduce_values(float(not self.is_same_with_rows(rows)), ValueOp.MAX):
+            self.refuse_shapes()
         self.views = [
             self._rows(leaf.param, self.shards[leaf.param].state(leaf.name)) if leaf.param in self.shards else None
             for leaf in self.leaves
@@ -185,15 +238,15 @@ class OptaxOptimizer:
         return {leaf.name: self.held[at] for at, leaf in self._singles()}
 
     def set_numbers(self, numbers):
-        for at, leaf in self._singles():
-            if leaf.name in numbers:
-                self.held[at] = jnp.asarray(numbers[leaf.name], leaf.dtype)
+        made = {at: _number(leaf, numbers[leaf.name]) for at, leaf in self._singles() if leaf.name in numbers}
+        for at, value in made.items():
+            self.held[at] = value
 
     def _singles(self):
         return [
             (at, leaf)
             for at, (leaf, shape) in enumerate(zip(self.leaves, jax.tree_util.tree_leaves(self.template)))
-            if leaf.param is None and shape.shape == ()
+            if leaf.owner is None and shape.shape == ()
         ]
 
     def pack(self):
@@ -201,6 +254,14 @@ class OptaxOptimizer:
 
     def unpack(self, packed):
         return arrays.unpack(packed, self.numbers(), "sharded.load()", "number of the optimizer")
+
+
+def _number(leaf, value):
+    if numpy.shape(value) != ():
+        raise ValueError(
+            f"sharded.set_numbers(): {leaf.name!r} is given with the shape {numpy.shape(value)}: give a single number"
+        )
+    return jnp.asarray(value, leaf.dtype)
 
 
 def _text(path):

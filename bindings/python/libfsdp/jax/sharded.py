@@ -41,7 +41,7 @@ class Sharded:
             )
         self.context, self.tree, self.skipped_param = context, Tree(params), None
         self.kept, self._contributions, self._untrained = Kept(self.tree), collections.Counter(), set()
-        self._frozen = self._choose(rules.frozen, "frozen")
+        self._frozen = set() if rules.frozen is None else self._choose(rules.frozen, "frozen")
         self.optimizer = None
         if not isinstance(optimizer, int):
             self.optimizer = OptaxOptimizer(optimizer, self.tree, self._frozen)
@@ -56,14 +56,21 @@ class Sharded:
         for name in self.tree.params:
             self._places[name].load_param(name, numpy.asarray(self.tree.leaves[name]))
         if self.optimizer:
-            self.optimizer.attach(self.model)
+            self.optimizer.attach(context, self.model)
         self.model.publish_weights()
         self._shapes = {name: self.tree.leaves[name].shape for name in self.tree.params}
         self.tree.leaves = None  # the library has the parameters now
 
     def _choose(self, rule, option):
-        rule = rule_of(rule, option)
-        return {name for name in self.tree.params if rule(name, self.tree.leaves[name])}
+        """The names of the parameters. A function may choose none for no_decay: all have weight decay then."""
+        choose = rule_of(rule, option)
+        found = {name for name in self.tree.params if choose(name, self.tree.leaves[name])}
+        if not found and (option == "frozen" or not callable(rule)):
+            raise ValueError(
+                f"libfsdp.jax.shard: {option}={rule!r} chooses none of the {len(self.tree.params)} parameters, the "
+                f"first of which is {self.tree.params[0]!r}: correct it, or leave {option}= out"
+            )
+        return found
 
     def _create_groups(self, groups, no_decay):
         self._places = {}
@@ -117,10 +124,12 @@ class Sharded:
         full = {name: group.read_param(name) for name, group in self._places.items()}
         return self.tree.build({**self.kept.leaves, **full})
 
+    @in_jax_words
     def keep(self, tree):
         """Takes other values of the leaves that are kept, such as batch statistics, from a tree with all leaves or with
-        some, or from an nnx module. Parameters in it are left out. Give the same values on every rank."""
-        self.kept.take(self.tree.read(tree, "sharded.keep()"), "sharded.keep()")
+        some, or from an nnx module. Parameters in it are left out. Leaves of floating-point numbers become their means
+        over the ranks, so every rank must make the call; other leaves stay as this rank gives them."""
+        self.kept.take(self.tree.read(tree, "sharded.keep()"), "sharded.keep()", self.context)
 
     # -- what is trained ----------------------------------------------------------------------------------------
 
@@ -166,10 +175,11 @@ class Sharded:
                 "call sharded.apply(lr); or forget them by sharded.discard()"
             )
         self._check_rates("sharded.apply_grads()", lr, options)
+        self.skipped_param = None
         found = self._read_grads(grads, "sharded.apply_grads()")
         if self.optimizer:
             self._put(found)
-            return self.apply(max_norm=max_norm)
+            return self._apply(None, max_norm, 1.0, False, {})
         names = [name for name in self._declared() if name not in self._frozen]
         return self.model.apply_grads([found.get(name) for name in names], lr, max_norm=max_norm, **options)
 
@@ -208,6 +218,9 @@ class Sharded:
         """
         self._check_rates("sharded.apply()", lr, options)
         self._check_contributions()
+        return self._apply(lr, max_norm, scale, skip_nonfinite, options)
+
+    def _apply(self, lr, max_norm, scale, skip_nonfinite, options):
         self.model.finish_grads(scale, is_last=True)
         self._contributions.clear()
         self.skipped_param = self.model.check_grads() if skip_nonfinite else None
@@ -222,6 +235,11 @@ class Sharded:
         return norm
 
     def _check_contributions(self):
+        if not self._trained():
+            raise RuntimeError(
+                f"sharded.apply(): all {len(self._places)} parameters are frozen, and nothing can be trained: call "
+                "sharded.unfreeze() first"
+            )
         if not self._contributions:
             raise RuntimeError("sharded.apply(): no gradients are accumulated: call sharded.accumulate(grads) first")
         counts = {self._places[name].name: self._contributions[self._places[name].name] for name in self._trained()}

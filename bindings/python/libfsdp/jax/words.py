@@ -35,7 +35,13 @@ _PHRASES = {
 }
 
 
-def translate(message):
+# Methods that make calls of the library which others make, too.
+_FIRST = {"apply_grads": "sharded.apply_grads()", "keep": "sharded.keep()", "shard": "libfsdp.jax.shard"}
+
+
+def translate(message, method):
+    if method in _FIRST:
+        message = re.sub(r"\bfsdp_[a-z_]+(?=:)", _FIRST[method], message, count=1)
     for phrase, ours in _PHRASES.items():
         message = message.replace(phrase, ours)
     return re.sub(r"\bfsdp_[a-z_]+", lambda found: _CALLS.get(found[0], found[0]), message)
@@ -49,7 +55,7 @@ def in_jax_words(function):
         try:
             return function(*args, **kwargs)
         except Error as error:
-            error.message = translate(error.message)
+            error.message = translate(error.message, function.__name__)
             error.args = (error.message,)
             raise
 
