@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trees and steps of libfsdp.jax.shard: groups, frozen leaves, accumulated gradients, flax variables and nnx modules; and
-what errors say.
+"""Trees and steps of libfsdp.jax.shard: groups, frozen leaves, accumulated gradients, flax variables and nnx modules;
+and what errors say.
 
 usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python jax_trees.py [WORD...]
 
