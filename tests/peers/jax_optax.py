@@ -397,8 +397,8 @@ def of_largest():
     """Halves the update of the largest parameter: which one it is differs for rows, and operations stay the same."""
 
     def update(grads, params):
-        largest = max(grads, key=lambda name: grads[name].size)
-        return {name: grad * (0.5 if name == largest else 2.0) for name, grad in grads.items()}
+        names = sorted(grads, key=lambda name: -grads[name].size)
+        return {name: grads[name] * (2.0 if at else 0.5) for at, name in enumerate(names)}
 
     return optax.stateless(update)
 
