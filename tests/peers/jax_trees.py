@@ -329,7 +329,9 @@ def a_step_with_all_parameters_frozen_is_refused(context):
     sharded = libfsdp.jax.shard(make_params(), context)
     sharded.freeze(".")
     sharded.accumulate({})
-    return raises(lambda: sharded.apply(RATE), "all 4 parameters are frozen", "sharded.unfreeze()")
+    found = raises(lambda: sharded.apply_grads({}, RATE), "sharded.apply_grads(): all 4 parameters are frozen")
+    apply = raises(lambda: sharded.apply(RATE), "all 4 parameters are frozen", "sharded.unfreeze()")
+    return apply if found is True else found
 
 
 @case

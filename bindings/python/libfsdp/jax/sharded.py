@@ -175,6 +175,7 @@ class Sharded:
                 "call sharded.apply(lr); or forget them by sharded.discard()"
             )
         self._check_rates("sharded.apply_grads()", lr, options)
+        self._check_trained("sharded.apply_grads()")
         self.skipped_param = None
         found = self._read_grads(grads, "sharded.apply_grads()")
         if self.optimizer:
@@ -217,6 +218,7 @@ class Sharded:
         number of steps stay. skipped_param is then the first parameter that has some, else None.
         """
         self._check_rates("sharded.apply()", lr, options)
+        self._check_trained("sharded.apply()")
         self._check_contributions()
         return self._apply(lr, max_norm, scale, skip_nonfinite, options)
 
@@ -234,12 +236,14 @@ class Sharded:
             self.model.step_adamw(lr, **options)
         return norm
 
-    def _check_contributions(self):
+    def _check_trained(self, call):
         if not self._trained():
             raise RuntimeError(
-                f"sharded.apply(): all {len(self._places)} parameters are frozen, and nothing can be trained: call "
+                f"{call}: all {len(self._places)} parameters are frozen, and nothing can be trained: call "
                 "sharded.unfreeze() first"
             )
+
+    def _check_contributions(self):
         if not self._contributions:
             raise RuntimeError("sharded.apply(): no gradients are accumulated: call sharded.accumulate(grads) first")
         counts = {self._places[name].name: self._contributions[self._places[name].name] for name in self._trained()}
