@@ -24,6 +24,7 @@ build_parser() {
   shift
   [ -f "build-fuzz/$name" ] && [ -z "$(find lib include tests/fuzz -newer "build-fuzz/$name" -name '*.[ch]*' | head -n 1)" ] && return
   clang++ -std=c++20 -gline-tables-only -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Ilib -Iinclude \
+    -DFSDP_VERSION_TEXT='"fuzzed"' \
     "tests/fuzz/${name}_fuzzer.cpp" "$@" lib/base/error.cpp -lfmt -o "build-fuzz/$name.new"
   mv "build-fuzz/$name.new" "build-fuzz/$name"
 }
