@@ -299,6 +299,9 @@ int run(int argc, char **argv) {
   uint64_t rounds = 1;
   for (; rounds < options.rounds && !is_over(); ++rounds) {
     play_round(options.seed + rounds);
+    // A thread that the disk held up may still close its file.
+    for (int ms = 0; ms < 10'000 && open_files() > files; ++ms)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     require(open_files() <= files, "a round has left files open");
   }
   show_statuses();
