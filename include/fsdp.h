@@ -787,8 +787,8 @@ enum {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64_t size_bytes);
 
 /**
- * List what fsdp_seal_model would refuse in this rank's declarations, as text with one violation a line. The text is
- * empty if there is none. Sizes and arenas are checked only if groups and visits are right. Problems that only show
+ * List what fsdp_seal_model would refuse in this rank's declarations, as text with one violation a line; no violation
+ * gives an empty text. Sizes and arenas are checked only if groups and visits are right. Problems that only show
  * when ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in
  * fsdp_describe_model.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since

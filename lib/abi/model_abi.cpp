@@ -73,7 +73,7 @@ uint32_t read_held_groups(const fsdp_schedule_options &options, fsdp_schedule_ki
   return 0;
 }
 
-// Checks the role; FSDP_ROLE_ALL is allowed, too.
+// Accepts each role and FSDP_ROLE_ALL.
 void check_role(fsdp_role role, const char *call) {
   if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_MATRIX)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);

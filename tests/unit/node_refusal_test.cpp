@@ -156,5 +156,29 @@ bool refuge_gets_post(bool leaves_at_once) {
 TEST(NodeTree, APostThatNoLeaderCouldPassOnIsToldAgain) { EXPECT_TRUE(refuge_gets_post(false)); }
 TEST(NodeTree, ALeaderThatLeavesTellsItsLatestPostsAgain) { EXPECT_TRUE(refuge_gets_post(true)); }
 
+// Node 1 is a refuge without children. Nodes that used it may have lost the latest posts of others.
+TEST(NodeTree, PostsAreToldAgainAfterARefugeHasLeft) {
+  EarlyLeave child(2);
+  NodeLinks links;
+  FrameStream root = join(links, 0);
+  child.lead(std::move(links));
+  const uint64_t word = 7;
+  child.seat->control.posts().store(2, std::as_bytes(std::span(&word, 1)), "", std::nullopt);
+  uint32_t posts = 0;
+  const auto run_until = [&](uint32_t count) {
+    for (const auto end = now_ns() + int64_t{10'000'000'000}; posts < count && now_ns() < end;) {
+      child.leader->run(-1, 1);
+      while (const auto frame = root.receive()) posts += tree::as<tree::Post>(*frame).has_value();
+    }
+  };
+  run_until(1);
+  ASSERT_EQ(posts, 1u);
+  const tree::StateMap states = {{1, {1, 0, static_cast<uint32_t>(Membership::left), 0, 0}}};
+  for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) root.queue(frame);
+  root.flush();
+  run_until(2);
+  EXPECT_EQ(posts, 2u);
+}
+
 }  // namespace
 }  // namespace fsdp::transport::test

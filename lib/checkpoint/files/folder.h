@@ -71,8 +71,8 @@ class Folder {
   bool is_unfinished(const std::string &name) const;
   // Removes unfinished checkpoints of jobs that have ended. Returns their names.
   std::vector<std::string> remove_leftovers() const;
-  // Removes a checkpoint with its contents. The checkpoint is first renamed to `.tmp-ID`, so its name never leads to a
-  // part of it.
+  // Removes a checkpoint with its contents. The checkpoint is first renamed to `.tmp-ID`, so its own name never shows
+  // an incomplete checkpoint.
   void remove(const std::string &name) const;
   // Removes a checkpoint without a rename. The manifest is removed first. Without it the rest is no checkpoint, and the
   // next save removes the rest.

@@ -153,8 +153,8 @@ bool Core::await_all(const std::vector<AwaitedWord> &awaited) noexcept {
   return words.all_written();
 }
 
-// Resources that are kept during the wait may belong to work that is enqueued during the wait. Other threads are not
-// blocked, unless they drain, too.
+// Resources that are kept during the wait may belong to work that is enqueued during the wait. Another thread
+// is blocked only if it drains at the same time.
 bool Core::drain() noexcept {
   std::lock_guard draining(draining_);
   Due due;

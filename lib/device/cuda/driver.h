@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's own functions, found at run time through the CUDA runtime, because the library links neither libcuda nor
-// a stub of it.
+// The driver's own functions, found at run time through the CUDA runtime, because the library is not linked to libcuda.
 #pragma once
 
 #include <string_view>

@@ -241,8 +241,8 @@ extern "C" {
     pub fn fsdp_set_arena(model: *mut fsdp_model, role: fsdp_role, data: *mut c_void, size_bytes: u64) -> fsdp_status;
 
     /// ```text
-    /// List what fsdp_seal_model would refuse in this rank's declarations, as text with one violation a line. The text is
-    /// empty if there is none. Sizes and arenas are checked only if groups and visits are right. Problems that only show
+    /// List what fsdp_seal_model would refuse in this rank's declarations, as text with one violation a line; no violation
+    /// gives an empty text. Sizes and arenas are checked only if groups and visits are right. Problems that only show
     /// when ranks are compared or memory is allocated are not in the text. buffer and size_bytes work as in
     /// fsdp_describe_model.
     /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (too small; *size_bytes is set), INVALID_STATE (sealed). Since
