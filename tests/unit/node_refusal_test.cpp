@@ -94,7 +94,7 @@ TEST(NodeTree, ARootThatLeavesFirstStaysForLeadersOfWhichItHasNotHeard) {
   root.lead(std::move(links));
   const int64_t begin = now_ns();
   root.leader->finish();
-  EXPECT_GE(now_ns() - begin, 300'000'000) << "others pass messages through it, and need time to find a refuge";
+  EXPECT_GE(now_ns() - begin, 290'000'000) << "others pass messages through it, and need time to find a refuge";
 }
 
 TEST(NodeTree, ALeaderSeeksRefugeBeforeItHasHeardOfMembers) {
@@ -156,8 +156,9 @@ bool refuge_gets_post(bool leaves_at_once) {
 TEST(NodeTree, APostThatNoLeaderCouldPassOnIsToldAgain) { EXPECT_TRUE(refuge_gets_post(false)); }
 TEST(NodeTree, ALeaderThatLeavesTellsItsLatestPostsAgain) { EXPECT_TRUE(refuge_gets_post(true)); }
 
-// Node 1 is a refuge without children. Nodes that used it may have lost the latest posts of others.
-TEST(NodeTree, PostsAreToldAgainAfterARefugeHasLeft) {
+// Node 1 is a refuge without children. Nodes that used it may have lost the latest posts of others. Node 0 leaves
+// before the posts are repeated for node 1.
+TEST(NodeTree, PostsAreToldAgainForEachRefugeThatHasLeft) {
   EarlyLeave child(2);
   NodeLinks links;
   FrameStream root = join(links, 0);
@@ -171,13 +172,18 @@ TEST(NodeTree, PostsAreToldAgainAfterARefugeHasLeft) {
       while (const auto frame = root.receive()) posts += tree::as<tree::Post>(*frame).has_value();
     }
   };
+  const auto say_that_it_left = [&](uint32_t rank) {
+    for (const auto end = now_ns() + int64_t{20'000'000}; now_ns() < end;) child.leader->run(-1, 1);
+    const tree::StateMap states = {{rank, {rank, 0, static_cast<uint32_t>(Membership::left), 0, 0}}};
+    for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) root.queue(frame);
+    root.flush();
+  };
   run_until(1);
   ASSERT_EQ(posts, 1u);
-  const tree::StateMap states = {{1, {1, 0, static_cast<uint32_t>(Membership::left), 0, 0}}};
-  for (const SharedFrame &frame : tree::write_states(states, false, tree::longest)) root.queue(frame);
-  root.flush();
-  run_until(2);
-  EXPECT_EQ(posts, 2u);
+  say_that_it_left(1);
+  say_that_it_left(0);
+  run_until(3);
+  EXPECT_EQ(posts, 3u);
 }
 
 }  // namespace

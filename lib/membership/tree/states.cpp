@@ -175,7 +175,6 @@ void RemoteStates::forget_waits(const std::function<bool(uint32_t node)> &of) no
 
 namespace {
 
-constexpr uint64_t max_repeat_delay_ms = 3000;  // if leaders leave one after the other
 constexpr uint64_t repeat_after_ms = 1200;      // leaders seek a refuge for a second: see Refuges
 constexpr uint64_t repeat_from_ms = 1000;       // how long before the news posts may have been lost
 constexpr size_t max_waits_frame_bytes = 4096;  // a frame is sent or dropped as a whole: see NodePeer::take_waits
@@ -241,14 +240,13 @@ void StateRelay::note_leaver(const tree::RankState &state) noexcept {
 // A post is lost if it was to go through a leader that has left, while those behind that leader had not found their
 // refuges yet. So this node passes on its latest posts again when they have had time to find them.
 bool StateRelay::should_repeat_posts() const noexcept {
-  const uint64_t now = links_.now_ms();
-  return first_lost_ms_ != 0 && (now - last_lost_ms_ >= repeat_after_ms || now - first_lost_ms_ >= max_repeat_delay_ms);
+  return first_lost_ms_ != 0 && links_.now_ms() - first_lost_ms_ >= repeat_after_ms;
 }
 
 void StateRelay::repeat_posts() noexcept {
   if (first_lost_ms_ == 0) return;
   remote_.repeat_posts(first_lost_ms_ - std::min(first_lost_ms_, repeat_from_ms));
-  first_lost_ms_ = 0;
+  first_lost_ms_ = last_lost_ms_ > first_lost_ms_ ? last_lost_ms_ : 0;  // for leaders that have left since
 }
 
 void StateRelay::spread() {

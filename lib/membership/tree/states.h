@@ -109,7 +109,7 @@ class StateRelay {
   RemoteStates remote_;
   tree::StateMap from_above_, from_below_;  // states to pass on; states of this node count as from below
   uint64_t spread_ms_ = 0;
-  // When leaders first and last left through which messages go; first 0: posts have been repeated since.
+  // When the first and the last leader left through which messages go; first 0: posts have been repeated since.
   uint64_t first_lost_ms_ = 0, last_lost_ms_ = 0;
 };
 
