@@ -143,7 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Numbers, Desync, testing::ValuesIn(number_cases),
 INSTANTIATE_TEST_SUITE_P(Numbers, DesyncOfNumbers, testing::ValuesIn(outer_cases()),
                          [](const auto &info) { return info.param.name; });
 
-// Three different calls: each rank is in a circle of waits, or waits for a rank that is in one.
+// Three different calls: each rank is in a cycle of waits, or waits for a rank that is in one.
 TEST(DesyncOfThree, ThreeDifferentCallsAreFound) {
   const Body calls[] = {then(all, finish), values(1), read_first};
   for (uint32_t turn = 0; turn < 3; ++turn) {

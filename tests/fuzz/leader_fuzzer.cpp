@@ -90,17 +90,17 @@ Frame read_frame(Input &input) {
 
 // What a leader may write of a rank elsewhere.
 struct RankView {
-  uint32_t membership, for_rank;
+  uint32_t membership, awaited_rank;
   int32_t process;
-  uint64_t looks;
+  uint64_t wait_and_looks;
   uint32_t post_turn;
   bool operator==(const RankView &) const = default;
 };
 RankView view_of(const Control &control, uint32_t rank) {
   const WaitEntry &wait = control.waits()[rank];
   const PostEntry *post = control.posts().find(rank);
-  return {static_cast<uint32_t>(control.membership(rank)), wait.for_rank, control.process(rank), wait.looks,
-          post ? post->turn() : 0};
+  return {static_cast<uint32_t>(control.membership(rank)), wait.awaited_rank, control.process(rank),
+          wait.wait_and_looks, post ? post->turn() : 0};
 }
 
 // The last link, over TCP, takes five times as long as the others.
@@ -231,7 +231,7 @@ class Play {
         if (view_of(scene_.control(), rank).*member != views[rank].*member) return true;
       return false;
     };
-    seen.states += changed(&RankView::membership) || changed(&RankView::looks);
+    seen.states += changed(&RankView::membership) || changed(&RankView::wait_and_looks);
     seen.posts += changed(&RankView::post_turn);
     seen.verdicts += frame.kind == Verdict::kind && !accused && scene_.control().accused();
     seen.reports += frame.kind == Report::kind && is_message(frame);

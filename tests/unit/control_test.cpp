@@ -97,10 +97,10 @@ class WaitingCallers : public HostsMemory {
     control.waits().texts().for_each([&](uint32_t, uint32_t) { ++count; });
     return count;
   }
-  // Writes a text as a rank does that waits in a circle.
+  // Writes a text as a rank does that is in a cycle of waits.
   void tell(uint32_t rank, uint32_t number = 1) { tell(control, rank, number, "text of " + std::to_string(rank)); }
   static void tell(Control &control, uint32_t rank, uint32_t number, std::string_view text) {
-    control.waits()[rank].looks = uint64_t{number} << 32 | 1;
+    control.waits()[rank].wait_and_looks = wait_and_looks(number, 1);
     control.waits().show_text(rank, number, text);
   }
   void fill() {
@@ -115,13 +115,13 @@ TEST_F(WaitingCallers, TellTheirTextsOnlyInACircle) {
     EXPECT_TRUE(look(three, 1).empty());
   }
   EXPECT_EQ(texts(), 0u);
-  std::vector<uint32_t> circle;
-  for (int i = 0; i < 4 && circle.empty(); ++i) {
-    EXPECT_TRUE(look(three, 1).empty()) << "it waits for the circle, and is not in it";
+  std::vector<uint32_t> cycle;
+  for (int i = 0; i < 4 && cycle.empty(); ++i) {
+    EXPECT_TRUE(look(three, 1).empty()) << "it waits for the cycle, and is not in it";
     (void)look(two, 1, "fsdp_b");
-    circle = look(one, 2, "fsdp_a");
+    cycle = look(one, 2, "fsdp_a");
   }
-  EXPECT_EQ(circle, (std::vector<uint32_t>{1, 2}));
+  EXPECT_EQ(cycle, (std::vector<uint32_t>{1, 2}));
   EXPECT_EQ(one.text(1), "fsdp_a (for rank 2)");
   EXPECT_EQ(one.text(2), "fsdp_b (for rank 1)");
   EXPECT_EQ(one.text(3), "another call");
@@ -134,15 +134,15 @@ TEST_F(WaitingCallers, TellTheTextOfEachWait) {
   for (const char *what : {"gather of 'a'", "gather of 'b'"}) {
     StreamWaits::StreamWait stream;
     stream.number = what[11];
-    stream.missed = 2;
+    stream.awaited_rank = 2;
     stream.text = what;
-    std::vector<uint32_t> circle;
+    std::vector<uint32_t> cycle;
     for (int i = 0; i < 6; ++i) {
       ++stream.looks;
-      circle = one.look_through(stream, "fsdp_publish");
+      cycle = one.look_through(stream, "fsdp_publish");
       (void)look(two, 1);
     }
-    EXPECT_EQ(circle, (std::vector<uint32_t>{1, 2}));
+    EXPECT_EQ(cycle, (std::vector<uint32_t>{1, 2}));
     EXPECT_EQ(two.text(1), "fsdp_publish (" + std::string(what) + ")");
     EXPECT_EQ(two.text(2), "a call (for rank 1)");
   }
@@ -162,8 +162,8 @@ TEST_F(WaitingCallers, LowestRanksTellTheirTextsIfPlacesRunOut) {
 
 TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
   fill();
-  control.waits()[120].looks = uint64_t{1} << 32;  // over
-  control.waits()[130].looks = uint64_t{2} << 32 | 1;
+  control.waits()[120].wait_and_looks = wait_and_looks(1, 0);  // over
+  control.waits()[130].wait_and_looks = wait_and_looks(2, 1);
   tell(500), tell(501), tell(502);
   EXPECT_EQ(control.waits().text(500), "text of 500");
   EXPECT_EQ(control.waits().text(501), "text of 501");
@@ -171,7 +171,7 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
   EXPECT_EQ(control.waits().text(130), "another call");
   {
     ShownWait wait = wait_of(100);
-    (void)look(wait, 100);  // in a circle of its own, and another wait than before
+    (void)look(wait, 100);  // in a cycle of its own, and another wait than before
     EXPECT_EQ(wait.text(100), "a call (for rank 100)");
   }
   tell(503);
@@ -182,21 +182,21 @@ TEST_F(WaitingCallers, GiveAPlaceBackWithTheirWait) {
 // for another rank.
 TEST_F(WaitingCallers, LeaveTheirPlacesWhenTheyDie) {
   fill();
-  control.waits()[120].looks = 0;
+  control.waits()[120].wait_and_looks = 0;
   run_and_kill([](Control &its) { tell(its, 598, 1, deadly()); });
-  ASSERT_NE(control.waits()[598].looks, 0u);
+  ASSERT_NE(control.waits()[598].wait_and_looks, 0u);
   EXPECT_EQ(control.waits().text(598), "another call");
   EXPECT_EQ(texts(), WaitTexts::places - 1);
   tell(400);
   EXPECT_EQ(control.waits().text(400), "another call") << "that place may be written still";
-  control.waits()[598].looks = 0;
+  control.waits()[598].wait_and_looks = 0;
   tell(401);
   EXPECT_EQ(control.waits().text(401), "text of 401");
 
-  control.waits()[401].looks = 0;
+  control.waits()[401].wait_and_looks = 0;
   run_and_kill([](Control &its) { tell(its, 402, 1, "text of 402"); });
   EXPECT_EQ(control.waits().text(402), "text of 402") << "it was whole";
-  control.waits()[402].looks = uint64_t{2} << 32 | 1;
+  control.waits()[402].wait_and_looks = wait_and_looks(2, 1);
   tell(403);
   EXPECT_EQ(control.waits().text(403), "text of 403");
 }
@@ -219,7 +219,7 @@ TEST_F(WaitingCallers, NeverTellTheTextOfAnother) {
   constexpr uint32_t enough = 20'000;
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   for (uint32_t r = 0; other.empty() && seen < enough && std::chrono::steady_clock::now() < end; r = (r + 1) % busy) {
-    const auto number = static_cast<uint32_t>(control.waits()[r].looks >> 32);
+    const auto number = wait_number(control.waits()[r].wait_and_looks);
     WaitTexts::Copy text;
     if (!control.waits().texts().load(r, number, text)) continue;
     ++seen;
@@ -270,14 +270,14 @@ TEST_F(MirroredWaits, TextsAreSentOnceAndRepeatedNowAndThen) {
   uint32_t there_now = 0;
   other.waits().texts().for_each([&](uint32_t, uint32_t) { ++there_now; });
   EXPECT_EQ(there_now, 1u);
-  control.waits()[7].looks = uint64_t{1} << 32;
+  control.waits()[7].wait_and_looks = wait_and_looks(1, 0);
   EXPECT_TRUE(told(110'000).empty()) << "it does not wait any more";
   tell(7, 2);
   EXPECT_EQ(told(115'000), std::vector<uint32_t>{7}) << "another wait";
 }
 
 TEST_F(MirroredWaits, ATextFollowsTheStateOfItsWait) {
-  control.waits()[7].looks = uint64_t{1} << 32 | 1;
+  control.waits()[7].wait_and_looks = wait_and_looks(1, 1);
   (void)told(100'000);
   tell(7, 2);
   EXPECT_TRUE(told(100'100).empty()) << "others have not heard of that wait";
@@ -299,7 +299,7 @@ TEST_F(MirroredWaits, TheTextOfAnotherWaitIsToldAtOnce) {
 TEST_F(MirroredWaits, EachHostTellsOfItsRanks) {
   tell(7);
   (void)told(100'000);
-  other.waits()[300].looks = uint64_t{1} << 32 | 1;
+  other.waits()[300].wait_and_looks = wait_and_looks(1, 1);
   there->look(100'000, [](const tree::RankState &) {});
   there->look_at_texts(100'000, [](const tree::WaitText &text) { FAIL() << text.rank; });
 }
@@ -314,11 +314,11 @@ TEST_F(MirroredWaits, ATextOfAnUnknownWaitTakesNoPlace) {
   };
   tree::WaitText text{7, 2, std::string_view("early")};
   EXPECT_FALSE(there->apply(text)) << "it has not been heard of";
-  tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
+  tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, wait_and_looks(1, 1)};
   EXPECT_TRUE(there->apply(state));
   EXPECT_FALSE(there->apply(text)) << "it is another wait that was heard of";
   EXPECT_EQ(texts_there(), 0u);
-  state.looks = uint64_t{2} << 32 | 1;
+  state.wait_and_looks = wait_and_looks(2, 1);
   EXPECT_TRUE(there->apply(state));
   EXPECT_TRUE(there->apply(text));
   EXPECT_EQ(other.waits().text(7), "early");
@@ -333,8 +333,8 @@ TEST_F(MirroredWaits, ACallerThatWaitsOnKeepsItsPlace) {
   std::thread looker([&] {
     while (!stop) free += !other.waits().is_current(7, 1);
   });
-  tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, uint64_t{1} << 32 | 1};
-  for (int i = 0; i < 3'000'000; ++i) ++state.looks, (void)there->apply(state);
+  tree::RankState state{7, 0, static_cast<uint32_t>(Membership::member), 300, wait_and_looks(1, 1)};
+  for (int i = 0; i < 3'000'000; ++i) ++state.wait_and_looks, (void)there->apply(state);
   stop = true;
   looker.join();
   EXPECT_EQ(free, 0u);
@@ -359,8 +359,8 @@ TEST(NodeStates, AreWholeOnes) {
     }
   ASSERT_EQ(read.size(), states.size());
   for (const tree::RankState &state : read) {
-    EXPECT_EQ(state.looks, states[state.rank].looks);
-    EXPECT_EQ(state.for_rank, state.rank % 7);
+    EXPECT_EQ(state.wait_and_looks, states[state.rank].wait_and_looks);
+    EXPECT_EQ(state.awaited_rank, state.rank % 7);
   }
 }
 

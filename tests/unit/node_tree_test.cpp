@@ -101,7 +101,7 @@ uint32_t count_states(uint32_t ranks, bool waits_end) {
     for (uint32_t r = 0; r < 8; ++r) {
       const bool waits = !waits_end || (ms / 500) % 2;
       const uint64_t number = ms / 1000;
-      control.waits()[r].looks = number << 32 | (waits ? 1 + ms % 1000 : 0);
+      control.waits()[r].wait_and_looks = wait_and_looks(number, waits ? 1 + ms % 1000 : 0);
     }
     look(ms);
   }
@@ -155,7 +155,7 @@ TEST(NodeTree, WaitsDoNotFillTheBuffersOfOneThatIsSilent) {
     while (!children[0].flush()) leader.run(-1, 1);
     for (int i = 0; i < 5; ++i) leader.run(-1, 1);
   }
-  EXPECT_EQ(seat->control.waits()[300].looks, uint64_t{1} << 32 | 20) << "this node has heard them all";
+  EXPECT_EQ(seat->control.waits()[300].wait_and_looks, wait_and_looks(1, 20)) << "this node has heard them all";
   int waiting = 0;
   ASSERT_EQ(::ioctl(children[1].socket().get(), FIONREAD, &waiting), 0);
   while (const auto frame = children[0].receive())

@@ -14,7 +14,7 @@ namespace fsdp::membership {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t circle_ms = 100;  // no shorter wait counts as a circle, because showing a wait takes memory
+constexpr uint32_t cycle_ms = 100;  // no shorter wait counts as a cycle, because showing a wait takes memory
 constexpr auto longest_doubt = std::chrono::milliseconds(1200);
 // Messages of a rank of another node may arrive after the news that it left: they use different connections, and a lost
 // packet is sent again only after a second or more.
@@ -86,7 +86,7 @@ bool Watch::wait(Awaited &awaited) {
       last_look = now;
       check_deaths(awaited);
       check_silence(awaited);
-      if (now - start >= std::chrono::milliseconds(circle_ms)) look_for_cycle(awaited, stream, shown);
+      if (now - start >= std::chrono::milliseconds(cycle_ms)) look_for_cycle(awaited, stream, shown);
     }
     if (now - start >= timeout) {
       if (awaited.come()) return true;
@@ -181,7 +181,7 @@ void Watch::check_silence(Awaited &awaited) {
   condemn(accuse_ranks(FailureKind::stopped, silent, format_text("{}: {}", awaited.text(), pulse_.text(silent))));
 }
 
-// The callers of these ranks wait for each other in a circle, so none of the waits can end.
+// The callers of these ranks wait for each other in a cycle, so none of the waits can end.
 void Watch::condemn_cycle(const ShownWait &shown, const std::vector<uint32_t> &ranks) {
   std::vector<uint32_t> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
@@ -200,14 +200,14 @@ void Watch::look(uint64_t thread) {
 }
 
 // The missed rank may wait for another rank, as in collectives over several hosts. The waits that ranks show lead from
-// rank to rank to one that does not wait. If they lead into a circle, the missed rank is returned, because a timeout
-// does not judge circles.
+// rank to rank to one that does not wait. If they lead into a cycle, the missed rank is returned, because a timeout
+// does not judge cycles.
 uint32_t Watch::find_late(uint32_t missing) const {
   const Waits waits = control_.waits();
   uint32_t at = missing;
   for (uint32_t steps = 0; steps < control_.world_size(); ++steps) {
-    if (static_cast<uint32_t>(waits[at].looks.load(std::memory_order_acquire)) == 0) return at;
-    const uint32_t next = waits[at].for_rank.load(std::memory_order_relaxed);
+    if (look_count(waits[at].wait_and_looks.load(std::memory_order_acquire)) == 0) return at;
+    const uint32_t next = waits[at].awaited_rank.load(std::memory_order_relaxed);
     if (next >= control_.world_size()) return at;
     if (next == rank_) return missing;
     at = next;

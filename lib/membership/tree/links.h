@@ -37,7 +37,7 @@ class Silence {
   bool trusted() const noexcept { return doubted_ms_ == 0; }
 
  private:
-  // Two heartbeats were lost. A possible circle of waits is judged only after a longer time than this.
+  // Two heartbeats were lost. A possible cycle of waits is judged only after a longer time than this.
   static constexpr uint32_t doubt_after_ms(uint32_t beat_ms) { return std::max(1200u, beat_ms * 12 / 5); }
   static constexpr uint32_t doubt_ms = 8000;  // after a cut, TCP pauses as long as the cut lasted
   uint32_t ms_ = 0, doubted_ms_ = 0;

@@ -42,11 +42,11 @@ struct Beat {
 struct RankState {
   uint32_t rank;
   int32_t process;
-  uint32_t membership, for_rank;
-  uint64_t looks;
+  uint32_t membership, awaited_rank;
+  uint64_t wait_and_looks;
 };
 static_assert(sizeof(RankState) == 24);
-// Names the call in which a rank waits, if the rank waits in a circle.
+// Names the call in which a rank waits, if the rank is in a cycle of waits.
 struct WaitText {
   static constexpr LinkKind kind = LinkKind::wait_text;
   uint32_t rank, number;  // number: the number of the rank's wait
@@ -86,7 +86,7 @@ std::optional<M> as(const Frame &frame) {
   return message;
 }
 
-inline bool waits(const RankState &state) noexcept { return static_cast<uint32_t>(state.looks) != 0; }
+inline bool waits(const RankState &state) noexcept { return look_count(state.wait_and_looks) != 0; }
 
 }  // namespace fsdp::membership::tree
 

@@ -66,10 +66,10 @@ RemoteStates::RemoteStates(Control &control, const NodePlan &plan)
 }
 
 bool RemoteStates::due(const LastTold &said, uint64_t now_ms) const noexcept {
-  const uint64_t looks = control_.waits()[said.rank].looks.load(std::memory_order_acquire);
+  const uint64_t shown = control_.waits()[said.rank].wait_and_looks.load(std::memory_order_acquire);
   if (static_cast<uint32_t>(control_.membership(said.rank)) != said.membership) return true;
-  if (looks == said.looks) return false;
-  const bool waits = static_cast<uint32_t>(looks) != 0, waited = static_cast<uint32_t>(said.looks) != 0;
+  if (shown == said.wait_and_looks) return false;
+  const bool waits = look_count(shown) != 0, waited = look_count(said.wait_and_looks) != 0;
   // A wait that has ended makes no more looks, so it misleads no rank. Therefore in a large job its end can be sent
   // later, too.
   if (!waits && (!waited || period_ms_ == wait_period_ms)) return waited;
@@ -82,12 +82,12 @@ tree::RankState RemoteStates::state_of(uint32_t rank) const noexcept {
   state.rank = rank;
   state.process = control_.process(rank);
   state.membership = static_cast<uint32_t>(control_.membership(rank));
-  state.looks = entry.looks.load(std::memory_order_seq_cst);
-  state.for_rank = entry.for_rank.load(std::memory_order_relaxed);
-  // If the wait has just ended, for_rank may belong to another wait. In that case the state says that the rank does not
-  // wait.
-  const uint64_t after = entry.looks.load(std::memory_order_seq_cst);
-  if (after >> 32 != state.looks >> 32 || static_cast<uint32_t>(after) == 0) state.looks = 0;
+  state.wait_and_looks = entry.wait_and_looks.load(std::memory_order_seq_cst);
+  state.awaited_rank = entry.awaited_rank.load(std::memory_order_relaxed);
+  // If the wait has just ended, awaited_rank may belong to another wait. In that case the state says that the rank does
+  // not wait.
+  const uint64_t after = entry.wait_and_looks.load(std::memory_order_seq_cst);
+  if (!same_wait(after, state.wait_and_looks) || look_count(after) == 0) state.wait_and_looks = 0;
   return state;
 }
 
@@ -95,7 +95,7 @@ void RemoteStates::look(uint64_t now_ms, const std::function<void(const tree::Ra
   for (LastTold &said : last_told_) {
     if (!due(said, now_ms)) continue;
     const tree::RankState state = state_of(said.rank);
-    said.looks = state.looks;
+    said.wait_and_looks = state.wait_and_looks;
     said.membership = state.membership;
     said.at_ms = now_ms;
     say(state);
@@ -131,7 +131,7 @@ void RemoteStates::look_at_texts(uint64_t now_ms, const std::function<void(const
   const Waits waits = control_.waits();
   waits.texts().for_each([&](uint32_t rank, uint32_t number) {
     LastTold *said = find(rank);
-    if (!said || said->looks >> 32 != number) return;
+    if (!said || wait_number(said->wait_and_looks) != number) return;
     if (said->text_number == number && now_ms - said->text_ms < std::max(wait_text_period_ms, period_ms_)) return;
     tree::WaitText text{rank, number, {}};
     if (!waits.texts().load(rank, number, text.text)) return;
@@ -158,10 +158,10 @@ bool RemoteStates::apply(const tree::RankState &state) noexcept {
   WaitEntry &entry = control_.waits()[state.rank];
   // Between two waits the entry shows that the rank does not wait. Within one wait it must not show that: the wait may
   // have a text, and the place of the text would count as free.
-  if (entry.looks.load(std::memory_order_relaxed) >> 32 != state.looks >> 32)
-    entry.looks.store(0, std::memory_order_seq_cst);
-  entry.for_rank.store(state.for_rank, std::memory_order_relaxed);
-  entry.looks.store(state.looks, std::memory_order_seq_cst);
+  if (!same_wait(entry.wait_and_looks.load(std::memory_order_relaxed), state.wait_and_looks))
+    entry.wait_and_looks.store(0, std::memory_order_seq_cst);
+  entry.awaited_rank.store(state.awaited_rank, std::memory_order_relaxed);
+  entry.wait_and_looks.store(state.wait_and_looks, std::memory_order_seq_cst);
   control_.set_process(state.rank, state.process);
   control_.set_membership(state.rank, static_cast<Membership>(state.membership));
   return true;
@@ -169,8 +169,9 @@ bool RemoteStates::apply(const tree::RankState &state) noexcept {
 
 void RemoteStates::forget_waits(const std::function<bool(uint32_t node)> &of) noexcept {
   for (uint32_t rank = 0; rank < plan_.node_of.size(); ++rank)
-    if (control_.waits()[rank].looks.load(std::memory_order_relaxed) && elsewhere(rank) && of(plan_.node_of[rank]))
-      control_.waits()[rank].looks.store(0, std::memory_order_seq_cst);
+    if (control_.waits()[rank].wait_and_looks.load(std::memory_order_relaxed) && elsewhere(rank) &&
+        of(plan_.node_of[rank]))
+      control_.waits()[rank].wait_and_looks.store(0, std::memory_order_seq_cst);
 }
 
 namespace {
@@ -206,10 +207,10 @@ void StateRelay::hear(uint32_t from, std::vector<tree::RankState> states) {
   for (tree::RankState &state : states) {
     if (!fits(from, peer, state)) continue;
     note_leaver(state);
-    if (!peer.silence().trusted()) state.looks = 0;
+    if (!peer.silence().trusted()) state.wait_and_looks = 0;
     if (!peer.above() || may_pass_on()) relayed.insert_or_assign(state.rank, state);
     const auto pair = links_.pairs().find(plan_.node_of[state.rank]);
-    if (pair != links_.pairs().end() && !pair->second.trusted()) state.looks = 0;
+    if (pair != links_.pairs().end() && !pair->second.trusted()) state.wait_and_looks = 0;
     remote_.apply(state);
   }
 }

@@ -42,8 +42,8 @@ class RemoteStates {
   void look_at_posts(uint64_t now_ms, const std::function<void(const tree::Post &)> &say);
   // Lets the next look_at_posts() call `say` again for posts that it passed on after that time.
   void repeat_posts(uint64_t since_ms) noexcept;
-  // Calls `say` for each rank of this node that has a text, because it waits in a circle. look() has passed on the wait
-  // before. The text is passed on again regularly, because it may have been dropped.
+  // Calls `say` for each rank of this node that has a text, because it is in a cycle of waits. look() has passed on the
+  // wait before. The text is passed on again regularly, because it may have been dropped.
   void look_at_texts(uint64_t now_ms, const std::function<void(const tree::WaitText &)> &say);
   // Writes a message of another node into this node's control memory. Returns false if it was not written, because it
   // is about a rank of this node, about no rank of the job, or outdated.
@@ -57,7 +57,7 @@ class RemoteStates {
   bool elsewhere(uint32_t rank) const { return rank < plan_.node_of.size() && plan_.node_of[rank] != plan_.node(); }
   struct LastTold {
     uint32_t rank;
-    uint64_t looks = 0;
+    uint64_t wait_and_looks = 0;
     uint32_t membership = 0;
     uint64_t at_ms = 0;
     uint32_t post_turn = 0, text_number = 0;
