@@ -273,18 +273,18 @@ TEST(Channel, AnExchangeTakesAndSendsOnlyChunksOfItsMoves) { exchange_chunks(tru
 TEST(Channel, AnExchangeTakesOnlyItsChunksInAnyOrder) { exchange_chunks(false); }
 
 // The peer has come first, so data goes out as soon as the call begins. When the call throws, no thread may still read
-// memory that the caller then frees. Rank 2 discards, so rank 1, which was quiet, gives up. Rank 2 passes on that rank
-// 1 was quiet, and this message comes last.
+// memory that the caller then frees. Rank 2 discards, so rank 1, which had enqueued all, gives up. Rank 2 passes on
+// that rank 1 had enqueued all, and this message comes last.
 TEST(Channel, ErrorNamesFirstRankToDiscard) {
   const auto problems = run_threads(1, [](Rank &rank) {
     auto seat = create_lone_seat(0, 3, rank.waiter, rank.failure);
     PlayedTransport transport;
     Channel channel(transport, seat, {0, 1, 2}, key, chunk_bytes, rank.device.get(), "a channel");
     const uint64_t round = channel.round().number();
-    const auto words = [&](uint64_t flags, uint64_t blamed) {
-      return messages::EndWords{first_phase(round) + parts, round << 32 | blamed << 8 | flags, first_phase(round)};
+    const auto end = [&](uint64_t flags, uint64_t blamed) {
+      return messages::EndState{first_phase(round) + parts, round << 32 | blamed << 8 | flags, first_phase(round)};
     };
-    const auto tell = [&](uint32_t from, const messages::EndWords &own, const messages::EndWords &of_cause,
+    const auto tell = [&](uint32_t from, const messages::EndState &own, const messages::EndState &of_cause,
                           uint64_t cause) {
       Header ended{};
       ended.magic = messages::header_magic;
@@ -295,10 +295,10 @@ TEST(Channel, ErrorNamesFirstRankToDiscard) {
       const auto lock = transport.lock();
       transport.receiver().control(ended, &payload, sizeof payload);
     };
-    const auto first = words(RoundWords::abandoned, 2), quiet = words(RoundWords::quiet, 1),
-               follower = words(RoundWords::quiet | RoundWords::abandoned, 2);
+    const auto first = end(RoundState::abandoned, 2), enqueued_all = end(RoundState::enqueued_all, 1),
+               follower = end(RoundState::enqueued_all | RoundState::abandoned, 2);
     tell(1, follower, first, 2);
-    tell(2, first, quiet, 1);
+    tell(2, first, enqueued_all, 1);
 
     std::vector<float> values(1000, 1.0F);
     const Sum span = everywhere_in_place(values.data(), values.size());
@@ -314,7 +314,7 @@ TEST(Channel, ErrorNamesFirstRankToDiscard) {
     channel.round().abandon();
     channel.tell_end();
     require(transport.told.cause == 2, fmt::format("rank {} is told as the cause", transport.told.cause));
-    require(RoundWords::blamed(transport.told.own.flags) == 2, "whom a rank blames is not what it does later");
+    require(RoundState::blamed(transport.told.own.flags) == 2, "whom a rank blames is not what it does later");
   });
   EXPECT_EQ(problems[0], "");
 }

@@ -201,15 +201,15 @@ TEST_P(Conformance, AnExchangeIsAbandonedInItsMiddle) {
   });
 }
 
-// Rank 2 was quiet, and then gave up because of rank 1. A third rank passes on the first of both, late.
-TEST(RoundWords, WhatIsPassedOnLateChangesNoBlame) {
+// Rank 2 had enqueued all, and then gave up because of rank 1. A third rank passes on the first of both, late.
+TEST(RoundState, WhatIsPassedOnLateChangesNoBlame) {
   const auto word = [](uint64_t round, uint64_t blamed, uint64_t flags) { return round << 32 | blamed << 8 | flags; };
-  const uint64_t quiet = word(7, 2, RoundWords::quiet),
-                 followed = word(7, 1, RoundWords::quiet | RoundWords::abandoned);
-  EXPECT_EQ(RoundWords::merge(followed, quiet), followed);
-  EXPECT_EQ(RoundWords::merge(quiet, word(7, 1, RoundWords::abandoned)), followed);
-  EXPECT_EQ(RoundWords::merge(followed, word(8, 2, RoundWords::quiet)), word(8, 2, RoundWords::quiet));
-  EXPECT_FALSE(RoundWords::discards(followed, 2));
+  const uint64_t enqueued_all = word(7, 2, RoundState::enqueued_all),
+                 followed = word(7, 1, RoundState::enqueued_all | RoundState::abandoned);
+  EXPECT_EQ(RoundState::merge(followed, enqueued_all), followed);
+  EXPECT_EQ(RoundState::merge(enqueued_all, word(7, 1, RoundState::abandoned)), followed);
+  EXPECT_EQ(RoundState::merge(followed, word(8, 2, RoundState::enqueued_all)), word(8, 2, RoundState::enqueued_all));
+  EXPECT_FALSE(RoundState::discards(followed, 2));
 }
 
 // Rank 0 discards because rank 1 did. Rank 2 learns of both at once, and its error names rank 1.

@@ -32,14 +32,14 @@ constexpr uint64_t phase_of(uint64_t round, uint64_t number, Phase phase) {
 constexpr uint64_t round_of(uint64_t phase) { return phase >> 32; }
 constexpr uint64_t number_of(uint64_t phase) { return (phase & 0xffffffff) / parts; }
 
-// One rank's words of a communicator in shared memory, which only that rank writes. If a rank ends its round because
-// another rank did, it blames the other rank, whatever the other rank does later. So all ranks name the first cause,
-// even if they learn of a later one first.
-struct RoundWords {
+// How far a rank has come in the round of a communicator, and whether it has ended the round. In shared memory only
+// that rank writes it. If a rank ends its round because another rank did, it blames the other rank, whatever the other
+// rank does later. So all ranks name the first cause, even if they learn of a later one first.
+struct RoundState {
   enum Flag : uint32_t {
-    quiet = 1,     // the rank enqueues nothing more: it will reach no phase above `last`
-    broken = 2,    // the rank will reach no phase above its present one
-    abandoned = 4  // no rank needs to go on with the round
+    enqueued_all = 1,  // the rank enqueues nothing more: it will reach no phase above `last`
+    broken = 2,        // the rank will reach no phase above its present one
+    abandoned = 4      // no rank needs to go on with the round
   };
   static constexpr uint32_t blamed(uint64_t flags) noexcept { return static_cast<uint32_t>(flags >> 8 & 0xffffff); }
   // Did rank r discard its round without an earlier end on another rank?
@@ -71,7 +71,7 @@ class Round {
   uint64_t enqueue();
   // Has the rank's caller enqueued the collective of this phase?
   bool called(uint32_t r, uint64_t phase) const noexcept {
-    return words(r).ended.called.load(std::memory_order_acquire) > phase;
+    return state(r).ended.called.load(std::memory_order_acquire) > phase;
   }
   void quiesce() noexcept;
   void abandon() noexcept;
@@ -86,10 +86,10 @@ class Round {
   void break_at(uint64_t phase, const std::string &call);
 
  private:
-  RoundWords &words(uint32_t r) const noexcept { return *reinterpret_cast<RoundWords *>(base_ + r * stride_); }
+  RoundState &state(uint32_t r) const noexcept { return *reinterpret_cast<RoundState *>(base_ + r * stride_); }
   uint32_t flags(uint32_t r, uint64_t round) const noexcept;  // the flags, and the blamed rank
-  void end(RoundWords::Flag flag, uint32_t blamed) noexcept;
-  bool quiet_before(uint32_t r, uint64_t phase) const noexcept;
+  void end(RoundState::Flag flag, uint32_t blamed) noexcept;
+  bool ends_before(uint32_t r, uint64_t phase) const noexcept;
   Error explain(uint64_t phase, const std::string &call, uint32_t &blamed) const;
 
   std::byte *base_;

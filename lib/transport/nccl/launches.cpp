@@ -25,7 +25,7 @@ Launches::Launches(std::unique_ptr<Connection> connection, device::Device &devic
 void Launches::begin(const char *operation, const Tag &tag, uint64_t bytes, device::Stream &stream, uint64_t hash) {
   failure_.check();
   connection_->handle()->doubt({});  // peers that take part in this collective will not abort it
-  if (quiet_)
+  if (enqueued_all_)
     fail(FSDP_INTERNAL, "{} of '{}' after this rank has said that nothing more comes in this round", operation,
          tag.name);
   what_ = format_text("{} of '{}' (#{}, {} bytes)", operation, tag.name, history_.count, bytes);

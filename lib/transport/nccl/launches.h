@@ -45,10 +45,10 @@ class Launches final : public Guarded {
 
   void await(Ticket ticket, device::Stream &stream);
   bool released(Ticket ticket) const noexcept;
-  void quiesce() noexcept { quiet_ = true; }
+  void quiesce() noexcept { enqueued_all_ = true; }
   void abandon() noexcept { abandoned_ = true; }
   bool abandoned() const noexcept { return abandoned_; }
-  void next_round() noexcept { quiet_ = abandoned_ = false; }
+  void next_round() noexcept { enqueued_all_ = abandoned_ = false; }
   // Replaces a communicator that has ended. Work on the old one is done, or never will be.
   void replace(std::unique_ptr<Connection> connection);
   const History &history() const noexcept { return history_; }
@@ -92,7 +92,7 @@ class Launches final : public Guarded {
   uint64_t &launched_;
   const Waiter &waiter_;
   Failure &failure_;
-  bool quiet_ = false, abandoned_ = false;
+  bool enqueued_all_ = false, abandoned_ = false;
   History history_;
   std::string what_;  // the collective between begin and end
 

@@ -63,8 +63,8 @@ ShmCollectives::ShmCollectives(std::shared_ptr<Seat> seat, uint32_t rank, std::v
       ranks_(std::move(ranks)),
       block_(block ? block : static_cast<uint32_t>(ranks_.size())),
       memory_(std::move(memory)),
-      words_(memory_.data() + offsetof(RankPlace, words.phase), sizeof(RankPlace), ranks_),
-      round_(memory_.data() + offsetof(RankPlace, words), sizeof(RankPlace), rank, ranks_),
+      words_(memory_.data() + offsetof(RankPlace, state.phase), sizeof(RankPlace), ranks_),
+      round_(memory_.data() + offsetof(RankPlace, state), sizeof(RankPlace), rank, ranks_),
       relay_(std::move(relay)) {
   static_assert(sizeof(RankPlace) % 64 == 0);
   // As in next_round(). Creation ends with a barrier of all ranks, before the first collective.

@@ -50,7 +50,7 @@ class ShmCollectives final : public Collectives {
   // More than one rank can be ahead of another, because all ranks wait for each other at every collective.
   static constexpr uint64_t fingerprints_kept = 16;
   struct RankPlace {
-    RoundWords words;
+    RoundState state;
     Fingerprint fingerprints[fingerprints_kept];
     std::byte padding[64 - fingerprints_kept * sizeof(Fingerprint) % 64];
   };

@@ -78,17 +78,17 @@ class Channel::AwaitedCall final : public Awaited {
 };
 
 // Used after a call was given up: waits until messages of the call no longer read or write the caller's memory.
-class Channel::AwaitedQuiet final : public Awaited {
+class Channel::AwaitedNothingInFlight final : public Awaited {
  public:
-  explicit AwaitedQuiet(Channel &channel) : channel_(channel) {}
+  explicit AwaitedNothingInFlight(Channel &channel) : channel_(channel) {}
   bool come() override {
     const auto lock = channel_.transport_.lock();
-    return channel_.lanes_.quiet();
+    return channel_.lanes_.nothing_in_flight();
   }
   void sleep(uint32_t ms) override {
     auto lock = channel_.transport_.lock();
     channel_.transport_.changed().wait_for(lock, std::chrono::milliseconds(ms),
-                                           [&] { return channel_.lanes_.quiet(); });
+                                           [&] { return channel_.lanes_.nothing_in_flight(); });
   }
   bool misses(uint32_t world_rank) const override {
     const auto lock = channel_.transport_.lock();
@@ -175,8 +175,8 @@ void Channel::give_up(const Launch &launch) {
   }
   lanes_.round().break_at(phase_of(launch.round, launch.number, Phase::read), launch.fingerprint.text(launch.number));
   tell_end();
-  AwaitedQuiet quiet(*this);
-  seat_->watch.wait(quiet);
+  AwaitedNothingInFlight nothing_in_flight(*this);
+  seat_->watch.wait(nothing_in_flight);
 }
 
 void Channel::tell_end() {
@@ -188,10 +188,10 @@ void Channel::tell_end() {
 void Channel::drop() noexcept {
   auto lock = transport_.lock();
   lanes_.stop();
-  if (lanes_.quiet()) return;
+  if (lanes_.nothing_in_flight()) return;
   for (uint32_t r = 0; r < lanes_.size(); ++r)
     if (r != lanes_.rank()) transport_.cut(ranks()[r]);
-  const auto ended = [&] { return lanes_.quiet(); };
+  const auto ended = [&] { return lanes_.nothing_in_flight(); };
   if (transport_.traits().cut_always_completes)
     transport_.changed().wait(lock, ended);
   else

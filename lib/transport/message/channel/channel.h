@@ -37,7 +37,7 @@ class Channel {
 
  private:
   class AwaitedCall;
-  class AwaitedQuiet;
+  class AwaitedNothingInFlight;
 
   // Called without the mutex, like all functions below.
   void begin(const Launch &launch);

@@ -21,14 +21,14 @@ constexpr uint64_t ask_period_ns = 100'000'000;
 // rank, and ask each other.
 constexpr uint64_t patient_period_ns = 400'000'000;
 constexpr uint32_t often = 20;
-// Shorter than the time for which a circle of waiting callers must last before it counts as a circle.
+// Shorter than the time for which a cycle of waiting callers must last before it counts as a cycle.
 constexpr uint64_t fresh_ns = 500'000'000;
 // The factor by which all of these times are longer in a job of this many ranks, like the periods of polls.
 uint64_t times_of(uint32_t ranks) noexcept { return static_cast<uint64_t>(slice_ms_of(ranks) / slice_ms); }
 
 uint64_t clock_ns() noexcept { return static_cast<uint64_t>(Clock::now().time_since_epoch().count()); }
 
-void raise(Word &word, uint64_t to) noexcept {
+void advance(Word &word, uint64_t to) noexcept {
   if (!word.reached(to)) word.raise(to);
 }
 
@@ -42,13 +42,13 @@ Lanes::Lanes(Transport &transport, std::vector<uint32_t> ranks, uint64_t key, ui
       key_(key),
       chunk_bytes_(chunk_bytes),
       window_(net_window(static_cast<uint32_t>(ranks_.size()), chunk_bytes)),
-      words_(std::make_unique<RoundWords[]>(ranks_.size())),
-      round_(reinterpret_cast<std::byte *>(words_.get()), sizeof(RoundWords), rank_, ranks_),
+      states_(std::make_unique<RoundState[]>(ranks_.size())),
+      round_(reinterpret_cast<std::byte *>(states_.get()), sizeof(RoundState), rank_, ranks_),
       lanes_(ranks_.size()) {
   if (rank_ >= size()) fail(FSDP_INTERNAL, "{}: rank {} is not among its ranks", what, transport.rank());
   if (sums_on) scratch_ = sums_on->allocate_host(window_ * size() * chunk_bytes_, what.c_str());
   for (Lane &lane : lanes_) lane.arrived.resize(window_);
-  raise(words_[rank_].phase, first_phase(round_.number()));
+  advance(states_[rank_].phase, first_phase(round_.number()));
   const auto lock = transport_.lock();
   for (const uint32_t r : ranks_) transport_.greet(r);
   transport_.add(key_, *this);  // the last step, because the receiver would remain registered after a later error
@@ -85,9 +85,9 @@ void Lanes::tell(const Header &header, const void *payload, uint64_t bytes) {
   if (size() > 1) transport_.wake();
 }
 
-EndWords Lanes::end_words(uint32_t r) const noexcept {
-  const RoundWords &words = words_[r];
-  return {words.ended.last.load(), words.ended.flags.load(), words.phase.value.load()};
+EndState Lanes::end_state(uint32_t r) const noexcept {
+  const RoundState &state = states_[r];
+  return {state.ended.last.load(), state.ended.flags.load(), state.phase.value.load()};
 }
 
 // The first rank that discarded this round without an earlier end on another rank. If there is none, the rank that
@@ -95,18 +95,18 @@ EndWords Lanes::end_words(uint32_t r) const noexcept {
 uint32_t Lanes::cause_of_end() const noexcept {
   uint32_t cause = rank_;
   for (uint32_t r = 0; r < size(); ++r) {
-    const EndWords words = end_words(r);
-    if (words.flags >> 32 != round_.number()) continue;
-    if (RoundWords::discards(words.flags, r)) return r;
-    const bool is_least = cause == rank_ || words.last < end_words(cause).last;
-    if (words.flags & RoundWords::quiet && r != rank_ && is_least) cause = r;
+    const EndState state = end_state(r);
+    if (state.flags >> 32 != round_.number()) continue;
+    if (RoundState::discards(state.flags, r)) return r;
+    const bool is_least = cause == rank_ || state.last < end_state(cause).last;
+    if (state.flags & RoundState::enqueued_all && r != rank_ && is_least) cause = r;
   }
   return cause;
 }
 
 void Lanes::tell_end() {
   const uint32_t cause = cause_of_end();
-  const Ended ended{end_words(rank_), cause, end_words(cause)};
+  const Ended ended{end_state(rank_), cause, end_state(cause)};
   tell(header(Kind::ended), &ended, sizeof ended);
 }
 
@@ -136,17 +136,17 @@ void Lanes::take_hello(uint32_t r, const Header &header, const void *payload) {
   hello.number = header.number;
   hello.chunk_bytes = header.bytes;
   std::memcpy(&hello.fingerprint, payload, sizeof hello.fingerprint);
-  raise(words_[r].phase, phase_of(header.round, header.number, Phase::ready));
+  advance(states_[r].phase, phase_of(header.round, header.number, Phase::ready));
   if (is_active(header)) meet(lanes_[r], hello);
 }
 
-void Lanes::take_end(uint32_t r, const EndWords &ended) noexcept {
-  RoundWords &words = words_[r];
-  const uint64_t known = words.ended.flags.load(std::memory_order_relaxed);
+void Lanes::take_end(uint32_t r, const EndState &ended) noexcept {
+  RoundState &state = states_[r];
+  const uint64_t known = state.ended.flags.load(std::memory_order_relaxed);
   if (ended.flags >> 32 < known >> 32) return;
-  raise(words.phase, ended.phase);
-  if (ended.flags & RoundWords::quiet) words.ended.last.store(ended.last, std::memory_order_relaxed);
-  words.ended.flags.store(RoundWords::merge(known, ended.flags), std::memory_order_release);
+  advance(state.phase, ended.phase);
+  if (ended.flags & RoundState::enqueued_all) state.ended.last.store(ended.last, std::memory_order_relaxed);
+  state.ended.flags.store(RoundState::merge(known, ended.flags), std::memory_order_release);
   attention_.store(true, std::memory_order_release);
 }
 
@@ -227,7 +227,7 @@ void Lanes::start(const Launch &launch) {
 }
 
 void Lanes::raise_phase(const Launch &launch, Phase phase) noexcept {
-  raise(words_[rank_].phase, phase_of(launch.round, launch.number, phase));
+  advance(states_[rank_].phase, phase_of(launch.round, launch.number, phase));
 }
 
 void Lanes::end_sum() {
@@ -248,7 +248,7 @@ void Lanes::move_on() {
     if (can_sum() || done()) attention_.store(true, std::memory_order_release);
   }
   // The thread is not woken for every message, because each wake-up would cost it a turn.
-  if (active_ ? attention_.load(std::memory_order_relaxed) : quiet()) transport_.changed().notify_all();
+  if (active_ ? attention_.load(std::memory_order_relaxed) : nothing_in_flight()) transport_.changed().notify_all();
 }
 
 uint64_t Lanes::gather_allowed(uint32_t r) const noexcept {
@@ -297,7 +297,7 @@ bool Lanes::can_sum() const noexcept {
 }
 
 bool Lanes::done() const noexcept {
-  if (!quiet() || (call_.reduces() && summed_ < call_.chunks())) return false;
+  if (!nothing_in_flight() || (call_.reduces() && summed_ < call_.chunks())) return false;
   for (uint32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     const Lane &lane = lanes_[r];
@@ -310,12 +310,12 @@ bool Lanes::done() const noexcept {
 // ---- questions between callers ----
 
 // Asks which collectives the callers of peers have enqueued. A late stream of a peer tells nothing about the peer's
-// caller. But a caller that waits elsewhere, and never makes the call, may be in a circle of callers that wait for each
+// caller. But a caller that waits elsewhere, and never makes the call, may be in a cycle of callers that wait for each
 // other. So a rank that waits long asks again and again; an answer is valid for the time of its question. The answer
 // takes the same way as the call, because the call may be lost and sent again long after the peer's leader has reported
 // that the peer waits. If the peer has no such channel yet, its transport answers. A lower rank that has not connected
 // to this rank has no channel with it. So the two are in no exchange, unless the lower rank is connecting, and then it
-// is wrongly judged as missing. This makes no circle of ranks that make the same call, because all edges without an
+// is wrongly judged as missing. This makes no cycle of ranks that make the same call, because all edges without an
 // answer lead from higher to lower ranks.
 bool Lanes::misses_caller(uint32_t r, const Launch &launch, uint32_t world_size) {
   const uint64_t times = times_of(world_size);
@@ -349,7 +349,7 @@ void Lanes::answer_questions() {
     if (!lanes_[r].question_ns) continue;
     Header answer = header(Kind::answer);
     answer.chunk = std::exchange(lanes_[r].question_ns, 0);
-    answer.bytes = words_[rank_].ended.called.load(std::memory_order_acquire);
+    answer.bytes = states_[rank_].ended.called.load(std::memory_order_acquire);
     transport_.send_control(ranks_[r], answer, nullptr, 0);
   }
 }
@@ -358,7 +358,7 @@ void Lanes::take_answer(uint32_t r, const Header &header) noexcept {
   Lane &lane = lanes_[r];
   if (header.chunk > lane.asked_ns) return;  // the answer is for no question of this rank
   lane.answered_ns = std::max(lane.answered_ns, header.chunk);
-  std::atomic<uint64_t> &called = words_[r].ended.called;
+  std::atomic<uint64_t> &called = states_[r].ended.called;
   called.store(std::max(called.load(std::memory_order_relaxed), header.bytes), std::memory_order_release);
 }
 

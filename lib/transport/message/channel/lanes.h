@@ -64,7 +64,7 @@ class Lanes final : private Receiver {
   bool can_sum() const noexcept;
   bool done() const noexcept;
   // Is no message of any call under way?
-  bool quiet() const noexcept { return sending_ == 0 && receiving_ == 0; }
+  bool nothing_in_flight() const noexcept { return sending_ == 0 && receiving_ == 0; }
   // next_sum() is the number of the chunk to sum next, if can_sum() is true. row() is the memory with the ranks' parts
   // of a chunk, one after the other. The thread that runs the call calls both, without the mutex.
   uint64_t next_sum() const noexcept { return summed_; }
@@ -106,9 +106,9 @@ class Lanes final : private Receiver {
   bool is_active(const Header &header) const noexcept;
   void tell(const Header &header, const void *payload, uint64_t bytes);
   void take_hello(uint32_t r, const Header &header, const void *payload);
-  EndWords end_words(uint32_t r) const noexcept;
+  EndState end_state(uint32_t r) const noexcept;
   uint32_t cause_of_end() const noexcept;
-  void take_end(uint32_t r, const EndWords &ended) noexcept;
+  void take_end(uint32_t r, const EndState &ended) noexcept;
   void ask(uint32_t r, uint64_t times);
   void take_question(uint32_t r, const Header &header) noexcept;
   void answer_questions();
@@ -124,7 +124,7 @@ class Lanes final : private Receiver {
   uint32_t rank_;
   uint64_t key_, chunk_bytes_, window_;
   std::unique_ptr<device::Memory> scratch_;
-  std::unique_ptr<RoundWords[]> words_;
+  std::unique_ptr<RoundState[]> states_;
   Round round_;
   std::vector<Lane> lanes_;
   Call call_;

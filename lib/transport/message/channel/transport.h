@@ -31,7 +31,7 @@ enum class Kind : uint32_t {
   data,      // payload: one chunk
   ended,     // payload: Ended
   ask,       // asks which collectives the receiver's caller has enqueued; `chunk` is the time of the question
-  answer,    // answers `ask`: `chunk` is the question's chunk, `bytes` is RoundWords::ended.called
+  answer,    // answers `ask`: `chunk` is the time of the question again, `bytes` is RoundState::ended.called
   greeting   // UCX's first message with a header, in either direction; see UcxTransport
 };
 
@@ -53,18 +53,18 @@ struct Header {
 constexpr uint64_t longest_control = sizeof(Fingerprint);
 constexpr uint32_t header_magic = 0x66736406;
 
-// The words with which a rank tells the end of its round: RoundWords::ended.
-struct EndWords {
+// How a rank has ended its round: RoundState::ended, and the phase that it has reached.
+struct EndState {
   uint64_t last;
   uint64_t flags;
   uint64_t phase;
 };
-// The sender's words and, if another rank caused the end, the words of that rank. This message may overtake the other
+// The sender's state and, if another rank caused the end, the state of that rank. This message may overtake the other
 // rank's own message, and all ranks must name the same cause.
 struct Ended {
-  EndWords own;
+  EndState own;
   uint64_t cause;  // index of that rank among the channel's ranks
-  EndWords of_cause;
+  EndState of_cause;
 };
 
 // The interface between the users of messages under one key and the transport.
