@@ -215,16 +215,16 @@ class Device {
   // Returns false if the device may use the memory forever; the memory must then stay allocated.
   virtual bool unregister_host(void *data, uint64_t bytes) noexcept = 0;
   // From begin_capture to end_capture, streams may be captured into the graph with this number, and into no other. A
-  // record on a captured stream is then a point of the graph: done() is false until end_capture, and after that the
-  // event is what it was before the capture. On a captured stream, waits for events that were recorded before the
-  // capture do nothing, because the replay is ordered after them. Without begin_capture, records on captured streams
-  // throw INVALID_STATE.
+  // record on a captured stream is then a point of the graph, and the event's done() is false until end_capture.
+  // Afterwards the event has the state again that it had before the capture. On a captured stream, waits for events
+  // that were recorded before the capture do nothing, because the replay is ordered after them. Without begin_capture,
+  // records on captured streams throw INVALID_STATE.
   virtual void begin_capture(uint64_t id) = 0;
   virtual void end_capture() noexcept = 0;
   // Blocks the calling thread until the event is done, polling the waiter.
   virtual void synchronize(const Event &event) = 0;
-  // Counts an allocation, and throws if the options say that this one fails. Called for shared memory before it is
-  // allocated.
+  // For tests of failures: counts an allocation, and throws if it is the one that options.failed_allocation names.
+  // Called for shared memory before it is allocated.
   virtual void count_allocation(uint64_t bytes, const char *what) = 0;
   virtual uint64_t allocations() const noexcept = 0;  // number of allocations counted so far
   // The number of this device among the machine's devices of its kind, as its libraries count them; -1 for the host.

@@ -46,8 +46,8 @@ CallOutcome give_back(const Remnant &remnant, const Core &core) {
 
 }  // namespace
 
-cudaError_t end(const Remnant &remnant, const Core &core) noexcept {
-  const QuietScope scope(core, std::nothrow);
+cudaError_t try_give_back(const Remnant &remnant, const Core &core) noexcept {
+  const ObjectScope scope(core, std::nothrow);
   if (!scope) return cudaErrorNotReady;
   const CallOutcome outcome = give_back(remnant, core);
   core.check.note(outcome.code, outcome.call, "what the library had of the GPU");
@@ -71,7 +71,7 @@ Core::Core(int index, const Options &options, const Waiter &waiter, Failure &fai
       context(index, driver, check),
       words(*this) {
   const char *const what = "what shows a lost GPU";
-  const QuietScope scope(*this);
+  const ObjectScope scope(*this);
   check(cudaEventCreateWithFlags(&probe_, cudaEventDisableTiming), "cudaEventCreateWithFlags", what);
   try {
     check(cudaStreamCreateWithFlags(&probe_stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", what);
@@ -110,7 +110,7 @@ bool Core::mark_all(Due &due) noexcept {
 bool Core::find_lost_streams() {
   if (lost_streams_.empty()) return true;
   remnants_.reserve(remnants_.size() + lost_streams_.size());
-  const QuietScope scope(*this);
+  const ObjectScope scope(*this);
   std::erase_if(lost_streams_, [&](cudaStream_t stream) {
     const cudaError_t code = is_captured(stream) ? cudaErrorNotReady : cudaStreamQuery(stream);
     check.note(code, "cudaStreamQuery", "a stream that has ended");
@@ -130,7 +130,7 @@ void Core::lose_track(cudaStream_t stream) noexcept {
 }
 
 bool Core::is_captured(cudaStream_t stream) const noexcept {
-  const QuietScope scope(*this, std::nothrow);
+  const ObjectScope scope(*this, std::nothrow);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
   if (scope) check.note(cudaStreamIsCapturing(stream, &capture), "cudaStreamIsCapturing", "a stream that has ended");
   return capture != cudaStreamCaptureStatusNone;
@@ -161,7 +161,7 @@ bool Core::drain() noexcept {
   if (!mark_all(due)) return false;
   const bool idle = await_all(due.words);
   for (const Remnant &remnant : due.remnants)
-    if (!idle || cuda::end(remnant, *this) != cudaSuccess) keep(remnant);
+    if (!idle || cuda::try_give_back(remnant, *this) != cudaSuccess) keep(remnant);
   return idle;
 }
 
@@ -171,8 +171,8 @@ void Core::give_back(const Remnant &remnant) noexcept {
   drain();
 }
 
-bool Core::end(const Remnant &remnant) noexcept {
-  if (!remnant.handle || cuda::end(remnant, *this) == cudaSuccess) return true;
+bool Core::give_back_now(const Remnant &remnant) noexcept {
+  if (!remnant.handle || cuda::try_give_back(remnant, *this) == cudaSuccess) return true;
   keep(remnant);
   return false;
 }
@@ -230,7 +230,7 @@ void Core::remove(WorkSource &worker) noexcept {
 // done, or was never recorded, CUDA may answer without asking the GPU. So the probe has one record at a time, and only
 // a GPU that accepts no more work can keep that record waiting for long.
 void Core::check_gpu() const {
-  const QuietScope scope(*this);
+  const ObjectScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);
   if (!lock) return;
   const std::string what = looking(*this);
@@ -242,7 +242,7 @@ void Core::check_gpu() const {
 
 // As long as its word is not written, the event exists.
 void Core::look_at(cudaEvent_t event, const PinnedWord &word, uint32_t count) const {
-  const QuietScope scope(*this);
+  const ObjectScope scope(*this);
   const std::unique_lock lock(probe_mutex_, std::try_to_lock);
   if (!lock || word.reached(count)) return;
   cudaError_t code = cudaEventQuery(event);

@@ -31,7 +31,7 @@ struct Remnant {
 };
 
 // Gives the resource back. On failure the resource is unchanged; a sticky error fails the context.
-cudaError_t end(const Remnant &remnant, const Core &core) noexcept;
+cudaError_t try_give_back(const Remnant &remnant, const Core &core) noexcept;
 
 struct Core;
 
@@ -97,10 +97,10 @@ class RelaxedScope {
 
 // A DeviceScope and a RelaxedScope together, for calls that make, query or free objects. Calls that enqueue work need
 // only a DeviceScope.
-class QuietScope {
+class ObjectScope {
  public:
-  explicit QuietScope(const Core &core) : device_(core) {}
-  QuietScope(const Core &core, std::nothrow_t) noexcept : device_(core, std::nothrow) {}
+  explicit ObjectScope(const Core &core) : device_(core) {}
+  ObjectScope(const Core &core, std::nothrow_t) noexcept : device_(core, std::nothrow) {}
   explicit operator bool() const noexcept { return static_cast<bool>(device_); }
 
  private:
@@ -132,9 +132,9 @@ struct Core {
   // Gives back a resource whose owner ends: immediately if all work is done, else in a later drain() that finds all
   // work done. Resources that remain when the device ends are left to the process.
   void give_back(const Remnant &remnant) noexcept;
-  // end() gives back a resource that nothing on the GPU uses any more, and returns whether it succeeded. keep() keeps a
-  // resource that is still in use for a later drain().
-  bool end(const Remnant &remnant) noexcept;
+  // give_back_now() gives back a resource that nothing on the GPU uses any more, and returns whether it succeeded.
+  // keep() keeps a resource that is still in use for a later drain().
+  bool give_back_now(const Remnant &remnant) noexcept;
   void keep(const Remnant &remnant) noexcept;
   // How long a destructor may wait for the GPU now.
   uint32_t patience_ms() const noexcept;

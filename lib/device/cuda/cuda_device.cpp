@@ -47,14 +47,14 @@ std::unique_ptr<HostLane> CudaDevice::create_host_lane(const std::string &name) 
 }
 
 void CudaDevice::register_host(void *data, uint64_t bytes) {
-  const QuietScope scope(core_);
+  const ObjectScope scope(core_);
   core_.check(cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped), "cudaHostRegister",
               format_text("{} bytes of the host's memory at {}", bytes, data));
 }
 
 bool CudaDevice::unregister_host(void *data, uint64_t bytes) noexcept {
   const Remnant remnant{Remnant::registered_memory, data, bytes};
-  if (core_.drain()) return core_.end(remnant);
+  if (core_.drain()) return core_.give_back_now(remnant);
   core_.keep(remnant);
   return false;
 }

@@ -12,7 +12,7 @@ CudaEvent::CudaEvent(Core &core)
       count_(word_->value.load(std::memory_order_relaxed)),
       awaited_{word_, count_} {
   try {
-    const QuietScope scope(core);
+    const ObjectScope scope(core);
     core.check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cudaEventCreateWithFlags", "an event");
   } catch (...) {
     core.words.give_back(word_);
@@ -25,10 +25,10 @@ CudaEvent::~CudaEvent() {
   const bool past = written();
   core_.words.give_back(word_);
   if (past)
-    core_.end({Remnant::event, event_});
+    core_.give_back_now({Remnant::event, event_});
   else
     core_.keep({Remnant::event, event_});
-  core_.end({Remnant::event, captured_event_});
+  core_.give_back_now({Remnant::event, captured_event_});
 }
 
 bool CudaEvent::done() const noexcept {
@@ -78,7 +78,7 @@ void CudaEvent::write(cudaStream_t stream, const std::string &stream_name) {
 
 cudaEvent_t CudaEvent::captured_event() {
   if (captured_event_) return captured_event_;
-  const QuietScope scope(core_);
+  const ObjectScope scope(core_);
   core_.check(cudaEventCreateWithFlags(&captured_event_, cudaEventDisableTiming), "cudaEventCreateWithFlags",
               "an event of a graph capture");
   return captured_event_;

@@ -17,7 +17,7 @@ CUdeviceptr address_of(const std::byte *data) { return reinterpret_cast<CUdevice
 DeviceMemory::DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, const char *what)
     : core_(core), virtual_(plan.is_virtual()), bytes_(bytes) {
   if (bytes == 0) return;
-  const QuietScope scope(core);
+  const ObjectScope scope(core);
   const std::string purpose = format_text("{} bytes on GPU {} for {}", bytes, core.index, what);
   if (!virtual_) {
     void *data = nullptr;
@@ -29,7 +29,7 @@ DeviceMemory::DeviceMemory(Core &core, const MemoryPlan &plan, uint64_t bytes, c
     reserve(plan, purpose);
     map(plan, purpose);
   } catch (...) {
-    core.end(remnant());
+    core.give_back_now(remnant());
     throw;
   }
 }
@@ -65,7 +65,7 @@ Remnant DeviceMemory::remnant() const noexcept {
 
 PinnedMemory::PinnedMemory(Core &core, uint64_t bytes, const char *what) : core_(core), bytes_(bytes) {
   if (bytes == 0) return;
-  const QuietScope scope(core);
+  const ObjectScope scope(core);
   core.check(cudaHostAlloc(&data_, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc",
              format_text("{} bytes of page-locked memory for {}", bytes, what));
   std::memset(data_, 0, bytes);
@@ -87,7 +87,7 @@ CUmemAccessDesc access_of(CUdevice device) {
 }  // namespace
 
 MemoryPlan::MemoryPlan(Core &core) {
-  const QuietScope scope(core);
+  const ObjectScope scope(core);
   const std::string what = format_text("GPU {}", core.index);
   core.check(core.driver.device_get(&device_, core.index), "cuDeviceGet", what);
   if (!attribute(core, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)) {

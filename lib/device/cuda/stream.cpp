@@ -12,7 +12,7 @@
 namespace fsdp::device::cuda {
 
 Scratch::Scratch(Core &core, const char *what) : core_(core) {
-  const QuietScope scope(core);
+  const ObjectScope scope(core);
   core.check(cudaMalloc(&data_, kernels::scratch_bytes), "cudaMalloc", what);
 }
 
@@ -201,7 +201,7 @@ void CudaStream::round_randomly(const RandomRounding &work) {
 namespace {
 
 cudaStream_t create(Core &core, const std::string &name) {
-  const QuietScope scope(core);
+  const ObjectScope scope(core);
   int lowest = 0, highest = 0;
   core.check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange", name);
   cudaStream_t stream = nullptr;
@@ -231,7 +231,7 @@ LibraryStream::~LibraryStream() {
   if (captured || (!marked && !is_known_to_be_done()))
     core_.lose_track(stream_);
   else if (!marked || await_last(last_, core_))
-    core_.end(remnant);
+    core_.give_back_now(remnant);
   else
     core_.give_back(remnant);
 }
@@ -251,7 +251,7 @@ bool LibraryStream::mark() noexcept {
 
 // Used if no event could be recorded behind the stream's work.
 bool LibraryStream::is_known_to_be_done() noexcept {
-  const QuietScope scope(core_, std::nothrow);
+  const ObjectScope scope(core_, std::nothrow);
   if (!scope) return false;
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(core_.patience_ms());
   cudaError_t code = cudaStreamQuery(stream_);
@@ -263,7 +263,7 @@ bool LibraryStream::is_known_to_be_done() noexcept {
 
 void LibraryStream::load_kernels() {
   const char *const what = "loading the library's kernels";
-  const QuietScope scope(core_);
+  const ObjectScope scope(core_);
   core_.check(static_cast<cudaError_t>(kernels::prepare(stream_, scratch_.data())), "a kernel", what);
   last_.record(stream_, 0, what);
   await_event(last_, core_, core_.waiter);

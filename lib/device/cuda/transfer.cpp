@@ -37,7 +37,7 @@ Transfer::TypedCopy Transfer::TypedCopy::part(uint64_t first, uint64_t elements)
 
 // Managed memory can be reached by both sides, and counts as the GPU's.
 bool Transfer::on_gpu(const void *data, const char *what) const {
-  const QuietScope scope(core_);
+  const ObjectScope scope(core_);
   cudaPointerAttributes attributes{};
   core_.check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes", what);
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != core_.index)

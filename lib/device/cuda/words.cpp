@@ -19,7 +19,7 @@ void WordPool::add_page() {
   pages_.reserve(pages_.size() + 1);
   free_.reserve((pages_.size() + 1) * page_words);
   late_.reserve((pages_.size() + 1) * page_words);
-  const QuietScope scope(core_);
+  const ObjectScope scope(core_);
   void *memory = nullptr;
   core_.check(cudaHostAlloc(&memory, page_bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc",
               "words shared with the GPU");
