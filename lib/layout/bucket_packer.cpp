@@ -31,7 +31,7 @@ std::optional<uint64_t> start_in_phase(const Item &item, uint64_t from, uint64_t
   return std::nullopt;
 }
 
-// A start at which the item crosses the first boundary after `from`. The item crosses several boundaries if the slice
+// A start at which the item crosses the first boundary after `from`. The item crosses several boundaries if the shard
 // is a multiple of its granule.
 std::optional<uint64_t> find_crossing_start(const Item &item, uint64_t shard, uint64_t from, uint64_t boundary) {
   if (shard % item.granule == 0) return round_up(from, item.step, "tensor offset");
@@ -100,12 +100,12 @@ class Packer {
       : items_(items), least_(least), assigned_(items, ranks, least) {}
 
   Packing pack() {
-    pack_host(fill_slack());
+    pack_shared(fill_slack());
     return finish();
   }
 
  private:
-  void open_gaps(GapList &gaps, const Bin &bucket, uint32_t index) const {
+  void open_gaps(GapList &gaps, const BucketDraft &bucket, uint32_t index) const {
     for (const Gap &gap : bucket.gaps) gaps.add(gap);
     const uint64_t end = checked_multiply(bucket.shard, assigned_.rule.ranks, "elements of a sub-bucket");
     gaps.add({end - bucket.cursor, index, bucket.cursor});
@@ -114,7 +114,7 @@ class Packer {
   // Places the tensors that fit, in the given order; returns the tensors that do not fit.
   Indices place_all(GapList &gaps, const Indices &indices) {
     std::vector<uint64_t> shards;
-    for (const Bin &bucket : assigned_.buckets) shards.push_back(bucket.shard);
+    for (const BucketDraft &bucket : assigned_.buckets) shards.push_back(bucket.shard);
     Indices left;
     for (uint32_t i : indices) {
       if (const auto position = gaps.place(items_[i], shards))
@@ -131,7 +131,7 @@ class Packer {
     return count;
   }
 
-  // Puts tensors into the slack of all buckets except the host bucket; returns the remaining tensors, longest first.
+  // Puts tensors into the slack of all buckets except the shared bucket; returns the remaining tensors, longest first.
   Indices fill_slack() {
     GapList gaps(smallest());
     for (uint32_t b = 1; b < assigned_.buckets.size(); ++b) open_gaps(gaps, assigned_.buckets[b], b);
@@ -147,59 +147,59 @@ class Packer {
     return volume;
   }
 
-  // Finds the shortest slice of the host bucket with which every tensor has a place. Boundaries
-  // between slices must not fall inside a granule, which limits where a tensor may start. If a slice is no multiple of
-  // the granule, there may be no such start. So slices that are multiples of the tensors' granules are tried, too.
-  void pack_host(const Indices &indices) {
-    Bin &host = assigned_.buckets[0];
-    if (indices.empty() && host.cursor == 0) return;
-    HostTry shortest;
+  // Finds the shortest shard of the shared bucket with which every tensor has a place. Boundaries between shards must
+  // not fall inside a tensor's granule, which limits where the tensor may start. If the shard is not a multiple of that
+  // granule, the tensor may have no place. So shards that are multiples of the tensors' granules are tried, too.
+  void pack_shared(const Indices &indices) {
+    BucketDraft &shared = assigned_.buckets[0];
+    if (indices.empty() && shared.cursor == 0) return;
+    SharedTry shortest;
     for (const uint64_t granule : list_granules(indices)) shorten(indices, granule, shortest);
-    host.shard = shortest.shard, host.granule = shortest.granule;
+    shared.shard = shortest.shard, shared.granule = shortest.granule;
     assigned_.places = std::move(shortest.places);
   }
 
-  struct HostTry {
+  struct SharedTry {
     uint64_t shard = too_many, granule = 1;
     std::vector<Position> places = {};
   };
 
-  // Lists the granules to try: first the host bucket's own. Then for each of the tensors' granules, from the largest
-  // down, its least common multiple with the own one, and with all granules so far.
+  // Lists the granules to try: first that of the shared bucket. Then, for each granule of a tensor, from the largest
+  // down, its least common multiple with the bucket's granule, and with all tensors' granules up to this one.
   std::vector<uint64_t> list_granules(const Indices &indices) const {
     std::set<uint64_t, std::greater<>> distinct;
     for (const uint32_t i : indices) distinct.insert(items_[i].granule);
-    const uint64_t own = assigned_.buckets[0].granule;
-    std::vector<uint64_t> granules{own};
-    uint64_t common = own;
+    const uint64_t of_bucket = assigned_.buckets[0].granule;
+    std::vector<uint64_t> granules{of_bucket};
+    uint64_t common = of_bucket;
     for (const uint64_t granule : distinct) {
       if (granules.size() > max_granules_tried) break;
       common = saturating_lcm(common, granule);
-      for (const uint64_t next : {saturating_lcm(own, granule), common})
+      for (const uint64_t next : {saturating_lcm(of_bucket, granule), common})
         if (next != too_many && std::ranges::find(granules, next) == granules.end()) granules.push_back(next);
     }
     return granules;
   }
 
-  // Tries slices that are multiples of the granule. Ends when they are no shorter than `shortest`, the best so far.
-  void shorten(const Indices &indices, uint64_t granule, HostTry &shortest) {
+  // Tries shards that are multiples of the granule. Ends when they are no shorter than `shortest`, the best so far.
+  void shorten(const Indices &indices, uint64_t granule, SharedTry &shortest) {
     const uint64_t least = least_shard(indices);
-    uint64_t volume = host_volume(indices), shard = 0, failed = 0;
+    uint64_t volume = volume_of_shared(indices), shard = 0, failed = 0;
     for (uint64_t growth = 1;; growth *= 2) {
       shard = assigned_.rule.shard_for(volume, granule, least);
       if (shard >= shortest.shard) break;
-      const uint64_t left = try_host(indices, granule, shard, shortest);
+      const uint64_t left = try_shared(indices, granule, shard, shortest);
       if (left == 0) break;
       failed = shard;
       // Starts that are in phase with the boundaries cost some space, usually far less than the size of the tensors
-      // without a place. The loop ends, because a slice that holds everything has no boundary inside.
+      // without a place. The loop ends, because a shard that holds everything has no boundary inside.
       volume = checked_add(checked_multiply(shard, assigned_.rule.ranks, "elements of a sub-bucket"),
                            checked_multiply(left, growth, "elements of a sub-bucket"), "elements of a sub-bucket");
     }
     for (int i = 0; failed && i < bisections; ++i) {
       const uint64_t middle = saturating_round_up(failed + (std::min(shard, shortest.shard) - failed) / 2, granule);
       if (middle >= shortest.shard) return;
-      if (try_host(indices, granule, middle, shortest)) failed = middle;
+      if (try_shared(indices, granule, middle, shortest)) failed = middle;
     }
   }
 
@@ -209,15 +209,15 @@ class Packer {
     return least;
   }
 
-  uint64_t host_volume(const Indices &indices) const {
+  uint64_t volume_of_shared(const Indices &indices) const {
     uint64_t volume = checked_add(assigned_.buckets[0].cursor, volume_of(indices), "elements of a sub-bucket");
     if (!indices.empty()) volume -= padded_count(items_[indices.back()]) - items_[indices.back()].count;
     return volume;
   }
 
   // If every tensor has a place, keeps the places and returns 0. If not, returns the number of elements by which the
-  // host bucket should grow.
-  uint64_t try_host(const Indices &indices, uint64_t granule, uint64_t shard, HostTry &shortest) {
+  // shared bucket should grow.
+  uint64_t try_shared(const Indices &indices, uint64_t granule, uint64_t shard, SharedTry &shortest) {
     assigned_.buckets[0].shard = shard;
     GapList gaps(smallest());
     open_gaps(gaps, assigned_.buckets[0], 0);
@@ -227,7 +227,7 @@ class Packer {
     return 0;
   }
 
-  // The host bucket comes last, because its slices need not end aligned.
+  // The shared bucket comes last, because its shards need not end aligned.
   Packing finish() {
     Packing packing;
     const auto &buckets = assigned_.buckets;
@@ -240,7 +240,7 @@ class Packer {
   }
 
   std::span<const Item> items_;
-  uint64_t least_;  // the host bucket's slice has at least this many elements
+  uint64_t least_;  // the shared bucket's shard has at least this many elements
   HeavyAssignment assigned_;
 };
 
@@ -264,7 +264,7 @@ std::vector<uint64_t> sample_counts(std::span<const Item> items) {
 }  // namespace
 
 // A heavy tensor begins at a common multiple of its granule and the alignment. If rows are long and of an odd length,
-// such multiples are far apart, and the padding may be large. In that case slices that are as long as a tensor may need
+// such multiples are far apart, and the padding may be large. In that case shards that are as long as a tensor may need
 // less padding.
 Packing pack_buckets(std::span<const Item> items, uint32_t ranks) {
   Packing best = Packer(items, ranks, 0).pack();

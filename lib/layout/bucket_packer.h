@@ -43,7 +43,7 @@ class GapList {
   explicit GapList(uint64_t smallest) : smallest_(smallest) {}
   void add(Gap gap);
   // Places the item in the smallest gap into which it fits, and removes its space from the free gaps; shards[bucket] is
-  // the bucket's slice length.
+  // the length of the bucket's shards.
   std::optional<Position> place(const Item &item, std::span<const uint64_t> shards);
 
  private:
@@ -56,7 +56,7 @@ class GapList {
 
 struct PackedBucket {
   uint64_t granule;
-  uint64_t shard;  // elements of each rank's slice, never 0
+  uint64_t shard;  // elements of each rank's shard of this bucket, never 0
 };
 
 struct Packing {

@@ -285,7 +285,7 @@ Packing pack_granules(std::span<const Placement> tensors, std::span<const Tensor
   }
   for (const GranuleKind &kind : kinds)
     packing.buckets.push_back({kind.granule, checked_multiply(divide_up(kind.granules, uint64_t{ranks}), kind.granule,
-                                                              "elements of a rank's slice")});
+                                                              "elements of a rank's shard")});
   return packing;
 }
 
@@ -297,7 +297,7 @@ FlatLayout build_scale_layout(const FlatLayout &elements, std::span<const Tensor
     const SubBucket &of = elements.sub_buckets[b];
     const auto tensor = std::ranges::find(elements.tensors, b, &Placement::sub_bucket) - elements.tensors.begin();
     const uint64_t scales = specs[static_cast<size_t>(tensor)].granule_scales;
-    const uint64_t shard = checked_multiply(of.shard_count / of.granule, scales, "scales of a rank's slice");
+    const uint64_t shard = checked_multiply(of.shard_count / of.granule, scales, "scales of a rank's shard");
     layout.sub_buckets.push_back({scales, shard, layout.full_count, layout.shard_count});
     layout.shard_count = checked_add(layout.shard_count, shard, "scales of a shard");
     layout.full_count = checked_multiply(layout.shard_count, layout.ranks, "scales of the full buffer");

@@ -3,8 +3,8 @@
 // dtype, rank and transport. All numbers count elements.
 //
 //   full buffer   the sub-buckets one after the other, each at a multiple of `alignment`; sub-bucket b consists
-//                 of `ranks` slices of shard_count_b
-//   shard         the rank's slices of the sub-buckets one after the other
+//                 of `ranks` shards of shard_count_b elements
+//   shard         the rank's shards of the sub-buckets, one after the other
 //
 // Promises: tensors are contiguous, disjoint and in bounds. Every tensor starts at a multiple of `alignment` in the
 // full buffer. A rank boundary k * shard_count_b never cuts a granule of a tensor. Quantized tensors start at granules
@@ -40,9 +40,9 @@ struct TensorSpec {
 
 struct SubBucket {
   uint64_t granule;       // elements that stay together
-  uint64_t shard_count;   // elements of each rank's slice
+  uint64_t shard_count;   // elements of each rank's shard of the sub-bucket
   uint64_t full_offset;   // offset of the sub-bucket in the full buffer
-  uint64_t shard_offset;  // offset of the rank's slice in the shard
+  uint64_t shard_offset;  // offset of that shard in the rank's shard of the bucket
 };
 
 struct Placement {
@@ -88,7 +88,7 @@ std::string validate_scales(const FlatLayout &layout, const FlatLayout &scales, 
 // Like validate_scales(), for a layout with one scale for each tensor.
 std::string validate_tensor_scales(const FlatLayout &layout, const FlatLayout &scales);
 
-// Computes the length of a rank's slice of a sub-bucket. Only for the layout room.
+// Computes the length of a rank's shard of a sub-bucket. Only for the layout room.
 
 // Estimates saturate instead of failing, because the alternative that they describe may never be chosen.
 inline constexpr uint64_t too_many = UINT64_MAX;
@@ -108,9 +108,9 @@ inline uint64_t saturating_round_up(uint64_t value, uint64_t multiple) {
 
 struct ShardRule {
   uint64_t ranks;
-  uint64_t allowance;  // extra elements per rank that rounding a slice to a multiple of a power of two may cost
+  uint64_t allowance;  // extra elements per rank that rounding a shard to a multiple of a power of two may cost
 
-  // The shortest slice of at least `least` elements with which all ranks together hold `volume`. Slices that are
+  // The shortest shard of at least `least` elements with which all ranks together hold `volume`. Shards that are
   // multiples of the alignment are best, because a tensor can then start such that a boundary falls between two of its
   // granules.
   uint64_t shard_for(uint64_t volume, uint64_t granule, uint64_t least) const {

@@ -42,8 +42,8 @@ HeavyAssignment::HeavyAssignment(std::span<const Item> items, uint32_t ranks, ui
 
 void HeavyAssignment::assign_all() {
   for (int round = 0; round < assignment_rounds; ++round) {
-    // Tensors that become heavy may leave the host bucket. Its slice then shrinks, and more tensors become heavy.
-    Indices heavy = take_heavy(host_shard(buckets[0].granule, buckets[0].cursor, slack_));
+    // Tensors that become heavy may leave the shared bucket. Its shard then shrinks, and more tensors become heavy.
+    Indices heavy = take_heavy(shard_of_shared(buckets[0].granule, buckets[0].cursor, slack_));
     if (heavy.empty()) return;
     measure_fillers();
     for (auto first = heavy.begin(); first != heavy.end();) {
@@ -76,12 +76,12 @@ void HeavyAssignment::measure_fillers() {
   }
 }
 
-uint64_t HeavyAssignment::slack(const Bin &bucket) const {
+uint64_t HeavyAssignment::slack(const BucketDraft &bucket) const {
   const uint64_t taken = checked_add(bucket.cursor, bucket.reserved, "elements of a sub-bucket");
   return std::max(saturating_multiply(bucket.shard, rule.ranks), taken) - taken;
 }
 
-uint64_t HeavyAssignment::host_shard(uint64_t granule, uint64_t heavy, uint64_t slack) const {
+uint64_t HeavyAssignment::shard_of_shared(uint64_t granule, uint64_t heavy, uint64_t slack) const {
   const uint64_t left = filler_volume_ - std::min(filler_volume_, slack);
   const uint64_t volume = saturating_add(heavy, left);
   const uint64_t least = std::max<uint64_t>(least_, left == 0 ? 1 : filler_granule_);
@@ -95,16 +95,16 @@ void HeavyAssignment::assign_class(std::span<const uint32_t> members) {
   if (!rest.empty()) place_together(rest);
 }
 
-// Puts the tensor into the slack of a bucket if that does not change the bucket's slice.
+// Puts the tensor into the slack of a bucket if that does not change the bucket's shard.
 bool HeavyAssignment::fits_existing(uint32_t index) {
   const Item &item = items_[index];
   for (size_t b = std::min(buckets.size(), buckets_considered); b-- > 0;) {
-    Bin &bucket = buckets[b];
+    BucketDraft &bucket = buckets[b];
     if (bucket.granule % item.granule == 0) {
       const uint64_t end = saturating_add(saturating_round_up(bucket.cursor, item.step), item.count);
-      const bool fits =
-          b == 0 ? host_shard(bucket.granule, end, slack_) == host_shard(bucket.granule, bucket.cursor, slack_)
-                 : end - bucket.cursor <= slack(bucket);
+      const bool fits = b == 0 ? shard_of_shared(bucket.granule, end, slack_) ==
+                                     shard_of_shared(bucket.granule, bucket.cursor, slack_)
+                               : end - bucket.cursor <= slack(bucket);
       if (fits) {
         if (b != 0) slack_ -= end - bucket.cursor;
         add_heavy(static_cast<uint32_t>(b), index);
@@ -122,18 +122,18 @@ bool HeavyAssignment::fits_existing(uint32_t index) {
 
 HeavyAssignment::Outlook HeavyAssignment::outlook(uint32_t bucket, uint64_t granule, uint64_t step,
                                                   uint64_t span) const {
-  const Bin old = bucket < buckets.size() ? buckets[bucket] : Bin{};
-  Bin joined = old;
+  const BucketDraft old = bucket < buckets.size() ? buckets[bucket] : BucketDraft{};
+  BucketDraft joined = old;
   joined.granule = saturating_lcm(old.granule, granule);
   joined.cursor = saturating_add(saturating_round_up(old.cursor, step), span);
   if (bucket == 0) {
-    joined.shard = host_shard(joined.granule, joined.cursor, slack_);
+    joined.shard = shard_of_shared(joined.granule, joined.cursor, slack_);
     return {saturating_add(shards_, joined.shard), joined.granule, joined.shard};
   }
   joined.shard = rule.shard_for(saturating_add(joined.cursor, old.reserved), joined.granule, old.shard);
   const uint64_t slack_then = saturating_add(slack_ - slack(old), slack(joined));
-  const uint64_t host = host_shard(buckets[0].granule, buckets[0].cursor, slack_then);
-  return {saturating_add(saturating_add(shards_ - old.shard, joined.shard), host), joined.granule, joined.shard};
+  const uint64_t shared = shard_of_shared(buckets[0].granule, buckets[0].cursor, slack_then);
+  return {saturating_add(saturating_add(shards_ - old.shard, joined.shard), shared), joined.granule, joined.shard};
 }
 
 // All members have the same granule.
@@ -152,7 +152,7 @@ void HeavyAssignment::place_together(std::span<const uint32_t> members) {
   }
   if (best.shards == too_many) fail(FSDP_INVALID_ARGUMENT, "{} elements on {} ranks exceed 64 bits", span, rule.ranks);
   if (best_bucket == buckets.size()) buckets.emplace_back();
-  Bin &bucket = buckets[best_bucket];
+  BucketDraft &bucket = buckets[best_bucket];
   const uint64_t old_slack = best_bucket == 0 ? 0 : slack(bucket);
   const uint64_t old_shard = bucket.shard;
   bucket.granule = best.granule;
@@ -164,7 +164,7 @@ void HeavyAssignment::place_together(std::span<const uint32_t> members) {
 }
 
 void HeavyAssignment::add_heavy(uint32_t index_of_bucket, uint32_t index) {
-  Bin &bucket = buckets[index_of_bucket];
+  BucketDraft &bucket = buckets[index_of_bucket];
   const uint64_t start = round_up(bucket.cursor, items_[index].step, "tensor offset");
   if (start != bucket.cursor) bucket.gaps.push_back({start - bucket.cursor, index_of_bucket, bucket.cursor});
   places[index] = {index_of_bucket, start};
