@@ -136,9 +136,10 @@ void Verifying::verify_data(int checkpoint, const ManifestFile &file, const std:
   const auto [folder, name] = find_file(checkpoint, file.name, shown);
   const ShardReader reader(folder.get(), name, shown);
   if (reader.header_sum() != file.header_sum)
-    return damaged(shown, format_text("{}: its header has the sum {}, and {} in the manifest: it is not the file that "
-                                      "was written",
-                                      shown, reader.header_sum(), file.header_sum));
+    return damaged(shown,
+                   format_text("{}: its header has the checksum {}, and {} in the manifest: it is not the file that "
+                               "was written",
+                               shown, reader.header_sum(), file.header_sum));
   reader.verify(
       buffer_.bytes(), [&](const Error &error) { damaged(shown, error.message); },
       [&](uint64_t bytes) { pass(bytes); });

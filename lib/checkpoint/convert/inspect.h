@@ -33,7 +33,8 @@ struct Verified {
   std::vector<Damage> damages;
 };
 
-// Verifies everything that inspect_checkpoints finds: manifests, sizes, and the sums of headers and of every block.
+// Verifies everything that inspect_checkpoints finds: manifests, sizes, and the checksums of headers and of every
+// block.
 Verified verify_checkpoints(const std::string &path, const Progress &progress);
 
 }  // namespace fsdp::checkpoint

@@ -48,7 +48,7 @@ std::vector<NewTensor> plan_export(const SpreadTensors &ours, std::span<const Re
                                    const ElementType *as = nullptr);
 
 // Reads the elements of new tensors, in the order in which they are written. Elements are read from the files that have
-// them, verified if these files have sums, converted and transposed.
+// them, verified if these files have checksums, converted and transposed.
 //
 //   files --blocks, verified--> runs of a piece --straight--> the writer's block
 //                                               --transposed, element by element--> a window of rows --> the block

@@ -221,8 +221,8 @@ std::vector<FolderEntry> Folder::list(std::vector<UnreadableCheckpoint> *unreada
   return entries;
 }
 
-// The sequence may be wrong if the manifest's sum is wrong, and a step may be saved twice. So sequence and step count
-// only together with the times.
+// The sequence may be wrong if the manifest's checksum is wrong, and a step may be saved twice. So sequence and step
+// count only together with the times.
 size_t Folder::count_newer(const std::string &name, const std::vector<FolderEntry> &entries) const {
   const std::optional<uint64_t> claimed = claimed_sequence(name);
   const std::optional<int64_t> written = written_at(name);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reads boxes of tensors from a safetensors file. Each block that contains a part of them is read once, and verified if
-// the file has sums.
+// the file has checksums.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ class ShardReader {
   // Throws INVALID_ARGUMENT, with the file's name, if the file lacks a part of the box.
   void check_has(const WantedBox &wanted) const;
   uint64_t file_bytes() const { return file_.bytes(); }
-  // The sum of the header, as the manifest stores it.
+  // The checksum of the header, as the manifest stores it.
   const std::string &header_sum() const { return header_sum_; }
   // For each tensor of the file, its offset in the whole tensor.
   const std::vector<std::vector<uint64_t>> &offsets() const { return offsets_; }
@@ -49,9 +49,9 @@ class ShardReader {
   // rows. Throws INVALID_ARGUMENT, with the file's name, if the file lacks a part of a box. Throws INVALID_ARGUMENT,
   // with file, tensor and bytes, if a block was changed; some elements may then have been taken already.
   Counts read(std::span<const WantedBox> wanted, std::span<std::byte> buffer, const TakeElements &take) const;
-  // Reads all blocks without taking elements. Throws as read() does if a block differs from its sum or cannot be read.
-  // If `damaged` is not empty, it is called for each such block instead, and the other blocks are still read. `passed`
-  // gets the number of bytes read so far.
+  // Reads all blocks without taking elements. Throws as read() does if a block differs from its checksum or cannot be
+  // read. If `damaged` is not empty, it is called for each such block instead, and the other blocks are still read.
+  // `passed` gets the number of bytes read so far.
   uint64_t verify(std::span<std::byte> buffer, const std::function<void(const Error &)> &damaged = {},
                   const std::function<void(uint64_t bytes)> &passed = {}) const;
 
@@ -68,7 +68,7 @@ class ShardReader {
   SafetensorsHeader header_;
   std::string header_sum_;
   std::vector<std::vector<uint64_t>> offsets_;
-  std::vector<uint64_t> sums_;  // empty: the file has no sums
+  std::vector<uint64_t> sums_;  // empty: the file has no checksums
 };
 
 }  // namespace fsdp::checkpoint

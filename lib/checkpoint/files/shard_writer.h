@@ -5,7 +5,7 @@
 //
 //   the rank's memory --packing thread--> a block of four --writing thread--> file
 //
-// The header is written last, because it has the sums.
+// The header is written last, because it has the checksums.
 #pragma once
 
 #include <atomic>

@@ -28,7 +28,7 @@ class WeightFiles {
     return ShardReader(folder_.get(), names_[number], shown(number),
                        is_checkpoint() ? LinkPolicy::refused : LinkPolicy::followed);
   }
-  // Lists the contents of the files; `sum` gets one sum of all headers.
+  // Lists the contents of the files; `sum` gets one checksum of all headers.
   std::vector<StoredFile> list(std::string &sum) const;
 
  private:

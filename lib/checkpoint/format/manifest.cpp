@@ -13,7 +13,7 @@
 namespace fsdp::checkpoint {
 namespace {
 
-constexpr std::string_view sum_name = ",\n\"sum\":\"";  // precedes the sum of all text before it
+constexpr std::string_view sum_name = ",\n\"sum\":\"";  // precedes the checksum of all text before it
 constexpr const char *format_name = "libfsdp checkpoint";
 constexpr size_t cut_numbers = 3;   // a cut has a fourth number if the numbers of its files are not consecutive
 constexpr size_t least_joined = 8;  // shorter runs are not joined, so older releases can read small checkpoints
@@ -307,8 +307,8 @@ std::string write_manifest(const Manifest &manifest) {
   return text + std::string(sum_name) + long_sum_of(text) + "\"}\n";
 }
 
-// The sum is checked before the version. A flipped bit in the version is then reported as damage, and not as a newer
-// release.
+// The checksum is checked before the version. A flipped bit in the version is then reported as damage, and not as a
+// newer release.
 Manifest parse_manifest(std::string_view text, std::string_view file) {
   const nlohmann::json document = parse_json(text, file);
   const JsonValue value(document, file);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// checkpoint.json: the contents of a checkpoint, its files, and their sizes and sums. Most ranks have equally many rows
-// of a tensor, so a part is described by runs of files that have equally many rows. The text grows with tensors plus
-// ranks, not with their product.
+// checkpoint.json: the contents of a checkpoint, its files, and their sizes and checksums. Most ranks have equally many
+// rows of a tensor, so a part is described by runs of files that have equally many rows. The text grows with tensors
+// plus ranks, not with their product.
 //
 //   tensor -> parts (one, or a box for each tensor-parallel rank) -> cuts, in the order of rows
 //
 // The rows of a part are along its axis, usually the first dimension; a scalar is one row. If a boundary between ranks
-// falls inside a matrix of a stack of matrices, that matrix is a part of its own. The axis of this part is the
-// dimension after the stack's. The header of a file tells where each row is in the file.
+// falls inside a matrix of a stack of matrices, that matrix is a part of its own. Its rows run along the first
+// dimension of the matrix: the one after the dimension that counts the matrices. The header of a file tells where each
+// row is in the file.
 #pragma once
 
 #include <cstdint>

@@ -37,12 +37,13 @@ std::string format_sums(std::span<const uint64_t> sums) {
 
 std::vector<uint64_t> parse_sums(std::string_view text, uint64_t count, std::string_view file) {
   if (text.size() != count * digits)
-    refuse_file(file, "it has sums of {} bytes, and {} blocks of data need {}", text.size(), count, count * digits);
+    refuse_file(file, "it has checksums of {} bytes, and {} blocks of data need {}", text.size(), count,
+                count * digits);
   std::vector<uint64_t> sums(count);
   for (uint64_t i = 0; i < count; ++i) {
     const char *first = text.data() + i * digits;
     const auto [end, error] = std::from_chars(first, first + digits, sums[i], 16);
-    if (error != std::errc() || end != first + digits) refuse_file(file, "the sum of block {} is no number", i);
+    if (error != std::errc() || end != first + digits) refuse_file(file, "the checksum of block {} is no number", i);
   }
   return sums;
 }

@@ -160,8 +160,8 @@ ShardReader open_shard(int checkpoint, const ManifestFile &file, const std::stri
   ShardReader reader(folder.get(), name, shown);
   if (reader.file_bytes() != file.bytes || reader.header_sum() != file.header_sum)
     fail(FSDP_INVALID_ARGUMENT,
-         "{}: is not the file that the manifest speaks of: it has {} bytes and header sum {}, not {} and {}", shown,
-         reader.file_bytes(), reader.header_sum(), file.bytes, file.header_sum);
+         "{}: is not the file that the manifest speaks of: it has {} bytes and header checksum {}, not {} and {}",
+         shown, reader.file_bytes(), reader.header_sum(), file.bytes, file.header_sum);
   return reader;
 } catch (const Error &error) {
   // A missing file is damage. ENOENT would mean that the folder of checkpoints does not exist.

@@ -307,7 +307,7 @@ void Save::Keeper::work_on_disk(std::function<void(SaveFolder &)> work) {
   disk_->result();
 }
 
-// Takes sizes and sums of the files with this number. Returns whether the rank has any.
+// Takes sizes and checksums of the files with this number. Returns whether the rank has any.
 bool Save::Keeper::take_files(uint32_t place, uint32_t number,
                               const std::map<std::string_view, ManifestFile *> &files) {
   bool any = false;
@@ -375,7 +375,7 @@ ReportedFile read_reported(int checkpoint, const std::string &name, const std::s
   return file;
 }
 
-// Reads sizes and sums of files whose rank has written them and cannot report any more.
+// Reads sizes and checksums of files whose rank has written them and cannot report any more.
 std::vector<ReportedFile> Save::Keeper::read_files(const std::vector<std::string> &names) {
   auto found = std::make_shared<std::vector<ReportedFile>>();
   work_on_disk([names, found](SaveFolder &folder) {

@@ -39,7 +39,7 @@ struct SaveTask {
   Manifest manifest;             // set on the first rank; the sizes of files are still missing
 };
 
-// Reads the size and the sum of a written file, as a rank reports them.
+// Reads the size and the checksum of a written file, as a rank reports them.
 ReportedFile read_reported(int checkpoint, const std::string &name, const std::string &shown);
 
 class Save::Keeper {

@@ -41,7 +41,7 @@ struct ReportedFile {
   uint64_t bytes = 0;
   std::array<uint8_t, 16> header_sum{};
 
-  // These functions convert the sum from and to 32 hexadecimal digits.
+  // These functions convert the checksum from and to 32 hexadecimal digits.
   void set_header_sum(std::string_view digits) noexcept {
     for (size_t i = 0; i < header_sum.size() && 2 * i + 2 <= digits.size(); ++i)
       (void)std::from_chars(digits.data() + 2 * i, digits.data() + 2 * i + 2, header_sum[i], 16);
