@@ -53,7 +53,8 @@ class ThreadErrors {
 };
 
 // Stores the error for fsdp_get_last_error. Fails the context permanently if it cannot be used after the error.
-// `inside`: the error ended the call inside the context; if false, a call beside that one.
+// `inside`: the error ended a call that has the context to itself (call_context). If false, it ended a call that may
+// run at the same time as such a call (call_beside).
 fsdp_status report(engine::Context *context, const Error &error, bool inside) noexcept;
 const Error *thread_error() noexcept;
 
@@ -148,7 +149,7 @@ fsdp_status in_group(fsdp_group *handle, const char *name, Body &&body) noexcept
     run_call(*model, name, [&] {
       engine::Runtime &runtime = model->runtime(name);
       engine::Group &group = runtime.groups[model.number()];
-      model->context().flight().describe(group.flight_name);
+      model->context().flight().set_object(group.flight_name);
       body(*model, runtime, group);
     });
     scope.done();

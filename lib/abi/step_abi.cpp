@@ -32,7 +32,7 @@ fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase phase, uint32_t flags, f
     check_flags(flags, 0, call, "flags");
     const device::Stream &caller = runtime.caller_stream(stream, call);
     runtime.step.require_weights(call);
-    model.context().flight().describe(impl.flight_name, phase);
+    model.context().flight().set_object(impl.flight_name, phase);
     model.gatherer(call).prefetch(impl, phase, caller);
   });
 }
@@ -43,7 +43,7 @@ fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fs
     check_phase(phase, call);
     check_flags(flags, 0, call, "flags");
     runtime.step.require_weights(call);
-    model.context().flight().describe(impl.flight_name, phase);
+    model.context().flight().set_object(impl.flight_name, phase);
     model.gatherer(call).unshard(impl, engine::Gatherer::whole_group, phase, stream);
   });
 }
@@ -53,7 +53,7 @@ fsdp_status fsdp_reshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fs
   return in_group(group, call, [&](engine::Model &model, engine::Runtime &, engine::Group &impl) {
     check_phase(phase, call);
     check_flags(flags, 0, call, "flags");
-    model.context().flight().describe(impl.flight_name, phase);
+    model.context().flight().set_object(impl.flight_name, phase);
     model.gatherer(call).reshard(impl, engine::Gatherer::whole_group, phase, stream);
   });
 }
@@ -66,7 +66,7 @@ fsdp_status fsdp_unshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase pha
     check_phase(phase, call);
     check_flags(flags, 0, call, "flags");
     runtime.step.require_weights(call);
-    model.context().flight().describe(impl.flight_name, phase);
+    model.context().flight().set_object(impl.flight_name, phase);
     model.gatherer(call).unshard(impl, piece, phase, stream);
   });
 }
@@ -78,7 +78,7 @@ fsdp_status fsdp_reshard_piece(fsdp_group *group, uint32_t piece, fsdp_phase pha
     check_piece(impl, piece, call);
     check_phase(phase, call);
     check_flags(flags, 0, call, "flags");
-    model.context().flight().describe(impl.flight_name, phase);
+    model.context().flight().set_object(impl.flight_name, phase);
     model.gatherer(call).reshard(impl, piece, phase, stream);
   });
 }

@@ -17,9 +17,9 @@ namespace {
 
 // Writing more than the process's limit for files (ulimit -f) would end the process by SIGXFSZ. During this scope, only
 // the write fails.
-class NoSizeSignal {
+class SizeSignalBlocked {
  public:
-  NoSizeSignal() noexcept {
+  SizeSignalBlocked() noexcept {
     sigemptyset(&one_);
     sigaddset(&one_, SIGXFSZ);
     sigset_t pending;
@@ -27,14 +27,14 @@ class NoSizeSignal {
     was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
     pthread_sigmask(SIG_BLOCK, &one_, &before_);
   }
-  ~NoSizeSignal() {
+  ~SizeSignalBlocked() {
     constexpr timespec at_once{};
     while (!was_pending_ && sigtimedwait(&one_, nullptr, &at_once) < 0 && errno == EINTR) {
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
-  NoSizeSignal(const NoSizeSignal &) = delete;
-  NoSizeSignal &operator=(const NoSizeSignal &) = delete;
+  SizeSignalBlocked(const SizeSignalBlocked &) = delete;
+  SizeSignalBlocked &operator=(const SizeSignalBlocked &) = delete;
 
  private:
   sigset_t one_, before_;
@@ -43,7 +43,7 @@ class NoSizeSignal {
 
 // Returns errno, or 0.
 int write_all(int fd, const std::string &text) noexcept {
-  const NoSizeSignal none;
+  const SizeSignalBlocked blocked;
   for (size_t done = 0; done < text.size();) {
     const ssize_t count = ::write(fd, text.data() + done, text.size() - done);
     if (count < 0 && errno != EINTR) return errno;

@@ -52,7 +52,7 @@ class FlightRecorder {
   FlightRecorder(const FlightRecorder &) = delete;
   FlightRecorder &operator=(const FlightRecorder &) = delete;
 
-  // enter() begins a call; its name must be a literal. describe() names the object of the call, and leave() ends the
+  // enter() begins a call; its name must be a literal. set_object() names the object of the call, and leave() ends the
   // call.
   void enter(const char *call) noexcept {
     CallSlot &slot = calls_[next_call_ & mask_];
@@ -69,7 +69,7 @@ class FlightRecorder {
     if (wait_what_.load(std::memory_order_relaxed))
       wait_what_.store(nullptr, std::memory_order_relaxed);  // a wait that ended by an error
   }
-  void describe(const char *object, fsdp_phase phase = 0) noexcept {
+  void set_object(const char *object, fsdp_phase phase = 0) noexcept {
     CallSlot &slot = present();
     slot.object.store(object, std::memory_order_relaxed);
     slot.outcome.store(pack(FlightState::started, phase, 0), std::memory_order_release);

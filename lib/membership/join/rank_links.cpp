@@ -47,7 +47,10 @@ LocalJob::LocalJob(uint32_t size)
 void LocalJob::claim(uint32_t rank) {
   if (rank >= size_) fail(FSDP_INVALID_ARGUMENT, "rank {} is outside [0, {})", rank, size_);
   std::lock_guard lock(mutex_);
-  if (claimed_[rank]) fail(FSDP_INVALID_ARGUMENT, "rank {} of the local job has been made before", rank);
+  if (claimed_[rank])
+    fail(FSDP_INVALID_ARGUMENT,
+         "rank {} of this local job has had a context before; create only one context for each rank of a local job",
+         rank);
   claimed_[rank] = true;
 }
 
@@ -68,13 +71,14 @@ void LocalJob::sleep(uint32_t ms) {
   arrived_.wait_for(lock, std::chrono::milliseconds(std::min(ms, 2U)));
 }
 
-// The first rank to arrive creates the file, and the last one takes the job's own copy.
+// The first rank to arrive creates the file. Each rank gets a copy of its descriptor; the last one gets the original.
 Fd LocalJob::meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &create) {
   std::lock_guard lock(mutex_);
-  auto found = std::find_if(meetings_.begin(), meetings_.end(), [&](const Handover &m) { return m.parcel == parcel; });
-  if (found == meetings_.end()) {
-    meetings_.push_back({parcel, create(), 0});
-    found = meetings_.end() - 1;
+  auto found = std::find_if(offered_files_.begin(), offered_files_.end(),
+                            [&](const OfferedFile &offered) { return offered.parcel == parcel; });
+  if (found == offered_files_.end()) {
+    offered_files_.push_back({parcel, create(), 0});
+    found = offered_files_.end() - 1;
   }
   if (found->taken + 1 < rank_count) {
     Fd file = duplicate(found->file);
@@ -82,7 +86,7 @@ Fd LocalJob::meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &c
     return file;
   }
   Fd file = std::move(found->file);
-  meetings_.erase(found);
+  offered_files_.erase(found);
   return file;
 }
 

@@ -35,10 +35,11 @@ class LocalJob {
   Fd meet(Parcel parcel, size_t rank_count, const std::function<Fd()> &create);
 
  private:
-  struct Handover {
+  // A file that some of the ranks have not taken yet.
+  struct OfferedFile {
     Parcel parcel;
     Fd file;
-    size_t taken = 0;
+    size_t taken = 0;  // by so many ranks
   };
   const uint32_t size_;
   Fd control_;
@@ -46,7 +47,7 @@ class LocalJob {
   std::condition_variable arrived_;
   std::vector<bool> claimed_;
   std::vector<std::vector<std::pair<Parcel, Fd>>> mailboxes_;
-  std::vector<Handover> meetings_;
+  std::vector<OfferedFile> offered_files_;
 };
 
 class LocalLinks final : public Links {
