@@ -61,7 +61,7 @@ class Folder {
   char path_[32] = "/tmp/fsdp-core-XXXXXX";
 };
 
-// Of this process, with its core in that folder.
+// Ends this process by a signal, with its core in that folder.
 [[noreturn]] inline void die(const char *folder) {
   const rlimit all{RLIM_INFINITY, RLIM_INFINITY};
   // Memory in which nothing was ever written is no part of a core. By a system call, as above.

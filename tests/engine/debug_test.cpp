@@ -224,21 +224,21 @@ LentGrad lend(Rank &rank, size_t group, size_t param) {
 // One backward pass. Without `keeps` a gradient can be written only from its acquire to its reduce; with it the buffer
 // stays with the caller, and can be written until the last reduce.
 std::vector<LentGrad> expect_lending(Rank &rank, bool last, bool keeps) {
-  std::vector<LentGrad> old;
+  std::vector<LentGrad> earlier_groups;
   for (size_t g = rank.groups.size(); g-- > 0;) {
-    std::vector<LentGrad> own;
-    for (size_t p = 0; p < rank.def(g).params.size(); ++p) own.push_back(lend(rank, g, p));
-    for (const LentGrad &grad : own) REQUIRE(writable(grad.first) && writable(grad.last));
+    std::vector<LentGrad> this_group;
+    for (size_t p = 0; p < rank.def(g).params.size(); ++p) this_group.push_back(lend(rank, g, p));
+    for (const LentGrad &grad : this_group) REQUIRE(writable(grad.first) && writable(grad.last));
     if (last || !keeps)
-      for (const LentGrad &grad : old) REQUIRE(!writable(grad.first) && !writable(grad.last));
-    for (const LentGrad &grad : own)
+      for (const LentGrad &grad : earlier_groups) REQUIRE(!writable(grad.first) && !writable(grad.last));
+    for (const LentGrad &grad : this_group)
       std::memset(grad.first, 0, static_cast<char *>(grad.last) - static_cast<char *>(grad.first) + 1);
     FSDP(fsdp_reduce_grad(rank.groups[g], last ? FSDP_LAST : 0, nullptr));
     if (last || !keeps)
-      for (const LentGrad &grad : own) REQUIRE(!writable(grad.first) && !writable(grad.last));
-    old.insert(old.end(), own.begin(), own.end());
+      for (const LentGrad &grad : this_group) REQUIRE(!writable(grad.first) && !writable(grad.last));
+    earlier_groups.insert(earlier_groups.end(), this_group.begin(), this_group.end());
   }
-  return old;
+  return earlier_groups;
 }
 
 // A gradient cannot be written from fsdp_reduce_grad on until its buffer is lent again, whichever group uses the buffer

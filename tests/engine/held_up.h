@@ -53,43 +53,43 @@ class StandStill {
   // When this returns, all `count` threads of that name stand still, for at most `ms` milliseconds. /proc
   // may still list threads that were joined before. They never run the handler, so they do not count.
   StandStill(const std::string &name, uint32_t count, int ms) {
-    came = standing = 0;
+    arrived = standing_still = 0;
     longest_ms = ms;
     struct sigaction action {};
     action.sa_handler = stand;
     REQUIRE(::sigaction(SIGILL, &action, &before_) == 0);
     std::set<int> asked;
-    for (const double begin = now(); came < static_cast<int>(count); pause_ms(1)) {
+    for (const double begin = now(); arrived < static_cast<int>(count); pause_ms(1)) {
       REQUIRE(now() - begin < 60);
       for (const auto &task : std::filesystem::directory_iterator("/proc/self/task")) {
-        std::string own;
-        std::getline(std::ifstream(task.path() / "comm"), own);
+        std::string thread_name;
+        std::getline(std::ifstream(task.path() / "comm"), thread_name);
         const int thread = std::stoi(task.path().filename());
-        if (own == name && asked.insert(thread).second) (void)::syscall(SYS_tgkill, ::getpid(), thread, SIGILL);
+        if (thread_name == name && asked.insert(thread).second) (void)::syscall(SYS_tgkill, ::getpid(), thread, SIGILL);
       }
     }
   }
   ~StandStill() {
-    while (standing > 0) pause_ms(1);
+    while (standing_still > 0) pause_ms(1);
     ::sigaction(SIGILL, &before_, nullptr);
   }
-  static bool stands() { return standing > 0; }
+  static bool stands() { return standing_still > 0; }
   StandStill(const StandStill &) = delete;
   StandStill &operator=(const StandStill &) = delete;
 
  private:
   static void stand(int) {
     const int error = errno;
-    ++standing;
-    ++came;
+    ++standing_still;
+    ++arrived;
     for (int i = 0; i < longest_ms; ++i) {
       timespec one{0, 1'000'000};
       ::nanosleep(&one, nullptr);
     }
-    --standing;
+    --standing_still;
     errno = error;
   }
-  static inline std::atomic<int> came{0}, standing{0}, longest_ms{0};
+  static inline std::atomic<int> arrived{0}, standing_still{0}, longest_ms{0};
   struct sigaction before_ {};
 };
 

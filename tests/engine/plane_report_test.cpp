@@ -54,7 +54,10 @@ void load(Rank &rank, uint64_t param, uint64_t count, const std::vector<std::pai
   FSDP(fsdp_load_param(rank.groups[0], param, values.data(), FSDP_FLOAT32, count, FSDP_EVERY_RANK, 0));
 }
 
-void load_all(Rank &rank, bool spoilt) {
+enum class Values { finite, not_finite };
+
+void load_all(Rank &rank, Values values) {
+  const bool spoilt = values == Values::not_finite;
   using Odd = std::vector<std::pair<size_t, float>>;
   load(rank, 0, 64 * 96, spoilt ? Odd{{5 * 96 + 40, NAN}, {6 * 96, -INFINITY}, {6 * 96 + 1, NAN}} : Odd{});
   load(rank, 1, 320, spoilt ? Odd{{319, -INFINITY}} : Odd{});
@@ -70,18 +73,17 @@ void publish(Rank &rank, fsdp_context *context) {
   FSDP(fsdp_begin_update(rank.model, stream()));
 }
 
-// Rank 0 has the first rows, rank 1 the others; no rank warns of parameters that are not sharded or
-// not quantized.
+// Rank 0 has the first rows, rank 1 the others. No rank warns of parameters that are not sharded or not quantized.
 TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
   Log log;
   const Scenario setup = three_kinds(2, log);
-  const auto told = [&] { return log.take(FSDP_LOG_WARNING, "Inf or NaN"); };
+  const auto warnings = [&] { return log.take(FSDP_LOG_WARNING, "Inf or NaN"); };
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
-    load_all(rank, true);
+    load_all(rank, Values::not_finite);
     publish(rank, context);
     publish(rank, context);
-    load_all(rank, false);
+    load_all(rank, Values::finite);
     publish(rank, context);
   });
   std::vector<std::string> expected;
@@ -94,7 +96,7 @@ TEST(PlaneReport, WeightsThatAreNotFiniteAreNamedOncePerVersion) {
                        "fp8' of group 'g': main weights are Inf or NaN, so no scale can be computed and 1 is used");
   }
   std::sort(expected.begin(), expected.end());
-  EXPECT_EQ(told(), expected);
+  EXPECT_EQ(warnings(), expected);
 }
 
 TEST(PlaneReport, OnTheHostThePublishCallLogsTheWarning) {
@@ -103,7 +105,7 @@ TEST(PlaneReport, OnTheHostThePublishCallLogsTheWarning) {
   const Scenario setup = three_kinds(1, log);
   run_threads(setup, [&](uint32_t, fsdp_context *context) {
     Rank rank(context, setup);
-    load_all(rank, true);
+    load_all(rank, Values::not_finite);
     FSDP(fsdp_publish_weights(rank.model, nullptr));
     EXPECT_EQ(log.take(FSDP_LOG_WARNING, "version 1").size(), 3u);
   });

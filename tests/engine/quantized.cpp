@@ -26,7 +26,7 @@ struct ScaleIndex {
   uint64_t rows, columns, across, down;
 };
 
-// Of each block; NaN where there is one.
+// The largest magnitude of each block; NaN if the block has a NaN.
 std::vector<double> find_amaxes(const std::vector<float> &numbers, const ScaleIndex &scale_of) {
   std::vector<double> amaxes;
   for (uint64_t i = 0; i < numbers.size(); ++i) {

@@ -42,7 +42,7 @@ std::vector<uint8_t> transposed(const std::vector<uint8_t> &scales, uint64_t row
   return found;
 }
 
-// Of all matrices of a view.
+// The swizzled scales of all matrices of a view.
 std::vector<uint8_t> expected(const fsdp_tensor &view, bool columns) {
   std::vector<uint8_t> all(view.element_count), found;
   copy_out(all.data(), view.data, all.size());

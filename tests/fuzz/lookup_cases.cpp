@@ -29,7 +29,7 @@ fsdp_status get_group(Rank &rank) {
   return find(rank, [&](fsdp_group **out) { return fsdp_get_group(model, index, out); });
 }
 
-// Of the group aimed at, which may be another model's.
+// Looks up the group that is aimed at, which may belong to another model.
 fsdp_status find_group(Rank &rank) {
   const auto known = rank.groups.find(rank.aim.group);
   const fsdp_model *const model = known == rank.groups.end() || rank.wild() ? rank.model() : known->second.model;

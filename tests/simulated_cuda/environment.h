@@ -20,7 +20,7 @@ struct Settings {
 
 // Nothing: the text is not of that form.
 std::optional<Settings> parse_settings(std::string_view text);
-// Of the environment; devices 0 if it cannot be read.
+// The settings that the environment gives; with 0 devices if the environment cannot be read.
 Settings environment_settings();
 
 }  // namespace simulated

@@ -50,7 +50,7 @@ Result spoil(Lock &lock, Comm &comm, Result error) {
   return error;
 }
 
-// Of what a kernel that runs reads or writes.
+// Does a running kernel read or write this region?
 bool is_at_work(const Comm &comm, const Region &region) {
   const auto inside = [&](const std::byte *data) { return data >= region.data && data < region.data + region.bytes; };
   return std::any_of(comm.at_work.begin(), comm.at_work.end(), [&](const auto *launch) {

@@ -42,7 +42,7 @@ TEST_F(CheckpointJob, OfARankThatDiesIsWholeOrNotThere) {
   EXPECT_GT(deaths, 5);
 }
 
-// Of three ranks as processes, none of which may be silent for longer than a second.
+// Runs three ranks as processes, none of which may be silent for longer than a second. Returns their exit codes.
 std::vector<int> run_processes(const std::function<void(Rank &)> &body) {
   const std::string rendezvous = transport::test::unique_rendezvous();
   std::vector<pid_t> processes;

@@ -162,7 +162,7 @@ TEST(Message, EntriesFollowWhateverIsBeforeThem) {
   expect_frames(said, 1);
 }
 
-// Of 16,384 ranks with cards of 150 bytes that differ in a port and in their last byte.
+// There are 16,384 ranks with cards of 150 bytes, which differ in a port and in their last byte.
 TEST(Message, EntriesSayWhatDiffers) {
   std::vector<Said> said;
   for (uint32_t r = 0; r < 16384; ++r) {

@@ -40,7 +40,7 @@ uint64_t round_up_to(uint64_t value, uint64_t multiple) { return (value + multip
 
 bool contains(const std::string &text, const std::string &part) { return text.find(part) != std::string::npos; }
 
-// Of a plan whose groups are on one mesh.
+// The bytes by role in a plan whose groups are all on one mesh.
 RoleBytes role_bytes(const ModelPlan &plan, uint32_t rank, uint32_t ranks) {
   const InnerPlace place{rank, ranks};
   return plan.role_bytes({&place, 1});

@@ -56,7 +56,7 @@ TEST_F(NcclTest, ARingRoundsAtEachHop) {
   expect_well(run_ranks({ranks}, [&](NcclRank &mine) { EXPECT_EQ(reduce_by_nccl(mine), 258); }));
 }
 
-// Of one reduce-scatter: gradients that are all different, and not exact in 16 bits.
+// A reduce-scatter of gradients that are all different, and not exact in 16 bits.
 struct Sums {
   fsdp_dtype dtype, wire;
   bool apart;  // a buffer for what comes in, also where the gradient has room

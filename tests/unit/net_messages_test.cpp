@@ -149,7 +149,7 @@ TEST(NetMessages, BroadcastsTheFirstOnes) {
   }));
 }
 
-// Of hosts with a rank each, in circles of two: three levels, of which some are left with one.
+// Five hosts with one rank each, in circles of two. There are three levels; in some of them one host is left alone.
 TEST(NetMessages, TeamsMeetInCircles) {
   expect_well(run_threads(5, [](Rank &rank) {
     NetRank mine(rank);

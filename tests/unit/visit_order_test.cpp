@@ -315,7 +315,8 @@ TEST(VisitOrder, KeepsItsPromisesOnRandomVisits) {
   }
 }
 
-// Two layers of a large and a small piece. Each piece lives from the visit before its own one on.
+// Two layers, each of a large and a small piece. A piece has a place in the pool from the visit before its own visit to
+// the end of its own visit.
 TEST(VisitOrder, PiecesThatVisitsNameLiveForTheirOwnVisits) {
   ScheduleSpec spec = layers(2);
   spec.kind = FSDP_SCHEDULE_VISITS;

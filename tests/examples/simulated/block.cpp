@@ -23,8 +23,8 @@ struct Coroutine {
   bool ended = false;
 };
 
-// Of the stream's thread. Most kernels never await each other: a coroutine runs one thread after the other until one
-// awaits, and another coroutine goes on from there.
+// A block of threads, run by the stream's thread. Most kernels never await each other: a coroutine runs one thread
+// after the other until one awaits, and another coroutine goes on from there.
 struct Block {
   jmp_buf scheduler;
   std::vector<std::unique_ptr<Coroutine>> coroutines;
