@@ -33,8 +33,8 @@
  *   Errors     Every call returns fsdp_status; FSDP_OK is 0. fsdp_get_last_error tells exactly what was wrong.
  *              If a call fails, its out-handles are set to NULL and its other outputs are left untouched.
  *   Options    A NULL options pointer means all defaults. In an options struct, struct_size is sizeof the struct, and a
- *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size. Where zero is a
- *              legal value but not the default, a flag FSDP_..._ZERO asks for zero. The flag together with a non-zero
+ *              zero in any other field means the default. FSDP_X_OPTIONS_INIT is zero plus the size. If zero is a
+ *              valid value other than the default, a flag FSDP_..._ZERO selects it. The flag together with a non-zero
  *              value is INVALID_ARGUMENT.
  *   Flags      Unknown bits are INVALID_ARGUMENT. No flag uses one of the lowest eight bits, which belong to the values
  *              of enums. Each family of flags has bits of its own, so a call refuses the flags of another family.
@@ -55,7 +55,7 @@
  *              they came from and live as long as that object.
  *   Numbers    The caller's floating-point modes (rounding, flushing of subnormals, traps) do not change a single bit
  *              of the results, and every call leaves these modes as they were.
- *   Peers      Every collective call may also return MISMATCH, if other ranks make another call instead. Every call
+ *   Peers      Every collective call may also return MISMATCH, if other ranks make a different call instead. Every call
  *              that blocks for peers may return INTERRUPTED. An interrupted call ends the job, because the other ranks
  *              wait for a call that never comes. Saves are the exception: once every rank has entered a save, an
  *              interrupted wait does not end the save, and the program may wait for it again.
@@ -658,8 +658,8 @@ typedef struct fsdp_model_options {
   fsdp_scale_rule scale_rule;      /* 0: FSDP_SCALE_ROUND_UP */
   fsdp_plane_policy plane_policy;  /* 0: FSDP_PLANES_BY_PHASE */
   uint64_t max_pending_bytes;      /* limit of the bytes of all transient full gradient buffers. A group that does not
-                                      fit is divided into parts of consecutive parameters. Each part is lent, reduced
-                                      and drained by itself; it is reduced once fsdp_complete_grad was called for all of
+                                      fit is divided into parts of consecutive parameters. Each part is lent and
+                                      reduced by itself: it is reduced once fsdp_complete_grad was called for all of
                                       its parameters. max_pending_groups then counts parts; if that many do not fit,
                                       fewer are alive at once. A single parameter is never divided. Debug mode needs
                                       more memory. 0: no limit, and each group is one part */
@@ -735,8 +735,8 @@ typedef struct fsdp_schedule_options {
   uint64_t visit_count;
   uint64_t visit_stride;    /* sizeof(fsdp_visit); counts only with visits */
   uint32_t held_groups;     /* with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is
-                               held or gathered ahead (with planes by phase, see fsdp_plane_policy, one for each set of
-                               planes); 0: 4. Other schedules need 0 */
+                               held or gathered ahead (if planes are gathered by phase, see fsdp_plane_policy, one for
+                               each set of planes); 0: 4. Other schedules need 0 */
   uint32_t reserved;        /* must be 0 */
 } fsdp_schedule_options;
 #define FSDP_SCHEDULE_OPTIONS_INIT {sizeof(fsdp_schedule_options), 0, 0, 0, 0, 0}
@@ -879,8 +879,8 @@ typedef struct fsdp_stats {
   uint64_t gather_wait_ns;      /* waits for copies of weights */
   uint64_t reduce_wait_ns;      /* waits for reduces to end, or for a gradient buffer to be free */
   uint64_t peer_wait_ns;        /* waits for peers to publish, to end the step, to exchange norms and parameters */
-  /* the next two fields are about the end of a step: the latest end for which the ranks have exchanged how long they
-     waited. They exchange these times when they next synchronize */
+  /* how long the ranks waited for each other at the end of a step. They exchange these times when they synchronize the
+     next time, so the next two fields may be about an earlier step */
   uint64_t last_rank_lag_ns;    /* the wait of the rank that waited longest, minus that of the rank that waited least */
   int32_t last_rank;            /* the rank that waited least, so that all other ranks have waited for it; -1: none yet,
                                    or a mesh of one */
@@ -1159,8 +1159,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_info(const fsdp_group *group, u
  * are made when all data has come. Errors: INVALID_ARGUMENT, INVALID_STATE (window closed), OUT_OF_MEMORY, PEER_FAILED,
  * TIMEOUT. If the root's data, dtype or element_count is wrong, all ranks get INVALID_ARGUMENT. Any other wrong
  * argument fails the call only on the rank that passed it, and the other ranks wait for that rank. With a root all
- * ranks get OUT_OF_MEMORY, else only this rank does. The planes then have their old values, and the parameter must be
- * loaded again before the next publish. Since 0.2.
+ * ranks get OUT_OF_MEMORY, else only this rank does. After OUT_OF_MEMORY the planes have their old values: load the
+ * parameter again before the next publish. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_param(fsdp_group *group, uint64_t param_index, const void *data,
                                                  fsdp_dtype dtype, uint64_t element_count, int32_t root,
@@ -1182,10 +1182,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_read_param(fsdp_group *group, uint64_t pa
 /**
  * Get a read-only view of a parameter's full compute weights. The view may be read while the parameter's piece is held
  * or, if the strategy keeps the weights whole, at any time outside the update window. With SEQUENTIAL and VISITS
- * schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group with planes by
- * phase (fsdp_plane_policy), the address depends on the phase given: BACKWARD has one address, and FORWARD and EVAL
- * share another. RECOMPUTE has FORWARD's address if the group has planes by phase or if BACKWARD reads no weights,
- * otherwise BACKWARD's. With ANY the address is valid while the group is held, and may differ at the next hold. Every
+ * schedules the address is the same from the seal on, in every phase. With INTERLEAVED, and in a group whose planes are
+ * gathered by phase (fsdp_plane_policy), there are two addresses: one for FORWARD and EVAL, and one for BACKWARD.
+ * RECOMPUTE has the address of FORWARD if planes are gathered by phase or if BACKWARD reads no weights; otherwise it
+ * has that of BACKWARD. With ANY the address is valid while the group is held, and may differ at the next hold. Every
  * phase is legal here, except BACKWARD of a group with FSDP_BACKWARD_WEIGHTS_NONE.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (also if the parameter is quantized, see fsdp_get_plane),
  * INVALID_STATE (not sealed; not unsharded). Since 0.2.
@@ -1362,8 +1362,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_prefetch(fsdp_group *group, fsdp_phase ph
  * Collective: no; on a CUDA device the shard axis. Blocks: peers on the host device (until every rank has published
  * this version). Window: outside.
  * Errors: INVALID_STATE (window open; no buffer free, naming both groups or pieces; pieces of the group share a buffer;
- * BACKWARD with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and BACKWARD at once, with planes by phase), PEER_FAILED,
- * TIMEOUT. Since 0.2.
+ * BACKWARD with FSDP_BACKWARD_WEIGHTS_NONE; RECOMPUTE and BACKWARD at once, if planes are gathered by phase),
+ * PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard(fsdp_group *group, fsdp_phase phase, uint32_t flags, fsdp_stream stream);
 
@@ -1427,9 +1427,10 @@ enum {
  * is 1, add to it. With FSDP_GRAD_ZEROED it is always 1, and accumulate may be NULL. A second call before
  * fsdp_reduce_grad (for a tied or twice-used parameter) sets *accumulate to 1 and orders the second stream after the
  * first. The view ends with fsdp_complete_grad for the parameter, or else with fsdp_reduce_grad.
- * Collective: no. Blocks: peers on the host device, if a buffer must be drained.
+ * Collective: no. Blocks: peers on the host device, if the reduce of another part must end first, to free a buffer.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; completed; reduced with LAST; no buffer free, naming both groups),
- * BUSY (FSDP_GRAD_NO_WAIT). If a buffer must be drained, the errors of its reduce: MISMATCH, PEER_FAILED, TIMEOUT.
+ * BUSY (FSDP_GRAD_NO_WAIT). If the call waits for a reduce, also the errors of that reduce: MISMATCH, PEER_FAILED,
+ * TIMEOUT.
  * Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t param_index, uint32_t flags,
@@ -1440,7 +1441,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grad(fsdp_group *group, uint64_t 
  * array of grad_count elements, the group's number of parameters. accumulate is an array of the same length; with
  * FSDP_GRAD_ZEROED it may be NULL. A parameter that is FROZEN or not trained now (fsdp_set_param_trainable) has data
  * NULL and accumulate 0. struct_size is set as in fsdp_get_params.
- * Collective: no. Blocks: peers on the host device, if a buffer must be drained. Errors: as fsdp_acquire_grad, and
+ * Collective: no. Blocks: as fsdp_acquire_grad. Errors: as fsdp_acquire_grad, and
  * INVALID_STATE if max_pending_bytes has no room for all gradients at once. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_acquire_grads(fsdp_group *group, uint32_t flags, fsdp_stream stream,
@@ -1461,12 +1462,14 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_put_grad(fsdp_group *group, uint64_t para
 /**
  * Declare a parameter's gradient of this contribution complete. Until fsdp_reduce_grad the caller must not write into
  * it or put it again. A group may be reduced in parts (max_pending_bytes). The library begins to reduce a part, or an
- * undivided group, as soon as all of its trainable parameters are complete. fsdp_reduce_grad must still be called: it
- * ends the contribution. The part's buffer can then be lent for other gradients while the rest of the group is written.
+ * undivided group, as soon as all of its trainable parameters are complete. Once a part is reduced, its buffer can be
+ * lent for other gradients while the rest of the group is written. fsdp_reduce_grad must still be called: it ends the
+ * contribution.
  * Complete parameters from the last to the first, in the order of a backward pass. Ranks may complete the parameters of
  * a part in different orders, but they must reduce parts in the same order. A rank may leave parts to fsdp_reduce_grad,
  * which reduces them from the last to the first. With FSDP_REDUCE_POLICY_LAST nothing is reduced before
- * fsdp_reduce_grad. The argument stream orders no work: the library knows which streams wrote. flags must be 0.
+ * fsdp_reduce_grad. `stream` orders no work: the reduce waits for the streams that were given to fsdp_acquire_grad or
+ * fsdp_put_grad. flags must be 0.
  * Collective: the mesh. Blocks: no. Window: outside. Errors: INVALID_ARGUMENT, INVALID_STATE (frozen; no gradient yet;
  * completed already; reduced with FSDP_LAST), MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
@@ -1480,8 +1483,8 @@ enum {
 /**
  * End one contribution (micro-batch) of a group: its gradients are complete. The call reduces into the main grads what
  * fsdp_complete_grad has not reduced. Every trainable parameter must have been acquired or put. With
- * FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST communicates. A buffer is drained when another group or part
- * needs it.
+ * FSDP_REDUCE_POLICY_LAST only the call with FSDP_LAST communicates. The buffer is free for other groups or parts
+ * once its reduce has ended; a call that needs it sooner waits.
  * Collective: the mesh. Blocks: no. Window: outside.
  * Errors: INVALID_ARGUMENT, INVALID_STATE (a parameter without gradient, named; LAST twice), MISMATCH, PEER_FAILED,
  * TIMEOUT. Since 0.2.
@@ -1606,8 +1609,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_grad_norms(fsdp_model *model, f
  * the number of parameters of the model. Inside the window, the weights are those that loads, edits and earlier work of
  * the window have left.
  * Collective: the mesh. Blocks: peers, and the stream. Window: either. Errors: INVALID_ARGUMENT (norm_count),
- * INVALID_STATE (not sealed, or only planned; a step that has failed and was not discarded; in a capture), MISMATCH,
- * PEER_FAILED, TIMEOUT. Since 0.2.
+ * INVALID_STATE (not sealed, or only planned; a step has failed and was not discarded; a capture is under way),
+ * MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_param_weight_norms(fsdp_model *model, fsdp_stream stream, double *norms,
                                                              uint64_t norm_count);
@@ -1692,8 +1695,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_step_adamw(fsdp_model *model, double lr, 
  * random bits are those that fsdp_step_adamw would use in the step with this number: they depend only on the model's
  * rounding_seed, the parameter's name, the element and the step.
  * Collective: no. Blocks: local work on the host device, no on a GPU. Window: inside. Stream: the rounding is done in
- * stream order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, only planned, window closed, in a capture, or the
- * parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
+ * stream order. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed, or only planned; window closed; a capture is
+ * under way; the parameter's main storage is not FSDP_MAIN_NONE). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_round_stochastic(fsdp_group *group, uint64_t param_index,
                                                        uint64_t element_offset, const float *from, void *to,
@@ -1747,8 +1750,8 @@ typedef struct fsdp_matrix_options {
  * Collective: the mesh. Blocks: peers. Window: inside; if the source or the target is the main grads, the window must
  * have gradients. Stream: the source is read in stream order.
  * Errors: INVALID_ARGUMENT (no such state, a state in codes, main weights in two halves), INVALID_STATE (no parameter
- * has matrices, matrices are collected already, in a capture), MISMATCH (ranks gave other options), PEER_FAILED,
- * TIMEOUT. Since 0.2.
+ * has matrices; matrices are collected already; a capture is under way), MISMATCH (ranks gave other options),
+ * PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_collect_matrices(fsdp_model *model, const fsdp_matrix_options *options,
                                                        fsdp_stream stream);
@@ -1757,16 +1760,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_collect_matrices(fsdp_model *model, const
  * caller may change them in place, on this stream. The call gives back the matrices of the previous call, so enqueue
  * all work on them first.
  * Collective: no. Blocks: on the host device until the matrices are there; on a GPU no. Window: inside.
- * Errors: INVALID_STATE (nothing is collected; in a capture; on the host device also: another rank has discarded the
- * step), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_STATE (nothing is collected; a capture is under way; on the host device also: another rank has
+ * discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_next_matrix(fsdp_model *model, fsdp_stream stream, fsdp_matrix *matrix);
 /**
  * Bring all rows back, to the target of fsdp_collect_matrices. Work that follows on the stream finds them there. The
  * ranks synchronize in this call, so it fails on all of them if one discards the step.
  * Collective: the mesh. Blocks: peers. Window: inside.
- * Errors: INVALID_STATE (nothing is collected, this rank has matrices that fsdp_next_matrix has not given, in a
- * capture, or another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
+ * Errors: INVALID_STATE (nothing is collected; this rank has matrices that fsdp_next_matrix has not given; a
+ * capture is under way; another rank has discarded the step), PEER_FAILED, TIMEOUT. Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_return_matrices(fsdp_model *model, fsdp_stream stream);
 /**
@@ -1783,11 +1786,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_get_matrix_plan(const fsdp_model *model, 
  * Publish the main weights: cast them to compute weights, raise the version, close the update window. Weights that the
  * strategy keeps whole are refreshed before the call returns. If the scales of a quantized parameter show that its main
  * weights have Inf or NaN, the rank that has them logs one FSDP_LOG_WARNING for each such parameter and version. On the
- * host device this call logs the line. On a GPU a later call of the context logs it, the first that sees that the GPU
- * has finished the publish. There is no line for a version that a CUDA graph published, nor for one that was published
- * while the check of an earlier version was still running.
+ * host device this call logs the line. On a GPU the first later call of this context that finds the publish finished
+ * logs it. There is no line for a version that a CUDA graph published, nor for one that was published while the check
+ * of an earlier version was still running.
  * Collective: the mesh. Blocks: peers.
- * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank made another call, or
+ * Window: closes it. Errors: INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. MISMATCH: a rank made a different call, or
  * a setting that must be equal on all ranks differs. After the first publish MISMATCH is fatal on all ranks, because
  * main weights may have been written already. Before it, make the settings equal and publish again. Since 0.2.
  */
@@ -2172,13 +2175,14 @@ typedef struct fsdp_capture fsdp_capture;
  *              other models, a captured call that measures a norm (apply_grads does so only if it clips) is
  *              UNSUPPORTED, and so is fsdp_prepare_replay of a capture with a norm.
  *   Streams    All streams given must be in the capture: `stream`, and streams forked from it.
- *   Gradients  Overwriting gradients and adding to them are two captures: of a first micro-batch, and of a later one.
+ *   Gradients  Record two captures: one of a first micro-batch, which overwrites gradients, and one of a later
+ *              micro-batch, which adds to them.
  * During a capture these calls are INVALID_STATE: calls for which the host must wait (those that return a norm,
  * check_grads, load, read), begin_update and discard_step. The same holds for calls with streams that are not in the
  * capture, calls of the context's other models, whose work could get into the graph, and fsdp_close_context.
- * If a call of the model fails, with any error, its work is missing in the graph, and fsdp_end_capture fails. BUSY and
- * INVALID_HANDLE are exceptions, because they come before the model is looked at: make such a call again, or its work
- * is missing in the graph without an error. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
+ * If a call of the model fails, its work is missing in the graph, and fsdp_end_capture fails. After BUSY or
+ * INVALID_HANDLE fsdp_end_capture does not fail, because the call never reached the model: make the call again, else
+ * the graph lacks its work. (FSDP_GRAD_NO_WAIT makes no call BUSY on a CUDA device.) If
  * fsdp_begin_capture itself fails on a rank, that rank may still call fsdp_end_capture, for the sake of peers whose
  * call succeeded. fsdp_end_capture then fails on every rank with the error of fsdp_begin_capture, and a new capture can
  * begin.

@@ -326,10 +326,10 @@ impl ModelOptions {
     }
 
     /// limit of the bytes of all transient full gradient buffers. A group that does not fit is divided into parts of
-    /// consecutive parameters. Each part is lent, reduced and drained by itself; it is reduced once
-    /// fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts; if that many do
-    /// not fit, fewer are alive at once. A single parameter is never divided. Debug mode needs more memory. 0: no
-    /// limit, and each group is one part
+    /// consecutive parameters. Each part is lent and reduced by itself: it is reduced once fsdp_complete_grad was
+    /// called for all of its parameters. max_pending_groups then counts parts; if that many do not fit, fewer are
+    /// alive at once. A single parameter is never divided. Debug mode needs more memory. 0: no limit, and each group
+    /// is one part
     pub fn max_pending_bytes(mut self, max_pending_bytes: u64) -> Self {
         self.raw.max_pending_bytes = max_pending_bytes;
         self

@@ -371,7 +371,7 @@ struct fsdp_model_options
     # 0: FSDP_PLANES_BY_PHASE
     plane_policy::Int32
     # limit of the bytes of all transient full gradient buffers. A group that does not fit is divided into
-    # parts of consecutive parameters. Each part is lent, reduced and drained by itself; it is reduced once
+    # parts of consecutive parameters. Each part is lent and reduced by itself: it is reduced once
     # fsdp_complete_grad was called for all of its parameters. max_pending_groups then counts parts; if that
     # many do not fit, fewer are alive at once. A single parameter is never divided. Debug mode needs more
     # memory. 0: no limit, and each group is one part
@@ -412,8 +412,8 @@ struct fsdp_schedule_options
     # sizeof(fsdp_visit); counts only with visits
     visit_stride::UInt64
     # with FSDP_SCHEDULE_ANY: number of buffers for copied weights, one for each group that is held or
-    # gathered ahead (with planes by phase, see fsdp_plane_policy, one for each set of planes); 0: 4. Other
-    # schedules need 0
+    # gathered ahead (if planes are gathered by phase, see fsdp_plane_policy, one for each set of planes); 0:
+    # 4. Other schedules need 0
     held_groups::UInt32
     # must be 0
     reserved::UInt32
