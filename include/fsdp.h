@@ -583,6 +583,18 @@ enum {
                             step. A caller's own optimizer rounds with fsdp_round_stochastic */
 };
 
+/** Where this rank keeps planes that only the update window uses: main weights or optimizer state. The home changes no
+ *  bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME. */
+typedef int32_t fsdp_home;
+enum {
+  FSDP_HOME_DEVICE = 1, /* memory of the device, or the host's memory on the host device */
+  FSDP_HOME_HOST = 2,   /* memory of the host that kernels of the GPU read and write in place, over the bus. On the host
+                           device the same as DEVICE */
+  FSDP_HOME_FILE = 3    /* a file without a name in home_directory; nothing is left of it when the process ends. The
+                           update reads, changes and writes it segment by segment; two threads of the library read ahead
+                           and write behind. The file is never flushed: checkpoints are for that */
+};
+
 enum {
   FSDP_MODEL_NO_PREFETCH = 1u << 11,       /* only fsdp_prefetch gathers groups ahead */
   FSDP_MODEL_FORCE_COMMUNICATION = 1u << 12 /* run the collectives also in a world of one, for tests */
@@ -674,9 +686,22 @@ typedef struct fsdp_model_options {
                                       refused. The model has memory for at most twice the limit, and for rows of other
                                       ranks' matrices.
                                       0: 64 MiB, or the largest matrix if that is larger */
+  /* homes; see docs/guides/larger-than-memory.md */
+  fsdp_home state_home;            /* of optimizer states; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE the scales of states
+                                      in codes (FSDP_OPTIMIZER_ADAMW_8BIT) stay in memory */
+  fsdp_home main_home;             /* of main weights that are not the compute weights, or of their rests
+                                      (FSDP_MAIN_SPLIT16); 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE no trained parameter
+                                      can be quantized */
+  const char *home_directory;      /* directory for the file of this rank, on a local disk; ranks may have different
+                                      ones. Counts only with FSDP_HOME_FILE, which needs it */
+  uint64_t turn_bytes;             /* most bytes that come from the file as one segment, at least 65536; 0: 64 MiB */
+  uint32_t turns;                  /* number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is
+                                      updated while the next is read and the last is written; 0: 3 */
+  uint32_t home_reserved;          /* must be 0 */
 } fsdp_model_options;
 #define FSDP_MODEL_OPTIONS_INIT \
-  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_model_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+   0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * Create an empty model. Collective: the mesh. Blocks: no. Memory: none until the seal.
@@ -772,8 +797,10 @@ enum {
   FSDP_ROLE_GATHER = 5,    /* pool of gathered full weights; 0 if they are mapped */
   FSDP_ROLE_REDUCE = 6,    /* pool of full gradients */
   FSDP_ROLE_STAGING = 7,   /* scratch for norms, and a small buffer for exchanges with peers */
-  FSDP_ROLE_MATRIX = 8     /* whole matrices of this rank, and rows on their way (fsdp_collect_matrices); 0 if no
+  FSDP_ROLE_MATRIX = 8,    /* whole matrices of this rank, and rows on their way (fsdp_collect_matrices); 0 if no
                               parameter has matrices */
+  FSDP_ROLE_HOME = 9       /* planes at home on the host of a GPU, or in a file (fsdp_home). Bytes in a file are room on
+                              the disk, and not memory */
 };
 
 /**
@@ -894,9 +921,14 @@ typedef struct fsdp_stats {
   /* how much of gathered_bytes was planes of quantized parameters, codes and scales */
   uint64_t gathered_row_bytes;    /* bytes of ROW planes, including planes that serve all phases */
   uint64_t gathered_column_bytes; /* bytes of COLUMN planes, which only MXFP8 has */
+  /* planes at home in a file (FSDP_HOME_FILE) */
+  uint64_t home_read_bytes;     /* bytes read from the file */
+  uint64_t home_written_bytes;  /* bytes written to the file */
+  uint64_t home_wait_ns;        /* time that updates waited for the disk; not a part of wait_ns */
 } fsdp_stats;
 #define FSDP_STATS_INIT \
-  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+  {sizeof(fsdp_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+   0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 /** Get the counters since the seal. Collective: no. Blocks: no. Errors: INVALID_STATE (not sealed). Since 0.2. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_stats(const fsdp_model *model, fsdp_stats *stats);
@@ -1558,14 +1590,15 @@ typedef struct fsdp_shard {
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard_count(const fsdp_model *model, uint64_t *shard_count);
 /**
  * Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
- * current values, at the time of this call.
+ * current values, at the time of this call. main_weight is NULL if the main weights are at home in a file.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_shard *shard);
 /**
  * Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
  * FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
- * "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
+ * "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard. data is NULL if the state is at home in a
+ * file.
  * Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (not sealed, or
  * only planned). Since 0.2.
  */

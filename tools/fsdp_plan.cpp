@@ -17,6 +17,7 @@ struct Request {
   std::string model_file;
   plan::TransformerShape shape;
   plan::Policy policy;
+  double disk_gbs = 0;  // 0: not given
   bool json = false;
 };
 
@@ -71,6 +72,24 @@ void add_matrix_options(CLI::App &app, Request &request) {
       ->transform(CLI::AsSizeValue(false));
 }
 
+void add_home_options(CLI::App &app, Request &request) {
+  plan::Policy &policy = request.policy;
+  add_choice(app, "--state-home", policy.state_home, plan::homes, "where optimizer states are kept (memory)")
+      ->group("Larger than memory");
+  add_choice(app, "--main-home", policy.main_home, plan::homes, "where main weights are kept (memory)")
+      ->group("Larger than memory");
+  app.add_option("--turn-bytes", policy.turn_bytes, "bytes of the file that come to memory at once (64 MiB)")
+      ->transform(CLI::AsSizeValue(false))
+      ->group("Larger than memory");
+  app.add_option("--turns", policy.turns, "buffers of that size (3)")
+      ->check(CLI::Range(2, 16))
+      ->group("Larger than memory");
+  app.add_option("--disk-gbs", request.disk_gbs,
+                 "GB/s that the disk of a host moves, reads and writes together: tells the time of an update")
+      ->check(CLI::PositiveNumber)
+      ->group("Larger than memory");
+}
+
 void add_policy_options(CLI::App &app, plan::Policy &policy) {
   app.add_option("--ranks", policy.ranks, "ranks of the job (8)")->check(CLI::Range(1, 16384));
   app.add_option("--replicate", policy.replicate, "replicas of the sharded model (1)")->check(CLI::Range(1, 1 << 24));
@@ -116,6 +135,7 @@ constexpr Role roles[] = {
     {FSDP_ROLE_REDUCE, "reduce", "gradient buffers"},
     {FSDP_ROLE_STAGING, "staging", "control and exchange"},
     {FSDP_ROLE_MATRIX, "matrix", "whole matrices"},
+    {FSDP_ROLE_HOME, "home", "at home in a file"},
 };
 
 std::string format_bytes(uint64_t bytes) {
@@ -139,7 +159,8 @@ void print_row(const char *text, uint64_t mine, uint64_t whole) {
 }
 
 // The roles whose memory grows with the parameters. Their bytes per element include padding.
-constexpr fsdp_role kept_roles[] = {FSDP_ROLE_COMPUTE, FSDP_ROLE_MAIN, FSDP_ROLE_GRAD, FSDP_ROLE_OPTIMIZER};
+constexpr fsdp_role kept_roles[] = {FSDP_ROLE_COMPUTE, FSDP_ROLE_MAIN, FSDP_ROLE_GRAD, FSDP_ROLE_OPTIMIZER,
+                                    FSDP_ROLE_HOME};
 
 double bytes_of_element(const plan::Memory &memory, uint64_t element_count) {
   uint64_t bytes = 0;
@@ -167,6 +188,25 @@ void print_matrices(const plan::Matrices &matrices) {
   if (matrices.owners.size() > shown) fmt::print("    ... and {} more owners\n", matrices.owners.size() - shown);
 }
 
+// The seconds that the disk of a host needs for the file's part of a step. Each byte of the file is read and written
+// once, and the ranks of a host share its disk. The first chunk of a step is read, and the last one written, beside
+// nothing else.
+double disk_seconds(const Request &request, const plan::Estimate &estimate) {
+  const auto bytes = static_cast<double>(estimate.largest.role_bytes[FSDP_ROLE_HOME]) * request.policy.host_ranks();
+  return 2 * bytes / (request.disk_gbs * 1e9);
+}
+
+void print_home(const Request &request, const plan::Estimate &estimate) {
+  const uint64_t bytes = estimate.largest.role_bytes[FSDP_ROLE_HOME];
+  fmt::print("  of the total {} are in memory, and {} in a file, which a step reads and writes once\n",
+             format_bytes(estimate.largest.total() - bytes), format_bytes(bytes));
+  if (request.disk_gbs > 0)
+    fmt::print(
+        "  at {:g} GB/s for the {} ranks of a host the disk takes {:.3g} s of each step; it bounds the update unless "
+        "AdamW takes longer\n",
+        request.disk_gbs, request.policy.host_ranks(), disk_seconds(request, estimate));
+}
+
 void print_table(const plan::ModelSpec &model, const Request &request, const plan::Estimate &estimate) {
   const auto &memory = estimate.largest;
   const auto &policy = request.policy;
@@ -190,6 +230,7 @@ void print_table(const plan::ModelSpec &model, const Request &request, const pla
                estimate.pieces.worst_name, 100 * estimate.pieces.worst_padding);
   print_element(estimate);
   if (estimate.matrices.count) print_matrices(estimate.matrices);
+  if (request.policy.has_file()) print_home(request, estimate);
   for (const auto &[name, bytes] : estimate.planes)
     fmt::print("  plane {:<14} {:>12} of all ranks\n", name, format_bytes(bytes));
   if (estimate.smallest_total != memory.total())
@@ -238,6 +279,11 @@ void print_json(const Request &request, const plan::Estimate &estimate) {
     for (const plan::MatrixOwner &owner : estimate.matrices.owners)
       json["matrices"]["owners"].push_back({{"rank", owner.rank}, {"matrices", owner.matrices}, {"load", owner.load}});
   }
+  if (request.policy.has_file()) {
+    json["state_home"] = plan::name_of(plan::homes, request.policy.state_home);
+    json["main_home"] = plan::name_of(plan::homes, request.policy.main_home);
+    if (request.disk_gbs > 0) json["disk_seconds"] = disk_seconds(request, estimate);
+  }
   fmt::print("{}\n", json.dump(2));
 }
 
@@ -249,6 +295,7 @@ int parse_and_print(int argc, char **argv) {
   add_model_options(app, request);
   add_policy_options(app, request.policy);
   add_matrix_options(app, request);
+  add_home_options(app, request);
   app.add_flag("--json", request.json, "print one JSON object instead of the table");
   app.footer(footer);
   if (const auto status = tools::parse_command_line(app, argc, argv)) return *status;
@@ -262,6 +309,8 @@ int parse_and_print(int argc, char **argv) {
                                "main weights");
   if (request.policy.states != FSDP_OPTIMIZER_ADAMW && request.policy.optimizer != FSDP_OPTIMIZER_ADAMW)
     throw std::invalid_argument("--states is of --optimizer adamw");
+  if (request.disk_gbs > 0 && !request.policy.has_file())
+    throw std::invalid_argument("--disk-gbs needs --state-home file or --main-home file");
   request.shape.by_piece = request.policy.by_piece;
   const auto model =
       request.model_file.empty() ? plan::build_transformer(request.shape) : plan::read_model_file(request.model_file);

@@ -48,6 +48,15 @@ static void declare_tied_visits(struct model *model) {
   free(visits);
 }
 
+/* Only bf16 weights have main weights of their own, unless they are kept in nothing. */
+static void set_homes(fsdp_model_options *settings, const struct options *options) {
+  if (!options->home) return;
+  settings->home_directory = options_home_directory(options);
+  settings->state_home = settings->home_directory ? FSDP_HOME_FILE : FSDP_HOME_HOST;
+  if (options->compute_dtype != FSDP_FLOAT32 && options->main_storage != FSDP_MAIN_NONE && !options->quantization)
+    settings->main_home = settings->state_home;
+}
+
 static void declare(struct model *model, const struct options *options) {
   fsdp_model_options settings = FSDP_MODEL_OPTIONS_INIT;
   settings.strategy = (fsdp_strategy)options->strategy;
@@ -59,6 +68,7 @@ static void declare(struct model *model, const struct options *options) {
   settings.rounding_seed = options->seed;
   settings.optimizer = model->optimizer;
   settings.prefetch_depth = (uint32_t)options->prefetch;
+  set_homes(&settings, options);
   if (options->save) settings.save_staging_bytes = 32u << 20; /* planned here, instead of at every save */
   if (options->prefetch == 0) settings.flags |= FSDP_MODEL_NO_PREFETCH;
   if (options->force) settings.flags |= FSDP_MODEL_FORCE_COMMUNICATION;

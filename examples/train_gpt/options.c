@@ -91,6 +91,8 @@ static const struct flag flags[] = {
     {"--main", CHOICE, FIELD(main_storage), 0, main_storages,
      "what the main weights of bf16 weights are kept in (fp32); split16: 2 bytes beside them, none: nothing"},
     {"--states", CHOICE, FIELD(optimizer), 0, optimizers, "what AdamW's two moments are kept in (fp32)"},
+    {"--home", STRING, FIELD(home), 0, NULL,
+     "where states, and main weights of bf16 weights, are kept: host, or file:DIRECTORY on a local disk (the device)"},
     {"--reduce-dtype", CHOICE, FIELD(reduce_dtype), 0, dtypes,
      "what gradients are rounded to before they are summed; default: fp32"},
     {"--norm", CHOICE, FIELD(norm), 0, norms, "normalization"},
@@ -227,6 +229,9 @@ void options_parse(struct options *options, int argc, char **argv) {
   if (options->main_storage != FSDP_MAIN_FLOAT32 && options->compute_dtype != FSDP_BFLOAT16) {
     fail("--main split16 and none", "need --compute-dtype bf16: fp32 weights are their own main weights", NULL);
   }
+  if (options->home && strcmp(options->home, "host") != 0 && !options_home_directory(options)) {
+    fail("--home", "takes host or file:DIRECTORY, not", options->home);
+  }
   if (options->width % options->heads) fail("--heads", "must divide --width", NULL);
   if (options->width > 1u << 14 || options->context > 1u << 14 || options->batch > 1u << 20 ||
       options->layers > 1u << 12) {
@@ -253,3 +258,10 @@ static const char *name_of(const struct choice *choices, uint64_t value) {
 const char *options_strategy_name(uint64_t strategy) { return name_of(strategies, strategy); }
 const char *options_main_name(uint64_t main_storage) { return name_of(main_storages, main_storage); }
 const char *options_states_name(uint64_t optimizer) { return name_of(optimizers, optimizer); }
+
+const char *options_home_directory(const struct options *options) {
+  static const char file[] = "file:";
+  const size_t length = sizeof file - 1;
+  if (!options->home || strncmp(options->home, file, length) != 0 || !options->home[length]) return NULL;
+  return options->home + length;
+}

@@ -24,7 +24,8 @@ struct options {
   uint64_t recompute, tied, no_overlap, quiet, in_place, force, graph, resume; /* switches */
   double lr, weight_decay, clip;
   const char *json, *trace, *save;
-  char **corpus; /* paths, not owned */
+  const char *home; /* of main weights and states: "host", "file:" and a directory, or NULL: memory of the device */
+  char **corpus;    /* paths, not owned */
   uint64_t corpus_count;
 };
 
@@ -39,5 +40,7 @@ const char *options_strategy_name(uint64_t strategy);
 /** ... and --main, and --states. */
 const char *options_main_name(uint64_t main_storage);
 const char *options_states_name(uint64_t optimizer);
+/** ... and the directory of --home file:DIRECTORY; NULL if it is no file. */
+const char *options_home_directory(const struct options *options);
 
 #endif

@@ -128,6 +128,18 @@ static void print_result(const struct report *report) {
   printf("\nloss %.4f nats per byte, the mean of the last %" PRIu64 " steps\n", report->late_loss / (double)late, late);
 }
 
+/* What this rank keeps elsewhere, and how long its updates have waited for the disk. */
+static void print_home(const struct trainer *trainer) {
+  if (!trainer->options->home) return;
+  uint64_t bytes = 0;
+  fsdp_stats stats = FSDP_STATS_INIT;
+  CHECK(trainer->context, fsdp_get_allocated_bytes(trainer->model.handle, FSDP_ROLE_HOME, &bytes));
+  CHECK(trainer->context, fsdp_get_stats(trainer->model.handle, &stats));
+  printf("home of rank 0 (%s): %.2f MiB; %.2f MiB read, %.2f MiB written, waited %.2f s for the disk\n",
+         trainer->options->home, to_mib(bytes), to_mib(stats.home_read_bytes), to_mib(stats.home_written_bytes),
+         1e-9 * (double)stats.home_wait_ns);
+}
+
 /* "state" is what the optimizer needs between steps; the pools are what sharding costs on top of it. */
 static void print_memory(const struct report *report) {
   const struct trainer *trainer = report->trainer;
@@ -146,6 +158,7 @@ static void print_memory(const struct report *report) {
         bytes[FSDP_ROLE_COMPUTE] + bytes[FSDP_ROLE_MAIN] + bytes[FSDP_ROLE_GRAD] + bytes[FSDP_ROLE_OPTIMIZER];
     printf(" %9.2f  %.1f %%\n", to_mib(bytes[0]), 100.0 * (double)state / whole);
   }
+  print_home(trainer);
   fflush(stdout);
 }
 

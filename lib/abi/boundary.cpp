@@ -40,11 +40,11 @@ static_assert(sizeof(fsdp_error) == 1056 && offsetof(fsdp_error, message) == 32)
 static_assert(sizeof(fsdp_tensor) == 56 && offsetof(fsdp_tensor, device_index) == 52);
 static_assert(sizeof(fsdp_context_options) == 144 && offsetof(fsdp_context_options, debug_failed_allocation) == 136);
 static_assert(sizeof(fsdp_mesh_options) == 32 && offsetof(fsdp_mesh_options, reduction_block_size) == 28);
-static_assert(sizeof(fsdp_model_options) == 136 && offsetof(fsdp_model_options, matrix_bytes) == 128);
+static_assert(sizeof(fsdp_model_options) == 168 && offsetof(fsdp_model_options, matrix_bytes) == 128);
 static_assert(sizeof(fsdp_visit) == 12 && offsetof(fsdp_visit, piece) == 8);
 static_assert(sizeof(fsdp_schedule_options) == 40 && offsetof(fsdp_schedule_options, reserved) == 36);
 static_assert(sizeof(fsdp_model_info) == 80 && offsetof(fsdp_model_info, layout_hash) == 72);
-static_assert(sizeof(fsdp_stats) == 256 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
+static_assert(sizeof(fsdp_stats) == 280 && offsetof(fsdp_stats, gathered_column_bytes) == 248);
 static_assert(sizeof(fsdp_param) == 120 && offsetof(fsdp_param, row_dimensions) == 88 &&
               offsetof(fsdp_param, matrix_split_count) == 112);
 static_assert(sizeof(fsdp_group_options) == 56 && offsetof(fsdp_group_options, grad_factor) == 48);

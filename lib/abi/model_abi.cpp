@@ -5,6 +5,7 @@
 #include "abi/options.h"
 #include "base/dtype.h"
 #include "engine/model/checkpoints.h"
+#include "memory/home_plan.h"
 
 using namespace fsdp;
 using namespace fsdp::abi;
@@ -54,6 +55,34 @@ void read_policy(const fsdp_model_options &options, const engine::Context &conte
   spec.max_pending_bytes = options.max_pending_bytes;
 }
 
+// On the host device the memory of the host is the device's.
+fsdp_home read_home(fsdp_home home, bool host_memory, const char *call, const char *field) {
+  const fsdp_home given = read_enum(home, FSDP_HOME_DEVICE + 0, FSDP_HOME_FILE + 0, call, field);
+  return given == FSDP_HOME_HOST && host_memory ? FSDP_HOME_DEVICE + 0 : given;
+}
+
+void read_homes(const fsdp_model_options &options, bool host_memory, memory::HomeSpec &homes, const char *call) {
+  homes.state = read_home(options.state_home, host_memory, call, "state_home");
+  homes.main = read_home(options.main_home, host_memory, call, "main_home");
+  if (options.home_reserved)
+    fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.home_reserved is {}, it must be 0", call,
+         options.home_reserved);
+  if (options.turn_bytes && options.turn_bytes < memory::least_turn_bytes)
+    fail(FSDP_INVALID_ARGUMENT, "{}: turn_bytes is {}, it must be 0 or at least {}", call, options.turn_bytes,
+         memory::least_turn_bytes);
+  if (options.turns && (options.turns < memory::least_turns || options.turns > memory::most_turns))
+    fail(FSDP_INVALID_ARGUMENT, "{}: turns is {}, it must be 0 or in [{}, {}]", call, options.turns,
+         memory::least_turns, memory::most_turns);
+  if (!homes.in_file()) return;
+  if (!options.home_directory || !*options.home_directory)
+    fail(FSDP_INVALID_ARGUMENT,
+         "{}: home_directory is {}, but FSDP_HOME_FILE needs the directory of a local disk in which the file is made",
+         call, options.home_directory ? "empty" : "NULL");
+  homes.directory = options.home_directory;
+  homes.turn_bytes = options.turn_bytes ? options.turn_bytes : memory::default_turn_bytes;
+  homes.turns = options.turns ? options.turns : memory::default_turns;
+}
+
 layout::Mesh whole_world(const engine::Context &context) {
   layout::MeshRequest request;
   for (uint32_t rank = 0; rank < context.world_size(); ++rank) request.ranks.push_back(rank);
@@ -75,7 +104,7 @@ uint32_t read_held_groups(const fsdp_schedule_options &options, fsdp_schedule_ki
 
 // Accepts each role and FSDP_ROLE_ALL.
 void check_role(fsdp_role role, const char *call) {
-  if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_MATRIX)
+  if (role < FSDP_ROLE_ALL || role > FSDP_ROLE_HOME)
     fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
 }
 
@@ -114,6 +143,7 @@ fsdp_status fsdp_create_model(fsdp_context *context, const fsdp_model_options *o
       fail(FSDP_INVALID_ARGUMENT, "{}: fsdp_model_options.reserved is {}, it must be 0", call, given.reserved);
     spec.rounding_seed = given.rounding_seed;
     spec.matrix_bytes = given.matrix_bytes;
+    read_homes(given, impl->device_traits().host_memory, spec.homes, call);
     engine::GroupDefaults defaults;
     defaults.main_storage =
         read_enum(given.main_storage, FSDP_MAIN_FLOAT32 + 0, FSDP_MAIN_NONE + 0, call, "main_storage");
@@ -180,7 +210,7 @@ fsdp_status fsdp_set_arena(fsdp_model *model, fsdp_role role, void *data, uint64
   constexpr auto call = "fsdp_set_arena";
   return in_model(model, call, [&](engine::Model &impl) {
     check_pointer(data, call, "data");
-    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_MATRIX)
+    if (role < FSDP_ROLE_COMPUTE || role > FSDP_ROLE_HOME)
       fail(FSDP_INVALID_ARGUMENT, "{}: {} is not an fsdp_role", call, role);
     if (role != FSDP_ROLE_MAIN && role != FSDP_ROLE_OPTIMIZER && role != FSDP_ROLE_GATHER && role != FSDP_ROLE_GRAD)
       fail(FSDP_UNSUPPORTED,

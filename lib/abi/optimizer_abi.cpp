@@ -90,7 +90,7 @@ fsdp_status fsdp_get_shard(const fsdp_model *model, uint64_t shard_index, fsdp_s
     value.group = impl.group_handle(own.group);
     value.param_index = own.param_index;
     value.name = param.name.c_str();
-    value.main_weight = own.main_weight();
+    value.main_weight = runtime.storage->is_in_file(own.main_weight()) ? nullptr : own.main_weight();
     value.main_grad = own.main_grad();
     value.main_weight_dtype = own.main_weight_dtype();
     value.main_grad_dtype = FSDP_FLOAT32;

@@ -68,6 +68,8 @@ inline constexpr uint64_t first_size<fsdp_error> = 40;  // a struct of this size
 template <>
 inline constexpr uint64_t first_size<fsdp_model_options> = offsetof(fsdp_model_options, max_pending_bytes);
 template <>
+inline constexpr uint64_t first_size<fsdp_stats> = offsetof(fsdp_stats, home_read_bytes);
+template <>
 inline constexpr uint64_t first_size<fsdp_group_options> = offsetof(fsdp_group_options, main_storage);
 template <>
 inline constexpr uint64_t first_size<fsdp_param> = offsetof(fsdp_param, row_dimensions);

@@ -132,7 +132,7 @@ fsdp_chunk make_chunk(const memory::ModelPlan &plan, const layout::Mesh &mesh, u
     const memory::BucketPlan &bucket = plan.buckets[b];
     for (uint32_t t = 0; t < bucket.params.size(); ++t) {
       if (bucket.params[t] != param_index) continue;
-      const auto slice = memory::slice_of(bucket.layout, t, bucket.home().owned, mesh, rank);
+      const auto slice = memory::slice_of(bucket.layout, t, bucket.owned_plane().owned, mesh, rank);
       const uint64_t row = bucket.layout.tensors[t].row;
       chunk.element_offset = slice.tensor_offset;
       chunk.element_count = slice.count;

@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "layout/flat_layout.h"
+#include "memory/home_plan.h"
 #include "memory/place_planes.h"
 #include "memory/plane.h"
 
@@ -254,6 +255,7 @@ std::vector<std::string> find_violations(const ModelSpec &spec) {
   }
   if (const uint64_t count = count_matrices(spec); count > max_matrices)
     violations.push_back(format_text("the model has {} matrices, more than {}", count, max_matrices));
+  for (std::string &violation : find_home_violations(spec)) violations.push_back(std::move(violation));
   for (std::string &shared : find_shared_names(spec)) violations.push_back(std::move(shared));
   for (std::string &violation : find_violations(schedule)) violations.push_back(std::move(violation));
   return violations;

@@ -50,7 +50,7 @@ struct BucketPlan {
   const PlanePlan *find(PlaneKind kind, uint32_t index = 0) const;
   const PlanePlan &plane(PlaneKind kind, uint32_t index = 0) const { return *find(kind, index); }
   // The plane with the elements that this rank owns, into which loads write.
-  const PlanePlan &home() const { return plane(frozen ? PlaneKind::compute : PlaneKind::main); }
+  const PlanePlan &owned_plane() const { return plane(frozen ? PlaneKind::compute : PlaneKind::main); }
   // The number of forms in which the compute weights are stored.
   uint32_t forms() const {
     return static_cast<uint32_t>(std::ranges::count(planes, PlaneKind::compute, &PlanePlan::kind));
@@ -119,7 +119,7 @@ struct GroupPlan {
 };
 
 // Bytes by fsdp_role; [0] is the sum.
-using RoleBytes = std::array<uint64_t, FSDP_ROLE_MATRIX + 1>;
+using RoleBytes = std::array<uint64_t, FSDP_ROLE_HOME + 1>;
 
 struct ModelPlan {
   std::vector<BucketPlan> buckets;

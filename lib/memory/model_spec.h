@@ -123,6 +123,16 @@ struct StateSpec {
 // If AdamW is the model's optimizer, the first states of the model are AdamW's.
 inline constexpr uint32_t adamw_states = 2;
 
+// Where planes are kept while no work needs them, by what they store.
+struct HomeSpec {
+  fsdp_home state = FSDP_HOME_DEVICE, main = FSDP_HOME_DEVICE;
+  std::string directory;    // for the file; may differ between ranks
+  uint64_t turn_bytes = 0;  // most bytes of a segment that comes from the file at once
+  uint32_t turns = 0;       // number of buffers for segments
+
+  bool in_file() const { return state == FSDP_HOME_FILE || main == FSDP_HOME_FILE; }
+};
+
 struct ModelSpec {
   // First the model's mesh, then the other meshes of groups, each once, in the order in which groups first name them.
   std::vector<layout::Mesh> meshes{1};
@@ -149,7 +159,8 @@ struct ModelSpec {
   uint64_t rounding_seed = 0;       // for main weights that are rounded stochastically
   uint64_t matrix_bytes = 0;        // limit in bytes of the matrices that one rank gets at once; 0: chosen by the plan
   uint64_t save_staging_bytes = 0;  // memory for saves; 0: each save allocates its own
-  uint64_t message_bytes = 0;       // a rank's memory for messages over the outer axis
+  HomeSpec homes;
+  uint64_t message_bytes = 0;  // a rank's memory for messages over the outer axis
   // Are compute weights and gradients in memory of the host, where its ranks can read each other's? If not, the next
   // four fields say how they are exchanged.
   bool host_memory = true;

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
+#include "memory/home_plan.h"
 #include "memory/plane.h"
 
 namespace fsdp::memory {
@@ -51,7 +52,7 @@ bool is_received_apart(const ModelSpec &spec, const BucketPlan &bucket) {
   return !is_rounded(bucket) || keeps_sums_in_place(spec, bucket);
 }
 
-RegionId choose_home(const ModelSpec &spec, const GroupSpec &group) {
+RegionId choose_compute_region(const ModelSpec &spec, const GroupSpec &group) {
   const bool shards_params = group.strategy == FSDP_STRATEGY_OPTIM_GRADS_PARAMS;
   if (group.strategy == FSDP_STRATEGY_NO_SHARD)
     return spec.shows_apart() ? RegionId::whole_compute : RegionId::local_compute;
@@ -242,6 +243,9 @@ void name_regions(ModelPlan &plan, size_t meshes) {
   name(Id::local_compute, FSDP_ROLE_COMPUTE, "compute weights");
   name(Id::main, FSDP_ROLE_MAIN, "main weights");
   name(Id::optimizer, FSDP_ROLE_OPTIMIZER, "optimizer state");
+  name(Id::host_home, FSDP_ROLE_HOME, "planes at home on the host");
+  name(Id::home, FSDP_ROLE_HOME, "planes at home in a file");
+  name(Id::turns, FSDP_ROLE_STAGING, "segments of a file");
   name(Id::grad, FSDP_ROLE_GRAD, "main grads");
   name(Id::kept_grads, FSDP_ROLE_GRAD, full_grads, Reach::parts);
   name(Id::lent_grads, FSDP_ROLE_REDUCE, full_grads, Reach::parts);
@@ -262,24 +266,24 @@ void name_regions(ModelPlan &plan, size_t meshes) {
   // These regions are in host memory, because the calling thread reads measured norms and staged parameters.
   for (uint32_t mesh = 0; mesh < meshes; ++mesh) plan.region(Id::staging, mesh).on_host = true;
   plan.region(Id::norms).on_host = plan.region(Id::messages).on_host = true;
-  plan.region(Id::save_staging).on_host = true;
+  plan.region(Id::save_staging).on_host = plan.region(Id::host_home).on_host = plan.region(Id::turns).on_host = true;
   plan.region(Id::messages).by_comm = plan.region(Id::device_messages).by_comm = true;
 }
 
 // Places the published planes of a piece's buckets one after the other.
 void place_piece(const ModelSpec &spec, ModelPlan &plan, const GroupSpec &group, PiecePlan &piece) {
-  piece.compute.region = choose_home(spec, group);
+  piece.compute.region = choose_compute_region(spec, group);
   piece.compute.mesh = group.mesh;
   RegionPlan &region = plan.region(piece.compute.region, group.mesh);
   const bool sharded = piece.compute.region == RegionId::sharded_compute;
-  uint64_t home = 0, own = 0;
+  uint64_t whole = 0, own = 0;
   for (const uint32_t b : piece.buckets) {
     BucketPlan &bucket = plan.buckets[b];
     for (PlanePlan plane : published_planes(bucket.dtype, bucket.quantization)) {
       plane.region = piece.compute.region;
       plane.extent = sharded ? Extent::group : Extent::whole;
       plane.owned = is_whole(spec, bucket) ? Extent::whole : Extent::group;
-      plane.offset = take(home, bucket.bytes(plane, region.what), region.what);
+      plane.offset = take(whole, bucket.bytes(plane, region.what), region.what);
       bucket.planes.push_back(plane);
       PlanePlan part = plane;
       part.extent = Extent::group;
@@ -290,7 +294,7 @@ void place_piece(const ModelSpec &spec, ModelPlan &plan, const GroupSpec &group,
   // view's pages can be restored. In whole_compute this applies only if whole weights are shown in a separate view.
   const bool paged =
       region.reach == Reach::common || (spec.shows_apart() && piece.compute.region == RegionId::whole_compute);
-  piece.compute.bytes = paged ? round_up(home, page_bytes, region.what) : home;
+  piece.compute.bytes = paged ? round_up(whole, page_bytes, region.what) : whole;
   piece.compute.offset = take(region, piece.compute.bytes, paged ? page_bytes : buffer_alignment);
   if (region.reach == Reach::common) region.own_bytes = checked_add(region.own_bytes, own, region.what);
   for (const uint32_t b : piece.buckets)
@@ -363,39 +367,50 @@ void drop_received(ModelPlan &plan) {
   plan.region(RegionId::received).bytes = 0;
 }
 
+// A plane in the file has whole pages of its own.
 void place_kept(ModelPlan &plan, BucketPlan &bucket, PlanePlan plane, const char *what) {
   plane.owned = plane.extent;
-  plane.offset = take(plan.region(plane.region, bucket.mesh), bucket.bytes(plane, what));
+  const bool in_file = plane.region == RegionId::home;
+  RegionPlan &region = plan.region(plane.region, bucket.mesh);
+  plane.offset = take(region, bucket.bytes(plane, what), in_file ? file_page : buffer_alignment);
+  if (in_file) region.bytes = round_up(region.bytes, file_page, what);
   bucket.planes.push_back(plane);
+}
+
+RegionId region_at(fsdp_home home, RegionId on_device) {
+  return home == FSDP_HOME_FILE ? RegionId::home : home == FSDP_HOME_HOST ? RegionId::host_home : on_device;
 }
 
 // If the optimizer works directly on the compute weights (fp32, or bf16 with or without a rest), this rank's part of
 // the compute weights is its main weights.
-void place_main(ModelPlan &plan, BucketPlan &bucket, Extent extent) {
-  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .region = RegionId::main};
+void place_main(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket, Extent extent) {
+  const RegionId region = region_at(spec.homes.main, RegionId::main);
+  PlanePlan main{.kind = PlaneKind::main, .extent = extent, .region = region};
   if (bucket.plane(PlaneKind::compute).dtype != FSDP_FLOAT32 && bucket.main_storage == FSDP_MAIN_FLOAT32)
     return place_kept(plan, bucket, main, "main weights");
   main = bucket.plane(PlaneKind::compute);
   main.kind = PlaneKind::main, main.owned = extent, main.again = true;
   bucket.planes.push_back(main);
   if (bucket.main_storage == FSDP_MAIN_SPLIT16)
-    place_kept(plan, bucket,
-               {.kind = PlaneKind::rest, .dtype = FSDP_BFLOAT16, .extent = extent, .region = RegionId::main},
+    place_kept(plan, bucket, {.kind = PlaneKind::rest, .dtype = FSDP_BFLOAT16, .extent = extent, .region = region},
                "rests of main weights");
 }
 
 void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &bucket) {
   if (bucket.frozen) return;
   const Extent extent = is_whole(spec, bucket) ? Extent::whole : Extent::shard;
-  place_main(plan, bucket, extent);
+  place_main(spec, plan, bucket, extent);
+  const RegionId region = region_at(spec.homes.state, RegionId::optimizer);
   for (uint16_t s = 0; s < spec.states.size(); ++s) {
     if (!spec.has_state(spec.groups[bucket.group].params[bucket.params.front()], spec.states[s])) continue;
     const bool coded = bucket.coded_states && s < adamw_states;
-    PlanePlan state{.kind = PlaneKind::state, .index = s, .extent = extent, .region = RegionId::optimizer};
+    PlanePlan state{.kind = PlaneKind::state, .index = s, .extent = extent, .region = region};
     state.dtype = coded ? FSDP_UINT8 + 0 : spec.states[s].dtype;
     place_kept(plan, bucket, state, "optimizer state");
     if (!coded) continue;
     state.kind = PlaneKind::state_scales, state.dtype = FSDP_FLOAT32;
+    // A sixty-fourth of the codes' bytes, and their blocks have no fixed places in a page of the file.
+    if (region == RegionId::home) state.region = RegionId::optimizer;
     place_kept(plan, bucket, state, "scales of optimizer state");
   }
 }
@@ -483,6 +498,8 @@ void size_scratch(const ModelSpec &spec, ModelPlan &plan) {
   plan.region(RegionId::device_norms).bytes = spec.host_memory ? 0 : round_up(on_device, page_bytes, "norms");
   plan.region(RegionId::steps).bytes = spec.host_memory ? 0 : count_step_kinds(spec) * adamw_step_bytes;
   plan.region(RegionId::save_staging).bytes = spec.save_staging_bytes;
+  plan.region(RegionId::turns).bytes =
+      checked_multiply(turn_bytes_of(spec, plan), spec.homes.turns, plan.region(RegionId::turns).what);
   plan.region(RegionId::messages).bytes = spec.message_bytes;
   plan.region(RegionId::device_messages).bytes = spec.device_team_bytes;
   for (uint32_t mesh = 0; mesh < spec.meshes.size(); ++mesh)

@@ -57,6 +57,9 @@ enum class RegionId : uint8_t {
   local_compute,    // whole buckets that no peer reads
   main,
   optimizer,
+  host_home,  // planes in memory of the host, which kernels of the device read and write in place (FSDP_HOME_HOST)
+  home,       // planes in a file; their addresses cannot be read or written (engine/runtime/home_file.h)
+  turns,      // buffers for segments of the file (home_plan.h)
   grad,
   kept_grads,  // main grads and full gradients that peers read; they stay as long as the model exists
   lent_grads,  // the pool of full gradients, after kept_grads in the same arena
@@ -122,6 +125,8 @@ struct PlanePlan {
   RegionId region = RegionId::local_compute;
   bool again = false;   // another row describes the same bytes
   uint64_t offset = 0;  // offset in bytes of the first element, in this rank's part of the region
+
+  bool in_file() const { return region == RegionId::home && !again; }
 };
 
 // The name of a published plane of a quantized parameter, for messages and in checkpoints.

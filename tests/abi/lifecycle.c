@@ -184,7 +184,7 @@ static void check_stats(job *j) {
   CHECK(stats.version == 5 && stats.step == 3); /* a load, three steps, an update by hand */
   CHECK(stats.gathered_groups == 0 && stats.pending_grad_groups == 0);
   CHECK(info.element_count == TRAINED + FROZEN);
-  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_MATRIX; ++role) {
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_HOME; ++role) {
     uint64_t planned = 0, allocated = 1;
     OK(fsdp_get_role_bytes(j->model, role, j->rank, &planned));
     OK(fsdp_get_allocated_bytes(j->model, role, &allocated));

@@ -156,7 +156,7 @@ Scenario scenario_of(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode m
 Scenario debug_scenario(fsdp_strategy strategy, uint32_t ranks, fsdp_unshard_mode mode = 0);
 
 // What the plan says about a rank, by role ([FSDP_ROLE_ALL] is the sum), and about the model.
-constexpr int last_role = FSDP_ROLE_MATRIX;
+constexpr int last_role = FSDP_ROLE_HOME;
 struct Memory : fsdp_model_info {
   Memory() : fsdp_model_info(FSDP_MODEL_INFO_INIT) {}
   std::array<uint64_t, last_role + 1> role_bytes{};

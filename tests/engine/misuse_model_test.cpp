@@ -212,9 +212,9 @@ TEST_F(MisusedModel, InvalidArenasAreRefused) {
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_OPTIMIZER, arena + 64, 4096),
                "not aligned to 4096");
   EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, 0, arena, 4096), "0 is not an fsdp_role");
-  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_MATRIX + 1, arena, 4096),
-               "9 is not an fsdp_role");
-  for (const fsdp_role role : {FSDP_ROLE_COMPUTE, FSDP_ROLE_REDUCE, FSDP_ROLE_STAGING, FSDP_ROLE_MATRIX})
+  EXPECT_FAILS(FSDP_INVALID_ARGUMENT, fsdp_set_arena(model, FSDP_ROLE_HOME + 1, arena, 4096), "10 is not an fsdp_role");
+  for (const fsdp_role role :
+       {FSDP_ROLE_COMPUTE, FSDP_ROLE_REDUCE, FSDP_ROLE_STAGING, FSDP_ROLE_MATRIX, FSDP_ROLE_HOME})
     EXPECT_FAILS(FSDP_UNSUPPORTED, fsdp_set_arena(model, role, arena, 4096), "role " + std::to_string(role),
                  "OPTIMIZER");
   // The seal finds an arena that is too small; a larger one is then accepted.

@@ -290,15 +290,23 @@ TEST(SealOfSeveral, TheLowestOfTwoOddRanksIsNamed) {
   });
 }
 
-// Every gradient is multiplied by it, so the weights of ranks with different factors would drift apart.
-TEST(SealOfSeveral, OtherGradientFactorsAreNamed) {
+// Every gradient is multiplied by it, so the weights of ranks with different factors would drift apart. The factor is
+// the model's or a group's own.
+class GradientFactors : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(SealOfSeveral, GradientFactors, testing::Bool());
+
+TEST_P(GradientFactors, OtherFactorsAreNamed) {
   Scenario clean = clean_scenario(3);
-  clean.model.grad_op = FSDP_GRAD_OP_FACTOR;
-  clean.model.grad_factor = 0.5;
+  const bool of_group = GetParam();
+  const auto set = [&](Scenario &setup, double factor) {
+    (of_group ? setup.groups[1].options.grad_op : setup.model.grad_op) = FSDP_GRAD_OP_FACTOR;
+    (of_group ? setup.groups[1].options.grad_factor : setup.model.grad_factor) = factor;
+  };
+  set(clean, 0.5);
   run_threads(clean, [&](uint32_t r, fsdp_context *context) {
     {
       Scenario mine = clean;
-      if (r == 2) mine.model.grad_factor = 0.25;
+      if (r == 2) set(mine, 0.25);
       Rank self(context, mine, false);
       require_error(fsdp_seal_model(self.model), FSDP_MISMATCH,
                     {"rank 0 has", "grad factor 0.5", "rank 2 has", "grad factor 0.25"});

@@ -72,12 +72,12 @@ fsdp_status seal_model(Rank &rank) { return fsdp_seal_model(rank.model()); }
 
 fsdp_status get_role_bytes(Rank &rank) {
   Output<uint64_t> bytes(rank);
-  return bytes(fsdp_get_role_bytes(rank.model(), rank.choice(FSDP_ROLE_MATRIX), rank.number32(0), bytes.pointer()));
+  return bytes(fsdp_get_role_bytes(rank.model(), rank.choice(FSDP_ROLE_HOME), rank.number32(0), bytes.pointer()));
 }
 
 fsdp_status get_allocated_bytes(Rank &rank) {
   Output<uint64_t> bytes(rank);
-  return bytes(fsdp_get_allocated_bytes(rank.model(), rank.choice(FSDP_ROLE_MATRIX), bytes.pointer()));
+  return bytes(fsdp_get_allocated_bytes(rank.model(), rank.choice(FSDP_ROLE_HOME), bytes.pointer()));
 }
 
 template <class T>

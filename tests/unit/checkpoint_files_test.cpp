@@ -62,8 +62,8 @@ TEST_P(Files, CutOffWhileTheyAreReadAreToldSo) {
   const InFile file(folder.get(), "f", "a/file");
   fs::resize_file(path + "/f", 9000);
   const AlignedBytes buffer(20'480);
-  EXPECT_TRUE(
-      has(error_of([&] { file.read(0, 20'000, buffer.bytes()); }), "a/file: ends after 9000 bytes, and had 20000"));
+  EXPECT_TRUE(has(error_of([&] { file.read(0, 20'000, buffer.bytes()); }),
+                  "a/file: ends after 9000 bytes; 20000 bytes at 0 were to be read"));
 }
 
 TEST_P(Files, AreWholeThoughCallsDoAPartOrAreInterrupted) {

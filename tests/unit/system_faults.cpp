@@ -152,6 +152,12 @@ static int do_ftruncate(int fd, off_t size) {
 int ftruncate(int fd, off_t size) noexcept { return do_ftruncate(fd, size); }
 int ftruncate64(int fd, off64_t size) noexcept { return do_ftruncate(fd, size); }
 
+static int do_fallocate(int fd, int mode, off_t offset, off_t size) {
+  return static_cast<int>(suffer("fallocate", [&] { return ::syscall(SYS_fallocate, fd, mode, offset, size); }));
+}
+int fallocate(int fd, int mode, off_t offset, off_t size) { return do_fallocate(fd, mode, offset, size); }
+int fallocate64(int fd, int mode, off64_t offset, off64_t size) { return do_fallocate(fd, mode, offset, size); }
+
 int fsync(int fd) {
   return static_cast<int>(suffer("fsync", [&] { return ::syscall(SYS_fsync, fd); }));
 }

@@ -60,6 +60,11 @@ fsdp_model_options describe_policy(const Policy &policy, const fsdp_mesh *mesh) 
   options.prefetch_depth = policy.prefetch;
   options.save_staging_bytes = policy.save_staging;
   options.matrix_bytes = policy.matrix_bytes;
+  options.state_home = policy.state_home;
+  options.main_home = policy.main_home;
+  options.home_directory = ".";  // a planning context makes no file
+  options.turn_bytes = policy.turn_bytes;
+  options.turns = policy.turns;
   options.max_pending_groups = policy.max_pending_groups;
   options.max_pending_bytes = policy.max_pending_bytes;
   options.outer_strategy = policy.outer;
@@ -153,7 +158,7 @@ Planned seal(const ModelSpec &spec, const Policy &policy) {
 
 Memory read_memory(const Planned &planned, uint32_t rank) {
   Memory memory;
-  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_MATRIX; ++role)
+  for (fsdp_role role = FSDP_ROLE_ALL; role <= FSDP_ROLE_HOME; ++role)
     check(fsdp_get_role_bytes(planned.model.get(), role, rank, &memory.role_bytes[role]), planned.context.get());
   return memory;
 }

@@ -14,7 +14,7 @@ namespace plan {
 
 // Bytes by role, and in all.
 struct Memory {
-  std::array<uint64_t, FSDP_ROLE_MATRIX + 1> role_bytes{};
+  std::array<uint64_t, FSDP_ROLE_HOME + 1> role_bytes{};
   uint64_t total() const { return role_bytes[FSDP_ROLE_ALL]; }
 };
 

@@ -27,6 +27,7 @@ inline const Names optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"none", FSDP_OPT
 inline const Names param_optimizers{{"adamw", FSDP_OPTIMIZER_ADAMW}, {"caller", FSDP_OPTIMIZER_CALLER}};
 inline const Names states{{"fp32", FSDP_OPTIMIZER_ADAMW}, {"8bit", FSDP_OPTIMIZER_ADAMW_8BIT}};
 inline const Names main_storages{{"fp32", FSDP_MAIN_FLOAT32}, {"split16", FSDP_MAIN_SPLIT16}, {"none", FSDP_MAIN_NONE}};
+inline const Names homes{{"memory", FSDP_HOME_DEVICE}, {"file", FSDP_HOME_FILE}};
 inline const Names outer_strategies{{"no_shard", FSDP_OUTER_NO_SHARD}, {"optim", FSDP_OUTER_OPTIM}};
 inline const Names backward_weights{{"gathered", FSDP_BACKWARD_WEIGHTS_GATHERED}, {"none", FSDP_BACKWARD_WEIGHTS_NONE}};
 inline const Names schedules{

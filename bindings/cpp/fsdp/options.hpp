@@ -60,6 +60,7 @@ enum class MainStorage : fsdp_main_storage {
   split16 = FSDP_MAIN_SPLIT16,
   none = FSDP_MAIN_NONE
 };
+enum class Home : fsdp_home { device = FSDP_HOME_DEVICE, host = FSDP_HOME_HOST, file = FSDP_HOME_FILE };
 enum class MissingGrad : fsdp_missing_grad { zeros = FSDP_MISSING_GRAD_ZEROS, skip = FSDP_MISSING_GRAD_SKIP };
 enum class ScaleRounding : fsdp_scale_rounding { exact = FSDP_SCALE_EXACT, power_of_two = FSDP_SCALE_POWER_OF_TWO };
 enum class ScaleRule : fsdp_scale_rule { round_up = FSDP_SCALE_ROUND_UP, floor = FSDP_SCALE_FLOOR };
@@ -89,7 +90,8 @@ enum class Role : fsdp_role {
   gather = FSDP_ROLE_GATHER,
   reduce = FSDP_ROLE_REDUCE,
   staging = FSDP_ROLE_STAGING,
-  matrix = FSDP_ROLE_MATRIX
+  matrix = FSDP_ROLE_MATRIX,
+  home = FSDP_ROLE_HOME
 };
 enum class BytesOwner : fsdp_bytes_owner { once = FSDP_BYTES_ONCE, per_rank = FSDP_BYTES_PER_RANK };
 

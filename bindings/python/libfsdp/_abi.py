@@ -111,6 +111,11 @@ FSDP_MAIN_FLOAT32 = 1
 FSDP_MAIN_SPLIT16 = 2
 FSDP_MAIN_NONE = 3
 
+# fsdp_home
+FSDP_HOME_DEVICE = 1
+FSDP_HOME_HOST = 2
+FSDP_HOME_FILE = 3
+
 FSDP_MODEL_NO_PREFETCH = 2048
 FSDP_MODEL_FORCE_COMMUNICATION = 4096
 
@@ -149,6 +154,7 @@ FSDP_ROLE_GATHER = 5
 FSDP_ROLE_REDUCE = 6
 FSDP_ROLE_STAGING = 7
 FSDP_ROLE_MATRIX = 8
+FSDP_ROLE_HOME = 9
 
 # fsdp_granule
 FSDP_GRANULE_ROW = 1
@@ -320,6 +326,12 @@ class fsdp_model_options(Sized):
         ("reserved", c_uint32),  # must be 0
         ("rounding_seed", c_uint64),  # with FSDP_MAIN_NONE: the key of the random bits; any number, but the same on every rank
         ("matrix_bytes", c_uint64),  # limit of the matrices that one rank gets at once (fsdp_collect_matrices). A matrix counts with its bytes in fp32, rounded up to 256 bytes; one above the limit is refused. The model has memory for at most twice the limit, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
+        ("state_home", c_int32),  # of optimizer states; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE the scales of states in codes (FSDP_OPTIMIZER_ADAMW_8BIT) stay in memory
+        ("main_home", c_int32),  # of main weights that are not the compute weights, or of their rests (FSDP_MAIN_SPLIT16); 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE no trained parameter can be quantized
+        ("home_directory", c_char_p),  # directory for the file of this rank, on a local disk; ranks may have different ones. Counts only with FSDP_HOME_FILE, which needs it
+        ("turn_bytes", c_uint64),  # most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
+        ("turns", c_uint32),  # number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is read and the last is written; 0: 3
+        ("home_reserved", c_uint32),  # must be 0
     ]
 
 
@@ -397,6 +409,9 @@ class fsdp_stats(Sized):
         ("checkpoint_stall_ns", c_uint64),  # time that the caller waited at the opening of update windows, because a save was still copying memory that may be written in the window; not a part of wait_ns
         ("gathered_row_bytes", c_uint64),  # bytes of ROW planes, including planes that serve all phases
         ("gathered_column_bytes", c_uint64),  # bytes of COLUMN planes, which only MXFP8 has
+        ("home_read_bytes", c_uint64),  # bytes read from the file
+        ("home_written_bytes", c_uint64),  # bytes written to the file
+        ("home_wait_ns", c_uint64),  # time that updates waited for the disk; not a part of wait_ns
     ]
 
 
@@ -618,8 +633,8 @@ class fsdp_checkpoint_status(Sized):
 
 
 # What the compiler says of each struct, in bytes.
-SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 136,
-         fsdp_visit: 12, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 256, fsdp_param: 120,
+SIZES = {fsdp_error: 1056, fsdp_tensor: 56, fsdp_context_options: 144, fsdp_mesh_options: 32, fsdp_model_options: 168,
+         fsdp_visit: 12, fsdp_schedule_options: 40, fsdp_model_info: 80, fsdp_stats: 280, fsdp_param: 120,
          fsdp_group_options: 56, fsdp_group_info: 88, fsdp_chunk: 40, fsdp_shard: 104, fsdp_adamw_options: 56,
          fsdp_matrix: 104, fsdp_matrix_options: 32, fsdp_grad: 24, fsdp_save_options: 24, fsdp_load_options: 16,
          fsdp_loaded: 104, fsdp_rename: 48, fsdp_checkpoint_status: 80}
@@ -693,8 +708,8 @@ CALLS = {
     "fsdp_read_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], "Copy a whole main gradient out, converted to dtype: the reduced and scaled gradient of the step, as the optimizer will see it. Otherwise the call works as fsdp_read_param. Collective: the group's mesh (root is one of its ranks). Blocks: peers. Window: inside, with gradients. Errors: as fsdp_read_param, and INVALID_STATE (FROZEN; no gradients in this window). Since 0.2."),
     "fsdp_load_grad": (c_int32, [c_void_p, c_uint64, c_void_p, c_int32, c_uint64, c_int32, c_uint32], "Replace a main gradient by full data, as fsdp_load_param replaces weights, for example after a transformation of the whole gradient. Collective: the group's mesh (root is one of its ranks). Blocks: peers, if there is a root. Window: inside, with gradients. Errors: as fsdp_load_param, and INVALID_STATE (FROZEN or not trained; no gradients in this window). Since 0.2."),
     "fsdp_get_shard_count": (c_int32, [c_void_p, POINTER(c_uint64)], 'Get the number of shards that this rank owns. It is fixed from the seal on. Collective: no. Errors: INVALID_STATE (not sealed, or only planned). Since 0.2.'),
-    "fsdp_get_shard": (c_int32, [c_void_p, c_uint64, POINTER(fsdp_shard)], "Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the current values, at the time of this call. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2."),
-    "fsdp_get_shard_state": (c_int32, [c_void_p, c_uint64, c_char_p, POINTER(fsdp_tensor)], 'Get the address of a named optimizer state of a shard: element_count elements of the state\'s dtype. A state that FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (not sealed, or only planned). Since 0.2.'),
+    "fsdp_get_shard": (c_int32, [c_void_p, c_uint64, POINTER(fsdp_shard)], "Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the current values, at the time of this call. main_weight is NULL if the main weights are at home in a file. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2."),
+    "fsdp_get_shard_state": (c_int32, [c_void_p, c_uint64, c_char_p, POINTER(fsdp_tensor)], 'Get the address of a named optimizer state of a shard: element_count elements of the state\'s dtype. A state that FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard. data is NULL if the state is at home in a file. Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (not sealed, or only planned). Since 0.2.'),
     "fsdp_get_grad_norm": (c_int32, [c_void_p, c_void_p, c_void_p, POINTER(c_double)], "Get the L2 norm of all main grads of the model, the same double on every rank: fp64 partial sums, added in a fixed order; padding and copies are not counted. With mesh NULL it is the norm of this model alone. With a mesh it is the norm over several models that are parts of one network (pipeline stages, tensor parallel parts). Each rank of the mesh contributes the norm of its own model, and the squares are added in the mesh's order. No two ranks of the mesh may be ranks of the same model. norm may be NULL, on all ranks or on some; fsdp_get_last_norm returns the norm later. If norm is NULL and no mesh is given, the call waits for no GPU: the ranks synchronize on the host to compare what they ask for, and the norm is computed in stream order. On the host device the calling thread takes the place of the stream. Collective: the model's mesh, and the mesh given. Blocks: peers; also the stream, if norm is not NULL or with a mesh. Window: inside. Errors: INVALID_ARGUMENT, INVALID_STATE, MISMATCH, PEER_FAILED, TIMEOUT. Since 0.2."),
     "fsdp_get_last_norm": (c_int32, [c_void_p, POINTER(c_double)], 'Get the norm that the last fsdp_get_grad_norm, fsdp_clip_grads or fsdp_apply_grads of the model measured, before clipping; a call in a graph counts when the graph is replayed. Collective: no. Blocks: until the norm is known on this rank. Errors: INVALID_STATE (no norm was measured yet), PEER_FAILED, TIMEOUT. Since 0.2.'),
     "fsdp_get_param_grad_norms": (c_int32, [c_void_p, c_void_p, POINTER(c_double), c_uint64], "Get the L2 norm of each parameter's main grad, group by group in declaration order. norm_count must be the number of parameters of the model. Frozen parameters give 0. Where meshes of a group have different parameters, each rank gets the norms of those that it declares. Collective: the mesh. Blocks: peers. Window: inside. Since 0.2."),

@@ -18,18 +18,11 @@ namespace fsdp::checkpoint {
 
 namespace {
 
-uint64_t page_of(uint64_t offset) { return offset / io_alignment * io_alignment; }
-
 // The flags are constants, because for variable flags glibc's fortified headers call a different function.
 template <int flags>
 Fd open_file(int folder, const std::string &name) {
   Fd fd(::openat(folder, name.c_str(), flags | O_DIRECT));
   return fd || errno != EINVAL ? std::move(fd) : Fd(::openat(folder, name.c_str(), flags));
-}
-
-bool leave_direct(int fd) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  return flags >= 0 && flags & O_DIRECT && ::fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
 }
 
 }  // namespace
@@ -54,30 +47,9 @@ uint64_t InFile::needed_for(uint64_t offset, uint64_t count) {
 
 std::span<const std::byte> InFile::read(uint64_t offset, uint64_t count, std::span<std::byte> buffer) const {
   const uint64_t first = page_of(offset), skipped = offset - first;
-  read_pages(first, buffer.first(needed_for(offset, count)), skipped + count);
+  read_pages(fd_, first, buffer.first(needed_for(offset, count)), skipped + count, shown_);
   return buffer.subspan(skipped, count);
 }
-
-void InFile::read_pages(uint64_t offset, std::span<std::byte> to, uint64_t needed) const {
-  for (uint64_t done = 0; done < needed;) {
-    const ssize_t got = ::pread(fd_.get(), to.data() + done, to.size() - done, static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && errno == EINVAL && leave_direct(fd_.get())) continue;
-    if (got < 0) fail_errno(errno, format_text("{}: reading {} bytes at {}", shown_, to.size() - done, offset + done));
-    if (got == 0)
-      throw Error(FSDP_SYSTEM, format_text("{}: ends after {} bytes, and had {}", shown_, offset + done, bytes_), -1,
-                  FSDP_ORIGIN_OS, EIO);
-    done += static_cast<uint64_t>(got);
-    if (done % io_alignment) leave_direct(fd_.get());  // the rest begins inside a page
-  }
-}
-
-namespace {
-
-// The kernel writes at most about 2 GiB at once. A smaller limit lets an interrupted process end sooner.
-constexpr size_t max_at_once = size_t{1} << 30;
-
-}  // namespace
 
 OutFile::OutFile(int folder, const std::string &name, std::string shown) : shown_(std::move(shown)) {
   open(folder, name);
@@ -89,36 +61,11 @@ void OutFile::open(int folder, const std::string &name) {
   fd_ = Fd(::openat(folder, name.c_str(), flags | O_DIRECT, 0600));
   if (fd_ || errno != EINVAL) return;
   // A file system may refuse direct I/O after it has created the file.
-  direct_ = false;
   if (::unlinkat(folder, name.c_str(), 0) != 0 && errno != ENOENT) return;
   fd_ = Fd(::openat(folder, name.c_str(), flags, 0600));
 }
 
-// Some file systems refuse direct I/O only at a write, or write a number of bytes that is no multiple of the alignment.
-bool OutFile::leave_direct() {
-  if (!direct_) return false;
-  direct_ = false;
-  const int flags = ::fcntl(fd_.get(), F_GETFL);
-  return flags >= 0 && ::fcntl(fd_.get(), F_SETFL, flags & ~O_DIRECT) == 0;
-}
-
-void OutFile::fail_at(int code, const char *what, uint64_t offset, uint64_t bytes) const {
-  fail_errno(code, format_text("{}: {} {} bytes at {}", shown_, what, bytes, offset));
-}
-
-void OutFile::write(uint64_t offset, std::span<const std::byte> data) {
-  while (!data.empty()) {
-    const size_t some = std::min(data.size(), max_at_once);
-    const ssize_t done = ::pwrite(fd_.get(), data.data(), some, static_cast<off_t>(offset));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0 && errno == EINVAL && leave_direct()) continue;
-    if (done <= 0) fail_at(done < 0 ? errno : EIO, "writing", offset, data.size());
-    const auto count = static_cast<size_t>(done);
-    if (count % io_alignment && count < data.size()) leave_direct();
-    offset += count;
-    data = data.subspan(count);
-  }
-}
+void OutFile::write(uint64_t offset, std::span<const std::byte> data) { write_pages(fd_, offset, data, shown_); }
 
 // The disk may report the failure of an earlier write at any of these calls.
 void OutFile::finish(uint64_t bytes) {

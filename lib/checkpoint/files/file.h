@@ -1,40 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for direct I/O: whole pages.
+// The files of checkpoints, read and written by direct I/O.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "base/checked.h"
-#include "base/error.h"
+#include "base/direct_io.h"
 #include "base/fd.h"
 
 namespace fsdp::checkpoint {
-
-// The alignment that direct I/O requires of addresses, offsets and sizes: a page, which is a multiple of the block size
-// of all devices.
-inline constexpr uint64_t io_alignment = 4096;
-
-class AlignedBytes {
- public:
-  explicit AlignedBytes(uint64_t bytes) : size_(round_up(bytes, io_alignment)) {
-    data_.reset(static_cast<std::byte *>(std::aligned_alloc(io_alignment, size_ ? size_ : io_alignment)));
-    if (!data_) fail(FSDP_OUT_OF_MEMORY, "no memory for {} bytes of a file", size_);
-  }
-  std::span<std::byte> bytes() const { return {data_.get(), size_}; }
-
- private:
-  struct Free {
-    void operator()(void *data) const noexcept { std::free(data); }
-  };
-  uint64_t size_;
-  std::unique_ptr<std::byte, Free> data_;
-};
 
 // A file of a checkpoint, from which parts are read, bypassing the page cache if the file system supports that. Caches
 // of other programs consist of links, which are followed. In our checkpoints a link is damage, and is refused.
@@ -56,9 +33,6 @@ class InFile {
   static uint64_t needed_for(uint64_t offset, uint64_t count);
 
  private:
-  // Reads whole pages, or up to the end of the file.
-  void read_pages(uint64_t offset, std::span<std::byte> to, uint64_t needed) const;
-
   std::string shown_;
   Fd fd_;
   uint64_t bytes_ = 0;
@@ -77,16 +51,13 @@ class OutFile {
   void write(uint64_t offset, std::span<const std::byte> data);
   // Cuts the file to `bytes`, closes it, and returns when all of it is on the disk.
   void finish(uint64_t bytes);
-  bool is_direct() const { return direct_; }
+  bool is_direct() const { return fsdp::is_direct(fd_); }
 
  private:
   void open(int folder, const std::string &name);
-  bool leave_direct();
-  [[noreturn]] void fail_at(int code, const char *what, uint64_t offset, uint64_t bytes) const;
 
   std::string shown_;
   Fd fd_;
-  bool direct_ = true;
 };
 
 // Finds the job to which a folder `.tmp-ID` belongs. The process that writes the checkpoint locks the folder's file

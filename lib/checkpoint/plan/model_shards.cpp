@@ -86,7 +86,7 @@ void ModelShards::add_weights(const Adding &adding) {
     if (is_scales(plane.kind)) tensors_.back().scales = stored_shape(param, plane);
   };
   if (!param.frozen() || !param.quantized()) {
-    add(param.name, adding.bucket.home());
+    add(param.name, adding.bucket.owned_plane());
     if (adding.bucket.find(PlaneKind::rest)) tensors_.back().type = &element_type(FSDP_FLOAT32);
     return;
   }

@@ -24,23 +24,11 @@ uint32_t hash_name(const memory::ParamSpec &param) {
   return static_cast<uint32_t>(XXH64(param.name.data(), param.name.size(), 0));
 }
 
-bool is_compact(const Shard &shard) {
-  return shard.bucket->plan->coded_states || shard.bucket->plan->main_storage != FSDP_MAIN_FLOAT32;
-}
-
 // The address to which the update writes the compute weights. It is NULL if the main weights are the compute weights.
 // It is also NULL if the compute weights are codes, because a code depends on more than one element.
 std::byte *compute_of(const Shard &shard) {
   if (shard.bucket->plane(PlaneKind::main).plan->again || shard.bucket->plan->quantization) return nullptr;
   return shard.bucket->plane(PlaneKind::compute).at(shard.slice);
-}
-
-device::AdamWSpan span_of(const Shard &shard, bool adamw) {
-  const auto state = [&](uint32_t index) {
-    return adamw ? reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::state, index).at(shard.slice)) : nullptr;
-  };
-  return {reinterpret_cast<float *>(shard.main_weight()),  shard.main_grad(), state(0), state(1), compute_of(shard),
-          shard.bucket->plane(PlaneKind::compute).dtype(), shard.slice.count};
 }
 
 void set_states(const Runtime &runtime, const Shard &shard, device::CompactSpan &span) {
@@ -49,7 +37,7 @@ void set_states(const Runtime &runtime, const Shard &shard, device::CompactSpan 
   span.exp_avg_sq = bucket.plane(PlaneKind::state, 1).at(shard.slice);
   if (!bucket.plan->coded_states) return;
   const layout::Slice scales =
-      runtime.slice_of(*bucket.plan->state_layout, shard.tensor, bucket.home().plan->owned, bucket.plan->mesh);
+      runtime.slice_of(*bucket.plan->state_layout, shard.tensor, bucket.owned_plane().plan->owned, bucket.plan->mesh);
   span.exp_avg_scales = reinterpret_cast<float *>(bucket.plane(PlaneKind::state_scales, 0).at(scales));
   span.exp_avg_sq_scales = reinterpret_cast<float *>(bucket.plane(PlaneKind::state_scales, 1).at(scales));
 }
@@ -77,12 +65,13 @@ void advance(void *&array, uint64_t bytes) {
   if (array) array = static_cast<std::byte *>(array) + bytes;
 }
 
-// Returns the part of a span with rounded weights that consists of the elements of `run`. If states are in codes, runs
-// begin at blocks.
+// Returns the part of a span that consists of the elements of `run`. If states are in codes, runs begin at blocks.
 device::CompactSpan part_of(device::CompactSpan span, const memory::ElementRun &run) {
   const uint64_t state = span.exp_avg_scales ? 1 : sizeof(float);
   const uint64_t blocks = run.begin / device::state_block * sizeof(float);
-  advance(span.weight, run.begin * sizeof(uint16_t));
+  advance(span.weight, run.begin * (span.form == device::MainForm::float32 ? sizeof(float) : sizeof(uint16_t)));
+  advance(span.rest, run.begin * sizeof(int16_t));
+  advance(span.compute, run.begin * dtype_size(span.compute_dtype));
   span.grad += run.begin;
   advance(span.exp_avg, run.begin * state);
   advance(span.exp_avg_sq, run.begin * state);
@@ -128,17 +117,48 @@ void append(std::vector<device::CompactSpan> &spans, const device::CompactSpan &
   append_any(spans, span);
 }
 
+bool is_compact(const Shard &shard) {
+  return shard.bucket->plan->coded_states || shard.bucket->plan->main_storage != FSDP_MAIN_FLOAT32;
+}
+
+device::AdamWSpan span_of(const Runtime &runtime, const Shard &shard, uint64_t first, uint64_t count) {
+  const bool adamw = !shard.param(runtime).by_caller();
+  const auto state = [&](uint32_t index) {
+    return adamw ? reinterpret_cast<float *>(shard.bucket->plane(PlaneKind::state, index).at(shard.slice)) + first
+                 : nullptr;
+  };
+  const fsdp_dtype dtype = shard.bucket->plane(PlaneKind::compute).dtype();
+  std::byte *compute = compute_of(shard);
+  advance(compute, first * dtype_size(dtype));
+  return {reinterpret_cast<float *>(shard.main_weight()) + first,
+          shard.main_grad() + first,
+          state(0),
+          state(1),
+          compute,
+          dtype,
+          count};
+}
+
 // Stochastic rounding needs the numbers of the elements. The elements of a box may be several runs, and in that case
 // each run is a span.
-void AdamWBatch::add(const Runtime &runtime, const Shard &shard) {
-  const bool adamw = !shard.param(runtime).by_caller();
-  if (!is_compact(shard)) return shards.push_back({&shard, span_of(shard, adamw)});
-  device::CompactSpan whole = compact_span_of(runtime, shard, adamw);
-  if (whole.form != device::MainForm::rounded) return compact_shards.push_back({&shard, whole});
+std::vector<device::CompactSpan> compact_spans_of(const Runtime &runtime, const Shard &shard, uint64_t first,
+                                                  uint64_t count) {
   const memory::ParamSpec &param = shard.param(runtime);
+  device::CompactSpan whole = compact_span_of(runtime, shard, !param.by_caller());
+  if (whole.form != device::MainForm::rounded) return {part_of(whole, {first, count, 0, count, 0})};
   whole.name = hash_name(param);
-  for (const memory::ElementRun &run : list_runs(param, shard.slice.tensor_offset, shard.slice.count))
-    compact_shards.push_back({&shard, part_of(whole, run)});
+  std::vector<device::CompactSpan> spans;
+  for (memory::ElementRun run : list_runs(param, shard.slice.tensor_offset + first, count)) {
+    run.begin += first;
+    spans.push_back(part_of(whole, run));
+  }
+  return spans;
+}
+
+void AdamWBatch::add(const Runtime &runtime, const Shard &shard) {
+  if (!is_compact(shard)) return shards.push_back({&shard, span_of(runtime, shard, 0, shard.slice.count)});
+  for (const device::CompactSpan &span : compact_spans_of(runtime, shard, 0, shard.slice.count))
+    compact_shards.push_back({&shard, span});
 }
 
 void AdamWBatch::order() {

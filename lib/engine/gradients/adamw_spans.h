@@ -31,6 +31,15 @@ struct Shard {
   bool is_split() const { return bucket->has(PlaneKind::rest); }
 };
 
+// Are weights or states of the shard stored in fewer bits than fp32?
+bool is_compact(const Shard &shard);
+// The arguments for `count` elements of a shard from element `first` on; the second function is for compact shards, and
+// their `first` is the first element of a block of states in codes. If the caller updates the shard, its moments are
+// NULL.
+device::AdamWSpan span_of(const Runtime &runtime, const Shard &shard, uint64_t first, uint64_t count);
+std::vector<device::CompactSpan> compact_spans_of(const Runtime &runtime, const Shard &shard, uint64_t first,
+                                                  uint64_t count);
+
 // Shards that are updated alike, in the order of their addresses. `spans` are the memory that a step changes. Shards
 // that are adjacent in every plane are one span. If the caller updates a shard, its moments are NULL. `compact_shards`
 // and `compact` are the same lists for shards with weights or states in fewer bits than fp32; such a shard may have

@@ -74,6 +74,12 @@ void Matrices::check_plane(const MatrixPlane &plane, const char *name) const {
       else if (!is_number(state->dtype))
         why = "keeps that state in codes of 8 bits, which are no numbers";
     }
+    if (!why && std::ranges::any_of(bucket.planes, [&](const memory::PlanePlan &of) {
+          if (plane.values == MatrixPlane::Values::grads || !of.in_file()) return false;
+          return plane.values == MatrixPlane::Values::weights ? of.kind == PlaneKind::main
+                                                              : of.kind == PlaneKind::state && of.index == plane.state;
+        }))
+      why = "is at home in a file (FSDP_HOME_FILE), from which no matrices are collected";
     if (why)
       fail(FSDP_INVALID_ARGUMENT, "{}: '{}': parameter '{}' of group '{}' {}", collect_call, name,
            runtime_.spec.groups[matrix.group].params[matrix.param].name, runtime_.spec.groups[matrix.group].name, why);

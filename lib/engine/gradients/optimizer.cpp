@@ -19,7 +19,7 @@
 namespace fsdp::engine {
 
 Optimizer::Optimizer(Runtime &runtime)
-    : runtime_(runtime), norm_(runtime), quantizer_(runtime), weights_(list_weights()) {
+    : runtime_(runtime), norm_(runtime), quantizer_(runtime), weights_(runtime, own_values()) {
   for (const Group &group : runtime.groups)
     for (const memory::ParamSpec &param : group.spec->params) names_.push_back(param.name.c_str());
   for_each_slice(runtime, {PlaneKind::main}, [&](const PlaneSlice &main) {
@@ -31,6 +31,8 @@ Optimizer::Optimizer(Runtime &runtime)
                          device::state_blocks(main.slice.count)});
   });
   list_counting_ranks();
+  kept_shards_.resize(shards_.size());
+  if (runtime.storage->home_file()) home_.emplace(runtime, shards_);
   size_t compact_count = 0;
   kept_.reserve(shards_.size());
   clear_codes();
@@ -82,14 +84,13 @@ void Optimizer::list_trained() noexcept {
 
 // First moments begin with the code of 0, which is not the byte 0.
 void Optimizer::clear_codes() {
-  device::Device &device = runtime_.context.device();
-  const std::vector<uint8_t> zeros(65536, device::signed_zero_code);
+  const std::vector<uint8_t> zeros(size_t{1} << 20, device::signed_zero_code);
   for (const Shard &shard : shards_) {
     if (!shard.bucket->plan->coded_states) continue;
     std::byte *const codes = shard.bucket->plane(PlaneKind::state, 0).at(shard.slice);
     for (uint64_t done = 0; done < shard.slice.count; done += zeros.size())
-      device.transfer(codes + done, FSDP_UINT8, zeros.data(), FSDP_UINT8,
-                      std::min<uint64_t>(zeros.size(), shard.slice.count - done));
+      runtime_.storage->transfer(codes + done, FSDP_UINT8, zeros.data(), FSDP_UINT8,
+                                 std::min<uint64_t>(zeros.size(), shard.slice.count - done));
   }
 }
 
@@ -117,12 +118,18 @@ void Optimizer::adopt(std::vector<AdamWBatch> batches) noexcept {
 
 void Optimizer::list_spans() noexcept {
   const auto changes = [this](const Shard &shard) { return !param_of(shard).by_caller() && !is_kept(shard); };
+  const auto in_file = [&](const Shard &shard) {
+    return home_ && (changes(shard) ? HomeUpdate::updates_in_file(shard) : HomeUpdate::casts_in_file(shard));
+  };
   kept_.clear(), kept_compact_.clear();
   for (AdamWBatch &batch : batches_) {
     batch.spans.clear(), batch.compact.clear();
-    for (const auto &one : batch.shards) append(changes(*one.shard) ? batch.spans : kept_, one.span);
-    for (const auto &one : batch.compact_shards) append(changes(*one.shard) ? batch.compact : kept_compact_, one.span);
+    for (const auto &one : batch.shards)
+      if (!in_file(*one.shard)) append(changes(*one.shard) ? batch.spans : kept_, one.span);
+    for (const auto &one : batch.compact_shards)
+      if (!in_file(*one.shard)) append(changes(*one.shard) ? batch.compact : kept_compact_, one.span);
   }
+  for (size_t s = 0; home_ && s < shards_.size(); ++s) kept_shards_[s] = !changes(shards_[s]);
 }
 
 const Shard &Optimizer::shard(uint64_t index, const char *call) const {
@@ -136,8 +143,9 @@ StatePart Optimizer::state(const Shard &shard, const std::string &name, const ch
   const auto part_of = [&](PlaneKind kind, size_t index) {
     const Plane &plane = shard.bucket->plane(kind, static_cast<uint32_t>(index));
     const layout::Slice slice = runtime_.slice_of(plane, shard.tensor, plane.plan->owned);
-    return StatePart{plane.at(slice), kind == PlaneKind::state ? &shard.slice.count : &shard.scale_count,
-                     plane.dtype()};
+    std::byte *const data = plane.at(slice);
+    return StatePart{runtime_.storage->is_in_file(data) ? nullptr : data,
+                     kind == PlaneKind::state ? &shard.slice.count : &shard.scale_count, plane.dtype()};
   };
   std::string known;
   for (size_t s = 0; s < states.size(); ++s) {
@@ -208,6 +216,7 @@ void Optimizer::step_adamw(double lr, const fsdp_adamw_options &options, device:
     caller.compact_adamw(batch.step, batch.compact);
   }
   cast_kept(caller);
+  if (home_) home_->step(batches_, kept_shards_, caller);
   quantizer_.quantize(caller);
   runtime_.step.stepped(given.step);
 }
@@ -258,6 +267,7 @@ void Optimizer::cast_weights(device::Stream &stream) {
     cast_spans(batch.compact, stream);
   }
   cast_kept(stream);
+  if (home_) home_->cast(stream);
   quantizer_.quantize(stream);
 }
 
@@ -466,29 +476,6 @@ void Optimizer::add_norms(const char *what, double *norms) {
   for (size_t p = 0; p < names_.size(); ++p) norms[p] = std::sqrt(norms[p]);
 }
 
-// Lists the memory that a norm of weights reads: main weights, and for frozen parameters compute weights. Codes and
-// bytes are left out.
-WeightSpans Optimizer::list_weights() const {
-  WeightSpans spans;
-  for_each_slice(runtime_, {PlaneKind::main, PlaneKind::compute}, [&](const PlaneSlice &weights) {
-    const Bucket &bucket = weights.bucket;
-    const fsdp_dtype dtype = weights.plane.dtype();
-    if (&weights.plane != &bucket.home() || !is_number(dtype)) return;
-    const layout::Slice counted =
-        runtime_.slice_of(bucket.plan->layout, weights.tensor, Extent::shard, bucket.plan->mesh);
-    if (counted.count == 0 || !runtime_.answers_for(weights.group, weights.param_index)) return;
-    const uint64_t granule = runtime_.placement(weights.group.places[weights.param_index]).granule;
-    const std::byte *const at = weights.plane.at(counted);
-    double *const result = own_values() + weights.ordinal;
-    if (dtype == FSDP_FLOAT32)
-      return spans.plain.push_back({result, reinterpret_cast<const float *>(at), counted.count, granule});
-    const std::byte *const rest = bucket.has(PlaneKind::rest) ? bucket.plane(PlaneKind::rest).at(counted) : nullptr;
-    spans.compact.push_back({result, reinterpret_cast<const uint16_t *>(at), reinterpret_cast<const int16_t *>(rest),
-                             dtype, counted.count, granule});
-  });
-  return spans;
-}
-
 namespace {
 
 // Sets the values to zero, now and at the end of the scope. The second time is needed because norms of gradients add
@@ -508,12 +495,11 @@ void Optimizer::param_weight_norms(device::Stream &caller, double *norms, uint64
   const CallSpan span(runtime_, "param_weight_norms");
   const ClearedValues cleared({own_values(), names_.size()});
   runtime_.join_window(caller);
-  caller.sum_all_squares(weights_.plain);
-  caller.sum_all_compact_squares(weights_.compact);
-  synchronize(caller);
+  weights_.measure(caller);
   add_norms("norms of weights", norms);
   for_each_slice(runtime_, {PlaneKind::compute}, [&](const PlaneSlice &weights) {
-    if (!is_number(weights.bucket.home().dtype())) norms[weights.ordinal] = std::numeric_limits<double>::quiet_NaN();
+    if (!is_number(weights.bucket.owned_plane().dtype()))
+      norms[weights.ordinal] = std::numeric_limits<double>::quiet_NaN();
   });
 }
 

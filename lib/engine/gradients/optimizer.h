@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "engine/gradients/adamw_spans.h"
+#include "engine/gradients/home_update.h"
+#include "engine/gradients/weight_norms.h"
 #include "engine/weights/quantizer.h"
 #include "engine/weights/shared_values.h"
 
@@ -26,12 +28,6 @@ struct StatePart {
   std::byte *data;
   const uint64_t *count;
   fsdp_dtype dtype;
-};
-
-// The parts of weights that this rank counts in their norms, and where each sum goes.
-struct WeightSpans {
-  std::vector<device::SquaresSpan> plain;
-  std::vector<device::CompactSquaresSpan> compact;
 };
 
 // The last norm that was asked for.
@@ -115,7 +111,6 @@ class Optimizer {
   void synchronize(device::Stream &stream);
   void make_steps(double lr, const StepNumbers &numbers);
   void clear_codes();
-  WeightSpans list_weights() const;
   const memory::ParamSpec &param_of(const Shard &shard) const noexcept { return shard.param(runtime_); }
   void list_grads() noexcept;
   void cast_kept(device::Stream &stream) const;
@@ -141,8 +136,10 @@ class Optimizer {
   std::vector<device::FloatSpan> grads_;      // main grads of trained parameters; neighbours are one span
   std::vector<device::SquaresSpan> squares_;  // the counted parts of grads_; each measurement sets where results go
   std::vector<uint32_t> measured_ordinals_;   // for each of squares_, the number of its parameter in the model
-  const WeightSpans weights_;
-  std::vector<const char *> names_;  // names of all parameters of the model
+  WeightNorms weights_;
+  std::vector<const char *> names_;   // names of all parameters of the model
+  std::optional<HomeUpdate> home_;    // NULL: no planes are in a file
+  std::vector<uint8_t> kept_shards_;  // by shard, for home_
   // For each parameter, the ranks of the model that count it; an empty entry means all ranks. The list is empty if all
   // groups have one mesh.
   std::vector<std::vector<bool>> counting_;

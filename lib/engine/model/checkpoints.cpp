@@ -236,7 +236,9 @@ void Checkpoints::read(const KeptTensor &tensor, uint64_t first, std::span<std::
     return;
   }
   read_with(tensor, first, to, [this](const std::byte *from, std::span<std::byte> bytes) {
-    if (!copies_)
+    if (runtime_.storage->is_in_file(from))
+      runtime_.storage->home_file()->read(from, bytes);
+    else if (!copies_)
       std::memcpy(bytes.data(), from, bytes.size());
     else
       read_device(from, bytes);
@@ -354,8 +356,8 @@ void Checkpoints::write_float64(const Plane &plane, std::byte *to, std::span<con
       std::memcpy(&value, elements.data() + (done + i) * sizeof value, sizeof value);
       rounded[i] = checkpoint::narrow(value, plane.dtype());
     }
-    runtime_.context.device().transfer(to + done * dtype_size(plane.dtype()), plane.dtype(), rounded.data(),
-                                       FSDP_FLOAT32, some);
+    runtime_.storage->transfer(to + done * dtype_size(plane.dtype()), plane.dtype(), rounded.data(), FSDP_FLOAT32,
+                               some);
     done += some;
   }
 }
@@ -368,7 +370,7 @@ void Checkpoints::write(const KeptTensor &tensor, uint64_t first, const ElementT
     return write_compact(tensor, first, type, elements);
   std::byte *to = plane.at(slice_of(tensor)) + first * dtype_size(plane.dtype());
   if (type.dtype)
-    runtime_.context.device().transfer(to, plane.dtype(), elements.data(), type.dtype, elements.size() * 8 / type.bits);
+    runtime_.storage->transfer(to, plane.dtype(), elements.data(), type.dtype, elements.size() * 8 / type.bits);
   else
     write_float64(plane, to, elements);
 }
@@ -405,7 +407,7 @@ checkpoint::LoadResult Checkpoints::load_into(const char *call, const LoadInto &
   };
   const checkpoint::ReadKept read = [this](const KeptTensor &tensor, uint64_t first, std::span<std::byte> to) {
     read_with(tensor, first, to, [this](const std::byte *from, std::span<std::byte> bytes) {
-      runtime_.context.device().transfer(bytes.data(), FSDP_UINT8, from, FSDP_UINT8, bytes.size());
+      runtime_.storage->transfer(bytes.data(), FSDP_UINT8, from, FSDP_UINT8, bytes.size());
     });
   };
   const auto begin = [this] {

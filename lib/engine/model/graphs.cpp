@@ -27,6 +27,12 @@ void Graphs::begin_capture(fsdp_stream stream) {
          "{}: the model has FSDP_SCHEDULE_ANY, whose weights have other addresses at each hold, which a graph cannot "
          "follow; give fsdp_set_schedule another kind",
          call);
+  if (runtime_.storage->home_file())
+    fail(FSDP_UNSUPPORTED,
+         "{}: the model has planes at home in a file (FSDP_HOME_FILE), and a graph cannot read files; give state_home "
+         "and "
+         "main_home FSDP_HOME_HOST or FSDP_HOME_DEVICE",
+         call);
   if (capture_) fail(FSDP_INVALID_STATE, "{}: the model is being captured already; call fsdp_end_capture first", call);
   const auto failed = capture_error([&] {
     runtime_.context.require_no_other_capture(&runtime_, call);

@@ -276,6 +276,9 @@ void Model::get_stats(fsdp_stats &stats) {
   stats.reduce_wait_ns = counted.reduce_wait_ns;
   stats.peer_wait_ns = counted.peer_wait_ns;
   stats.checkpoint_stall_ns = counted.checkpoint_stall_ns;
+  stats.home_wait_ns = counted.home_wait_ns;
+  if (const auto &file = state.storage->home_file())
+    stats.home_read_bytes = file->read_bytes(), stats.home_written_bytes = file->written_bytes();
   stats.wait_ns = counted.gather_wait_ns + counted.reduce_wait_ns + counted.peer_wait_ns;
   stats.reduce_scatter_bytes = counted.reduce_scatter_bytes;
   stats.all_reduce_bytes = counted.all_reduce_bytes;

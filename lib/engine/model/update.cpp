@@ -39,6 +39,21 @@ void UpdateWindow::run_in_window(Body &&body) {
   }
 }
 
+template <class Body>
+void UpdateWindow::run_on_file(Body &&body) {
+  try {
+    body();
+  } catch (Error &error) {
+    if (!runtime_.storage->home_file()) throw;
+    error.message +=
+        "; some weights and states may be those of the new step already, so the context has failed: make a new one, "
+        "and "
+        "load the last checkpoint";
+    runtime_.context.fail_for_good(error, false);
+    throw;
+  }
+}
+
 void UpdateWindow::check_window(Intent intent) {
   run_in_window([&] { meetings_.check(intent); });
 }
@@ -236,7 +251,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
     capture->add_step(options);
     optimizer_.step_adamw_captured(caller);
   } else {
-    optimizer_.step_adamw(lr, options, caller);
+    run_on_file([&] { optimizer_.step_adamw(lr, options, caller); });
   }
   close_window(caller);
 }
@@ -384,7 +399,7 @@ void UpdateWindow::publish(fsdp_stream stream) {
     throw fatal;
   }
   runtime_.join_window(caller);
-  optimizer_.cast_weights(caller);
+  run_on_file([&] { optimizer_.cast_weights(caller); });
   close_window(caller);
 }
 

@@ -69,6 +69,10 @@ class UpdateWindow {
   void check_window(Intent intent);
   template <class Body>
   void run_in_window(Body &&body);
+  // Runs the part of a call that reads or writes planes in a file. Its errors are fatal, because some main weights and
+  // states may be those of the new step already.
+  template <class Body>
+  void run_on_file(const char *call, Body &&body);
   // Requires that AdamW updates all parameters that are trained now.
   void require_adamw_alone(const char *call) const;
   void capture_norm(bool waits, const char *call);

@@ -89,9 +89,9 @@ struct Bucket {
              plane.plan->slot == slot;
     });
   }
-  const Plane &home() const { return plane(plan->home().kind); }
+  const Plane &owned_plane() const { return plane(plan->owned_plane().kind); }
   // Does every rank have whole main weights, main grads and states?
-  bool is_whole() const { return plan->home().owned == Extent::whole; }
+  bool is_whole() const { return plan->owned_plane().owned == Extent::whole; }
 };
 
 }  // namespace fsdp::engine

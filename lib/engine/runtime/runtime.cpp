@@ -330,6 +330,7 @@ const char *wait_name(WaitKind what) {
     case WaitKind::reduce: return "wait for reduce";
     case WaitKind::publish: return "wait for publish";
     case WaitKind::checkpoint: return "wait for a checkpoint";
+    case WaitKind::home: return "wait for the home file";
     default: return "wait for peers";
   }
 }
@@ -339,6 +340,7 @@ uint64_t &wait_counter(Stats &stats, WaitKind what) {
     case WaitKind::gather: return stats.gather_wait_ns;
     case WaitKind::reduce: return stats.reduce_wait_ns;
     case WaitKind::checkpoint: return stats.checkpoint_stall_ns;
+    case WaitKind::home: return stats.home_wait_ns;
     default: return stats.peer_wait_ns;
   }
 }

@@ -29,7 +29,7 @@ struct Stats {
   uint64_t gathered_bytes = 0, reduced_bytes = 0, prefetches = 0, dropped_prefetches = 0;
   uint64_t gathered_groups = 0, peak_gathered_groups = 0, pending_grads = 0, peak_pending_grads = 0;
   uint64_t reduce_scatter_bytes = 0, all_reduce_bytes = 0;
-  uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0, checkpoint_stall_ns = 0;
+  uint64_t gather_wait_ns = 0, reduce_wait_ns = 0, peer_wait_ns = 0, checkpoint_stall_ns = 0, home_wait_ns = 0;
 
   void add_all_gather(uint64_t bytes, const PlaneBytes &planes) {
     ++all_gathers;
@@ -40,7 +40,7 @@ struct Stats {
 };
 
 // The kinds of waits that are counted. `publish` and `peers` share one counter; each other kind has its own.
-enum class WaitKind { gather, reduce, publish, peers, checkpoint };
+enum class WaitKind { gather, reduce, publish, peers, checkpoint, home };
 // A stream of the library on which collectives run, in the order in which they were called.
 struct CollectiveStream {
   std::unique_ptr<device::Stream> stream;

@@ -84,6 +84,7 @@ uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory,
   for (const memory::RegionPlan &region : plan.regions) {
     const memory::InnerPlace &place = places[region.mesh];
     if (!region.on_host && (!host_memory || region.by_comm)) continue;
+    if (region.id == memory::RegionId::home) continue;  // on the disk
     if (region.reach == memory::Reach::own)
       bytes = saturated_add(bytes, region.bytes);
     else if (place.rank == 0)
@@ -190,11 +191,43 @@ void Storage::allocate_own(const memory::RegionPlan &plan, Region &region) {
   allocated(plan) += plan.bytes;
 }
 
+void Storage::make_home_file(const memory::RegionPlan &plan, Region &region) {
+  const transport::Team &all = *teams_.front().all;
+  device_.count_allocation(plan.bytes, plan.what);
+  home_file_ = std::make_shared<HomeFile>(spec_.homes.directory, plan.bytes, all.world_rank(all.rank()));
+  region.data = home_file_->data();
+  region.view = region.shown = region.data;
+  allocated(plan) += plan.bytes;
+}
+
+void Storage::transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) const {
+  if (!is_in_file(to) && !is_in_file(from)) return device_.transfer(to, to_dtype, from, from_dtype, count);
+  constexpr uint64_t piece_bytes = uint64_t{1} << 20;
+  const fsdp_dtype stored = is_in_file(to) ? to_dtype : from_dtype;
+  const uint64_t step = piece_bytes / dtype_size(stored);
+  std::vector<std::byte> piece(std::min(step, count) * dtype_size(stored));
+  auto *const into = static_cast<std::byte *>(to);
+  const auto *const out_of = static_cast<const std::byte *>(from);
+  for (uint64_t done = 0; done < count; done += step) {
+    const uint64_t some = std::min(step, count - done);
+    const auto bytes = std::span(piece).first(some * dtype_size(stored));
+    std::byte *const there = into + done * dtype_size(to_dtype);
+    const std::byte *const here = out_of + done * dtype_size(from_dtype);
+    if (is_in_file(to)) {
+      device_.transfer(bytes.data(), to_dtype, here, from_dtype, some);
+      home_file_->write(there, bytes);
+    } else {
+      home_file_->read(here, bytes);
+      device_.transfer(there, to_dtype, bytes.data(), from_dtype, some);
+    }
+  }
+}
+
 void Storage::allocate_all_own() {
   if (callers_.contains(FSDP_ROLE_GRAD) && keeps_read_grads(plan_)) fail(FSDP_UNSUPPORTED, "{}", grad_arena_refusal);
   for (size_t r = 0; r < regions_.size(); ++r)
     if (const memory::RegionPlan &plan = plan_.regions[r]; plan.reach == Reach::own && !plan.by_comm && plan.bytes)
-      allocate_own(plan, regions_[r]);
+      plan.id == RegionId::home ? make_home_file(plan, regions_[r]) : allocate_own(plan, regions_[r]);
   if (plan_.acted_message_bytes) acted_ = device_.allocate_host(plan_.acted_message_bytes, "messages of acted hosts");
 }
 
@@ -284,31 +317,31 @@ void Storage::allocate_common(const memory::RegionPlan &plan) {
 }
 
 const std::byte *Storage::part_of(RegionId id, uint32_t mesh, uint32_t inner_rank) const {
-  const Region &home = region(id, mesh);
-  return home.arena->data() + home.arena_offset + inner_rank * home.stride;
+  const Region &held = region(id, mesh);
+  return held.arena->data() + held.arena_offset + inner_rank * held.stride;
 }
 
 void Storage::show_compute(const memory::PiecePlan &piece, bool readable) const {
-  const Region &home = region(piece.compute.region, piece.compute.mesh);
-  if (!home.arena || !home.arena->protects()) return;
-  home.arena->protect(own_offset(piece.compute), piece.compute.bytes, readable);
+  const Region &held = region(piece.compute.region, piece.compute.mesh);
+  if (!held.arena || !held.arena->protects()) return;
+  held.arena->protect(own_offset(piece.compute), piece.compute.bytes, readable);
 }
 
 bool Storage::restores(const memory::PiecePlan &piece) const {
-  const Region &home = region(piece.compute.region, piece.compute.mesh);
-  return !piece.compute.bytes ? spec_.private_views : home.arena && home.arena->restores();
+  const Region &held = region(piece.compute.region, piece.compute.mesh);
+  return !piece.compute.bytes ? spec_.private_views : held.arena && held.arena->restores();
 }
 
 void Storage::restore(const memory::PiecePlan &piece) const {
-  const Region &home = region(piece.compute.region, piece.compute.mesh);
-  if (piece.compute.bytes) home.arena->restore(own_offset(piece.compute), piece.compute.bytes);
+  const Region &held = region(piece.compute.region, piece.compute.mesh);
+  if (piece.compute.bytes) held.arena->restore(own_offset(piece.compute), piece.compute.bytes);
 }
 
 void Storage::restore_all() const {
   for (const memory::RegionPlan &plan : plan_.regions) {
     if (plan.id != RegionId::mapped_compute && plan.id != RegionId::whole_compute) continue;
-    if (const Region &home = region(plan.id, plan.mesh); home.arena && home.arena->restores())
-      home.arena->restore(own_offset({.region = plan.id, .mesh = plan.mesh}), plan.bytes);
+    if (const Region &held = region(plan.id, plan.mesh); held.arena && held.arena->restores())
+      held.arena->restore(own_offset({.region = plan.id, .mesh = plan.mesh}), plan.bytes);
   }
 }
 
@@ -319,8 +352,8 @@ void Storage::set_grad_access(const memory::PartPlan &part, Access access) const
 }
 
 bool Storage::protects_grads(uint32_t mesh) const {
-  const Region &home = region(memory::RegionId::kept_grads, mesh);
-  return home.arena && home.arena->protects();
+  const Region &held = region(memory::RegionId::kept_grads, mesh);
+  return held.arena && held.arena->protects();
 }
 
 std::span<const std::byte> Storage::full_grad(const memory::PartPlan &part) const {
@@ -335,13 +368,13 @@ void Storage::place(const memory::BucketPlan &plan, Bucket &bucket) const {
   bucket.plan = &plan;
   bucket.planes.reserve(plan.planes.size());
   for (const memory::PlanePlan &row : plan.planes) {
-    const Region &home = region(row.region, row.mesh);
+    const Region &held = region(row.region, row.mesh);
     Plane plane{&row,
                 &plan.layout_of(row),
-                home.data + row.offset,
-                home.view + row.offset,
-                home.shown + row.offset,
-                home.part().at(row.offset)};
+                held.data + row.offset,
+                held.view + row.offset,
+                held.shown + row.offset,
+                held.part().at(row.offset)};
     bucket.planes.push_back(plane);
     const Plane *&first = bucket.first[static_cast<size_t>(row.kind)];
     if (!first) first = &bucket.planes.back();

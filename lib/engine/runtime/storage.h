@@ -13,6 +13,7 @@
 
 #include "device/device.h"
 #include "device/memory_limit.h"
+#include "engine/runtime/home_file.h"
 #include "engine/runtime/plane.h"
 #include "engine/runtime/teams.h"
 #include "memory/model_plan.h"
@@ -21,8 +22,8 @@
 namespace fsdp::engine {
 
 // The bytes that a rank with these places, one in each mesh, will allocate in the host's memory, including memory that
-// it allocates for its whole axis. The check for room needs them before anything is allocated, because without room the
-// kernel kills processes.
+// it allocates for its whole axis, without bytes in a file. The check for room needs them before anything is allocated,
+// because without room the kernel kills processes.
 uint64_t host_bytes(const memory::ModelPlan &plan, bool host_memory,
                     std::span<const memory::InnerPlace> places) noexcept;
 // Collective: throws OUT_OF_MEMORY, the same on every rank, if ranks that share a cgroup together need more memory than
@@ -73,6 +74,11 @@ class Storage {
   // which the caller reads a group's weights.
   std::span<const std::byte> full_grad(const memory::PartPlan &part) const;
   std::span<const std::byte> shown_compute(const memory::PiecePlan &piece) const;
+  // The file of planes that are at home in one; NULL: there are none.
+  const std::shared_ptr<HomeFile> &home_file() const { return home_file_; }
+  bool is_in_file(const void *address) const noexcept { return home_file_ && home_file_->contains(address); }
+  // Like Device::transfer(), also if one of the addresses is in the file.
+  void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) const;
   // Bytes by role as the allocators report them; [0] is the sum.
   const memory::RoleBytes &allocated_bytes() const { return allocated_; }
 
@@ -82,6 +88,7 @@ class Storage {
   const CallerArena *handed_in(const memory::RegionPlan &plan) const;
   void allocate_own(const memory::RegionPlan &plan, Region &region);
   void take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const;
+  void make_home_file(const memory::RegionPlan &plan, Region &region);
   void allocate_all_own();
   void allocate_arenas(uint32_t mesh);
   void allocate_grads(uint32_t mesh);
@@ -100,8 +107,8 @@ class Storage {
   }
   // The offset of this rank's part from the first byte that the arena has for the region.
   uint64_t own_offset(const memory::GroupBytes &bytes) const {
-    const Region &home = region(bytes.region, bytes.mesh);
-    return home.arena_offset + teams_[bytes.mesh].inner->rank() * home.stride + bytes.offset;
+    const Region &held = region(bytes.region, bytes.mesh);
+    return held.arena_offset + teams_[bytes.mesh].inner->rank() * held.stride + bytes.offset;
   }
   uint64_t &allocated(const memory::RegionPlan &plan) { return allocated_[static_cast<size_t>(plan.role)]; }
 
@@ -113,6 +120,7 @@ class Storage {
   memory::RoleBytes allocated_{};
   std::vector<Region> regions_;            // in the plan's order
   std::unique_ptr<device::Memory> acted_;  // see TeamMemory
+  std::shared_ptr<HomeFile> home_file_;
   std::vector<Bucket> buckets_;
 };
 

@@ -51,7 +51,7 @@ bool CompactNumbers::has(const Bucket &bucket, const Plane &plane) {
 
 CompactNumbers::CompactNumbers(Runtime &runtime, const Bucket &bucket, const Plane &plane, uint32_t tensor,
                                uint64_t longest)
-    : device_(&runtime.context.device()), form_(Form::split), plane_(&plane) {
+    : storage_(runtime.storage.get()), form_(Form::split), plane_(&plane) {
   if (plane.plan->kind == PlaneKind::state) form_ = plane.plan->index ? Form::unsigned_codes : Form::signed_codes;
   second_ =
       form_ == Form::split ? &bucket.plane(PlaneKind::rest) : &bucket.plane(PlaneKind::state_scales, plane.plan->index);
@@ -116,8 +116,8 @@ void CompactNumbers::write_split(uint64_t first, std::span<const float> from) {
     const device::SplitWeight split = device::split_weight(std::bit_cast<uint32_t>(from[i]));
     uppers[i] = split.upper, rests[i] = split.rest;
   }
-  device_->transfer(at(first), FSDP_UINT8, uppers.data(), FSDP_UINT8, uppers.size_bytes());
-  device_->transfer(second_at(first), FSDP_UINT8, rests.data(), FSDP_UINT8, rests.size_bytes());
+  storage_->transfer(at(first), FSDP_UINT8, uppers.data(), FSDP_UINT8, uppers.size_bytes());
+  storage_->transfer(second_at(first), FSDP_UINT8, rests.data(), FSDP_UINT8, rests.size_bytes());
 }
 
 void CompactNumbers::write_codes(uint64_t first, std::span<const float> from) {
@@ -130,25 +130,25 @@ void CompactNumbers::write_codes(uint64_t first, std::span<const float> from) {
     scales[block] = encode_block(from.subspan(begin, std::min(device::state_block, from.size() - begin)), map,
                                  is_signed, codes.data() + begin);
   }
-  device_->transfer(at(first), FSDP_UINT8, codes.data(), FSDP_UINT8, codes.size());
-  device_->transfer(second_at(block_at(first)), FSDP_UINT8, scales.data(), FSDP_UINT8, scales.size_bytes());
+  storage_->transfer(at(first), FSDP_UINT8, codes.data(), FSDP_UINT8, codes.size());
+  storage_->transfer(second_at(block_at(first)), FSDP_UINT8, scales.data(), FSDP_UINT8, scales.size_bytes());
 }
 
 void CompactNumbers::read_as(uint64_t first, uint64_t count, std::byte *to, fsdp_dtype dtype) {
   const auto copy = [&](const std::byte *from, std::span<std::byte> bytes) {
-    device_->transfer(bytes.data(), FSDP_UINT8, from, FSDP_UINT8, bytes.size());
+    storage_->transfer(bytes.data(), FSDP_UINT8, from, FSDP_UINT8, bytes.size());
   };
   for (uint64_t done = 0; done < count; done += numbers_.size()) {
     const auto piece = std::span(numbers_).first(std::min<uint64_t>(numbers_.size(), count - done));
     read(first + done, piece, copy);
-    device_->transfer(to + done * dtype_size(dtype), dtype, piece.data(), FSDP_FLOAT32, piece.size());
+    storage_->transfer(to + done * dtype_size(dtype), dtype, piece.data(), FSDP_FLOAT32, piece.size());
   }
 }
 
 void CompactNumbers::write_from(uint64_t first, uint64_t count, const std::byte *from, fsdp_dtype dtype) {
   for (uint64_t done = 0; done < count; done += numbers_.size()) {
     const auto piece = std::span(numbers_).first(std::min<uint64_t>(numbers_.size(), count - done));
-    device_->transfer(piece.data(), FSDP_FLOAT32, from + done * dtype_size(dtype), dtype, piece.size());
+    storage_->transfer(piece.data(), FSDP_FLOAT32, from + done * dtype_size(dtype), dtype, piece.size());
     write(first + done, piece);
   }
 }

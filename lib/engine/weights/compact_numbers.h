@@ -46,7 +46,7 @@ class CompactNumbers {
   std::byte *at(uint64_t index) const { return plane_->at(slice_) + index * dtype_size(plane_->dtype()); }
   std::byte *second_at(uint64_t index) const { return second_->at(of_second_) + index * dtype_size(second_->dtype()); }
 
-  device::Device *device_;
+  const Storage *storage_;
   Form form_;
   const Plane *plane_, *second_;     // compute weights and rests, or codes and scales
   layout::Slice slice_, of_second_;  // this rank's part of each plane

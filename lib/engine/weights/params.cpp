@@ -94,13 +94,13 @@ void Params::store(const Tensor &tensor, std::optional<CompactNumbers> &compact,
     return compact->write_from(begin - own.tensor_offset, end - begin, from + (begin - first) * dtype_size(dtype),
                                dtype);
   const Plane &plane = tensor.plane;
-  runtime_.context.device().transfer(plane.at(own) + (begin - own.tensor_offset) * dtype_size(plane.dtype()),
-                                     plane.dtype(), from + (begin - first) * dtype_size(dtype), dtype, end - begin);
+  runtime_.storage->transfer(plane.at(own) + (begin - own.tensor_offset) * dtype_size(plane.dtype()), plane.dtype(),
+                             from + (begin - first) * dtype_size(dtype), dtype, end - begin);
 }
 
 // Copies without a change of dtype, so that the bits stay the same.
 void Params::copy(std::byte *to, const std::byte *from, fsdp_dtype dtype, uint64_t count) {
-  runtime_.context.device().transfer(to, dtype, from, dtype, count);
+  runtime_.storage->transfer(to, dtype, from, dtype, count);
 }
 
 void Params::meet(transport::Collectives &control, const transport::Tag &tag, device::Stream &caller) {
@@ -137,7 +137,7 @@ void Params::stage(const ShownBytes &piece, Fill fill, Take take) {
 Params::Tensor Params::weights_of(Group &group, uint64_t param_index, const char *call) {
   const ParamPlace place = runtime_.place(group, param_index, call);
   const memory::ParamSpec &param = runtime_.param(group, param_index);
-  return {call, place, runtime_.bucket(place).home(), param, param.name};
+  return {call, place, runtime_.bucket(place).owned_plane(), param, param.name};
 }
 
 Params::Tensor Params::state_of(Group &group, uint64_t param_index, const std::string &state, const char *call) {
@@ -405,7 +405,8 @@ void Params::copy_out(const Tensor &tensor, std::byte *to, fsdp_dtype dtype, boo
     if (reads && compact)
       compact->read_as(0, tensor.count(), to, dtype);
     else if (reads)
-      device.transfer(to, dtype, plane.at(owned(tensor, comms_of(tensor).rank())), plane.dtype(), tensor.count());
+      runtime_.storage->transfer(to, dtype, plane.at(owned(tensor, comms_of(tensor).rank())), plane.dtype(),
+                                 tensor.count());
     return;
   }
   const fsdp_dtype shown_dtype = compact ? FSDP_FLOAT32 + 0 : plane.dtype();

@@ -83,7 +83,7 @@ constexpr uint64_t max_in_piece = 64 * 1024;
 layout::Slice find_scales(const Runtime &runtime, const memory::ParamSpec &param, const ParamPlace &place,
                           const layout::Slice &rows) {
   const memory::BucketPlan &bucket = *runtime.bucket(place).plan;
-  const memory::Extent owned = bucket.home().owned;
+  const memory::Extent owned = bucket.owned_plane().owned;
   layout::Slice scales = runtime.slice_of(*bucket.scale_layout, place.tensor, owned, bucket.mesh);
   if (memory::scales_whole_tensors(param.quantization)) return scales;
   const layout::Slice own = runtime.slice_of(bucket.layout, place.tensor, owned, bucket.mesh);

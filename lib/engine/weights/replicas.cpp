@@ -52,17 +52,18 @@ bool has_peers(const layout::Mesh &mesh, Holders holders) {
                                      : mesh.slots() < mesh.size();
 }
 
-// Hashes a plane. Device memory is copied to the host in pieces.
-uint64_t hash_plane(device::Device &device, const std::byte *data, fsdp_dtype dtype, uint64_t count) {
+// Hashes a plane. Memory of a device, and a file, are copied to the host's memory in pieces.
+uint64_t hash_plane(const Runtime &runtime, const std::byte *data, fsdp_dtype dtype, uint64_t count) {
   const uint64_t element = dtype_size(dtype);
-  if (device.traits().host_memory) return XXH3_64bits(data, count * element);
+  if (runtime.context.device_traits().host_memory && !runtime.storage->is_in_file(data))
+    return XXH3_64bits(data, count * element);
   constexpr uint64_t piece_bytes = uint64_t{1} << 20;
   std::vector<std::byte> piece(std::min(piece_bytes, count * element));
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   for (uint64_t done = 0; done < count;) {
     const uint64_t now = std::min(count - done, piece_bytes / element);
-    device.transfer(piece.data(), dtype, data + done * element, dtype, now);
+    runtime.storage->transfer(piece.data(), dtype, data + done * element, dtype, now);
     XXH3_64bits_update(&state, piece.data(), now * element);
     done += now;
   }
@@ -95,8 +96,7 @@ std::vector<Replica> list_replicas(const Runtime &runtime, const MeshComms &comm
     const Extent kept = common ? plane.owned : plane.extent;
     if (!has_peers(comms.mesh, holders_of(kept))) return;
     const layout::Slice slice = runtime.slice_of(own.plane, own.tensor, kept);
-    const uint64_t hash =
-        slice.count == 0 ? 0 : hash_plane(runtime.context.device(), own.plane.at(slice), plane.dtype, slice.count);
+    const uint64_t hash = slice.count == 0 ? 0 : hash_plane(runtime, own.plane.at(slice), plane.dtype, slice.count);
     replicas.push_back({&own.group, own.param_index, describe(runtime, plane), holders_of(kept), hash});
   };
   for_each_slice(runtime,

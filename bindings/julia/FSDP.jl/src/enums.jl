@@ -111,6 +111,12 @@ end
     MAIN_NONE = LibFSDP.FSDP_MAIN_NONE
 end
 
+@enum Home::Int32 begin
+    HOME_DEVICE = LibFSDP.FSDP_HOME_DEVICE
+    HOME_HOST = LibFSDP.FSDP_HOME_HOST
+    HOME_FILE = LibFSDP.FSDP_HOME_FILE
+end
+
 const MODEL_NO_PREFETCH = LibFSDP.FSDP_MODEL_NO_PREFETCH
 const MODEL_FORCE_COMMUNICATION = LibFSDP.FSDP_MODEL_FORCE_COMMUNICATION
 
@@ -154,6 +160,7 @@ end
     ROLE_REDUCE = LibFSDP.FSDP_ROLE_REDUCE
     ROLE_STAGING = LibFSDP.FSDP_ROLE_STAGING
     ROLE_MATRIX = LibFSDP.FSDP_ROLE_MATRIX
+    ROLE_HOME = LibFSDP.FSDP_ROLE_HOME
 end
 
 @enum Granule::Int32 begin
@@ -259,6 +266,8 @@ const FIELD_ENUMS = Dict(
     (LibFSDP.fsdp_model_options, :scale_rule) => ScaleRule,
     (LibFSDP.fsdp_model_options, :plane_policy) => PlanePolicy,
     (LibFSDP.fsdp_model_options, :main_storage) => MainStorage,
+    (LibFSDP.fsdp_model_options, :state_home) => Home,
+    (LibFSDP.fsdp_model_options, :main_home) => Home,
     (LibFSDP.fsdp_visit, :phase) => Phase,
     (LibFSDP.fsdp_param, :dtype) => Dtype,
     (LibFSDP.fsdp_param, :granule) => Granule,
@@ -354,6 +363,9 @@ const CONSTANTS = (
     (MAIN_FLOAT32, 1),
     (MAIN_SPLIT16, 2),
     (MAIN_NONE, 3),
+    (HOME_DEVICE, 1),
+    (HOME_HOST, 2),
+    (HOME_FILE, 3),
     (MODEL_NO_PREFETCH, 2048),
     (MODEL_FORCE_COMMUNICATION, 4096),
     (SCALE_EXACT, 1),
@@ -380,6 +392,7 @@ const CONSTANTS = (
     (ROLE_REDUCE, 6),
     (ROLE_STAGING, 7),
     (ROLE_MATRIX, 8),
+    (ROLE_HOME, 9),
     (GRANULE_ROW, 1),
     (GRANULE_BLOCK, 2),
     (GRANULE_TENSOR, 3),

@@ -699,7 +699,7 @@ extern "C" {
 
     /// ```text
     /// Get one of this rank's shards, in declaration order. Addresses are fixed from the seal on; lr_scale and flags are the
-    /// current values, at the time of this call.
+    /// current values, at the time of this call. main_weight is NULL if the main weights are at home in a file.
     /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT, INVALID_STATE (not sealed). Since 0.2.
     /// ```
     #[must_use]
@@ -708,7 +708,8 @@ extern "C" {
     /// ```text
     /// Get the address of a named optimizer state of a shard: element_count elements of the state's dtype. A state that
     /// FSDP_OPTIMIZER_ADAMW_8BIT keeps in codes has the dtype FSDP_UINT8; its scales are the state "exp_avg.absmax" or
-    /// "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard.
+    /// "exp_avg_sq.absmax", one FSDP_FLOAT32 for each 256 elements of the shard. data is NULL if the state is at home in a
+    /// file.
     /// Collective: no. Blocks: no. Errors: INVALID_ARGUMENT (the parameter has no such state), INVALID_STATE (not sealed, or
     /// only planned). Since 0.2.
     /// ```

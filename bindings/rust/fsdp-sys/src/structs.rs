@@ -218,6 +218,22 @@ pub struct fsdp_model_options {
     /// fp32, rounded up to 256 bytes; one above the limit is refused. The model has memory for at most twice the
     /// limit, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
     pub matrix_bytes: u64,
+    /// of optimizer states; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE the scales of states in codes
+    /// (FSDP_OPTIMIZER_ADAMW_8BIT) stay in memory
+    pub state_home: fsdp_home,
+    /// of main weights that are not the compute weights, or of their rests (FSDP_MAIN_SPLIT16); 0: FSDP_HOME_DEVICE.
+    /// With FSDP_HOME_FILE no trained parameter can be quantized
+    pub main_home: fsdp_home,
+    /// directory for the file of this rank, on a local disk; ranks may have different ones. Counts only with
+    /// FSDP_HOME_FILE, which needs it
+    pub home_directory: *const c_char,
+    /// most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
+    pub turn_bytes: u64,
+    /// number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is read
+    /// and the last is written; 0: 3
+    pub turns: u32,
+    /// must be 0
+    pub home_reserved: u32,
 }
 
 impl Default for fsdp_model_options {
@@ -376,6 +392,12 @@ pub struct fsdp_stats {
     pub gathered_row_bytes: u64,
     /// bytes of COLUMN planes, which only MXFP8 has
     pub gathered_column_bytes: u64,
+    /// bytes read from the file
+    pub home_read_bytes: u64,
+    /// bytes written to the file
+    pub home_written_bytes: u64,
+    /// time that updates waited for the disk; not a part of wait_ns
+    pub home_wait_ns: u64,
 }
 
 impl Default for fsdp_stats {
@@ -932,7 +954,7 @@ mod tests {
 
     #[test]
     fn fsdp_model_options_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 136);
+        assert_eq!(std::mem::size_of::<fsdp_model_options>(), 168);
         assert_eq!(offset!(fsdp_model_options, struct_size), 0);
         assert_eq!(offset!(fsdp_model_options, mesh), 8);
         assert_eq!(offset!(fsdp_model_options, flags), 16);
@@ -959,6 +981,12 @@ mod tests {
         assert_eq!(offset!(fsdp_model_options, reserved), 116);
         assert_eq!(offset!(fsdp_model_options, rounding_seed), 120);
         assert_eq!(offset!(fsdp_model_options, matrix_bytes), 128);
+        assert_eq!(offset!(fsdp_model_options, state_home), 136);
+        assert_eq!(offset!(fsdp_model_options, main_home), 140);
+        assert_eq!(offset!(fsdp_model_options, home_directory), 144);
+        assert_eq!(offset!(fsdp_model_options, turn_bytes), 152);
+        assert_eq!(offset!(fsdp_model_options, turns), 160);
+        assert_eq!(offset!(fsdp_model_options, home_reserved), 164);
     }
 
     #[test]
@@ -997,7 +1025,7 @@ mod tests {
 
     #[test]
     fn fsdp_stats_is_laid_out_as_the_compiler_says() {
-        assert_eq!(std::mem::size_of::<fsdp_stats>(), 256);
+        assert_eq!(std::mem::size_of::<fsdp_stats>(), 280);
         assert_eq!(offset!(fsdp_stats, struct_size), 0);
         assert_eq!(offset!(fsdp_stats, version), 8);
         assert_eq!(offset!(fsdp_stats, step), 16);
@@ -1031,6 +1059,9 @@ mod tests {
         assert_eq!(offset!(fsdp_stats, checkpoint_stall_ns), 232);
         assert_eq!(offset!(fsdp_stats, gathered_row_bytes), 240);
         assert_eq!(offset!(fsdp_stats, gathered_column_bytes), 248);
+        assert_eq!(offset!(fsdp_stats, home_read_bytes), 256);
+        assert_eq!(offset!(fsdp_stats, home_written_bytes), 264);
+        assert_eq!(offset!(fsdp_stats, home_wait_ns), 272);
     }
 
     #[test]

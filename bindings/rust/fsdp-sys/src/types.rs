@@ -110,6 +110,12 @@ pub type fsdp_optimizer = i32;
 /// ```
 pub type fsdp_main_storage = i32;
 
+/// ```text
+/// Where this rank keeps planes that only the update window uses: main weights or optimizer state. The home changes no
+///  bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME.
+/// ```
+pub type fsdp_home = i32;
+
 /// How the factor f is rounded. Weights are multiplied by f before they become FP8 codes (fsdp_quantization).
 pub type fsdp_scale_rounding = i32;
 
@@ -257,6 +263,9 @@ pub const FSDP_OPTIMIZER_ADAMW_8BIT: fsdp_optimizer = 3;
 pub const FSDP_MAIN_FLOAT32: fsdp_main_storage = 1;
 pub const FSDP_MAIN_SPLIT16: fsdp_main_storage = 2;
 pub const FSDP_MAIN_NONE: fsdp_main_storage = 3;
+pub const FSDP_HOME_DEVICE: fsdp_home = 1;
+pub const FSDP_HOME_HOST: fsdp_home = 2;
+pub const FSDP_HOME_FILE: fsdp_home = 3;
 pub const FSDP_MODEL_NO_PREFETCH: u32 = 2048;
 pub const FSDP_MODEL_FORCE_COMMUNICATION: u32 = 4096;
 pub const FSDP_SCALE_EXACT: fsdp_scale_rounding = 1;
@@ -283,6 +292,7 @@ pub const FSDP_ROLE_GATHER: fsdp_role = 5;
 pub const FSDP_ROLE_REDUCE: fsdp_role = 6;
 pub const FSDP_ROLE_STAGING: fsdp_role = 7;
 pub const FSDP_ROLE_MATRIX: fsdp_role = 8;
+pub const FSDP_ROLE_HOME: fsdp_role = 9;
 pub const FSDP_GRANULE_ROW: fsdp_granule = 1;
 pub const FSDP_GRANULE_BLOCK: fsdp_granule = 2;
 pub const FSDP_GRANULE_TENSOR: fsdp_granule = 3;

@@ -446,6 +446,34 @@ impl MainStorage {
     }
 }
 
+/// ```text
+/// Where this rank keeps planes that only the update window uses: main weights or optimizer state. The home changes no
+///  bit of any result. Bytes at home on the host or in a file are of FSDP_ROLE_HOME.
+/// ```
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Home {
+    /// `FSDP_HOME_DEVICE`
+    Device = sys::FSDP_HOME_DEVICE,
+    /// `FSDP_HOME_HOST`
+    Host = sys::FSDP_HOME_HOST,
+    /// `FSDP_HOME_FILE`
+    File = sys::FSDP_HOME_FILE,
+}
+
+impl Home {
+    /// The value of that number in fsdp.h; `None` for one of a later release.
+    pub fn from_raw(raw: i32) -> Option<Self> {
+        Some(match raw {
+            sys::FSDP_HOME_DEVICE => Home::Device,
+            sys::FSDP_HOME_HOST => Home::Host,
+            sys::FSDP_HOME_FILE => Home::File,
+            _ => return None,
+        })
+    }
+}
+
 /// How the factor f is rounded. Weights are multiplied by f before they become FP8 codes (fsdp_quantization).
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -594,6 +622,8 @@ pub enum Role {
     Staging = sys::FSDP_ROLE_STAGING,
     /// `FSDP_ROLE_MATRIX`
     Matrix = sys::FSDP_ROLE_MATRIX,
+    /// `FSDP_ROLE_HOME`
+    Home = sys::FSDP_ROLE_HOME,
 }
 
 impl Role {
@@ -609,6 +639,7 @@ impl Role {
             sys::FSDP_ROLE_REDUCE => Role::Reduce,
             sys::FSDP_ROLE_STAGING => Role::Staging,
             sys::FSDP_ROLE_MATRIX => Role::Matrix,
+            sys::FSDP_ROLE_HOME => Role::Home,
             _ => return None,
         })
     }

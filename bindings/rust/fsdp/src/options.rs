@@ -190,6 +190,7 @@ impl MeshOptions {
 #[derive(Clone, Default)]
 pub struct ModelOptions {
     pub(crate) raw: sys::fsdp_model_options,
+    home_directory: Option<Result<CString>>,
 }
 
 impl ModelOptions {
@@ -355,9 +356,51 @@ impl ModelOptions {
         self
     }
 
+    /// of optimizer states; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE the scales of states in codes
+    /// (FSDP_OPTIMIZER_ADAMW_8BIT) stay in memory
+    pub fn state_home(mut self, state_home: Home) -> Self {
+        self.raw.state_home = state_home as i32;
+        self
+    }
+
+    /// of main weights that are not the compute weights, or of their rests (FSDP_MAIN_SPLIT16); 0: FSDP_HOME_DEVICE.
+    /// With FSDP_HOME_FILE no trained parameter can be quantized
+    pub fn main_home(mut self, main_home: Home) -> Self {
+        self.raw.main_home = main_home as i32;
+        self
+    }
+
+    /// directory for the file of this rank, on a local disk; ranks may have different ones. Counts only with
+    /// FSDP_HOME_FILE, which needs it
+    pub fn home_directory(mut self, home_directory: &str) -> Self {
+        self.home_directory = Some(c_string(home_directory));
+        self
+    }
+
+    /// most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
+    pub fn turn_bytes(mut self, turn_bytes: u64) -> Self {
+        self.raw.turn_bytes = turn_bytes;
+        self
+    }
+
+    /// number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is read
+    /// and the last is written; 0: 3
+    pub fn turns(mut self, turns: u32) -> Self {
+        self.raw.turns = turns;
+        self
+    }
+
+    /// must be 0
+    pub fn home_reserved(mut self, home_reserved: u32) -> Self {
+        self.raw.home_reserved = home_reserved;
+        self
+    }
+
     /// The struct for a call; it points into `self`.
     pub(crate) fn as_raw(&self) -> Result<sys::fsdp_model_options> {
-        Ok(self.raw)
+        let mut raw = self.raw;
+        raw.home_directory = as_pointer(&self.home_directory)?;
+        Ok(raw)
     }
 }
 

@@ -107,6 +107,11 @@ const FSDP_MAIN_FLOAT32 = Int32(1)
 const FSDP_MAIN_SPLIT16 = Int32(2)
 const FSDP_MAIN_NONE = Int32(3)
 
+const fsdp_home = Int32
+const FSDP_HOME_DEVICE = Int32(1)
+const FSDP_HOME_HOST = Int32(2)
+const FSDP_HOME_FILE = Int32(3)
+
 const FSDP_MODEL_NO_PREFETCH = UInt32(2048)
 const FSDP_MODEL_FORCE_COMMUNICATION = UInt32(4096)
 
@@ -145,6 +150,7 @@ const FSDP_ROLE_GATHER = Int32(5)
 const FSDP_ROLE_REDUCE = Int32(6)
 const FSDP_ROLE_STAGING = Int32(7)
 const FSDP_ROLE_MATRIX = Int32(8)
+const FSDP_ROLE_HOME = Int32(9)
 
 const fsdp_granule = Int32
 const FSDP_GRANULE_ROW = Int32(1)
@@ -386,6 +392,22 @@ struct fsdp_model_options
     # in fp32, rounded up to 256 bytes; one above the limit is refused. The model has memory for at most twice
     # the limit, and for rows of other ranks' matrices. 0: 64 MiB, or the largest matrix if that is larger
     matrix_bytes::UInt64
+    # of optimizer states; 0: FSDP_HOME_DEVICE. With FSDP_HOME_FILE the scales of states in codes
+    # (FSDP_OPTIMIZER_ADAMW_8BIT) stay in memory
+    state_home::Int32
+    # of main weights that are not the compute weights, or of their rests (FSDP_MAIN_SPLIT16); 0:
+    # FSDP_HOME_DEVICE. With FSDP_HOME_FILE no trained parameter can be quantized
+    main_home::Int32
+    # directory for the file of this rank, on a local disk; ranks may have different ones. Counts only with
+    # FSDP_HOME_FILE, which needs it
+    home_directory::Cstring
+    # most bytes that come from the file as one segment, at least 65536; 0: 64 MiB
+    turn_bytes::UInt64
+    # number of buffers of turn_bytes (role STAGING), from 2 to 16: one segment is updated while the next is
+    # read and the last is written; 0: 3
+    turns::UInt32
+    # must be 0
+    home_reserved::UInt32
 end
 
 raw"""
@@ -507,6 +529,12 @@ struct fsdp_stats
     gathered_row_bytes::UInt64
     # bytes of COLUMN planes, which only MXFP8 has
     gathered_column_bytes::UInt64
+    # bytes read from the file
+    home_read_bytes::UInt64
+    # bytes written to the file
+    home_written_bytes::UInt64
+    # time that updates waited for the disk; not a part of wait_ns
+    home_wait_ns::UInt64
 end
 
 struct fsdp_param
@@ -847,13 +875,13 @@ const LAYOUTS = (
     (fsdp_context_options, 144, (0, 8, 12, 16, 20, 24, 32, 36, 40, 44, 48, 52, 56, 64, 72, 80, 88, 96, 104, 112,
      120, 124, 128, 136,)),
     (fsdp_mesh_options, 32, (0, 8, 12, 16, 24, 28,)),
-    (fsdp_model_options, 136, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
-     104, 112, 116, 120, 128,)),
+    (fsdp_model_options, 168, (0, 8, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72, 80, 88, 92, 96, 100,
+     104, 112, 116, 120, 128, 136, 140, 144, 152, 160, 164,)),
     (fsdp_visit, 12, (0, 4, 8,)),
     (fsdp_schedule_options, 40, (0, 8, 16, 24, 32, 36,)),
     (fsdp_model_info, 80, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72,)),
-    (fsdp_stats, 256, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
-     168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248,)),
+    (fsdp_stats, 280, (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120, 128, 136, 144, 152, 160,
+     168, 176, 184, 192, 200, 208, 216, 220, 224, 232, 240, 248, 256, 264, 272,)),
     (fsdp_param, 120, (0, 8, 16, 24, 28, 32, 36, 40, 48, 56, 64, 72, 80, 84, 88, 92, 96, 100, 104, 112,)),
     (fsdp_group_options, 56, (0, 8, 12, 16, 20, 24, 28, 32, 40, 44, 48,)),
     (fsdp_group_info, 88, (0, 8, 16, 24, 28, 32, 36, 40, 44, 48, 52, 56, 64, 68, 72, 76, 80,)),

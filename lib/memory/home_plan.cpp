@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/home_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "base/text.h"
+
+namespace fsdp::memory {
+namespace {
+
+constexpr auto turns_name = "segments of a file";
+
+// The bytes of a segment's part of a plane in a turn. Segments of states in codes begin at blocks, which may be in the
+// middle of a page; such a part has up to one page more at each end.
+uint64_t part_bytes(uint64_t elements, uint64_t size, bool coded) {
+  const uint64_t bytes = checked_multiply(elements + (coded ? coded_block : 0), size, turns_name);
+  return checked_add(round_up(bytes, file_page, turns_name), coded ? 2 * file_page : 0, turns_name);
+}
+
+uint64_t turn_of(const ModelSpec &spec, const BucketPlan &bucket) {
+  const std::vector<uint64_t> sizes = home_planes(bucket);
+  if (sizes.empty()) return 0;
+  const PlanePlan &first = *std::ranges::find_if(bucket.planes, &PlanePlan::in_file);
+  const uint64_t elements = std::min(segment_elements(sizes, spec.homes.turn_bytes), bucket.count(first));
+  uint64_t bytes = 0;
+  for (const uint64_t size : sizes)
+    bytes = checked_add(bytes, part_bytes(elements, size, bucket.coded_states), turns_name);
+  return bytes;
+}
+
+}  // namespace
+
+uint64_t segment_elements(std::span<const uint64_t> element_bytes, uint64_t turn_bytes) {
+  const uint64_t all = std::accumulate(element_bytes.begin(), element_bytes.end(), uint64_t{0});
+  const uint64_t step = file_page / *std::ranges::min_element(element_bytes);
+  return std::max(turn_bytes / all / step * step, step);
+}
+
+uint64_t home_bytes(std::span<const uint64_t> element_bytes, uint64_t count) {
+  uint64_t bytes = 0;
+  for (const uint64_t size : element_bytes)
+    bytes = checked_add(bytes, round_up(checked_multiply(count, size, turns_name), file_page, turns_name), turns_name);
+  return bytes;
+}
+
+std::vector<uint64_t> home_planes(const BucketPlan &bucket) {
+  std::vector<uint64_t> sizes;
+  for (const PlanePlan &plane : bucket.planes)
+    if (plane.in_file()) sizes.push_back(dtype_size(plane.dtype));
+  return sizes;
+}
+
+bool has_home(const BucketPlan &bucket) { return std::ranges::any_of(bucket.planes, &PlanePlan::in_file); }
+
+uint64_t turn_bytes_of(const ModelSpec &spec, const ModelPlan &plan) {
+  uint64_t bytes = 0;
+  for (const BucketPlan &bucket : plan.buckets) bytes = std::max(bytes, turn_of(spec, bucket));
+  return bytes;
+}
+
+namespace {
+
+const char *home_name(fsdp_home home) { return home == FSDP_HOME_FILE ? "FSDP_HOME_FILE" : "FSDP_HOME_HOST"; }
+
+// Does any parameter have main weights that are not its compute weights?
+bool has_separate_main(const ModelSpec &spec) {
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params)
+      if (!param.frozen() && param.dtype != FSDP_FLOAT32 && main_storage_of(group, param.dtype) != FSDP_MAIN_NONE)
+        return true;
+  return false;
+}
+
+bool has_states(const ModelSpec &spec) {
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params)
+      if (spec.state_count(param)) return true;
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> find_home_violations(const ModelSpec &spec) {
+  std::vector<std::string> violations;
+  if (spec.homes.main != FSDP_HOME_DEVICE && !has_separate_main(spec))
+    violations.push_back(format_text(
+        "main_home is {}, but no parameter has main weights apart from its compute weights: parameters in float32 are "
+        "their own main weights, and FSDP_MAIN_NONE has none; leave main_home 0",
+        home_name(spec.homes.main)));
+  if (spec.homes.state != FSDP_HOME_DEVICE && !has_states(spec))
+    violations.push_back(format_text("state_home is {}, but no parameter has an optimizer state; leave state_home 0",
+                                     home_name(spec.homes.state)));
+  if (spec.homes.main != FSDP_HOME_FILE) return violations;
+  for (const GroupSpec &group : spec.groups)
+    for (const ParamSpec &param : group.params)
+      if (param.quantized() && !param.frozen())
+        violations.push_back(format_text(
+            "parameter '{}' of group '{}' is quantized, and its codes are made from main weights in memory: main_home "
+            "cannot be FSDP_HOME_FILE; state_home can",
+            param.name, group.name));
+  return violations;
+}
+
+}  // namespace fsdp::memory
