@@ -39,7 +39,8 @@ std::vector<std::string> operation_names() {
 }
 
 void add_options(CLI::App &app, perf::Request &request) {
-  app.add_option("--op", request.operations, "operations to measure (all but quantize, outer, save, load, join)")
+  app.add_option("--op", request.operations,
+                 "operations to measure (all but quantize, outer, save, load, step_save, step_home, join)")
       ->check(CLI::IsMember(operation_names()))
       ->delimiter(',');
   app.add_option("-n,--ranks", request.ranks, "ranks (2)")->check(CLI::Range(1u, perf::max_ranks));
@@ -63,7 +64,8 @@ void add_options(CLI::App &app, perf::Request &request) {
   app.add_option("--prefetch", request.prefetch, "step: groups gathered ahead (1)")->check(CLI::Range(1, 10'000));
   app.add_option("--pending", request.pending, "step: full gradient buffers alive at once (2)")
       ->check(CLI::Range(1, 10'000));
-  app.add_option("--dir", request.directory, "save, load, step_save: where the files are made, and removed (.)")
+  app.add_option("--dir", request.directory,
+                 "save, load, step_save, step_home: where the files are made, and removed (.)")
       ->check(CLI::ExistingDirectory);
   app.add_option("--netns", request.namespaces, "outer: the network namespace of each rank, two names (this one)")
       ->delimiter(',')

@@ -31,9 +31,9 @@ void take_home(Scenario &setup, Homes homes, const char *where = directory) {
 Scenario scenario(const Form &form, const Layout &layout, Homes homes) {
   Scenario setup = scenario_by(form, layout);
   setup.groups.push_back({"large",
-                          {{"matrix", {303, 300}, FSDP_BFLOAT16},
-                           {"vector", {20'011}, FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY},
-                           {"odd", {71, 259}, FSDP_BFLOAT16}}});
+                          {{"matrix", {151, 300}, FSDP_BFLOAT16},
+                           {"vector", {9'011}, FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY},
+                           {"odd", {31, 259}, FSDP_BFLOAT16}}});
   take_home(setup, homes);
   return setup;
 }
@@ -45,11 +45,19 @@ Homes homes_of(const Form &form, size_t number) {
 
 constexpr Form all_forms[] = {fp32, forms[0], forms[1], forms[2], forms[3], forms[4]};
 
+std::vector<std::tuple<Form, Layout>> combinations() {
+  std::vector<std::tuple<Form, Layout>> all;
+  Sample sample(5);
+  for (const Form &form : all_forms)
+    for (const Layout &layout : layouts)
+      if (sample.takes_next()) all.emplace_back(form, layout);
+  return all;
+}
+
 class Home : public testing::TestWithParam<std::tuple<Form, Layout>> {};
-INSTANTIATE_TEST_SUITE_P(All, Home, testing::Combine(testing::ValuesIn(all_forms), testing::ValuesIn(layouts)),
-                         [](const auto &info) {
-                           return std::string(std::get<0>(info.param).name) + std::get<1>(info.param).name;
-                         });
+INSTANTIATE_TEST_SUITE_P(All, Home, testing::ValuesIn(combinations()), [](const auto &info) {
+  return std::string(std::get<0>(info.param).name) + std::get<1>(info.param).name;
+});
 
 TEST_P(Home, HasTheReferencesBits) {
   const auto &[form, layout] = GetParam();
@@ -368,7 +376,7 @@ TEST(HomeMisuse, IsRefusedWithItsReason) {
                            {quantized({"q", {64, 64}, FSDP_BFLOAT16}, FSDP_QUANTIZE_MXFP8)}),
                  "parameter 'q' of group 'g' is quantized", "main_home");
     EXPECT_FAILS(FSDP_SYSTEM, seal_with(context, options(FSDP_HOME_FILE, 0, "/var/tmp/there-is-none"), bf16),
-                 "rank 0: the file of home_directory '/var/tmp/there-is-none': opening the directory",
+                 "the file of home_directory '/var/tmp/there-is-none': opening the directory",
                  "No such file or directory");
     // On the host device the host's memory is the device's, and needs no directory.
     EXPECT_WORKS(seal_with(context, options(FSDP_HOME_HOST, FSDP_HOME_HOST, nullptr), bf16));

@@ -68,6 +68,7 @@ gather buffers: $(value rank_bytes.gather)
 gradient buffers: $(value rank_bytes.reduce)
 control and exchange: $(value rank_bytes.staging)
 whole matrices: $(value rank_bytes.matrix)
+at home in a file: $(value rank_bytes.home)
 total: $(value rank_bytes.total)"
 check "... of which most hold something" [ "$(echo "$rows" | grep -c ': [1-9]')" -ge 6 ]
 
@@ -88,6 +89,21 @@ check "... within the limit" contains "$out" "in 8 waves of at most"
 small --ranks 2 --muon --matrix-bytes 1000
 check "a matrix above the limit is refused" contains "$status $err" "1 fsdp-plan: "
 check "... by name" contains "$err" "matrix_bytes is 1000"
+# bf16 weights with main weights and two states of 4 bytes each: 12 of 18 bytes an element.
+planned --layers 4 --width 512 --heads 8 --vocab 512 --ranks 2 --json
+in_memory=$(($(value rank_bytes.main) + $(value rank_bytes.optimizer)))
+planned --layers 4 --width 512 --heads 8 --vocab 512 --ranks 2 --state-home file --main-home file --disk-gbs 2 --json
+check "main weights and states can be in a file" near_bytes "$(value rank_bytes.home)" "$in_memory"
+check "... and not in memory" equal "$(value rank_bytes.main) $(value rank_bytes.optimizer)" "0 0"
+check "... whose traffic takes the disk so long" near_bytes "$(value disk_seconds)" "$(awk -v x="$in_memory" 'BEGIN { print 2 * 2 * x / 2e9 }')"
+small --ranks 2 --state-home file --disk-gbs 2
+check "the table says how much is in memory" contains "$out" "are in memory, and"
+check "... and what the disk takes" contains "$out" "at 2 GB/s for the 2 ranks of a host the disk takes"
+small --ranks 2 --disk-gbs 2
+check "a disk without a file is refused" contains "$status $err" "1 fsdp-plan: --disk-gbs needs --state-home file or --main-home file"
+small --ranks 2 --compute-dtype fp32 --main-home file
+check "fp32 weights have no main weights for a file" contains "$status $err" "1 fsdp-plan: "
+check "... which is said" contains "$err" "no parameter has main weights apart"
 printf '{"groups": [{"name": "g", "params": [{"name": "qkv", "shape": [24, 8], "matrix": true, "matrix_splits": [16, 4, 4]}]}]}' >splits.json
 planned --model splits.json --ranks 1 --json
 check "a model file names matrices and their splits" equal "$(value matrices.count)" 3

@@ -99,6 +99,7 @@ void run_quantize(Bench &bench);
 void run_layout(Bench &bench);
 void run_step(Bench &bench);
 void run_step_save(Bench &bench);
+void run_step_home(Bench &bench);
 void run_outer(Bench &bench);
 void run_save(Bench &bench);
 void run_load(Bench &bench);

@@ -27,6 +27,7 @@ constexpr Operation operations[] = {
     {"save", run_save, false, true},
     {"load", run_load, false, true},
     {"step_save", run_step_save, false, true},
+    {"step_home", run_step_home, false, true},
 };
 
 }  // namespace perf

@@ -25,7 +25,7 @@ struct Request {
   // of the model of `step`
   uint32_t depth = 24, width = 512;
   uint32_t prefetch = 1, pending = 2;
-  std::string directory = ".";  // of `save`, `load` and `step_save`
+  std::string directory = ".";  // of `save`, `load`, `step_save` and `step_home`
   // of `outer`
   std::vector<std::string> namespaces;  // of the network, one a rank; empty: this one
   std::string address = "127.0.0.1";    // rank 0's, for the raw socket

@@ -40,15 +40,16 @@ void UpdateWindow::run_in_window(Body &&body) {
 }
 
 template <class Body>
-void UpdateWindow::run_on_file(Body &&body) {
+void UpdateWindow::run_on_file(const char *call, Body &&body) {
   try {
     body();
   } catch (Error &error) {
     if (!runtime_.storage->home_file()) throw;
-    error.message +=
-        "; some weights and states may be those of the new step already, so the context has failed: make a new one, "
-        "and "
-        "load the last checkpoint";
+    error.message = format_text(
+        "{}: rank {}: {}; some weights and states may be those of the new step already, so the context has failed: "
+        "make "
+        "a new one, and load the last checkpoint",
+        call, runtime_.context.rank(), error.message);
     runtime_.context.fail_for_good(error, false);
     throw;
   }
@@ -251,7 +252,7 @@ void UpdateWindow::step_adamw(double lr, const fsdp_adamw_options &options, fsdp
     capture->add_step(options);
     optimizer_.step_adamw_captured(caller);
   } else {
-    run_on_file([&] { optimizer_.step_adamw(lr, options, caller); });
+    run_on_file(call, [&] { optimizer_.step_adamw(lr, options, caller); });
   }
   close_window(caller);
 }
@@ -399,7 +400,7 @@ void UpdateWindow::publish(fsdp_stream stream) {
     throw fatal;
   }
   runtime_.join_window(caller);
-  run_on_file([&] { optimizer_.cast_weights(caller); });
+  run_on_file(call, [&] { optimizer_.cast_weights(caller); });
   close_window(caller);
 }
 
