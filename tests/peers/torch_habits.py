@@ -117,6 +117,20 @@ def new_parameters_are_told(module, sharded):
     return found is True and module.norm.bias is before and trains(module, sharded) or found
 
 
+def added_parameters_are_told(module, sharded):
+    """A frozen one is the program's own, and a part that is replaced is an addition too."""
+    module.layers[1].extra = nn.Parameter(torch.zeros(8), requires_grad=False)
+    train(module, sharded)
+    module.layers[1].extra.requires_grad_(True)
+    before = module.layers[2]
+    found = raises(lambda: module(X), "'layers.1.extra'", "after shard()", "ignored_params")
+    del module.layers[1].extra
+    module.layers[2] = nn.Linear(8, 8)
+    replaced = raises(lambda: module(X), "'layers.2.weight'", "after shard()")
+    module.layers[2] = before
+    return found is True and replaced is True and trains(module, sharded) or f"{found}, {replaced}"
+
+
 def writes_can_be_taken(module, sharded):
     if sharded.hides_weights:
         return raises(sharded.take_writes, "load_state_dict")
@@ -313,6 +327,7 @@ HABITS = [
     conversion_is_refused,
     writes_in_place_are_told,
     new_parameters_are_told,
+    added_parameters_are_told,
     writes_can_be_taken,
     weights_outside_of_a_pass,
     writes_within_a_step_are_kept,

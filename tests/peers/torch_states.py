@@ -265,6 +265,20 @@ class shared_folder:
             self.folder.cleanup()
 
 
+def a_checkpoint_keeps_extra_values(module, sharded):
+    """Those of rank 0, on every rank; a checkpoint without any has None."""
+    scheduler = {"last_epoch": 3, "base_lrs": [0.1], "lr_lambdas": [None]}
+    with shared_folder(sharded.context) as folder:
+        train(module, sharded)
+        told = raises(lambda: sharded.save(folder, extra=nn.Linear(2, 2)), "extra", "weights_only=True")
+        sharded.save(folder, extra={"step": 7 + sharded.context.rank, "scheduler": scheduler, "rows": torch.ones(2)})
+        found = sharded.load(folder).extra
+        is_right = found.pop("rows").eq(1).all() and found == {"step": 7, "scheduler": scheduler}
+        train(module, sharded)
+        sharded.save(folder)
+        return told is True and is_right and sharded.load(folder).extra is None or f"{told}, {found}"
+
+
 def a_sharded_state_dict_has_this_ranks_rows(module, sharded):
     """All ranks together have each element once, and tied names have the same values."""
     train(module, sharded, 2)
@@ -327,6 +341,7 @@ HABITS = [
     full_state_dict_has_buffers_and_tied_names,
     load_full_state_dict_names_what_does_not_fit,
     saves_and_loads_with_buffers,
+    a_checkpoint_keeps_extra_values,
 ]
 
 if __name__ == "__main__":

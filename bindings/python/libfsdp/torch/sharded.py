@@ -122,6 +122,7 @@ class Sharded(NotCopied):
         self._require_usual()
         self.passes.check_last_pass_ended()
         self.writes.follow_requires_grad()
+        self.writes.refuse_added()
         self._last = None
 
     def _require_usual(self):
@@ -541,24 +542,18 @@ class Sharded(NotCopied):
         state.load_shard_state_dict(self, values)
 
     @in_torch_words
-    def save(self, folder, **options):
-        """Saves a checkpoint of weights, optimizer state and buffers. Keywords are the fields of fsdp_save_options.
-        Collective."""
-        if self._is_finished:
-            raise RuntimeError(
-                "sharded.save(): sharded.finish() has ended the step's gradients: call sharded.step() first"
-            )
-        if self.first_step is not None:
-            raise RuntimeError(
-                f"sharded.save(): the model has AdamW's states of {self.first_step - 1} steps from load_dcp(), and "
-                "takes over that number in the next step: call sharded.step() once before you save"
-            )
-        state.save(self, folder, options)
+    def save(self, folder, extra=None, **options):
+        """Saves a checkpoint of weights, optimizer state and buffers. extra: rank 0's values that load() returns, such
+        as {"scheduler": scheduler.state_dict()}: what torch.load(weights_only=True) reads. Keywords are the fields of
+        fsdp_save_options. Collective."""
+        state.require_savable(self)
+        state.save(self, folder, extra, options)
 
     @in_torch_words
     def load(self, folder, **options):
         """Loads a checkpoint of save(), or the weights and optimizer state of another checkpoint of libfsdp. Keywords
-        are the fields of fsdp_load_options. Collective."""
+        are the fields of fsdp_load_options. Returns what was loaded; its extra is what save() got, or None.
+        Collective."""
         loaded = state.load(self, folder, options)
         if loaded.name and not options.get("flags", 0) & LoadFlag.WEIGHTS_ONLY:
             self.first_step = None  # AdamW goes on with the checkpoint's number

@@ -2,6 +2,7 @@
 """Saves and loads whole values: state dicts of the module, and checkpoints of the model with the module's buffers."""
 
 import io
+import pickle
 
 import torch
 
@@ -251,18 +252,31 @@ def load_shard_state_dict(owner, state):
                 value.copy_(state[name])
 
 
-BUFFERS, OPTIMIZER = "torch.buffers", "torch.optimizer"
+BUFFERS, OPTIMIZER, EXTRA = "torch.buffers", "torch.optimizer", "torch.extra"
 
 
-def save(owner, folder, options):
-    """Saves a checkpoint of the model. In it, as bytes of torch.save(), are the module's buffers, and the param_groups
-    and single numbers of an optimizer of torch."""
+def require_savable(owner):
+    if owner._is_finished:
+        raise RuntimeError("sharded.save(): sharded.finish() has ended the step's gradients: call sharded.step() first")
+    if owner.first_step is not None:
+        raise RuntimeError(
+            f"sharded.save(): the model has AdamW's states of {owner.first_step - 1} steps from load_dcp(), and takes "
+            "over that number in the next step: call sharded.step() once before you save"
+        )
+
+
+def save(owner, folder, extra, options):
+    """Saves a checkpoint of the model. In it, as bytes of torch.save(), are the module's buffers, the param_groups and
+    single numbers of an optimizer of torch, and the program's own values."""
+    packed = None if extra is None else _pack_extra(extra)
     optimizer = owner.steps.save() if owner.steps else None
     with owner.context.begin_checkpoint(folder, **options) as checkpoint:
         checkpoint.add_model(owner.model)
         checkpoint.add_bytes(BUFFERS, _pack({name: buffer.detach().cpu() for name, buffer in named_buffers(owner.module)}))
         if optimizer:
             checkpoint.add_bytes(OPTIMIZER, _pack(optimizer))
+        if packed:
+            checkpoint.add_bytes(EXTRA, packed)
         checkpoint.commit()
         checkpoint.wait()
 
@@ -271,6 +285,19 @@ def _pack(values):
     packed = io.BytesIO()
     torch.save(values, packed)
     return packed.getvalue()
+
+
+def _pack_extra(extra):
+    """Raises now, and not in the load, if torch.load would refuse the values."""
+    packed = _pack(extra)
+    try:
+        torch.load(io.BytesIO(packed), weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise TypeError(
+            "sharded.save(extra=): sharded.load() could not read it again: give it dicts, lists, tensors, numbers and "
+            f"strings. torch.load(weights_only=True) says: {error}"
+        ) from error
+    return packed
 
 
 def unpack(checkpoint, name):
@@ -289,7 +316,7 @@ def load(owner, folder, options):
             owner.steps.check_saved(optimizer)
         with owner.window("sharded.load()"):
             loaded = checkpoint.load_model(owner.model, **options)
-        kept = unpack(checkpoint, BUFFERS)
+        kept, loaded.extra = unpack(checkpoint, BUFFERS), unpack(checkpoint, EXTRA)
     if owner.steps:
         owner.steps.load(optimizer)
     if kept:

@@ -10,6 +10,8 @@ from ..errors import InvalidState
 class Writes:
     def __init__(self, owner):
         self.owner, self.places = owner, _find_places(owner.module)
+        self._known = {place for places in self.places.values() for place in places}
+        self._members, self._added = self._find_members(), []
         self.restores = True
 
     def attach(self):
@@ -43,6 +45,30 @@ class Writes:
                     f"has other memory now ({tuple(param.shape)}, {param.dtype}), by module.to(), .data = or the like",
                     "load its present values, in the dtype that it had in shard()",
                 )
+
+    def refuse_added(self):
+        """Raises if the module has parameters to train that it did not have in shard()."""
+        if not all(
+            part._parameters.keys() == names and list(part._modules.values()) == parts
+            for part, names, parts in self._members
+        ):
+            self._members, self._added = self._find_members(), list(self._find_added())
+        for name, param in self._added:
+            if param.requires_grad:
+                raise RuntimeError(
+                    f"parameter {name!r} was added to the module after shard(), so libfsdp does not train it: add it "
+                    "before shard(), also if it is frozen later or in ignored_params, or call requires_grad_(False) on it"
+                )
+
+    def _find_added(self):
+        for path, part in self.owner.module.named_modules():
+            for attribute, param in part._parameters.items():
+                if param is not None and param not in self.places and (part, attribute) not in self._known:
+                    yield (path + "." if path else "") + attribute, param
+
+    def _find_members(self):
+        """[(module, the names of its parameters, its parts)], to see quickly that nothing was added."""
+        return [(part, set(part._parameters), list(part._modules.values())) for part in self.owner.module.modules()]
 
     def _refuse(self, name, what, does):
         ways = [] if self.owner.hides_weights else [f"call sharded.take_writes() on every rank to {does}"]
