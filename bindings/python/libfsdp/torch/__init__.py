@@ -13,6 +13,7 @@ must run in eager mode: after shard() compile layers or parts of them, not the m
 """
 
 from ..constants import MissingGrad, Optimizer
+from .averages import Average, read_averages
 from .casts import Casts, in_library_dtypes
 from .division import check_module, find_groups, find_ignored, find_layers, read_layers
 from .initial import find_initial, restoring
@@ -23,7 +24,7 @@ from .parameter import HandedGrad, HiddenParameter
 from .sharded import Sharded
 from .words import in_torch_words
 
-__all__ = ["HandedGrad", "HiddenParameter", "Muon", "Sharded", "shard"]
+__all__ = ["Average", "HandedGrad", "HiddenParameter", "Muon", "Sharded", "shard"]
 
 
 @in_torch_words
@@ -46,6 +47,7 @@ def shard(
     optimizer=Optimizer.ADAMW,
     optimizer_options=None,
     optimizer_groups=None,
+    averages=None,
     **options,
 ):
     """Shards a module over the ranks of the context, and hooks it; returns a Sharded.
@@ -85,6 +87,9 @@ def shard(
     library they are those of torch.optim.AdamW.
     optimizer_groups(name, param): the options of the param_group that has the parameter, where they differ from
     optimizer_options, as {"weight_decay": 0.0}; equal options make one group.
+    averages: {name: function} of moving averages of the weights, as {"ema":
+    torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)}; the function changes a list of averages in place. Call
+    sharded.averages[name].update() after steps.
     options: the fields of fsdp_model_options, as main_storage=MainStorage.SPLIT16 or reduce_dtype=torch.float32.
 
     Each rank shards the values of its own module: they must be equal on all ranks that share the group.
@@ -102,8 +107,10 @@ def shard(
         options["optimizer"] = (steps and steps.model_optimizer) or optimizer
         no_decay = (steps.no_decay(no_decay) if steps else no_decay) or (lambda name, param: param.dim() < 2)
         casts = Casts(param_dtype, cast_forward_inputs, output_dtype)
+        averages = read_averages(averages or {}, steps, options)
         rules = Rules(no_decay, missing_grad, row_dimensions, boxes, group_options, param_options, casts)
-        return Sharded(module, context, groups, ignored, initial, rules, steps, held_groups, in_library_dtypes(options))
+        options = in_library_dtypes(options)
+        return Sharded(module, context, groups, ignored, initial, rules, steps, held_groups, averages, options)
 
 
 def _choose_muon(muon, options, optimizer_groups, module, groups):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..constants import LoadFlag, Phase, Role, ScheduleKind, UnshardMode, ValueOp, ViewKind
 from ..log import logger
 from . import clipping, dcp, state
+from .averages import Averages
 from .casts import cast
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
@@ -30,10 +31,10 @@ def _traces():
 
 class Sharded(NotCopied):
     """What shard() returns: model is the libfsdp.Model, module the module. optimizer is an optimizer of torch over this
-    rank's shards, or None if shard() got none. skipped_param is the parameter whose gradient was not finite in the last
-    step(skip_nonfinite=True), or None."""
+    rank's shards, or None if shard() got none. averages is {name: Average}. skipped_param is the parameter whose
+    gradient was not finite in the last step(skip_nonfinite=True), or None."""
 
-    def __init__(self, module, context, groups, ignored, initial, rules, steps, held_groups, options):
+    def __init__(self, module, context, groups, ignored, initial, rules, steps, held_groups, averages, options):
         self.module, self.context, self.ignored, self.steps = module, context, ignored, steps
         self.optimizer = self.skipped_param = self._shards = None
         self._is_skipped = False  # a GradScaler has found Inf or NaN: its step of the optimizer does nothing
@@ -60,6 +61,8 @@ class Sharded(NotCopied):
         self.rounds = any(layer.is_rounded(index) for layer in self.layers for index in range(len(layer.params)))
         if steps:
             steps.declare(self.model)
+        self.averages = Averages(self, averages)
+        self.averages.declare(self.model)
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
         self._log_groups()
@@ -82,6 +85,7 @@ class Sharded(NotCopied):
         if steps:
             steps.attach(self)
             self.optimizer = steps.optimizer
+        self.averages.attach()
         self._hook()
 
     def _log_groups(self):
@@ -120,6 +124,7 @@ class Sharded(NotCopied):
         if self._depth > 1 or current_task() != -1:
             return
         self._require_usual()
+        self.averages.require_no_grad()
         self.passes.check_last_pass_ended()
         self.writes.follow_requires_grad()
         self.writes.refuse_added()
@@ -237,6 +242,7 @@ class Sharded(NotCopied):
 
     def require_between_steps(self, call):
         """Raises unless weights can be loaded now: libfsdp must have no gradients of a step."""
+        self.averages.require_hidden(call)
         if self._is_finished:
             raise RuntimeError(
                 f"{call}: sharded.finish() has ended the step's gradients: call sharded.step() or sharded.discard() "
@@ -298,6 +304,7 @@ class Sharded(NotCopied):
             raise RuntimeError(
                 "sharded.finish() was called in this step already: call sharded.step() or sharded.discard() next"
             )
+        self.averages.require_hidden("sharded.step()")
         self.passes.require_sound()
         self.dicts.require_ended()
         self.require_no_holds("sharded.step()")
@@ -475,6 +482,8 @@ class Sharded(NotCopied):
             self.publish()
         self.model.discard_step(self.stream())
         self.passes.discard()
+        if self.averages.shown:
+            self.averages.shown.hide()
 
     # -- values -------------------------------------------------------------------------------------------------
 

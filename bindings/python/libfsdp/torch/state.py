@@ -6,7 +6,7 @@ import pickle
 
 import torch
 
-from ..constants import EVERY_RANK, Dtype, Phase
+from ..constants import EVERY_RANK, Dtype, LoadFlag, Phase
 from ..errors import InvalidArgument
 from .grads import DTYPES
 from .words import in_torch_words
@@ -252,10 +252,11 @@ def load_shard_state_dict(owner, state):
                 value.copy_(state[name])
 
 
-BUFFERS, OPTIMIZER, EXTRA = "torch.buffers", "torch.optimizer", "torch.extra"
+BUFFERS, OPTIMIZER, EXTRA, AVERAGES = "torch.buffers", "torch.optimizer", "torch.extra", "torch.averages"
 
 
 def require_savable(owner):
+    owner.averages.require_hidden("sharded.save()")
     if owner._is_finished:
         raise RuntimeError("sharded.save(): sharded.finish() has ended the step's gradients: call sharded.step() first")
     if owner.first_step is not None:
@@ -275,6 +276,8 @@ def save(owner, folder, extra, options):
         checkpoint.add_bytes(BUFFERS, _pack({name: buffer.detach().cpu() for name, buffer in named_buffers(owner.module)}))
         if optimizer:
             checkpoint.add_bytes(OPTIMIZER, _pack(optimizer))
+        if owner.averages:
+            checkpoint.add_bytes(AVERAGES, _pack(owner.averages.save()))
         if packed:
             checkpoint.add_bytes(EXTRA, packed)
         checkpoint.commit()
@@ -317,8 +320,11 @@ def load(owner, folder, options):
         with owner.window("sharded.load()"):
             loaded = checkpoint.load_model(owner.model, **options)
         kept, loaded.extra = unpack(checkpoint, BUFFERS), unpack(checkpoint, EXTRA)
+        counts = unpack(checkpoint, AVERAGES)
     if owner.steps:
         owner.steps.load(optimizer)
+    if not options.get("flags", 0) & LoadFlag.WEIGHTS_ONLY:
+        owner.averages.load(counts)
     if kept:
         with torch.no_grad():
             for name, buffer in named_buffers(owner.module):

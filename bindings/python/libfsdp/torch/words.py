@@ -12,6 +12,8 @@ _PHRASES = {
     "the gradient buffers of FSDP_SCHEDULE_ANY": "the gradient buffers",
     "buffers of FSDP_SCHEDULE_ANY": "buffers",
     "raise held_groups in fsdp_schedule_options": "give shard() a larger held_groups",
+    "FSDP_LOAD_ALLOW_MISSING leaves": "sharded.load(folder, flags=libfsdp.LoadFlag.ALLOW_MISSING) leaves",
+    "FSDP_LOAD_ALLOW_UNEXPECTED passes": "sharded.load(folder, flags=libfsdp.LoadFlag.ALLOW_UNEXPECTED) passes",
     "FSDP_SAVE_REPLACE replaces it": "sharded.save(folder, flags=libfsdp.SaveFlag.REPLACE) replaces it",
 }
 _CALLS = {

@@ -57,7 +57,8 @@ class Writes:
             if param.requires_grad:
                 raise RuntimeError(
                     f"parameter {name!r} was added to the module after shard(), so libfsdp does not train it: add it "
-                    "before shard(), also if it is frozen later or in ignored_params, or call requires_grad_(False) on it"
+                    "before shard(), also if it is frozen later or in ignored_params, or call requires_grad_(False) on "
+                    "it"
                 )
 
     def _find_added(self):

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving averages of a sharded module's weights (EMA, SWA). Each is a state of every trained parameter, beside those of
+the optimizer: a rank has the averages of its shards, and the library saves them by name."""
+
+import contextlib
+import re
+
+import torch
+
+from ..constants import Dtype, MainStorage, ValueOp
+from .muon import MuonSteps
+from .words import in_torch_words
+
+_LOOKS_LIKE = "as torch.optim.swa_utils.get_ema_multi_avg_fn(0.999) returns one"
+
+
+def read_averages(averages, steps, options):
+    """{name: function} of the argument of shard(), or what is wrong with it."""
+    for name, function in averages.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            raise ValueError(
+                f"libfsdp.torch.shard: averages has the name {name!r}: it must be 1 to 40 letters, digits, _ or -"
+            )
+        _try(name, function)
+    if averages and isinstance(steps, MuonSteps):
+        raise ValueError(
+            "libfsdp.torch.shard: averages are not offered with Muon, because AdamW's parameters have no more states "
+            "there: keep torch.optim.swa_utils.AveragedModel of a plain module, and load full_state_dict() into it"
+        )
+    if averages and options.get("main_storage", MainStorage.FLOAT32) not in (0, MainStorage.FLOAT32):
+        raise ValueError(
+            "libfsdp.torch.shard: averages need fp32 main weights, and main_storage keeps none: leave out one of them"
+        )
+    return dict(averages)
+
+
+def _try(name, function):
+    """The function must change a list of averages in place."""
+    try:
+        found = function([torch.zeros(2)], [torch.ones(2)], torch.tensor(1))
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    if found is not None:
+        raise TypeError(
+            f"libfsdp.torch.shard: averages[{name!r}] must be a function (averages, weights, count) that changes a "
+            f"list of averages in place and returns nothing, {_LOOKS_LIKE}; tried with one tensor, it gave: {found}"
+        )
+
+
+class Average:
+    """An average of the module's weights, sharded as these are: sharded.averages[name]."""
+
+    def __init__(self, owner, name, function):
+        self.owner, self.name, self._function = owner, name, function
+        self.count = 0  # of updates: n_averaged of torch.optim.swa_utils.AveragedModel
+        self.state = f"average.{name}"
+
+    def attach(self):
+        """After the seal: finds this rank's parts."""
+        with torch.inference_mode(False):
+            self._weights = [shard.weight for shard in self.owner.shards()]
+            self._values = [shard.state(self.state) for shard in self.owner.shards()]
+
+    @in_torch_words
+    def update(self):
+        """Updates the average from the weights. Call it on every rank, after steps. The first update copies them."""
+        self.owner.averages.require_hidden(f"sharded.averages[{self.name!r}].update()")
+        if self._weights:
+            with torch.no_grad():
+                if self.count == 0:
+                    torch._foreach_copy_(self._values, self._weights)
+                else:
+                    self._function(self._values, self._weights, torch.tensor(self.count, device=self.owner.device))
+        self.count += 1
+
+    @contextlib.contextmanager
+    def shown(self):
+        """In `with average.shown():` the module's weights are the average, for torch.no_grad(). Afterwards its weights
+        and buffers are those of before. Collective."""
+        self._show()
+        try:
+            yield self
+        finally:
+            if self.owner.averages.shown is self:  # else discard() has hidden it
+                self.hide()
+
+    @in_torch_words
+    def _show(self):
+        call = f"sharded.averages[{self.name!r}].shown()"
+        self.owner.averages.require_hidden(call)
+        low, high = self.owner.context.all_reduce_values([-self.count, self.count], ValueOp.MAX, self.owner.mesh)
+        if -low != high or not self.count:
+            counts = f"from {int(-low)} to {int(high)} updates on other ranks" if -low != high else "no update"
+            raise RuntimeError(f"{call}: the average has had {counts}: call update() on every rank")
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.owner.module.buffers()]
+        self._swap(call)
+        self.owner.averages.shown = self
+
+    @in_torch_words
+    def hide(self):
+        """Gives the module its weights and buffers back, as the end of `with average.shown():` does. Collective."""
+        self.owner.averages.shown = None
+        try:
+            self._swap("the end of `with average.shown():`")
+        except BaseException:
+            self.owner.averages.shown = self
+            raise
+        with torch.no_grad():
+            for buffer, before in self._buffers:
+                buffer.copy_(before)
+        self._buffers = []
+
+    def _swap(self, call):
+        with self.owner.window(call), torch.no_grad():
+            for weight, value in zip(self._weights, self._values):
+                before = weight.clone()
+                weight.copy_(value)
+                value.copy_(before)
+
+    def full_state_dict(self):
+        """{name: value} as sharded.full_state_dict() gives it, with the average in place of the weights. Collective."""
+        with self.shown():
+            return self.owner.full_state_dict()
+
+
+class Averages(dict):
+    """{name: Average}. shown is the average that the module's weights are now, or None."""
+
+    def __init__(self, owner, functions):
+        super().__init__((name, Average(owner, name, function)) for name, function in functions.items())
+        self.shown = None
+
+    def declare(self, model):
+        for average in self.values():
+            model.add_optimizer_state(average.state, Dtype.FLOAT32)
+
+    def attach(self):
+        for average in self.values():
+            average.attach()
+
+    def require_hidden(self, call):
+        if self.shown:
+            raise RuntimeError(
+                f"{call}: the weights are the average {self.shown.name!r} now: leave `with average.shown():` first"
+            )
+
+    def require_no_grad(self):
+        """A backward pass would be that of the average."""
+        if self.shown and torch.is_grad_enabled():
+            self.require_hidden("a forward pass that records a graph (without torch.no_grad())")
+
+    # -- checkpoints ------------------------------------------------------------------------------------------
+
+    def save(self):
+        """{name: number of updates}"""
+        return {name: average.count for name, average in self.items()}
+
+    def load(self, counts):
+        """Called after the library has loaded the states. counts: what save() gave, or None: the checkpoint has no
+        averages, and they begin anew."""
+        for name, average in self.items():
+            average.count = (counts or {}).get(name, 0)
