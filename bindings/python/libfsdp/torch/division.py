@@ -153,7 +153,10 @@ def check_module(module, context, groups, ignored=()):
         if hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
     ]
     if compiled:
-        raise TypeError(f"libfsdp.torch.shard is for eager modules: torch.compile was applied to {', '.join(compiled)}")
+        raise TypeError(
+            f"libfsdp.torch.shard is for eager modules: torch.compile was applied to {', '.join(compiled)}; call "
+            "layer.compile() of each layer after shard(), or before it only compile forward methods and functions"
+        )
     for name, part in module.named_modules():
         if getattr(part, "max_norm", None) is not None:
             raise TypeError(

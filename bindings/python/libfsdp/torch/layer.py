@@ -21,11 +21,16 @@ from .words import in_torch_words
 
 
 def refuse_tracing():
-    """Makes torch.compile leave the hooks out of its graph. With fullgraph it reports this error instead."""
-    raise RuntimeError(
-        "libfsdp unshards weights in hooks, which cannot be part of a compiled graph: compile functions or modules "
-        "inside of a layer, or without fullgraph"
-    )
+    """Makes torch.compile leave the hooks out of its graph. With fullgraph, and in an export, it is an error. Other
+    threads may compile meanwhile, and torch.compiler.is_compiling() would be True for them, too."""
+    if torch.compiler.is_dynamo_compiling() or _is_exporting():
+        raise RuntimeError(
+            "libfsdp unshards weights in hooks, which cannot be part of a compiled graph: compile functions or modules "
+            "inside of a layer, or without fullgraph, and export a plain module with sharded.full_state_dict()"
+        )
+
+
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 def refuse_replica(module):
@@ -320,8 +325,7 @@ class Layer(NotCopied):
 
     @in_torch_words
     def before_forward(self, module, args, kwargs):
-        if torch.compiler.is_compiling():
-            refuse_tracing()
+        refuse_tracing()
         if module not in self.modules:
             return refuse_replica(module)
         visit = Visit(self.owner.enter())

@@ -7,11 +7,11 @@ from torch.nn import Parameter
 
 _getters = (
     "shape dtype device layout ndim requires_grad grad grad_fn is_leaf is_cuda is_cpu is_meta is_sparse is_quantized "
-    "is_nested is_mkldnn is_mps is_xpu itemsize names output_nr retains_grad _version _backward_hooks"
+    "is_nested is_mkldnn is_mps is_xpu itemsize names output_nr retains_grad _version _backward_hooks _base"
 ).split()
 _methods = (
     "size dim numel nelement element_size stride storage_offset is_contiguous is_floating_point is_complex is_signed "
-    "get_device requires_grad_ register_hook register_post_accumulate_grad_hook ndimension"
+    "get_device requires_grad_ register_hook register_post_accumulate_grad_hook ndimension _is_view is_inference"
 ).split()
 # Functions that read a tensor's metadata and not its values.
 _METADATA = {getattr(torch.Tensor, name).__get__ for name in _getters if hasattr(torch.Tensor, name)}
@@ -19,6 +19,9 @@ _METADATA |= {getattr(torch.Tensor, name) for name in _methods if hasattr(torch.
 _METADATA |= {torch.Tensor.grad.__set__, torch.Tensor.grad.__delete__, torch.Tensor.requires_grad.__set__}
 _METADATA |= {torch.is_floating_point, torch.is_complex, torch.numel}
 _METADATA |= {torch.zeros_like, torch.ones_like, torch.empty_like}
+# torch.compile asks for these of a parameter's gradient.
+_METADATA_OF_GRAD = _METADATA | {torch.Tensor.untyped_storage, torch.Tensor.is_conj, torch.Tensor.is_neg}
+_METADATA_OF_GRAD |= {torch.Tensor._is_zerotensor}
 
 
 # Their arguments only say which gradients are wanted: the backward pass inside unshards the weights that it needs.
@@ -142,7 +145,7 @@ class HandedGrad(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function not in _METADATA:
+        if function not in _METADATA_OF_GRAD:
             name = next(_tensors_in((*args, *kwargs.values()), HandedGrad)).param_name
             raise RuntimeError(
                 f"{_name_of(function)}: the gradient of {name!r} was handed to libfsdp, which sums it over ranks. "

@@ -191,8 +191,7 @@ class Sharded(NotCopied):
 
     @in_torch_words
     def _before_root(self, part, args, kwargs):
-        if torch.compiler.is_compiling():
-            refuse_tracing()
+        refuse_tracing()
         if part not in self._root_parts:
             return refuse_replica(part)
         # torch calls _after_root even if something fails from here on.
