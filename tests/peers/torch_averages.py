@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moving averages of libfsdp.torch (EMA, SWA) beside torch.optim.swa_utils.AveragedModel of an unsharded module.
 
-usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_averages.py [--mode mapped|copied|debug] [WORD...]
+usage: FSDP_LIBRARY=BUILD/lib/libfsdp.so PYTHONPATH=bindings/python torch_averages.py [--mode MODE] [WORD...]
 
-WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test Anything
-Protocol.
+WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks are threads. Reports in the Test
+Anything Protocol.
 """
 
 import copy
@@ -14,7 +14,7 @@ import tempfile
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 from torch_check import AdamW, on_ranks, raises, run_cases
 
 import libfsdp as fsdp
@@ -244,15 +244,13 @@ def what_cannot_be_done_is_told(mode):
     return agree(on_ranks(2, mode, run))
 
 
+EMA = {"averages": {"ema": get_ema_multi_avg_fn()}}
 REFUSED = {
-    "a function of single tensors": ({"averages": {"ema": torch.optim.swa_utils.get_ema_avg_fn(0.9)}}, ("'ema'", "in place")),
+    "a function of single tensors": ({"averages": {"ema": get_ema_avg_fn(0.9)}}, ("'ema'", "in place")),
     "a number": ({"averages": {"ema": 0.999}}, ("'ema'", "get_ema_multi_avg_fn(0.999)")),
     "a name with a dot": ({"averages": {"a.b": get_ema_multi_avg_fn()}}, ("'a.b'", "letters")),
-    "Muon": ({"averages": {"ema": get_ema_multi_avg_fn()}, "optimizer": libfsdp.torch.Muon()}, ("not offered with Muon",)),
-    "main weights that are not fp32": (
-        {"averages": {"ema": get_ema_multi_avg_fn()}, "main_storage": fsdp.MainStorage.SPLIT16},
-        ("averages", "main_storage"),
-    ),
+    "Muon": ({**EMA, "optimizer": libfsdp.torch.Muon()}, ("not offered with Muon",)),
+    "main weights that are not fp32": ({**EMA, "main_storage": fsdp.MainStorage.SPLIT16}, ("averages", "main_storage")),
 }
 OPTIONS = {
     "in bf16": {"param_dtype": torch.bfloat16},
@@ -261,7 +259,10 @@ OPTIONS = {
 
 
 def refused(options, words):
-    return on_ranks(1, "mapped", lambda context, shard: raises(lambda: shard(copy.deepcopy(BASE), **options), *words))[0]
+    def run(context, shard):
+        return raises(lambda: shard(copy.deepcopy(BASE), **options), *words)
+
+    return on_ranks(1, "mapped", run)[0]
 
 
 def averages_of(mode, options):
@@ -269,7 +270,7 @@ def averages_of(mode, options):
 
     def run(context, shard):
         module = nn.Sequential(*(nn.Linear(9, 9) for _ in range(3)))
-        module.load_state_dict({f"{i}.{kind}": v for i in range(3) for kind, v in BASE.layers[i].state_dict().items()})
+        module.load_state_dict({f"{i}.{n}": v for i in range(3) for n, v in BASE.layers[i].state_dict().items()})
         sharded = shard(module, averages=functions(), **options)
         wanted, ema = None, sharded.averages["ema"]
         for step in range(4):
@@ -298,7 +299,8 @@ def cases(mode):
     ):
         yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
     for name, options in OPTIONS.items():
-        yield f"averages {name} are those of the main weights ({mode})", lambda options=options: averages_of(mode, options)
+        case = lambda options=options: averages_of(mode, options)  # noqa: E731
+        yield f"averages {name} are those of the main weights ({mode})", case
     if mode == "mapped":
         for name, (options, words) in REFUSED.items():
             yield f"shard refuses averages: {name}", lambda options=options, words=words: refused(options, words)

@@ -16,6 +16,7 @@ from ..constants import MissingGrad, Optimizer
 from .averages import Average, read_averages
 from .casts import Casts, in_library_dtypes
 from .division import check_module, find_groups, find_ignored, find_layers, read_layers
+from .hugging_face import MIXTRAL, HuggingFaceFolder, save_hugging_face
 from .initial import find_initial, restoring
 from .layer import Rules
 from .muon import Muon
@@ -24,7 +25,17 @@ from .parameter import HandedGrad, HiddenParameter
 from .sharded import Sharded
 from .words import in_torch_words
 
-__all__ = ["Average", "HandedGrad", "HiddenParameter", "Muon", "Sharded", "shard"]
+__all__ = [
+    "Average",
+    "HandedGrad",
+    "HiddenParameter",
+    "HuggingFaceFolder",
+    "MIXTRAL",
+    "Muon",
+    "Sharded",
+    "save_hugging_face",
+    "shard",
+]
 
 
 @in_torch_words
