@@ -117,6 +117,17 @@ def equal_those_of_torch(mode, ranks, **options):
     return agree(on_ranks(ranks, mode, run))
 
 
+def equal_on_replicas(mode):
+    def run(context, shard):
+        module, sharded = shard_it(shard, mesh=context.create_mesh(shard_size=2))
+        train(module, sharded)
+        models = alone()
+        worsts = [worst(sharded.averages[name].full_state_dict(), models[name].module.state_dict()) for name in models]
+        return max(worsts) < 1e-6 or str(worsts)
+
+    return agree(on_ranks(4, mode, run))
+
+
 def differ_from_the_weights(mode):
     """The comparison would see weights in place of averages."""
 
@@ -252,6 +263,7 @@ REFUSED = {
     "Muon": ({**EMA, "optimizer": libfsdp.torch.Muon()}, ("not offered with Muon",)),
     "main weights that are not fp32": ({**EMA, "main_storage": fsdp.MainStorage.SPLIT16}, ("averages", "main_storage")),
 }
+STRATEGIES = ("NO_SHARD", "OPTIM", "OPTIM_GRADS")
 OPTIONS = {
     "in bf16": {"param_dtype": torch.bfloat16},
     "with SGD of torch": {"optimizer": torch.optim.SGD, "optimizer_options": {"lr": 0.1, "momentum": 0.9}},
@@ -288,6 +300,10 @@ def averages_of(mode, options):
 def cases(mode):
     for ranks in (1, 2, 3):
         yield f"averages equal those of torch on {ranks} ranks ({mode})", lambda n=ranks: equal_those_of_torch(mode, n)
+    for strategy in STRATEGIES:
+        name = f"averages equal those of torch with strategy {strategy} ({mode})"
+        yield name, lambda s=strategy: equal_those_of_torch(mode, 2, strategy=fsdp.Strategy[s])
+    yield f"averages equal those of torch on two replicas ({mode})", lambda: equal_on_replicas(mode)
     for ranks, other in ((2, 2), (2, 3), (3, 1)):
         name = f"averages of {ranks} ranks resume bit for bit on {other} ({mode})"
         yield name, lambda ranks=ranks, other=other: resume_bit_for_bit(mode, ranks, other)
