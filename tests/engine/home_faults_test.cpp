@@ -11,6 +11,7 @@
 
 using namespace harness;
 
+namespace home_faults_test {
 namespace {
 
 using fsdp::test::FaultScope;
@@ -216,3 +217,4 @@ TEST(HomeFaults, FileSystemsThatCanDoLessAreUsed) {
 }
 
 }  // namespace
+}  // namespace home_faults_test

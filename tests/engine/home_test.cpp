@@ -13,6 +13,7 @@
 
 using namespace harness;
 
+namespace home_test {
 namespace {
 
 constexpr Form fp32{"Float32", FSDP_MAIN_FLOAT32, FSDP_OPTIMIZER_ADAMW};
@@ -115,6 +116,50 @@ TEST(HomeBytes, EachPlaneIsReadAndWrittenOnceAStep) {
     EXPECT_EQ(memory.role_bytes[FSDP_ROLE_HOME], planes);
     EXPECT_EQ(memory.role_bytes[FSDP_ROLE_MAIN] + memory.role_bytes[FSDP_ROLE_OPTIMIZER], 0u);
   });
+}
+
+// Parameters that begin at odd elements of their bucket, so that segments of 8-bit states are cut inside blocks, and
+// pages are shared by two segments and by two parameters.
+TEST(HomeSegments, MayBeginInBlocksAndPages) {
+  for (const Form &form : {forms[0], forms[2], forms[4], fp32, forms[1]})
+    for (const uint32_t ranks : {1u, 3u})
+      for (const Homes homes : {Homes::both, Homes::state}) {
+        if (form.storage == FSDP_MAIN_NONE && homes != Homes::state) continue;
+        Scenario setup = scenario_by(form, layouts[ranks == 1 ? 0 : 5]);
+        setup.groups = {{"odd",
+                         {{"a", {4099}, FSDP_BFLOAT16},
+                          {"b", {30'001}, FSDP_BFLOAT16, FSDP_PARAM_NO_DECAY},
+                          {"c", {40'003}, FSDP_BFLOAT16},
+                          {"d", {20'021}, FSDP_BFLOAT16}}}};
+        setup.steps = 2;
+        take_home(setup, homes);
+        EXPECT_EQ(difference(setup, train_threads(setup)), "") << form.name << " on " << ranks;
+      }
+}
+
+TEST(HomeBytes, SegmentsOfUntrainedParametersAreNotWritten) {
+  Scenario setup = one_parameter("w", 100'000, fp32, 0);
+  setup.groups[0].params.push_back({"x", {100'000}, FSDP_BFLOAT16});
+  setup.ranks = 1;
+  for (const Homes homes : {Homes::both, Homes::state}) {
+    take_home(setup, homes);
+    run(setup, "bytes", [&](Rank &rank) {
+      rank.load();
+      FSDP(fsdp_set_param_trainable(rank.groups[0], 0, 0));
+      const Stats before = rank.stats();
+      FSDP(fsdp_finish_grads(rank.model, 1, FSDP_LAST, stream()));
+      FSDP(fsdp_step_adamw(rank.model, 0.01, nullptr, stream()));
+      const Stats after = rank.stats();
+      // One segment has elements of both.
+      const uint64_t planes = homes == Homes::both ? 3 : 2, segment = 65536;
+      EXPECT_LE(after.home_written_bytes - before.home_written_bytes, planes * 4 * 100'000 + 2 * segment);
+      EXPECT_GE(after.home_written_bytes - before.home_written_bytes, planes * 4 * 100'000);
+      // Weights that stay as they are may have been loaded, so main weights are read; states are not.
+      const uint64_t read = after.home_read_bytes - before.home_read_bytes;
+      EXPECT_EQ(read > (planes * 4 * 100'000 + 2 * segment), homes == Homes::both);
+    });
+    setup.model.main_home = setup.model.state_home = 0;
+  }
 }
 
 // ---- steps that leave parameters as they are ----
@@ -415,3 +460,4 @@ TEST(HomeMisuse, AddressesInTheFileAreNotHandedOut) {
 }
 
 }  // namespace
+}  // namespace home_test

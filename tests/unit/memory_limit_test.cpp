@@ -8,6 +8,7 @@
 
 #include "device/memory_limit.h"
 #include "engine/runtime/storage.h"
+#include "memory/place_planes.h"
 
 namespace fsdp::device::test {
 namespace {
@@ -137,6 +138,18 @@ TEST(HostBytes, SumsBeyond64BitsAreTheLargestNumber) {
   plan.region(memory::RegionId::main).bytes = uint64_t{3} << 62;
   EXPECT_EQ(bytes_of(plan, 1, 2), uint64_t{3} << 62);
   EXPECT_EQ(bytes_of(plan, 0, 2), UINT64_MAX);
+}
+
+// Planes in a file take room on the disk; those on the host beside a GPU take memory there.
+TEST(HostBytes, BytesInAFileAreNoMemory) {
+  memory::ModelPlan plan;
+  memory::name_regions(plan, 1);
+  plan.region(memory::RegionId::home).bytes = 1 << 20;
+  plan.region(memory::RegionId::turns).bytes = 1 << 12;
+  plan.region(memory::RegionId::host_home).bytes = 1 << 8;
+  const memory::InnerPlace place{0, 1};
+  for (const bool host_memory : {true, false})
+    EXPECT_EQ(engine::host_bytes(plan, host_memory, {&place, 1}), (1u << 12) + (1u << 8)) << host_memory;
 }
 
 }  // namespace

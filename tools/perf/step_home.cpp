@@ -16,8 +16,8 @@
 namespace perf {
 namespace {
 
-constexpr uint64_t block_bytes = uint64_t{8} << 20;
-constexpr uint64_t state_bytes = 8;  // of an element: both moments
+constexpr uint64_t moved_at_once = uint64_t{8} << 20;
+constexpr uint64_t bytes_of_states = 8;  // of an element: both moments
 
 class RawTraffic {
  public:
@@ -41,11 +41,11 @@ class RawTraffic {
  private:
   template <class Call>
   void visit(Call call) const {
-    const std::unique_ptr<char, void (*)(void *)> block(static_cast<char *>(std::aligned_alloc(4096, block_bytes)),
+    const std::unique_ptr<char, void (*)(void *)> block(static_cast<char *>(std::aligned_alloc(4096, moved_at_once)),
                                                         std::free);
-    for (uint64_t i = 0; i < block_bytes; ++i) block.get()[i] = static_cast<char>(i * 2654435761U >> 13);
-    for (uint64_t at = 0; at < bytes_; at += block_bytes) {
-      const uint64_t some = std::min(block_bytes, bytes_ - at);
+    for (uint64_t i = 0; i < moved_at_once; ++i) block.get()[i] = static_cast<char>(i * 2654435761U >> 13);
+    for (uint64_t at = 0; at < bytes_; at += moved_at_once) {
+      const uint64_t some = std::min(moved_at_once, bytes_ - at);
       if (call(file_, block.get(), some, static_cast<off_t>(at)) != static_cast<ssize_t>(some))
         fail_file("the raw file", "moving a block of it");
     }
@@ -60,7 +60,7 @@ void measure_size(Bench &bench, const Scratch &scratch, const std::string &folde
   options.state_home = FSDP_HOME_FILE;
   options.home_directory = folder.c_str();
   AbiModel model(bench, bench.size(), options, {{1, elements * bench.size()}});
-  const RawTraffic raw(scratch.file(fmt::format("raw{}", bench.rank())), elements * state_bytes);
+  const RawTraffic raw(scratch.file(fmt::format("raw{}", bench.rank())), elements * bytes_of_states);
   const auto stats = [&] {
     fsdp_stats found = FSDP_STATS_INIT;
     model.check(fsdp_get_stats(model.model.get(), &found));
@@ -85,7 +85,7 @@ void measure_size(Bench &bench, const Scratch &scratch, const std::string &folde
   measured.reference = median(reference);
   measured.ratio = median(ratios);
   measured.pairs = bench.request.pairs;
-  const uint64_t bytes = 2 * elements * state_bytes;
+  const uint64_t bytes = 2 * elements * bytes_of_states;
   Line line = make_line(bench, "step_home", "states in a file", scratch.kind(), bytes, measured);
   line.reference = "the same reads and writes";
   line.more = {{"waited_us", 1e-3 * static_cast<double>(after.home_wait_ns - before.home_wait_ns) / measured.pairs},
@@ -100,7 +100,7 @@ void run_step_home(Bench &bench) {
   const std::string folder = scratch.file(".");
   for (uint64_t bytes = std::max<uint64_t>(bench.request.min_bytes, 1 << 20); bytes <= bench.request.max_bytes;
        bytes *= bench.request.factor)
-    measure_size(bench, scratch, folder, bytes / state_bytes / 1024 * 1024);
+    measure_size(bench, scratch, folder, bytes / bytes_of_states / 1024 * 1024);
 }
 
 }  // namespace perf
