@@ -13,22 +13,12 @@ namespace {
 
 constexpr auto turns_name = "segments of a file";
 
-// The bytes of a segment's part of a plane in a turn. Segments of states in codes begin at blocks, which may be in the
-// middle of a page; such a part has up to one page more at each end.
-uint64_t part_bytes(uint64_t elements, uint64_t size, bool coded) {
-  const uint64_t bytes = checked_multiply(elements + (coded ? coded_block : 0), size, turns_name);
-  return checked_add(round_up(bytes, file_page, turns_name), coded ? 2 * file_page : 0, turns_name);
-}
-
 uint64_t turn_of(const ModelSpec &spec, const BucketPlan &bucket) {
   const std::vector<uint64_t> sizes = home_planes(bucket);
   if (sizes.empty()) return 0;
   const PlanePlan &first = *std::ranges::find_if(bucket.planes, &PlanePlan::in_file);
   const uint64_t elements = std::min(segment_elements(sizes, spec.homes.turn_bytes), bucket.count(first));
-  uint64_t bytes = 0;
-  for (const uint64_t size : sizes)
-    bytes = checked_add(bytes, part_bytes(elements, size, bucket.coded_states), turns_name);
-  return bytes;
+  return home_bytes(sizes, elements);
 }
 
 }  // namespace

@@ -409,7 +409,7 @@ void place_optimizer_planes(const ModelSpec &spec, ModelPlan &plan, BucketPlan &
     place_kept(plan, bucket, state, "optimizer state");
     if (!coded) continue;
     state.kind = PlaneKind::state_scales, state.dtype = FSDP_FLOAT32;
-    // A sixty-fourth of the codes' bytes, and their blocks have no fixed places in a page of the file.
+    // The scales have a sixty-fourth of the codes' bytes, and their part of a segment would not be whole pages.
     if (region == RegionId::home) state.region = RegionId::optimizer;
     place_kept(plan, bucket, state, "scales of optimizer state");
   }

@@ -118,9 +118,8 @@ TEST(HomeBytes, EachPlaneIsReadAndWrittenOnceAStep) {
   });
 }
 
-// Parameters that begin at odd elements of their bucket, so that segments of 8-bit states are cut inside blocks, and
-// pages are shared by two segments and by two parameters.
-TEST(HomeSegments, MayBeginInBlocksAndPages) {
+// Parameters of odd sizes, so that segments begin and end anywhere in them, and have parts of two of them.
+TEST(HomeSegments, BeginAnywhereInParameters) {
   for (const Form &form : {forms[0], forms[2], forms[4], fp32, forms[1]})
     for (const uint32_t ranks : {1u, 3u})
       for (const Homes homes : {Homes::both, Homes::state}) {

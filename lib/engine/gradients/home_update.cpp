@@ -51,25 +51,20 @@ HomeUpdate::HomeUpdate(Runtime &runtime, const std::vector<Shard> &shards)
 bool HomeUpdate::updates_in_file(const Shard &shard) { return has(shard, is_updated); }
 bool HomeUpdate::casts_in_file(const Shard &shard) { return has(shard, is_main); }
 
-// A segment of states in codes is cut only between blocks, which begin at the first element of each shard.
+// Segments begin at pages of every plane. Shards with states in codes begin at blocks, so no block is cut either.
 void HomeUpdate::plan_bucket(const Bucket &bucket, const std::vector<uint32_t> &shards) {
   const std::vector<uint64_t> sizes = memory::home_planes(*bucket.plan);
   const uint64_t step = memory::segment_elements(sizes, runtime_.spec.homes.turn_bytes);
-  const auto cut = [&](uint64_t index) {
-    for (const uint32_t s : shards) {
-      const uint64_t first = index_of(shards_[s]);
-      if (bucket.plan->coded_states && index >= first && index < first + shards_[s].slice.count)
-        return first + (index - first) / device::state_block * device::state_block;
-    }
-    return index;
-  };
   const uint64_t end = shards.empty() ? 0 : index_of(shards_[shards.back()]) + shards_[shards.back()].slice.count;
-  for (uint64_t index = 0; index < end; index += step) {
-    PlannedSegment planned{{&bucket, cut(index), index + step < end ? cut(index + step) : end}, {}};
+  for (uint64_t begin = 0; begin < end; begin += step) {
+    PlannedSegment planned{{&bucket, begin, std::min(begin + step, end)}, {}};
     for (const uint32_t s : shards) {
       const uint64_t first = index_of(shards_[s]), after = first + shards_[s].slice.count;
       const uint64_t from = std::max(first, planned.segment.begin), to = std::min(after, planned.segment.end);
       if (from < to) planned.parts.push_back({s, from - first, to - from});
+      if (bucket.plan->coded_states && first % device::state_block)
+        fail(FSDP_INTERNAL, "states in codes of '{}' begin at element {} of a bucket, inside a block",
+             shards_[s].param(runtime_).name, first);
     }
     if (!planned.parts.empty()) planned_.push_back(std::move(planned));
   }

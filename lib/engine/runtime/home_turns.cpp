@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "base/library_thread.h"
 #include "memory/home_plan.h"
@@ -142,42 +141,27 @@ void HomeTurns::begin(std::span<const HomeSegment> segments, Takes takes) {
   give_segments();
 }
 
-// A page that two segments share was read before the first of them was updated, so the second gets it from the first.
-void HomeTurns::carry(const HomeView &before, const HomeView &now) {
-  if (before.segment.bucket != now.segment.bucket) return;
-  for (const HomePart &part : now.parts)
-    for (const HomePart &from : before.parts) {
-      if (from.plane != part.plane || from.offset + from.bytes <= part.offset) continue;
-      const uint64_t shared = from.offset + from.bytes - part.offset;
-      std::memcpy(part.memory, from.memory + from.bytes - shared, shared);
-    }
-}
-
 const HomeView *HomeTurns::next(device::Stream &caller) {
-  const bool ended = next_ - first_ == segments_.size();
   if (next_ > first_) {
     caller.record(*updated_);
     runtime_.context.device().synchronize(*updated_);
-  }
-  // With the smallest number of turns the segment may wait for the turn of a segment that is still being written.
-  if (!ended) {
-    if (work_->given == next_) {
-      await([&] { return work_->given - work_->written < work_->turns.size(); });
-      give_segments();
-    }
-    await([&] { return work_->read > next_; });
-    if (next_ > first_) carry(turn(next_ - 1), turn(next_));
   }
   {
     const std::lock_guard lock(work_->mutex);
     work_->updated = next_;
     work_->changed.notify_all();
   }
-  if (ended) {
+  if (next_ - first_ == segments_.size()) {
     await([&] { return work_->written == next_; });
     return nullptr;
   }
   give_segments();
+  // With the smallest number of turns the segment may need the turn of one that is still being written.
+  if (work_->given == next_) {
+    await([&] { return work_->given - work_->written < work_->turns.size(); });
+    give_segments();
+  }
+  await([&] { return work_->read > next_; });
   return &turn(next_++);
 }
 

@@ -98,7 +98,6 @@ class HomeTurns {
   // Gives segments to the reader while turns are free.
   void give_segments();
   void fill(HomeView &view, const HomeSegment &segment, std::byte *memory) const;
-  static void carry(const HomeView &before, const HomeView &now);
   // Waits until `done`, which is called with the lock held.
   template <class Done>
   void await(Done done);
