@@ -40,7 +40,7 @@ class AlignedBytes {
 };
 
 bool is_direct(const Fd &file) noexcept;
-// Makes later calls go through the page cache. Returns false if the file was not direct, or cannot be changed.
+// Makes later calls go through the page cache. Returns false if the file cannot be changed.
 bool leave_direct(const Fd &file) noexcept;
 
 // Reads pages from `offset` on into `to`, or up to the end of the file; at least the first `needed` bytes must exist.

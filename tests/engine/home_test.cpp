@@ -98,6 +98,24 @@ TEST(HomeOnTheHost, HasTheReferencesBits) {
     }
 }
 
+// Experts: two meshes with other parameters, whose planes are in one file of each rank.
+TEST(HomeMeshes, HaveTheBitsOfMemory) {
+  for (const Form &form : {fp32, forms[2]}) {
+    Scenario setup = scenario_by(form, layouts[5]);
+    setup.ranks = 4;
+    setup.groups = {{"shared", {{"w", {129, 48}, FSDP_BFLOAT16}}}, {"experts", {{"e", {97, 300}, FSDP_BFLOAT16}}}};
+    setup.groups[1].meshes = 2;
+    const std::vector<Outcome> in_memory = train_threads(setup);
+    take_home(setup, Homes::both);
+    const std::vector<Outcome> in_file = train_threads(setup);
+    for (uint32_t rank = 0; rank < setup.ranks; ++rank) {
+      EXPECT_EQ(in_file[rank].error + in_memory[rank].error, "");
+      EXPECT_FALSE(in_file[rank].weights.empty());
+      EXPECT_TRUE(same_bits(in_file[rank].weights, in_memory[rank].weights)) << form.name << " on rank " << rank;
+    }
+  }
+}
+
 // A step reads and writes each plane of the parameters that it updates once; publishing reads main weights.
 TEST(HomeBytes, EachPlaneIsReadAndWrittenOnceAStep) {
   constexpr uint64_t count = 100'000;

@@ -11,8 +11,8 @@ class Shard:
     """A shard: main_weight and main_grad are arrays of its elements, which may be written in the update window only.
     The other fields are those of fsdp_shard.
 
-    With MainStorage.SPLIT16 main_weight is None: group.read_param and load_param convert. With MainStorage.NONE it is
-    of bfloat16, and round_stochastic writes it.
+    With MainStorage.SPLIT16, and at home in a file, main_weight is None: group.read_param and load_param convert. With
+    MainStorage.NONE it is of bfloat16, and round_stochastic writes it.
     """
 
     def __init__(self, model, index):
@@ -50,7 +50,8 @@ class Shard:
 
     def state(self, name):
         """The elements of a named optimizer state. Those of an 8-bit state are codes (uint8). Their scales, one for each
-        256 elements, are the state "NAME.absmax"."""
+        256 elements, are the state "NAME.absmax". None if the state is at home in a file (Home.FILE): group.read_state
+        and load_state convert."""
         found = _abi.fsdp_tensor()
         check(lib.get_shard_state(self._model.handle, self._index, name.encode(), found))
-        return Tensor(found, self._model._handle).array()
+        return None if not found.data else Tensor(found, self._model._handle).array()

@@ -3,6 +3,7 @@
 
 import logging
 import math
+import os
 import tempfile
 import threading
 import unittest
@@ -167,6 +168,21 @@ class Training(unittest.TestCase):
                 for numbers, offset in ((4000, 97), (1, -1)):
                     with self.assertRaises(ValueError):
                         shard.round_stochastic(floats(*[0.0] * numbers), step=1, offset=offset)
+
+    def test_states_and_main_weights_in_a_file(self):
+        weights = []
+        for home in (fsdp.Home.DEVICE, fsdp.Home.FILE):
+            with fsdp.create_local_contexts(1)[0] as context, tempfile.TemporaryDirectory() as folder:
+                model, group, shard = self.narrow_shard(context, state_home=home, main_home=home, home_directory=folder)
+                with model:
+                    self.assertEqual(shard.main_weight is None, home == fsdp.Home.FILE)
+                    self.assertEqual(shard.state("exp_avg") is None, home == fsdp.Home.FILE)
+                    self.assertEqual(os.listdir(folder), [])
+                    model.publish_weights()
+                    model.apply_grads([floats(*range(4096))], lr=0.01)
+                    weights.append(flat(group.read_param("w")) + flat(group.read_state("w", "exp_avg")))
+        self.assertEqual(*weights)
+        self.assertNotEqual(set(weights[0]), {1.0})
 
     def test_states_in_codes(self):
         with fsdp.create_local_contexts(1)[0] as context:

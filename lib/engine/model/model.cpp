@@ -65,6 +65,8 @@ void Model::seal_running() {
     parts = std::make_unique<SealedParts>(*runtime_, declaration_.adamw(), declaration_.counts_steps());
   });
   parts_ = std::move(parts);
+  // Until here the error of the disk is one of the seal, after which the context goes on.
+  runtime_->storage->tell_file_errors([this](const Error &error) { context_->fail_for_good(error, false); });
   warn_of_queues(*context_, runtime_->teams);
   if (context_->debug()) views_.emplace(*runtime_, runtime_->number());
   declaration_.seal();

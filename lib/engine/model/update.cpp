@@ -43,15 +43,16 @@ template <class Body>
 void UpdateWindow::run_on_file(const char *call, Body &&body) {
   try {
     body();
-  } catch (Error &error) {
+  } catch (...) {
     if (!runtime_.storage->home_file()) throw;
+    Error error = current_error();
     error.message = format_text(
         "{}: rank {}: {}; some weights and states may be those of the new step already, so the context has failed: "
         "make "
         "a new one, and load the last checkpoint",
         call, runtime_.context.rank(), error.message);
     runtime_.context.fail_for_good(error, false);
-    throw;
+    throw error;
   }
 }
 

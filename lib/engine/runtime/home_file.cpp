@@ -2,9 +2,11 @@
 #include "engine/runtime/home_file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,12 +20,11 @@ namespace {
 
 constexpr uint64_t buffer_bytes = uint64_t{1} << 20;
 
-// The flags are constants, because for variable flags glibc's fortified headers call a different function. A file
-// system that knows no direct I/O refuses the flag with EINVAL.
-template <int flags>
-Fd open_direct(int folder, const char *name) {
-  Fd file(::openat(folder, name, flags | O_DIRECT, 0600));
-  return file || errno != EINVAL ? std::move(file) : Fd(::openat(folder, name, flags, 0600));
+// A file without a name. A file system that knows no direct I/O refuses the flag with EINVAL.
+Fd make_unnamed(int folder) {
+  constexpr int flags = O_RDWR | O_TMPFILE | O_CLOEXEC;
+  Fd file(::openat(folder, ".", flags | O_DIRECT, 0600));
+  return file || errno != EINVAL ? std::move(file) : Fd(::openat(folder, ".", flags, 0600));
 }
 
 // For file systems that have no files without names: the name is removed at once.
@@ -31,12 +32,15 @@ Fd make_named(int folder) {
   uint64_t random = 0;
   if (::getrandom(&random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) return {};
   const std::string name = format_text(".fsdp-home-{:016x}", random);
-  Fd file = open_direct<O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC>(folder, name.c_str());
-  const int code = errno;
-  // A file system may refuse direct I/O after it has created the file.
-  const bool removed = ::unlinkat(folder, name.c_str(), 0) == 0;
-  errno = file && !removed ? errno : code;
-  return removed ? std::move(file) : Fd();
+  constexpr int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  Fd file(::openat(folder, name.c_str(), flags | O_DIRECT, 0600));
+  if (!file && errno == EINVAL) {
+    // A file system may refuse direct I/O after it has created the file.
+    ::unlinkat(folder, name.c_str(), 0);
+    file = Fd(::openat(folder, name.c_str(), flags, 0600));
+  }
+  if (file && ::unlinkat(folder, name.c_str(), 0) != 0) return {};
+  return file;
 }
 
 }  // namespace
@@ -73,7 +77,7 @@ void HomeFile::blame(Body &&body) const {
 void HomeFile::open(const std::string &directory) {
   const Fd folder(::openat(AT_FDCWD, directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!folder) fail_errno(errno, format_text("{}: opening the directory", shown_));
-  file_ = open_direct<O_RDWR | O_TMPFILE | O_CLOEXEC>(folder.get(), ".");
+  file_ = make_unnamed(folder.get());
   if (!file_ && (errno == EOPNOTSUPP || errno == EISDIR || errno == ENOENT || errno == EINVAL))
     file_ = make_named(folder.get());
   if (!file_) fail_errno(errno, format_text("{}: creating it", shown_));
@@ -95,11 +99,18 @@ void HomeFile::allocate(uint64_t bytes) {
     code = ENOSPC;
   }
   if (code == 0) return;
+  // What a failed call has reserved or written is free again before the room is measured.
+  [[maybe_unused]] const int emptied = ::ftruncate(file_.get(), 0);
   struct statvfs disk {};
   const bool known = code == ENOSPC && ::fstatvfs(file_.get(), &disk) == 0;
   const uint64_t room = known ? uint64_t{disk.f_bavail} * disk.f_frsize : 0;
   fail_errno(code, format_text("{}: reserving {} bytes{}", shown_, bytes,
                                known ? format_text(" on a disk with {} bytes free", room) : ""));
+}
+
+bool HomeFile::in_memory() const noexcept {
+  struct statfs system {};
+  return ::fstatfs(file_.get(), &system) == 0 && (system.f_type == TMPFS_MAGIC || system.f_type == RAMFS_MAGIC);
 }
 
 void HomeFile::read_pages(uint64_t offset, std::span<std::byte> to) {

@@ -57,6 +57,8 @@ class HomeFile {
   void write_pages(uint64_t offset, std::span<const std::byte> from);
 
   const std::string &shown() const noexcept { return shown_; }
+  // Is the file in memory after all (tmpfs)?
+  bool in_memory() const noexcept;
   uint64_t read_bytes() const noexcept { return read_bytes_.load(std::memory_order_relaxed); }
   uint64_t written_bytes() const noexcept { return written_bytes_.load(std::memory_order_relaxed); }
 

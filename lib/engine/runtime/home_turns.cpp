@@ -10,14 +10,14 @@
 namespace fsdp::engine {
 namespace {
 
-// So that a slow disk is seen to move.
+// Pieces are short, so that a slow disk is seen to move, and a thread that is to end need not finish its segment.
 constexpr uint64_t piece_bytes = uint64_t{8} << 20;
 // How long the destructor waits for a thread that the disk holds.
 constexpr std::chrono::milliseconds patience{1000};
 
 template <bool reads>
-void transfer(HomeFile &file, const HomePart &part) {
-  for (uint64_t done = 0; done < part.bytes; done += piece_bytes) {
+void transfer(HomeFile &file, const HomePart &part, const std::atomic<bool> &ends) {
+  for (uint64_t done = 0; done < part.bytes && !ends; done += piece_bytes) {
     const std::span<std::byte> piece(part.memory + done, std::min(piece_bytes, part.bytes - done));
     if constexpr (reads)
       file.read_pages(part.offset + done, piece);
@@ -60,6 +60,8 @@ HomeTurns::~HomeTurns() {
     ended = work_->changed.wait_for(lock, patience, [&] { return work_->threads == 0; });
   }
   for (const pthread_t thread : threads_) ended ? pthread_join(thread, nullptr) : pthread_detach(thread);
+  // Memory of a GPU's runtime cannot be freed after the device, so that of a thread that is left behind is never freed.
+  if (!ended && !runtime_.context.device_traits().host_memory) new std::shared_ptr<FileWork>(work_);
 }
 
 template <bool reads>
@@ -97,7 +99,7 @@ void HomeTurns::serve(FileWork &work) {
     std::optional<Error> error;
     if (reads || view.segment.writes)
       error = capture_error([&] {
-        for (const HomePart &part : view.parts) transfer<reads>(*work.file, part);
+        for (const HomePart &part : view.parts) transfer<reads>(*work.file, part, work.ends);
       });
     lock.lock();
     if (error && !work.error) work.error = std::move(error);

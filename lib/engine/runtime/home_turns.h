@@ -11,6 +11,7 @@
 #include <pthread.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -84,7 +85,7 @@ class HomeTurns {
     // Numbers of segments: given to the reader, read, given to the writer, written.
     uint64_t given = 0, read = 0, updated = 0, written = 0;
     std::optional<Error> error;
-    bool ends = false;
+    std::atomic<bool> ends = false;
     uint32_t threads = 0;  // that have not ended
   };
   template <bool reads>

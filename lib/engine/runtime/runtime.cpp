@@ -42,6 +42,10 @@ Runtime::Runtime(Context &context, const memory::ModelSpec &spec, const memory::
     if (has_graphs) replays.make_room();
   });
   storage = std::make_unique<Storage>(spec, plan, arenas, teams, device, early);
+  if (storage->home_file() && storage->home_file()->in_memory())
+    context.log(FSDP_LOG_WARNING,
+                format_text("{} is in memory (tmpfs), and takes {} bytes of it: name the directory of a disk",
+                            storage->home_file()->shown(), plan.region(memory::RegionId::home).bytes));
   comms.reserve(teams.size());
   for (size_t mesh = 0; mesh < teams.size(); ++mesh)
     comms.push_back({.mesh = spec.meshes[mesh],

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -79,6 +80,9 @@ class Storage {
   bool is_in_file(const void *address) const noexcept { return home_file_ && home_file_->contains(address); }
   // Like Device::transfer(), also if one of the addresses is in the file.
   void transfer(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) const;
+  // From now on, `failed` gets each error of the file in transfer(): ranks may be in the middle of a collective call,
+  // and must learn of it.
+  void tell_file_errors(std::function<void(const Error &)> failed) { file_failed_ = std::move(failed); }
   // Bytes by role as the allocators report them; [0] is the sum.
   const memory::RoleBytes &allocated_bytes() const { return allocated_; }
 
@@ -88,6 +92,7 @@ class Storage {
   const CallerArena *handed_in(const memory::RegionPlan &plan) const;
   void allocate_own(const memory::RegionPlan &plan, Region &region);
   void take_from_caller(const memory::RegionPlan &plan, const CallerArena &arena, Region &region) const;
+  void transfer_file(void *to, fsdp_dtype to_dtype, const void *from, fsdp_dtype from_dtype, uint64_t count) const;
   void make_home_file(const memory::RegionPlan &plan, Region &region);
   void allocate_all_own();
   void allocate_arenas(uint32_t mesh);
@@ -121,6 +126,7 @@ class Storage {
   std::vector<Region> regions_;            // in the plan's order
   std::unique_ptr<device::Memory> acted_;  // see TeamMemory
   std::shared_ptr<HomeFile> home_file_;
+  std::function<void(const Error &)> file_failed_;
   std::vector<Bucket> buckets_;
 };
 

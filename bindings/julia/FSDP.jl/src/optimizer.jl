@@ -120,7 +120,7 @@ check_replicas(model::Model; stream = C_NULL) =
 """
 What this rank owns of one parameter: `main_weight` and `main_grad` are vectors over the library's memory, for writing
 in the update window only; other fields are those of `fsdp_shard`, `param_index` from 1, offsets from 0. With
-`MAIN_SPLIT16` `main_weight` is `nothing`: `read_param` and `load_param` convert. With `MAIN_NONE` it is of `BFloat16`,
+`MAIN_SPLIT16`, and at home in a file, `main_weight` is `nothing`: `read_param` and `load_param` convert. With `MAIN_NONE` it is of `BFloat16`,
 and `round_stochastic` writes it.
 """
 struct Shard
@@ -172,11 +172,12 @@ end
 
 A vector over the elements of a named optimizer state: `"exp_avg"` and `"exp_avg_sq"` of AdamW, or the caller's own. The
 elements of 8-bit states are codes (`UInt8`). Their scales, one for each 256 elements, are the states `"exp_avg.absmax"`
-and `"exp_avg_sq.absmax"`.
+and `"exp_avg_sq.absmax"`. `nothing` if the state is at home in a file (`HOME_FILE`).
 """
 function state(shard::Shard, name)
     found = blank(fsdp_tensor)
     @call shard.model.state fsdp_get_shard_state(shard.model.number, shard.number - 1, name, found)
+    found.memory[].data == C_NULL && return nothing
     return vec(view_of(Tensor(found.memory[], shard.model.handle)))
 end
 

@@ -46,6 +46,10 @@ end
         model, group = narrow_model(context; main_storage = FSDP.MAIN_SPLIT16)
         @test shards(model)[1].main_weight === nothing
         @test all(==(1), read_param(group, "w"))
+        model, group = narrow_model(context; main_home = FSDP.HOME_FILE, state_home = FSDP.HOME_FILE, home_directory = tempdir())
+        @test shards(model)[1].main_weight === nothing
+        @test state(shards(model)[1], "exp_avg") === nothing
+        @test all(==(1), read_param(group, "w"))
         model, group = narrow_model(context; main_storage = FSDP.MAIN_NONE, rounding_seed = 5)
         shard = shards(model)[1]
         @test eltype(shard.main_weight) == BFloat16

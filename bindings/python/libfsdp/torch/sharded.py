@@ -17,7 +17,7 @@ from .averages import Averages
 from .casts import cast
 from .division import divide
 from .layer import Layer, NotCopied, refuse_replica, refuse_tracing
-from .optimizer import LibraryAdamW, ShardView
+from .optimizer import LibraryAdamW, ShardView, refuse_file
 from .passes import Passes
 from .saved import SavedWeights, current_task
 from .words import advice, in_torch_words
@@ -50,6 +50,8 @@ class Sharded(NotCopied):
             options.setdefault("view_kind", ViewKind.PRIVATE)
         if steps:
             steps.check_storage(options, "the model")
+        if averages:
+            refuse_file(options, "a moving average")
         self.model = context.create_model(**options)
         self.handles = []  # handles of all hooks
         self.casts = rules.casts

@@ -61,6 +61,8 @@ pub enum MainWeight<'w> {
     Bfloat16(&'w mut [Bf16]),
     /// With [`MainStorage::Split16`]: they have no address. Calls such as `read_param` and `load_param` convert.
     Split,
+    /// In fp32 at home in a file ([`Home::File`](crate::Home)): they have no address either.
+    File,
 }
 
 impl<'w> MainWeight<'w> {
@@ -69,7 +71,8 @@ impl<'w> MainWeight<'w> {
     pub(crate) unsafe fn lend(raw: &sys::fsdp_shard) -> Self {
         let count = raw.element_count as usize;
         match raw.main_weight_dtype {
-            _ if raw.main_weight.is_null() => MainWeight::Split,
+            0 => MainWeight::Split,
+            _ if raw.main_weight.is_null() => MainWeight::File,
             sys::FSDP_BFLOAT16 => MainWeight::Bfloat16(std::slice::from_raw_parts_mut(raw.main_weight.cast(), count)),
             _ => MainWeight::Float32(std::slice::from_raw_parts_mut(raw.main_weight.cast(), count)),
         }
@@ -78,7 +81,7 @@ impl<'w> MainWeight<'w> {
     /// What they are kept in; [`MainStorage::Float32`] also where the compute weights are fp32.
     pub fn storage(&self) -> MainStorage {
         match self {
-            MainWeight::Float32(_) => MainStorage::Float32,
+            MainWeight::Float32(_) | MainWeight::File => MainStorage::Float32,
             MainWeight::Bfloat16(_) => MainStorage::None,
             MainWeight::Split => MainStorage::Split16,
         }

@@ -4,8 +4,8 @@ use common::{adamw, assert_close, ramp, run_ranks, step, two_groups};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fsdp::{
-    Bf16, Dtype, FullGrad, MainStorage, Model, ModelOptions, Optimizer, Param, Phase, Schedule, Shard, Status,
-    Strategy, UnshardMode,
+    Bf16, Dtype, FullGrad, Home, MainStorage, MainWeight, Model, ModelOptions, Optimizer, Param, Phase, Schedule,
+    Shard, Status, Strategy, UnshardMode,
 };
 
 const STRATEGIES: [Strategy; 4] =
@@ -190,6 +190,10 @@ fn shards_have_main_weights_in_fewer_bits() {
         let (mut split, group) = narrow_model(&context, ModelOptions::new().main_storage(MainStorage::Split16));
         assert_eq!(split.window().unwrap().shard(0).unwrap().main_weight.storage(), MainStorage::Split16);
         assert_eq!(split.read_param::<f32>(group, 0).unwrap(), [1.0; 4096]);
+        let home = ModelOptions::new().main_home(Home::File).home_directory("/var/tmp");
+        let (mut in_file, group) = narrow_model(&context, home);
+        assert!(matches!(in_file.window().unwrap().shard(0).unwrap().main_weight, MainWeight::File));
+        assert_eq!(in_file.read_param::<f32>(group, 0).unwrap(), [1.0; 4096]);
         let options = ModelOptions::new().main_storage(MainStorage::None).rounding_seed(5);
         let (mut rounded, group) = narrow_model(&context, options);
         let mut window = rounded.window().unwrap();
