@@ -73,7 +73,7 @@ AT(fsdp_mesh_options, ranks, 16);
 AT(fsdp_mesh_options, rank_count, 24);
 AT(fsdp_mesh_options, reduction_block_size, 28);
 
-SIZE(fsdp_model_options, 136);
+SIZE(fsdp_model_options, 168);
 AT(fsdp_model_options, struct_size, 0);
 AT(fsdp_model_options, mesh, 8);
 AT(fsdp_model_options, flags, 16);
@@ -100,6 +100,12 @@ AT(fsdp_model_options, main_storage, 112);
 AT(fsdp_model_options, reserved, 116);
 AT(fsdp_model_options, rounding_seed, 120);
 AT(fsdp_model_options, matrix_bytes, 128);
+AT(fsdp_model_options, state_home, 136);
+AT(fsdp_model_options, main_home, 140);
+AT(fsdp_model_options, home_directory, 144);
+AT(fsdp_model_options, turn_bytes, 152);
+AT(fsdp_model_options, turns, 160);
+AT(fsdp_model_options, home_reserved, 164);
 
 SIZE(fsdp_visit, 12);
 AT(fsdp_visit, group_index, 0);
@@ -126,7 +132,7 @@ AT(fsdp_model_info, reduce_pool_bytes, 56);
 AT(fsdp_model_info, reduce_lower_bound_bytes, 64);
 AT(fsdp_model_info, layout_hash, 72);
 
-SIZE(fsdp_stats, 256);
+SIZE(fsdp_stats, 280);
 AT(fsdp_stats, struct_size, 0);
 AT(fsdp_stats, version, 8);
 AT(fsdp_stats, step, 16);
@@ -160,6 +166,9 @@ AT(fsdp_stats, allocations, 224);
 AT(fsdp_stats, checkpoint_stall_ns, 232);
 AT(fsdp_stats, gathered_row_bytes, 240);
 AT(fsdp_stats, gathered_column_bytes, 248);
+AT(fsdp_stats, home_read_bytes, 256);
+AT(fsdp_stats, home_written_bytes, 264);
+AT(fsdp_stats, home_wait_ns, 272);
 
 SIZE(fsdp_param, 120);
 AT(fsdp_param, struct_size, 0);
