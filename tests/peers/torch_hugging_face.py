@@ -225,6 +225,37 @@ def what_does_not_fit_is_told(mode):
     return agree(on_ranks(1, mode, run))
 
 
+def save_index(folder, index):
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+        json.dump({"metadata": {}, "weight_map": index}, file)
+
+
+def the_index_says_which_file_counts(mode):
+    """A file of another save stays in the folder."""
+    from safetensors.torch import save_file
+
+    files = files_of(BASE)
+    with folder_of(files) as folder:
+        index = {name: f"{number % 2}.safetensors" for number, name in enumerate(sorted(files))}
+        save_file({name: torch.zeros_like(value) for name, value in files.items()}, f"{folder}/old.safetensors")
+        told = [raises(lambda: HuggingFaceFolder(folder), "in '0.safetensors' and in 'old.safetensors'", "index.json")]
+        save_index(folder, index)
+        found = on_ranks(1, mode, lambda context, shard: shard(
+            empty(), init=HuggingFaceFolder(folder, MIXTRAL)).full_state_dict())[0]
+        told.append(equal(found, BASE.state_dict()))
+        for file, words in {
+            "1.safetensors": "does not have it",
+            "2.safetensors": "'2.safetensors', which is not there",
+            f"{folder}/0.safetensors": "not a name in this folder",
+            "../0.safetensors": "not a name in this folder",
+            "..": "not there",
+            7: "not a name in this folder",
+        }.items():
+            save_index(folder, {**index, "embed.weight": file})
+            told.append(raises(lambda: HuggingFaceFolder(folder), "'embed.weight'", words))
+        return told == [True] * len(told) or str(told)
+
+
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
@@ -270,7 +301,8 @@ def main():
     options, report = read_options(), Report()
     cases = [a_module_on_meta_is_made_of_a_folder, a_sharded_module_loads_a_folder, a_folder_is_saved]
     named = {f"{case.__name__}, {n} ranks": lambda mode, c=case, n=n: c(mode, n) for case in cases for n in (1, 2)}
-    named.update({case.__name__: case for case in (dtypes_are_those_before_shard, what_does_not_fit_is_told)})
+    single = (dtypes_are_those_before_shard, what_does_not_fit_is_told, the_index_says_which_file_counts)
+    named.update({case.__name__: case for case in single})
     if importlib.util.find_spec("transformers"):
         named["mixtral_of_transformers_both_ways"] = mixtral_of_transformers_both_ways
     for mode in options.modes:

@@ -84,15 +84,53 @@ class HuggingFaceFolder(collections.abc.Mapping):
     all other parameters have the same name in both."""
 
     def __init__(self, folder, names=()):
-        self.folder, self._names, self._files = os.fspath(folder), Names(dict(names)), {}
-        found = sorted(name for name in os.listdir(self.folder) if name.endswith(".safetensors"))
-        if not found:
-            raise ValueError(f"libfsdp.torch.HuggingFaceFolder: {self.folder} has no *.safetensors files")
-        for name in found:
-            path = os.path.join(self.folder, name)
-            with _safetensors().safe_open(path, "pt") as file:
-                self._files.update(dict.fromkeys(file.keys(), path))
+        self.folder, self._names = os.fspath(folder), Names(dict(names))
+        has_index = os.path.exists(os.path.join(self.folder, _INDEX))
+        self._files = self._find_indexed() if has_index else self._find_all()  # {name in the files: path}
         self._own = dict.fromkeys(self._names.in_module(name) for name in self._files)
+
+    def _find_indexed(self):
+        """The index alone says which file has a tensor: files that it does not name are passed over."""
+        with open(os.path.join(self.folder, _INDEX), encoding="utf-8") as file:
+            index = json.load(file)["weight_map"]
+        held = {file: self._names_in(self._require_own(file, index)) for file in dict.fromkeys(index.values())}
+        lost = next((name for name, file in index.items() if name not in held[file]), None)
+        if lost is not None:
+            raise ValueError(
+                f"libfsdp.torch.HuggingFaceFolder: {_INDEX} of {self.folder} has {lost!r} in {index[lost]!r}, and this "
+                "file does not have it: get the index and the files of one save"
+            )
+        return {name: os.path.join(self.folder, file) for name, file in index.items()}
+
+    def _require_own(self, file, index):
+        """The file's name, if it is a file in the folder itself."""
+        is_name = isinstance(file, str) and os.path.basename(file) == file
+        if is_name and os.path.isfile(os.path.join(self.folder, file)):
+            return file
+        name = next(name for name in index if index[name] == file)
+        why = "is not there: get all files of the save" if is_name else "is not a name in this folder: correct the index"
+        raise ValueError(
+            f"libfsdp.torch.HuggingFaceFolder: {_INDEX} of {self.folder} has {name!r} in {file!r}, which {why}"
+        )
+
+    def _find_all(self):
+        files = {}
+        for file in sorted(name for name in os.listdir(self.folder) if name.endswith(".safetensors")):
+            for name in self._names_in(file):
+                if name in files:
+                    raise ValueError(
+                        f"libfsdp.torch.HuggingFaceFolder: {self.folder} has {name!r} in "
+                        f"{os.path.basename(files[name])!r} and in {file!r}, and no {_INDEX} to say which one counts: "
+                        "remove the file that does not belong to the model"
+                    )
+                files[name] = os.path.join(self.folder, file)
+        if not files:
+            raise ValueError(f"libfsdp.torch.HuggingFaceFolder: {self.folder} has no *.safetensors files")
+        return files
+
+    def _names_in(self, file):
+        with _safetensors().safe_open(os.path.join(self.folder, file), "pt") as opened:
+            return set(opened.keys())
 
     def _read(self, name):
         with _safetensors().safe_open(self._files[name], "pt") as file:
