@@ -9,7 +9,7 @@ import torch
 from torch.nn import Parameter
 
 from ..constants import EVERY_RANK, DeviceKind, LoadFlag, ValueOp
-from .state import BUFFERS, named_buffers, unpack
+from .state import BUFFERS, named_buffers, require_numbers, unpack
 
 
 def find_initial(module, context, init, ignored):
@@ -247,6 +247,7 @@ class InitialValues:
         if name is None:
             raise KeyError(f"libfsdp.torch.shard: init has no values of {names[0]!r}")
         values = torch.as_tensor(self.values[name]).detach()
+        require_numbers("libfsdp.torch.shard: init", name, values, param)
         if values.shape != param.shape:
             raise ValueError(
                 f"libfsdp.torch.shard: init has {tuple(values.shape)} for {name!r}, whose shape is {tuple(param.shape)}"
@@ -264,6 +265,7 @@ class InitialValues:
         if name not in values:
             raise KeyError(f"libfsdp.torch.shard: {source} has no values of the buffer {name!r}")
         found = torch.as_tensor(values[name])
+        require_numbers(f"libfsdp.torch.shard: {source}", name, found, buffer)
         if found.shape != buffer.shape:
             raise ValueError(
                 f"libfsdp.torch.shard: {source} has {tuple(found.shape)} for the buffer {name!r}, whose shape is "

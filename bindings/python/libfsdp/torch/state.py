@@ -171,11 +171,12 @@ def load_full_state_dict(owner, state, strict=True):
     missing, unexpected = [name for name in wanted if name not in state], [name for name in state if name not in wanted]
     if strict and (missing or unexpected):
         raise KeyError(f"load_full_state_dict: missing {missing}, unexpected {unexpected}")
-    shapes = {
-        name: (tuple(state[name].shape), tuple(wanted[name].shape))
-        for name in wanted
-        if name in state and state[name].shape != wanted[name].shape
-    }
+    shapes = {}
+    for name in filter(state.__contains__, wanted):
+        found = torch.as_tensor(state[name])
+        require_numbers("load_full_state_dict: the state dict", name, found, wanted[name])
+        if found.shape != wanted[name].shape:
+            shapes[name] = tuple(found.shape), tuple(wanted[name].shape)
     if shapes:
         raise ValueError(f"load_full_state_dict: shapes differ (given, the module's): {shapes}")
     values = {
@@ -193,6 +194,18 @@ def load_full_state_dict(owner, state, strict=True):
             if name in state and (value in owner.ignored or not isinstance(value, torch.nn.Parameter)):
                 value.copy_(state[name])
     return missing, unexpected
+
+
+NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def require_numbers(source, name, values, wanted):
+    """Raises if the values of a floating parameter or buffer are the codes of a quantized one, without its scales."""
+    if wanted.is_floating_point() and values.dtype not in NUMBERS:
+        raise ValueError(
+            f"{source} has {values.dtype} for {name!r}, whose dtype is {wanted.dtype}: such values may be codes whose "
+            "scales are in other tensors. Dequantize first, into float16, bfloat16, float32 or float64"
+        )
 
 
 def _loadable(param, values):
