@@ -256,6 +256,50 @@ def the_index_says_which_file_counts(mode):
         return told == [True] * len(told) or str(told)
 
 
+def codes_of_quantized_weights_are_refused(mode):
+    """Files of fp8 and int8 have the scales in other tensors."""
+    told = []
+    for name in ("embed.weight", "layers.1.seen"):
+        for dtype in (torch.float8_e4m3fn, torch.int8):
+            files = files_of(BASE)
+            files[name] = files[name].to(dtype)
+            words = repr(name), str(dtype), "Dequantize first"
+
+            def run(context, shard):
+                init = HuggingFaceFolder(folder, MIXTRAL)
+                told.append(raises(lambda: shard(empty(), init=init), *words, "init"))
+                sharded = shard(copy.deepcopy(BASE))
+                state = {**BASE.state_dict(), name: init[name]}
+                told.append(raises(lambda: sharded.load_full_state_dict(state), *words, "load_full_state_dict"))
+                told.append(equal(sharded.full_state_dict(), BASE.state_dict()))
+
+            with folder_of(files) as folder:
+                on_ranks(1, mode, run)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        state = {name: value.to(dtype) for name, value in BASE.state_dict().items()}
+        found = on_ranks(1, mode, lambda context, shard: shard(empty(), init=state).full_state_dict())[0]
+        told.append(equal(found, {name: value.float() for name, value in state.items()}))
+    return told == [True] * len(told) or str(told)
+
+
+def each_mesh_saves_a_folder(mode):
+    """By its lowest rank, also if that is not rank 0; another mesh may save nothing."""
+    with tempfile.TemporaryDirectory() as holder:
+
+        def run(context, shard):
+            number = context.rank // 2
+            sharded = shard(copy.deepcopy(BASE), mesh=context.create_mesh(ranks=[2 * number, 2 * number + 1]))
+            told = []
+            if number == 1:
+                save_hugging_face(sharded, f"{holder}/{number}", MIXTRAL)
+                again = lambda: save_hugging_face(sharded, f"{holder}/{number}", MIXTRAL)  # noqa: E731
+                told.append(raises(again, "has model" if context.rank == 2 else "rank 2 could not write"))
+            return told == [True] * len(told) or str(told)
+
+        told = agree(on_ranks(4, mode, run))
+        return (told is True and equal(read_folder(f"{holder}/1"), files_of(BASE))) or told
+
+
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
@@ -301,7 +345,13 @@ def main():
     options, report = read_options(), Report()
     cases = [a_module_on_meta_is_made_of_a_folder, a_sharded_module_loads_a_folder, a_folder_is_saved]
     named = {f"{case.__name__}, {n} ranks": lambda mode, c=case, n=n: c(mode, n) for case in cases for n in (1, 2)}
-    single = (dtypes_are_those_before_shard, what_does_not_fit_is_told, the_index_says_which_file_counts)
+    single = (
+        dtypes_are_those_before_shard,
+        what_does_not_fit_is_told,
+        the_index_says_which_file_counts,
+        codes_of_quantized_weights_are_refused,
+        each_mesh_saves_a_folder,
+    )
     named.update({case.__name__: case for case in single})
     if importlib.util.find_spec("transformers"):
         named["mixtral_of_transformers_both_ways"] = mixtral_of_transformers_both_ways

@@ -9,6 +9,7 @@ import re
 
 import torch
 
+from ..constants import ValueOp
 from .words import in_torch_words
 
 # Mixtral of transformers 5: stacks of experts in the module, one tensor for each expert in the files.
@@ -167,7 +168,8 @@ def save_hugging_face(sharded, folder, names=(), max_bytes=5 << 30):
     """Writes the weights and buffers into *.safetensors files and their index, in the dtypes that they had in shard().
 
     names: as of HuggingFaceFolder; several parts of an expert are equal in rows. folder: has none of these files yet.
-    A rank has one parameter whole at a time, and rank 0 up to max_bytes of those that it writes. Collective."""
+    A rank has one parameter whole at a time. The lowest rank of the model's mesh writes, and has up to max_bytes of
+    what it writes. Collective: the mesh; each mesh needs a folder of its own."""
     own = next((layer.name for layer in sharded.layers if layer.has_mesh), None)
     if own is not None:
         raise ValueError(
@@ -175,23 +177,25 @@ def save_hugging_face(sharded, folder, names=(), max_bytes=5 << 30):
             "sharded.save(), and load it into a module whose groups are all on one mesh"
         )
     names, error = Names(dict(names)), None
-    writer = _Writer(folder, max_bytes)
-    if sharded.context.rank == 0:
+    context, mesh = sharded.context, sharded.mesh
+    first = int(context.all_reduce_values(float(context.rank), ValueOp.MIN, mesh))
+    writer, is_writer = _Writer(folder, max_bytes), context.rank == first
+    if is_writer:
         error = _try(writer.begin)
     for name, values in _whole_values(sharded):
-        if sharded.context.rank == 0 and not error:
+        if is_writer and not error:
             error = _try(lambda: writer.add(_parts_of(names, name, values)))
-    if sharded.context.rank == 0 and not error:
+    if is_writer and not error:
         error = _try(writer.end)
-    has_failed = sharded.context.all_reduce_values(float(error is not None))
+    has_failed = context.all_reduce_values(float(error is not None), ValueOp.MAX, mesh)
     if error:
         raise error
     if has_failed:
-        raise RuntimeError(f"save_hugging_face: rank 0 could not write {os.fspath(folder)}: its error says why")
+        raise RuntimeError(f"save_hugging_face: rank {first} could not write {os.fspath(folder)}: its error says why")
 
 
 def _try(write):
-    """The exception, or None: rank 0 must go on to read, as the other ranks do."""
+    """The exception, or None: the rank that writes must go on to read, as the other ranks do."""
     try:
         write()
     except Exception as error:
