@@ -93,34 +93,62 @@ class Average:
             counts = f"from {int(-low)} to {int(high)} updates on other ranks" if -low != high else "no update"
             raise RuntimeError(f"{call}: the average has had {counts}: call update() on every rank")
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.owner.module.buffers()]
-        self._swap(call)
-        self.owner.averages.shown = self
+        self._swap(call, self)
 
     @in_torch_words
     def hide(self):
         """Gives the module its weights and buffers back, as the end of `with average.shown():` does. Collective."""
-        self.owner.averages.shown = None
-        try:
-            self._swap("the end of `with average.shown():`")
-        except BaseException:
-            self.owner.averages.shown = self
-            raise
         with torch.no_grad():
             for buffer, before in self._buffers:
                 buffer.copy_(before)
+        self._swap("the end of `with average.shown():`", None)
         self._buffers = []
 
-    def _swap(self, call):
-        with self.owner.window(call), torch.no_grad():
-            for weight, value in zip(self._weights, self._values):
-                before = weight.clone()
-                weight.copy_(value)
-                value.copy_(before)
+    def _swap(self, call, shown):
+        """shown: what the module's weights are afterwards. After an exception they are what they were."""
+        averages = self.owner.averages
+        found, averages.shown = averages.shown, None  # the window is only for the weights themselves
+        try:
+            with self.owner.window(call), torch.no_grad():
+                _exchange(list(zip(self._weights, self._values)))
+                found = shown
+        finally:
+            averages.shown = found
 
     def full_state_dict(self):
         """{name: value} as sharded.full_state_dict() gives it, with the average in place of the weights. Collective."""
         with self.shown():
             return self.owner.full_state_dict()
+
+
+def _exchange(pairs):
+    """Exchanges the values of the two tensors of each pair. After an exception in the middle, such as Ctrl-C, all have
+    the values of before."""
+    if not pairs:
+        return
+    kept = torch.empty(2, max(each.numel() for each, _ in pairs), device=pairs[0][0].device)
+    begun, done = [], []
+    try:
+        for pair in pairs:
+            _exchange_pair(pair, kept, begun)
+            done.append(pair)
+    except BaseException:
+        if len(begun) > len(done):
+            for tensor, values in zip(begun[-1], kept):
+                tensor.copy_(values[: tensor.numel()])
+        for pair in done:
+            _exchange_pair(pair, kept, [])
+        raise
+
+
+def _exchange_pair(pair, kept, begun):
+    """kept: memory for the values of both. begun gets the pair before it changes, when its values are kept."""
+    first, second = (values[: pair[0].numel()] for values in kept)
+    first.copy_(pair[0])
+    second.copy_(pair[1])
+    begun.append(pair)
+    pair[0].copy_(second)
+    pair[1].copy_(first)
 
 
 class Averages(dict):
