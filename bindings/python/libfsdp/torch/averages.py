@@ -92,15 +92,21 @@ class Average:
         if -low != high or not self.count:
             counts = f"from {int(-low)} to {int(high)} updates on other ranks" if -low != high else "no update"
             raise RuntimeError(f"{call}: the average has had {counts}: call update() on every rank")
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.owner.module.buffers()]
+        self._buffers = [
+            (part, name, buffer, None if buffer is None else buffer.detach().clone())
+            for part in self.owner.module.modules()
+            for name, buffer in part._buffers.items()
+        ]
         self._swap(call, self)
 
     @in_torch_words
     def hide(self):
         """Gives the module its weights and buffers back, as the end of `with average.shown():` does. Collective."""
         with torch.no_grad():
-            for buffer, before in self._buffers:
-                buffer.copy_(before)
+            for part, name, buffer, before in self._buffers:
+                part._buffers[name] = buffer  # a forward pass may have put another tensor there
+                if buffer is not None:
+                    buffer.copy_(before)
         self._swap("the end of `with average.shown():`", None)
         self._buffers = []
 
