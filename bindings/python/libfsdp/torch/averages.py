@@ -73,6 +73,13 @@ class Average:
                     self._function(self._values, self._weights, torch.tensor(self.count, device=self.owner.device))
         self.count += 1
 
+    def fill(self, missing):
+        """Copies the weight of each parameter whose state is one of these names."""
+        with torch.no_grad():
+            for shard, value in zip(self.owner.shards(), self._values):
+                if f"state.{shard.name}.{self.state}" in missing:
+                    value.copy_(shard.weight)
+
     @contextlib.contextmanager
     def shown(self):
         """In `with average.shown():` the module's weights are the average, for torch.no_grad(). Afterwards its weights
@@ -189,8 +196,10 @@ class Averages(dict):
         """{name: number of updates}"""
         return {name: average.count for name, average in self.items()}
 
-    def load(self, counts):
+    def load(self, counts, missing):
         """Called after the library has loaded the states. counts: what save() gave, or None: the checkpoint has no
-        averages, and they begin anew."""
+        averages, and they begin anew. missing: names of the states that it lacks. A parameter that was frozen in its
+        job had no average there: the average begins with the weight that was loaded."""
         for name, average in self.items():
             average.count = (counts or {}).get(name, 0)
+            average.fill(missing)

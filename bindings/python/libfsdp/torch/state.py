@@ -337,7 +337,7 @@ def load(owner, folder, options):
     if owner.steps:
         owner.steps.load(optimizer)
     if not options.get("flags", 0) & LoadFlag.WEIGHTS_ONLY:
-        owner.averages.load(counts)
+        owner.averages.load(counts, set(owner.model.describe_load()["missing"]) if owner.averages else ())
     if kept:
         with torch.no_grad():
             for name, buffer in named_buffers(owner.module):
