@@ -36,10 +36,14 @@ def read_averages(averages, steps, options):
 
 def _try(name, function):
     """The function must change a list of averages in place."""
+    average = torch.zeros(2)
     try:
-        found = function([torch.zeros(2)], [torch.ones(2)], torch.tensor(1))
+        for count in (1, 1000):  # it may wait for its first updates, or skip some
+            found = function([average], [torch.ones(2)], torch.tensor(count))
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
+    if found is None and not average._version and not average.any():
+        found = "no change of the tensor"
     if found is not None:
         raise TypeError(
             f"libfsdp.torch.shard: averages[{name!r}] must be a function (averages, weights, count) that changes a "
@@ -70,7 +74,8 @@ class Average:
                 if self.count == 0:
                     torch._foreach_copy_(self._values, self._weights)
                 else:
-                    self._function(self._values, self._weights, torch.tensor(self.count, device=self.owner.device))
+                    count = torch.tensor(self.count, device=self.owner.device)
+                    self._function(list(self._values), list(self._weights), count)
         self.count += 1
 
     def fill(self, missing):
