@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from ..constants import Dtype, MainStorage, ValueOp
+from ..constants import Dtype, MainStorage, Optimizer, ValueOp
 from .muon import MuonSteps
 from .words import in_torch_words
 
@@ -176,9 +176,26 @@ class Averages(dict):
         super().__init__((name, Average(owner, name, function)) for name, function in functions.items())
         self.shown = None
 
-    def declare(self, model):
+    def declare(self, model, optimizer):
+        """optimizer: the model's."""
+        if self:
+            self._require_one_optimizer(optimizer)
         for average in self.values():
             model.add_optimizer_state(average.state, Dtype.FLOAT32)
+
+    def _require_one_optimizer(self, default):
+        """The library keeps such a state for all trained parameters only if AdamW updates all or none of them."""
+        kinds = {}
+        for layer in self.owner.layers:
+            for param, trains in zip(layer.group.params, layer.trains):
+                if trains:
+                    kinds.setdefault((param.fields.get("optimizer") or default) == Optimizer.CALLER, param.name)
+        if len(kinds) > 1:
+            raise ValueError(
+                f"libfsdp.torch.shard: averages are not offered where AdamW updates some parameters and the caller "
+                f"others, and param_options gives {kinds[True]!r} Optimizer.CALLER and not {kinds[False]!r}: give all "
+                "parameters one optimizer, or leave out averages="
+            )
 
     def attach(self):
         for average in self.values():

@@ -64,7 +64,7 @@ class Sharded(NotCopied):
         if steps:
             steps.declare(self.model)
         self.averages = Averages(self, averages)
-        self.averages.declare(self.model)
+        self.averages.declare(self.model, options.get("optimizer"))
         self.model.set_schedule(ScheduleKind.ANY, held_groups=held_groups)
         self.model.seal()
         self._log_groups()
