@@ -255,10 +255,141 @@ def what_cannot_be_done_is_told(mode):
     return agree(on_ranks(2, mode, run))
 
 
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, which ends a thread with a rank."""
+
+
+class Interrupted(torch.overrides.TorchFunctionMode):
+    """Ends the copy of this number with an exception, before or after it has copied."""
+
+    def __init__(self, number, is_after):
+        super().__init__()
+        self.left, self.is_after = number, is_after
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        is_copy = function is torch.Tensor.copy_
+        self.left -= is_copy
+        ends = is_copy and self.left == 0
+        found = None if ends and not self.is_after else function(*args, **(kwargs or {}))
+        if ends:
+            raise Interrupt
+        return found
+
+
+def an_exchange_is_whole_or_undone(mode):
+    """Ends it at each of its copies. discard() is all that a program has to call."""
+
+    def run(context, shard):
+        module, sharded = shard_it(shard)
+        train(module, sharded, 0, 3)
+        ema, ends = sharded.averages["ema"], 0
+        weights, average = sharded.full_state_dict(), ema.full_state_dict()
+        for number in range(1, 100):
+            for is_after in (False, True):
+                interrupted = Interrupted(number, is_after)
+                try:
+                    with interrupted, ema.shown():
+                        pass
+                except Interrupt:
+                    ends += 1
+                sharded.discard()
+                if worst(sharded.full_state_dict(), weights) or worst(ema.full_state_dict(), average):
+                    return f"after {ends} interruptions in copy {number} the weights or the average are others"
+            if interrupted.left > 0:
+                break
+        train(module, sharded, 3)
+        return ends >= 2 * 8 * len(sharded.shards()) or f"{ends} interruptions"
+
+    return agree(on_ranks(1, mode, run))
+
+
+class Running(nn.Module):
+    """Puts other tensors in the place of its buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(9, 9)
+        self.register_buffer("mean", torch.zeros(9))
+        self.register_buffer("last", None)
+
+    def forward(self, x):
+        self.mean, self.last = self.mean * 0.9 + x.mean(0).detach() * 0.1, x.detach()
+        return self.linear(x) + self.mean
+
+
+def buffers_that_a_forward_replaces_are_those_of_before(mode):
+    def run(context, shard):
+        module = Running()
+        sharded = shard(module, averages=functions())
+        train(module, sharded, 0, 3)
+        before, last = module.mean, module.last = module.mean, None
+        values = before.clone()
+        with sharded.averages["ema"].shown(), torch.no_grad():
+            module(rows(9))
+            if module.mean.equal(values) or module.last is None:
+                return "the forward pass has not replaced them"
+        return (module.mean is before and before.equal(values) and module.last is last) or "they are others"
+
+    return agree(on_ranks(1, mode, run))
+
+
+def a_parameter_that_was_frozen_begins_with_its_weight(mode):
+    """Its job had no average of it."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(context, shard):
+            module = copy.deepcopy(BASE)
+            module.layers[2].weight.requires_grad_(False)
+            first = shard(module, averages=functions())
+            train(module, first, 0, 4)
+            first.save(folder)
+            module, sharded = shard_it(shard)
+            train(module, sharded, 0, 3)
+            sharded.load(folder, flags=fsdp.LoadFlag.ALLOW_MISSING)
+            for name, average in sharded.averages.items():
+                wanted = first.averages[name].full_state_dict()
+                if average.count != first.averages[name].count or worst(average.full_state_dict(), wanted):
+                    return f"{name} has {average.count} updates, {worst(average.full_state_dict(), wanted)} beside"
+            train(module, sharded, 4)
+            found, weights = sharded.averages["ema"].full_state_dict(), sharded.full_state_dict()
+            distance = (found["layers.2.weight"] - weights["layers.2.weight"]).abs().max().item()
+            return 1e-4 < distance < 0.1 or f"afterwards it is {distance} from the weight"
+
+        return agree(on_ranks(2, mode, run))
+
+
+def a_function_has_lists_of_its_own(mode):
+    """What it does with the lists changes no average."""
+
+    def clear(averages, weights, count):
+        torch._foreach_lerp_(averages, weights, 0.1)
+        averages.clear()
+        weights.clear()
+
+    def run(context, shard):
+        module, sharded = shard_it(shard, averages={"ema": get_ema_multi_avg_fn(0.9), "cleared": clear})
+        train(module, sharded, 2)
+        found, wanted = (sharded.averages[name].full_state_dict() for name in ("cleared", "ema"))
+        return worst(found, wanted) == 0 or f"they differ by {worst(found, wanted)}"
+
+    return agree(on_ranks(1, mode, run))
+
+
+def assign(averages, weights, count):
+    for index, weight in enumerate(weights):
+        averages[index] = averages[index] * 0.9 + weight * 0.1
+
+
+def caller_of(name, param):
+    return {"optimizer": fsdp.Optimizer.CALLER} if name == "layers.1.weight" else {}
+
+
 EMA = {"averages": {"ema": get_ema_multi_avg_fn()}}
 REFUSED = {
     "a function of single tensors": ({"averages": {"ema": get_ema_avg_fn(0.9)}}, ("'ema'", "in place")),
     "a number": ({"averages": {"ema": 0.999}}, ("'ema'", "get_ema_multi_avg_fn(0.999)")),
+    "a function that assigns": ({"averages": {"ema": assign}}, ("'ema'", "in place", "no change of the tensor")),
+    "a parameter of another optimizer": ({**EMA, "param_options": caller_of}, ("averages", "'layers.1.weight'")),
     "a name with a dot": ({"averages": {"a.b": get_ema_multi_avg_fn()}}, ("'a.b'", "letters")),
     "Muon": ({**EMA, "optimizer": libfsdp.torch.Muon()}, ("not offered with Muon",)),
     "main weights that are not fp32": ({**EMA, "main_storage": fsdp.MainStorage.SPLIT16}, ("averages", "main_storage")),
@@ -312,6 +443,10 @@ def cases(mode):
         training_goes_on_as_without,
         a_checkpoint_without_averages,
         what_cannot_be_done_is_told,
+        an_exchange_is_whole_or_undone,
+        buffers_that_a_forward_replaces_are_those_of_before,
+        a_parameter_that_was_frozen_begins_with_its_weight,
+        a_function_has_lists_of_its_own,
     ):
         yield f"{case.__name__.replace('_', ' ')} ({mode})", lambda case=case: case(mode)
     for name, options in OPTIONS.items():
