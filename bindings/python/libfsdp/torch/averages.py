@@ -174,7 +174,7 @@ class Averages(dict):
 
     def __init__(self, owner, functions):
         super().__init__((name, Average(owner, name, function)) for name, function in functions.items())
-        self.shown = None
+        self.owner, self.shown = owner, None
 
     def declare(self, model, optimizer):
         """optimizer: the model's."""
