@@ -131,6 +131,16 @@ def added_parameters_are_told(module, sharded):
     return found is True and replaced is True and trains(module, sharded) or f"{found}, {replaced}"
 
 
+def parameters_in_the_place_of_none_are_told(module, sharded):
+    """As the bias of a Linear without one."""
+    module.layers[1].register_parameter("late", None)
+    train(module, sharded)
+    module.layers[1].late = nn.Parameter(torch.zeros(8))
+    found = raises(lambda: module(X), "'layers.1.late'", "after shard()", "ignored_params")
+    module.layers[1].late = None
+    return found is True and trains(module, sharded) or found
+
+
 def writes_can_be_taken(module, sharded):
     if sharded.hides_weights:
         return raises(sharded.take_writes, "load_state_dict")
@@ -328,6 +338,7 @@ HABITS = [
     writes_in_place_are_told,
     new_parameters_are_told,
     added_parameters_are_told,
+    parameters_in_the_place_of_none_are_told,
     writes_can_be_taken,
     weights_outside_of_a_pass,
     writes_within_a_step_are_kept,

@@ -49,7 +49,7 @@ class Writes:
     def refuse_added(self):
         """Raises if the module has parameters to train that it did not have in shard()."""
         if not all(
-            part._parameters.keys() == names and list(part._modules.values()) == parts
+            _names_of(part) == names and list(part._modules.values()) == parts
             for part, names, parts in self._members
         ):
             self._members, self._added = self._find_members(), list(self._find_added())
@@ -69,7 +69,7 @@ class Writes:
 
     def _find_members(self):
         """[(module, the names of its parameters, its parts)], to see quickly that nothing was added."""
-        return [(part, set(part._parameters), list(part._modules.values())) for part in self.owner.module.modules()]
+        return [(part, _names_of(part), list(part._modules.values())) for part in self.owner.module.modules()]
 
     def _refuse(self, name, what, does):
         ways = [] if self.owner.hides_weights else [f"call sharded.take_writes() on every rank to {does}"]
@@ -149,6 +149,11 @@ class Writes:
                 return found
         is_other = param.data_ptr() != layer.pointers[index]
         return param if is_other or param._version != layer.versions[index] else None
+
+
+def _names_of(part):
+    """Of its own parameters. A name such as bias may stand for None."""
+    return {name for name, param in part._parameters.items() if param is not None}
 
 
 def _find_places(module):
