@@ -244,6 +244,11 @@ class _Writer:
             raise ValueError(f"save_hugging_face: {self.folder} has {old[0]} already: give an empty folder")
 
     def add(self, tensors):
+        twice = next((name for name in tensors if name in self.tensors or name in self.index), None)
+        if twice is not None:
+            raise ValueError(
+                f"save_hugging_face: two parameters or buffers have the name {twice!r} in the files: correct names="
+            )
         size = sum(value.nbytes for value in tensors.values())
         if self.tensors and self.bytes + size > self.max_bytes:
             self._write()
