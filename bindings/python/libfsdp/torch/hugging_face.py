@@ -205,11 +205,13 @@ def _try(write):
 
 def _whole_values(sharded):
     """(name, value) of each parameter and buffer, tied ones once. Collective."""
+    others = {}
+    for name, param in sharded.writes.find_others():
+        others.setdefault(param, name)
     for layer in sharded.layers:
         for index, (name, _) in enumerate(layer.params):
             yield name, layer.read_main(index).cpu()
-    names = {param: name for name, param in sharded.module.named_parameters()}
-    yield from ((names[param], param.detach().cpu()) for param in sharded.ignored)
+    yield from ((name, param.detach().cpu()) for param, name in others.items())
     for name, buffer in sharded.module.named_buffers():
         path, _, own = name.rpartition(".")
         if own not in sharded.module.get_submodule(path)._non_persistent_buffers_set:

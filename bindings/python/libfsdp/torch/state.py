@@ -147,8 +147,9 @@ class StateDicts:
 
 def full_state_dict(owner):
     """{name: value} as module.state_dict() names them, on the host: whole parameters in the precision of the main
-    weights, and buffers. Ignored parameters are as this rank has them. Collective: every rank gets it."""
-    found = {param: param.detach().cpu().clone() for param in owner.ignored}
+    weights, and buffers. Ignored parameters, and those added after shard(), are as this rank has them. Collective: every
+    rank gets it."""
+    found = {param: param.detach().cpu().clone() for _, param in owner.writes.find_others()}
     for layer in owner.layers:
         for index, (_, param) in enumerate(layer.params):
             dtype = Dtype.UINT8 if param.dtype == torch.uint8 else Dtype.FLOAT32
@@ -167,7 +168,7 @@ def full_state_dict(owner):
 
 def load_full_state_dict(owner, state, strict=True):
     """Collective: every rank passes the same."""
-    wanted = full_names(owner)
+    wanted, others = full_names(owner), {param for _, param in owner.writes.find_others()}
     missing, unexpected = [name for name in wanted if name not in state], [name for name in state if name not in wanted]
     if strict and (missing or unexpected):
         raise KeyError(f"load_full_state_dict: missing {missing}, unexpected {unexpected}")
@@ -191,7 +192,7 @@ def load_full_state_dict(owner, state, strict=True):
             layer.group.load_param(index, value, EVERY_RANK)
     with torch.no_grad():
         for name, value in wanted.items():
-            if name in state and (value in owner.ignored or not isinstance(value, torch.nn.Parameter)):
+            if name in state and (value in others or not isinstance(value, torch.nn.Parameter)):
                 value.copy_(state[name])
     return missing, unexpected
 
@@ -232,8 +233,9 @@ def named_buffers(module):
 
 
 def shard_state_dict(owner):
-    """{name: this rank's rows} as module.state_dict() names them, with whole buffers and ignored parameters."""
-    found = {param: param.detach().clone() for param in owner.ignored}
+    """{name: this rank's rows} as module.state_dict() names them, with whole buffers and parameters that libfsdp does not
+    have."""
+    found = {param: param.detach().clone() for _, param in owner.writes.find_others()}
     for layer in owner.layers:
         for index, (_, param) in enumerate(layer.params):
             found[param] = layer.read_rows(index)

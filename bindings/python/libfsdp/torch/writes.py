@@ -7,6 +7,12 @@ import torch
 from ..errors import InvalidState
 
 
+_REPLACED = (
+    "is not in the module any more (torch.func.functional_call with other tensors, say, works only with a plain module)",
+    "load the values of what has replaced it",
+)
+
+
 class Writes:
     def __init__(self, owner):
         self.owner, self.places = owner, _find_places(owner.module)
@@ -31,12 +37,7 @@ class Writes:
         for index, (name, param) in enumerate(layer.params):
             for part, attribute in self.places[param]:
                 if part._parameters.get(attribute) is not param:
-                    self._refuse(
-                        name,
-                        "is not in the module any more (torch.func.functional_call with other tensors, say, works only "
-                        "with a plain module)",
-                        "load the values of what has replaced it",
-                    )
+                    self._refuse(name, *_REPLACED)
             if param._version != layer.versions[index]:
                 self._refuse(name, "was written into in place", "load its present values")
             if not self.owner.hides_weights and param.data_ptr() != layer.pointers[index]:
@@ -65,6 +66,18 @@ class Writes:
         for path, part in self.owner.module.named_modules():
             for attribute, param in part._parameters.items():
                 if param is not None and param not in self.places and (part, attribute) not in self._known:
+                    yield (path + "." if path else "") + attribute, param
+
+    def find_others(self):
+        """(name, parameter) of those that the library does not have: ignored ones, and frozen ones that were added
+        after shard(). Raises for one that has replaced a parameter of the model."""
+        owned = {param: name for layer in self.owner.layers for name, param in layer.params}
+        names = {place: name for param, name in owned.items() for place in self.places[param]}
+        for path, part in self.owner.module.named_modules():
+            for attribute, param in part._parameters.items():
+                if param is not None and param not in owned:
+                    if (part, attribute) in names:
+                        self._refuse(names[part, attribute], *_REPLACED)
                     yield (path + "." if path else "") + attribute, param
 
     def _find_members(self):
