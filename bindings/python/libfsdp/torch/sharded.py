@@ -537,7 +537,7 @@ class Sharded(NotCopied):
     @in_torch_words
     def load_full_state_dict(self, values, strict=True):
         """Loads what full_state_dict() returns. Call it between steps. Collective: every rank passes the same values.
-        Returns the names (missing, unexpected)."""
+        A parameter with several names needs one of them. Returns the names (missing, unexpected)."""
         return state.load_full_state_dict(self, values, strict)
 
     @in_torch_words

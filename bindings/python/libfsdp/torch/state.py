@@ -169,7 +169,9 @@ def full_state_dict(owner):
 def load_full_state_dict(owner, state, strict=True):
     """Collective: every rank passes the same."""
     wanted, others = full_names(owner), {param for _, param in owner.writes.find_others()}
-    missing, unexpected = [name for name in wanted if name not in state], [name for name in state if name not in wanted]
+    given = {id(value) for name, value in wanted.items() if name in state}  # by one of the names that share it
+    missing = [name for name, value in wanted.items() if id(value) not in given]
+    unexpected = [name for name in state if name not in wanted]
     if strict and (missing or unexpected):
         raise KeyError(f"load_full_state_dict: missing {missing}, unexpected {unexpected}")
     shapes = {}
