@@ -145,11 +145,21 @@ class HuggingFaceFolder(collections.abc.Mapping):
             found = ", ".join(map(repr, self._names.find(name)[0]))
             raise KeyError(f"{self.folder} has no {found}, for the parameter {name!r}")
         found, is_stack = self._names.find(name)
-        return self._stack(name, found) if is_stack else self._read(found[0])
+        if is_stack:
+            return self._stack(name, found)
+        self._require_mapped(name, found, found[0] in self._files)
+        return self._read(found[0])
+
+    def _require_mapped(self, name, found, is_there):
+        if not is_there:
+            raise KeyError(
+                f"{self.folder} has no {', '.join(map(repr, found))}; it has {name!r} itself: leave it out of names="
+            )
 
     def _stack(self, name, found):
         patterns = [_pattern(each) for each in found]
         numbers = [int(match["expert"]) for at in self._files for each in patterns if (match := each.fullmatch(at))]
+        self._require_mapped(name, found, numbers)
         wanted = [[each.replace("{expert}", str(number)) for each in found] for number in range(max(numbers) + 1)]
         lost = next((each for expert in wanted for each in expert if each not in self._files), None)
         if lost:
