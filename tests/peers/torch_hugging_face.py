@@ -144,9 +144,7 @@ def a_sharded_module_loads_a_folder(mode, ranks):
             other = copy.deepcopy(BASE)
             nn.init.zeros_(other.layers[1].mlp.experts.down_proj)
             sharded = shard(other)
-            state = {**HuggingFaceFolder(folder, MIXTRAL)}
-            state["head.weight"] = state["embed.weight"]
-            sharded.load_full_state_dict(state)
+            sharded.load_full_state_dict(HuggingFaceFolder(folder, MIXTRAL))
             return equal(sharded.full_state_dict(), BASE.state_dict())
 
         return agree(on_ranks(ranks, mode, run))
@@ -205,6 +203,11 @@ def what_does_not_fit_is_told(mode):
             init = HuggingFaceFolder(folder, MIXTRAL)
             told.append(raises(lambda: shard(empty(), init=init), "has expert 2 of", "experts.1.w3.weight'"))
             told.append(raises(lambda: init["layers.0.mlp.other"], "no 'layers.0.mlp.other'"))
+        with folder_of({**BASE.state_dict()}) as folder:
+            init = HuggingFaceFolder(folder, MIXTRAL)
+            words = "leave it out of names=", "it has 'layers.0.mlp"
+            told.append(raises(lambda: shard(empty(), init=init), "experts.{expert}.w1", *words))
+            told.append(raises(lambda: init["layers.0.mlp.gate.weight"], "block_sparse_moe.gate", *words))
         with folder_of(fewer) as folder:
             init = HuggingFaceFolder(folder, MIXTRAL)
             told.append(raises(lambda: shard(empty(), init=init), "(2, 12, 4)", "(3, 12, 4)", "gate_up_proj"))
@@ -300,6 +303,69 @@ def each_mesh_saves_a_folder(mode):
         return (told is True and equal(read_folder(f"{holder}/1"), files_of(BASE))) or told
 
 
+def parameters_with_one_name_are_refused(mode):
+    """In one file, and in two."""
+    told = []
+    for max_bytes in (5 << 30, 1):
+
+        def run(context, shard):
+            sharded = shard(copy.deepcopy(BASE))
+            names = {"layers.0.norm.weight": ["layers.1.norm.weight"]}
+            words = "save_hugging_face", "'layers.1.norm.weight'", "correct names="
+            told.append(raises(lambda: save_hugging_face(sharded, folder, names, max_bytes), *words))
+
+        with tempfile.TemporaryDirectory() as folder:
+            on_ranks(1, mode, run)
+    return told == [True] * len(told) or str(told)
+
+
+def a_save_that_fails_can_be_repeated(mode):
+    """The folder has no file of it, and no index is there before all files are."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(context, shard):
+            sharded = shard(copy.deepcopy(BASE))
+            names = {"{layer}.mlp.experts.down_proj": [f"{{layer}}.{{expert}}.{i}" for i in range(5)]}
+            words = "5 equal parts" if context.rank == 0 else "rank 0 could not write"
+            told = [raises(lambda: save_hugging_face(sharded, folder, names, max_bytes=100), words)]
+            context.all_reduce_values(0.0)
+            told.append(not os.listdir(folder) or str(os.listdir(folder)))
+            context.all_reduce_values(0.0)
+            save_hugging_face(sharded, folder, MIXTRAL, max_bytes=100)
+            return told == [True] * len(told) or str(told)
+
+        told = agree(on_ranks(2, mode, run))
+        odd = [name for name in os.listdir(folder) if not name.endswith((".safetensors", ".index.json"))]
+        return (told is True and not odd and equal(read_folder(folder), files_of(BASE))) or f"{told}, {odd}"
+
+
+def an_added_frozen_parameter_is_saved(mode):
+    """As an ignored one: each rank has it whole."""
+    with tempfile.TemporaryDirectory() as folder:
+
+        def run(context, shard):
+            module = copy.deepcopy(BASE)
+            sharded = shard(module)
+            module.layers[1].norm.scale = nn.Parameter(torch.full((2,), 7.0), requires_grad=False)
+            wanted = {**BASE.state_dict(), "layers.1.norm.scale": torch.full((2,), 7.0)}
+            save_hugging_face(sharded, folder, MIXTRAL)
+            told = [equal(sharded.full_state_dict(), wanted)]
+            told.append("layers.1.norm.scale" in sharded.state_dict())
+            sharded.load_full_state_dict({**wanted, "layers.1.norm.scale": torch.full((2,), 8.0)})
+            told.append(module.layers[1].norm.scale.tolist() == [8.0, 8.0])
+            module.layers[0].norm.weight = nn.Parameter(torch.ones(WIDTH))
+            words = "'layers.0.norm.weight' is not in the module any more", "take_writes" if mode == "mapped" else ""
+            told += [raises(call, *words) for call in (sharded.full_state_dict, sharded.state_dict)]
+            told.append(raises(lambda: sharded.load_full_state_dict(wanted), *words))
+            told.append(raises(lambda: save_hugging_face(sharded, f"{folder}/more"), *words))
+            return told == [True] * len(told) or str(told)
+
+        told = agree(on_ranks(2, mode, run))
+        added = {"layers.1.norm.scale": torch.full((2,), 7.0)}
+        found = equal(read_folder(folder), {**files_of(BASE), **added})
+        return told is found is True or f"{told}, {found}"
+
+
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
@@ -351,6 +417,9 @@ def main():
         the_index_says_which_file_counts,
         codes_of_quantized_weights_are_refused,
         each_mesh_saves_a_folder,
+        parameters_with_one_name_are_refused,
+        a_save_that_fails_can_be_repeated,
+        an_added_frozen_parameter_is_saved,
     )
     named.update({case.__name__: case for case in single})
     if importlib.util.find_spec("transformers"):

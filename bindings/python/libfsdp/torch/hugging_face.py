@@ -3,6 +3,7 @@
 the module has a stack of all experts."""
 
 import collections.abc
+import contextlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ MIXTRAL = {
     "{layer}.mlp.gate.weight": ["{layer}.block_sparse_moe.gate.weight"],
 }
 _INDEX = "model.safetensors.index.json"
+_UNFINISHED = ".unfinished"
 
 
 def _safetensors():
@@ -197,6 +199,8 @@ def save_hugging_face(sharded, folder, names=(), max_bytes=5 << 30):
             error = _try(lambda: writer.add(_parts_of(names, name, values)))
     if is_writer and not error:
         error = _try(writer.end)
+    if error:
+        writer.remove()
     has_failed = context.all_reduce_values(float(error is not None), ValueOp.MAX, mesh)
     if error:
         raise error
@@ -249,6 +253,7 @@ class _Writer:
     def __init__(self, folder, max_bytes):
         self.folder, self.max_bytes = os.fspath(folder), max_bytes
         self.tensors, self.bytes, self.index, self.total = {}, 0, {}, 0
+        self.paths = []  # of the files, which have other names until all are written
 
     def begin(self):
         os.makedirs(self.folder, exist_ok=True)
@@ -269,11 +274,22 @@ class _Writer:
 
     def _write(self):
         name = f"model-{len(set(self.index.values())) + 1:05d}.safetensors"
-        _safetensors().torch.save_file(self.tensors, os.path.join(self.folder, name), {"format": "pt"})
+        self.paths.append(os.path.join(self.folder, name))
+        _safetensors().torch.save_file(self.tensors, self.paths[-1] + _UNFINISHED, {"format": "pt"})
         self.index.update(dict.fromkeys(self.tensors, name))
         self.tensors, self.bytes, self.total = {}, 0, self.total + self.bytes
 
     def end(self):
         self._write()
-        with open(os.path.join(self.folder, _INDEX), "w", encoding="utf-8") as file:
+        self.paths.append(os.path.join(self.folder, _INDEX))
+        with open(self.paths[-1] + _UNFINISHED, "w", encoding="utf-8") as file:
             json.dump({"metadata": {"total_size": self.total}, "weight_map": self.index}, file, indent=2)
+        for path in self.paths:
+            os.replace(path + _UNFINISHED, path)
+
+    def remove(self):
+        """After an error, so that the folder can be saved again."""
+        for path in self.paths:
+            for each in (path, path + _UNFINISHED):
+                with contextlib.suppress(OSError):
+                    os.remove(each)
