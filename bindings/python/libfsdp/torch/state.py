@@ -177,7 +177,7 @@ def load_full_state_dict(owner, state, strict=True):
     shapes = {}
     for name in filter(state.__contains__, wanted):
         found = torch.as_tensor(state[name])
-        require_numbers("load_full_state_dict: the state dict", name, found, wanted[name])
+        require_numbers("load_full_state_dict: the state dict", name, found, wanted[name], _WHOLE)
         if found.shape != wanted[name].shape:
             shapes[name] = tuple(found.shape), tuple(wanted[name].shape)
     if shapes:
@@ -199,12 +199,14 @@ def load_full_state_dict(owner, state, strict=True):
     return missing, unexpected
 
 
-NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_WHOLE = (torch.int16, torch.int32, torch.int64)
 
 
-def require_numbers(source, name, values, wanted):
-    """Raises if the values of a floating parameter or buffer are the codes of a quantized one, without its scales."""
-    if wanted.is_floating_point() and values.dtype not in NUMBERS:
+def require_numbers(source, name, values, wanted, others=()):
+    """Raises if the values of a floating parameter or buffer may be the codes of a quantized one, without its scales.
+    others: dtypes that are right, too."""
+    if wanted.is_floating_point() and values.dtype not in (*_FLOATS, *others):
         raise ValueError(
             f"{source} has {values.dtype} for {name!r}, whose dtype is {wanted.dtype}: such values may be codes whose "
             "scales are in other tensors. Dequantize first, into float16, bfloat16, float32 or float64"
