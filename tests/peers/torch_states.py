@@ -9,15 +9,18 @@ WORD: only cases whose name has it. Needs torch (CPU is enough) and numpy; ranks
 Protocol.
 """
 
+import contextlib
 import io
 import sys
 import tempfile
+from unittest import mock
 
 import torch
 from torch import nn
 from torch_check import message_of, raises
 from torch_habits import RATE, X, backward, net, run_habits, train, trains
 
+import libfsdp as fsdp
 import libfsdp.torch
 
 
@@ -279,6 +282,52 @@ def a_checkpoint_keeps_extra_values(module, sharded):
         return told is True and is_right and sharded.load(folder).extra is None or f"{told}, {found}"
 
 
+def extra_values_of_rank_0_count(module, sharded):
+    """If these cannot be saved, every rank raises, and training goes on; those of other ranks are not looked at."""
+    rank, last = sharded.context.rank, sharded.context.world_size - 1
+    with shared_folder(sharded.context) as folder:
+        train(module, sharded)
+        told = []
+        for wrong in (nn.Linear(2, 2), lambda: 1, (each for each in "ab")):
+            words = ("give it dicts", "torch.") if rank == 0 else ("rank 0's values", "torch.load(weights_only=True)")
+            told.append(raises(lambda: sharded.save(folder, extra=wrong if rank == 0 else {"a": 1}), "extra", *words))
+        if last:
+            only_last = {"a": 1} if rank == last else None
+            told.append(raises(lambda: sharded.save(folder, extra=only_last), "extra", "give them on rank 0"))
+        for extra in ({"a": 1}, {}):
+            sharded.save(folder, extra=extra if rank == 0 else None, flags=fsdp.SaveFlag.REPLACE)
+            told.append(sharded.load(folder).extra == extra)
+        sharded.save(folder, extra={"a": 2} if rank == 0 else lambda: 1, flags=fsdp.SaveFlag.REPLACE)
+        told.append(sharded.load(folder).extra == {"a": 2})
+    return told == [True] * len(told) and trains(module, sharded) or str(told)
+
+
+def values_of_another_device_come_to_the_host(module, sharded):
+    """As those of a GPU, in a job with fewer."""
+    with shared_folder(sharded.context) as folder:
+        is_first = sharded.context.rank == 0
+        gpu = mock.patch("torch.serialization.location_tag", lambda storage: "cuda:7")
+        with gpu if is_first else contextlib.nullcontext():
+            sharded.save(folder, extra={"rows": torch.ones(2)})
+        found = sharded.load(folder).extra["rows"]
+        return found.device.type == "cpu" and found.tolist() == [1.0, 1.0] and trains(module, sharded)
+
+
+def a_load_reads_all_values_first(module, sharded):
+    """What cannot be read is an error before weights are loaded."""
+    with shared_folder(sharded.context) as folder:
+        train(module, sharded)
+        is_first = sharded.context.rank == 0
+        unchecked = mock.patch("libfsdp.torch.state._pack_extra", libfsdp.torch.state._pack)
+        with unchecked if is_first else contextlib.nullcontext():
+            sharded.save(folder, extra={"a": nn.Linear(2, 2)})
+        train(module, sharded)
+        before = sharded.full_state_dict()
+        told = raises(lambda: sharded.load(folder), "Weights only load failed")
+        is_same = equal(sharded.full_state_dict(), before)
+        return (told is is_same is True and trains(module, sharded)) or f"{told}, {is_same}"
+
+
 def a_sharded_state_dict_has_this_ranks_rows(module, sharded):
     """All ranks together have each element once, and tied names have the same values."""
     train(module, sharded, 2)
@@ -342,6 +391,9 @@ HABITS = [
     load_full_state_dict_names_what_does_not_fit,
     saves_and_loads_with_buffers,
     a_checkpoint_keeps_extra_values,
+    extra_values_of_rank_0_count,
+    values_of_another_device_come_to_the_host,
+    a_load_reads_all_values_first,
 ]
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pickle
 
 import torch
 
-from ..constants import EVERY_RANK, Dtype, LoadFlag, Phase
+from ..constants import EVERY_RANK, Dtype, LoadFlag, Phase, ValueOp
 from ..errors import InvalidArgument
 from .grads import DTYPES
 from .words import in_torch_words
@@ -288,7 +288,7 @@ def require_savable(owner):
 def save(owner, folder, extra, options):
     """Saves a checkpoint of the model. In it, as bytes of torch.save(), are the module's buffers, the param_groups and
     single numbers of an optimizer of torch, and the program's own values."""
-    packed = None if extra is None else _pack_extra(extra)
+    packed = _share_extra(owner.context, extra)
     optimizer = owner.steps.save() if owner.steps else None
     with owner.context.begin_checkpoint(folder, **options) as checkpoint:
         checkpoint.add_model(owner.model)
@@ -297,10 +297,35 @@ def save(owner, folder, extra, options):
             checkpoint.add_bytes(OPTIMIZER, _pack(optimizer))
         if owner.averages:
             checkpoint.add_bytes(AVERAGES, _pack(owner.averages.save()))
-        if packed:
+        if packed is not None:
             checkpoint.add_bytes(EXTRA, packed)
         checkpoint.commit()
         checkpoint.wait()
+
+
+def _share_extra(context, extra):
+    """The bytes of rank 0's values, and b"" on other ranks; None if rank 0 has given none. Raises on every rank if they
+    cannot be saved. Collective: the job."""
+    packed = error = None
+    if context.rank == 0 and extra is not None:
+        try:
+            packed = _pack_extra(extra)
+        except Exception as found:
+            error = found
+    found = error is not None, packed is not None, extra is not None
+    has_failed, is_packed, is_given = context.all_reduce_values([float(each) for each in found], ValueOp.MAX)
+    if error:
+        raise error
+    if has_failed:
+        raise TypeError(
+            "sharded.save(extra=): rank 0's values are none that torch.load(weights_only=True) reads: its error says why"
+        )
+    if is_given and not is_packed:
+        raise ValueError(
+            "sharded.save(extra=): rank 0's values are saved, and rank 0 has given none, while another rank has: give "
+            "them on rank 0"
+        )
+    return None if not is_packed else packed or b""
 
 
 def _pack(values):
@@ -311,13 +336,15 @@ def _pack(values):
 
 def _pack_extra(extra):
     """Raises now, and not in the load, if torch.load would refuse the values."""
-    packed = _pack(extra)
+    says = "torch.save"
     try:
-        torch.load(io.BytesIO(packed), weights_only=True)
-    except pickle.UnpicklingError as error:
+        packed = _pack(extra)
+        says = "torch.load(weights_only=True)"
+        _read(packed)
+    except (pickle.PickleError, AttributeError, TypeError) as error:
         raise TypeError(
             "sharded.save(extra=): sharded.load() could not read it again: give it dicts, lists, tensors, numbers and "
-            f"strings. torch.load(weights_only=True) says: {error}"
+            f"strings. {says} says: {error}"
         ) from error
     return packed
 
@@ -328,18 +355,23 @@ def unpack(checkpoint, name):
         packed = checkpoint.read_bytes(name)
     except InvalidArgument:
         return None
-    return torch.load(io.BytesIO(packed), weights_only=True)
+    return _read(packed)
+
+
+def _read(packed):
+    """Tensors come to the host: this job may have fewer GPUs."""
+    return torch.load(io.BytesIO(packed), map_location="cpu", weights_only=True)
 
 
 def load(owner, folder, options):
     with owner.context.open_checkpoint(folder) as checkpoint:  # a missing checkpoint fails here, before the window
         optimizer = unpack(checkpoint, OPTIMIZER) if owner.steps else None
+        kept, extra, counts = (unpack(checkpoint, name) for name in (BUFFERS, EXTRA, AVERAGES))
         if optimizer:
             owner.steps.check_saved(optimizer)
         with owner.window("sharded.load()"):
             loaded = checkpoint.load_model(owner.model, **options)
-        kept, loaded.extra = unpack(checkpoint, BUFFERS), unpack(checkpoint, EXTRA)
-        counts = unpack(checkpoint, AVERAGES)
+    loaded.extra = extra
     if owner.steps:
         owner.steps.load(optimizer)
     if not options.get("flags", 0) & LoadFlag.WEIGHTS_ONLY:
