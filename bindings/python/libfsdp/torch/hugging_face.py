@@ -133,7 +133,7 @@ class HuggingFaceFolder(collections.abc.Mapping):
 
     def _names_in(self, file):
         with _safetensors().safe_open(os.path.join(self.folder, file), "pt") as opened:
-            return set(opened.keys())
+            return dict.fromkeys(opened.keys())
 
     def _read(self, name):
         with _safetensors().safe_open(self._files[name], "pt") as file:
