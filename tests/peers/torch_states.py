@@ -328,6 +328,19 @@ def a_load_reads_all_values_first(module, sharded):
         return (told is is_same is True and trains(module, sharded)) or f"{told}, {is_same}"
 
 
+def errors_name_the_flags_of_python(shard):
+    first, other = shard(net()), shard(nn.ModuleDict({"other": nn.Linear(3, 3)}))
+    either = fsdp.LoadFlag.ALLOW_MISSING | fsdp.LoadFlag.ALLOW_UNEXPECTED
+    with shared_folder(first.context) as folder:
+        first.save(folder)
+        told = raises(lambda: other.load(folder, flags=either), "none of the model's tensors", "libfsdp.LoadFlag.IF_ANY")
+    module = net()
+    sharded = shard(module, optimizer=fsdp.Optimizer.CALLER)
+    backward(module)
+    steps = raises(lambda: sharded.step(RATE), "libfsdp.Optimizer.CALLER", "sharded.step()")
+    return told is steps is True or f"{told}, {steps}"
+
+
 def a_sharded_state_dict_has_this_ranks_rows(module, sharded):
     """All ranks together have each element once, and tied names have the same values."""
     train(module, sharded, 2)
@@ -397,4 +410,5 @@ HABITS = [
 ]
 
 if __name__ == "__main__":
-    sys.exit(run_habits(HABITS, [parts_of_layers_save_and_load_their_own, parts_with_methods_of_their_own_save_and_load]))
+    parts = [parts_of_layers_save_and_load_their_own, parts_with_methods_of_their_own_save_and_load]
+    sys.exit(run_habits(HABITS, [*parts, errors_name_the_flags_of_python]))

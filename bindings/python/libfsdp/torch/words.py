@@ -16,6 +16,7 @@ _PHRASES = {
     "FSDP_LOAD_ALLOW_UNEXPECTED passes": "sharded.load(folder, flags=libfsdp.LoadFlag.ALLOW_UNEXPECTED) passes",
     "FSDP_SAVE_REPLACE replaces it": "sharded.save(folder, flags=libfsdp.SaveFlag.REPLACE) replaces it",
 }
+_ENUMS = {"LOAD": "LoadFlag", "SAVE": "SaveFlag", "OPTIMIZER": "Optimizer", "QUANTIZE": "Quantization"}
 _CALLS = {
     "fsdp_acquire_grad": "the backward pass",
     "fsdp_all_reduce_values": "sharded.step()",
@@ -66,6 +67,9 @@ _SAME_PASSES = (
 )
 
 
+_CONSTANT = re.compile(rf"\bFSDP_({'|'.join(_ENUMS)})_([A-Z0-9_]+)")
+
+
 def translate(message):
     if _PASSES_DIFFER.search(message):
         message += _SAME_PASSES
@@ -73,6 +77,7 @@ def translate(message):
         message += _ONE_LAYER
     for phrase, ours in _PHRASES.items():
         message = message.replace(phrase, ours)
+    message = _CONSTANT.sub(lambda found: f"libfsdp.{_ENUMS[found[1]]}.{found[2]}", message)
     return re.sub(r"\bfsdp_[a-z_]+", lambda found: _CALLS.get(found[0], found[0]), message)
 
 
