@@ -255,6 +255,26 @@ def what_cannot_be_done_is_told(mode):
     return agree(on_ranks(2, mode, run))
 
 
+def an_export_has_the_buffers_of_the_evaluation(mode):
+    """Made inside, as the guide shows; one that is made afterwards has the buffers of the training."""
+
+    def run(context, shard):
+        module, sharded = shard_it(shard)
+        train(module, sharded)
+        ema, plain = sharded.averages["ema"], copy.deepcopy(BASE)
+        with ema.shown(), torch.no_grad():
+            update_bn([rows(20), rows(21)], module)
+            wanted = module.eval()(rows(9))
+            weights = sharded.full_state_dict()
+        plain.load_state_dict(weights)
+        after = ema.full_state_dict()
+        differs = worst(after, {name: value for name, value in weights.items() if name == "norm.running_var"})
+        apart = (plain.eval()(rows(9)) - wanted).abs().max().item()
+        return (apart < 1e-5 < 1e-3 < differs) or f"{apart}, {differs}"
+
+    return agree(on_ranks(2, mode, run))
+
+
 class Interrupt(BaseException):
     """As KeyboardInterrupt, which ends a thread with a rank."""
 
@@ -443,6 +463,7 @@ def cases(mode):
         training_goes_on_as_without,
         a_checkpoint_without_averages,
         what_cannot_be_done_is_told,
+        an_export_has_the_buffers_of_the_evaluation,
         an_exchange_is_whole_or_undone,
         buffers_that_a_forward_replaces_are_those_of_before,
         a_parameter_that_was_frozen_begins_with_its_weight,
