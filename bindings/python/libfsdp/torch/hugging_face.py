@@ -188,24 +188,28 @@ def save_hugging_face(sharded, folder, names=(), max_bytes=5 << 30):
             f"save_hugging_face: group {own!r} has a mesh of its own, so no rank can read all of its experts: call "
             "sharded.save(), and load it into a module whose groups are all on one mesh"
         )
-    names, error = Names(dict(names)), None
     context, mesh = sharded.context, sharded.mesh
     first = int(context.all_reduce_values(float(context.rank), ValueOp.MIN, mesh))
-    writer, is_writer = _Writer(folder, max_bytes), context.rank == first
-    if is_writer:
-        error = _try(writer.begin)
-    for name, values in _whole_values(sharded):
-        if is_writer and not error:
-            error = _try(lambda: writer.add(_parts_of(names, name, values)))
-    if is_writer and not error:
-        error = _try(writer.end)
-    if error:
-        writer.remove()
+    writer = _Writer(folder, max_bytes) if context.rank == first else None
+    error = _write_all(sharded, Names(dict(names)), writer)
     has_failed = context.all_reduce_values(float(error is not None), ValueOp.MAX, mesh)
     if error:
         raise error
     if has_failed:
         raise RuntimeError(f"save_hugging_face: rank {first} could not write {os.fspath(folder)}: its error says why")
+
+
+def _write_all(sharded, names, writer):
+    """The exception, or None. writer: None on ranks that only take part in the reads. Collective."""
+    error = _try(writer.begin) if writer else None
+    for name, values in _whole_values(sharded):
+        if writer and not error:
+            error = _try(lambda: writer.add(_parts_of(names, name, values)))
+    if writer and not error:
+        error = _try(writer.end)
+    if error:
+        writer.remove()
+    return error
 
 
 def _try(write):
