@@ -6,7 +6,7 @@
 namespace simulated {
 namespace {
 
-// The first call of a thread that has no context takes the primary one of the device that it chose.
+// If a thread without a context makes a call, the primary context of the device that it chose becomes current.
 void bind_context(Thread &thread) {
   if (!thread.contexts.empty()) return;
   thread.contexts.push_back(thread.chosen);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every CUDA function does first and last: count, fail if a test wants it, return the failure of the device,
-// remember the error for cudaGetLastError.
+// Every CUDA function begins and ends with these steps: they count the call, fail it if a test wants that, return the
+// failure of the device, and remember the error for cudaGetLastError.
 #pragma once
 
 #include <cuda.h>
@@ -12,22 +12,22 @@
 
 namespace simulated {
 
-// What a function needs to be allowed.
+// States what must hold before a function may go on.
 struct Need {
-  bool device = true;            // one that has not failed
-  bool outside_capture = false;  // "potentially unsafe": cudaThreadExchangeStreamCaptureMode
-  bool context = true;           // the runtime makes one current; the driver does not
-  bool lost = false;             // one that has failed will do as well
+  bool device = true;            // needs a device that has not failed
+  bool outside_capture = false;  // is "potentially unsafe" in the sense of cudaThreadExchangeStreamCaptureMode
+  bool context = true;           // needs a current context: the runtime makes one current, the driver does not
+  bool lost = false;             // accepts a device that has failed
 };
 inline constexpr Need healthy_device{};
 inline constexpr Need nothing{false, false, false};
 inline constexpr Need no_capture{true, true};
 inline constexpr Need any_device{true, false, true, true};
-inline constexpr Need no_context{true, false, false};  // of a device that is named
+inline constexpr Need no_context{true, false, false};  // the function names this device
 inline constexpr Need driver_healthy{true, false, false};
 inline constexpr Need driver_no_capture{true, true, false};
 
-// cudaSuccess if the function may go on.
+// Returns cudaSuccess if the function may go on.
 cudaError_t admit(const char *name, Need need);
 
 template <class Body>

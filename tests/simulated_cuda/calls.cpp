@@ -11,7 +11,7 @@ int Calls::count(const char *name) {
     if (const auto found = entries_.find(name); found != entries_.end()) {
       found->second.calls.fetch_add(1, std::memory_order_relaxed);
       int error = 0;
-      for (Plan &plan : found->second.plans) {  // each sees the call
+      for (Plan &plan : found->second.plans) {  // every failure that a test planned sees the call
         const uint64_t seen = plan.seen.fetch_add(1, std::memory_order_relaxed) + 1;
         if (plan.nth == 0 || seen == plan.nth) error = plan.error;
       }

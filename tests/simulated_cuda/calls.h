@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts calls by name and lets the planned ones fail.
+// Counts calls by name and fails those that a test planned to fail.
 #pragma once
 
 #include <atomic>
@@ -13,10 +13,10 @@ namespace simulated {
 
 class Calls {
  public:
-  // Counts the call, and returns its planned error, else 0.
+  // Counts the call, and returns the error that is planned for it, or else 0.
   int count(const char *name);
   uint64_t counted(const char *name) const;
-  void plan(const char *name, uint64_t nth, int error);  // nth 0: every one
+  void plan(const char *name, uint64_t nth, int error);  // 0 means every call
   void forget_counts();
   void clear();
 

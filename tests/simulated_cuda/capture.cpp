@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The errors are those that the CUDA programming guide's section on stream capture and the comments on the functions in
-// cuda_runtime_api.h give. An operation that is not allowed invalidates the captures that it touches.
+// The errors are those of the CUDA programming guide's section on stream capture and of the comments in
+// cuda_runtime_api.h. An operation that is not allowed invalidates the captures that it touches.
 #include "simulated_cuda/capture.h"
 
 #include <algorithm>
@@ -15,7 +15,8 @@ cudaError_t invalidate(Capture &capture, cudaError_t error) {
   return error;
 }
 
-// The legacy stream stands for all blocking streams; what it is asked while one is capturing would touch that capture.
+// The legacy stream stands for all blocking streams. If one of them is capturing, a call on the legacy stream would
+// affect that capture.
 cudaError_t refuse_legacy(Device &device) {
   cudaError_t error = cudaSuccess;
   for (Stream *stream : runtime().blocking_streams(device)) {
@@ -90,12 +91,12 @@ cudaError_t wait_captured(Stream &stream, const Recorded &recorded) {
   return cudaSuccess;
 }
 
-// Do all leaves of the graph lead to the origin's next node?
+// Returns whether all leaves of the graph lead to the origin's next node.
 bool joined(const Capture &capture) {
   std::vector<bool> reached(capture.nodes->all.size(), false);
   for (const Node *node : capture.origin->tips) reached[node->index] = true;
   for (size_t index = reached.size(); index-- > 0;) {
-    if (!reached[index]) return false;  // what follows it has a higher index and was seen already
+    if (!reached[index]) return false;  // the nodes that follow it have higher indices, and the loop has seen them
     for (const Node *node : capture.nodes->all[index].after) reached[node->index] = true;
   }
   return true;
@@ -152,7 +153,7 @@ cudaError_t submit(Stream &stream, std::function<void()> run, cudaGraphNodeType 
   stream.await_room();
   const std::lock_guard lock(stream.mutex());
   if (stream.capture) return add_node(stream, std::move(run), type);
-  // Also if it is done: only its wait gives the edge.
+  // This happens even if the event's work is done, because only the wait creates the edge.
   Work *legacy = stream.blocking ? stream.device.legacy_work.load() : nullptr;
   if (legacy) after.push_back(legacy);
   Work *pushed = stream.push(std::move(run), std::move(after), waits);
@@ -238,7 +239,7 @@ cudaError_t wait_event(Stream &stream, const Event &event) {
     const std::lock_guard lock(stream.mutex());
     if (stream.capture) return invalidate(*stream.capture, cudaErrorStreamCaptureIsolation);
   }
-  if (!recorded.work) return cudaSuccess;  // never recorded: nothing to wait for
+  if (!recorded.work) return cudaSuccess;  // the event was never recorded, so there is nothing to wait for
   return submit(stream, nullptr, cudaGraphNodeTypeEmpty, {recorded.work});
 }
 

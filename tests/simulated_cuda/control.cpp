@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// simulated.h.
+// Implements simulated.h.
 #include "simulated_cuda/simulated.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace simulated {
 namespace {
 
-// Is this the kernel that a test wants to fail?
+// Returns whether a test wants this kernel to fail.
 bool is_faulty() {
   std::atomic<uint64_t> &left = runtime().faulty_kernel;
   uint64_t count = left.load();
@@ -125,7 +125,7 @@ int device_of(const void *pointer) {
   return place.kind == Place::device && place.inside ? place.device_index : -1;
 }
 
-// As for the real launch, the stream must be of the calling thread's current device.
+// As in a real launch, the stream must belong to the calling thread's current device.
 cudaError_t enqueue(cudaStream_t handle, std::function<void()> kernel) {
   return call("cudaLaunchKernel", healthy_device, [&] {
     Stream *stream = runtime().stream(handle);

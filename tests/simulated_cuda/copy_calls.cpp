@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and fills of the runtime. When they return follows "API synchronization behavior" in the manual of CUDA's
-// runtime.
+// Implements the copies and fills of the runtime. They return as "API synchronization behavior" in the manual of CUDA's
+// runtime says.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -32,8 +32,8 @@ struct Copy {
   }
 };
 
-// Does the direction that the caller gives fit the addresses? A page-locked address is one of the host and of the
-// device.
+// Returns whether the caller's direction fits the addresses. A page-locked address counts as an address of the host and
+// of the device.
 bool fits(cudaMemcpyKind kind, const Place &to, const Place &from) {
   const auto host = [](const Place &place) { return place.kind != Place::device; };
   const auto device = [](const Place &place) { return place.kind != Place::pageable; };
@@ -47,7 +47,7 @@ bool fits(cudaMemcpyKind kind, const Place &to, const Place &from) {
   return false;
 }
 
-// If memory was freed since the call, the copy is an illegal access.
+// If memory was freed after the call, the copy is an illegal access.
 bool alive(const Copy &copy) {
   const Memory &memory = runtime().memory;
   return memory.find(copy.to, copy.to_bytes()).inside && memory.find(copy.from, copy.from_bytes()).inside;
@@ -63,8 +63,8 @@ std::function<void()> piece(const Copy &copy) {
   };
 }
 
-// The source is read now, the destination is written later: the caller may change the one and not yet rely on the
-// other.
+// Reads the source now and writes the destination later. So the caller may change the source, but cannot rely on the
+// destination yet.
 std::function<void()> staged(const Copy &copy) {
   auto bytes = std::make_shared<std::vector<char>>(copy.from, copy.from + copy.from_bytes());
   return [copy, bytes] {
@@ -87,7 +87,7 @@ struct Way {
 
 Way way_of(const Place &to, const Place &from, bool synchronous) {
   const bool to_device = to.kind == Place::device, from_device = from.kind == Place::device;
-  if (to_device && from_device) return {};  // also cudaMemcpy does not wait for it
+  if (to_device && from_device) return {};  // cudaMemcpy does not wait for it either
   if (!to_device && !from_device) return {false, Returns::when_done};
   if (to_device && from.kind == Place::pageable) return {true, Returns::at_once};
   if (from_device && to.kind == Place::pageable) return {false, Returns::when_done};
@@ -99,8 +99,9 @@ bool hides_work(const Place &to, const Place &from) {
          (from.kind == Place::device && to.kind == Place::pageable);
 }
 
-// Pageable memory goes through buffers of the driver's, one copy of the process at a time. One that waits for its
-// stream holds up all others, also those of streams that it waits for (seen on an H100, driver 580.159).
+// The driver copies pageable memory through its own buffers, one copy of the process at a time. A copy that waits for
+// its stream delays all other copies.
+// These include copies of streams that it waits for (seen on an H100, driver 580.159).
 std::unique_lock<std::mutex> take_driver_buffer(bool pageable) {
   static std::mutex buffer;
   return pageable ? std::unique_lock(buffer) : std::unique_lock<std::mutex>();
@@ -186,7 +187,7 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void *to, int value, size_t bytes, cudaStr
   return call("cudaMemsetAsync", healthy_device, [&] { return fill_on(stream, to, value, bytes); });
 }
 
-// Asynchronous to the host, as the real one on device memory.
+// The call does not wait for the fill, like the real call on device memory.
 cudaError_t CUDARTAPI cudaMemset(void *to, int value, size_t bytes) {
   return call("cudaMemset", no_capture, [&] { return fill_on(cudaStreamLegacy, to, value, bytes); });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device: its legacy stream, its failure, how much of its memory is taken.
+// A device has a legacy stream, may have failed, and counts how much of its memory is taken.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ namespace simulated {
 struct Device {
   Device(int index, uint64_t memory, uint64_t queues) : index(index), queues(queues), memory(memory) {}
 
-  // The first failure stays. No edges: a failed device orders nothing.
+  // Only the first failure is kept. Reading it creates no edge, because a failed device orders nothing.
   void fail(cudaError_t error) {
     int none = cudaSuccess;
     failure.compare_exchange_strong(none, error, std::memory_order_relaxed);
@@ -28,12 +28,12 @@ struct Device {
   std::atomic<uint64_t> memory;
   std::atomic<uint64_t> allocated{0};
   std::atomic<int> failure{cudaSuccess};
-  std::atomic<bool> stopping{false};  // reset: what is queued is dropped
-  std::atomic<bool> used{false};      // by the runtime, which then keeps the primary context
-  std::atomic<int> retained{0};       // the primary context, by driver calls
-  std::mutex mutex;                   // the thread that makes the legacy stream
+  std::atomic<bool> stopping{false};  // after a reset the queued work is dropped
+  std::atomic<bool> used{false};      // the runtime has used the device, and then keeps the primary context
+  std::atomic<int> retained{0};       // driver calls hold the primary context
+  std::mutex mutex;                   // held by the thread that creates the legacy stream
   std::atomic<Stream *> legacy{nullptr};
-  std::atomic<Work *> legacy_work{nullptr};  // what blocking streams come after
+  std::atomic<Work *> legacy_work{nullptr};  // blocking streams come after this work
 };
 
 }  // namespace simulated

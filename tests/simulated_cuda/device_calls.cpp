@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Devices of the runtime. What they report of themselves is of the kind of an H100, so that code for it is taken.
+// Implements the runtime's calls about devices. They report attributes like those of an H100, so that code for an H100
+// runs.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int bus_of_first = 16;
 
-// An attribute that is not here is cudaErrorInvalidValue, so that no test takes a guess for an answer.
+// An attribute that is not listed returns cudaErrorInvalidValue, so that no test relies on a guess.
 const std::map<cudaDeviceAttr, int> device_attributes{
     {cudaDevAttrMaxThreadsPerBlock, 1024},
     {cudaDevAttrMaxBlockDimX, 1024},
@@ -26,7 +27,7 @@ const std::map<cudaDeviceAttr, int> device_attributes{
     {cudaDevAttrMaxSharedMemoryPerBlock, 49152},
     {cudaDevAttrTotalConstantMemory, 65536},
     {cudaDevAttrWarpSize, 32},
-    {cudaDevAttrMultiProcessorCount, 4},  // few: grids stay small
+    {cudaDevAttrMultiProcessorCount, 4},  // few processors keep grids small
     {cudaDevAttrIntegrated, 0},
     {cudaDevAttrCanMapHostMemory, 1},
     {cudaDevAttrComputeMode, cudaComputeModeDefault},
@@ -50,7 +51,7 @@ const std::map<cudaDeviceAttr, int> device_attributes{
     {cudaDevAttrGPUDirectRDMASupported, 0},
 };
 
-// Slices of one GPU have its place.
+// Slices of one GPU report the place of that GPU.
 int bus_of(int index) { return bus_of_first + index / runtime().slices; }
 
 void describe(cudaDeviceProp &properties, const Device &device) {

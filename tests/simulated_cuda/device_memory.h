@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of a device's memory is taken.
+// Counts how much of a device's memory is taken.
 #pragma once
 
 #include "simulated_cuda/device.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's functions for contexts and virtual memory, as the table of driver_calls.cpp needs them. Their names are
-// the driver's, in this library's words: the real names are macros and belong to -lcuda.
+// Declares the driver's functions for contexts and virtual memory, which the table in driver_calls.cpp contains. The
+// names follow this library's style, because the real names are macros and belong to -lcuda.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver functions, which code finds with cudaGetDriverEntryPoint: the table, and those on streams, devices and errors.
+// Defines the table of driver functions, which code finds with cudaGetDriverEntryPoint, and the functions on streams,
+// devices and errors.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -14,7 +15,7 @@
 namespace simulated {
 namespace {
 
-// Longer than any test: a value that is never written is a failure of the device, and not a test that hangs.
+// This is longer than any test takes. If a value is never written, the device fails and the test does not hang.
 constexpr std::chrono::seconds longest_wait{120};
 
 template <class Value>
@@ -41,14 +42,14 @@ void wait_value(Value *address, Value wanted, unsigned flags) {
   }
 }
 
-// Spins, since no sleep is so short.
+// Spins, because no sleep is short enough.
 void spend(std::chrono::nanoseconds time) {
   const Clock::time_point end = Clock::now() + time;
   while (Clock::now() < end) {
   }
 }
 
-// Memory of a device, or page-locked memory of the host.
+// The address must be memory of a device or page-locked memory of the host.
 template <class Value>
 bool usable(CUdeviceptr address) {
   const Place place = runtime().memory.find(reinterpret_cast<void *>(address), sizeof(Value));
@@ -120,7 +121,7 @@ CUresult CUDAAPI device_get_attribute(int *value, CUdevice_attribute attribute, 
       case CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES:
       case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
       case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: *value = 0; return CUDA_SUCCESS;
-      // The rest has the runtime's numbers.
+      // All other errors have the runtime's numbers.
       default:
         return static_cast<CUresult>(cudaDeviceGetAttribute(value, static_cast<cudaDeviceAttr>(attribute), device));
     }
@@ -177,7 +178,7 @@ const Entry entries[] = {
     {"cuMemImportFromShareableHandle", 10020, pointer(import_handle)},
 };
 
-// Names are the base names, without _v2: cudaGetDriverEntryPointByVersion's comment.
+// The table has base names without _v2, as the comment on cudaGetDriverEntryPointByVersion says.
 cudaError_t entry_point(const char *name, void **function, unsigned version, cudaDriverEntryPointQueryResult *status) {
   if (!name || !function || version > CUDART_VERSION) return cudaErrorInvalidValue;
   *function = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's contexts: only the primary ones, which the runtime uses.
+// Implements the driver's contexts. There are only the primary ones, which the runtime uses.
 #include <cuda.h>
 
 #include "simulated_cuda/call.h"
@@ -16,7 +16,7 @@ CUcontext handle_of(int device) {
   return reinterpret_cast<CUcontext>(first_handle + static_cast<uintptr_t>(device) * 16);
 }
 
-// nullptr: no context of a device that exists.
+// Returns nullptr if the context does not belong to an existing device.
 Device *device_of(CUcontext context) {
   const uintptr_t place = reinterpret_cast<uintptr_t>(context) - first_handle;
   return place % 16 == 0 && place / 16 < max_devices ? runtime().device(static_cast<int>(place / 16)) : nullptr;
@@ -42,8 +42,8 @@ CUresult CUDAAPI primary_context_retain(CUcontext *context, CUdevice index) {
   });
 }
 
-// The last release destroys a context that the runtime does not use, and waits for its work. Here what the context had
-// stays usable.
+// The last release destroys a context that the runtime does not use, and waits for its work. In this simulation the
+// objects of the context remain usable.
 CUresult CUDAAPI primary_context_release(CUdevice index) {
   return driver_call("cuDevicePrimaryCtxRelease", nothing, [&] {
     Device *device = runtime().device(index);

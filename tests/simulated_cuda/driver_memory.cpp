@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's virtual memory. Only whole allocations are mapped (offset 0).
+// Implements the driver's virtual memory. It maps only whole allocations (offset 0).
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -25,7 +25,8 @@ bool valid(const CUmemAllocationProp *properties) {
              0;
 }
 
-// The GPU could, and the program may not: as on a machine without IMEX channels, or in a container without files.
+// The GPU supports this handle type, but the program is not allowed to use it, as on a machine without IMEX channels or
+// in a container without files.
 bool may_not(const CUmemAllocationProp &properties) {
   const int types = properties.requestedHandleTypes;
   return ((types & CU_MEM_HANDLE_TYPE_FABRIC) && !runtime().fabric) ||
@@ -47,7 +48,7 @@ VirtualMemory::Owner find_handle(CUmemGenericAllocationHandle handle) {
 
 void *address(CUdeviceptr pointer) { return reinterpret_cast<void *>(pointer); }
 
-// Addresses without memory, aligned; nullptr: none.
+// Reserves aligned addresses without memory; nullptr means that none are left.
 void *reserve_aligned(size_t size) {
   void *all = mmap(nullptr, size + granularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (all == MAP_FAILED) return nullptr;
@@ -59,7 +60,7 @@ void *reserve_aligned(size_t size) {
   return reinterpret_cast<void *>(begin);
 }
 
-// The caller holds the mutex.
+// The caller must hold the mutex.
 bool is_reserved(CUdeviceptr pointer, size_t size) {
   auto next = state().reservations.upper_bound(pointer);
   if (next == state().reservations.begin()) return false;
@@ -74,7 +75,7 @@ bool overlaps_mapping(CUdeviceptr pointer, size_t size) {
   return false;
 }
 
-// Visits the mappings that fill the range exactly; false: they do not, and nothing was visited.
+// Visits the mappings if they fill the range exactly. Otherwise it visits nothing and returns false.
 template <class Visit>
 bool for_each_mapping(CUdeviceptr pointer, size_t size, Visit visit) {
   CUdeviceptr end = pointer;
@@ -116,7 +117,7 @@ CUresult CUDAAPI memory_release(CUmemGenericAllocationHandle handle) {
   });
 }
 
-// The handle of the memory that is mapped there; memory of cudaMalloc has none.
+// Returns the handle of the memory that is mapped there. Memory of cudaMalloc has no handle.
 CUresult CUDAAPI retain_handle(CUmemGenericAllocationHandle *handle, void *pointer) {
   return driver_call("cuMemRetainAllocationHandle", driver_no_capture, [&] {
     VirtualMemory::Owner owner;
@@ -186,7 +187,7 @@ CUresult CUDAAPI memory_unmap(CUdeviceptr pointer, size_t size) {
   });
 }
 
-// Until this call no access to the memory is allowed.
+// Before this call no access to the memory is allowed.
 CUresult CUDAAPI memory_set_access(CUdeviceptr pointer, size_t size, const CUmemAccessDesc *descriptions,
                                    size_t count) {
   return driver_call("cuMemSetAccess", driver_no_capture, [&] {
@@ -244,7 +245,7 @@ CUresult CUDAAPI export_handle(void *handle_out, CUmemGenericAllocationHandle ha
   });
 }
 
-// The file stays the caller's. The memory counts for the current device: the file does not say whose it is.
+// The caller keeps the file. The memory counts for the current device, because the file does not name its device.
 CUresult CUDAAPI import_handle(CUmemGenericAllocationHandle *handle, void *handle_in, CUmemAllocationHandleType type) {
   return driver_call("cuMemImportFromShareableHandle", driver_no_capture, [&] {
     if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;

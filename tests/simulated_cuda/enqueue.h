@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that compiled kernels need of the simulated runtime. A test of kernels alone may define it to run them at once.
+// Compiled kernels need only this function of the simulated runtime. A test of kernels alone may define it to run them
+// at once.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +9,8 @@
 
 namespace simulated {
 
-// cudaLaunchKernel of the simulated runtime. The kernel runs on the stream's thread in its order, or becomes a node of
-// the graph that the stream is being captured into, which may run it any number of times.
+// Stands for cudaLaunchKernel. The kernel runs in order on the stream's thread. If the stream is being captured, the
+// kernel becomes a node of the graph, which may run it any number of times.
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> kernel);
 
 }  // namespace simulated

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of the runtime: their names, and the last one of the thread.
+// Implements the runtime's errors: their names, and the last error of each thread.
 #include <cuda_runtime_api.h>
 
 #include "simulated_cuda/call.h"
@@ -70,7 +70,7 @@ const Text *text_of(cudaError_t error) {
   return nullptr;
 }
 
-// A failed device's error stays; others are forgotten once asked for.
+// The error of a failed device stays. Other errors are forgotten once they are read.
 cudaError_t last_error(bool forget) {
   Runtime &process = runtime();
   if (process.device_count() > 0) {

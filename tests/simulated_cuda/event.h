@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An event: the state of a stream when it was last recorded.
+// An event is the state of a stream when the event was last recorded.
 #pragma once
 
 #include <mutex>
@@ -10,8 +10,8 @@
 namespace simulated {
 
 struct Recorded {
-  Work *work = nullptr;        // none: never recorded, or in a capture
-  Capture *capture = nullptr;  // recorded in it
+  Work *work = nullptr;        // empty if the event was never recorded, or was recorded in a capture
+  Capture *capture = nullptr;  // the capture that recorded the event
   std::vector<Node *> tips;
 };
 

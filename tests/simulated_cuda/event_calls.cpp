@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events of the runtime.
+// Implements the runtime's events.
 #include <cuda_runtime_api.h>
 
 #include "simulated_cuda/call.h"
@@ -38,7 +38,7 @@ cudaError_t finish_event(cudaEvent_t handle, bool wait) {
   return done ? cudaSuccess : cudaErrorNotReady;
 }
 
-// Of an event that is done, the answer is known without a look at the device.
+// For an event that is done, the answer is known without asking the device.
 cudaError_t query(cudaEvent_t handle) {
   const Event *event = runtime().event(handle);
   if (!event) return cudaErrorInvalidResourceHandle;

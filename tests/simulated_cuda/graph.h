@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a capture records and a launch runs.
+// Capture builds a graph, and a launch runs it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,8 +20,8 @@ namespace simulated {
 struct Node {
   std::function<void()> run;
   std::vector<Node *> after;
-  size_t lane;   // which of the captured streams
-  size_t index;  // in the graph; those it comes after have lower ones
+  size_t lane;   // index of the captured stream
+  size_t index;  // index in the graph; the node comes after nodes with lower indices
   cudaGraphNodeType type;
 };
 
@@ -31,11 +31,12 @@ struct Nodes {
   std::mutex mutex;
   std::deque<Node> all;
   size_t lanes = 0;
-  size_t handles = 1;                 // graphs and executable graphs alive
-  std::vector<UserObject *> objects;  // a reference to each, as often as it is in here
+  size_t handles = 1;                 // counts the graphs and executable graphs that exist
+  std::vector<UserObject *> objects;  // each object appears once for each reference
 };
 
-// A handle of the graph's has been made, or destroyed: with the last one the graph's references to user objects go.
+// Counts a handle of the graph that was made or destroyed. With the last handle, the graph drops its references to user
+// objects.
 void add_handle(Nodes &nodes);
 void drop_handle(Nodes &nodes);
 
@@ -58,7 +59,7 @@ struct Capture {
   const std::shared_ptr<Nodes> nodes;
   const cudaGraph_t graph;
   std::atomic<Status> status{active};
-  std::vector<Stream *> members;  // guarded by the captures' mutex
+  std::vector<Stream *> members;  // guarded by the mutex of the captures
 
   void invalidate() {
     Status expected = active;
@@ -68,10 +69,10 @@ struct Capture {
 
 struct GraphExec {
   explicit GraphExec(std::shared_ptr<Nodes> nodes) : nodes(std::move(nodes)) {}
-  const std::shared_ptr<Nodes> nodes;  // not changed any more
+  const std::shared_ptr<Nodes> nodes;  // does not change any more
   std::mutex mutex;
   std::vector<std::unique_ptr<Stream>> lanes;
-  Work *last = nullptr;  // of the launch before: launches of one executable graph follow each other
+  Work *last = nullptr;  // work of the previous launch: launches of one executable graph run in sequence
 };
 
 }  // namespace simulated

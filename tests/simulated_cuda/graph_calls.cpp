@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Capture and graphs of the runtime. A launch runs each captured stream's nodes on a thread of their own, with no other
-// edges than the recorded ones.
+// Implements the runtime's capture and graphs. A launch runs the nodes of each captured stream on a thread of their
+// own, with the recorded edges only.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -16,7 +16,7 @@ cudaError_t capture_status(cudaStream_t handle, cudaStreamCaptureStatus *status,
   *stream = runtime().stream(handle);
   if (!*stream) return cudaErrorInvalidResourceHandle;
   if (!status) return cudaErrorInvalidValue;
-  if (is_legacy(**stream)) {  // asks, and so invalidates nothing
+  if (is_legacy(**stream)) {  // this call only queries, so it invalidates nothing
     for (Stream *blocking : runtime().blocking_streams((*stream)->device)) {
       if (is_capturing(*blocking)) return cudaErrorStreamCaptureImplicit;
     }
@@ -35,7 +35,7 @@ cudaError_t valid_mode(cudaStreamCaptureMode mode) {
   return known ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// The nodes of the launch, after start; returns what the launch ends with.
+// Runs the nodes of the launch after start, and returns the result of the launch.
 std::vector<Work *> run_nodes(GraphExec &exec, Work *start) {
   std::vector<Work *> works;
   std::vector<Work *> ends;
@@ -97,7 +97,7 @@ cudaError_t CUDARTAPI cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptu
 }
 
 #if CUDART_VERSION >= 13000
-// The dependencies are not given out: no test needs them, and cudaErrorNotSupported says so.
+// Dependencies are not returned: no test needs them, and the call returns cudaErrorNotSupported.
 cudaError_t CUDARTAPI cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus *status,
                                                unsigned long long *id, cudaGraph_t *graph,
                                                const cudaGraphNode_t **dependencies, const cudaGraphEdgeData **edges,
@@ -159,7 +159,7 @@ cudaError_t CUDARTAPI cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t ha
   return call("cudaGraphInstantiate", healthy_device, [&] {
     const Graph *graph = runtime().graphs.find(handle);
     if (!exec || !graph) return cudaErrorInvalidValue;
-    if (flags != 0) return cudaErrorNotSupported;  // none is simulated
+    if (flags != 0) return cudaErrorNotSupported;  // no flag is simulated
     *exec = runtime().graph_execs.create(graph->nodes).first;
     add_handle(*graph->nodes);
     return cudaSuccess;
@@ -181,7 +181,7 @@ cudaError_t CUDARTAPI cudaGraphLaunch(cudaGraphExec_t handle, cudaStream_t strea
   });
 }
 
-// A launch that is under way still completes.
+// A launch in progress still completes.
 cudaError_t CUDARTAPI cudaGraphExecDestroy(cudaGraphExec_t handle) {
   return call("cudaGraphExecDestroy", healthy_device, [&] {
     GraphExec *exec = runtime().graph_execs.remove(handle);

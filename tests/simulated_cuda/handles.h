@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles that are given out for objects. They are never reused and point nowhere, so that one used after its
-// destruction is noticed; the objects live until the reset. Looking one up gives no edge between threads that only look
-// up.
+// Handles stand for objects. A handle is never reused and points nowhere, so that use after destruction is noticed; the
+// objects live until the reset. Lookups create no edges between threads that only look up.
 #pragma once
 
 #include <cstdint>

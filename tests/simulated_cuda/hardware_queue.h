@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA puts the work of all streams of a process and device into a few queues, in the order in which it was enqueued.
-// The piece at the head of a queue waits for what it must come after, and all pieces behind it wait, too, whichever
-// their stream. A piece that has started holds up nothing. Programs may not rely on this order, so it gives no edge to
-// ThreadSanitizer.
+// The piece at the head of a queue waits for the work that must come before it.
+// All pieces behind it wait too, whatever their stream is. A piece that has started blocks nothing. Programs may not
+// rely on this order, so it gives no edge to ThreadSanitizer.
 #pragma once
 
 #include <algorithm>
@@ -30,22 +30,24 @@ class HardwareQueue {
     last_ = &work;
   }
 
-  std::atomic<uint64_t> streams{0};  // alive
+  std::atomic<uint64_t> streams{0};  // counts the streams that exist
 
  private:
   std::mutex mutex_;
   const Work *last_ = nullptr;
 };
 
-// The queues of a device: as many as CUDA_DEVICE_MAX_CONNECTIONS says, from 1 to 32, and 8 without it. CUDA does not
-// say which queue a stream gets. Here it is any, so that even a few streams may share one, or on request the queue with
-// the fewest streams.
+// Holds the queues of a device: 1 to 32 as CUDA_DEVICE_MAX_CONNECTIONS says, or 8 without that variable. CUDA does not
+// say which queue a stream gets.
+// This simulation chooses a random queue, so that even a few streams may share one, or on request the queue with the
+// fewest streams.
 class HardwareQueues {
  public:
   static constexpr uint64_t usual = 8, most = 32;
 
   explicit HardwareQueues(uint64_t count) : queues_(count) {}
-  // For a stream that is made, which leaves it when it is destroyed; NULL: it has one of its own.
+  // Assigns a queue to a new stream, which leaves it when the stream is destroyed. NULL means that the stream has a
+  // queue of its own.
   HardwareQueue *join(bool fair) {
     const std::lock_guard lock(mutex_);
     if (queues_.empty()) return nullptr;
@@ -53,7 +55,7 @@ class HardwareQueues {
     ++queue.streams;
     return &queue;
   }
-  // As CUDA reads its variable when a process comes to a device.
+  // Reads CUDA's variable when the process first uses a device, as CUDA does.
   static uint64_t of_environment();
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's kernels, for the simulated runtime.
+// Compiles the library's kernels for the simulated runtime.
 #include "simulated_cuda/shim.h"
-// The shim comes first.
+// The shim must be included first.
 #include "device/cuda/adamw_kernel.cu"
 #include "device/cuda/compact_adamw_kernel.cu"
 #include "device/cuda/count_kernels.cu"

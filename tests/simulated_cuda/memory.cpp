@@ -39,7 +39,7 @@ size_t Memory::free(void *pointer) {
   const auto found = device_.find(number(pointer));
   if (found == device_.end() || found->second.mapped == 0) return 0;
   const size_t bytes = found->second.size;
-  // Stays reserved: whatever comes back to it is caught.
+  // The addresses stay reserved, so that later accesses fault.
   mmap(pointer, whole_pages(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   device_.erase(found);
   return bytes;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which addresses belong to which device, which are page-locked. Device memory has pages of its own between pages that
-// may not be touched, and its addresses are not reused, so that an access past its end or after cudaFree faults.
+// Records which addresses belong to which device, and which are page-locked. Device memory has its own pages between
+// pages that may not be touched, and its addresses are never reused.
+// So an access past its end or after cudaFree faults.
 #pragma once
 
 #include <cstddef>
@@ -10,32 +11,33 @@
 
 namespace simulated {
 
-// Memory that was never written has bytes of which every floating type makes NaN.
+// Memory that was never written contains bytes that every floating type reads as NaN.
 inline constexpr int unwritten = 0xff;
 
 struct Place {
   enum Kind { pageable, pinned, device };
   Kind kind = pageable;
-  int device_index = -1;  // pinned: the current one when it was allocated
-  bool inside = true;     // false: some of it lies outside what is alive
-  uintptr_t begin = 0;    // of the allocation
+  int device_index = -1;  // pinned: the device that was current at allocation
+  bool inside = true;     // false: part of the range lies outside memory that is allocated
+  uintptr_t begin = 0;    // first address of the allocation
   size_t size = 0;
-  bool allocated = false;  // pinned: by cudaHostAlloc, not registered
-  uint32_t readers = ~0u;  // of a device: which devices may access it, by bit
+  bool allocated = false;  // pinned: cudaHostAlloc made it, and it was not registered
+  uint32_t readers = ~0u;  // bit i: device i may access this memory
 };
 
 class Memory {
  public:
-  void *allocate(int device, size_t bytes);  // nullptr: the system has no more
-  // Size of the device allocation that starts there and that allocate() made; 0: none. Its pages are gone then.
+  void *allocate(int device, size_t bytes);  // Returns nullptr if the system has no more memory.
+  // Returns the size of the device allocation that allocate() made at this address, or 0 if there is none. Its pages
+  // are released.
   size_t free(void *pointer);
 
   void *allocate_pinned(int device, size_t bytes);
   bool free_pinned(void *pointer);
-  bool register_pinned(int device, void *pointer, size_t bytes);  // false: some of it is already
+  bool register_pinned(int device, void *pointer, size_t bytes);  // false: partly registered already
   bool unregister_pinned(void *pointer);
 
-  // Addresses that are the device's without memory behind them, for driver_memory.cpp. Device memory is mapped into
+  // Reserves addresses of the device without memory behind them, for driver_memory.cpp, which maps device memory into
   // them.
   void reserve(void *pointer, size_t bytes, int device);
   void release(void *pointer);
@@ -50,8 +52,8 @@ class Memory {
   struct Range {
     size_t size;
     int device;
-    size_t mapped = 0;       // allocate(): with the pages around it; 0: memory of the program
-    bool allocated = false;  // allocate_pinned()
+    size_t mapped = 0;       // allocate(): includes the pages around it; 0: memory of the program
+    bool allocated = false;  // allocate_pinned() made it
     uint32_t readers = ~0u;
   };
   using Ranges = std::map<uintptr_t, Range>;
@@ -60,7 +62,7 @@ class Memory {
 
   mutable std::shared_mutex mutex_;
   Ranges device_, pinned_;
-  Ranges reserved_;  // of the device, alive or not
+  Ranges reserved_;  // bytes of the device, allocated or freed
 };
 
 }  // namespace simulated

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocation and registration of the runtime.
+// Implements the runtime's allocation and registration.
 #include <cuda_runtime_api.h>
 
 #include "simulated_cuda/call.h"
@@ -10,7 +10,8 @@ using namespace simulated;  // NOLINT: the functions below are C's
 
 namespace {
 
-// As the real cudaFree does in practice; strict: what still uses the memory faults.
+// Waits for the device, as the real cudaFree does in practice. In strict mode it does not wait, and work that still
+// uses the memory faults.
 void finish_device(Device &device) {
   if (!runtime().strict) finish_all_work(device);
 }
@@ -36,7 +37,7 @@ cudaError_t release(void *pointer) {
   runtime().note_device(device);
   finish_device(device);
   const size_t bytes = runtime().memory.free(pointer);
-  if (bytes == 0) return cudaErrorInvalidValue;  // memory of cuMemMap
+  if (bytes == 0) return cudaErrorInvalidValue;  // cuMemMap made this memory
   give_back(device, bytes);
   return cudaSuccess;
 }
@@ -47,7 +48,7 @@ cudaError_t allocate_pinned(void **pointer, size_t bytes) {
   return *pointer || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
-// Waits for the device that was current when it was allocated or registered: no other device needs to have used it.
+// Waits for the device that was current when the memory was allocated or registered, and for no other device.
 void finish_pinned(void *pointer) {
   const Place place = runtime().memory.find(pointer, 1);
   if (place.kind != Place::pinned) return;
@@ -66,7 +67,7 @@ cudaError_t attributes(cudaPointerAttributes *out, const void *pointer) {
   const Place place = runtime().memory.find(pointer, 1);
   *out = {};
   out->device = place.kind == Place::pageable ? cudaInvalidDeviceId : place.device_index;
-  if (place.kind == Place::device && !place.inside) return cudaErrorInvalidValue;  // freed
+  if (place.kind == Place::device && !place.inside) return cudaErrorInvalidValue;  // the memory was freed
   void *address = const_cast<void *>(pointer);
   if (place.kind != Place::pageable) out->devicePointer = address;
   if (place.kind != Place::device) out->hostPointer = address;
@@ -119,7 +120,7 @@ cudaError_t CUDARTAPI cudaHostUnregister(void *pointer) {
   });
 }
 
-// The same address, as with unified addressing.
+// With unified addressing the device uses the same address.
 cudaError_t CUDARTAPI cudaHostGetDevicePointer(void **device_pointer, void *host, unsigned flags) {
   return call("cudaHostGetDevicePointer", healthy_device, [&] {
     if (!device_pointer || flags != 0 || runtime().memory.find(host, 1).kind != Place::pinned) {

@@ -16,10 +16,10 @@
 namespace simulated {
 namespace {
 
-constexpr size_t kept_size = size_t{2} << 20;  // the size of nearly all files
+constexpr size_t kept_size = size_t{2} << 20;  // nearly all files have this size
 constexpr size_t max_kept = 32;
 
-// Files whose owner is gone.
+// Keeps files whose owner is gone, for reuse.
 class KeptFiles {
  public:
   ~KeptFiles() {
@@ -49,7 +49,7 @@ KeptFiles &kept_files() {
   return files;
 }
 
-// Fills the file by calls, which take a tenth of the time of a mapping's page faults.
+// Fills the file by system calls, which take a tenth of the time of the page faults of a mapping.
 bool fill(int file, size_t size) {
   static const std::vector<char> bytes(kept_size, static_cast<char>(unwritten));
   for (size_t at = 0; at < size;) {

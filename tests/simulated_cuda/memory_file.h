@@ -9,9 +9,9 @@ namespace simulated {
 
 class MemoryFile {
  public:
-  // All its bytes are `unwritten`. number() is -1 if the system has no more memory.
+  // Fills the file with the byte `unwritten`. number() is -1 if the system has no more memory.
   explicit MemoryFile(size_t size);
-  // Memory that was exported as `file`: number() is another number of the same file, or -1.
+  // Opens memory that was exported as `file`. number() is a new descriptor of the same file, or -1.
   static MemoryFile imported(int file);
   // Keeps the pages for the next file of this size, unless the file was exported or imported.
   ~MemoryFile();
@@ -19,7 +19,7 @@ class MemoryFile {
   MemoryFile &operator=(MemoryFile &&) = delete;
 
   int number() const noexcept { return number_; }
-  // Another number of the file, which the caller closes; -1: the system has no more.
+  // Returns a new descriptor of the file, which the caller closes, or -1 if the system has no more.
   int exported();
 
  private:

@@ -17,14 +17,15 @@ std::atomic<uint64_t> thread_number{0};
 
 std::atomic<uint32_t> generation{1};
 
-// The forks from which this process descends since the first call. Every CUDA call asks; getpid would be a system call.
+// Counts the forks from which this process descends since the first call. Every CUDA call reads the count; getpid would
+// be a system call.
 uint32_t forks_so_far() {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { ++generation; });
   if (registered != 0) std::abort();
   return generation.load(std::memory_order_relaxed);
 }
 
-// Its threads end before the process's static objects do. A forked child has no such threads.
+// Ends the threads before the process's static objects are destroyed. A forked child has no such threads.
 struct Ending {
   Runtime &runtime;
   ~Ending() {
@@ -35,7 +36,7 @@ struct Ending {
 }  // namespace
 
 Runtime &runtime() {
-  static Runtime &only = *new Runtime;  // never destroyed: other static objects may still call CUDA
+  static Runtime &only = *new Runtime;  // never destroyed, because other static objects may still call CUDA
   static Ending ending{only};
   return only;
 }
@@ -109,7 +110,7 @@ void Runtime::join_streams() {
   for (auto &device : devices_) device->stopping = true;
   for (Stream *stream : known_) stream->close();
   for (Stream *stream : lanes_) stream->close();
-  // All threads end before the first queue goes: they wait for each other's work.
+  // All threads end before the first queue is destroyed, because they wait for each other's work.
   for (Stream *stream : known_) stream->join();
   for (Stream *stream : lanes_) stream->join();
   timing.stopping = false;
@@ -196,7 +197,8 @@ Stream *Runtime::per_thread() {
     const std::shared_lock lock(mutex_);
     if (const auto found = per_thread_.find(key); found != per_thread_.end()) return found->second;
   }
-  Stream *stream = create_stream(current(), true).second;  // of this thread alone: no other thread makes it meanwhile
+  // It belongs to this thread alone, so no other thread can create it meanwhile
+  Stream *stream = create_stream(current(), true).second;
   const std::unique_lock lock(mutex_);
   return per_thread_[key] = stream;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one object of the process, as CUDA's runtime is: its devices, handles, memory, captures, counters.
+// The one object of the process, like CUDA's runtime. It has the devices, handles, memory, captures and counters.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,7 +27,7 @@ namespace simulated {
 
 inline constexpr int first_capability = 9;  // major
 
-// Read without edges: pauses order nothing.
+// Reads create no edges, because pauses order nothing.
 struct Timing {
   std::atomic<uint32_t> longest_us{0};
   std::atomic<uint64_t> seed{0};
@@ -36,20 +36,20 @@ struct Timing {
   Word holds{0};
 };
 
-// What CUDA keeps for each thread.
+// CUDA keeps this state for each thread.
 struct Thread {
-  uint64_t life = 0;  // of the runtime it belongs to: a reset starts the next one
+  uint64_t life = 0;  // the runtime's generation; a reset starts the next one
   uint64_t number = 0;
-  int chosen = 0;  // by cudaSetDevice
+  int chosen = 0;  // chosen by cudaSetDevice
   std::vector<int>
-      contexts;  // devices whose primary contexts are current, the last one on top; none before the first call
+      contexts;  // devices whose primary contexts are current, the last one on top; empty before the first call
   cudaError_t last = cudaSuccess;
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   bool in_host_function = false;
-  Stream *stream = nullptr;  // whose thread this is
+  Stream *stream = nullptr;  // the stream's thread works for this device
 };
 Thread &this_thread();
-// As the runtime sees it: of the current context, else the chosen one.
+// Returns the device as the runtime sees it: that of the current context, or else the chosen one.
 inline int current_device(const Thread &thread) {
   return thread.contexts.empty() ? thread.chosen : thread.contexts.back();
 }
@@ -60,25 +60,25 @@ class Runtime {
   ~Runtime();
   void reset();
   void set_devices(int count);
-  void set_queues(uint64_t count);  // of each device, in a reset; 0: each stream has its own
-  void set_memory(uint64_t bytes);  // the devices keep what is allocated
+  void set_queues(uint64_t count);  // queues of each device, set in a reset; 0: each stream has its own
+  void set_memory(uint64_t bytes);  // the devices keep their allocated memory
 
-  Device *device(int index);  // nullptr: there is none of that index
-  Device &current();          // the calling thread's; only where there are devices
+  Device *device(int index);  // returns nullptr if no device has that index
+  Device &current();          // the calling thread's device; devices must exist
   int device_count() const { return static_cast<int>(devices_.size()); }
   bool forked() const;
 
-  // NULL, cudaStreamLegacy, cudaStreamPerThread or a handle; nullptr: no such stream. Counts the thread's call if the
-  // stream belongs to another device than the current one.
+  // Accepts NULL, cudaStreamLegacy, cudaStreamPerThread or a handle, and returns nullptr if there is no such stream.
+  // Counts the thread's call if the stream belongs to another device than the current one.
   Stream *stream(cudaStream_t handle);
   Event *event(cudaEvent_t handle);
   void note_device(const Device &device);
   Stream &legacy(Device &device);
   std::pair<cudaStream_t, Stream *> create_stream(Device &device, bool blocking);
-  std::unique_ptr<Stream> create_lane(Device &device);  // of a graph
-  // The streams that are ordered with the legacy stream of the device.
+  std::unique_ptr<Stream> create_lane(Device &device);  // handle of a graph
+  // Returns the streams that are ordered with the legacy stream of the device.
   std::vector<Stream *> blocking_streams(const Device &device);
-  std::vector<Stream *> all_streams(const Device &device);  // with what was destroyed and may still work
+  std::vector<Stream *> all_streams(const Device &device);  // includes destroyed streams, which may still work
 
   Timing timing;
   Calls calls;
@@ -92,15 +92,15 @@ class Runtime {
   std::atomic<uint64_t> life{1};
   std::atomic<bool> strict{false}, fabric{false}, files{true}, peers{true};
   std::atomic<int> capability{first_capability};
-  std::atomic<int> slices{1};  // devices of each GPU
+  std::atomic<int> slices{1};  // number of devices on each GPU
   std::atomic<uint64_t> kernels{0}, pageable_copies{0};
   std::atomic<uint64_t> foreign_calls{0}, implicit_contexts{0};
-  std::atomic<uint64_t> faulty_kernel{0};  // counts down to the one that fails
+  std::atomic<uint64_t> faulty_kernel{0};  // counts down to the call that fails
   std::atomic<int> kernel_fault{cudaSuccess};
   std::atomic<uint64_t> device_memory;
-  std::atomic<uint64_t> stream_room{0};  // pieces of work that a stream takes; 0: any number
-  std::atomic<bool> fair_queues{false};  // streams share none where there are as many
-  std::optional<uint64_t> first_queues;  // of a device; nothing: what CUDA's variable says
+  std::atomic<uint64_t> stream_room{0};  // a stream accepts this many pieces of work; 0: any number
+  std::atomic<bool> fair_queues{false};  // streams share no queue if there are enough
+  std::optional<uint64_t> first_queues;  // queues of a device; unset: CUDA's variable decides
 
   std::shared_mutex captures_mutex;
   std::deque<Capture> captures;
@@ -117,15 +117,15 @@ class Runtime {
   mutable std::shared_mutex mutex_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::map<std::pair<uint64_t, int>, Stream *> per_thread_;
-  std::vector<Stream *> known_;  // public ones, also those destroyed: they may still work
+  std::vector<Stream *> known_;  // public streams; destroyed ones are included, because they may still work
   std::vector<Stream *> lanes_;
   std::atomic<uint64_t> stream_number_{0};
-  mutable std::atomic<uint32_t> process_{0};  // that used it first, as a number of forks; 0: none
+  mutable std::atomic<uint32_t> process_{0};  // the process that used it first, as a number of forks; 0: none
 };
 
 Runtime &runtime();
 
-// For work: the device of the stream on whose thread it runs fails.
+// Lets work fail the device of the stream on whose thread it runs.
 void fail_device_of_this_stream(cudaError_t error);
 
 }  // namespace simulated

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles the library's kernels (lib/device/cuda/*.cu) for the host: to be included before them.
-// Blocks run one after the other on the thread that the simulated runtime gives to the stream, and the threads of a
-// block one after the other too. It shows logic, order and bits; it says nothing about a GPU's speed, nor about races
-// between threads.
+// Compiles the library's kernels (lib/device/cuda/*.cu) for the host. It must be included before them.
+// The simulated runtime's thread for a stream runs blocks one after the other, and also the threads of a block. It
+// shows logic, order and bits, but neither a GPU's speed nor races between threads.
 #pragma once
 
 #define FSDP_SIMULATED_CUDA 1
@@ -10,7 +9,7 @@
 #include "base/float_environment.h"
 #include "simulated_cuda/enqueue.h"
 
-// CUDA's headers make attributes of these, which only nvcc knows.
+// CUDA's headers turn these into attributes that only nvcc knows.
 #undef __global__
 #undef __launch_bounds__
 #undef __grid_constant__
@@ -25,14 +24,14 @@ struct Index {
 };
 inline thread_local Index thread_index, block_index;
 
-// run() with the indices of each thread of one block.
+// Calls run() with the indices of each thread of one block.
 template <class Run>
 void run_block(unsigned block, unsigned threads, const Run &run) {
   block_index.x = block;
   for (thread_index.x = 0; thread_index.x < threads; ++thread_index.x) run();
 }
 
-// GPUs know no rounding or flush modes, whatever the program has set.
+// GPUs have no rounding or flush modes, so the program's own settings must not apply.
 template <class RunBlock>
 int launch_blocks(unsigned blocks, CUstream_st *stream, const RunBlock &run_one) {
   const cudaError_t error = enqueue(stream, [blocks, run_one] {
@@ -49,7 +48,7 @@ int launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, CUs
                        [=](unsigned block) { run_block(block, threads, [&] { kernel(arguments...); }); });
 }
 
-// Three functions for each thread, with barriers between them, and an object of the thread that outlives them.
+// Each thread runs three functions with barriers between them, and has an object that outlives the functions.
 template <class Work>
 void run_kept(const Work &work, unsigned block, unsigned threads) {
   typename Work::Shared shared;
@@ -59,7 +58,7 @@ void run_kept(const Work &work, unsigned block, unsigned threads) {
   run_block(block, threads, [&] { work.third(shared, kept[thread_index.x]); });
 }
 
-// Two or three functions for each thread, with barriers between them.
+// Each thread runs two or three functions with barriers between them.
 template <class Work>
 void run_phases(const Work &work, unsigned block, unsigned threads) {
   typename Work::Shared shared;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The thread of a stream.
+// Implements the thread of a stream.
 #include "simulated_cuda/stream.h"
 
 #include <cstdio>
@@ -17,7 +17,7 @@ Stream::Stream(Device &device, bool blocking, uint64_t number, HardwareQueue *qu
       queue_(queue),
       last_(&works_.emplace_back()),
       random_(number) {
-  last_->finish();  // where the stream starts
+  last_->finish();  // the stream starts here
   thread_ = std::thread([this, first = last_] {
     random_ ^= runtime().timing.seed.load(std::memory_order_relaxed);
     for (Work *work = next_of(first); work; work = next_of(work)) do_piece(*work);
@@ -72,7 +72,7 @@ Work *Stream::next_of(Work *work) {
   }
 }
 
-// The piece first comes to the head of its hardware queue, and then waits for what it must come after.
+// The piece first reaches the head of its hardware queue, and then waits for the work that must come before it.
 void Stream::do_piece(Work &work) {
   if (work.ahead && !work.ahead->has_started()) {
     const StreamWait mark(waits);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream: a queue in order and a thread that works it off. The thread that enqueues holds the mutex; the thread never
-// takes it, so that a finished piece of work has no edge to the next call.
+// A stream has a queue in order, and a thread that runs the queued work. A caller that enqueues holds the mutex. The
+// stream's thread never takes it, so that finished work has no edge to the next call.
 #pragma once
 
 #include <deque>
@@ -16,7 +16,7 @@ struct Capture;
 struct Device;
 struct Node;
 
-// For the length of a wait of the stream's thread.
+// Marks the stream as waiting while its thread waits.
 class StreamWait {
  public:
   explicit StreamWait(std::atomic<bool> &waits) : waits_(waits) { waits_.store(true, std::memory_order_relaxed); }
@@ -30,37 +30,36 @@ class StreamWait {
 
 class Stream {
  public:
-  // queue: NULL where it has one of its own.
+  // queue is NULL if the stream has a queue of its own.
   Stream(Device &device, bool blocking, uint64_t number, HardwareQueue *queue);
   ~Stream();
   Stream(const Stream &) = delete;
   Stream &operator=(const Stream &) = delete;
 
-  // A stream takes about a thousand pieces of work that are not done; a caller that brings more waits, for ever if need
-  // be. Without the mutex.
+  // A stream accepts about a thousand pieces of unfinished work. A caller that adds more waits here, possibly for ever.
+  // The caller must not hold the mutex.
   void await_room() const;
-  // The caller holds mutex().
-  // waits: `run` waits for a value in memory.
+  // The caller must hold mutex(). `waits` says that `run` waits for a value in memory.
   Work *push(std::function<void()> run, std::vector<Work *> after = {}, bool waits = false);
   Work *last() const { return last_; }
   std::mutex &mutex() { return mutex_; }
-  const HardwareQueue *queue() const { return queue_; }  // NULL: its own
+  const HardwareQueue *queue() const { return queue_; }  // NULL: the stream has its own queue
 
-  // What is queued is still done; then the thread ends.
+  // The queued work is still done, and then the thread ends.
   void close();
   void join();
 
   Device &device;
-  const bool blocking;  // ordered with the legacy stream
+  const bool blocking;  // the stream is ordered with the legacy stream
   const uint64_t number;
   unsigned flags = 0;
   int priority = 0;
   std::atomic<uint64_t> maker{0};  // the number of the thread that created it
-  Word delay_us{0};                // before each piece of work, beside the delay of all streams
-  // Its thread is in the middle of a wait, for other work, a value in memory or the end of a hold. No edge.
+  Word delay_us{0};                // pause before each piece of work, in addition to the delay of all streams
+  // Returns whether the thread waits for other work, a value in memory or the end of a Hold. The call creates no edge.
   std::atomic<bool> waits{false};
 
-  // Guarded by mutex(): what the stream is captured into, and what its next node depends on.
+  // mutex() guards the capture that the stream is in, and the nodes on which its next node depends.
   Capture *capture = nullptr;
   std::vector<Node *> tips;
   size_t lane = 0;
@@ -72,11 +71,11 @@ class Stream {
 
   HardwareQueue *const queue_;
   std::mutex mutex_;
-  std::deque<Work> works_;  // kept until the end: events refer to them
+  std::deque<Work> works_;  // kept until the end, because events refer to them
   Work *last_;
   bool closed_ = false;
   Word pushed_{0};
-  // No edge for ThreadSanitizer between work that is done and the next call.
+  // ThreadSanitizer must see no edge between finished work and the next call.
   std::atomic<uint64_t> enqueued_{0}, done_{0};
   uint64_t random_;
   std::thread thread_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams of the runtime.
+// Implements the runtime's streams.
 #include <cuda_runtime_api.h>
 
 #include "simulated_cuda/call.h"
@@ -16,7 +16,7 @@ cudaError_t create(cudaStream_t *stream, unsigned flags, int priority) {
   auto [handle, created] = runtime().create_stream(runtime().current(), flags != cudaStreamNonBlocking);
   created->flags = flags;
   created->maker = this_thread().number;
-  created->priority = std::min(0, std::max(greatest_priority, priority));  // as documented: clamped
+  created->priority = std::min(0, std::max(greatest_priority, priority));  // clamped, as documented
   *stream = handle;
   return cudaSuccess;
 }
@@ -60,7 +60,7 @@ cudaError_t CUDARTAPI cudaDeviceGetStreamPriorityRange(int *least, int *greatest
   });
 }
 
-// Returns at once; what is queued is still done.
+// Returns at once. The queued work is still done.
 cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t handle) {
   return call("cudaStreamDestroy", healthy_device, [&] {
     if (handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread) {
@@ -130,7 +130,7 @@ cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event
   });
 }
 
-// The function may not call CUDA: every call in it returns cudaErrorNotPermitted.
+// The host function may not call CUDA, so every CUDA call in it returns cudaErrorNotPermitted.
 cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void *data) {
   return call("cudaLaunchHostFunc", healthy_device, [&] {
     Stream *stream = runtime().stream(handle);

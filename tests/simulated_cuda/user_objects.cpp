@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a graph keeps alive for a library that captured something into it: NCCL learns from it that no graph can launch
-// its work any more.
+// A graph keeps user objects alive for a library whose work was captured into it. They tell NCCL when no graph can
+// launch its work any more.
 #include <cuda_runtime_api.h>
 
 #include <atomic>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One piece of work in a stream, and how others wait for it. The only edges between threads are those that CUDA gives:
-// from the call that enqueues to the work, from work to what waits for it. So ThreadSanitizer finds work that lacks an
-// edge, whatever the timing was.
+// One piece of work in a stream. Other work can wait for it. The only edges between threads are those that CUDA
+// guarantees: from the call that enqueues to the work, and from work to its waiters.
+// So ThreadSanitizer finds work that lacks an edge, whatever the timing was.
 #pragma once
 
 #include <atomic>
@@ -21,14 +21,14 @@ using Word = std::atomic<uint32_t>;
 using Clock = std::chrono::steady_clock;
 
 struct Work {
-  std::function<void()> run;  // none: a marker
-  std::vector<Work *> after;  // of other streams
+  std::function<void()> run;  // empty: a marker
+  std::vector<Work *> after;  // pieces of work of other streams
   Clock::time_point end;      // written before done
   std::atomic<Work *> next{nullptr};
   Word finished{0};
-  const Work *ahead = nullptr;  // in its hardware queue
+  const Work *ahead = nullptr;  // place in its hardware queue
   Word started{0};              // read without edges
-  bool waits = false;           // for a value in memory: at the head of its queue
+  bool waits = false;           // waits for a value in memory, at the head of its queue
 
   bool done() const { return finished.load(std::memory_order_acquire) != 0; }
   void finish() {
