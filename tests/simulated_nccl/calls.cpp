@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of NCCL, and those for tests.
+// Defines NCCL's functions, and the functions for tests.
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
@@ -14,7 +14,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 namespace {
 
-// What this thread has called since ncclGroupStart.
+// Records what this thread has called since ncclGroupStart.
 struct Group {
   int depth = 0;
   Comm *comm = nullptr;
@@ -37,7 +37,7 @@ Result flush() {
   return begin(lock, *comm);
 }
 
-// Memory that is not of cuMemCreate is open to all, for NCCL opens it.
+// NCCL opens memory that cuMemCreate did not make to all devices.
 uint32_t find_readers(const void *data) {
   void *function = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -74,7 +74,7 @@ Result call(Collective collective, Comm *comm, fsdp_stream stream) {
   return group.depth ? success : flush();
 }
 
-// Alone, each would wait for a peer that waits for another.
+// Separately, each call would wait for a peer that waits for another call.
 Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream) {
   if (!message.from && !message.to) return invalid_argument;
   if (group.depth == 0) {
@@ -84,7 +84,8 @@ Result send_or_receive(const Collective &message, Comm *comm, fsdp_stream stream
   return call(message, comm, stream);
 }
 
-// Where it is asked for all of them; from 2.29.2 on large ones without that, where GPUs can.
+// Copy engines serve all gathers if the configuration asks for them. From 2.29.2 on they serve large gathers without
+// that, if the GPUs support it.
 size_t find_copied_counts(const Config &config, int device) {
   if (config.cta_policy != undefined && (config.cta_policy & cta_policy_zero)) return 0;
   if (state().knob(Knob::copies_by_policy)) return SIZE_MAX;
@@ -102,7 +103,7 @@ bool hangs_in_init(int rank) {
   return state().knob(Knob::hang_init_rank) == rank + 1;
 }
 
-// As NCCL, which compares the first two before it fills in what is undefined.
+// NCCL also compares the first two fields before it fills in undefined values.
 bool refuses(const Config &config) {
   const auto is_less = [](int value, int lowest) { return value != undefined && value < lowest; };
   return config.magic != 0xcafebeef || (config.blocking != 0 && config.blocking != 1) || is_less(config.min_ctas, 1) ||
@@ -182,7 +183,7 @@ EXPORT Result ncclCommInitRankConfig(Comm **out, int ranks, UniqueId id, int ran
   return begin(lock, *comm);
 }
 
-// Whether it blocks is up to the parent; what is launched on the child, to the child.
+// The parent decides whether the split blocks; the child decides whether its own launches do.
 EXPORT Result ncclCommSplit(Comm *handle, int color, int, Comm **out, Config *config) {
   Lock lock(state().mutex);
   const auto parent = find(handle);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How communicators are made, and what of them is in progress.
+// Creates communicators, and tracks which operations are in progress.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ std::shared_ptr<Comm> make_comm(const std::string &clique, int ranks, int rank, 
 
 namespace {
 
-// One that does not block has a thread of NCCL's for it; without kernels there is nothing to launch.
+// A communicator that does not block has a thread of NCCL's for this call. Without kernels there is nothing to launch.
 void start_launch(Comm &comm) {
   comm.launching = true;
   std::thread([kept = comm.shared_from_this()] {
@@ -59,7 +59,7 @@ std::string place_of(const Comm &comm) {
   return place;
 }
 
-// Two ranks with one GPU, or with slices of one: NCCL knows a GPU by its place in the host.
+// Finds two ranks on one GPU, or on slices of one. NCCL recognizes a GPU by its place in the host.
 bool shares_gpu(const Comm &comm) {
   if (comm.split_off) return false;
   for (const auto &other : comm.clique->members) {
@@ -74,7 +74,7 @@ bool shares_gpu(const Comm &comm) {
 
 }  // namespace
 
-// Is what was called last done? With the lock held.
+// Returns whether the last operation is done. The caller must hold the lock.
 bool settled(Comm &comm) {
   if (comm.polls > 0) {
     --comm.polls;
@@ -131,7 +131,7 @@ int version() {
 }
 
 State &state() {
-  // Never destroyed: an abort may still wait when the process ends.
+  // It is never destroyed, because an abort may still wait when the process ends.
   static State &only = *[] {
     auto *made = new State;
     made->knobs = first_knobs();

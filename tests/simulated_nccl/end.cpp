@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How communicators end. Each rank's call ends its own; the memory of all ranks of a process is given back by the last
-// of these calls, which waits for the GPUs of all.
+// Ends communicators. Each rank's call ends its own communicator. The last of these calls in a process releases the
+// memory of all its ranks, and waits for the GPUs of all of them.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -30,7 +30,7 @@ void forget(const std::shared_ptr<Comm> &comm) {
   state().gone.push_back(comm);
 }
 
-// Those whose memory the end of this one gives back; none: another one's will.
+// Returns the communicators whose memory this end releases. The list is empty if a later end releases it.
 std::vector<std::shared_ptr<Comm>> freed_by(const std::shared_ptr<Comm> &comm) {
   const auto &members = comm->clique->members;
   if (!is_assembled(*comm) || state().knob(Knob::free_alone)) return {comm};
@@ -38,7 +38,7 @@ std::vector<std::shared_ptr<Comm>> freed_by(const std::shared_ptr<Comm> &comm) {
   return last ? members : std::vector<std::shared_ptr<Comm>>();
 }
 
-// The thread that waits for what its stream does, then for what the GPU does.
+// Starts the thread that waits for the stream's work and then for the GPU's work.
 void end(Lock &lock, const std::shared_ptr<Comm> &comm) {
   comm->ended = true;
   state().comms.erase(comm.get());
@@ -56,7 +56,8 @@ void await_gpu(Lock &lock, const Comm &comm) {
   state().changed.wait(lock, [&] { return running.empty(); });
 }
 
-// The flag is seen at once. NCCL's own threads are joined: a launch ends, and finalizing when its graphs are gone.
+// The flag is seen at once. The end joins NCCL's own threads: a launch stops, and finalizing stops when its graphs are
+// gone.
 void abort(const std::shared_ptr<Comm> &comm) {
   Lock lock(state().mutex);
   if (comm->inside > 0) state().breach(comm.get(), "aborted while a thread is in a call of it");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's own variables, which are stronger than what a communicator is asked for with; and the look-alike's.
+// Reads NCCL's own variables, which override the configuration of a communicator, and the variables of this library.
 #include <strings.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ bool set_word(std::string_view word, std::array<int64_t, 40> &knobs) {
   return error == std::errc{} && stop == end;
 }
 
-// A number that NCCL reads with strtoll: what is no number at all is 0.
+// NCCL reads the number with strtoll, so text that is no number counts as 0.
 std::optional<int64_t> read_parameter(const std::string &name) {
   const char *text = std::getenv(("NCCL_" + name).c_str());
   if (!text || !*text) return std::nullopt;
@@ -89,7 +89,7 @@ std::optional<int64_t> parameter(const std::string &name) {
   return found->second;
 }
 
-// In NCCL's order: its defaults, its variables, then its limits.
+// Applies defaults, variables and limits in NCCL's order.
 void override_by_environment(Config &config) {
   if (config.blocking == undefined) config.blocking = 1;
   if (const auto value = parameter("COMM_BLOCKING"); value == 0 || value == 1)

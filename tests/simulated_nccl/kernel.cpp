@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What communicators launch: kernels that meet those of other ranks, on the streams of the simulated CUDA.
+// Communicators launch kernels that meet those of other ranks, on the streams of the simulated CUDA.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -14,14 +14,14 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// One launch as the stream sees it: what a graph captured may run often.
+// One launch as the stream sees it. A graph may run a captured launch many times.
 struct Kernel {
   std::shared_ptr<Comm> comm;
   std::vector<Collective> launch;
   bool captured;
 };
 
-// NCCL's channels on such a GPU: of collectives, and of messages.
+// Numbers of NCCL's channels on such a GPU, for collectives and for messages.
 constexpr int usual_blocks = 24, message_blocks = 32, usual_multiprocessors = 132;
 
 int blocks_of(const Comm &comm, const std::vector<Collective> &launch) {
@@ -30,8 +30,7 @@ int blocks_of(const Comm &comm, const std::vector<Collective> &launch) {
   return std::max(blocks, comm.config.min_ctas);
 }
 
-// A kernel does not start before all of its blocks find room, each on a multiprocessor of its own, and no abort changes
-// that.
+// A kernel starts only when each of its blocks has a free multiprocessor, and an abort does not change that.
 class Room {
  public:
   Room(Lock &lock, const Comm &comm, const std::vector<Collective> &launch)
@@ -47,7 +46,7 @@ class Room {
   Room &operator=(const Room &) = delete;
 
  private:
-  // One that has more blocks than the GPU has room for them has the GPU for itself.
+  // A kernel with more blocks than the GPU can hold gets the GPU for itself.
   int64_t all() const {
     if (state().knob(Knob::endless_room)) return INT64_MAX;
     const int64_t wanted = state().knob(Knob::multiprocessors);
@@ -58,7 +57,7 @@ class Room {
   const int blocks_;
 };
 
-// Kernels of two communicators on one GPU may wait for each other for ever, unless they have one order.
+// Kernels of two communicators on one GPU may wait for each other for ever, unless they are launched in one order.
 class Running {
  public:
   Running(Comm &comm, const std::vector<Collective> &launch) : comm_(comm), launch_(launch) {
@@ -84,7 +83,7 @@ class Running {
   const std::vector<Collective> &launch_;
 };
 
-// A copy engine waits for a peer's word in memory, and for nothing else.
+// A copy engine waits only for a peer's word in memory.
 template <class Come>
 bool await(Lock &lock, const Comm &comm, bool by_copies, Come &&come) {
   const auto given_up = [&] { return by_copies ? state().knob(Knob::let_copies_go) != 0 : *comm.aborted; };
@@ -92,8 +91,8 @@ bool await(Lock &lock, const Comm &comm, bool by_copies, Come &&come) {
   return !given_up();
 }
 
-// The messages of a launch that has nothing else. It waits for the ranks that send them or receive them, and for no
-// other: the n-th message that one rank sends to another is the n-th that the other one receives.
+// Handles a launch that has only messages. It waits only for the ranks that send to it or receive from it. The n-th
+// message that one rank sends to another is the n-th that the other receives.
 class Messages {
  public:
   Messages(Comm &comm, const std::vector<Collective> &launch) : comm_(comm), launch_(launch) {
@@ -109,14 +108,14 @@ class Messages {
       if (!find(i).sent || !find(i).received) return false;
     return true;
   }
-  // No peer may take what is no longer there.
+  // A peer may not receive a message whose memory is gone.
   void withdraw() {
     for (size_t i = 0; i < all_.size(); ++i) mine(i).reset();
   }
   void inspect() {
     for (size_t i = 0; i < all_.size(); ++i) simulated::nccl::inspect(comm_, launch_, i, find(i));
   }
-  // Copies without the lock. A sender that is aborted meanwhile forgets nothing.
+  // Copies without the lock. If a sender is aborted meanwhile, its messages remain.
   void take(Lock &lock) {
     std::vector<Collective> sent;
     for (size_t i = 0; i < all_.size(); ++i) sent.push_back(*find(i).sent);
@@ -129,7 +128,7 @@ class Messages {
       if (launch_[i].kind == Kind::receive) find(i).taken = true;
     state().changed.notify_all();
   }
-  // Of what this rank sends: its peer may have forgotten the others.
+  // Checks the messages that this rank sends, because its peer may have forgotten the others.
   bool taken() {
     for (size_t i = 0; i < all_.size(); ++i)
       if (launch_[i].kind == Kind::send && !find(i).taken) return false;
@@ -172,7 +171,8 @@ void meet(Lock &lock, Comm &comm, const std::vector<Collective> &launch) {
   state().changed.notify_all();
   if (!await(lock, comm, by_copies, [&] { return meeting.came == size; })) {
     if (meeting.came == size) return;
-    meeting.launches[static_cast<size_t>(comm.rank)] = nullptr;  // gone before the last one came, which waits in vain
+    // The rank left before the last one arrived, which waits in vain
+    meeting.launches[static_cast<size_t>(comm.rank)] = nullptr;
     --meeting.came;
     return;
   }
@@ -212,7 +212,7 @@ void keep_for_graph(fsdp_stream stream, Kernel *kernel) {
     state().breach(kernel->comm.get(), "a graph that cannot be followed");
 }
 #else
-void keep_for_graph(fsdp_stream, Kernel *) {}  // for ever
+void keep_for_graph(fsdp_stream, Kernel *) {}  // waits for ever
 #endif
 
 void run(void *data) {
@@ -228,7 +228,8 @@ void run(void *data) {
 
 }  // namespace
 
-// NCCL launches nothing for a rank that is alone: what is not in place is copied on the stream, which no abort ends.
+// NCCL launches no kernel for a rank that is alone. If the buffers differ, it copies on the stream, and no abort ends
+// that copy.
 void copy_alone(const Comm &comm, const std::vector<Collective> &collectives, fsdp_stream stream) {
   Meeting alone;
   alone.launches = {std::make_shared<const std::vector<Collective>>(collectives)};
@@ -238,7 +239,8 @@ void copy_alone(const Comm &comm, const std::vector<Collective> &collectives, fs
       (void)cudaMemcpyAsync(call.to, call.from, call.count * size_of(call.type), cudaMemcpyDefault, stream);
 }
 
-// Without the lock while CUDA may keep the caller waiting for room in a stream, until an abort makes some.
+// Releases the lock while CUDA may keep the caller waiting for room in a stream, because an abort may be needed to make
+// room.
 class Unlocked {
  public:
   Unlocked() { state().mutex.unlock(); }

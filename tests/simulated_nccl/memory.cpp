@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that communicators know: windows, which are collective, and buffers.
+// Communicators know two kinds of memory: windows, which are collective, and buffers.
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ Function driver(const char *name) {
   return reinterpret_cast<Function>(function);
 }
 
-// Peers map what they get a handle of.
+// Peers map memory whose handle they get.
 bool is_exportable(void *data) {
   CUmemGenericAllocationHandle handle{};
   if (driver<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle")(&handle, data)) return false;
@@ -38,8 +38,8 @@ bool is_exportable(void *data) {
   return result == CUDA_SUCCESS;
 }
 
-// The error stays on a communicator that does not block. On one that does, it is told once; before 2.28 the thread that
-// NCCL starts for such a call also sets the flag of being aborted, silently.
+// On a communicator that does not block, the error stays. A blocking one reports it once; before 2.28, NCCL's thread
+// for such a call also sets the abort flag silently.
 Result spoil(Lock &lock, Comm &comm, Result error) {
   if (comm.config.blocking != 1) {
     comm.error = error;
@@ -50,7 +50,7 @@ Result spoil(Lock &lock, Comm &comm, Result error) {
   return error;
 }
 
-// Does a running kernel read or write this region?
+// Returns whether a running kernel reads or writes this region.
 bool is_at_work(const Comm &comm, const Region &region) {
   const auto inside = [&](const std::byte *data) { return data >= region.data && data < region.data + region.bytes; };
   return std::any_of(comm.at_work.begin(), comm.at_work.end(), [&](const auto *launch) {
@@ -105,7 +105,7 @@ EXPORT Result ncclCommWindowRegister(Comm *handle, void *data, size_t size, Wind
   return begin(lock, *comm);
 }
 
-// What kernels see of it is unmapped.
+// Unmaps the kernels' view of the memory.
 EXPORT Result ncclCommWindowDeregister(Comm *handle, Window *window) {
   Lock lock(state().mutex);
   const auto comm = find(handle);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What NCCL asks of its callers and does not check itself.
+// Checks rules that NCCL requires of its callers but does not check itself.
 #include <algorithm>
 #include <functional>
 
@@ -18,7 +18,7 @@ bool overlap(const std::byte *a, size_t a_bytes, const std::byte *b, size_t b_by
   return std::less<>()(a, b + b_bytes) && std::less<>()(b, a + a_bytes);
 }
 
-// In place is one exact place.
+// In place means exactly one address.
 void inspect_places(const Comm &comm, const Collective &call) {
   const size_t piece = call.count * size_of(call.type), size = static_cast<size_t>(comm.clique->size);
   const size_t own = static_cast<size_t>(comm.rank) * piece;
@@ -69,7 +69,7 @@ const Comm *comm_of(const Comm &comm, size_t rank) {
   return nullptr;
 }
 
-// -1: in no window.
+// Returns -1 if the memory lies in no window.
 int64_t window_offset(const Comm &comm, const std::byte *data) {
   for (const auto &window : comm.windows)
     if (data >= window->region.data && data < window->region.data + window->region.bytes)
@@ -83,13 +83,13 @@ bool in_buffer(const Comm &comm, const std::byte *data) {
   return false;
 }
 
-// Before 2.24 ranks of one process reach into each other's memory by its address, whatever it was made by.
+// Before 2.24, ranks of one process access each other's memory by its address, however it was allocated.
 void inspect_access(const Comm &comm, const Collective &call) {
   if (version() < version_code(2, 24) && (call.readers >> comm.device & 1) == 0)
     state().breach(&comm, "a GPU reaches into memory of another one that it has no access to");
 }
 
-// What peers read or write lies at the same place of every rank's window, or in no window.
+// Memory that peers read or write must lie at the same offset of every rank's window, or in no window.
 void inspect_windows(const Comm &comm, const Meeting &meeting, size_t index) {
   const auto shared = [](const Collective &call) { return call.kind == Kind::all_gather ? call.to : call.from; };
   const Collective &mine = (*meeting.launches[static_cast<size_t>(comm.rank)])[index];
@@ -114,7 +114,7 @@ void count(const Comm &comm, const Collective &call) {
   if (is_by_copies(comm, call)) ++state().count(Count::copy_engine_gathers);
 }
 
-// How many messages of this kind and to this peer were called before.
+// Counts the earlier messages of this kind to this peer.
 size_t number_of(const std::vector<Collective> &launch, size_t index) {
   size_t number = 0;
   for (size_t i = 0; i < index; ++i)

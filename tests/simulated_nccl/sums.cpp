@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the collectives compute.
+// Computes the results of the collectives.
 #include <array>
 #include <bit>
 #include <cstring>
@@ -25,7 +25,7 @@ float load(const std::byte *from, DataType type, size_t index) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-// Round to nearest even; the tests have no NaN.
+// Rounds to nearest even. The tests use no NaN.
 uint16_t to_bfloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -37,7 +37,7 @@ void save(std::byte *to, DataType type, size_t index, float value) {
   std::memcpy(to + index * sizeof bits, &bits, sizeof bits);
 }
 
-// As it is after a hop: what travels has the type of what is summed.
+// Rounds a partial sum as a hop does: data travels in the type of the summands.
 float sent_on(DataType type, float value) {
   if (type == float32 || state().knob(Knob::round_sums_once)) return value;
   std::array<std::byte, sizeof value> wire;
@@ -45,13 +45,13 @@ float sent_on(DataType type, float value) {
   return load(wire.data(), type, 0);
 }
 
-// The rank that sends a chunk on first: in a ring the rank behind the one that it is for.
+// Returns the rank that sends a chunk first: in a ring, the rank after the one that the chunk is for.
 size_t first_of_ring(const Meeting &meeting, DataType type, size_t chunk) {
   const Knob leniency = type == float32 ? Knob::rank_order_sums : Knob::round_sums_once;
   return state().knob(leniency) ? 0 : (chunk + 1) % meeting.launches.size();
 }
 
-// chunk: of which rank it is, where all sums are made of as many chunks.
+// `chunk` is the rank that the chunk is for, if every sum consists of that many chunks.
 float add_place(const Meeting &meeting, size_t index, size_t place, size_t chunk) {
   const size_t size = meeting.launches.size();
   const DataType type = (*meeting.launches.front())[index].type;
