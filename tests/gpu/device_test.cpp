@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only a real GPU and driver show of the CUDA device.
+// Tests properties of the CUDA device that only a real GPU and driver show.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -12,7 +12,8 @@ namespace {
 
 class GpuDeviceTest : public CudaTest {};
 
-// For the record of a run: which GPU, and whether its memory is exportable and reachable for network cards.
+// Prints for the record of a run which GPU it used, and whether the GPU's memory can be exported and reached by network
+// cards.
 TEST_F(GpuDeviceTest, TheDescriptionNamesTheGpuAndItsMemory) {
   CudaContext context;
   const std::string text = context.device->description();
@@ -21,8 +22,8 @@ TEST_F(GpuDeviceTest, TheDescriptionNamesTheGpuAndItsMemory) {
   EXPECT_NE(std::string::npos, text.find("cuMemCreate")) << text;
 }
 
-// A thread that has used no GPU has none afterwards either. The driver's function is found on another thread: that is a
-// call into the runtime.
+// A thread that has used no GPU has no context afterwards either. Another thread looks up the driver's function,
+// because the lookup is a call into the runtime.
 TEST_F(GpuDeviceTest, LeavesAThreadWithoutAContext) {
   CudaContext context;
   void *function = nullptr;
@@ -48,8 +49,8 @@ TEST_F(GpuDeviceTest, LeavesAThreadWithoutAContext) {
   }).join();
 }
 
-// What ends while the GPU is busy is waited for no longer than the timeout, and is given back afterwards. A kernel that
-// ends by itself stands for one that does not.
+// Objects that are destroyed while the GPU is busy are waited for no longer than the timeout, and are released
+// afterwards. A kernel that ends by itself stands for one that does not end.
 TEST_F(GpuDeviceTest, ABusyGpuHoldsUpNoEnd) {
   size_t before = 0, after = 0, total = 0;
   constexpr uint64_t bytes = uint64_t{64} << 20;
@@ -68,13 +69,13 @@ TEST_F(GpuDeviceTest, ABusyGpuHoldsUpNoEnd) {
   memory.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - since, std::chrono::milliseconds(5000));
   CUDA_OK(cudaStreamSynchronize(own.get()));
-  context.device->create_stream("another").reset();  // whose end finds the work done
+  context.device->create_stream("another").reset();  // its end finds that the work is done
   CUDA_OK(cudaMemGetInfo(&after, &total));
   EXPECT_GE(after + bytes / 2, before);
 }
 
-// GPU to host to GPU. The bound is far above what is to be expected (some 10 us), since machines are shared. Of several
-// batches the one in the middle counts, since a thread may be held up in any of them.
+// Measures GPU to host to GPU. The bound is far above the expected time (some 10 us), because machines are shared. The
+// median of several batches counts, because a thread may be held up in any of them.
 TEST_F(GpuDeviceTest, ALaneAnswersQuickly) {
   CudaContext context;
   const auto stream = context.device->create_stream("test");

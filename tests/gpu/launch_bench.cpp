@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the launch of a gather costs the calling thread over the real NCCL. It is measured for communicators that do not
-// block (NCCL starts a thread for each launch) and for such that do. The library has a child that blocks, split off one
-// that does not. Two processes that share a GPU, or one rank where the version bears no more. Microseconds, of batches
-// the one in the middle; and MiB of the GPU that were used meanwhile, by both.
+// Measures what the launch of a gather costs the calling thread over the real NCCL. It measures communicators that do
+// not block (NCCL starts a thread for each launch) and communicators that block. The library uses a child that blocks,
+// split off a parent that does not. Two processes share a GPU; if NCCL's version does not allow that, there is one
+// rank. The output is the median of batches in microseconds, and the MiB of the GPU that both used meanwhile.
 //
 //   idle   nothing else is on the stream
 //   busy   the stream has some milliseconds of work before, so that nothing that is launched runs meanwhile
@@ -36,7 +36,7 @@ void check(int error, const char *what) {
   std::exit(1);
 }
 
-// What one rank sends the others: NCCL's name of a communicator, for each of the two kinds.
+// Each rank sends this to the others: NCCL's name of a communicator, for each of the two kinds.
 struct Ids {
   UniqueId of[3];
 };
@@ -145,7 +145,7 @@ int run(int ranks, int rank, int in, int out) {
     std::fflush(nullptr);
   }
   std::fflush(nullptr);
-  ::_exit(0);  // no communicator is ended: the peer may have gone
+  ::_exit(0);  // no communicator is ended, because the peer may have left
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Real GPUs and the real NCCL: one rank alone, and two processes that share a GPU where the version bears that. Skipped
-// where one of them is missing, with the reason. Each rank is a process: CUDA does not survive a fork.
+// Tests with real GPUs and the real NCCL: one rank alone, and two processes that share a GPU if NCCL's version allows
+// that. They are skipped without NCCL or a GPU, and say why. Each rank is a process, because CUDA does not survive a
+// fork.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -46,7 +47,7 @@ struct GpuRank {
   std::shared_ptr<Team> team;
 };
 
-// The processes' exit codes, 0 if all is well.
+// Returns the processes' exit codes; 0 means success.
 std::vector<int> run_processes(uint32_t size, const std::function<int(GpuRank &)> &body) {
   const std::string name = "gpu-nccl-" + std::to_string(::getpid()) + '-' + std::to_string(size);
   std::vector<pid_t> processes;
@@ -86,7 +87,7 @@ int fail_at(const char *what, uint64_t i, float seen, float expected) {
   return 1;
 }
 
-// Twenty steps of a gather and a reduce on streams of their own, in place and out of place.
+// Makes twenty steps of a gather and a reduce on separate streams, in place and out of place.
 int exchange(GpuRank &rank) {
   constexpr uint64_t shard = 1 << 20;
   const uint32_t size = rank.team->size(), mine = rank.team->rank();
@@ -136,7 +137,7 @@ bool ends(const device::Event &event) {
   return event.done();
 }
 
-// One rank's GPU waits in two communicators for one that does not come: a failure frees both streams.
+// One rank's GPU waits in two communicators for a rank that does not come. A failure frees both streams.
 int fail_while_waiting(GpuRank &rank) {
   constexpr uint64_t bytes = 1 << 20;
   const auto gathers = rank.device->create_stream("gather"), reduces = rank.device->create_stream("reduce");
@@ -152,20 +153,20 @@ int fail_while_waiting(GpuRank &rank) {
     gathers->record(*gathered);
     reduces->record(*reduced);
   };
-  enqueue();  // the first ones connect the ranks
+  enqueue();  // the first calls connect the ranks
   rank.synchronize(*gathers);
   rank.synchronize(*reduces);
   if (rank.team->rank() == 0) enqueue();
   rank.team->all_gather({}, "both are there");
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   const bool waits = rank.team->rank() != 0 || !gathered->done();
-  rank.team->all_gather({}, "both have looked");  // a rank that fails before that frees the other one's GPU
+  rank.team->all_gather({}, "both have looked");  // if a rank fails before that, it frees the other rank's GPU
   if (!waits) return 1;                           // nothing is tested
   rank.failure.set(Error(FSDP_ABORTED, "the test aborts"));
   return ends(*gathered) && ends(*reduced) ? 0 : 1;
 }
 
-// Without CUDA in this process: the children need it.
+// Does not use CUDA in this process, because the children need it.
 std::string missing() {
   if (::access("/dev/nvidiactl", F_OK) != 0) return "no GPU: /dev/nvidiactl is not there";
   try {

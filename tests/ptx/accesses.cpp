@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads, stores and atomic operations, lane by lane.
+// Implements loads, stores and atomic operations, lane by lane.
 #include <array>
 #include <bit>
 #include <utility>
@@ -49,7 +49,7 @@ void max_u32(const Instruction &i, Warp &warp) {
 
 uint64_t take_atomics() { return std::exchange(atomics, 0); }
 
-// A register that is wider than the loaded value is filled with zeros, or with the sign.
+// A register wider than the loaded value is filled with zeros or with copies of the sign bit.
 void load(const Instruction &i, Warp &warp) {
   count(loads, i, warp);
   each_lane(warp.active, [&](unsigned lane) {

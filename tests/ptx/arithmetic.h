@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operations do to a lane, as the PTX ISA defines them, and never as the library's own code does. A NaN that fp32
-// arithmetic makes is 0x7fffffff, whatever went in.
+// Operations on a lane, as the PTX ISA defines them. They share no code with the library. A NaN that fp32 arithmetic
+// makes is always 0x7fffffff.
 #pragma once
 
 #include <bit>
@@ -23,7 +23,7 @@ T canonical(T value) {
 
 using Predicate = uint8_t;  // 0 or 1
 
-// Integers wrap around; a NaN of fp32 is always the same.
+// Integers wrap around. An fp32 NaN is always the same.
 template <class T, class Op>
 T computed(T a, T b, Op op) {
   if constexpr (std::is_integral_v<T>) {
@@ -65,7 +65,7 @@ struct MultiplyAdd {
     return Add()(Multiply()(a, b), c);
   }
 };
-// What a division by zero gives is not defined for integers; here it is all ones.
+// PTX does not define the result of an integer division by zero. This simulation returns all ones.
 struct Divide {
   template <class T>
   T operator()(T a, T b) const {
@@ -107,14 +107,14 @@ struct Most {
 struct Magnitude {
   float operator()(float a) const { return canonical(std::fabs(a)); }
 };
-// The second with the sign of the first, also of a NaN.
+// Returns the second number with the sign of the first. This holds for NaN, too.
 struct WithSign {
   float operator()(float sign, float value) const {
     constexpr uint32_t bit = 0x80000000;
     return std::bit_cast<float>((std::bit_cast<uint32_t>(value) & ~bit) | (std::bit_cast<uint32_t>(sign) & bit));
   }
 };
-// NaN if one of the two is.
+// Returns NaN if one of the two is NaN.
 struct MostOrNan {
   float operator()(float a, float b) const {
     if (std::isnan(a) || std::isnan(b)) return canonical(std::nanf(""));
@@ -150,7 +150,7 @@ struct Not {
 struct Opposed {
   Predicate operator()(Predicate a) const { return !a; }
 };
-// A shift by as many bits as there are, or more, leaves none.
+// A shift by the width or more leaves no bits.
 struct ShiftLeft {
   template <class T>
   T operator()(T a, uint32_t by) const {
@@ -184,7 +184,7 @@ struct InsertBits {
 struct CountOnes {
   uint32_t operator()(uint32_t a) const { return static_cast<uint32_t>(std::popcount(a)); }
 };
-// Bytes of b:a by number; with its top bit a nibble means the byte's sign.
+// Selects bytes of b:a by number. If a selector has its top bit set, it copies the byte's sign instead.
 struct Permute {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t which) const {
     const uint64_t bytes = uint64_t{b} << 32 | a;
@@ -227,8 +227,8 @@ struct Nanoseconds {
   }
 };
 
-// The first of two is the upper byte; what is beyond the format becomes its largest number, a NaN the one without a
-// sign.
+// The first operand goes to the upper byte. A number beyond the format becomes the format's largest number, and a NaN
+// becomes the NaN without a sign.
 template <const fsdp::test::Float8Format &format>
 struct Narrow {
   static uint16_t code(float value) {
@@ -237,8 +237,8 @@ struct Narrow {
   uint16_t operator()(float a, float b) const { return static_cast<uint16_t>(code(a) << 8 | code(b)); }
 };
 
-// The first of two is the upper half. The nearer of the two bf16 numbers around a number is taken, and the even one of
-// two that are equally near; a NaN is 0x7fff.
+// The first operand goes to the upper half. Rounds to the nearest bf16 number, and to the even one of two that are
+// equally near. A NaN becomes 0x7fff.
 struct NarrowBf16 {
   static double value(uint32_t magnitude) {
     return magnitude == 0x7f80 ? 0x1p128 : double{std::bit_cast<float>(magnitude << 16)};
@@ -260,7 +260,7 @@ struct Equal {
     return a == b;
   }
 };
-// Not so if one of the two is NaN, unlike the opposite of Equal.
+// Is false if one operand is NaN, unlike the opposite of Equal.
 struct OrderedUnequal {
   template <class T>
   bool operator()(T a, T b) const {
@@ -279,7 +279,7 @@ struct AtMost {
     return a <= b;
   }
 };
-// Comparisons with the operands swapped, and with the opposite result.
+// These variants swap the operands or give the opposite result.
 template <class Op>
 struct Swapped {
   template <class T>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an address means, in each of the four spaces.
+// Resolves an address in each of the four spaces.
 #include <map>
 #include <string>
 #include <utility>
@@ -9,8 +9,9 @@
 namespace ptx {
 namespace {
 
-auto &owned = *new std::map<uintptr_t, size_t>;  // begin: bytes; constants may be given up as the program ends
-uintptr_t last_begin = 0, last_end = 0;          // of the one that was last accessed: the next is often there, too
+// Maps the beginning to the bytes. It is never destroyed, because constants may be released when the program ends.
+auto &owned = *new std::map<uintptr_t, size_t>;
+uintptr_t last_begin = 0, last_end = 0;  // the range that was last accessed; the next access is often there, too
 
 bool is_owned(uintptr_t first, size_t bytes) {
   if (first < last_begin || first + bytes > last_end) {
@@ -46,7 +47,7 @@ GlobalConstant::~GlobalConstant() { disown(bytes_.data()); }
 
 std::byte *reach(const Instruction &access, const Warp &warp, unsigned lane) {
   const uint32_t base = access.from[0];
-  // Shared addresses are of 32 bits, the others of 64.
+  // Shared addresses have 32 bits, all others 64.
   const uint64_t address =
       (access.space == Space::shared ? uint64_t{warp.lane<uint32_t>(base)[lane]} : warp.lane<uint64_t>(base)[lane]) +
       static_cast<uint64_t>(access.offset);

@@ -15,7 +15,7 @@ namespace {
 template <class T>
 constexpr uint8_t bytes_of = sizeof(T);
 
-// Runs the operation on all lanes, of which the compiler makes vectors.
+// Runs the operation on all lanes. The compiler turns the loop into vector instructions.
 template <class Op, class To, class... From, size_t... k>
 void run_lanes(const Instruction &i, Warp &warp, std::index_sequence<k...>) {
   To *const to = warp.lane<To>(i.to[0]);
@@ -32,7 +32,7 @@ void run(const Instruction &i, Warp &warp) {
   run_lanes<Op, To, From...>(i, warp, std::index_sequence_for<From...>());
 }
 
-// Two registers of 16 bits from one of 32.
+// Splits a register of 32 bits into two of 16 bits.
 template <class Whole, class Half>
 void split(const Instruction &i, Warp &warp) {
   const Whole *const from = warp.lane<Whole>(i.from[0]);
@@ -74,7 +74,7 @@ void Table::add_order(const std::string &type) {
   add<Swapped<AtMost>, Predicate, T, T>("setp.ge." + type);
 }
 
-// Signed and unsigned integers differ where they are compared and divided.
+// Signed and unsigned integers differ in comparisons and divisions.
 template <class T>
 void Table::add_integer(const std::string &type) {
   add_order<T>(type);
@@ -146,7 +146,7 @@ void Table::add_conversions() {
   add<Narrow<fsdp::test::e4m3>, uint16_t, float, float>("cvt.rn.satfinite.e4m3x2.f32");
   add<Narrow<fsdp::test::e5m2>, uint16_t, float, float>("cvt.rn.satfinite.e5m2x2.f32");
   add<NarrowBf16, uint32_t, float, float>("cvt.rn.bf16x2.f32");
-  add<Itself, uint64_t, uint64_t>("cvta.to.global.u64");  // a global address is one as it is
+  add<Itself, uint64_t, uint64_t>("cvta.to.global.u64");  // a generic address equals the global address
 }
 
 Table::Table() {
@@ -168,7 +168,7 @@ Table::Table() {
   add<InsertBits, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>("bfi.b32");
   add<InsertBits, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>("bfi.b64");
   add<Permute, uint32_t, uint32_t, uint32_t, uint32_t>("prmt.b32");
-  // Names of our own for what PTX writes by its operands.
+  // These names are ours, for forms that PTX expresses by operands.
   add<Combine, uint32_t, uint16_t, uint16_t>("mov.b32.combine");
   of["mov.b32.split"] = {split<uint32_t, uint16_t>, {2, 2}, {4}};
   of["mov.b64.split"] = {split<uint64_t, uint32_t>, {4, 4}, {8}};

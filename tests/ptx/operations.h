@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations that are known, by the names that PTX gives them.
+// Defines the known operations, by the names that PTX gives them.
 #pragma once
 
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace ptx {
 
-// Bytes of a lane of each register that an operation writes and reads; 1 stands for a predicate.
+// Gives the bytes of a lane of each register that an operation writes and reads. 1 stands for a predicate.
 struct Operation {
   Run run = nullptr;
   std::vector<uint8_t> to, from;
@@ -19,7 +19,7 @@ struct Operation {
 // Finds an operation of arithmetic, a comparison, a move or a conversion.
 std::optional<Operation> find_operation(std::string_view name);
 
-// Accesses: their form is in the instruction.
+// Finds an access, whose form is in the instruction.
 void load(const Instruction &, Warp &);
 void store(const Instruction &, Warp &);
 void prefetch(const Instruction &, Warp &);  // moves nothing, but the memory must be allocated

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// nvcc writes a statement a line; what it does not write is refused, with the line.
+// nvcc writes one statement a line. The parser refuses any other form, and names the line.
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -17,7 +17,7 @@ std::string_view trim(std::string_view text) {
 
 bool starts(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
 
-// The next word; `text` is what is left.
+// Returns the next word. The rest remains in `text`.
 std::string_view take_word(std::string_view &text) {
   text = trim(text);
   const auto end = std::min(text.find_first_of(" \t"), text.size());
@@ -26,7 +26,7 @@ std::string_view take_word(std::string_view &text) {
   return word;
 }
 
-// Cuts the text at the commas that are in no bracket.
+// Splits the text at commas outside of brackets.
 std::vector<std::string_view> split(std::string_view text) {
   std::vector<std::string_view> parts;
   int depth = 0;
@@ -147,7 +147,7 @@ void Parser::take_line(std::string_view line) {
   take_instruction(line);
 }
 
-// " .reg .b32 tmp; mov.b64 {tmp, %r11}, %rd34; ", with a register of its own
+// Parses " .reg .b32 tmp; mov.b64 {tmp, %r11}, %rd34; ", which has a register of its own.
 void Parser::take_block(std::string_view statements) {
   for (size_t end = statements.find(';'); end != statements.npos; end = statements.find(';')) {
     take_line(trim(statements.substr(0, end)));
@@ -156,7 +156,7 @@ void Parser::take_block(std::string_view statements) {
   if (!trim(statements).empty()) refuse("a statement without an end");
 }
 
-// ".align 4 .b8 NAME[2] = {51, 191};"
+// Parses ".align 4 .b8 NAME[2] = {51, 191};".
 void Parser::declare_constant(std::string_view words) {
   const auto begin = words.find('{'), end = words.find('}'), bracket = words.find('[');
   if (begin == words.npos || end == words.npos || bracket == words.npos) refuse("a constant without numbers");
@@ -199,7 +199,7 @@ void Parser::end_kernel() {
   module_[kernel_.name] = std::move(kernel_);
 }
 
-// ".align 8 .b8 NAME[56]", or ".u64 NAME", with ".ptr .align 1" before it for some.
+// Parses ".align 8 .b8 NAME[56]" or ".u64 NAME". Some have ".ptr .align 1" before the name.
 void Parser::declare_parameter(std::string_view words) {
   uint32_t align = 0, bytes = 0;
   while (starts(words, ".")) {
@@ -226,7 +226,7 @@ void Parser::declare_parameter(std::string_view words) {
   end += bytes;
 }
 
-// ".b32 %r<24>" or ".b64 %SP"
+// Parses ".b32 %r<24>" or ".b64 %SP".
 void Parser::declare_registers(std::string_view words) {
   const std::string_view type = take_word(words);
   const uint32_t bytes = type == ".pred" ? 1 : bytes_of_type(type);
@@ -239,7 +239,7 @@ void Parser::declare_registers(std::string_view words) {
   registers_[bracket == words.npos ? name : name + "<"] = {allocate(bytes, count), count};
 }
 
-// ".align 8 .b8 NAME[2176]"
+// Parses ".align 8 .b8 NAME[2176]".
 void Parser::declare_memory(std::string_view words, uint64_t &end) {
   uint64_t align = 1;
   if (starts(words, ".align")) {
@@ -257,7 +257,7 @@ void Parser::declare_memory(std::string_view words, uint64_t &end) {
 }
 
 Register Parser::allocate(uint32_t bytes, uint32_t count) {
-  // A multiple of 8, so that all accesses of the host are aligned.
+  // The size is a multiple of 8, so that all accesses of the host are aligned.
   const Register first{kernel_.register_bytes, bytes};
   kernel_.register_bytes += bytes * lanes * count;
   return first;
@@ -339,7 +339,7 @@ void Parser::take_instruction(std::string_view text) {
   kernel_.code.push_back(instruction);
 }
 
-// Takes operands of several registers apart, and returns a name of our own for the operation.
+// Splits operands of several registers, and returns this parser's own name for the operation.
 std::string Parser::name_operation(std::string_view opcode, std::vector<std::string_view> &operands) const {
   std::string name(opcode);
   if (operands.size() != 2) return name;
@@ -368,7 +368,7 @@ void Parser::take_operation(std::string_view opcode, std::vector<std::string_vie
     instruction.from[k - written] = source(operands[k], operation->from[k - written]).at;
 }
 
-// "[%rd1+8]", "[NAME+8]", "[NAME]"
+// Parses "[%rd1+8]", "[NAME+8]" or "[NAME]".
 void Parser::take_address(std::string_view text, Instruction &instruction) {
   if (!starts(text, "[") || text.back() != ']') refuse("no address");
   text = text.substr(1, text.size() - 2);
@@ -404,8 +404,8 @@ void Parser::take_access(std::string_view opcode, const std::vector<std::string_
     instruction.from[1] = source(operands[2], instruction.bytes).at;
     return;
   }
-  // What is between the space and the type; "wb" is what caches do anyway, and "nc" says that the memory is not
-  // written.
+  // These words stand between the space and the type. "wb" is the default of caches, and "nc" says that the memory is
+  // not written.
   std::string_view form = opcode.substr(2 + std::string_view(space->first).size());
   if (starts(form, stores ? "wb." : "nc.")) form.remove_prefix(3);
   const bool vector = starts(form, "v2.") || starts(form, "v4.");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's launches run nvcc's PTX, over the memory of this process: the tests of the CUDA kernels, which compare
-// with the host's, are compiled into this program, too. It does not show ptxas, concurrency between blocks, or speed.
+// The library's launches run nvcc's PTX over the memory of this process. This program contains the tests of the CUDA
+// kernels, which compare them with the host's kernels. It does not check ptxas, concurrency between blocks, or speed.
 //
 // usage: ptx FILE.ptx... [GoogleTest's options]
 #include <algorithm>
@@ -17,7 +17,7 @@
 #include "ptx/warp.h"
 
 namespace {
-std::vector<std::pair<std::string, std::string>> files;  // name, text
+std::vector<std::pair<std::string, std::string>> files;  // name and text
 uint64_t bytes_read = 0;
 constexpr std::align_val_t alignment{256};
 }  // namespace
@@ -49,7 +49,7 @@ ptx::Module all_kernels() {
   return all;
 }
 
-// Where the first kernel is whose name has `which` in it: behind its ".entry", and before the next.
+// Finds the first kernel whose name contains `which`. Returns its text behind ".entry" and before the next kernel.
 std::pair<size_t, size_t> find_kernel(const std::string &text, const std::string &which) {
   for (size_t at = text.find(".entry "); at != text.npos; at = text.find(".entry ", at + 1))
     if (text.substr(at, text.find('(', at) - at).find(which) != std::string::npos)
@@ -57,7 +57,7 @@ std::pair<size_t, size_t> find_kernel(const std::string &text, const std::string
   return {text.npos, text.npos};
 }
 
-// All kernels, with `to` in place of each `from` in the first whose name has `which`.
+// Returns all kernels, with `to` instead of each `from` in the first kernel whose name contains `which`.
 ptx::Module spoilt_kernels(const std::string &which, const std::string &from, const std::string &to) {
   ptx::Module all;
   int done = 0;
@@ -74,7 +74,7 @@ ptx::Module spoilt_kernels(const std::string &which, const std::string &from, co
   return all;
 }
 
-// Launches that are wrong, each of which must be noticed.
+// Makes wrong launches; each must be noticed.
 class Faults : public ::testing::Test {
  protected:
   void TearDown() override {
@@ -122,7 +122,8 @@ TEST_F(Faults, AMissingBarrierIsSeen) {
   EXPECT_NE(squares(), 4000.0);
 }
 
-// States in codes need two barriers: one behind what the threads make together, and one behind what they have found.
+// States in codes need two barriers: one after the threads have made their shared data, and one after they have found
+// their results.
 TEST_F(Faults, EachMissingBarrierOfCodesIsSeen) {
   const auto first_code = [] {
     const float grads[256] = {0.5f};
@@ -148,7 +149,7 @@ TEST_F(Faults, AnAccessThatIsNotAlignedIsRefused) {
 
 TEST_F(Faults, AnAccessBehindTheEndIsRefused) {
   OnGpu memory(64);
-  EXPECT_NE(cuda::scale(gpu::stream(), memory.floats(), 3.0f, 200), 0);  // what is around the 64 bytes is 256
+  EXPECT_NE(cuda::scale(gpu::stream(), memory.floats(), 3.0f, 200), 0);  // the memory around the 64 bytes has 256
   EXPECT_NE(ptx::take_fault().find("nobody's memory"), std::string::npos);
 }
 
@@ -176,7 +177,7 @@ TEST(Ptx, EveryKernelRuns) {
   EXPECT_EQ(ptx::idle_kernels(), std::vector<std::string>());
 }
 
-// Nothing but NaN: a block adds what it has found once, whatever a GPU's processors are given.
+// The input has only NaN. A block adds its result once, however many processors a GPU has.
 TEST(Ptx, ABlockAddsItsCountOnce) {
   constexpr uint64_t of_block = 4096, max_blocks = 1024;
   for (const uint64_t count : {uint64_t{1}, 2 * of_block, 3 * of_block + 1, (max_blocks + 1) * of_block}) {
@@ -192,7 +193,7 @@ TEST(Ptx, ABlockAddsItsCountOnce) {
   }
 }
 
-// The same for the kernels that quantize blocks. Without a place for counts nothing is added.
+// The same holds for the kernels that quantize blocks. If there is no place for counts, nothing is added.
 TEST(Ptx, ABlockAddsWhatItHasNotQuantizedOnce) {
   constexpr uint64_t rows = 96, columns = 256, count = rows * columns;
   const std::vector<float> given(count, std::nanf(""));
@@ -217,7 +218,8 @@ TEST(Ptx, ABlockAddsWhatItHasNotQuantizedOnce) {
   EXPECT_EQ(ptx::take_atomics(), 0u);
 }
 
-// A chain of additions reads lines of 16 sums, and waits for none that other threads of its block have fetched ahead.
+// A chain of additions reads lines of 16 sums. It does not wait for lines that other threads of its block have
+// prefetched.
 TEST(Ptx, ChainsAreFetchedAhead) {
   constexpr uint64_t of_launch = 32768;
   const auto prefetches = [](uint64_t pieces) {
@@ -238,7 +240,7 @@ TEST(Ptx, ChainsAreFetchedAhead) {
   EXPECT_EQ(prefetches(2 * of_launch + 17), 2 * of_launch / 16 + 2);
 }
 
-// Arrays of whole packs of 4 elements from their first one on: no thread has single elements.
+// The arrays consist of whole packs of 4 elements, so no thread has single elements.
 class WideAccesses : public ::testing::Test {
  protected:
   static constexpr uint64_t count = 4096 + 4 * 300, packs = count / 4;
@@ -246,7 +248,7 @@ class WideAccesses : public ::testing::Test {
 
   void SetUp() override { ptx::take_accesses(); }
 
-  // An update that publishes in this dtype, or not.
+  // Runs an update that publishes in this dtype, or one that does not publish.
   static ptx::Accesses update(fsdp_dtype dtype, bool publishes) {
     OnGpu weight(count * 4), grad(count * 4), average(count * 4), square(count * 4), copy(count * 4);
     const device::AdamWSpan span{
@@ -314,7 +316,7 @@ TEST_F(WideAccesses, OfSumsAndProducts) {
   EXPECT_EQ(stores, (ByBytes{{16, packs}})) << "rank_sum";
 }
 
-// Every number is read once, and codes are written four at a time.
+// The kernel reads every number once and writes codes four at a time.
 TEST_F(WideAccesses, Of8BitNumbers) {
   constexpr uint64_t rows = 128, columns = 256, numbers = rows * columns, of_all = numbers / 4;
   OnGpu values(numbers * 4), codes(4 * numbers), scales(numbers);
@@ -339,7 +341,7 @@ TEST_F(WideAccesses, Of8BitNumbers) {
   EXPECT_EQ(seen.stores, (ByBytes{{4, of_all}})) << "one scale";
 }
 
-// Says what a launch was refused for, below the line that the test wrote of it.
+// Prints the reason why a launch was refused, below the test's own message.
 class TellFaults : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult &result) override {
     if (const std::string fault = ptx::take_fault(); result.failed() && !fault.empty())

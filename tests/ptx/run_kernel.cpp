@@ -9,15 +9,15 @@
 namespace ptx {
 namespace {
 
-constexpr std::byte garbage{0xa5};  // what registers and shared memory hold before they are written
+constexpr std::byte garbage{0xa5};  // registers and shared memory have this value before they are written
 constexpr uint32_t over = std::numeric_limits<uint32_t>::max();
 
-// A warp and where each of its threads is.
+// A warp, and the position of each of its threads.
 class Threads {
  public:
   Threads(Block &block, uint32_t first, uint32_t count);
   void begin_block(uint32_t number);
-  // Runs `which` of them until each is at a barrier, or has left.
+  // Runs the threads in `which` until each is at a barrier or has ended.
   void run(Mask which);
   Mask all() const { return all_; }
   bool left() const { return left_ == all_; }
@@ -33,7 +33,7 @@ class Threads {
   Warp warp_;
   Mask all_, left_ = 0, waits_ = 0;
   std::array<uint32_t, lanes> at_{};
-  // Those that go in step are at `now_`, and stay together until they meet others at `next_` or part.
+  // Threads in step are at `now_`. They stay together until they part or meet others at `next_`.
   uint32_t now_ = 0, next_ = over;
   bool together_ = false;
 };
@@ -56,7 +56,7 @@ void Threads::begin_block(uint32_t number) {
   std::fill_n(warp_.lane<uint32_t>(kernel_.block.at), lanes, number);
 }
 
-// The threads that are furthest behind go on, so that those that parted meet again.
+// The threads that are furthest behind go on, so that threads that parted meet again.
 void Threads::gather(Mask which) {
   now_ = next_ = over;
   warp_.active = 0;
@@ -144,7 +144,7 @@ void run_kernel(const Kernel &kernel, uint32_t blocks, uint32_t threads, void *c
   warps.reserve((threads + lanes - 1) / lanes);
   for (uint32_t first = 0; first < threads; first += lanes)
     warps.emplace_back(block, first, std::min<uint32_t>(lanes, threads - first));
-  // The simulation begins with the first: no block may need another one to be before it, or after.
+  // The simulated CUDA begins with the first block and this loop with the last, because no block may rely on the order.
   for (uint32_t number = blocks; number-- > 0;) {
     std::fill(block.shared.begin(), block.shared.end(), garbage);
     for (Threads &warp : warps) warp.begin_block(number);

@@ -16,7 +16,7 @@ Module kernels;
 std::set<std::string> idle;
 std::string fault;
 
-// nvcc puts 8 digits that depend on its options into the names of what a file has for itself, twice:
+// nvcc puts 8 digits that depend on its options into the names of objects that are local to a file, and does so twice:
 // _GLOBAL__N__9e4017bc_ ... _cu_8fb27b9a
 std::string without_digest(std::string name) {
   for (const std::string before : {"_GLOBAL__N__", "_cu_"})
@@ -74,10 +74,10 @@ void __cudaRegisterFunction(void **, const char *function, char *, const char *n
   ptx::registered()[function] = ptx::without_digest(name);
 }
 
-// Constants are in the PTX, see GlobalConstant.
+// The constants are in the PTX, see GlobalConstant.
 void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
 
-// What <<<>>> would call; the library launches by cudaLaunchKernelExC alone.
+// <<<>>> would call these functions, but the library launches only with cudaLaunchKernelExC.
 cudaError_t __cudaPopCallConfiguration(dim3 *, dim3 *, size_t *, void *) { return cudaErrorNotSupported; }
 cudaError_t __cudaGetKernel(cudaKernel_t *, const void *) { return cudaErrorNotSupported; }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void **, size_t, cudaStream_t) {

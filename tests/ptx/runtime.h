@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's runtime, as far as a launch needs it: the code that nvcc made of the library's launches calls it, and PTX
-// runs.
+// The part of CUDA's runtime that a launch needs. The code that nvcc made from the library's launches calls it, and it
+// runs the PTX.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@
 
 namespace ptx {
 
-// What launches run from now on.
+// Sets the text whose kernels launches run from now on.
 void use(Module module);
 
-// Kernels that use() was given and no launch has run.
+// Returns the kernels that use() was given and that no launch has run.
 std::vector<std::string> idle_kernels();
 size_t kernel_count();
 
-// Atomic operations of threads since it was asked for last.
+// Returns the number of atomic operations by threads since the previous call.
 uint64_t take_atomics();
-// The accesses of single threads to global memory since it was asked for last, by their bytes.
+// Returns the number of accesses of single threads to global memory since the previous call, by their bytes.
 struct Accesses {
   std::map<unsigned, uint64_t> loads, stores;
 };
 Accesses take_accesses();
-// Addresses that threads have fetched ahead, likewise.
+// Returns the addresses that threads have prefetched since the previous call.
 uint64_t take_prefetches();
 
-// What was wrong with the launches since it was asked for last; empty: nothing.
+// Returns the faults of the launches since the previous call; empty if there were none.
 std::string take_fault();
 
 }  // namespace ptx

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Up to 32 threads that execute an instruction together, and what they can reach.
+// Up to 32 threads that execute an instruction together, and the memory that they can access.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace ptx {
 
-// Shared by the threads of a block.
+// The threads of a block share this memory.
 struct Block {
   const Kernel &kernel;
   const std::byte *parameters;
@@ -20,8 +20,8 @@ struct Block {
 struct Warp {
   Block &block;
   std::byte *registers;
-  std::byte *local;  // of each lane, one after the other
-  Mask active;       // that execute this instruction
+  std::byte *local;  // the lanes of each register, one after the other
+  Mask active;       // lanes that execute this instruction
 
   template <class T>
   T *lane(uint32_t at) const {
@@ -29,16 +29,16 @@ struct Warp {
   }
 };
 
-// Calls visit(lane) for those that are set.
+// Calls visit(lane) for each set bit.
 template <class Visit>
 void each_lane(Mask which, Visit visit) {
   for (; which; which &= which - 1) visit(static_cast<unsigned>(std::countr_zero(which)));
 }
 
-// The bytes that an access of one lane means; throws Fault for what is not aligned, or not allocated.
+// Returns the bytes that an access of one lane means. Throws Fault if they are not aligned or not allocated.
 std::byte *reach(const Instruction &access, const Warp &warp, unsigned lane);
 
-// The memory that kernels may touch.
+// Sets the memory that kernels may access.
 void own(const void *memory, size_t bytes);
 void disown(const void *memory);
 

@@ -20,24 +20,26 @@ from pathlib import Path
 import machine_code
 
 WANTED = {("code", 80), ("code", 90), ("code", 100), ("ptx", 100)}
-# As many as cuda::kernels::prepare (lib/device/cuda/prepare.cpp) runs once, so that none is loaded in the middle of a step.
+# cuda::kernels::prepare (lib/device/cuda/prepare.cpp) runs this many kernels once, so that none is loaded in the middle
+# of a step.
 KERNELS = 68
 KINDS = {1: "ptx", 2: "code"}
-# All that may be done to floating-point numbers: these are rounded to nearest once, or exact.
+# Only these operations on floating-point numbers are allowed: they are exact, or round to nearest once.
 ALLOWED = re.compile(r"((add|sub|mul|div|sqrt)\.rn|(ld|st)\.[a-z0-9.]+|mov|selp|setp\.[a-z]+|cvt\.(f64|rn\.f32|rn\.bf16x2|rn\.satfinite\.e(4m3|5m2)x2)|abs|copysign|max\.NaN)\.f(32|64)")
 FLOAT = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)*\.(?:f16x2|bf16x2|f16|bf16|tf32|f32|f64)(?:\.\w+)*)\s", re.M)
-# The most instructions an element by architecture. A kernel without a loop over elements is counted along its longest
-# path, divided by the elements of a thread. The path includes the rounding to bf16, and the slower of the forms for
-# aligned and other arrays. Searches for a span, and sums of what is not finite, count once. In a kernel with a loop over
-# elements, the shortest loop that loads four times 16 bytes is counted, and divided by its 16 elements. sm_80 has no
-# instruction for numbers of 8 bits. The limits leave room for what another compiler makes of the same source.
+# Limits the instructions an element by architecture. A kernel without a loop over elements is counted along its longest
+# path, divided by the elements of a thread.
+# The path includes the rounding to bf16, and the slower of the forms for aligned and other arrays. Searches for a span,
+# and sums of elements that are not finite, count once.
+# In a kernel with a loop over elements, the shortest loop that loads four times 16 bytes is counted and divided by its
+# 16 elements. sm_80 has no instruction for 8-bit numbers. The limits leave room for the code of other compilers.
 WHOLE, LOOP = "whole", "loop"
 LIMITS = {
     "QuantizeTiles": (WHOLE, 32, {80: 50, 90: 30, 100: 30}),
     "QuantizeBlocks": (WHOLE, 32, {80: 45, 90: 32, 100: 32}),
     "10FindAmaxesEEEv": (LOOP, 16, {80: 3, 90: 3, 100: 3}),
 }
-# Fused operations of single and double precision in machine code, and what is made of them there.
+# Fused operations of single and double precision in machine code, and the PTX operations that compile to them.
 FUSED = re.compile(r"\b(?:FFMA2?|DFMA)\b(?:\.[A-Z0-9]+)*")
 DIVISION = re.compile(r"\b(?:div|sqrt)\.rn\.f(?:32|64)\s")
 ENTRY = re.compile(r"\.entry\s+(\w+)")

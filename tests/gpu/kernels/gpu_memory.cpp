@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tests of the CUDA kernels over the memory of a real GPU. Without one they are skipped, and say why.
+// Runs the tests of the CUDA kernels over the memory of a real GPU. Without one they are skipped, and say why.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>

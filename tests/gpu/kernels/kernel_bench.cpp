@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fast the CUDA kernels move bytes on a GPU, beside a device-to-device copy of the same run. usage: kernel_bench
-// [MILLIONS] (of elements, 256 if not given; a multiple of 32). Each line: the traffic in bytes per element, GB/s as
-// the median of 15 runs, and the ratio to the copy, which reads and writes. The last line is target 17: AdamW at 0.90
-// of the copy or more.
+// Measures how fast the CUDA kernels move bytes on a GPU, beside a device-to-device copy of the same run. usage:
+// kernel_bench [MILLIONS] (of elements, 256 if not given; a multiple of 32).
+// Each line has the traffic in bytes per element, GB/s as the median of 15 runs, and the ratio to the copy, which reads
+// and writes. The last line is target 17: AdamW at 0.90 of the copy or more.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Timer {
   }
   cudaStream_t stream() const { return stream_; }
 
-  // Seconds, the median of 15 after 3 to warm up.
+  // Returns seconds: the median of 15 runs, after 3 to warm up.
   double median(const std::function<int()> &work) {
     std::vector<float> times;
     for (int i = 0; i < 18; ++i) {
@@ -89,7 +89,7 @@ struct Bench {
     return {base, part * (wide ? 4 : 2), ranks, source, source, b, part, 0.5f, accumulate};
   }
 
-  // The arrays cut into equal spans.
+  // Cuts the arrays into equal spans.
   std::vector<AdamWSpan> spans(uint64_t number) {
     std::vector<AdamWSpan> spans;
     const uint64_t part = count / number / 128 * 128;
@@ -102,7 +102,7 @@ struct Bench {
   }
 };
 
-// All elements as matrices of one size whose codes and scales are in the other arrays.
+// Treats all elements as matrices of one size whose codes and scales are in the other arrays.
 class Matrices {
  public:
   Matrices(const Bench &bench, uint64_t number)
@@ -147,7 +147,8 @@ class Matrices {
   const uint64_t number_, size_, columns_;
 };
 
-// Bytes of an element and of its share of the scales: MXFP8 has two planes of codes with a scale for 32 of them.
+// Returns the bytes of an element and of its share of the scales. MXFP8 has two planes of codes, with a scale for 32 of
+// them.
 constexpr double mxfp8_bytes = 4 + 2 * (1 + 1 / 32.0), fp8_bytes = 4 + 1;
 
 void quantize(Bench &bench, uint64_t number) {

@@ -71,8 +71,8 @@ def functions(disassembly):
             for architecture, code in parts(ARCHITECTURE, disassembly) for name, text in parts(FUNCTION, code)}
 
 
-# Stack frames: what a function keeps in local memory, in the section .nv.info of its code. Spilled registers are there,
-# too. See EIATTR_FRAME_SIZE in the files of binutils for CUDA's own format of attributes.
+# Returns the stack frames: the local memory of a function, from the section .nv.info of its code. Spilled registers are
+# included. binutils' files for CUDA describe the attributes; see EIATTR_FRAME_SIZE.
 FRAME_SIZE, SIZED = 0x11, 0x04
 
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What marking a point in a stream costs on a GPU: an event of CUDA, a word that the stream writes to pinned memory of
-// the host, and an event of the library (which has both, or shares the word of one before). Beside them stand a wait
-// for one, and a kernel, against which all of them are to be small. Each on a stream that is idle, and on one that is
-// busy, so that nothing which is enqueued runs meanwhile.
+// Measures what it costs to mark a point in a GPU's stream: an event of CUDA, a word that the stream writes to pinned
+// host memory, and an event of the library. The library's event has both, or shares the word of an earlier event. For
+// comparison it also measures a wait for an event, and a kernel, which should cost much more. Each is measured on an
+// idle stream, and on a busy one on which no enqueued work runs meanwhile.
 //
 //   host     microseconds that a call takes on the calling thread
 //   stream   microseconds by which each makes the stream's work longer
@@ -24,9 +24,9 @@ namespace {
 using namespace fsdp;
 using Clock = std::chrono::steady_clock;
 
-constexpr int marks = 200;  // CUDA keeps about a thousand pieces of work a stream: more would make the host wait
+constexpr int marks = 200;  // CUDA keeps about a thousand pieces of work a stream; with more, the host would wait
 constexpr uint64_t busy_bytes = uint64_t{1} << 30;
-constexpr int fills = 20;  // of them: some milliseconds
+constexpr int fills = 20;  // they take some milliseconds
 
 void check(int error, const char *what) {
   if (error == 0) return;
@@ -62,7 +62,7 @@ class Bench {
             "cuStreamWriteValue32");
     });
     line("the library's event, behind work", [&] {
-      (void)stream_->handle();  // as if some thread enqueued something
+      (void)stream_->handle();  // as if another thread enqueued something
       stream_->record(*event_);
     });
     line("... behind another one", [&] { stream_->record(*event_); });
