@@ -5,7 +5,7 @@
 #
 # usage: sh tests/benchmark/fsdp2.sh [BUILD] [options of compare.py...]      BUILD: default build
 #
-# PYTHON names a Python that has PyTorch 2.6 or newer (default: python3). Without one: says so and exits with 77.
+# PYTHON names a Python that has PyTorch 2.6 or newer (default: python3). Without one it says so and exits with 77.
 set -eu
 cd "$(dirname "$0")/../.."
 build=build

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How close the host kernels come to the memory's speed. Counters are bytes read and written by the program (what the
-// caches fetch before a write comes on top); memcpy in the same run is the reference.
+// Measures how close the host kernels come to the memory's speed. Counters are the bytes that the program reads and
+// writes, without the lines that caches fetch before a write. memcpy in the same run is the reference.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@ namespace kernels = fsdp::device::kernels;
 
 constexpr int64_t small = 1 << 16, large = int64_t{64} << 20;  // bytes
 
-// Memory that is filled with ones of fp32, which are small normal numbers of the other types too.
+// Fills memory with fp32 ones, which are small normal numbers in the other types.
 class Buffer {
  public:
   explicit Buffer(uint64_t bytes) : memory_(bytes, "benchmark") {
@@ -54,7 +54,7 @@ void copy_bytes(benchmark::State &state) {
 }
 BENCHMARK(copy_bytes)->Range(small, large);
 
-// Output bytes, ranks, dtype.
+// The arguments are output bytes, ranks and dtype.
 void rank_sum(benchmark::State &state) {
   const auto bytes = static_cast<uint64_t>(state.range(0));
   const auto ranks = static_cast<uint32_t>(state.range(1));
@@ -98,13 +98,14 @@ void adamw(benchmark::State &state) {
 }
 BENCHMARK(adamw)->ArgsProduct({{16, 1 << 14, large / 4}, {0, FSDP_BFLOAT16}});
 
-// Bytes that are read and written for an element: the gradient, the weight, a copy in bf16 of fp32 weights, the states.
+// Counts the bytes that are read and written for an element: the gradient, the weight, a bf16 copy of fp32 weights, and
+// the states.
 uint64_t compact_bytes(const CompactSpan &span) {
   const uint64_t weight = span.form == MainForm::rounded ? 4 : span.form == MainForm::split16 ? 8 : 10;
   return span.count * (4 + weight + (span.exp_avg_scales ? 4 : 16)) + (span.exp_avg_scales ? span.count / 16 : 0);
 }
 
-// Count, form of the weights, states in codes.
+// The arguments are the count, the form of the weights, and whether states are codes.
 void compact_adamw(benchmark::State &state) {
   const auto count = static_cast<uint64_t>(state.range(0));
   const auto form = static_cast<MainForm>(state.range(1));

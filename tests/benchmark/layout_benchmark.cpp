@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning time. The target is 10,000 parameters in 10 ms (CPU time).
+// Measures planning time. The target is 10,000 parameters in 10 ms of CPU time.
 #include <benchmark/benchmark.h>
 
 #include <random>
@@ -16,7 +16,7 @@ using fsdp::memory::ScheduleSpec;
 
 constexpr uint32_t count = 10000;
 
-// Matrices and vectors of sizes that models have: multiples of 64.
+// Matrices and vectors have sizes as in models: multiples of 64.
 std::vector<TensorSpec> model_tensors() {
   std::mt19937 random(1);
   std::vector<TensorSpec> tensors;

@@ -119,7 +119,7 @@ void play_one(uint64_t seed, Random &random, uint64_t wildness) {
   play(rank, random);
 }
 
-// Saves a folder with one checkpoint: of a model that no round has, and of some bytes.
+// Saves a folder with one checkpoint of a model that no round has, and of some bytes.
 void save_first(const char *folder) {
   fsdp_context *context = nullptr;
   fsdp_model *model = nullptr;
@@ -146,7 +146,7 @@ void save_first(const char *folder) {
   fsdp_destroy_context(context);
 }
 
-// Every round finds the same files, whatever the rounds before it have left.
+// Every round finds the same files, whatever earlier rounds have left.
 void begin_folder() {
   std::filesystem::remove_all("fuzz-checkpoints");
   std::filesystem::remove_all("fuzz-own");
@@ -290,7 +290,7 @@ int run(int argc, char **argv) {
   const std::jthread watcher(watch);
   const auto start = Clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
-  play_round(options.seed);  // what is made once in a process is there before the first count
+  play_round(options.seed);  // objects that a process makes once exist before the first count
   const size_t files = open_files();
   // A busy machine needs more time for the same number of calls.
   const auto is_over = [&, limit = static_cast<double>(options.seconds)] {

@@ -26,7 +26,7 @@ fsdp_status save_model(Rank &rank) {
   return fsdp_save(rank.model(), folder_of(rank), input.pointer());
 }
 
-// Loads whichever model was saved last; tensors that fit are taken.
+// Loads the model that was saved last. Tensors that fit are taken.
 fsdp_status load_model(Rank &rank) {
   constexpr uint32_t all = FSDP_LOAD_WEIGHTS_ONLY | FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED |
                            FSDP_LOAD_FALLBACK | FSDP_LOAD_IF_ANY | FSDP_LOAD_ONE_REPLICA;
@@ -40,7 +40,7 @@ fsdp_status load_model(Rank &rank) {
   return loaded(fsdp_load(rank.model(), folder, input.pointer(), loaded.pointer()));
 }
 
-// Loads weights from a checkpoint as if it were other files, under names that hardly any tensor has.
+// Loads weights from a checkpoint as if it belonged to another program, under names that hardly any tensor has.
 fsdp_status load_weights(Rank &rank) {
   constexpr uint32_t all = FSDP_LOAD_ALLOW_MISSING | FSDP_LOAD_ALLOW_UNEXPECTED | FSDP_LOAD_IF_ANY;
   constexpr uint32_t transposed = FSDP_RENAME_TRANSPOSED;

@@ -19,7 +19,7 @@ namespace {
 using namespace fsdp::checkpoint;
 
 uint64_t inputs;
-std::array<uint64_t, 5> understood;  // by parser
+std::array<uint64_t, 5> understood;  // counted by parser
 
 // Judges only long runs: a single input that is played again shows too little.
 void look_back() {

@@ -18,7 +18,7 @@ seconds=${1:-60}
 seed=${2:-$(date +%s)000000}
 mkdir -p build-fuzz
 
-# build_parser NAME SOURCES...: as build-fuzz/NAME, unless it is newer than all that it could be made of.
+# build_parser NAME SOURCES...: builds build-fuzz/NAME, unless it is newer than all files that it could depend on.
 build_parser() {
   name=$1
   shift
@@ -39,7 +39,8 @@ build_parsers() {
     lib/membership/wire/secret.cpp lib/base/text.cpp -lcrypto
   build_parser link lib/transport/message/tcp/link.cpp lib/transport/message/tcp/tls.cpp lib/base/crc32c.cpp lib/base/settings.cpp
   build_parser checkpoint lib/checkpoint/format/*.cpp lib/base/text.cpp
-  # As one unit, which takes a third of the time; the leader's clock and digests are the fuzzer's.
+  # The leader is compiled as one unit, which takes a third of the time. The fuzzer provides the leader's clock and
+  # digests.
   for file in lib/membership/tree/*.cpp lib/membership/liveness/control.cpp \
     lib/membership/liveness/failure_detector.cpp lib/membership/liveness/waits.cpp lib/membership/liveness/watch.cpp \
     lib/membership/wire/*.cpp lib/membership/verdict.cpp lib/base/fd.cpp lib/base/mapping.cpp lib/base/text.cpp; do
@@ -48,7 +49,8 @@ build_parsers() {
   build_parser leader -include tests/fuzz/leader_stand_ins.h tests/fuzz/leader_scene.cpp build-fuzz/leader_unit.cpp -lcrypto
 }
 
-# fuzz_parser NAME SECONDS LONGEST: the exit status of what is found is not 77, libFuzzer's own, which means skipped here.
+# fuzz_parser NAME SECONDS LONGEST: runs a parser. A finding must not exit with 77, libFuzzer's own status, because 77
+# means skipped here.
 fuzz_parser() {
   mkdir -p "build-fuzz/corpus-$1"
   "build-fuzz/$1" -seed=$((seed / 1000000 % 4294967295 + 1)) -max_total_time="$2" -max_len="$3" -rss_limit_mb=1024 -print_final_stats=1 \
@@ -63,7 +65,8 @@ fuzz_parsers() (
   fuzz_parser leader $((seconds / 4)) 4000
 )
 
-# The sanitizer build of tests/run.sh, or the same one anew; of it only the library and this program.
+# Uses the sanitizer build of tests/run.sh, or configures the same build anew. Only the library and this program are
+# built.
 fuzz_calls() {
   [ -f build-asan/build.ninja ] ||
     meson setup build-asan -Dtests=enabled -Dexamples=disabled -Doptimization=g -Ddebug=false \

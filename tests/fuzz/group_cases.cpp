@@ -8,9 +8,9 @@ namespace {
 
 constexpr uint64_t max_params = 4, param_room = 112;
 
-// Descriptors in memory of any stride up to param_room, with names and shapes of their own.
+// Descriptors lie in memory at any stride up to param_room, and have names and shapes of their own.
 struct Params {
-  // narrow: as main weights in fewer bits than fp32 need them.
+  // narrow: sized as main weights in fewer bits than fp32 need it.
   Params(Rank &rank, bool narrow) : bytes(max_params * 4096 + 8192), is_narrow(narrow) {
     count = rank.random.below(max_params + 1);
     stride = rank.wild() ? rank.nonsense() : rank.random.one_in(4) ? param_room : sizeof(fsdp_param);
@@ -175,7 +175,7 @@ fsdp_status load_state(Rank &rank) {
                          rank.exactly(rank.random.one_in(2) ? FSDP_EVERY_RANK : 0), rank.flags(0));
 }
 
-// Rows of this rank's chunk, or of another's, which are refused unless all are kept here.
+// Reads rows of this rank's chunk, or of another rank's, which are refused unless this rank keeps all rows.
 fsdp_status load_chunk(Rank &rank) {
   fsdp_chunk chunk = FSDP_CHUNK_INIT;
   fsdp_group *const group = rank.group();
@@ -200,7 +200,7 @@ fsdp_status read_whole(Rank &rank, Call &&read_it) {
   const fsdp_status status = read_it(group, rank.number(rank.aim.param), rank.or_null(rank.buffer), dtype,
                                      rank.number(facts.element_count), rank.exactly(FSDP_EVERY_RANK), rank.flags(0));
   const bool refused =
-      status != FSDP_OK && status < FSDP_MISMATCH;  // otherwise parts may have come before a peer failed
+      status != FSDP_OK && status < FSDP_MISMATCH;  // otherwise parts may have arrived before a peer failed
   const uint64_t may_write = refused ? 0 : max_elements * sizeof(float);
   require(std::all_of(rank.buffer + may_write, rank.buffer + buffer_bytes, [](auto byte) { return byte == 0xA5; }),
           "a call that reads wrote what it may not");
@@ -230,7 +230,7 @@ fsdp_status get_params(Rank &rank) {
   const fsdp_status status = tensors(
       fsdp_get_params(group, rank.exactly(rank.aim.phase), tensors.pointer(), tensors.count(), tensors.stride()));
   for (uint64_t i = 0; status == FSDP_OK && rank.alone && i < tensors.count(); ++i)
-    if (const fsdp_tensor view = tensors.at(i); view.data)  // of what is quantized there is none
+    if (const fsdp_tensor view = tensors.at(i); view.data)  // quantized parameters have none
       read_all(view.data, view.element_count * view.element_size);
   return status;
 }

@@ -88,7 +88,7 @@ Frame read_frame(Input &input) {
   return frame;
 }
 
-// What a leader may write of a rank elsewhere.
+// Returns what a leader may write about a rank on another host.
 struct RankView {
   uint32_t membership, awaited_rank;
   int32_t process;
@@ -222,7 +222,7 @@ class Play {
     if (may_blame_ || !promised_.empty()) return;
     if (ends) promised_ = "sent what is no message of this version of the library";
     const uint32_t leader = scene_.plan().nodes[shapes[number_].hostile].leader;
-    const bool stays = scene_.control().membership(leader) <= Membership::member;  // one that has left may hang up
+    const bool stays = scene_.control().membership(leader) <= Membership::member;  // a leader that has left may hang up
     if (too_long && shapes[number_].way == Way::tree && stays) promised_ = "cannot hear";
   }
   void note(const Frame &frame, const std::vector<RankView> &views, bool accused) {
@@ -271,7 +271,7 @@ class Play {
     may_blame_ |= ms > 0;
     scene_.round(ms);
   }
-  // A rank of this host has found something itself.
+  // A rank of this host has itself found a failure.
   void suspect() {
     may_blame_ = true;
     const uint32_t rank = input_.number() % world_size;
@@ -299,9 +299,9 @@ class Play {
   size_t number_;
   uint8_t flags_;
   Scene scene_;
-  bool trusted_;            // by the leader: it is heard
-  bool unsure_ = false;     // whether the leader hears any more of it
-  bool may_blame_ = false;  // a rank has been blamed for something else
+  bool trusted_;            // the leader trusts it and listens
+  bool unsure_ = false;     // whether the leader receives more of it
+  bool may_blame_ = false;  // a rank has been blamed for another reason
   std::string promised_;    // in the verdict
 };
 

@@ -333,7 +333,7 @@ bool Scene::honest_may_hear_of(const tree::RankState &state) const {
   const uint32_t of = plan().node_of[state.rank];
   // A refuge's message goes to all children. The child that sent it, or that it is about, does not believe it.
   if (plan().is_child(shape_.honest)) return !plan().is_above(shape_.honest, of) || has_detour(of);
-  return plan().is_above(plan().node(), of) || tells_of(state.rank);  // the parent looks whether that fits
+  return plan().is_above(plan().node(), of) || tells_of(state.rank);  // the parent checks whether that fits
 }
 
 bool is_verdict(const Accusation &accusation) {

@@ -58,7 +58,7 @@ class Host {
   void find_verdict();
 
   Fd file_;
-  Fd door_, datagrams_, datagrams_from_, refuge_;  // those before the last are unix sockets: nothing comes late
+  Fd door_, datagrams_, datagrams_from_, refuge_;  // links before the last are unix sockets, so nothing arrives late
   std::unique_ptr<Seat> seat_;
   Mapping memory_;
   std::vector<std::byte> first_;
@@ -67,7 +67,7 @@ class Host {
 
 class Scene {
  public:
-  // greets: a neighbour that comes by a connection of its own says first what a leader says; else the input does.
+  // greets: a neighbour that makes its own connection first sends a leader's greeting; otherwise the input must do so.
   Scene(const Shape &shape, bool parent_of_refugee_left, bool greets);
   ~Scene();
 
@@ -80,9 +80,9 @@ class Scene {
   // Reads what the leader sends to the hostile neighbour. If an end is awaited, it reads until the connection ends.
   void drain(bool ends);
   bool connected() const { return static_cast<bool>(hostile_); }
-  // May the other end report about this rank?
+  // Returns whether the other end may report about this rank.
   bool tells_of(uint32_t rank) const;
-  // Runs one round of the leader, this much later. What the honest neighbour receives must be valid.
+  // Runs one round of the leader after this time. The honest neighbour must receive only valid messages.
   void round(uint64_t ms);
   void send_datagram(std::span<const uint8_t> bytes) const { host_.send_datagram(bytes); }
   // Sends the bytes with the right mark and proof.
@@ -115,7 +115,7 @@ class Scene {
   bool expects_beats_ = true;
 };
 
-// Whether it is a valid verdict: a failure that names ranks of the job.
+// Returns whether it is a valid verdict: a failure that names ranks of the job.
 bool is_verdict(const Accusation &accusation);
 
 }  // namespace fsdp::membership::fuzz

@@ -23,7 +23,7 @@ void require(bool well) {
   if (!well) std::abort();
 }
 
-// Stands in for a channel: a chunk of an odd number has no place, and one that is too long fits nowhere.
+// Stands in for a channel. A chunk with an odd number has no place, and one that is too long fits nowhere.
 class Places final : public fsdp::transport::tcp::Sink {
  public:
   bool control(const Header &, const std::byte *payload, uint64_t bytes) override {
@@ -58,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   int ends[2];
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   const Fd near(ends[0]);
-  const bool checksum = data[0] & 0x80;  // the first byte chooses this, and where the others are split
+  const bool checksum = data[0] & 0x80;  // the first byte chooses this, and where the other bytes are split
   fsdp::transport::tcp::Link link(Fd(ends[1]), {3, 0, checksum});
   Places places;
   const size_t piece = size_t{1} + (data[0] & 0x7f) * 8;

@@ -16,7 +16,7 @@ namespace {
 using namespace fsdp::transport;
 
 uint64_t inputs;
-std::array<uint64_t, std::variant_size_v<decltype(message::Parsed::message)>> understood;  // by alternative; 0: not
+std::array<uint64_t, std::variant_size_v<decltype(message::Parsed::message)>> understood;  // by alternative
 
 // Judges only long runs: a single message that is played again shows too little.
 void look_back() {
@@ -56,7 +56,7 @@ std::vector<std::byte> write_again(const message::Parsed &parsed) {
   return bytes;
 }
 
-// Returns how many bytes the frame had; 0: the stream would end here.
+// Returns how many bytes the frame had. 0 means that the stream would end here.
 size_t take_frame(std::span<const std::byte> bytes) {
   FrameHead head;
   if (bytes.size() < FrameHead::size_bytes) return 0;

@@ -52,7 +52,7 @@ fsdp_status set_schedule(Rank &rank) {
   options.visits = rank.or_null(visits);
   options.visit_count = std::min<uint64_t>(rank.number(6), 8);
   options.visit_stride = rank.number(sizeof(fsdp_visit));
-  // Never beyond the end of the array.
+  // The count never leads beyond the end of the array.
   if (options.visit_stride > 64 && options.visit_stride <= 4096) options.visit_stride = 64;
   const auto kind = static_cast<fsdp_schedule_kind>(1 + rank.random.below(4));
   options.held_groups = rank.number32(kind == FSDP_SCHEDULE_ANY ? static_cast<uint32_t>(rank.random.below(4)) : 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers from a seed: the same ones on every machine, so that a round can be played again.
+// Makes numbers from a seed. They are the same on every machine, so that a round can be played again.
 #pragma once
 
 #include <cstdint>

@@ -15,13 +15,14 @@
 
 namespace fuzz {
 
-// What a round is played in.
+// The world in which a round is played.
 enum World { world_of_one, world_of_two, plan_world, world_count };
 enum Kind { a_context, a_mesh, a_model, a_group, a_capture, a_checkpoint, kind_count };
 
 constexpr uint64_t buffer_bytes = 1 << 16;
-constexpr uint64_t max_elements = 2048;  // of a parameter of a context that has memory
-// How long a context waits: for a busy disk, too, where all calls must succeed; else not for what never comes.
+constexpr uint64_t max_elements = 2048;  // bytes of a parameter, in a context that has memory
+// A context waits this long. Where all calls must succeed it also waits for a busy disk; otherwise it does not wait
+// long for what never comes.
 constexpr uint32_t patient_ms = 20'000, hasty_ms = 100;
 
 struct ParamFacts {
@@ -50,20 +51,20 @@ struct Aim {
   uint32_t flags = 0;
 };
 
-// Handles of all ranks of a round, alive or not. To a rank another rank's handle is as invalid as nonsense.
+// Handles of all ranks of a round, alive or destroyed. For a rank, another rank's handle is as invalid as nonsense.
 struct Elsewhere {
   std::array<std::atomic<void *>, 16> handles{};
-  std::atomic<int> left = 0;  // ranks that destroy what they have
+  std::atomic<int> left = 0;  // number of ranks that destroy their objects
 };
 
 class Rank {
  public:
   Rank(uint64_t seed, Elsewhere &elsewhere);
   void say_left() { ++elsewhere_.left; }
-  bool peer_left() const { return elsewhere_.left > 0; }  // before this one
+  bool peer_left() const { return elsewhere_.left > 0; }  // objects made before this one
   Rank(const Rank &) = delete;
 
-  // Arguments.
+  // These functions choose arguments.
   bool wild() { return wildness && random.one_in(wildness); }
   uint64_t nonsense();
   uint64_t number(uint64_t sensible) { return wild() ? nonsense() : sensible; }
@@ -89,17 +90,17 @@ class Rank {
 
   World world() const { return plans ? plan_world : alone ? world_of_one : world_of_two; }
 
-  // What is known.
+  // These functions tell what the rank knows.
   void add(Kind kind, void *handle);
-  void *any(Kind kind);  // NULL: there is none
+  void *any(Kind kind);  // returns NULL if there is none
   void aim_anywhere();
   ParamFacts param() const;
-  uint64_t param_count() const;  // of the group aimed at
+  uint64_t param_count() const;  // of the group that is aimed at
   std::vector<ParamFacts> trainable(const fsdp_model *model) const;
 
   Random random;
-  uint64_t wildness = 0;  // one argument in so many is nonsense; 0: none
-  bool alone = true;      // no other rank can end what this one looks at
+  uint64_t wildness = 0;  // one argument in this many is nonsense; 0: none
+  bool alone = true;      // no other rank can end an object that this one uses
   bool plans = false;
   // No rank of the round makes a wrong call on purpose, from its first call to its last.
   bool tame = false;
@@ -108,7 +109,7 @@ class Rank {
   Aim aim;
   std::array<std::vector<void *>, kind_count> alive;
   std::map<const void *, GroupFacts> groups;
-  std::map<const void *, fsdp_main_storage> main_storages;  // of models
+  std::map<const void *, fsdp_main_storage> main_storages;  // counts models
   unsigned char *buffer, *arena;
 
  private:
@@ -129,7 +130,7 @@ inline void require(bool holds, const char *what) {
 struct Case {
   const char *name;
   fsdp_status (*run)(Rank &rank);
-  bool on_host = true;  // false: cannot be FSDP_OK without a GPU
+  bool on_host = true;  // false: it cannot return FSDP_OK without a GPU
 };
 const std::vector<Case> &checkpoint_cases();
 const std::vector<Case> &context_cases();

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Plays one round of the header's fuzzer again, or with --seconds N all that follow, in the build with sanitizers that fuzz.sh
-# has left.
+# Plays one round of the header's fuzzer again, in the build with sanitizers that fuzz.sh has left. With --seconds N it
+# plays all rounds that follow, too.
 #
 # usage: sh tests/fuzz/replay.sh SEED [--seconds N]
 set -eu

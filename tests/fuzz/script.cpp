@@ -44,14 +44,14 @@ void pass(Rank &rank, fsdp_phase phase, bool last) {
     else if (phase == FSDP_BACKWARD)
       visit_params(rank, "fsdp_acquire_grad", "fsdp_put_grad");
     if (phase == FSDP_BACKWARD && rank.random.one_in(4)) visit_params(rank, "fsdp_complete_grad", "fsdp_complete_grad");
-    if (rank.random.one_in(8)) go_on(rank, "fsdp_restore_view");  // held
+    if (rank.random.one_in(8)) go_on(rank, "fsdp_restore_view");  // the weights are held
     rank.aim.piece = static_cast<uint32_t>(rank.random.below(2));
     if (rank.random.one_in(4)) go_on(rank, "fsdp_unshard_piece"), go_on(rank, "fsdp_reshard_piece");
     go_on(rank, "fsdp_reshard");
     if (rank.random.one_in(8)) go_on(rank, "fsdp_restore_view");
     rank.aim.flags = last ? FSDP_LAST : 0;
     if (phase == FSDP_BACKWARD) go_on(rank, "fsdp_reduce_grad");
-    if (phase == FSDP_BACKWARD && last && rank.random.one_in(8)) go_on(rank, "fsdp_acquire_grads");  // too late
+    if (phase == FSDP_BACKWARD && last && rank.random.one_in(8)) go_on(rank, "fsdp_acquire_grads");  // it is too late
   }
 }
 

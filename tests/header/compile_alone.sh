@@ -1,8 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: compile_alone.sh INCLUDE_DIR SOURCE
-# The public header as every language standard that it promises, with every compiler that is here. -Wpadded holds the
-# rule that public structs have no implicit padding.
+# usage: compile_alone.sh INCLUDE_DIR SOURCE Compiles the public header in every language standard that it promises,
+# with every compiler that is installed. -Wpadded checks the rule that public structs have no implicit padding.
 set -u
 include=$1
 source=$2
@@ -13,7 +12,7 @@ compilers=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# refuse COMPILER LANGUAGE STANDARD: FSDP_ARRAY takes an array, and no pointer, whose count is unknown.
+# refuse COMPILER LANGUAGE STANDARD: FSDP_ARRAY accepts an array but no pointer, because a pointer's count is unknown.
 refuse() {
   echo '#include <fsdp.h>
 #ifdef TAKES_POINTER
@@ -26,7 +25,7 @@ uint64_t take(const fsdp_param *p, uint64_t n, uint64_t s); uint64_t f(void); ui
 }
 fails() { ! "$@" 2>"$folder/log"; }
 
-# run COMPILER STANDARD: the macros write what they say.
+# run COMPILER STANDARD: checks the values that the macros write.
 run() {
   # shellcheck disable=SC2086
   check "$1 $2 makes a program of it" "$1" -std="$2" $warnings -DWITH_MAIN -I"$include" -o "$folder/declared" "$source"

@@ -1,7 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: exports.sh INCLUDE_DIR LIBRARY
-# What the header declares and what the library exports is the same list of names.
+# usage: exports.sh INCLUDE_DIR LIBRARY Checks that the header declares exactly the names that the library exports.
 set -u
 include=$(realpath "$1")
 library=$(realpath "$2")
@@ -9,9 +8,9 @@ library=$(realpath "$2")
 . "$(dirname "$0")/../tools/tap.sh"
 enter_scratch
 
-# Without comments and macros, "name(" is a declaration; a hook's type is "(*name)(".
+# After comments and macros are removed, "name(" is a declaration; a hook's type is "(*name)(".
 ${CC:-cc} -E -P "$include/fsdp.h" | grep -o 'fsdp_[a-z0-9_]*(' | tr -d '(' | LC_ALL=C sort -u >declared
-# A is the version node's own symbol.
+# A marks the symbol of the version node itself.
 nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | LC_ALL=C sort -u >exported
 
 check "the header declares functions" [ "$(wc -l <declared)" -gt 40 ]

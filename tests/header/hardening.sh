@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: hardening.sh LIBRARY OBJECTS optimized|plain|sanitized TOOL...
-# How the library is linked: what it asks of the memory of threads, and what makes errors in it harder to exploit.
+# usage: hardening.sh LIBRARY OBJECTS optimized|plain|sanitized TOOL... Checks how the library is linked: how much
+# memory of threads it needs, and which settings make its errors harder to exploit.
 set -u
 library=$(realpath "$1")
 objects=$(realpath "$2")
@@ -15,8 +15,8 @@ segments=$(readelf -lW "$library")
 dynamic=$(readelf -dW "$library")
 named() { echo "$imports" | grep -E "$1"; }
 
-# glibc ends the process where it has no memory for a thread_local object, or for the end of one. Of the objects, because CUDA's
-# static runtime has some of its own.
+# glibc ends the process if it has no memory for a thread_local object or its destructor. The objects are checked,
+# because CUDA's static runtime has some of its own.
 symbols=$(nm "$objects" 2>/dev/null)
 check "the objects are the library's" contains "$symbols" " T fsdp_create_context"
 of_threads=' (U __tls_get_addr|U __cxa_thread_atexit|[bBdDuU] __tls_guard)'

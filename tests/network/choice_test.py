@@ -20,7 +20,7 @@ RANKS_OF_NODES = [2, 1]
 ALL = "rc_mlx5/mlx5_0:1 dc_mlx5/mlx5_0:1 tcp/eth0 self/memory cuda_copy/cuda"
 FORCED = b"fake libucp: UCX_TLS=rc,dc,self,cuda: rc_mlx5/mlx5_0:1 dc_mlx5/mlx5_0:1 self/memory cuda_copy/cuda\n"
 
-# In a mount namespace of its own, with the network's devices still there, which UCX looks for.
+# The mount namespace keeps the devices of the network, because UCX looks for them.
 WITH_DEVICE = ["unshare", "--mount", "sh", "-c", "kept=$(mktemp -d) && mount --bind /sys/class/net $kept && mount -t tmpfs none /sys/class && "
                "mkdir -p /sys/class/net /sys/class/infiniband/mlx5_0 && mount --move $kept /sys/class/net && rmdir $kept && "
                "exec \"$@\"", "sh"]

@@ -18,7 +18,7 @@ OPTIONS = {"replicate": 2, "shard": 2, "heartbeat": int(LIMIT_S * 1000), "microb
 CUTS = 30 if tap.MANY else 3
 STEPS = 300  # longer than the driver can be held up before it cuts
 SEED = int(os.environ.get("FSDP_TEST_SEED", "7"))
-# What a long cut meets: reduces and publishes, large ones too, that are under way on streams while callers wait for them.
+# A long cut interrupts reduces and publishes on streams, large ones too, while callers wait for them.
 LONG = [{}, {"outer": "hfsdp", "wide": 1}, {"wide": 1}, {"outer": "hfsdp"}, {"replicate": 0, "shard": 0, "wide": 1}]
 
 

@@ -31,7 +31,7 @@ def carry(ends, seconds):
     selector = selectors.DefaultSelector()
     for end in (*ends, sys.stdin.fileno()):
         selector.register(end, selectors.EVENT_READ)
-    under_way = collections.deque()  # (when it is due, where to, what)
+    under_way = collections.deque()  # entries are (due time, descriptor, frame)
     while True:
         wait = max(0, under_way[0][0] - time.monotonic()) if under_way else None
         for key, _ in selector.select(wait):
@@ -46,7 +46,7 @@ def carry(ends, seconds):
             _, to, frame = under_way.popleft()
             try:
                 os.write(to, frame)
-            except OSError:  # as on a cable without an end
+            except OSError:  # drops it, as a cable without an end would
                 pass
 
 

@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 constexpr size_t datagram_bytes = 56;          // as a heartbeat between hosts
-constexpr size_t max_held_connections = 8000;  // silent ones; then the oldest ends
+constexpr size_t max_held_connections = 8000;  // silent connections; with more, the oldest ends
 
 std::vector<sockaddr_in> parse_places(const std::string &text) {
   std::vector<sockaddr_in> places;
@@ -74,7 +74,7 @@ class Datagrams {
   char bytes_[most][datagram_bytes];
 };
 
-// Connections that say nothing.
+// Makes connections that send nothing.
 class Connections {
  public:
   ~Connections() {

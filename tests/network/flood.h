@@ -8,7 +8,8 @@
 
 namespace network {
 
-// flood=ADDRESS:PORT,...: where to, in turn. kind=datagrams|connections, rate: a second, seconds.
+// flood=ADDRESS:PORT,... are the targets, in turn. kind=datagrams|connections; rate counts a second; seconds is the
+// duration.
 nlohmann::json flood(const Options &options);
 
 }  // namespace network

@@ -17,7 +17,7 @@ from job import RANK_PROGRAM, Clean, Job, check_levels
 
 SECONDS = 60 if tap.MANY else 5
 DATAGRAMS, CONNECTIONS = 220_000, 3000  # a second
-DISTANCE_MS = 50  # one way, of each host but the first: 100 ms to rank 0 and back
+DISTANCE_MS = 50  # one way, for each host but the first: 100 ms to rank 0 and back
 STRANGER = 3
 MOST_SHARE = 0.25  # of a core
 OPTIONS = {"steps": 1_000_000, "microbatches": 1, "pace": 50, "timeout": 60_000}

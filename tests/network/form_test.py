@@ -62,7 +62,8 @@ def kill_once(network, trial, draw):
             for rank in ranks:
                 if rank.number not in dead:
                     check_survivor(rank, dead, ranks[victim].first("killed_at"))
-            # Rank 0 is looked for in vain only if it died, or had named the victim to the ranks that had come before.
+            # A rank looks for rank 0 in vain only if rank 0 died, or had named the victim to the ranks that came
+            # earlier.
             late = [rank for rank in ranks if rank.result and "has not found rank 0" in rank.result["text"]]
             assert not late or 0 in dead or ranks[0].result["blamed"] in dead, f"nobody named rank {victim}"
         except Exception as error:
@@ -77,7 +78,8 @@ def met():
 def kills():
     draw = random.Random(SEED)
     failures = []
-    # A job that forms before any kill, or survivors that all wait until their timeout, would show nothing: then there are more.
+    # A job that forms before any kill, or survivors that all wait until their timeout, would show nothing. Then more
+    # rounds are made.
     with Clean(3) as network:
         for trial in range(4 * KILLS):
             if trial >= KILLS and met() >= KILLS // 2 and outcomes["named"] > 0:

@@ -87,13 +87,14 @@ def check(name):
         numbers = over_nodes(ranks_of_nodes, flags, folder)
         assert len(numbers["losses"]) == 4 and numbers["losses"][-1] < numbers["losses"][0] - 0.3, numbers
         assert numbers == in_threads(count, f"{flags} {blocks}", folder), "threads of the same mesh"
-        if "--microbatches" not in flags:  # replicas add these up before they add to each other's, one replica does not
+        # Replicas sum these before they sum among each other, but a single replica does not.
+        if "--microbatches" not in flags:
             same_sums(numbers, in_threads(count, f"--reduction-block {ranks_of_nodes[0]}", folder))
     tap.note(f"{name}: losses {numbers['losses']}, weights {numbers['weights']}")
 
 
-# Ranks of both nodes write into one folder. Another job continues from it with the same bits, and so do threads of one
-# process.
+# Ranks of both nodes write into one folder. Another job, and threads of one process, continue from it with the same
+# bits.
 def saved_and_resumed(name):
     ranks_of_nodes, flags, blocks = MESHES[name]
     with tempfile.TemporaryDirectory(prefix="fsdp-gpt-") as folder:

@@ -54,7 +54,7 @@ class Rank:
 class Job:
     """ranks_of_nodes: [2, 1] is two ranks on node 0 and one on node 1. special: options of single ranks; environments: variables of
     single ranks; under: commands that start single ranks."""
-    worst_delay = 0.0  # what the machine adds to every time measured here
+    worst_delay = 0.0  # the machine adds this to every time measured here
 
     def __init__(self, network, ranks_of_nodes, options, special=None, environment=None, environments=None, under=None):
         self.network, self.ranks = network, []

@@ -58,7 +58,7 @@ def check_survivor(rank, dead, killed_at, killed_in):
     late = result["failed_at"] - killed_at
     assert result["destroy_seconds"] < jobs.allowed(LIMIT_S), f"destroyed in {result['destroy_seconds']} s: {rank}"
     if killed_in in ("start", "bootstrap") and result["status"] == "FSDP_TIMEOUT":
-        # The victim had not said which rank it is, or this rank came when rank 0 was gone, or had given up.
+        # The victim had not announced its rank, this rank came after rank 0 had gone, or it had given up.
         timeouts += 1
         assert result["blamed"] in dead or "has not found rank 0" in result["text"], str(rank)
         assert late < jobs.allowed(TIMEOUT_S + LIMIT_S), f"{late} s: {rank}"

@@ -22,7 +22,7 @@ inline Levels count_levels() {
   namespace fs = std::filesystem;
   Levels levels;
   for (const auto &task : fs::directory_iterator("/proc/self/task")) levels.threads += !task.path().empty();
-  std::error_code gone;  // the descriptor of this very loop is among them each time
+  std::error_code gone;  // the list always contains the descriptor of this loop
   for (const auto &file : fs::directory_iterator("/proc/self/fd")) {
     const std::string name = fs::read_symlink(file.path(), gone).string();
     levels.files.push_back(name.substr(0, name.find(':')));

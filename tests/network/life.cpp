@@ -33,7 +33,7 @@ std::string hash(const std::vector<std::vector<float>> &weights) {
   return hex(hash);
 }
 
-// What was read in every visit.
+// Hashes everything that was read in every visit.
 std::string hash(const std::vector<harness::View> &views) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const harness::View &view : views)
@@ -105,7 +105,7 @@ void doom(const std::string &plan, const std::string &core, const Progress &prog
     if (!core.empty()) slow_core::die(core.c_str());
     ::kill(::getpid(), SIGKILL);
   };
-  if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has said anything to any rank
+  if (wanted == Stage::start && std::stoul(delay) == 0) die();  // before it has sent anything to any rank
   std::thread([=, &progress, steps = std::stoul(steps), delay = std::stoul(delay)] {
     // The kill may miss a stage of some microseconds many times.
     const auto come = [&] {
@@ -144,7 +144,7 @@ json describe(const harness::Failure &failure, Stage stage) {
           {"stage", stage_names[static_cast<int>(stage)]}};
 }
 
-// One of its lines, as any other that the driver reads.
+// Writes one of the process's lines, which the driver reads like any other.
 void say_log(void *, fsdp_log_level level, const char *message) { say({{"log", message}, {"level", level}}); }
 
 json live(const harness::Scenario &scenario, Progress &progress, int pace_ms) {

@@ -25,12 +25,13 @@ struct Progress {
 
 // One line of JSON on stdout, written at once.
 void say(const nlohmann::json &line);
-// plan: "STAGE:STEPS:MICROSECONDS". Kills the process so long after it came to the stage, once it has made so many
-// steps.
+// plan is "STAGE:STEPS:MICROSECONDS". Kills the process that long after it reached the stage, once it has made that
+// many steps.
 void doom(const std::string &plan, const std::string &core, const Progress &progress);
 nlohmann::json describe(const harness::Outcome &outcome);
 nlohmann::json describe(const harness::Failure &failure, Stage stage);
-// A context by the launcher's variables, a life, and the context destroyed. pace_ms: pause in every step.
+// Makes a context from the launcher's variables, lives one life, and destroys the context. pace_ms is a pause in every
+// step.
 nlohmann::json live(const harness::Scenario &scenario, Progress &progress, int pace_ms);
 
 }  // namespace network

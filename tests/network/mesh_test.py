@@ -8,7 +8,7 @@ import subprocess
 import tap
 from job import Clean, Job, check_levels, on_one_process
 
-GROUPS = 4  # of the scenario
+GROUPS = 4  # bytes of the scenario
 STEPS, MICROBATCHES = 3, 2
 
 # name: ranks of nodes, options of all runs, options that only one node needs
@@ -127,7 +127,7 @@ def variables_are_the_same_everywhere():
             assert word in results[0]["text"], results[0]["text"]
 
 
-# The rank with the wrong word reports it, and the others report it of that rank, at once.
+# The rank with the wrong word reports it, and at once the others report that this rank did.
 def wrong_words_are_told():
     for name, value, word in (("FSDP_NET", "rdma", "FSDP_NET is 'rdma': auto, tcp or ucx is expected"),
                               ("FSDP_NET_INTERFACE", "nowhere", "FSDP_NET_INTERFACE is 'nowhere': this host has no such interface"),
@@ -193,7 +193,7 @@ def guards_are_tcp_s():
         assert "UCX has no FSDP_NET_CHECKSUM and no FSDP_NET_ENCRYPTION" in results[0]["text"], results
 
 
-# Cases of UCX alone.
+# These cases concern UCX alone.
 UCX_CASES = [("guards are TCP's", guards_are_tcp_s), ("dangerous settings are logged", dangers_are_logged), ("TCP needs a word of trust", tcp_needs_trust)]
 tap.run([(name, lambda name=name: check(name)) for name in MESHES] + [("blocks change bits", blocks_change_bits), ("experts train over nodes", experts)] +
         (UCX_CASES if tap.OVER_UCX else TCP_CASES))

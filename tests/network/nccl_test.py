@@ -95,7 +95,7 @@ def staging_has_the_same_bits():
         same_bits(ranks, on_one_process(2 * NEAR, dict(options, steps=STEPS, microbatches=MICROBATCHES)))
 
 
-# On each host NCCL's communicators wait for calls that a neighbour has not begun, and between hosts messages wait.
+# On each host NCCL's communicators wait for calls that a neighbour has not begun, and messages between hosts wait, too.
 def a_discarded_step_leaves_nothing():
     for options in (HSDP, HFSDP):
         ranks = train(2, dict(options, discard=1))

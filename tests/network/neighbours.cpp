@@ -22,7 +22,7 @@ uint32_t variable(const char *name) {
 
 void keep_line(void *lines, fsdp_log_level, const char *line) { static_cast<Lines *>(lines)->push_back(line); }
 
-// Rank 0 has gathered and the last host's ranks have reduced what the others have not.
+// Rank 0 has made a gather, and the last host's ranks have made a reduce, that the other ranks have not made.
 void begin_apart(harness::Rank &rank) {
   if (rank.rank == 0) {
     FSDP(fsdp_unshard(rank.groups[0], FSDP_FORWARD, 0, harness::stream()));
@@ -70,7 +70,7 @@ json live_one(const harness::Scenario &shared, uint32_t rank, bool discards, std
   return result;
 }
 
-// chosen: no transport is named, so the library takes NCCL inside a host if NCCL can serve the ranks.
+// chosen: no transport is named, so the library uses NCCL inside a host if NCCL can serve the ranks.
 fsdp_device_transport transport_of(const std::string &gpus) {
   if (gpus == "chosen") return 0;
   return gpus == "nccl" ? FSDP_TRANSPORT_NCCL : FSDP_TRANSPORT_STAGING;

@@ -9,9 +9,10 @@
 
 namespace network {
 
-// options: neighbours=COUNT, gpus=chosen|nccl|staging; RANK and WORLD_SIZE count processes. discard=1: before it
-// trains, each rank has begun a step in its own way, and all discard it. Says "training" when all ranks of this process
-// do, and at the end the outcome of each, in the order of ranks, with what its log has said.
+// options: neighbours=COUNT, gpus=chosen|nccl|staging; RANK and WORLD_SIZE count processes. With discard=1 each rank
+// begins a different step before it trains, and all ranks discard it.
+// Says "training" when all ranks of this process train. At the end it reports the outcome of each rank, in the order of
+// ranks, with the lines of its log.
 nlohmann::json live_as_neighbours(const Options &options);
 
 }  // namespace network

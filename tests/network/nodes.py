@@ -108,7 +108,7 @@ class Nodes:
         """Makes the node's cable long: what it sends and what it gets arrives so much later. Call it before anything
         has begun there."""
         name = self.name(node)
-        _ip("-n", self.hub, "link", "del", f"port{node}")  # and its other end
+        _ip("-n", self.hub, "link", "del", f"port{node}")  # removes the other end, too
         cable = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay.py"), self.hub,
                                   f"port{node}", name, "eth0", str(milliseconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                  stderr=subprocess.PIPE, start_new_session=True)

@@ -34,7 +34,7 @@ class Options {
   std::map<std::string, std::string> values_;
 };
 
-// Parameters of each kind of codes, and one of numbers, in as many groups as there are otherwise.
+// Makes parameters of each kind of codes and one of numbers, in as many groups as without codes.
 inline std::vector<harness::GroupDef> quantized_groups() {
   const auto of = [](const char *name, std::vector<uint64_t> shape, fsdp_quantization quantization) {
     return harness::quantized({name, std::move(shape), FSDP_BFLOAT16}, quantization);

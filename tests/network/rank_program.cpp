@@ -62,7 +62,7 @@ json live_again(const Options &options, Progress &progress) {
 }
 
 json run_rank(const Options &options) {
-  std::thread([] {}).join();  // what a process has once, with its first thread
+  std::thread([] {}).join();  // a process has these from its first thread on
   const Levels before = settled_levels();
   static Progress progress;  // outlives the thread that kills
   progress.quit = options.text("quit");

@@ -8,7 +8,7 @@ import traceback
 
 import nodes
 
-MANY = bool(os.environ.get("FSDP_TEST_MANY"))  # the large counts, for a release or if something is suspected
+MANY = bool(os.environ.get("FSDP_TEST_MANY"))  # the large counts are for a release, or for a suspicion
 
 
 def note(text):

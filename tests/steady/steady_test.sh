@@ -1,9 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: steady_test.sh FSDP_RUN TRAIN_GPT HOOKS
-# From step 3 on a training process allocates nothing, has no page fault and opens no descriptor. HOOKS, loaded in front
-# of the process, counts this for the library and the example together. For long waits on a busy machine see judge.py.
-# Where it cannot judge a run, the program is run again.
+# usage: steady_test.sh FSDP_RUN TRAIN_GPT HOOKS From step 3 on a training process allocates nothing, has no page fault
+# and opens no descriptor. HOOKS, loaded in front of the process, counts this for the library and the example together.
+# judge.py handles long waits on a busy machine. If it cannot judge a run, the program is run again.
 set -u
 run=$(realpath "$1")
 train_gpt=$(realpath "$2")
@@ -17,8 +16,8 @@ export OPENBLAS_NUM_THREADS=1
 small="--layers 3 --width 64 --heads 4 --context 32 --batch 12 --steps 20 --json out.json --corpus $here"
 most_runs=20
 
-# train COUNTS RANKS FLAGS...: as processes, or as threads where RANKS is threads:N. Leaves the hooks' lines in COUNTS,
-# none of a run that failed.
+# train COUNTS RANKS FLAGS...: trains with processes, or with threads if RANKS is threads:N. Leaves the hooks' lines in
+# COUNTS, or no lines if the run failed.
 train() {
   counts=$1
   ranks=$2
@@ -32,7 +31,7 @@ train() {
   grep '^steady_hooks: rank' log >"$counts"
 }
 
-# said WHAT PROCESSES STEPS: what judge.py says of all runs so far.
+# said WHAT PROCESSES STEPS: judge.py reports this of all runs so far.
 said() { python3 "$here/judge.py" "$@" run.*; }
 # is_open WHAT PROCESSES STEPS: judge.py says that another run is needed.
 is_open() {
@@ -57,7 +56,7 @@ steady_processes() {
   check "the library has what it planned, no more: $*" said memory 2 18
 }
 
-# Tests of the hooks themselves, and of judge.py.
+# These cases test the hooks themselves, and judge.py.
 STEADY_FIRST=0 train start 2
 # shellcheck disable=SC2016
 check 'the hooks see what a start costs' awk '
@@ -69,7 +68,7 @@ step() {
   echo "steady_hooks: rank 0 step $1 ms $2 allocations $3 frees 0 maps 0 descriptors 0 threads 0 open 0 faults $4" \
     "allocated $5 planned 8"
 }
-# judges STATUS WHAT: of the files run.*, of one process with two steps
+# judges STATUS WHAT: judges the files run.*, of one process with two steps.
 judges() {
   said "$2" 1 2 >judged
   equal $? "$1"
@@ -100,8 +99,8 @@ steady_processes --recompute --tied
 steady_processes --compute-dtype bf16 --reduce-dtype bf16
 steady_processes --no-overlap
 steady_processes --trace trace.json
-# Two ranks of 20 steps end 40: the first may be done with everything while the other ends its last. The end of a rank's
-# step before last is at most five ends back.
+# Two ranks of 20 steps end 40 steps. The first rank may have finished while the other one ends its last step. The end
+# of a rank's step before last is at most five ends back.
 export STEADY_FIRST=4 STEADY_LAST=38 STEADY_SPAN=5
 steady threads:2 1 34
 finish

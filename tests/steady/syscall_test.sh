@@ -14,8 +14,8 @@ strace -f -o trace true 2>log || {
   finish
 }
 
-# between MARKED: lists the system calls of each thread between its two markers. MARKED threads must have written both,
-# and called nothing. A call that another thread interrupts has a second line, which is no call of its own.
+# between MARKED: lists the system calls of each thread between its two markers. MARKED threads must have written both
+# markers and made no calls. A call that another thread interrupts has a second line, which does not count as a call.
 between() {
   awk -v marked="$1" '
     /write\(-1, "begin pairs"/ { inside[$1] = 1; next }
@@ -38,7 +38,7 @@ for mode in mapped held whole; do
   check "2 processes, $mode" silent 2 "$run" -n 2 "$resident" 100000 $mode
 done
 
-# A test of the count itself, over made-up traces.
+# This case tests the count itself with made-up traces.
 begin='write(-1, "begin pairs", 11) = -1' end='write(-1, "end pairs", 9) = -1'
 printf '%s\n' "7 $begin" '8 futex(0) = 0' "7 $end" '7 futex(0) = 0' >trace
 check 'calls of other threads and times do not count' between 1

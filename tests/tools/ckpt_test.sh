@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: ckpt_test.sh FSDP_CKPT FSDP_RUN CHECKPOINT_RANK WEIGHTS
-# fsdp-ckpt over checkpoints that ranks (checkpoint_rank.c) load and save, and over Hugging Face folders that WEIGHTS
-# (weights.py) writes and compares by itself.
+# usage: ckpt_test.sh FSDP_CKPT FSDP_RUN CHECKPOINT_RANK WEIGHTS Tests fsdp-ckpt with checkpoints that ranks
+# (checkpoint_rank.c) load and save, and with Hugging Face folders that WEIGHTS (weights.py) writes and compares without
+# the library.
 set -u
 ckpt=$(realpath "$1")
 run=$(realpath "$2")
@@ -13,7 +13,7 @@ weights=$(realpath "$4")
 enter_scratch
 
 same() { python3 "$weights" same "$@"; }
-# value PATH: a member of the JSON printed last, as "0.name".
+# value PATH: prints a member of the latest JSON output, such as "0.name".
 value() {
   python3 -c '
 import json, sys
@@ -41,7 +41,7 @@ check "... and with the configuration" cmp hf/config.json parts/config.json
 capture "$ckpt" consolidate runs halves --dtype bfloat16
 check "... or rounded" same --rounded hf halves
 
-# Fused, transposed and tied here; there as they were.
+# The imported files have the tensors fused, transposed and tied; the way back restores them.
 python3 "$weights" renames >renames.json
 capture "$ckpt" import hf fused --renames renames.json
 check "renames fuse, turn and share" equal "$status $err" "0 "
@@ -57,8 +57,8 @@ capture "$ckpt" consolidate fused other --renames bad.json
 check "renames that do not fit are told" contains "$status $err" '1 fsdp-ckpt: rows 72 to 9999 of "layers.0.qkv" go'
 check "... and leave nothing" [ ! -e other ]
 
-# What ranks load, and save.
-# ranks COUNT: load runs, and save to mineCOUNT.
+# Ranks load these checkpoints and save new ones.
+# ranks COUNT: loads runs, and saves to mineCOUNT.
 ranks() { "$run" -n "$1" "$rank" load runs "mine$1" "values$1" >log 2>&1 || { explain "$(tail -n 5 log)"; false; }; }
 for count in 1 3; do
   check "$count of ranks load what was imported, and save it" ranks $count
@@ -120,10 +120,10 @@ check "a mistyped option names those that are known" contains "$status $err" \
 capture "$ckpt" consolidat runs new
 check "a mistyped command names those that are known" contains "$status $err" "known are ls verify consolidate import"
 
-# A tensor of 256 MiB, straight and turned. The program itself has some 20 MiB.
+# A tensor of 256 MiB is copied and transposed. The program itself takes some 20 MiB.
 python3 "$weights" large big.safetensors
 peak() { python3 "$weights" peak "$@"; }
-# below MIB COMMAND...
+# below MIB COMMAND...: the command needs less memory than this.
 below() {
   limit=$1
   shift
@@ -136,8 +136,8 @@ echo '[{"theirs": "*", "ours": "*", "transposed": true}]' >turn.json
 check "... transposed" below 112 "$ckpt" consolidate big big-turned --renames turn.json
 check "... verify" below 50 "$ckpt" verify big
 
-# Stops the command in the middle, when a file shows that it has begun; one that has ended before is begun again.
-# killed SIGNAL: sets $status.
+# killed SIGNAL: stops the command in the middle, when a file shows that it has begun. A command that ended earlier is
+# started again. Sets $status.
 killed() {
   for _ in 1 2 3 4 5 6 7 8 9 10; do
     rm -rf big-out

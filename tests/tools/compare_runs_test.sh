@@ -8,7 +8,8 @@ compare=$(realpath "$1")
 . "$(dirname "$0")/tap.sh"
 enter_scratch
 
-# run OUT STEP KEY FACTOR [HASH]: a run whose value of that step and key is another one by the factor; STEP 0: none.
+# run OUT STEP KEY FACTOR [HASH]: writes a run whose value of that step and key is multiplied by the factor. STEP 0
+# changes none.
 run() {
   awk -v at="$2" -v key="$3" -v factor="$4" -v hash="${5:-0123}" 'BEGIN {
     for (step = 1; step <= 20; ++step) {
@@ -20,9 +21,9 @@ run() {
     printf "{\"weights_hash\": \"%s\"}\n", hash
   }' >"$1.json"
 }
-# differs TOLERANCE: sets $status and $err, of the run `a` and the run `b`.
+# differs TOLERANCE: compares the runs `a` and `b`, and sets $status and $err.
 differs() { capture python3 "$compare" --tolerance "$1" a.json b.json; }
-# passes TOLERANCE STEP KEY FACTOR, and refuses, which names step and key.
+# passes TOLERANCE STEP KEY FACTOR: the change is accepted. refuses: the error names step and key.
 passes() { run b "$2" "$3" "$4" && differs "$1" && equal "$status" 0 && contains "$out" 'largest relative difference'; }
 refuses() {
   run b "$2" "$3" "$4"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# fsdp-run --debug: a fault in the library's memory writes a line that names the group. The process ends as it would
+# Tests fsdp-run --debug: a fault in the library's memory writes a line that names the group. The process ends as
 # without --debug. usage: fault_test.sh FSDP_RUN PRELOADED FAULTING_RANK BIN_DIRECTORY PRELOAD_DIRECTORY
 set -u
 run=$(realpath "$1")
@@ -15,7 +15,7 @@ export TMPDIR="$work"
 # shellcheck disable=SC3045  # dash and bash know it
 ulimit -c 0
 
-# Where the kernel says whether it was a read or a write, the line does too.
+# If the kernel says whether it was a read or a write, the line does too.
 case $(uname -m) in x86_64) is_told=1 ;; *) is_told= ;; esac
 read_in='an access to' write_into='an access to'
 [ -n "$is_told" ] && read_in='a read in' write_into='a write into'
@@ -23,7 +23,7 @@ read_in='an access to' write_into='an access to'
 job() { capture "$run" --grace-seconds 0.1 "$@"; }
 lines() { grep -c 'fsdp: SIG' err; }
 
-# expect_line NAME TEXT: the job before has ended by SIGSEGV, with one line that has this text.
+# expect_line NAME TEXT: the previous job ended by SIGSEGV, with one line that has this text.
 expect_line() {
   check "$1 ends the rank as before" equal $status 139
   check "... which fsdp-run says as before" contains "$err" "was killed by signal 11"
@@ -31,7 +31,7 @@ expect_line() {
   check "... naming the group" contains "$err" "$2"
 }
 
-# The name of the group has a line end, which is shown as "?".
+# The group's name contains a newline, which is shown as "?".
 group="group 'layer.3?of two lines' (rank 1, model 1)"
 job -n 2 --debug "$rank" read
 expect_line "a read of released weights" ": $read_in the weights of $group"
@@ -84,7 +84,7 @@ else
   skip "a program with AddressSanitizer" "the compiler has none"
 fi
 
-# The installed layout, in another folder.
+# This tests the installed layout in another folder.
 mkdir -p "root$bin_directory" "root$preload_directory"
 cp "$run" "root$bin_directory/fsdp-run"
 run=root$bin_directory/fsdp-run

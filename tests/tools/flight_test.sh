@@ -10,7 +10,7 @@ enter_scratch
 
 flight() { capture "$info" flight "$@"; }
 
-# record RANK WORLD ERROR COLLECTIVES [CALL]: a file rRANK; times are in ns before 10^10.
+# record RANK WORLD ERROR COLLECTIVES [CALL]: writes a file rRANK. Times are in ns before 10^10.
 record() {
   cat >"r$1" <<END
 {"fsdp_flight": 1, "version": "0.1.0", "rank": $1, "world_size": $2, "host": "node", "pid": 1$1,
@@ -48,7 +48,7 @@ check "... with what most called" contains "$out" "ranks 0, 2, 3 called reduce_s
 check "... and what one did" contains "$out" "rank 1 called reduce_scatter of 'layer.2' (4096 bytes)"
 check "... and whom they blame" contains "$out" "Rank 1 is to blame, say ranks 0-3."
 
-# Rank 1 never reached the second collective; it is in another sequence, later.
+# Rank 1 never reached the second collective. It is in another sequence, at a later place.
 record 1 4 "$(blames 9 1)" "$done0, $(entry values 0 fsdp_all_reduce_values '' 8 started 9000000)" fsdp_all_reduce_values
 flight r0 r1 r2 r3
 check "a rank that never came is found" equal $status 0
@@ -56,14 +56,14 @@ check "... where it first was missed" contains "$out" "number 1 of the reduces"
 check "... and what it did last" contains "$out" \
   "rank 1 never came to it; its last call was fsdp_all_reduce_values of 'a', 3.2 s before, still inside"
 
-# A model of ranks 0 and 1 only; rank 2 has no part in it.
+# The model has ranks 0 and 1 only; rank 2 has no part in it.
 for rank in 0 1 2; do record $rank 3 "" "$done0"; done
 record 0 3 "" "$done0, $(entry "$reduces on ranks 0-1" 0 reduce_scatter expert 64 started 5000000)"
 flight r0 r1 r2
 check "who is not of a model's ranks is not missed" contains "$out" "rank 1 never came to it"
 check "... where one that is has not come" lacks "$out" "rank 2 never came"
 
-# Rank 2 has no file; those of the others are at the same place.
+# Rank 2 has no file. The files of the others are at the same place.
 record 1 4 "$(blames 8 2)" "$done0, $(entry "$reduces" 1 reduce_scatter layer.3 4096 started 5000002)"
 record 0 4 "$(blames 8 2)" "$done0, $(entry "$reduces" 1 reduce_scatter layer.3 4096 started 5000002)"
 record 3 4 "$(blames 8 2)" "$done0, $(entry "$reduces" 1 reduce_scatter layer.3 4096 started 5000002)"
@@ -82,7 +82,7 @@ record 1 2 '"error": {"status": 13, "rank": -1, "message": "?"},' "$done0"
 flight r0 r1
 check "a failure that nothing explains is none" equal $status 1
 
-# refused NAME WHAT: the file bad is bad input, named.
+# refused NAME WHAT: the file `bad` is refused by name.
 refused() {
   flight r0 bad
   check "$1 is refused" equal $status 2

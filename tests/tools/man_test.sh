@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: man_test.sh FOLDER_OF_PAGES TOOL...
-# Each tool's page has every option and command that the tool's --help has, and its examples, as man shows it.
+# usage: man_test.sh FOLDER_OF_PAGES TOOL... Checks that each tool's page, as man shows it, has every option, command
+# and example of the tool's --help.
 set -u
 pages=$(realpath "$1")
 shift
@@ -14,13 +14,13 @@ if ! groff --version >/dev/null 2>&1; then
   finish
 fi
 
-# shows WHAT...: a page's text has each of them
+# shows WHAT...: a page's text has each of these.
 shows() {
   for word; do
     grep -q -e "$word\\([^[:alnum:]-]\\|\$\\)" page || { echo "# $word is not in the page"; return 1; }
   done
 }
-# words_of COMMAND...: the options and the commands in what it says with --help
+# words_of COMMAND...: prints the options and commands of its --help.
 words_of() { "$@" --help | sed -n 's/^  \(-[^ ]*\).*/\1/p' | tr ',' '\n' | sed 's/{.*//'; }
 
 for tool in $tools; do
@@ -28,7 +28,7 @@ for tool in $tools; do
   capture groff -man -Tascii -P-cbou -ww "$pages/$name.1"
   check "$name.1 is a page" equal "$status $err" '0 '
   mv out page
-  # shellcheck disable=SC2046  # a word each
+  # shellcheck disable=SC2046  # one word each
   check '... which has its options' shows $(words_of "$tool")
   check '... and its version' grep -q "^libfsdp $("$tool" --version | sed 's/.* //')  " page
   commands=$("$tool" --help | sed -n '/^[Ss][Uu][Bb][Cc][Oo][Mm][Mm][Aa][Nn][Dd][Ss]:/,/^$/s/^  \([a-z]*\) .*/\1/p')

@@ -17,7 +17,7 @@ lines = [json.loads(line) for line in open("out.jsonl")]
 print(eval(sys.argv[1]))' "$1"
 }
 
-# measure_sizes OPTIONS...: -b, -e and -f among them.
+# measure_sizes OPTIONS...: the options include -b, -e and -f.
 measure_sizes() {
   rm -f out.jsonl
   timeout 300 "$perf" -p 3 -w 1 --json out.jsonl "$@" >out 2>err
@@ -49,7 +49,7 @@ check "ranks as threads" equal $status 0
 check "... nothing wrong in what was checked" equal "$(lines '{line["wrong"] for line in lines if line["op"] in '"$collectives"'}')" '{0}'
 check "... as many as asked for" equal "$(lines '{line["ranks"] for line in lines}')" '{3}'
 
-# sizes: each size, and how often it was measured of one kind of line.
+# sizes: prints each size, and how often it was measured for one kind of line.
 sizes() {
   lines 'sorted({(line["bytes"], sum(other["bytes"] == line["bytes"] and other["op"] == line["op"] and other["variant"] == line["variant"] and other["dtype"] == line["dtype"] for other in lines)) for line in lines})'
 }
@@ -80,7 +80,7 @@ measure -n 2 -c --op quantize
 check "planes of 8 bits" equal "$status$(lines 'sorted({(line["variant"], line["wrong"]) for line in lines})')" \
   "0[('fp8', 0), ('fp8_block', 0), ('mxfp8', 0)]"
 
-# More than 64 hosts: some go to rank 0 by others.
+# With more than 64 hosts some reach rank 0 through others.
 measure --op join --hosts 70 --ranks-per-host 18
 check "hosts join, and one that was killed is named by all others" equal "$status$(lines 'sorted({line["variant"].split(", ")[1] for line in lines})')" \
   "0['agree', 'all-gather', 'close', 'inner killed', 'join', 'leaf killed']"

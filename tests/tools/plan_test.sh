@@ -10,7 +10,7 @@ enter_scratch
 
 planned() { capture "$plan" "$@"; }
 
-# value PATH: a member of the JSON printed last, as "rank_bytes.grad".
+# value PATH: prints a member of the latest JSON output, such as "rank_bytes.grad".
 value() {
   python3 -c '
 import json, sys
@@ -33,7 +33,7 @@ check "... to the events of all of them" equal "$(python3 -c '
 import json
 print([(e["pid"], e.get("ts")) for e in json.load(open("merged"))["traceEvents"]])')" \
   "[(0, 123456789012.345), (0, None), (1, 123456789012.345), (1, None)]"
-# unmerged NAME TEXT OUT FILES...: it fails, with this text.
+# unmerged NAME TEXT OUT FILES...: the merge fails with this text.
 unmerged() {
   name=$1 text=$2
   shift 2
@@ -55,7 +55,7 @@ tiny='--layers 2 --width 64 --heads 4 --vocab 256 --ranks 4'
 planned $tiny
 check "the table is printed" equal $status 0
 check "... and the padding" contains "$out" "padding:"
-# Of each role: what it is, and the last column.
+# Reads of each role its name and the last column.
 rows=$(sed -n 's/^  \([a-z][a-z0-9() ]*[a-z)]\)  .* \([0-9]*\)$/\1: \2/p' out)
 # shellcheck disable=SC2086
 planned $tiny --json
@@ -72,7 +72,7 @@ at home in a file: $(value rank_bytes.home)
 total: $(value rank_bytes.total)"
 check "... of which most hold something" [ "$(echo "$rows" | grep -c ': [1-9]')" -ge 6 ]
 
-# near_bytes BYTES WANTED: within 0.5 %, for what is fp32 whatever is chosen, and padding.
+# near_bytes BYTES WANTED: allows 0.5 % for parts that are always fp32, and for padding.
 near_bytes() { awk -v x="$1" -v y="$2" 'BEGIN { d = x / y - 1; exit !(d < 0.005 && d > -0.005) }'; }
 small() { planned --layers 4 --width 128 --heads 4 --vocab 512 "$@"; }
 # 4 layers x (4 x 128 x 128 + 2 x 128 x 512 + 2 x 128) + 2 x 512 x 128 + 128
@@ -118,7 +118,7 @@ check "copied needs one" sh -c "[ $(value rank_bytes.gather) -gt 0 ]"
 gather=$(value rank_bytes.gather)
 small --ranks 2 --unshard copied --prefetch 0 --json
 check "... that is smaller without prefetch" sh -c "[ $(value rank_bytes.gather) -lt $gather ]"
-# In any order there are so many buffers of the largest group's size, and no more than there are groups.
+# In any order there are this many buffers of the largest group's size, but not more than groups.
 any() { small --ranks 2 --unshard copied --schedule any "$@" --json; }
 any --held-groups 1
 one=$(value rank_bytes.gather)
@@ -140,7 +140,7 @@ small --ranks 16384 --json
 check "16384 ranks are planned" equal "$status$(value ranks)" 016384
 
 # Bytes of an element for AdamW with bf16 weights: weights, main weights, gradients and states. Each of two ranks has
-# half.
+# half of them.
 for row in '18 fp32 fp32' '16 split16 fp32' '12.03 fp32 8bit' '10.03 split16 8bit' '14 none fp32' '8.03 none 8bit'; do
   # shellcheck disable=SC2086
   set -- $row
@@ -176,7 +176,7 @@ planned --model model.json --ranks 2 --json
 check "a model file is read" equal "$status" 0
 check "... with its repeats" equal "$(value groups) $(value parameter_tensors) $(value parameter_count)" "4 7 115072"
 
-# stack ROWS: how much a stack of experts pads on 16 ranks, where rows lie in so many dimensions.
+# stack ROWS: prints how much a stack of experts pads on 16 ranks if rows lie in this many dimensions.
 stack() {
   printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": [8, 2048, 7168], "row_dimensions": %s}]}]}' "$1" >stack.json
   planned --model stack.json --ranks 16 --json
@@ -188,7 +188,7 @@ check "... unless ranks divide its matrices" equal "$(value padding_count)" 0
 stack 4
 check "... in dimensions that it has" contains "$err" "row_dimensions is 4, but must be at most 3"
 
-# Two pieces a layer: the pool has one of each kind in place of two layers.
+# With two pieces a layer, the pool has one of each kind instead of two layers.
 layers() { planned --layers 4 --width 256 --heads 4 --ffn 1024 --vocab 64 --unshard copied --json "$@"; }
 layers
 whole=$(value rank_bytes.gather)
@@ -198,8 +198,8 @@ check "... and are told" equal "$(value pieces.count)" 8
 layers --by-piece --schedule interleaved
 check "... with an order of their own" contains "$err" "--schedule"
 
-# 512 x 512 codes and 4 x 4 fp32 scales. The part of the page behind them that belongs to no rank counts for the first
-# one.
+# There are 512 x 512 codes and 4 x 4 fp32 scales. The part of the page behind them belongs to no rank, and is counted
+# for the first one.
 quantized() {
   printf '{"groups": [{"name": "g", "params": [{"name": "p", "shape": %s, "quantization": "%s"}]}]}' "$1" "${2:-fp8_block}" >quantized.json
   planned --model quantized.json --ranks 2 --unshard copied --prefetch 0 --json
@@ -228,7 +228,7 @@ quantized '[512]'
 check "what cannot be quantized is refused" contains "$status $err" "1 fsdp-plan: "
 check "... by name and number" contains "$err" "parameter 'p' of group 'g': FSDP_QUANTIZE_FP8_BLOCK needs a matrix, 2 dimensions or more, but it has 1"
 
-# refuses JSON TEXT: a model file like this is refused with this text.
+# refuses JSON TEXT: refuses such a model file with this text.
 refuses() {
   echo "$1" >bad.json
   planned --model bad.json
@@ -254,7 +254,7 @@ planned --width 100 --heads 7
 check "heads that do not divide the width" contains "$status $err" "1 fsdp-plan: --width 100 is not a multiple"
 # Padding differs a little between divisors.
 near() { [ $((($1 - $2) * ($1 - $2))) -le $(($2 / 20 * ($2 / 20))) ] || { echo "# $1 is not near $2"; false; }; }
-# bytes ROLE: of the rank shown.
+# bytes ROLE: prints the bytes of the rank shown.
 bytes() { python3 -c 'import json, sys; print(json.load(open("out"))["rank_bytes"][sys.argv[1]])' "$1"; }
 planned --json --layers 2 --width 256 --heads 4 --vocab 512 --ranks 16 --replicate 2
 hsdp=$(bytes optimizer)

@@ -10,7 +10,7 @@ enter_scratch
 mkdir -p tests bin build-gpu/tools build-gpu/examples
 cp "$script" tests/run_gpu.sh
 
-# stand_in FILE: succeeds, and writes what --json names.
+# stand_in FILE: creates a program that succeeds and writes the file that --json names.
 stand_in() {
   cat >"$1" <<'END'
 #!/bin/sh
@@ -25,7 +25,7 @@ for tool in bin/nvcc bin/meson bin/ninja bin/c++ build-gpu/tools/fsdp-info build
   build-gpu/examples/train_gpt build-gpu/examples/train_gpt_cuda; do
   stand_in $tool
 done
-# A Python that knows NCCL's version, and the counts of no tests.
+# This stand-in for Python reports the version of NCCL, and counts without tests.
 cat >bin/python <<'END'
 #!/bin/sh
 case "$*" in

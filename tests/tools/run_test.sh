@@ -11,7 +11,7 @@ enter_scratch
 # Ranks that sleep have nothing to report, so most cases do not wait for it.
 job() { capture "$run" --grace-seconds 0.1 "$@"; }
 
-# gone COUNT PIDS...: there are so many of them, and none of them is left after ten seconds (a zombie is gone).
+# gone COUNT PIDS...: there are COUNT processes, and none of them is left after ten seconds (a zombie is gone).
 gone() {
   count=$1
   shift
@@ -28,7 +28,7 @@ gone() {
   return 1
 }
 
-# ready COUNT: waits until so many lines have come, at most ten seconds.
+# ready COUNT: waits at most ten seconds until this many lines have arrived.
 ready() {
   for _ in $(seq 200); do
     [ "$(wc -l <out)" -ge "$1" ] && return
@@ -36,7 +36,7 @@ ready() {
   done
 }
 
-# said TEXT: waits until it is in the file err, at most ten seconds.
+# said TEXT: waits at most ten seconds until the text is in the file err.
 said() {
   for _ in $(seq 200); do
     grep -qF -e "$1" err && return
@@ -44,9 +44,10 @@ said() {
   done
 }
 
-# For the ranks' shells. come NAME: waits until another one has made that file, at most ten seconds. dead FILE: waits
-# until the process whose number it has is gone, or a zombie. announced: waits until fsdp-run has said in the file err
-# that it waits for the ranks that are left, at most ten seconds: they do not end before it has seen the first one's end.
+# The ranks' shells use these functions, which wait at most ten seconds. come NAME: waits until another rank has made
+# that file. dead FILE: waits until the process whose number it contains is gone or a zombie.
+# announced: waits until fsdp-run has written to the file err that it waits for the remaining ranks. They do not end
+# before it has seen the first one's end.
 cat >helpers <<'HELPERS'
 come() {
   for _ in $(seq 200); do
@@ -180,7 +181,7 @@ PROGRESS
   check "a signal in the grace period leaves the status" equal $? 3
   check "... and ends it" [ $(($(date +%s) - before)) -lt 40 ]
 
-  # While fsdp-run is stopped ranks end in an order that it can only learn from the kernel.
+  # While fsdp-run is stopped, ranks end in an order that only the kernel can tell it.
   : >out
   "$run" -n 3 sh -c '. ./helpers; echo $$ >pid.$RANK; echo ready; come stopped; [ $RANK = 1 ] && exit 3; dead pid.1
     [ $RANK = 0 ] && exit 1; kill -ABRT $$' >out 2>err &
@@ -218,7 +219,7 @@ PROGRESS
   check "... and is explained" contains "$err" "0.3 s"
 
   for signal in INT TERM; do
-    : >out  # what the job before wrote must not count as ready
+    : >out  # output of the previous job must not count as ready
     "$run" -n 2 sh -c 'trap "echo got; exit 7" '$signal'; echo ready; while :; do sleep 0.1; done' >out 2>err &
     pid=$!
     ready 2
@@ -238,7 +239,7 @@ PROGRESS
   # shellcheck disable=SC2046
   check "ranks die with fsdp-run" gone 2 $(sed 's/^....//' out)
 
-  # This holds whichever rank is first. The timeout, whose status is 124, would end a job that goes on.
+  # This holds for any first rank. A job that goes on would end by the timeout, whose status is 124.
   timeout 30 sh -c "'$run' -n 2 yes | head -1" >out 2>err
   check "a reader that goes away ends the job" equal $? 0
   check "... and has read a line" equal "$(sed 's/^\[[01]\] //' out)" y

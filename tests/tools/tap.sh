@@ -27,7 +27,7 @@ finish() {
   exit $tap_failed
 }
 
-# Goes to an empty folder, $work, that is removed at the end.
+# Changes to an empty folder, $work, which is removed at the end.
 enter_scratch() {
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
@@ -43,7 +43,7 @@ capture() {
   err=$(cat err)
 }
 
-# Comparisons that say what was different. Every line of it is a comment of the protocol.
+# These comparisons print the difference. Each printed line is a comment of the protocol.
 explain() {
   printf '%s\n' "$@" | sed 's/^/# /'
 }

@@ -23,7 +23,7 @@ from statistics import median
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 RANKS, SKIPPED_STEPS = 2, 3
-LOSS_TOLERANCE = 1e-3  # fp32 sums are added in another order, and the difference grows over some tens of steps
+LOSS_TOLERANCE = 1e-3  # fp32 sums are added in another order, and the difference grows over tens of steps
 EXIT_SKIPPED = 77
 MATH = re.compile(r"(forward|backward) |loss$|load rows$")
 
@@ -59,7 +59,7 @@ class Bench:
     def __init__(self, args, work):
         self.args, self.work = args, work
         self.launcher = [str(args.build / "tools/fsdp-run"), "-n", str(RANKS), "--no-prefix"]
-        # One file for both, of what is here now.
+        # Both runs read one file, which is made from the current sources.
         self.corpus = work / "corpus.txt"
         sources = sorted((ROOT / "docs").rglob("*.md")) + sorted((ROOT / "lib").rglob("*.cpp"))
         self.corpus.write_bytes(b"".join(path.read_bytes() for path in sources))

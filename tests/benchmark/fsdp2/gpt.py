@@ -84,7 +84,7 @@ class Gpt(nn.Module):
         return F.cross_entropy(self.head(self.final_norm(x)).flatten(0, 1), targets.flatten())
 
 
-# What the example calls the parameters whose names are part of their first values' key.
+# The example's names of parameters are part of the key of their initial values.
 NAMES = {"qkv": "attention.qkv", "projection": "attention.projection", "up": "mlp.up", "down": "mlp.down"}
 
 
